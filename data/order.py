@@ -1,0 +1,75 @@
+"""The order in which a run sees its training blocks: a pure function of (seed, epoch, position).
+
+Nothing is stored and nothing is skipped through: the window at any position of any epoch is
+computed on its own. A permutation of the blocks that can be evaluated at one index costs no memory
+either, whatever the corpus: a Feistel network over the indices (Luby & Rackoff, 1988), with cycle
+walking for sizes that are no power of four (Black & Rogaway, 2002).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+ROUNDS = 6
+
+
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Scramble 64-bit numbers, one to one (SplitMix64's finaliser, Steele et al., 2014)."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def permuted(indices: NDArray[np.int64], size: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Where a permutation of range(size), chosen by `keys` (ROUNDS,), sends `indices`."""
+    half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
+    half, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
+
+    def network(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        left, right = values >> half, values & mask
+        for key in keys:
+            left, right = right, left ^ (_mix(right + key) & mask)
+        return (left << half) | right
+
+    values = network(indices.astype(np.uint64))
+    while (outside := values >= size).any():  # walk the cycle until it is back in the range
+        values[outside] = network(values[outside])
+    return values.astype(np.int64)
+
+
+class BlockOrder:
+    """Training sequence number i of a run, counted from 0 over all epochs, to a window of the text.
+
+    Every epoch has the same number of blocks and shifts their boundaries by an offset of its own,
+    so that no character is always at a block's edge.
+    """
+
+    def __init__(self, tokens: int, block_size: int, seed: int) -> None:
+        assert tokens > block_size, "a window is one block and the token after it"
+        self.block_size = block_size
+        self.seed = seed
+        # One block fewer than fit, so that there are as many at every offset.
+        self.blocks_per_epoch = max(1, tokens // block_size - 1)
+        self.largest_offset = min(block_size - 1, tokens - 1 - self.blocks_per_epoch * block_size)
+
+    def epoch_of(self, sequence: int) -> int:
+        """The epoch, counted from 0, that a sequence number belongs to."""
+        return sequence // self.blocks_per_epoch
+
+    def starts(self, first: int, count: int) -> NDArray[np.int64]:
+        """First tokens (count,) of the windows of sequences first..first+count."""
+        sequences = np.arange(first, first + count, dtype=np.int64)
+        epochs, positions = np.divmod(sequences, self.blocks_per_epoch)
+        starts = np.empty(count, dtype=np.int64)
+        for epoch in np.unique(epochs):
+            words = (
+                np.random.SeedSequence((self.seed, int(epoch)))
+                .generate_state(ROUNDS + 1, np.uint64)
+                .astype(np.uint64)
+            )
+            offset = int(words[ROUNDS] % np.uint64(self.largest_offset + 1))
+            chosen = epochs == epoch
+            blocks = permuted(positions[chosen], self.blocks_per_epoch, words[:ROUNDS])
+            starts[chosen] = offset + blocks * self.block_size
+        return starts

@@ -1,0 +1,88 @@
+"""Characters to numbers and back: one token for each code point of the corpus.
+
+The same vocabulary is written as a `tokenizers` file, which transformers' AutoTokenizer loads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+from data.errors import DataError
+
+CODE_POINTS = 0x110000
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+
+
+def code_points(text: str) -> NDArray[np.uint32]:
+    """The code points of a text, without a Python loop over its characters."""
+    return np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+
+
+def smallest_unsigned(count: int) -> np.dtype:
+    """The smallest unsigned integer type that tells `count` values apart."""
+    return np.min_scalar_type(max(count - 1, 0))
+
+
+class CharTokenizer:
+    """Token i is the i-th character of `characters`, which are in code-point order."""
+
+    def __init__(self, characters: str) -> None:
+        assert list(characters) == sorted(set(characters)), "characters in order, each once"
+        self.characters = characters
+        points = code_points(characters)
+        self.dtype = smallest_unsigned(len(characters))
+        self._known = np.zeros(CODE_POINTS, dtype=bool)
+        self._known[points] = True
+        self._token_of = np.zeros(CODE_POINTS, dtype=self.dtype)
+        self._token_of[points] = np.arange(len(points), dtype=self.dtype)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.characters)
+
+    def encode(self, text: str) -> NDArray:
+        """Token ids (T,) of the smallest type that holds the vocabulary.
+
+        Raises DataError that names the first character which the vocabulary lacks.
+        """
+        points = code_points(text)
+        known = self._known[points]
+        if not known.all():
+            character = text[int(np.argmin(known))]
+            raise DataError(
+                f"the character {character!r} (U+{ord(character):04X}) is not among the "
+                f"{self.vocab_size} characters of the training text. Leave it out."
+            )
+        return self._token_of[points]
+
+    def decode(self, ids: Sequence[int] | NDArray) -> str:
+        """The text of token ids."""
+        return "".join(self.characters[int(i)] for i in ids)
+
+    def save(self, folder: Path) -> None:
+        """Write the files that AutoTokenizer reads, `TOKENIZER_FILES`."""
+        vocabulary = {character: i for i, character in enumerate(self.characters)}
+        tokenizer = Tokenizer(models.WordLevel(vocabulary))
+        # A dot would not match a newline. Without an unknown token, unknown characters raise.
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+        tokenizer.decoder = decoders.Fuse()  # join without spaces
+        settings = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+        }
+        contents = (tokenizer.to_str(pretty=False), json.dumps(settings), "{}")
+        for name, content in zip(TOKENIZER_FILES, contents, strict=True):
+            (folder / name).write_text(content + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> CharTokenizer:
+        """Read back what `save` wrote."""
+        saved = json.loads((folder / TOKENIZER_FILES[0]).read_text(encoding="utf-8"))
+        vocabulary: dict[str, int] = saved["model"]["vocab"]
+        return cls("".join(sorted(vocabulary, key=vocabulary.__getitem__)))

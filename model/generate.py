@@ -1,0 +1,93 @@
+"""Text from a model: one token at a time, with a key-value cache.
+
+Letters in shapes: B batch, T time, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from model.gpt import GPT, KeyValueCache
+
+
+def next_token_probabilities(
+    logits: Tensor, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
+) -> Tensor:
+    """Probabilities (..., V) from logits (..., V), after temperature, then top-k, then top-p.
+
+    `temperature` 0 puts everything on the largest logit (the first of equal ones). `top_k` keeps
+    the k most likely tokens; `top_p` the smallest set of the most likely ones that together reach p
+    (nucleus sampling, Holtzman et al., 2020), and never less than one.
+
+    Raises ValueError for a negative temperature, top_k < 1, or top_p outside (0, 1].
+    """
+    if temperature < 0:
+        raise ValueError(f"temperature={temperature} must not be negative")
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"top_k={top_k} must be at least 1")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p={top_p} must be above 0 and at most 1")
+    logits = logits.float()
+    if temperature == 0:
+        return torch.nn.functional.one_hot(logits.argmax(-1), logits.size(-1)).float()
+    logits = logits / temperature
+    if top_k is not None and top_k < logits.size(-1):
+        kth = logits.topk(top_k).values[..., -1:]
+        logits = logits.masked_fill(logits < kth, -torch.inf)
+    probabilities = logits.softmax(-1)
+    if top_p is not None and top_p < 1:
+        ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
+        before = ordered.cumsum(-1) - ordered  # what the more likely ones reach without this one
+        dropped = torch.zeros_like(ordered, dtype=torch.bool).scatter(-1, order, before >= top_p)
+        probabilities = probabilities.masked_fill(dropped, 0.0)
+        probabilities = probabilities / probabilities.sum(-1, keepdim=True)
+    return probabilities
+
+
+@torch.no_grad()
+def generate(
+    model: GPT,
+    prompt: Tensor,
+    new_tokens: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+) -> Iterator[Tensor]:
+    """Yield `new_tokens` tokens (B,) that follow the prompt (B, T >= 1), as they are drawn.
+
+    The draw depends on `seed` alone: the global generator is not touched. Up to `block_size`
+    positions each token costs one position of work, through the cache. Past it the window slides:
+    the model sees exactly the last `block_size` tokens. Learned positions shift with the window, so
+    each token then costs a whole window.
+
+    Under FSDP every process must call this, with the same arguments. The model is evaluated without
+    dropout and left in the mode it came in.
+    """
+    assert prompt.size(1) > 0, "the prompt needs at least one token"
+    generator = torch.Generator().manual_seed(seed)  # on the CPU: the same text on every device
+    block_size = model.config.block_size
+    was_training = model.training
+    model.eval()
+    try:
+        text = prompt[:, -block_size:]
+        cache = KeyValueCache(model.config.n_layer)
+        logits = model(text, cache=cache)[:, -1]  # (B, V)
+        for drawn in range(new_tokens):
+            probabilities = next_token_probabilities(logits, temperature, top_k, top_p)
+            token = torch.multinomial(probabilities.cpu(), 1, generator=generator).to(text.device)
+            yield token[:, 0]
+            if drawn + 1 == new_tokens:
+                return
+            if text.size(1) < block_size:
+                text = torch.cat((text, token), dim=1)
+                logits = model(token, cache=cache)[:, -1]
+            else:
+                text = torch.cat((text[:, 1:], token), dim=1)
+                logits = model(text)[:, -1]
+    finally:
+        model.train(was_training)

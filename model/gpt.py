@@ -1,0 +1,210 @@
+"""GPT-2 as published (Radford et al., 2019), in plain torch modules.
+
+Letters in shapes: B batch, T time (positions), C channels (n_embd), H heads, D = C / H, V
+vocabulary.
+
+Module names are GPT-2's, so that a parameter's name here is its name in a snapshot. Layers are
+plain `nn.Linear`; the transposed layout of GPT-2's files is made where files are written, in
+`snapshot`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+IGNORED = -100
+"""A target with this value takes no part in the loss (cross_entropy's own convention)."""
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """The shape of a model. Sizes are counts; `dropout` is a probability."""
+
+    vocab_size: int
+    block_size: int
+    n_layer: int
+    n_head: int
+    n_embd: int
+    dropout: float = 0.0
+    activation_checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "block_size", "n_layer", "n_head", "n_embd"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.n_embd % self.n_head:
+            raise ValueError(
+                f"n_embd={self.n_embd} is not a multiple of n_head={self.n_head}: "
+                "every head needs the same whole number of channels"
+            )
+
+
+class KeyValueCache:
+    """Keys and values of the positions already seen, each (B, H, T, D), for every layer."""
+
+    def __init__(self, n_layer: int) -> None:
+        self.layers: list[tuple[Tensor, Tensor] | None] = [None] * n_layer
+
+    @property
+    def length(self) -> int:
+        """Positions held."""
+        first = self.layers[0]
+        return 0 if first is None else first[0].size(2)
+
+    def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Append new positions (B, H, T, D) and return all of them."""
+        held = self.layers[layer]
+        if held is not None:
+            key = torch.cat((held[0], key), dim=2)
+            value = torch.cat((held[1], value), dim=2)
+        self.layers[layer] = (key, value)
+        return key, value
+
+
+class Attention(nn.Module):
+    """Causal self-attention: each position looks at itself and at earlier ones."""
+
+    def __init__(self, config: GPTConfig, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.n_head = config.n_head
+        self.dropout = config.dropout
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd)
+        self.resid_dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+        batch, time, channels = x.shape
+        query, key, value = (
+            part.view(batch, time, self.n_head, channels // self.n_head).transpose(1, 2)
+            for part in self.c_attn(x).split(channels, dim=2)
+        )  # each (B, H, T, D)
+        if cache is not None:
+            key, value = cache.extend(self.layer, key, value)
+        # A single new position may look at everything held; several at once need the triangle,
+        # which is only right when nothing is held yet (GPT.forward sees to it).
+        mixed = F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=time > 1,
+        )
+        mixed = mixed.transpose(1, 2).reshape(batch, time, channels)  # (B, H, T, D) -> (B, T, C)
+        return self.resid_dropout(self.c_proj(mixed))
+
+
+class MLP(nn.Module):
+    """The position-wise feed-forward network, with GPT-2's tanh approximation of GELU."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd)
+        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(self.c_proj(F.gelu(self.c_fc(x), approximate="tanh")))
+
+
+class Block(nn.Module):
+    """One pre-norm transformer block."""
+
+    def __init__(self, config: GPTConfig, layer: int) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(config.n_embd)
+        self.attn = Attention(config, layer)
+        self.ln_2 = nn.LayerNorm(config.n_embd)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+        x = x + self.attn(self.ln_1(x), cache)
+        return x + self.mlp(self.ln_2(x))
+
+
+class Transformer(nn.Module):
+    """Everything below the output layer, under the names that GPT-2 gives it."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.wpe = nn.Embedding(config.block_size, config.n_embd)
+        self.drop = nn.Dropout(config.dropout)
+        self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
+        self.ln_f = nn.LayerNorm(config.n_embd)
+        self.activation_checkpointing = config.activation_checkpointing
+
+    def forward(self, ids: Tensor, past: int, cache: KeyValueCache | None) -> Tensor:
+        """Token ids (B, T), of which `past` positions came before, to (B, T, C)."""
+        positions = torch.arange(past, past + ids.size(1), device=ids.device)
+        x = self.drop(self.wte(ids) + self.wpe(positions))
+        for block in self.h:
+            if self.activation_checkpointing and self.training:
+                # Keeps the generator's state: the recomputed dropout is the first one's.
+                x = checkpoint(block, x, use_reentrant=False)
+            else:
+                x = block(x, cache)
+        return self.ln_f(x)
+
+
+class GPT(nn.Module):
+    """The language model: logits for the next token at every position, or their loss."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.transformer = Transformer(config)
+        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        self.tie_weights()
+        self.apply(self._initialise)
+
+    def _initialise(self, module: nn.Module) -> None:
+        """GPT-2's: N(0, 0.02), biases 0, and 1/sqrt(2L) of it where a block joins the residual."""
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=0.02)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+        if isinstance(module, Attention | MLP):  # visited after its children
+            nn.init.normal_(module.c_proj.weight, std=0.02 / math.sqrt(2 * self.config.n_layer))
+
+    # By these three accelerate's FSDP2 recognises the tie; without them it trains wrongly.
+    def tie_weights(self) -> None:
+        """Make the output layer and the token embedding one tensor."""
+        self.lm_head.weight = self.transformer.wte.weight
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.transformer.wte
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
+
+    def forward(
+        self, ids: Tensor, targets: Tensor | None = None, cache: KeyValueCache | None = None
+    ) -> Tensor:
+        """Logits (B, T, V) for token ids (B, T), or, with targets (B, T), the mean loss in nats.
+
+        Targets equal to `IGNORED` do not count. With a cache, `ids` are the positions after those
+        it holds: any number into an empty one, afterwards one at a time.
+
+        Raises ValueError when the positions run past `block_size`.
+        """
+        past = 0 if cache is None else cache.length
+        time = ids.size(1)
+        if past + time > self.config.block_size:
+            raise ValueError(f"{past + time} positions, but block_size={self.config.block_size}")
+        assert past == 0 or time == 1, "a filled cache is extended by one position at a time"
+        logits = self.lm_head(self.transformer(ids, past, cache))  # (B, T, V)
+        if targets is None:
+            return logits
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Trained numbers, tied weights counted once."""
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,111 @@
+"""Text from a run or a snapshot, printed as it is generated.
+
+python sample.py out/python-docs --prompt "The "
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+
+from data.errors import DataError
+from data.tokenizer import CharTokenizer
+from model.generate import generate
+from model.gpt import GPT, GPTConfig
+from snapshot.errors import SnapshotError
+from snapshot.files import read_json
+from snapshot.gpt2_layout import gpt_shape
+from snapshot.resume import newest_of
+from snapshot.state import restore_weights
+
+
+def main(arguments: list[str]) -> int:
+    """Print samples; return the exit code: 2 for a mistake of the user's."""
+    options = parse(arguments)
+    try:
+        folder = newest_of(Path(options.snapshot))
+        tokenizer = CharTokenizer.load(folder)
+        ids = tokenizer.encode(options.prompt)
+        model = GPT(GPTConfig(**gpt_shape(read_json(folder / "config.json"))))
+        restore_weights(folder, model)
+        model.to(options.device)
+        prompt = torch.from_numpy(ids.astype("int64"))[None].to(options.device)
+        for number in range(options.samples):
+            if number:
+                print("-" * 40)
+            print(options.prompt, end="", flush=True)
+            for token in generate(
+                model,
+                prompt,
+                options.length,
+                temperature=options.temperature,
+                top_k=options.top_k,
+                top_p=options.top_p,
+                seed=options.seed + number,
+            ):
+                print(tokenizer.decode(token.tolist()), end="", flush=True)
+            print()
+    except (SnapshotError, DataError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (KeyboardInterrupt, BrokenPipeError):
+        return 130
+    return 0
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """The command line; argparse exits with 2 and a usage line for what it does not understand."""
+    parser = argparse.ArgumentParser(
+        description="Text from a run or a snapshot, printed as it is generated."
+    )
+    parser.add_argument("snapshot", help="a run's folder (its newest snapshot) or a snapshot's")
+    parser.add_argument("--prompt", type=_some_text, default="\n", help="what the text follows")
+    parser.add_argument("--length", type=_positive_int, default=500, help="characters to add")
+    parser.add_argument("--samples", type=_positive_int, default=1, help="how many texts")
+    parser.add_argument(
+        "--temperature",
+        type=_at_least_zero,
+        default=0.8,
+        help="below 1 safer, above 1 wilder, 0 always the likeliest",
+    )
+    parser.add_argument("--top-k", type=_positive_int, help="draw from the k likeliest only")
+    parser.add_argument(
+        "--top-p", type=_share, help="draw from the likeliest that together reach p only"
+    )
+    parser.add_argument("--seed", type=int, default=1337, help="the same seed, the same text")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    return parser.parse_args(arguments)
+
+
+def _some_text(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("needs at least one character")
+    return text
+
+
+def _positive_int(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return value
+
+
+def _at_least_zero(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 up")
+    return value
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,206 @@
+"""Snapshot folders on a disk: written whole or not at all, verified by hash, kept and pruned.
+
+Nothing here knows what the files mean, only that a manifest names each with its size and sha256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from snapshot.errors import SnapshotError
+
+MANIFEST = "manifest.json"
+MANIFEST_FORMAT = 1
+LARGEST_JSON_BYTES = 64 << 20
+SNAPSHOT_NAME = re.compile(r"step-(\d{8,})")
+TEMPORARY_PREFIX = ".tmp-"
+FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.(safetensors|json)")
+
+
+def folder_name(step: int) -> str:
+    """The name of the snapshot after `step`; the only name from which state is read back."""
+    return f"step-{step:08d}"
+
+
+@contextmanager
+def written_whole(root: Path, name: str) -> Iterator[Path]:
+    """A temporary folder that becomes `root/name` when the block ends, and vanishes when it fails.
+
+    The block fills the folder; on leaving, the manifest is added, everything is flushed to the
+    disk, and one rename makes it appear. A kill at any moment leaves either nothing that looks like
+    a snapshot or a complete one.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    building = root / f"{TEMPORARY_PREFIX}{name}"
+    final = root / name
+    remove_folder(building)
+    try:
+        building.mkdir()
+        yield building
+        _write_manifest(building)
+        _flush(building)
+        if final.exists():  # only ever a damaged one: a good one would have been resumed from
+            remove_folder(final)
+        building.rename(final)
+        _flush(root)
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        raise
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON as text, UTF-8."""
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON of bounded size. Raises SnapshotError where it is not that."""
+    try:
+        size = path.stat().st_size
+        if size > LARGEST_JSON_BYTES:
+            raise SnapshotError(
+                f"{path} has {size:,} bytes; no JSON file of a snapshot is that large"
+            )
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, SnapshotError):
+            raise
+        raise SnapshotError(f"{path} cannot be read: {error}") from error
+
+
+def verify(folder: Path) -> None:
+    """Read every file of a snapshot and compare it with the manifest.
+
+    Raises SnapshotError with the first fault found: a missing, additional, truncated or changed
+    file, or a manifest that does not hold together.
+    """
+    if not folder.is_dir():
+        raise SnapshotError(f"{folder} is not a folder")
+    if not (folder / MANIFEST).is_file():
+        raise SnapshotError(f"{folder} is no snapshot: it has no {MANIFEST}")
+    entries = _manifest_entries(folder)
+    found = {path.name for path in folder.iterdir()} - {MANIFEST}
+    for name, (size, digest) in entries.items():
+        path = folder / name
+        if name not in found:
+            raise SnapshotError(f"{folder} is damaged: {name} is missing")
+        if path.is_symlink() or not path.is_file():
+            raise SnapshotError(f"{folder} is damaged: {name} is not a plain file")
+        if path.stat().st_size != size:
+            raise SnapshotError(
+                f"{folder} is damaged: {name} has {path.stat().st_size:,} bytes instead of {size:,}"
+            )
+        if _sha256(path) != digest:
+            raise SnapshotError(f"{folder} is damaged: the content of {name} has changed")
+    if unlisted := sorted(found - set(entries)):
+        raise SnapshotError(f"{folder}: {unlisted[0]} is not in its manifest")
+
+
+def identity(folder: Path) -> str:
+    """The sha256 of a snapshot's manifest, and so of everything in it."""
+    return _sha256(folder / MANIFEST)
+
+
+def snapshot_folders(root: Path) -> list[Path]:
+    """The snapshots of a folder, newest first, verified or not."""
+    if not root.is_dir():
+        return []
+    named = [path for path in root.iterdir() if SNAPSHOT_NAME.fullmatch(path.name)]
+    return sorted(named, key=step_of, reverse=True)
+
+
+def step_of(folder: Path) -> int:
+    """The step after which a snapshot was taken, by its name."""
+    match = SNAPSHOT_NAME.fullmatch(folder.name)
+    assert match is not None, f"{folder} is not named as a snapshot"
+    return int(match[1])
+
+
+def newest_verified(root: Path) -> tuple[Path | None, list[str]]:
+    """The newest snapshot of `root` that verifies, and what is wrong with each newer one."""
+    faults = []
+    for folder in snapshot_folders(root):
+        try:
+            verify(folder)
+        except SnapshotError as error:
+            faults.append(str(error))
+        else:
+            return folder, faults
+    return None, faults
+
+
+def prune(root: Path, keep: int) -> None:
+    """Remove the oldest snapshots beyond the newest `keep`."""
+    for folder in snapshot_folders(root)[keep:]:
+        remove_folder(folder)
+
+
+def remove_leftovers(root: Path) -> None:
+    """Remove what a killed process left unfinished. Only for the one process that writes here."""
+    if root.is_dir():
+        for path in root.glob(f"{TEMPORARY_PREFIX}*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder, renamed first: half a removal must not look like a snapshot."""
+    if not folder.exists():
+        return
+    if not folder.name.startswith(TEMPORARY_PREFIX):
+        folder = folder.rename(folder.with_name(f"{TEMPORARY_PREFIX}removed-{folder.name}"))
+    shutil.rmtree(folder)
+
+
+def _write_manifest(folder: Path) -> None:
+    files = [
+        {"path": path.name, "size": path.stat().st_size, "sha256": _sha256(path)}
+        for path in sorted(folder.iterdir())
+    ]
+    write_json(folder / MANIFEST, {"format": MANIFEST_FORMAT, "files": files})
+
+
+def _manifest_entries(folder: Path) -> dict[str, tuple[int, str]]:
+    """Size and sha256 by file name, of a manifest whose form has been checked."""
+    manifest = read_json(folder / MANIFEST)
+    fault = SnapshotError(f"{folder / MANIFEST} is not a manifest of this format")
+    if not isinstance(manifest, dict) or manifest.get("format") != MANIFEST_FORMAT:
+        raise fault
+    if not isinstance(manifest.get("files"), list):
+        raise fault
+    entries: dict[str, tuple[int, str]] = {}
+    for entry in manifest["files"]:
+        if not isinstance(entry, dict) or set(entry) != {"path", "size", "sha256"}:
+            raise fault
+        name, size, digest = entry["path"], entry["size"], entry["sha256"]
+        if not isinstance(name, str) or FILE_NAME.fullmatch(name) is None or name in entries:
+            raise SnapshotError(f"{folder / MANIFEST} names a file that no snapshot has: {name!r}")
+        if type(size) is not int or not isinstance(digest, str):
+            raise fault
+        entries[name] = (size, digest)
+    return entries
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with open(path, "rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError as error:
+        raise SnapshotError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _flush(folder: Path) -> None:
+    """fsync a folder and its files: a rename must not reach the disk before the content."""
+    for path in [*(path for path in folder.iterdir() if path.is_file()), folder]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

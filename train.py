@@ -1,0 +1,173 @@
+"""Train a GPT on text. The whole run, top to bottom; start it with `accelerate launch train.py`.
+
+Start it again with the same words and it goes on where it was.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import (
+    DataLoaderConfiguration,
+    GradientAccumulationPlugin,
+    InitProcessGroupKwargs,
+)
+
+from data.loader import HeldOutBatches, StepBatches, Windows, held_out_starts, window_loader
+from data.order import BlockOrder
+from model.gpt import GPT, IGNORED, GPTConfig
+from snapshot.resume import refuse_other_run, snapshots_in
+from snapshot.state import restore, write_snapshot
+from training.config import Config, accumulation_steps
+from training.console import Console
+from training.evaluation import held_out_loss
+from training.launch import refuse_broken_launch, run_command
+from training.optimizer import adamw
+from training.randomness import compute_reproducibly, reseed
+from training.report import Report
+from training.schedule import learning_rate_at, set_learning_rate
+from training.start import agree_on_start, check_writable, open_run, prepare_text, state_at
+from training.summary import draw_run, print_end, print_header, sample_text
+from training.together import on_main
+
+
+def main(config: Config) -> None:
+    """One attempt of a run: from its newest snapshot, or the beginning, to `train.max_steps`."""
+    data, train, run_dir = config.data, config.train, Path(config.run.dir)
+
+    # Who computes: what the accelerate config file says. Accumulation follows from it.
+    accelerator = Accelerator(
+        cpu=not torch.accelerator.is_available(),  # the launcher does not hand use_cpu to several
+        dataloader_config=DataLoaderConfiguration(split_batches=True, non_blocking=True),
+        gradient_accumulation_plugin=GradientAccumulationPlugin(sync_with_dataloader=False),
+        kwargs_handlers=[
+            InitProcessGroupKwargs(timeout=timedelta(seconds=config.run.collective_timeout_seconds))
+        ],
+        log_with=config.run.tracker,
+    )
+    refuse_broken_launch(accelerator)
+    accumulation = accumulation_steps(train, accelerator.num_processes)
+    accelerator.gradient_accumulation_steps = accumulation
+    together = train.global_batch_size // accumulation  # sequences in flight, over all processes
+    on_main(accelerator, lambda: check_writable(run_dir))
+
+    # What is trained on, and what this attempt goes on from.
+    corpus = prepare_text(accelerator, config)
+    start = agree_on_start(accelerator, config)
+    state = state_at(start, config, corpus)
+    if start.state is not None:
+        refuse_other_run(start.state, state.config, state.data)
+
+    # What is trained. The weights are a function of the seed, whichever process makes them.
+    compute_reproducibly()
+    reseed(train.seed, step=0, process=0)
+    model = GPT(
+        GPTConfig(
+            vocab_size=corpus.tokenizer.vocab_size,
+            block_size=data.block_size,
+            n_layer=config.model.n_layer,
+            n_head=config.model.n_head,
+            n_embd=config.model.n_embd,
+            dropout=config.model.dropout,
+            activation_checkpointing=config.model.activation_checkpointing,
+        )
+    )
+    console = Console(accelerator.is_main_process, train.max_steps, state.step)
+    print_header(console, accelerator, config, corpus, model, start)
+    if state.step >= train.max_steps:
+        console.say(
+            f"The run is finished at step {state.step}. A larger train.max_steps extends it."
+        )
+        return
+    optimizer = adamw(model, config.optim, accelerator.device)
+
+    # The order of the text is a function of seed and step; held-out text has its own windows.
+    order = BlockOrder(len(corpus.train), data.block_size, train.seed)
+    train_loader = window_loader(
+        Windows(corpus.train, data.block_size, IGNORED),
+        StepBatches(order, train.global_batch_size, together, first_step=state.step + 1),
+        data.num_workers,
+    )
+    at_most = None if train.eval_batches is None else train.eval_batches * train.global_batch_size
+    held_out_loader = window_loader(
+        Windows(corpus.held_out, data.block_size, IGNORED),
+        HeldOutBatches(held_out_starts(len(corpus.held_out), data.block_size, at_most), together),
+    )
+    model, optimizer, train_loader, held_out_loader = accelerator.prepare(
+        model, optimizer, train_loader, held_out_loader
+    )
+    bare_model = accelerator.unwrap_model(model)
+    if start.folder is not None:
+        restore(start.folder, bare_model, optimizer)
+    metrics = on_main(accelerator, lambda: open_run(run_dir, config, state.step))
+    report = Report(
+        console, metrics, train.global_batch_size * data.block_size, last_snapshot=start.folder
+    )
+    batches = iter(train_loader)
+
+    model.train()
+    for step in range(state.step + 1, train.max_steps + 1):
+        last = step == train.max_steps
+
+        # One update: dropout is reseeded, so that it is the same after a restart.
+        reseed(train.seed, step, accelerator.process_index)
+        rate = learning_rate_at(step, config.optim, train.max_steps)
+        set_learning_rate(optimizer, rate)
+        step_loss = torch.zeros((), device=accelerator.device)
+        for _ in range(accumulation):
+            inputs, targets = next(batches)  # each (micro-batch, block_size)
+            with accelerator.accumulate(model):
+                loss = model(inputs, targets)
+                accelerator.backward(loss)  # divides by the accumulation
+                step_loss += loss.detach() / accumulation
+                if accelerator.sync_gradients:
+                    norm = accelerator.clip_grad_norm_(
+                        model.parameters(), config.optim.max_grad_norm
+                    )
+                optimizer.step()
+                optimizer.zero_grad()
+        state.step, state.epoch = step, order.epoch_of(step * train.global_batch_size - 1)
+        report.add(step, rate, step_loss, norm)
+
+        # What is due after it. The figures come first: no snapshot is taken of a broken model.
+        evaluate = last or step % train.eval_every == 0
+        sample = last or (train.sample_every > 0 and step % train.sample_every == 0)
+        save = last or step % config.snapshot.every == 0
+        if evaluate or sample or save or step % train.log_every == 0:
+            report.write(accelerator)
+        if evaluate:
+            held_out = held_out_loss(accelerator, model, held_out_loader)
+            state.best_loss = min(held_out, state.best_loss or held_out)
+            report.held_out(accelerator, step, held_out)
+        if sample:
+            text = sample_text(bare_model, corpus.tokenizer, accelerator.device, seed=step)
+            console.sample(step, text)
+        if save:
+            try:
+                saved = write_snapshot(
+                    snapshots_in(run_dir),
+                    state,
+                    bare_model,
+                    optimizer,
+                    corpus.tokenizer.save,
+                    writer=accelerator.is_main_process,
+                    keep=config.snapshot.keep,
+                    piece_bytes=config.snapshot.piece_bytes,
+                )
+            except OSError as error:  # a full disk: go on, and try again when the next is due
+                report.snapshot_failed(step, error, last)
+            else:
+                report.snapshot_written(saved)
+                draw_run(console, config, corpus)
+        report.resume_clock()
+
+    print_end(console, config, corpus, held_out, saved)
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    run_command(main)

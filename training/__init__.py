@@ -1,0 +1,1 @@
+"""How a model is trained: configuration, optimizer, schedule, progress, evaluation, reporting."""

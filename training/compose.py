@@ -1,0 +1,146 @@
+"""From the command line to a checked `Config`, by Hydra's compose API.
+
+`hydra.main` is not used: every process would create a time-stamped output folder and race for it, a
+mistake would be reported alone and with exit code 1.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from training.config import Config, ConfigError, problems
+
+CONFIG_DIR = Path(__file__).resolve().parent.parent / "config"
+GROUPS = ("data", "model", "experiment")
+
+ConfigStore.instance().store(name="schema", node=Config)
+OmegaConf.register_new_resolver(
+    "data_name",
+    lambda source: re.sub(r"[^\w.-]+", "-", Path(str(source)).name).strip("-.") or "run",
+    replace=True,
+)
+
+
+def load_config(arguments: Sequence[str]) -> Config:
+    """The configuration that `arguments` (Hydra overrides, `key=value`) describe.
+
+    Raises ConfigError with all the mistakes found, one sentence a line.
+    """
+    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+        mistakes = [mistake for argument in arguments if (mistake := _mistake_in(argument))]
+        if mistakes:
+            raise ConfigError("\n".join(mistakes))
+        config = OmegaConf.to_object(_composed(arguments))
+    assert isinstance(config, Config)
+    found = problems(config)
+    if found:
+        raise ConfigError("\n".join(found))
+    return config
+
+
+def as_yaml(config: Config) -> str:
+    """The resolved configuration as YAML."""
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def as_plain(config: Config) -> dict[str, Any]:
+    """The resolved configuration as dictionaries and lists."""
+    plain = OmegaConf.to_container(OmegaConf.structured(config))
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def all_keys(schema: type = Config, prefix: str = "") -> Iterator[str]:
+    """Every key of the schema, as it is written on the command line."""
+    for entry in fields(schema):
+        default = getattr(schema(), entry.name)
+        if is_dataclass(default):
+            yield from all_keys(type(default), f"{prefix}{entry.name}.")
+        else:
+            yield prefix + entry.name
+
+
+def _composed(arguments: Sequence[str]) -> DictConfig:
+    composed = compose("train", overrides=list(arguments))
+    OmegaConf.resolve(composed)
+    return composed
+
+
+def _mistake_in(argument: str) -> str | None:
+    """What is wrong with one argument, taken alone; None when nothing is."""
+    try:
+        override = OverridesParser.create().parse_override(argument)
+    except HydraException:
+        return (
+            f"'{argument}' is not of the form key=value. Values with spaces, commas, brackets or "
+            "'=' need inner quotes: 'data.source=\"my text.txt\"'."
+        )
+    key = override.key_or_group
+    if key in GROUPS:
+        return _unknown_option(key, override)
+    keys = list(all_keys())
+    if key not in keys:
+        return f"{_unknown(key, keys)} All keys: --help."
+    if override.is_sweep_override():
+        return f"'{argument}' names several values; a run takes one."
+    try:
+        _composed([argument])
+    except (HydraException, OmegaConfBaseException) as error:
+        return _type_mistake(key, override, error)
+    return None
+
+
+def _unknown(key: str, keys: list[str]) -> str:
+    """The nearest by spelling; of a bare or misplaced name, the one in its right section."""
+    name = key.rsplit(".", 1)[-1]
+    near = [known for known in keys if known.rsplit(".", 1)[-1] == name]
+    near = near or difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
+    if not near:
+        last = {known.rsplit(".", 1)[-1]: known for known in keys}
+        near = [last[match] for match in difflib.get_close_matches(name, last, n=1, cutoff=0.5)]
+    hint = f" The nearest key is {near[0]}." if near else ""
+    return f"There is no key '{key}'.{hint}"
+
+
+def _unknown_option(group: str, override: Override) -> str | None:
+    options = sorted(path.stem for path in (CONFIG_DIR / group).glob("*.yaml"))
+    value = override.value()
+    if value is None or value in options:
+        return None
+    near = difflib.get_close_matches(str(value), options, n=1)
+    hint = f" The nearest is {near[0]}." if near else ""
+    all_of_them = ", ".join(options)
+    return f"{group}={value}: there is no config/{group}/{value}.yaml.{hint} All: {all_of_them}."
+
+
+def _type_mistake(key: str, override: Override, error: Exception) -> str:
+    section, name = key.split(".")
+    declared = next(
+        entry.type for entry in fields(getattr(Config(), section)) if entry.name == name
+    )
+    wanted = {
+        "int": "a whole number",
+        "float": "a number",
+        "bool": "true or false",
+        "str": "a text",
+        "int | None": "a whole number or null",
+        "str | None": "a text or null",
+        "list[float]": "a list of numbers such as [0.9,0.95]",
+    }.get(str(declared), str(declared))
+    if "could not be converted" in str(error) or "not of type" in str(error):
+        return f"{key}={override.value()} is not {wanted}."
+    reason = str(error.__cause__ or error).splitlines()[0]
+    return f"{key}={override.value()} must be {wanted}: {reason}"

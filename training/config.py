@@ -1,0 +1,230 @@
+"""The schema of the configuration: every key, its type, its default and its meaning.
+
+Hydra fills it from `config/` and the command line (see `training/compose.py`). What belongs to the
+machine (processes, machines, precision, sharding, compile) is not here: the accelerate config file
+owns it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+class ConfigError(ValueError):
+    """Mistakes in the configuration: sentences that name key, value and remedy, one a line."""
+
+
+@dataclass
+class DataConfig:
+    source: str = "python-docs"
+    """The text: python-docs, python-stdlib, a path or glob, a URL, or a Hub data set id."""
+    text_column: str = "text"
+    """The column that holds the text, in tables and Hub data sets."""
+    val_fraction: float = 0.1
+    """The share of the text, at its end, that is held out for evaluation."""
+    block_size: int = 64
+    """Context length, in characters."""
+    cache_dir: str = "out/data"
+    """Where prepared texts are kept."""
+    num_workers: int = 0
+    """Worker processes that read batches; 0 reads in the training process."""
+
+
+@dataclass
+class ModelConfig:
+    n_layer: int = 4
+    """Transformer blocks."""
+    n_head: int = 4
+    """Attention heads of each block."""
+    n_embd: int = 128
+    """Width: channels of the residual stream, a multiple of n_head."""
+    dropout: float = 0.0
+    """Probability of dropping, at GPT-2's places; 0 for short runs."""
+    activation_checkpointing: bool = False
+    """Recompute each block in the backward pass: less memory, about a third more work."""
+
+
+@dataclass
+class OptimConfig:
+    learning_rate: float = 1e-3
+    """The highest, reached after the warm-up."""
+    min_learning_rate: float = 1e-4
+    """The last step's, at the end of the cosine."""
+    warmup_steps: int = 100
+    """Steps of linear increase from 0."""
+    weight_decay: float = 0.1
+    """Decoupled decay of matrices and embeddings; biases and norms have none."""
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.99])
+    """AdamW's averaging constants of gradient and squared gradient."""
+    max_grad_norm: float = 1.0
+    """Gradients of a larger global norm are scaled down to it."""
+
+
+@dataclass
+class TrainConfig:
+    max_steps: int = 2000
+    """Optimizer updates of the whole run; a finished run is extended by raising it."""
+    global_batch_size: int = 12
+    """Sequences of one step, over all processes and accumulation."""
+    micro_batch_size: int | None = None
+    """Sequences one process feeds forward at once; null: its whole share of the global batch."""
+    eval_every: int = 250
+    """Steps between evaluations; there is always one at the end."""
+    eval_batches: int | None = 200
+    """Evaluate on at most this many global batches of held-out text; null: on all of it."""
+    log_every: int = 10
+    """Steps between lines on the console; metrics.jsonl has every step."""
+    sample_every: int = 1000
+    """Steps between printed samples; 0: only at the end."""
+    seed: int = 1337
+    """Decides weights, order and dropout."""
+
+
+@dataclass
+class SnapshotConfig:
+    every: int = 250
+    """Steps between snapshots; there is always one at the end."""
+    keep: int = 3
+    """How many of the newest are kept, at least 2."""
+    resume: str = "auto"
+    """auto: from this run's newest; never: start over; or a snapshot's folder to start from."""
+    piece_bytes: int = 2_000_000_000
+    """The largest file of a snapshot; larger models are split into several."""
+
+
+@dataclass
+class RunConfig:
+    name: str = "${data_name:${data.source}}"
+    """The run's name; by default it is made from data.source."""
+    dir: str = "out/${run.name}"
+    """Everything the run writes."""
+    tracker: str | None = None
+    """A tracker of accelerate's to report to as well (tensorboard, wandb, ...); null: none."""
+    collective_timeout_seconds: int = 600
+    """How long a process waits for the others before it gives up."""
+
+
+@dataclass
+class Config:
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    snapshot: SnapshotConfig = field(default_factory=SnapshotConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+
+COUNTS = (
+    "data.block_size",
+    "model.n_layer",
+    "model.n_head",
+    "model.n_embd",
+    "train.max_steps",
+    "train.global_batch_size",
+    "train.eval_every",
+    "train.log_every",
+    "snapshot.every",
+    "run.collective_timeout_seconds",
+)
+"""Keys whose value is at least 1."""
+
+
+def problems(config: Config) -> list[str]:
+    """Everything that is wrong with the values, a sentence each, whatever the machine."""
+    found: list[str] = []
+
+    def need(holds: bool, key: str, rule: str) -> None:
+        if not holds:
+            section, name = key.split(".")
+            value = getattr(getattr(config, section), name)
+            found.append(f"{key}={'null' if value is None else value} {rule}.")
+
+    for key in COUNTS:
+        section, name = key.split(".")
+        need(getattr(getattr(config, section), name) >= 1, key, "must be at least 1")
+    data, model, optim, train = config.data, config.model, config.optim, config.train
+    need(data.source.strip() != "", "data.source", "is empty. Name a text")
+    need(0 < data.val_fraction <= 0.5, "data.val_fraction", "must be above 0 and at most 0.5")
+    need(data.num_workers >= 0, "data.num_workers", "must not be negative")
+    need(0 <= model.dropout < 1, "model.dropout", "must be at least 0 and below 1")
+    if model.n_head >= 1 and model.n_embd >= 1:
+        near = sorted({max(1, model.n_embd // model.n_head), model.n_embd // model.n_head + 1})
+        need(
+            model.n_embd % model.n_head == 0,
+            "model.n_embd",
+            f"is not a multiple of model.n_head={model.n_head}. "
+            f"The nearest: {' or '.join(str(count * model.n_head) for count in near)}",
+        )
+    need(optim.learning_rate > 0, "optim.learning_rate", "must be above 0")
+    need(
+        0 <= optim.min_learning_rate <= optim.learning_rate,
+        "optim.min_learning_rate",
+        f"must be between 0 and optim.learning_rate={optim.learning_rate}",
+    )
+    need(optim.warmup_steps >= 0, "optim.warmup_steps", "must not be negative")
+    need(optim.weight_decay >= 0, "optim.weight_decay", "must not be negative")
+    need(
+        len(optim.betas) == 2 and all(0 <= beta < 1 for beta in optim.betas),
+        "optim.betas",
+        "must be two numbers, each at least 0 and below 1",
+    )
+    need(optim.max_grad_norm > 0, "optim.max_grad_norm", "must be above 0")
+    need(
+        train.micro_batch_size is None or train.micro_batch_size >= 1,
+        "train.micro_batch_size",
+        "must be at least 1, or null",
+    )
+    need(
+        train.eval_batches is None or train.eval_batches >= 1,
+        "train.eval_batches",
+        "must be at least 1, or null for the whole held-out text",
+    )
+    need(train.sample_every >= 0, "train.sample_every", "must not be negative")
+    need(0 <= train.seed < 2**32, "train.seed", "must be between 0 and 4294967295")
+    need(config.snapshot.keep >= 2, "snapshot.keep", "must be at least 2: one is the other's spare")
+    need(
+        config.snapshot.piece_bytes >= 1_000_000,
+        "snapshot.piece_bytes",
+        "must be at least 1000000 (1 MB)",
+    )
+    need(config.run.name.strip() not in ("", ".", ".."), "run.name", "is no name")
+    return found
+
+
+def accumulation_steps(train: TrainConfig, processes: int) -> int:
+    """Micro-batches that each process takes in a step.
+
+    Raises ConfigError that names the nearest sizes which work, when the global batch cannot be
+    shared.
+    """
+    size, micro = train.global_batch_size, train.micro_batch_size
+    if micro is None:
+        if size % processes:
+            near = " or ".join(str(n) for n in _nearest_multiples(size, processes))
+            raise ConfigError(
+                f"train.global_batch_size={size} cannot be shared equally by {processes} "
+                f"processes. The nearest that can: {near}."
+            )
+        return 1
+    together = micro * processes
+    if size % together:
+        near = " or ".join(str(n) for n in _nearest_multiples(size, together))
+        smaller = [m for m in range(1, size + 1) if size % (m * processes) == 0]
+        nearest_micro = sorted(smaller, key=lambda m: (abs(m - micro), m))[:2]
+        instead = (
+            f", or for this global batch train.micro_batch_size="
+            f"{' or '.join(str(m) for m in sorted(nearest_micro))}"
+            if nearest_micro
+            else ""
+        )
+        raise ConfigError(
+            f"train.global_batch_size={size} is not a multiple of train.micro_batch_size={micro} "
+            f"times {processes} process{'es' if processes > 1 else ''}, {together}. "
+            f"The nearest that is: {near}{instead}."
+        )
+    return size // together
+
+
+def _nearest_multiples(size: int, of: int) -> list[int]:
+    below = size // of * of
+    return [n for n in (below, below + of) if n > 0]

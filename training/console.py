@@ -1,0 +1,134 @@
+"""What the person in front of a run sees, on the main process; the others are silent."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator
+from tqdm import tqdm
+
+BAR = "{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt}{postfix} [{elapsed}<{remaining}]"
+
+
+@dataclass
+class Console:
+    """Lines on stdout; progress as a live bar on stderr, or as lines where that is no terminal."""
+
+    shown: bool
+    """Whether this process speaks."""
+    max_steps: int
+    step: int
+    """Where the run goes on from."""
+
+    def __post_init__(self) -> None:
+        self.bar: tqdm | None = None
+        self.began = time.monotonic()
+        self.first = self.step
+        if self.shown and sys.stderr.isatty():
+            self.bar = tqdm(
+                total=self.max_steps, initial=self.step, bar_format=BAR, dynamic_ncols=True
+            )
+
+    def say(self, text: str = "") -> None:
+        """Print a line, above the bar where there is one."""
+        if not self.shown:
+            return
+        if self.bar is not None:
+            self.bar.write(text)
+        else:
+            print(text, flush=True)
+
+    def warn(self, text: str) -> None:
+        """Print a warning."""
+        self.say(f"warning: {text}")
+
+    def sample(self, step: int, text: str) -> None:
+        """Print a text of the model's, set off from the rest."""
+        self.say(f"----- sample at step {step} -----\n{text.strip()}\n-----")
+
+    def advance(self, step: int) -> None:
+        """A step is done, whose figures are not known yet."""
+        self.step = step
+        if self.bar is not None:
+            self.bar.update(step - self.bar.n)
+
+    def progress(self, step: int, loss: float, tokens_per_second: float) -> None:
+        """The figures of a step."""
+        figures = f"loss {loss:.4f}, {_short(tokens_per_second)} tokens/s"
+        if self.bar is not None:
+            self.bar.set_postfix_str(figures, refresh=False)
+            self.bar.update(step - self.bar.n)
+        elif self.shown:
+            elapsed = time.monotonic() - self.began
+            left = elapsed / max(1, step - self.first) * (self.max_steps - step)
+            print(f"step {step}/{self.max_steps}, {figures}, {_duration(left)} left", flush=True)
+
+    def close(self) -> None:
+        """Leave the bar as it stands."""
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None
+
+
+def machine_line(accelerator: Accelerator) -> str:
+    """Processes, device, precision and threads, for the header."""
+    count = accelerator.num_processes
+    precision = {"no": "float32"}.get(accelerator.mixed_precision, accelerator.mixed_precision)
+    parts = [f"{count} process{'es' if count > 1 else ''}", precision]
+    if accelerator.device.type == "cpu":
+        threads = torch.get_num_threads()
+        parts.insert(1, f"CPU with {threads} thread{'s' if threads > 1 else ''} each")
+    else:
+        parts.insert(1, _device_name(accelerator.device))
+    if count > 1:
+        parts.append(accelerator.distributed_type.value)
+    return ", ".join(parts)
+
+
+def machine_hints(accelerator: Accelerator) -> list[str]:
+    """What would make this machine faster, where it is plain to see."""
+    if accelerator.device.type != "cpu":
+        return []
+    hints = []
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    used = torch.get_num_threads() * accelerator.num_processes
+    if used < cores and accelerator.num_processes == 1:
+        hints.append(
+            f"{used} of {cores} cores used. accelerate launch --config_file "
+            "accelerate_configs/cpu.yaml uses all of them."
+        )
+    if accelerator.mixed_precision == "bf16" and not cpu_has_bf16():
+        hints.append(
+            "this CPU has no bf16 instructions, so bf16 is slower than float32 here: "
+            "accelerate launch --mixed_precision no ..."
+        )
+    return hints
+
+
+def cpu_has_bf16() -> bool:
+    """Whether the CPU has bf16 matrix instructions (AVX512-BF16, AMX or Arm's)."""
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+
+
+def _short(number: float) -> str:
+    for size, letter in ((1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{letter}"
+    return f"{number:.0f}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds + 0.5), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

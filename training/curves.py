@@ -1,0 +1,58 @@
+"""curves.png: training and held-out loss over steps, drawn from metrics.jsonl."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+MOST_POINTS = 500
+
+
+def draw_curves(records: list[dict[str, Any]], title: str, path: Path) -> None:
+    """Draw the train and eval events of a run into a PNG file, atomically."""
+    # Imported here: a second of start-up for what is used at the end.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    train = [record for record in records if record["event"] == "train"]
+    held_out = [record for record in records if record["event"] == "eval"]
+    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    steps, losses = _averaged([r["step"] for r in train], [r["loss"] for r in train])
+    axes.plot(steps, losses, color="tab:blue", linewidth=1, label="training")
+    axes.plot(
+        [r["step"] for r in held_out],
+        [r["loss"] for r in held_out],
+        color="tab:orange",
+        marker="o",
+        markersize=4,
+        label="held out",
+    )
+    if held_out:
+        last = held_out[-1]
+        axes.annotate(
+            f"{last['loss']:.3f}",
+            (last["step"], last["loss"]),
+            textcoords="offset points",
+            xytext=(0, 8),
+            ha="right",
+        )
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss (nats per character)")
+    axes.set_title(title)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    partial = path.with_suffix(".png.new")
+    figure.savefig(partial, format="png")
+    partial.rename(path)
+
+
+def _averaged(steps: list[int], losses: list[float]) -> tuple[list[float], list[float]]:
+    """Means over equal runs of steps, at most `MOST_POINTS` of them: single steps are noise."""
+    width = max(1, len(steps) // MOST_POINTS)
+    groups = range(0, len(steps), width)
+    return (
+        [sum(steps[i : i + width]) / len(steps[i : i + width]) for i in groups],
+        [sum(losses[i : i + width]) / len(losses[i : i + width]) for i in groups],
+    )

@@ -1,0 +1,104 @@
+"""The outside of a run: from the command line to `main(config)`, and from its end to an exit code.
+
+The one place that looks at the launcher's environment.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import NoReturn
+
+from accelerate import Accelerator
+from accelerate.state import PartialState
+
+from data.errors import DataError
+from snapshot.errors import SnapshotError
+from training.compose import as_yaml, load_config
+from training.config import Config, ConfigError
+from training.help import help_text
+from training.report import TrainingStopped
+from training.together import FailedElsewhere
+
+EXIT_FAILED = 1
+EXIT_USER_MISTAKE = 2
+EXIT_INTERRUPTED = 130
+
+
+def run_command(main: Callable[[Config], None]) -> NoReturn:
+    """Run `main` with the configuration of the command line, and end the process.
+
+    Exit codes: 0 done, 2 a mistake of the user's (a sentence, nothing lost), 130 interrupted, 1 all
+    else. `accelerate launch` turns every code but 0 into 1.
+    """
+    arguments = sys.argv[1:]
+    if any(argument in ("-h", "--help") for argument in arguments):
+        print(help_text())
+        sys.exit(0)
+    try:
+        config = load_config([argument for argument in arguments if argument != "--show"])
+        if "--show" in arguments:
+            print(as_yaml(config), end="")
+        else:
+            main(config)
+        code = 0
+    except (ConfigError, DataError, SnapshotError) as error:
+        _say_once(f"error: {error}")
+        code = EXIT_USER_MISTAKE
+    except TrainingStopped as error:
+        _say_once(f"stopped: {error}")
+        code = EXIT_FAILED
+    except FailedElsewhere:
+        code = EXIT_FAILED
+    except KeyboardInterrupt:
+        _say_once("interrupted; the same command goes on from the newest snapshot.")
+        code = EXIT_INTERRUPTED
+    except Exception:
+        traceback.print_exc()
+        code = EXIT_FAILED
+    _leave(code)
+
+
+def refuse_broken_launch(accelerator: Accelerator) -> None:
+    """Raise ConfigError when the launcher's processes are not what its config file says.
+
+    They then do not see each other: each would believe to be the only one and write the same run.
+    """
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if started != accelerator.num_processes:
+        raise ConfigError(
+            f"the launcher started {started} processes, but each sees "
+            f"{accelerator.num_processes}. On a machine without GPUs the accelerate config file "
+            "needs 'use_cpu: true', as accelerate_configs/ddp_cpu.yaml has it."
+        )
+    if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() in ("true", "1"):
+        raise ConfigError(
+            "the accelerate config file asks for FSDP (distributed_type: FSDP), which this version "
+            "cannot carry through a snapshot. Use accelerate_configs/ddp.yaml."
+        )
+
+
+def restarted_by_launcher() -> bool:
+    """Whether this is a restart by `accelerate launch --max_restarts`, not a person's start."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def _say_once(text: str) -> None:
+    """Print an error on one process of each machine; all have it, or only the first has."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        print(text, file=sys.stderr)
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process.
+
+    Among several gloo processes an ordinary exit aborts about half the time (seen with torch 2.13),
+    and the launcher takes that for a failure; so those leave at once, with everything written.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if PartialState._shared_state.get("_num_processes", 1) > 1 or "WORLD_SIZE" in os.environ:
+        os._exit(code)
+    sys.exit(code)

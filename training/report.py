@@ -1,0 +1,144 @@
+"""The figures of the steps: collected on the device, read back only when they are due."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from training.console import Console
+from training.metrics import MetricsFile
+
+
+class TrainingStopped(Exception):
+    """The run cannot go on; the message says why and what is kept."""
+
+
+class Report:
+    """Takes the loss and the gradient norm of each step as tensors, and makes lines of them.
+
+    Reading a tensor waits for the device and reducing it waits for the other processes, so both
+    happen only in `write`, for all the steps since the last one.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        metrics: MetricsFile | None,
+        tokens_per_step: int,
+        last_snapshot: Path | None,
+    ) -> None:
+        self.console = console
+        self.metrics = metrics  # None on all but the main process
+        self.tokens_per_step = tokens_per_step
+        self.last_snapshot = last_snapshot
+        self.steps: list[int] = []
+        self.rates: list[float] = []
+        self.losses: list[Tensor] = []
+        self.norms: list[Tensor] = []
+        self.resume_clock()
+
+    def resume_clock(self) -> None:
+        """Begin to time steps, after something else: speed is that of the steps alone."""
+        self.since = time.perf_counter()
+
+    def add(self, step: int, learning_rate: float, loss: Tensor, grad_norm: Tensor) -> None:
+        """The figures of one step: this process's mean loss, and the norm before clipping."""
+        self.steps.append(step)
+        self.rates.append(learning_rate)
+        self.losses.append(loss)
+        self.norms.append(grad_norm)
+        self.console.advance(step)
+
+    def write(self, accelerator: Accelerator) -> None:
+        """Write a line for each step since the last call. Every process must call this.
+
+        Raises TrainingStopped on all processes when a loss or a gradient norm is not finite.
+        """
+        if not self.steps:
+            return
+        # Losses differ between processes, norms are of the shared gradient already.
+        losses = accelerator.reduce(torch.stack(self.losses).float(), "mean").tolist()
+        norms = torch.stack(self.norms).float().tolist()
+        seconds = time.perf_counter() - self.since
+        speed = self.tokens_per_step * len(self.steps) / seconds
+        records = []
+        fault = None
+        for step, rate, loss, norm in zip(self.steps, self.rates, losses, norms, strict=True):
+            if not math.isfinite(loss) or not math.isfinite(norm):
+                what = f"loss is {loss}" if not math.isfinite(loss) else f"gradient norm is {norm}"
+                fault = f"the {what} at step {step}"
+                break
+            records.append(
+                {
+                    "event": "train",
+                    "step": step,
+                    "loss": loss,
+                    "learning_rate": rate,
+                    "grad_norm": norm,
+                    "tokens_per_second": round(speed, 1),
+                }
+            )
+        self.record(accelerator, records)
+        if fault is not None:
+            raise TrainingStopped(
+                f"{fault}. {self._kept()} A lower optim.learning_rate or a lower "
+                "optim.max_grad_norm may carry it past this step."
+            )
+        self.console.progress(self.steps[-1], losses[-1], speed)
+        for collected in (self.steps, self.rates, self.losses, self.norms):
+            collected.clear()
+        self.resume_clock()
+
+    def held_out(self, accelerator: Accelerator, step: int, loss: float) -> None:
+        """The figure of an evaluation."""
+        self.record(accelerator, [{"event": "eval", "step": step, "loss": loss}])
+        self.console.say(f"step {step}: held-out loss {loss:.4f}")
+
+    def record(self, accelerator: Accelerator, records: list[dict[str, Any]]) -> None:
+        """Add lines to metrics.jsonl and to the tracker, where there is one."""
+        for record in records if accelerator.trackers else []:
+            prefix = f"{record['event']}/"
+            figures = {prefix + k: v for k, v in record.items() if k not in ("event", "step")}
+            accelerator.log(figures, step=record["step"])
+        if self.metrics is None:
+            return
+        fault_before = self.metrics.fault
+        self.metrics.append(records)
+        self._warn_of_new(fault_before)
+
+    def flush(self) -> None:
+        """Have the disk hold what was recorded, before a snapshot says that it came after it."""
+        if self.metrics is not None:
+            fault_before = self.metrics.fault
+            self.metrics.flush()
+            self._warn_of_new(fault_before)
+
+    def snapshot_written(self, folder: Path) -> None:
+        """A snapshot is whole on the disk."""
+        self.last_snapshot = folder
+
+    def snapshot_failed(self, step: int, error: OSError, last: bool) -> None:
+        """A snapshot could not be written. Raises TrainingStopped when it was the run's last."""
+        reason = f"the snapshot of step {step} could not be written: {error}."
+        if last:
+            raise TrainingStopped(
+                f"{reason} {self._kept()} Make room and start the same command again: it goes on "
+                "from there."
+            ) from error
+        self.console.warn(f"{reason} {self._kept()} Training goes on; the next one is tried.")
+
+    def _kept(self) -> str:
+        if self.last_snapshot is None:
+            return "There is no earlier snapshot."
+        return f"The last good snapshot stays: {self.last_snapshot}."
+
+    def _warn_of_new(self, fault_before: str | None) -> None:
+        assert self.metrics is not None
+        if self.metrics.fault is not None and fault_before is None:
+            self.console.warn(f"metrics wait until they can be written: {self.metrics.fault}.")

@@ -1,0 +1,141 @@
+"""The start of an attempt: one decision for all processes, and the run's directory made ready."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+
+from data.corpus import Corpus, prepare_corpus
+from data.errors import DataError
+from snapshot.errors import SnapshotError
+from snapshot.files import folder_name, identity
+from snapshot.resume import Start, choose_start, newest_of, snapshots_in, value_of
+from snapshot.state import RunState, read_state
+from training.compose import as_plain, as_yaml
+from training.config import Config, ConfigError
+from training.launch import restarted_by_launcher
+from training.metrics import MetricsFile
+from training.together import (
+    digest_number,
+    first_on_each_machine,
+    on_main,
+    same_everywhere,
+    told_by_main,
+)
+
+
+def prepare_text(accelerator: Accelerator, config: Config) -> Corpus:
+    """The corpus, prepared once on each machine. Every process must call this."""
+    data = config.data
+    corpus = first_on_each_machine(
+        accelerator,
+        lambda: prepare_corpus(
+            data.source,
+            text_column=data.text_column,
+            val_fraction=data.val_fraction,
+            block_size=data.block_size,
+            cache_dir=Path(data.cache_dir),
+        ),
+    )
+    if not same_everywhere(accelerator, corpus.info.fingerprint):
+        raise DataError(f"data.source={data.source} is not the same text on all machines.")
+    return corpus
+
+
+def agree_on_start(accelerator: Accelerator, config: Config) -> Start:
+    """What this attempt goes on from: the main process chooses and verifies, all use the same.
+
+    Every process must call this. Raises SnapshotError where a snapshot cannot be used, and where
+    another machine does not see the one that the main process chose.
+    """
+    run_dir = Path(config.run.dir)
+    # A restart by the launcher is the same start of the run: it must not begin again.
+    again = config.snapshot.resume == "never" and restarted_by_launcher()
+    resume = "auto" if again else config.snapshot.resume
+    start = on_main(accelerator, lambda: choose_start(run_dir, resume))
+    numbers = None
+    if start is not None and start.folder is not None and start.state is not None:
+        foreign = start.folder != snapshots_in(run_dir) / folder_name(start.state.step)
+        numbers = (1 + foreign, start.state.step, digest_number(identity(start.folder)))
+    kind, step, digest = told_by_main(accelerator, numbers, 3)
+    if start is not None:
+        return start
+    if kind == 0:
+        return Start(None, None, "")
+    folder = snapshots_in(run_dir) / folder_name(step) if kind == 1 else newest_of(Path(resume))
+    if not folder.is_dir() or digest_number(identity(folder)) != digest:
+        raise SnapshotError(
+            f"{folder} is not here as the main process has it: every machine must see the same "
+            "run.dir. Put it on a disk that they share"
+        )
+    return Start(folder, read_state(folder), "")
+
+
+def check_writable(run_dir: Path) -> None:
+    """Make the run's directory. Raises ConfigError when nothing can be written there."""
+    probe = run_dir / ".writable"
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        raise _not_writable(run_dir, error) from error
+
+
+def open_run(run_dir: Path, config: Config, step: int) -> MetricsFile:
+    """Write config.yaml and continue metrics.jsonl after `step`. For the main process only."""
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        (run_dir / "config.yaml").write_text(as_yaml(config), encoding="utf-8")
+        return MetricsFile(run_dir / "metrics.jsonl", step)
+    except OSError as error:
+        raise _not_writable(run_dir, error) from error
+
+
+def _not_writable(run_dir: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"run.dir={run_dir} cannot be written: {error.strerror} ({error.filename}). "
+        "Name a folder in which you may write."
+    )
+
+
+def state_at(start: Start, config: Config, corpus: Corpus) -> RunState:
+    """The run's state at the start of this attempt, with today's configuration."""
+    attempt = uuid.uuid4().hex
+    plain, facts = as_plain(config), data_facts(corpus)
+    if start.state is not None:
+        return replace(start.state, attempt_id=attempt, config=plain, data=facts)
+    return RunState(
+        run_id=uuid.uuid4().hex,
+        attempt_id=attempt,
+        step=0,
+        epoch=0,
+        seed=config.train.seed,
+        best_loss=None,
+        config=plain,
+        data=facts,
+    )
+
+
+def data_facts(corpus: Corpus) -> dict[str, Any]:
+    """What a snapshot says of its text."""
+    return {
+        "name": corpus.info.name,
+        "fingerprint": corpus.info.fingerprint,
+        "characters": corpus.info.characters,
+        "vocabulary": corpus.tokenizer.vocab_size,
+    }
+
+
+def changed_values(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """'key: old -> new' of every value of the configuration that is not the snapshot's."""
+    keys = [f"{section}.{name}" for section, group in now.items() for name in group]
+    return [
+        f"{key}: {value_of(before, key)} -> {value_of(now, key)}"
+        for key in keys
+        if value_of(before, key) != value_of(now, key)
+    ]

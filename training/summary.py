@@ -1,0 +1,111 @@
+"""The lines before and after a run."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+
+from data.corpus import Corpus
+from data.tokenizer import CharTokenizer
+from model.generate import generate
+from model.gpt import GPT, parameter_count
+from snapshot.resume import Start
+from training.compose import as_plain
+from training.config import Config
+from training.console import Console, machine_hints, machine_line
+from training.curves import draw_curves
+from training.metrics import read_metrics
+from training.start import changed_values
+
+SAMPLE_CHARACTERS = 400
+
+
+def print_header(
+    console: Console,
+    accelerator: Accelerator,
+    config: Config,
+    corpus: Corpus,
+    model: GPT,
+    start: Start,
+) -> None:
+    """What will be trained on what, where, and from which step."""
+    info, train, shape = corpus.info, config.train, model.config
+    batch = train.global_batch_size
+    accumulation = accelerator.gradient_accumulation_steps
+    micro = batch // (accelerator.num_processes * accumulation)
+    epochs = train.max_steps * batch * shape.block_size / max(1, info.split)
+    console.say(
+        f"text      {info.name}: {info.characters:,} characters, {corpus.tokenizer.vocab_size} "
+        f"different, {info.characters - info.split:,} held out"
+    )
+    console.say(
+        f"model     {parameter_count(model):,} parameters: {shape.n_layer} layers, {shape.n_head} "
+        f"heads, {shape.n_embd} wide, context {shape.block_size}"
+    )
+    console.say(f"machine   {machine_line(accelerator)}")
+    console.say(
+        f"step      {batch * shape.block_size:,} tokens: {batch} sequences = {micro} x "
+        f"{accelerator.num_processes} processes x {accumulation} accumulated; "
+        f"{train.max_steps:,} steps are {epochs:.2g} epochs"
+    )
+    console.say(f"run       {config.run.dir}, from {start.reason}")
+    for warning in start.warnings:
+        console.warn(warning)
+    if start.state is not None:
+        for change in changed_values(start.state.config, as_plain(config)):
+            console.say(f"changed   {change}")
+    for hint in machine_hints(accelerator):
+        console.say(f"hint      {hint}")
+    console.say()
+
+
+def loss_text(loss: float) -> str:
+    """A loss in both units: a token is a character, so nats per token are nats per character."""
+    return f"{loss:.4f} nats, {loss / math.log(2):.4f} bits per character"
+
+
+def sample_text(model: GPT, tokenizer: CharTokenizer, device: torch.device, seed: int) -> str:
+    """A short text of the model's own. Every process must call this, with its unwrapped model."""
+    start = "\n" if "\n" in tokenizer.characters else tokenizer.characters[0]
+    prompt = torch.from_numpy(tokenizer.encode(start).astype("int64"))[None].to(device)
+    drawn = generate(model, prompt, SAMPLE_CHARACTERS, temperature=0.8, top_k=200, seed=seed)
+    return tokenizer.decode([int(token) for token in drawn])
+
+
+def draw_run(console: Console, config: Config, corpus: Corpus) -> None:
+    """Draw curves.png of a run anew, on the main process. A failure is said, never raised."""
+    if not console.shown:
+        return
+    run_dir = Path(config.run.dir)
+    try:
+        title = f"{config.run.name}: {corpus.info.name}"
+        draw_curves(read_metrics(run_dir / "metrics.jsonl"), title, run_dir / "curves.png")
+    except OSError as error:
+        console.warn(f"curves.png was not drawn: {error}.")
+
+
+def print_end(
+    console: Console, config: Config, corpus: Corpus, held_out: float, snapshot: Path
+) -> None:
+    """What came of the run, and what to do next."""
+    console.close()
+    train = config.train
+    block, everything = config.data.block_size, len(corpus.held_out) - 1
+    characters = everything
+    if train.eval_batches is not None:
+        characters = min(everything, train.eval_batches * train.global_batch_size * block)
+    part = "all" if characters == everything else f"{characters:,} of"
+    console.say()
+    console.say(f"held out  {loss_text(held_out)}, over {part} {everything:,} held-out characters")
+    console.say(f"snapshot  {snapshot}")
+    console.say(f"curves    {Path(config.run.dir) / 'curves.png'}")
+    longer = [word for word in sys.argv[1:] if not word.startswith("train.max_steps=")]
+    longer.append(f"train.max_steps={2 * train.max_steps}")
+    console.say()
+    console.say("Let it speak:   " + shlex.join(["python", "sample.py", config.run.dir]))
+    console.say("Train it on:    " + shlex.join(["accelerate", "launch", "train.py", *longer]))

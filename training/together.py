@@ -1,0 +1,72 @@
+"""What all processes must agree on before a run, without one failing while the others wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast
+
+Result = TypeVar("Result")
+
+
+class FailedElsewhere(Exception):
+    """Another process has the error and says it; this one only ends."""
+
+
+def first_on_each_machine(accelerator: Accelerator, work: Callable[[], Result]) -> Result:
+    """`work()` on the main process of each machine, then on the others, which find its results.
+
+    Every process must call this. When it fails on one, all end at once instead of waiting.
+    """
+    first = _together(accelerator, accelerator.is_local_main_process, work)
+    others = _together(accelerator, not accelerator.is_local_main_process, work)
+    result = first if accelerator.is_local_main_process else others
+    assert result is not None
+    return result
+
+
+def on_main(accelerator: Accelerator, work: Callable[[], Result]) -> Result | None:
+    """`work()` on the main process, None on the others, and an end for all when it fails.
+
+    Every process must call this.
+    """
+    return _together(accelerator, accelerator.is_main_process, work)
+
+
+def told_by_main(
+    accelerator: Accelerator, numbers: Sequence[int] | None, count: int
+) -> tuple[int, ...]:
+    """The main process's `count` whole numbers, on every process. Every process must call this."""
+    told = torch.tensor(numbers or [0] * count, dtype=torch.int64, device=accelerator.device)
+    return tuple(broadcast(told).tolist())
+
+
+def same_everywhere(accelerator: Accelerator, digest: str) -> bool:
+    """Whether all processes hold the same hexadecimal digest. Every process must call this."""
+    number = torch.tensor([digest_number(digest)], device=accelerator.device)
+    return bool((accelerator.gather(number) == number).all())
+
+
+def digest_number(digest: str) -> int:
+    """A hexadecimal digest, cut to what fits into an int64."""
+    return int(digest[:15], 16)
+
+
+def _together(accelerator: Accelerator, mine: bool, work: Callable[[], Result]) -> Result | None:
+    result: Result | None = None
+    problem: Exception | None = None
+    if mine:
+        try:
+            result = work()
+        except Exception as error:
+            problem = error
+    failed = torch.tensor([int(problem is not None)], device=accelerator.device)
+    failures = int(accelerator.reduce(failed, "sum").item())
+    if problem is not None:
+        raise problem
+    if failures:
+        raise FailedElsewhere
+    return result
