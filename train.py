@@ -162,7 +162,8 @@ def main(config: Config) -> None:
             else:
                 report.snapshot_written(saved)
                 draw_run(console, config, corpus)
-        report.resume_clock()
+        if evaluate or sample or save:
+            report.resume_clock()  # speed is that of the steps
 
     print_end(console, config, corpus, held_out, saved)
     accelerator.wait_for_everyone()
