@@ -21,10 +21,11 @@ from data.order import BlockOrder
 from model.gpt import GPT, IGNORED, GPTConfig
 from snapshot.resume import refuse_other_run, snapshots_in
 from snapshot.state import restore, write_snapshot
+from training.compose import as_flat
 from training.config import Config, accumulation_steps
 from training.console import Console
 from training.evaluation import held_out_loss
-from training.launch import refuse_broken_launch, run_command
+from training.launch import known_tracker, refuse_broken_launch, run_command
 from training.optimizer import adamw
 from training.randomness import compute_reproducibly, reseed
 from training.report import Report
@@ -46,7 +47,8 @@ def main(config: Config) -> None:
         kwargs_handlers=[
             InitProcessGroupKwargs(timeout=timedelta(seconds=config.run.collective_timeout_seconds))
         ],
-        log_with=config.run.tracker,
+        log_with=known_tracker(config.run.tracker),
+        project_dir=str(run_dir),
     )
     refuse_broken_launch(accelerator)
     accumulation = accumulation_steps(train, accelerator.num_processes)
@@ -103,6 +105,7 @@ def main(config: Config) -> None:
     if start.folder is not None:
         restore(start.folder, bare_model, optimizer)
     metrics = on_main(accelerator, lambda: open_run(run_dir, config, state.step))
+    accelerator.init_trackers(config.run.name, config=as_flat(config))
     report = Report(
         console, metrics, train.global_batch_size * data.block_size, last_snapshot=start.folder
     )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 
 def gather_full(tensor: Tensor) -> Tensor:
     """The whole of a tensor, on this process. Every process must call this, in the same order."""
     tensor = tensor.detach()
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    # Only a DTensor has it; importing its module costs each start half a second.
+    gather = getattr(tensor, "full_tensor", None)
+    return tensor if gather is None else gather()

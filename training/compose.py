@@ -63,6 +63,15 @@ def as_plain(config: Config) -> dict[str, Any]:
     return {str(key): value for key, value in plain.items()}
 
 
+def as_flat(config: Config) -> dict[str, Any]:
+    """The resolved configuration by dotted key, lists as text: what trackers take."""
+    return {
+        f"{section}.{name}": str(value) if isinstance(value, list) else value
+        for section, group in as_plain(config).items()
+        for name, value in group.items()
+    }
+
+
 def all_keys(schema: type = Config, prefix: str = "") -> Iterator[str]:
     """Every key of the schema, as it is written on the command line."""
     for entry in fields(schema):
@@ -140,7 +149,7 @@ def _type_mistake(key: str, override: Override, error: Exception) -> str:
         "str | None": "a text or null",
         "list[float]": "a list of numbers such as [0.9,0.95]",
     }.get(str(declared), str(declared))
-    if "could not be converted" in str(error) or "not of type" in str(error):
-        return f"{key}={override.value()} is not {wanted}."
     reason = str(error.__cause__ or error).splitlines()[0]
+    if "could not be converted" in reason:
+        return f"{key}={override.value()} is not {wanted}."
     return f"{key}={override.value()} must be {wanted}: {reason}"

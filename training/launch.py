@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from accelerate import Accelerator
 from accelerate.state import PartialState
+from accelerate.tracking import get_available_trackers
 
 from data.errors import DataError
 from snapshot.errors import SnapshotError
@@ -78,6 +79,17 @@ def refuse_broken_launch(accelerator: Accelerator) -> None:
             "the accelerate config file asks for FSDP (distributed_type: FSDP), which this version "
             "cannot carry through a snapshot. Use accelerate_configs/ddp.yaml."
         )
+
+
+def known_tracker(name: str | None) -> str | None:
+    """`run.tracker`, as Accelerator takes it. Raises ConfigError for one that is not installed."""
+    installed = sorted(str(tracker) for tracker in get_available_trackers())
+    if name is not None and name not in installed:
+        raise ConfigError(
+            f"run.tracker={name} is not installed, or is no tracker of accelerate's. "
+            f"Installed: {', '.join(installed) or 'none'}."
+        )
+    return name
 
 
 def restarted_by_launcher() -> bool:

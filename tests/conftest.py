@@ -1,0 +1,55 @@
+"""What several test files share: a small text, a small configuration, and real runs of train.py."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+import runs
+
+# Float sums depend on the number of threads; children inherit this.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
+
+
+@pytest.fixture(scope="session")
+def text_file(tmp_path_factory) -> Path:
+    """About 20,000 characters of made-up sentences, the same at every run."""
+    chosen = random.Random(7)
+    words = "the run goes on where it was and no step is lost or done twice by any worker".split()
+    lines = [" ".join(chosen.choices(words, k=9)).capitalize() + "." for _ in range(500)]
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def small(text_file, tmp_path_factory) -> list[str]:
+    """The overrides of a run that takes seconds: two layers, 32 wide, eight sequences of 16."""
+    return [
+        f"data.source={text_file}",
+        f"data.cache_dir={tmp_path_factory.mktemp('cache')}",
+        "data.block_size=16",
+        "model.n_layer=2",
+        "model.n_head=2",
+        "model.n_embd=32",
+        "optim.warmup_steps=5",
+        "train.global_batch_size=8",
+        "train.max_steps=30",
+        "train.eval_every=15",
+        "train.log_every=1",
+        "snapshot.every=10",
+    ]
+
+
+@pytest.fixture(scope="session")
+def finished_run(small, tmp_path_factory) -> Path:
+    """The directory of a small run that went through undisturbed, with dropout."""
+    run_dir = tmp_path_factory.mktemp("finished") / "run"
+    result = runs.train(*small, "model.dropout=0.1", f"run.dir={run_dir}")
+    assert result.returncode == 0, result.stderr
+    return run_dir

@@ -1,0 +1,280 @@
+"""Preparing a corpus: cache, split, fingerprint, and what a kill leaves behind."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import data.corpus
+from data.corpus import MANY_DOCUMENTS, prepare_corpus
+from data.errors import DataError
+
+ROOT = Path(__file__).parent.parent
+TEXT = "".join(f"line {i} of the text, é ü 日本\n" for i in range(200))
+
+
+@pytest.fixture(autouse=True)
+def datasets_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
+
+
+@pytest.fixture
+def prepare(tmp_path):
+    def prepare(source, val_fraction=0.1, block_size=8):
+        return prepare_corpus(
+            str(source),
+            text_column="text",
+            val_fraction=val_fraction,
+            block_size=block_size,
+            cache_dir=tmp_path / "cache",
+        )
+
+    return prepare
+
+
+def written(path, text):
+    path.write_bytes(text.encode())
+    return path
+
+
+def lines_file(path, documents):
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    return path
+
+
+def text_of(stream, tokenizer):
+    return tokenizer.decode(stream.window(0, len(stream)))
+
+
+def cached(tmp_path):
+    """What the cache holds, without its lock files."""
+    return sorted(p.name for p in (tmp_path / "cache").iterdir() if not p.name.endswith(".lock"))
+
+
+def stamps(tmp_path):
+    files = (tmp_path / "cache").glob("*/*")
+    return {str(file): (file.stat().st_mtime_ns, file.stat().st_ino) for file in files}
+
+
+def test_the_tokens_are_the_text(prepare, tmp_path):
+    corpus = prepare(written(tmp_path / "a.txt", TEXT))
+    train, held_out = (text_of(part, corpus.tokenizer) for part in (corpus.train, corpus.held_out))
+
+    assert train + held_out == TEXT
+    assert corpus.info.characters == len(TEXT)
+    assert corpus.info.documents == 1
+    assert corpus.tokenizer.characters == "".join(sorted(set(TEXT)))
+
+
+@pytest.mark.parametrize(("characters", "dtype"), [(256, "uint8"), (257, "uint16")])
+def test_tokens_are_stored_in_the_smallest_type(prepare, tmp_path, characters, dtype):
+    text = "".join(map(chr, range(0x400, 0x400 + characters)))
+    corpus = prepare(written(tmp_path / "a.txt", text))
+
+    assert {chunk.dtype for chunk in corpus.train.chunks} == {np.dtype(dtype)}
+    assert corpus.train.window(0, len(corpus.train)).tolist() == list(range(len(corpus.train)))
+
+
+@pytest.mark.parametrize("val_fraction", [0.1, 0.25, 0.005, 0.9])
+def test_one_document_is_split_at_the_fraction(prepare, tmp_path, val_fraction):
+    corpus = prepare(written(tmp_path / "a.txt", TEXT), val_fraction)
+
+    assert corpus.info.split == len(corpus.train) == int(len(TEXT) * (1 - val_fraction))
+    assert len(corpus.held_out) == len(TEXT) - len(corpus.train)
+
+
+def test_few_documents_are_split_at_the_fraction_too(prepare, tmp_path):
+    documents = [f"document {i}" * 3 for i in range(MANY_DOCUMENTS - 1)]
+    corpus = prepare(lines_file(tmp_path / "a.jsonl", documents))
+
+    assert corpus.info.documents == MANY_DOCUMENTS - 1
+    assert corpus.info.split == int(corpus.info.characters * 0.9)
+
+
+@pytest.mark.parametrize("val_fraction", [0.1, 0.5, 0.02, 0.97])
+@pytest.mark.parametrize("rows", [MANY_DOCUMENTS, 333])
+def test_many_documents_are_split_at_the_nearest_end_of_one(prepare, tmp_path, rows, val_fraction):
+    rng = np.random.default_rng(0)
+    documents = [f"{i}:" + "x" * int(rng.integers(5, 60)) + "\n" for i in range(rows)]
+    corpus = prepare(lines_file(tmp_path / "a.jsonl", documents), val_fraction)
+
+    ends = np.cumsum([len(document) for document in documents])
+    wanted = int(ends[-1] * (1 - val_fraction))
+    inner = ends[:-1]
+    assert corpus.info.split in inner
+    assert abs(corpus.info.split - wanted) == np.abs(inner - wanted).min()
+    assert text_of(corpus.train, corpus.tokenizer).endswith("\n")
+
+
+@pytest.mark.parametrize(("long", "val_fraction"), [(-1, 0.1), (0, 0.95)])
+def test_a_long_document_at_an_edge_is_not_cut_in_two(prepare, tmp_path, long, val_fraction):
+    documents = [f"document {i}\n" for i in range(MANY_DOCUMENTS)]
+    documents[long] = "long " * 500 + "\n"  # most of the text; the wanted cut is far inside it
+    corpus = prepare(lines_file(tmp_path / "a.jsonl", documents), val_fraction)
+
+    ends = np.cumsum([len(document) for document in documents])
+    assert corpus.info.split in ends[:-1]
+
+
+def test_no_window_of_one_part_reaches_into_the_other(prepare, tmp_path):
+    corpus = prepare(written(tmp_path / "a.txt", TEXT))
+
+    assert corpus.train.stop == corpus.held_out.start
+    with pytest.raises(IndexError):
+        corpus.train.window(len(corpus.train) - 3, 4)
+    with pytest.raises(IndexError):
+        corpus.held_out.window(-1, 2)
+
+
+def test_a_second_preparation_reads_the_first(prepare, tmp_path, monkeypatch):
+    source = written(tmp_path / "a.txt", TEXT)
+    first = prepare(source)
+    before = stamps(tmp_path)
+    monkeypatch.setattr(data.corpus, "_build", lambda *_: pytest.fail("built again"))
+
+    second = prepare(source, block_size=16)  # blocks are no part of what is prepared
+
+    assert second.info == first.info
+    assert stamps(tmp_path) == before
+    assert len(cached(tmp_path)) == 1  # no temporary folder either
+
+
+def test_a_changed_text_under_the_same_name_is_prepared_again(prepare, tmp_path):
+    first = prepare(written(tmp_path / "a.txt", TEXT))
+    second = prepare(written(tmp_path / "a.txt", TEXT + "!"))
+
+    assert second.info.characters == first.info.characters + 1
+    assert len(cached(tmp_path)) == 2
+
+
+def test_the_fingerprint_is_of_the_text_and_its_split(prepare, tmp_path):
+    base = prepare(written(tmp_path / "a.txt", TEXT)).info.fingerprint
+
+    assert prepare(written(tmp_path / "same.txt", TEXT)).info.fingerprint == base
+    assert prepare(tmp_path / "a.txt", val_fraction=0.2).info.fingerprint != base
+    changed = TEXT.replace("line 7 ", "lime 7 ")
+    assert prepare(written(tmp_path / "b.txt", changed)).info.fingerprint != base
+    # The same tokens by number, but of other characters.
+    renamed = TEXT.replace("日", "月")
+    assert prepare(written(tmp_path / "c.txt", renamed)).info.fingerprint != base
+
+
+def test_the_fingerprint_does_not_depend_on_the_pieces(prepare, tmp_path, monkeypatch):
+    expected = prepare(written(tmp_path / "a.txt", TEXT))
+    monkeypatch.setattr("data.sources.PIECE_BYTES", 37)
+    again = prepare_corpus(
+        str(tmp_path / "a.txt"),
+        text_column="text",
+        val_fraction=0.1,
+        block_size=8,
+        cache_dir=tmp_path / "other",
+    )
+
+    assert again.info == expected.info
+    assert len(again.train.chunks) > 1
+
+
+def test_a_text_shorter_than_a_block_is_refused(prepare, tmp_path):
+    source = written(tmp_path / "a.txt", "x" * 100)
+
+    assert len(prepare(source, block_size=89).train) == 90
+    with pytest.raises(DataError) as caught:
+        prepare(source, block_size=90)
+    for part in ("a.txt", "90 characters", "data.block_size=90", "at least 91"):
+        assert part in str(caught.value)
+
+
+def test_a_held_out_part_without_a_target_is_refused(prepare, tmp_path):
+    source = written(tmp_path / "a.txt", "x" * 100)
+
+    assert len(prepare(source, val_fraction=0.02).held_out) == 2
+    with pytest.raises(DataError, match=r"1 of 100 characters held out.*Raise data\.val_fraction"):
+        prepare(source, val_fraction=0.01)
+
+
+def test_a_preparation_that_fails_leaves_nothing(prepare, tmp_path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    source = written(tmp_path / "a.txt", TEXT)
+    with monkeypatch.context() as patched:
+        patched.setattr("data.tokenizer.CharTokenizer.save", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(source)
+    assert cached(tmp_path) == []
+
+    assert prepare(tmp_path / "a.txt").info.characters == len(TEXT)
+
+
+def test_what_a_killed_preparation_left_is_not_a_corpus(prepare, tmp_path):
+    source = written(tmp_path / "a.txt", TEXT)
+    script = (
+        "import os, pathlib, data.corpus as c\n"
+        "c.CharTokenizer.save = lambda *_: os.kill(os.getpid(), 9)\n"
+        f"c.prepare_corpus({str(source)!r}, text_column='text', val_fraction=0.1, block_size=8,"
+        f" cache_dir=pathlib.Path({str(tmp_path / 'cache')!r}))\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment(tmp_path))
+    assert killed.returncode == -9
+    (left,) = cached(tmp_path)
+    assert left.endswith(".tmp")
+
+    corpus = prepare(source)
+
+    assert text_of(corpus.held_out, corpus.tokenizer) == TEXT[len(corpus.train) :]
+    assert cached(tmp_path) == [left.strip(".").removesuffix(".tmp")]
+
+
+def test_a_full_disk_is_told_with_the_folder(prepare, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("data.tokenizer.CharTokenizer.save", full)
+
+    with pytest.raises(DataError, match=r"data\.cache_dir=.*No space left.*another folder"):
+        prepare(written(tmp_path / "a.txt", TEXT))
+    assert cached(tmp_path) == []
+
+
+def environment(tmp_path):
+    return {**os.environ, "PYTHONPATH": str(ROOT), "HF_DATASETS_CACHE": str(tmp_path / "datasets")}
+
+
+def test_processes_that_prepare_together_share_one_corpus(tmp_path):
+    source = written(tmp_path / "a.txt", TEXT * 50)
+    script = (
+        "import pathlib, sys, time, data.corpus as c\n"
+        "built, build = [], c._build\n"
+        "c._build = lambda *args: (built.append(1), build(*args))\n"
+        "print('ready', flush=True); sys.stdin.readline()\n"
+        f"corpus = c.prepare_corpus({str(source)!r}, text_column='text', val_fraction=0.1,"
+        f" block_size=8, cache_dir=pathlib.Path({str(tmp_path / 'cache')!r}))\n"
+        "print(len(built), corpus.info.fingerprint, len(corpus.train))\n"
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", script],
+            cwd=ROOT,
+            env=environment(tmp_path),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:  # both are imported: now together
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    answers = [process.communicate(timeout=120)[0].split() for process in processes]
+
+    assert [process.returncode for process in processes] == [0, 0]
+    assert sorted(answer[0] for answer in answers) == ["0", "1"]  # one built, one waited
+    assert answers[0][1:] == answers[1][1:]
+    assert answers[0][2] == str(int(len(TEXT * 50) * 0.9))
+    assert len(cached(tmp_path)) == 1

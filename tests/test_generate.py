@@ -1,0 +1,216 @@
+"""Sampling: probabilities worked out by hand, and the cache against plain generation."""
+
+import pytest
+import torch
+
+from model.generate import generate, next_token_probabilities
+from model.gpt import GPT, GPTConfig
+
+V, BLOCK = 17, 8
+LOGITS = torch.tensor([0.1, 0.4, 0.2, 0.3]).log()  # probabilities that can be added by hand
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    model = GPT(
+        GPTConfig(vocab_size=V, block_size=BLOCK, n_layer=2, n_head=2, n_embd=16, dropout=0.5)
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def prompt_of(length, batch=1):
+    return torch.randint(V, (batch, length), generator=torch.Generator().manual_seed(length))
+
+
+def tokens_of(model, prompt, new_tokens, **settings):
+    return torch.stack(list(generate(model, prompt, new_tokens, **settings)), dim=1)
+
+
+@torch.no_grad()
+def plain_generation(model, prompt, new_tokens, seed=0, **settings):
+    """The reference: every token from the last `block_size` tokens, nothing kept."""
+    generator = torch.Generator().manual_seed(seed)
+    text = prompt
+    for _ in range(new_tokens):
+        logits = model(text[:, -BLOCK:])[:, -1]
+        probabilities = next_token_probabilities(logits, **settings)
+        text = torch.cat((text, torch.multinomial(probabilities, 1, generator=generator)), dim=1)
+    return text[:, prompt.size(1) :]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, [0.1, 0.4, 0.2, 0.3]),
+        ({"temperature": 0.5}, [1 / 30, 16 / 30, 4 / 30, 9 / 30]),  # squares of the above
+        ({"temperature": 0.0}, [0, 1, 0, 0]),
+        ({"temperature": 0.0, "top_k": 2, "top_p": 0.1}, [0, 1, 0, 0]),
+        ({"top_k": 1}, [0, 1, 0, 0]),
+        ({"top_k": 2}, [0, 4 / 7, 0, 3 / 7]),
+        ({"top_k": 4}, [0.1, 0.4, 0.2, 0.3]),
+        ({"top_k": 99}, [0.1, 0.4, 0.2, 0.3]),
+        ({"top_p": 0.01}, [0, 1, 0, 0]),
+        ({"top_p": 0.35}, [0, 1, 0, 0]),
+        ({"top_p": 0.65}, [0, 4 / 7, 0, 3 / 7]),
+        ({"top_p": 0.75}, [0, 4 / 9, 2 / 9, 3 / 9]),
+        ({"top_p": 1.0}, [0.1, 0.4, 0.2, 0.3]),
+        ({"top_k": 2, "top_p": 0.5}, [0, 1, 0, 0]),  # of 4/7 and 3/7: top-k comes first
+        ({"temperature": 0.5, "top_p": 0.5}, [0, 1, 0, 0]),  # 16/30 is enough by itself
+        ({"temperature": 0.5, "top_k": 3, "top_p": 0.8}, [0, 16 / 25, 0, 9 / 25]),
+    ],
+)
+def test_probabilities_are_those_worked_out_by_hand(settings, expected):
+    probabilities = next_token_probabilities(LOGITS, **settings)
+
+    torch.testing.assert_close(probabilities, torch.tensor(expected, dtype=torch.float32))
+
+
+def test_each_row_is_cut_on_its_own():
+    rows = torch.stack((LOGITS, LOGITS.flip(0)))
+    expected = torch.tensor([[0, 4 / 7, 0, 3 / 7], [3 / 7, 0, 4 / 7, 0]])
+
+    torch.testing.assert_close(next_token_probabilities(rows, top_k=2), expected)
+    torch.testing.assert_close(next_token_probabilities(rows, top_p=0.65), expected)
+
+
+def test_of_equal_logits_temperature_zero_takes_the_first():
+    assert next_token_probabilities(torch.tensor([1.0, 3, 3, 3]), 0.0).tolist() == [0, 1, 0, 0]
+
+
+def test_of_equal_logits_top_p_keeps_the_first():
+    equal = torch.zeros(4)
+
+    assert next_token_probabilities(equal, top_p=0.5).tolist() == [0.5, 0.5, 0, 0]
+    assert next_token_probabilities(equal, top_p=0.2).tolist() == [1, 0, 0, 0]
+
+
+def test_of_equal_logits_top_k_keeps_no_more_than_k():
+    assert next_token_probabilities(torch.zeros(4), top_k=1).count_nonzero() == 1
+    assert next_token_probabilities(torch.tensor([2.0, 1, 1, 0]), top_k=2).count_nonzero() == 2
+
+
+def test_a_tiny_temperature_is_as_good_as_zero():
+    probabilities = next_token_probabilities(torch.tensor([300.0, -20, 5]), 1e-38)
+
+    assert probabilities.tolist() == [1, 0, 0]
+
+
+def test_half_precision_logits_give_whole_probabilities():
+    for settings in ({}, {"top_k": 3}, {"top_p": 0.5}, {"temperature": 0.0}):
+        probabilities = next_token_probabilities(LOGITS.bfloat16(), **settings)
+        assert probabilities.dtype == torch.float32
+        torch.testing.assert_close(probabilities.sum(), torch.tensor(1.0))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": -0.1},
+        {"temperature": float("nan")},
+        {"top_k": 0},
+        {"top_k": -1},
+        {"top_p": 0.0},
+        {"top_p": -0.5},
+        {"top_p": 1.1},
+        {"top_p": float("nan")},
+    ],
+)
+def test_a_setting_out_of_range_is_named(wrong):
+    (name,) = wrong
+    with pytest.raises(ValueError, match=rf"{name}={wrong[name]} must"):
+        next_token_probabilities(LOGITS, **wrong)
+
+
+@pytest.mark.parametrize("length", [1, 3, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK])
+@pytest.mark.parametrize(
+    "settings",
+    [{"temperature": 0.0}, {"temperature": 0.8}, {"top_k": 5, "top_p": 0.9}],
+    ids=["greedy", "sampled", "top"],
+)
+def test_the_cache_gives_what_plain_generation_gives(model, length, settings):
+    """Within the block, over its end and past it."""
+    prompt = prompt_of(length)
+
+    made = tokens_of(model, prompt, 3 * BLOCK, seed=4, **settings)
+
+    assert made.tolist() == plain_generation(model, prompt, 3 * BLOCK, seed=4, **settings).tolist()
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"temperature": 1.0}])
+def test_a_batch_of_two_is_generated_together(model, settings):
+    prompt = prompt_of(3, batch=2)
+    made = tokens_of(model, prompt, 2 * BLOCK, **settings)
+
+    assert made.shape == (2, 2 * BLOCK)
+    assert made.tolist() == plain_generation(model, prompt, 2 * BLOCK, **settings).tolist()
+    if settings["temperature"] == 0:  # no row knows of the other
+        rows = [tokens_of(model, row[None], 2 * BLOCK, **settings)[0].tolist() for row in prompt]
+        assert made.tolist() == rows
+
+
+def test_within_the_block_each_token_costs_one_position(model):
+    lengths = []
+    hook = model.register_forward_pre_hook(lambda _, args: lengths.append(args[0].size(1)))
+    try:
+        tokens_of(model, prompt_of(3), BLOCK)
+    finally:
+        hook.remove()
+
+    assert lengths == [3, 1, 1, 1, 1, 1, BLOCK, BLOCK]
+
+
+def test_a_block_of_one_position_works():
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocab_size=V, block_size=1, n_layer=1, n_head=1, n_embd=4)).eval()
+
+    assert tokens_of(model, prompt_of(2), 5).shape == (1, 5)
+
+
+def test_the_seed_alone_decides_the_draw(model):
+    prompt = prompt_of(3)
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = tokens_of(model, prompt, 20, seed=7)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+
+    assert torch.equal(tokens_of(model, prompt, 20, seed=7), first)
+    assert not torch.equal(tokens_of(model, prompt, 20, seed=8), first)
+
+
+def test_no_new_tokens_are_none(model):
+    assert list(generate(model, prompt_of(2), 0)) == []
+
+
+def test_a_model_in_training_generates_without_dropout(model):
+    expected = tokens_of(model, prompt_of(3), 20, seed=2)
+    model.train()
+    try:
+        assert torch.equal(tokens_of(model, prompt_of(3), 20, seed=2), expected)
+    finally:
+        model.eval()
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("end", ["all", "left early", "error"])
+def test_the_model_is_left_in_the_mode_it_came_in(model, training, end):
+    model.train(training)
+    try:
+        if end == "all":
+            tokens_of(model, prompt_of(3), 5)
+        elif end == "left early":
+            tokens = generate(model, prompt_of(3), 5)
+            next(tokens)
+            tokens.close()
+        else:
+            with pytest.raises(ValueError, match="top_k"):
+                tokens_of(model, prompt_of(3), 5, top_k=0)
+        assert model.training is training
+        assert all(module.training is training for module in model.modules())
+        assert torch.is_grad_enabled()
+    finally:
+        model.eval()

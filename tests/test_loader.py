@@ -1,0 +1,184 @@
+"""Windows of a stream of tokens, and the batches of training and of evaluation."""
+
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from datasets import Dataset, Features, List, Value
+from datasets.arrow_writer import ArrowWriter
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data.loader import (
+    NO_WINDOW,
+    HeldOutBatches,
+    StepBatches,
+    Windows,
+    held_out_starts,
+    window_loader,
+)
+from data.order import BlockOrder
+from data.stream import TokenStream
+
+IGNORED = -100
+LENGTHS = [2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 16, 17, 18, 31, 32, 33, 34, 100, 101]
+
+
+def counting_stream(tokens, chunk=7):
+    """Token i is i, so that a window shows where it came from."""
+    numbers = np.arange(tokens, dtype=np.uint16)
+    return TokenStream([numbers[i : i + chunk] for i in range(0, tokens, chunk)])
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.data())
+@settings(max_examples=150, deadline=None)
+def test_a_window_is_a_slice_of_all_chunks_together(lengths, data):
+    together = np.arange(sum(lengths), dtype=np.uint8)
+    chunks = np.split(together, np.cumsum(lengths)[:-1])
+    begin = data.draw(st.integers(0, len(together)))
+    stop = data.draw(st.integers(begin, len(together)))
+    stream = TokenStream(chunks).part(begin, stop)
+    start = data.draw(st.integers(0, stop - begin))
+    length = data.draw(st.integers(0, stop - begin - start))
+
+    assert len(stream) == stop - begin
+    if length:
+        window = stream.window(start, length)
+        assert window.dtype == np.uint8
+        assert window.tolist() == together[begin + start :][:length].tolist()
+
+
+def test_a_part_of_a_part_counts_from_its_own_beginning():
+    part = counting_stream(50).part(10, 40).part(5, 20)
+
+    assert len(part) == 15
+    assert part.window(0, 15).tolist() == list(range(15, 30))
+
+
+@pytest.mark.parametrize(("start", "length"), [(0, 31), (30, 1), (25, 6), (-1, 2), (99, 1)])
+def test_a_window_past_the_end_of_a_part_is_an_index_error(start, length):
+    part = counting_stream(50).part(10, 40)
+
+    with pytest.raises(IndexError, match="stream of 30 tokens"):
+        part.window(start, length)
+
+
+def test_a_window_is_an_array_of_its_own():
+    stream = counting_stream(20)
+    stream.window(3, 4)[:] = 99
+
+    assert stream.window(0, 20).tolist() == list(range(20))
+
+
+def test_a_stream_shares_the_memory_of_the_arrow_file(tmp_path):
+    features = Features({"tokens": List(Value("uint16"))})
+    lists = [np.arange(n, dtype=np.uint16) for n in (1000, 0, 1, 5000)]
+    path = tmp_path / "tokens.arrow"
+    with ArrowWriter(path=str(path), features=features, writer_batch_size=2) as writer:
+        for tokens in lists:
+            writer.write({"tokens": tokens})
+        writer.finalize()
+    before = pa.total_allocated_bytes()
+    dataset = Dataset.from_file(str(path))
+    stream = TokenStream.from_dataset(dataset)
+
+    assert pa.total_allocated_bytes() - before < 2000  # bytes; the tokens take 12,002
+    assert stream.window(0, len(stream)).tolist() == np.concatenate(lists).tolist()
+    views = dataset.data.column("tokens").chunks
+    assert len(stream.chunks) == len(views)
+    for chunk, view in zip(stream.chunks, views, strict=True):
+        buffer = np.frombuffer(view.values.buffers()[1], dtype=np.uint16)
+        assert not chunk.flags.owndata
+        assert np.shares_memory(chunk, buffer)
+
+
+def test_targets_are_the_inputs_shifted_by_one():
+    inputs, targets = Windows(counting_stream(50), 8, IGNORED).__getitems__([0, 13, 41])
+
+    assert inputs.dtype == targets.dtype == torch.int64
+    assert inputs.tolist() == [list(range(start, start + 8)) for start in (0, 13, 41)]
+    assert targets.tolist() == [list(range(start + 1, start + 9)) for start in (0, 13, 41)]
+
+
+def test_a_window_at_the_end_ignores_what_is_missing():
+    inputs, targets = Windows(counting_stream(12), 8, IGNORED).__getitems__([8, 10])
+
+    assert inputs.tolist() == [[8, 9, 10, 0, 0, 0, 0, 0], [10, 0, 0, 0, 0, 0, 0, 0]]
+    assert targets.tolist() == [[9, 10, 11] + [IGNORED] * 5, [11] + [IGNORED] * 7]
+
+
+def test_a_row_without_a_window_has_no_targets():
+    inputs, targets = Windows(counting_stream(12), 4, IGNORED).__getitems__([NO_WINDOW, 0])
+
+    assert inputs[0].tolist() == [0] * 4  # a token of every vocabulary
+    assert targets[0].tolist() == [IGNORED] * 4
+    assert targets[1].tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize(("block_size", "batch"), [(1, 3), (4, 1), (4, 6), (16, 4)])
+def test_evaluation_takes_every_held_out_target_once(length, block_size, batch):
+    windows = Windows(counting_stream(length), block_size, IGNORED)
+    batches = HeldOutBatches(held_out_starts(length, block_size, None), batch)
+
+    loaded = list(window_loader(windows, batches))
+    counted = [t for _, targets in loaded for t in targets.flatten().tolist() if t != IGNORED]
+
+    assert sorted(counted) == list(range(1, length))
+    assert len(loaded) == len(batches)
+    assert {tuple(inputs.shape) for inputs, _ in loaded} == {(batch, block_size)}
+
+
+def test_an_evaluation_of_some_blocks_spreads_them_evenly_and_always_the_same():
+    every = held_out_starts(1001, 10, None)
+    some = held_out_starts(1001, 10, 7)
+
+    assert every == list(range(0, 1000, 10))
+    assert len(some) == len(set(some)) == 7
+    assert set(some) <= set(every)
+    assert {(b - a) // 10 for a, b in pairwise(some)} == {14, 15}
+    assert 1000 - some[-1] <= 150  # to the end of the text
+    assert held_out_starts(1001, 10, 7) == some
+    assert held_out_starts(1001, 10, 100) == held_out_starts(1001, 10, 5000) == every
+
+
+def loader_of(kind, workers=0):
+    windows = Windows(counting_stream(200), 8, IGNORED)
+    if kind == "training":
+        batches = StepBatches(BlockOrder(200, 8, seed=1), 4, 2, first_step=3)
+    else:
+        batches = HeldOutBatches(held_out_starts(200, 8, None), 2)
+    return window_loader(windows, batches, workers)
+
+
+def first_batches(kind, count, workers=0):
+    iterator = iter(loader_of(kind, workers))
+    return [next(iterator) for _ in range(count)]
+
+
+@pytest.mark.parametrize("kind", ["training", "evaluation"])
+def test_loading_draws_nothing_from_the_global_generator(kind):
+    torch.manual_seed(11)
+    before = torch.get_rng_state()
+    iterator = iter(loader_of(kind))
+    next(iterator)
+    next(iterator)
+
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_training_batches_are_the_order_from_the_first_step_on():
+    order = BlockOrder(200, 8, seed=1)
+    inputs = torch.cat([batch for batch, _ in first_batches("training", 6)])
+
+    assert inputs[:, 0].tolist() == order.starts(2 * 4, 12).tolist()
+
+
+def test_workers_load_the_same_batches():
+    alone, helped = first_batches("training", 5), first_batches("training", 5, workers=2)
+
+    for (inputs, targets), (same_inputs, same_targets) in zip(alone, helped, strict=True):
+        assert torch.equal(inputs, same_inputs)
+        assert torch.equal(targets, same_targets)

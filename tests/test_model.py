@@ -1,0 +1,219 @@
+"""GPT-2 in plain torch, against transformers' own."""
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from model.gpt import GPT, IGNORED, GPTConfig, parameter_count
+from snapshot.gpt2_layout import gpt2_config, to_file
+
+B, T, V = 2, 12, 31
+SHAPE = {"vocab_size": V, "block_size": T, "n_layer": 3, "n_head": 4, "n_embd": 16}
+PRESETS = Path(__file__).parent.parent / "config" / "model"
+PUBLISHED = {
+    "gpt2": 124_439_808,
+    "gpt2_medium": 354_823_168,
+    "gpt2_large": 774_030_080,
+    "gpt2_xl": 1_557_611_200,
+}
+
+
+def random_model(**changes):
+    """A model whose every parameter, biases and norms too, is away from its first value."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(**{**SHAPE, **changes}))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def random_ids(seed=1):
+    return torch.randint(V, (B, T), generator=torch.Generator().manual_seed(seed))
+
+
+def loss_and_gradients(model, ids, targets):
+    model.zero_grad()
+    loss = model(ids, targets)
+    loss.backward()
+    return loss, {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("position", range(1, T))
+def test_no_position_sees_a_later_token(position):
+    model = random_model().eval()
+    ids = random_ids()
+    changed = ids.clone()
+    changed[:, position:] = (changed[:, position:] + 7) % V
+
+    with torch.no_grad():
+        before, after = model(ids), model(changed)
+
+    torch.testing.assert_close(after[:, :position], before[:, :position], rtol=0, atol=1e-6)
+    assert (after[:, position:] != before[:, position:]).any(dim=-1).all()
+
+
+def test_no_gradient_flows_back_from_an_earlier_loss():
+    """In training mode, where attention may take another path."""
+    model = random_model(dropout=0.1)
+    embedded = []
+    model.transformer.drop.register_forward_pre_hook(lambda _, args: embedded.append(args[0]))
+
+    logits = model(random_ids())
+    (gradient,) = torch.autograd.grad(logits[:, 4].sum(), embedded)
+
+    assert (gradient[:, 5:] == 0).all()
+    assert (gradient[:, :5] != 0).any(dim=-1).all()
+
+
+@pytest.mark.parametrize("n_head", [1, 4])
+def test_logits_and_loss_are_those_of_transformers(n_head):
+    model = random_model(n_head=n_head).eval()
+    reference = GPT2LMHeadModel(GPT2Config(**gpt2_config(asdict(model.config)))).eval()
+    weights = {name: to_file(name, p.detach()) for name, p in model.named_parameters()}
+    missing, unexpected = reference.load_state_dict(weights, strict=False)
+    assert set(missing) <= {"lm_head.weight"}
+    assert not unexpected
+    ids = random_ids()
+
+    with torch.no_grad():
+        theirs = reference(ids, labels=ids)
+        torch.testing.assert_close(model(ids), theirs.logits, rtol=0, atol=1e-4)
+        loss = model(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
+    torch.testing.assert_close(loss, theirs.loss, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("preset", PUBLISHED)
+def test_presets_have_the_published_number_of_parameters(preset):
+    shape = yaml.safe_load((PRESETS / f"{preset}.yaml").read_text())
+    with torch.device("meta"):
+        model = GPT(GPTConfig(vocab_size=50257, block_size=1024, **shape))
+
+    assert parameter_count(model) == PUBLISHED[preset]
+
+
+def test_output_layer_and_embedding_are_one_tensor_named_once():
+    model = random_model()
+
+    assert model.lm_head.weight is model.transformer.wte.weight
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    names = [name for name, _ in model.named_parameters()]
+    assert "transformer.wte.weight" in names
+    assert "lm_head.weight" not in names
+    assert len(names) == len(set(names)) == len({p.data_ptr() for p in model.parameters()})
+
+
+def test_weights_begin_as_gpt2_begins():
+    torch.manual_seed(3)
+    layers = 8
+    model = GPT(GPTConfig(vocab_size=512, block_size=256, n_layer=layers, n_head=2, n_embd=64))
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            assert (parameter == 0).all(), name
+        elif ".ln_" in name:
+            assert (parameter == 1).all(), name
+        else:
+            std = 0.02 / math.sqrt(2 * layers) if "c_proj" in name else 0.02
+            assert parameter.std().item() == pytest.approx(std, rel=0.06), name
+            assert abs(parameter.mean().item()) < 4 * std / math.sqrt(parameter.numel()), name
+
+
+def test_the_first_loss_is_that_of_guessing():
+    torch.manual_seed(0)
+    loss = GPT(GPTConfig(**SHAPE))(random_ids(1), random_ids(2))
+
+    assert loss.item() == pytest.approx(math.log(V), abs=0.1)
+
+
+def test_the_loss_is_the_mean_cross_entropy_of_the_targets_that_count():
+    model = random_model().eval()
+    ids, targets = random_ids(1), random_ids(2)
+    targets[0, :5] = IGNORED
+    targets[1, 3] = IGNORED
+
+    with torch.no_grad():
+        log_probabilities = model(ids).log_softmax(-1)
+        loss = model(ids, targets)
+    counted = [
+        -log_probabilities[row, at, targets[row, at]]
+        for row in range(B)
+        for at in range(T)
+        if targets[row, at] != IGNORED
+    ]
+    assert len(counted) == B * T - 6
+    torch.testing.assert_close(loss, torch.stack(counted).mean())
+
+
+def test_an_ignored_target_gives_no_gradient():
+    model = random_model()
+    ids, targets = random_ids(1), random_ids(2)
+    targets[1] = IGNORED
+    _, both = loss_and_gradients(model, ids, targets)
+    _, first = loss_and_gradients(model, ids[:1], targets[:1])
+
+    for name, gradient in both.items():
+        torch.testing.assert_close(gradient, first[name], rtol=1e-4, atol=1e-6)
+
+
+def test_dropout_is_active_in_training_only():
+    model = random_model(dropout=0.3)
+    ids = random_ids()
+
+    assert not torch.equal(model(ids), model(ids))
+    model.eval()
+    assert torch.equal(model(ids), model(ids))
+    assert torch.equal(model(ids), random_model(dropout=0.0).eval()(ids))
+
+
+def test_activation_checkpointing_changes_neither_loss_nor_gradients():
+    ids, targets = random_ids(1), random_ids(2)
+    results = []
+    for checkpointing in (False, True):
+        model = random_model(dropout=0.2, activation_checkpointing=checkpointing)
+        torch.manual_seed(5)
+        results.append((*loss_and_gradients(model, ids, targets), torch.get_rng_state()))
+
+    (loss, gradients, state), (same_loss, same_gradients, same_state) = results
+    assert torch.equal(loss, same_loss)
+    assert torch.equal(state, same_state)
+    for name, gradient in gradients.items():
+        assert torch.equal(gradient, same_gradients[name]), name
+
+
+def test_activation_checkpointing_keeps_fewer_tensors_for_the_backward_pass():
+    def kept(checkpointing):
+        sizes = []
+        model = random_model(activation_checkpointing=checkpointing)
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: sizes.append(tensor.numel()) or tensor, lambda tensor: tensor
+        ):
+            model(random_ids(1), random_ids(2))
+        return sum(sizes)
+
+    assert kept(True) < kept(False) / 2
+
+
+@pytest.mark.parametrize("targets", [None, torch.zeros(1, T + 1, dtype=torch.int64)])
+def test_more_positions_than_a_block_are_refused(targets):
+    with pytest.raises(ValueError, match=rf"{T + 1} positions, but block_size={T}"):
+        random_model()(torch.zeros(1, T + 1, dtype=torch.int64), targets)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        *(({name: 0}, f"{name}=0 must be at least 1") for name in SHAPE),
+        ({"n_layer": -1}, "n_layer=-1"),
+        ({"n_head": 3}, "n_embd=16 is not a multiple of n_head=3"),
+        ({"dropout": -0.1}, "dropout"),
+        ({"dropout": 1.5}, "dropout"),
+    ],
+)
+def test_a_shape_that_makes_no_model_is_refused_by_name(changes, named):
+    with pytest.raises(ValueError, match=named):
+        GPT(GPTConfig(**{**SHAPE, **changes}))

@@ -1,0 +1,67 @@
+"""Promise 1: one run, any shape."""
+
+from __future__ import annotations
+
+import pytest
+
+import runs
+
+STEPS = 30
+# A constant rate after the warm-up, so that a shorter run has the rates of a longer one.
+CONSTANT = ("optim.learning_rate=1e-3", "optim.min_learning_rate=1e-3")
+
+
+def relative_difference(one: list[float], other: list[float]) -> float:
+    assert len(one) == len(other) == STEPS
+    return max(abs(a - b) / a for a, b in zip(one, other, strict=True))
+
+
+@pytest.fixture(scope="module")
+def single(small, tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("single") / "run"
+    result = runs.train(*small, *CONSTANT, f"run.dir={run_dir}")
+    assert result.returncode == 0, result.stderr
+    assert "1 process," in result.stdout
+    return run_dir
+
+
+def test_accumulation_does_not_change_the_losses(single, small, tmp_path):
+    result = runs.train(
+        *small, *CONSTANT, f"run.dir={tmp_path / 'run'}", "train.micro_batch_size=2"
+    )
+    assert result.returncode == 0, result.stderr
+    assert "4 accumulated" in result.stdout
+    difference = relative_difference(runs.losses(single), runs.losses(tmp_path / "run"))
+    print(f"largest relative difference, accumulation: {difference:.1e}")
+    assert difference < 1e-5
+
+
+@pytest.mark.parametrize("micro_batch_size", ["4", "2"])
+def test_two_processes_have_the_losses_of_one(single, small, tmp_path, micro_batch_size):
+    result = runs.launch(
+        "ddp_cpu.yaml",
+        *small,
+        *CONSTANT,
+        f"run.dir={tmp_path / 'run'}",
+        f"train.micro_batch_size={micro_batch_size}",
+    )
+    assert result.returncode == 0, result.stderr
+    assert "2 processes," in result.stdout
+    difference = relative_difference(runs.losses(single), runs.losses(tmp_path / "run"))
+    print(f"largest relative difference, two processes: {difference:.1e}")
+    assert difference < 1e-5
+    held_out = [runs.metrics(run_dir, "eval") for run_dir in (single, tmp_path / "run")]
+    for one, other in zip(*held_out, strict=True):
+        assert other["step"] == one["step"]
+        assert other["loss"] == pytest.approx(one["loss"], rel=1e-5)
+
+
+def test_a_run_goes_on_with_another_number_of_processes_and_back(single, small, tmp_path):
+    words = [*small, *CONSTANT, f"run.dir={tmp_path / 'run'}"]
+    for steps, begin in ((10, runs.launch_command("ddp_cpu.yaml")), (20, runs.command())):
+        result = runs.run([*begin, *words, f"train.max_steps={steps}"])
+        assert result.returncode == 0, result.stderr
+    result = runs.launch("ddp_cpu.yaml", *words)
+    assert result.returncode == 0, result.stderr
+    assert "step-00000020, the newest of this run" in result.stdout
+    assert relative_difference(runs.losses(single), runs.losses(tmp_path / "run")) < 1e-5

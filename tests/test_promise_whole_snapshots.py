@@ -1,0 +1,179 @@
+"""Promise 3: a snapshot is whole or it does not exist, also on a disk that is full."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+import runs
+from snapshot.errors import SnapshotError
+from snapshot.files import newest_verified, snapshot_folders, verify
+
+
+@pytest.fixture
+def copied_run(finished_run, tmp_path) -> Path:
+    """A run of three snapshots that a test may damage."""
+    return Path(shutil.copytree(finished_run, tmp_path / "run"))
+
+
+def flip_a_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 0x10
+    path.write_bytes(content)
+
+
+def lie(folder: Path, **changes) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"][0].update(changes)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+DAMAGES = {
+    "a flipped byte in the weights": (
+        lambda folder: flip_a_byte(folder / "model.safetensors"),
+        "model.safetensors has changed",
+    ),
+    "a flipped byte in the optimizer": (
+        lambda folder: flip_a_byte(folder / "optimizer.safetensors"),
+        "optimizer.safetensors has changed",
+    ),
+    "a truncated file": (
+        lambda folder: os.truncate(folder / "model.safetensors", 1000),
+        "model.safetensors has 1,000 bytes instead of",
+    ),
+    "a missing file": (
+        lambda folder: (folder / "tokenizer.json").unlink(),
+        "tokenizer.json is missing",
+    ),
+    "a missing manifest": (
+        lambda folder: (folder / "manifest.json").unlink(),
+        "it has no manifest.json",
+    ),
+    "a manifest with a wrong size": (lambda folder: lie(folder, size=3), "instead of 3"),
+    "a manifest with a wrong hash": (
+        lambda folder: lie(folder, sha256="0" * 64),
+        "the content of config.json has changed",
+    ),
+    "a manifest that leads outside": (
+        lambda folder: lie(folder, path="../state.json"),
+        "names a file that no snapshot has: '../state.json'",
+    ),
+    "a manifest that is no JSON": (
+        lambda folder: (folder / "manifest.json").write_text("{"),
+        "cannot be read",
+    ),
+    "a file that the manifest does not list": (
+        lambda folder: (folder / "extra.json").write_text("{}"),
+        "extra.json is not in its manifest",
+    ),
+    "a link instead of a file": (
+        lambda folder: (
+            (folder / "config.json").rename(folder.parent / "elsewhere.json"),
+            (folder / "config.json").symlink_to(folder.parent / "elsewhere.json"),
+        ),
+        "config.json is not a plain file",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damage_is_found_and_named(copied_run, name):
+    damage, sentence = DAMAGES[name]
+    folder = runs.snapshot(copied_run, 30)
+    verify(folder)
+    damage(folder)
+    with pytest.raises(SnapshotError, match=sentence.replace(".", r"\.")):
+        verify(folder)
+    newest, faults = newest_verified(copied_run / "snapshots")
+    assert newest == runs.snapshot(copied_run, 20)
+    assert len(faults) == 1
+
+
+def test_a_damaged_newest_is_passed_over_and_made_again(copied_run, finished_run, small):
+    flip_a_byte(runs.snapshot(copied_run, 30) / "model.safetensors")
+    result = runs.train(*small, "model.dropout=0.1", f"run.dir={copied_run}")
+    assert result.returncode == 0, result.stderr
+    assert "warning:" in result.stdout
+    assert "model.safetensors has changed; passed over" in result.stdout
+    assert "step-00000020, the newest of this run" in result.stdout
+    runs.assert_same_bits(runs.snapshot(finished_run, 30), runs.snapshot(copied_run, 30))
+    verify(runs.snapshot(copied_run, 30))
+
+
+def test_a_run_without_a_whole_snapshot_does_not_start_over_in_silence(copied_run, small):
+    for folder in snapshot_folders(copied_run / "snapshots"):
+        flip_a_byte(folder / "optimizer.safetensors")
+    result = runs.train(*small, "model.dropout=0.1", f"run.dir={copied_run}")
+    assert result.returncode == 2
+    assert "none of the 3 snapshots" in result.stderr
+    assert "snapshot.resume=never" in result.stderr
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A tmpfs of 4 MB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip("a tmpfs cannot be mounted here: " + mounted.stderr.decode().strip())
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_full_disk_costs_a_snapshot_and_nothing_else(small, small_disk, tmp_path):
+    run_dir, ballast = small_disk / "run", small_disk / "ballast"
+    process = subprocess.Popen(
+        runs.command(*small, f"run.dir={run_dir}", "train.max_steps=2000", "snapshot.every=20"),
+        env=runs.environment(),
+        cwd=runs.ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    deadline = threading.Timer(runs.DEADLINE_SECONDS, process.kill)
+    deadline.start()
+    lines = []
+    kept = None
+    for line in process.stdout:
+        lines.append(line)
+        if "step 25/" in line:  # one snapshot is there; leave no room for another
+            with contextlib.suppress(OSError), open(ballast, "wb", buffering=0) as opened:
+                while True:
+                    opened.write(bytes(1000))
+        if "could not be written" in line and kept is None and ballast.exists():
+            kept = newest_verified(run_dir / "snapshots")
+            leftovers = list((run_dir / "snapshots").glob(".tmp-*"))
+            ballast.unlink()
+    process.communicate()
+    deadline.cancel()
+    output = "".join(lines)
+    assert process.returncode == 0, output
+    assert kept is not None, output
+    newest, faults = kept
+    assert newest is not None
+    assert faults == []
+    assert leftovers == []
+    warning = next(line for line in lines if "could not be written" in line)
+    assert "No space left on device" in warning
+    assert f"The last good snapshot stays: {newest}" in warning
+    verify(runs.snapshot(run_dir, 2000))
+    assert len(runs.losses(run_dir)) == 2000
+
+
+def test_a_last_snapshot_that_cannot_be_written_is_a_failure(small, small_disk):
+    (small_disk / "ballast").write_bytes(bytes(4_100_000))
+    result = runs.train(*small, f"run.dir={small_disk / 'run'}", "train.max_steps=5")
+    assert result.returncode == 1
+    assert "stopped: the snapshot of step 5 could not be written" in result.stderr
+    assert "start the same command again" in result.stderr
+    assert "Traceback" not in result.stderr

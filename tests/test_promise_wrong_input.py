@@ -1,0 +1,131 @@
+"""Promise 7: wrong input gets a sentence and exit code 2, before any training, and loses nothing."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import runs
+
+# What is wrong, the overrides ({tmp} is a folder with the files below), the sentence's parts.
+MISTAKES = [
+    ("an unknown key", ["train.max_step=3"], ["no key 'train.max_step'", "train.max_steps"]),
+    ("a key of nowhere", ["foo=1"], ["no key 'foo'", "--help"]),
+    ("a key without its section", ["learning_rate=1"], ["nearest key is optim.learning_rate"]),
+    ("a wrong type", ["train.max_steps=many"], ["train.max_steps=many is not a whole number"]),
+    ("no form at all", ["max steps"], ["'max steps' is not of the form key=value"]),
+    ("an unknown preset", ["model=gtp2"], ["model=gtp2", "nearest is gpt2"]),
+    (
+        "several mistakes",
+        ["train.max_step=3", "train.seed=x"],
+        ["no key 'train.max_step'", "train.seed=x is not a whole number"],
+    ),
+    (
+        "several bad values",
+        ["train.max_steps=0", "model.n_layer=-1", "model.dropout=1.5"],
+        ["train.max_steps=0 must", "model.n_layer=-1 must", "model.dropout=1.5 must"],
+    ),
+    ("heads that do not divide", ["model.n_embd=130"], ["model.n_embd=130", "128 or 132"]),
+    (
+        "a batch that does not divide",
+        ["train.global_batch_size=12", "train.micro_batch_size=5"],
+        ["train.global_batch_size=12", "10 or 15", "micro_batch_size=4 or 6"],
+    ),
+    ("a missing file", ["data.source={tmp}/none.txt"], ["no such file"]),
+    ("an empty file", ["data.source={tmp}/empty.txt"], ["is empty"]),
+    (
+        "a text shorter than a block",
+        ["data.source={tmp}/short.txt"],
+        ["data.block_size=64 needs at least 65"],
+    ),
+    ("not UTF-8", ["data.source={tmp}/latin1.txt"], ["latin1.txt is not UTF-8: byte 3 "]),
+    ("a pattern without a match", ["data.source={tmp}/*.none"], ["matches no file"]),
+    ("a directory", ["data.source={tmp}"], ["is a directory", "*.txt"]),
+    (
+        "a missing text column",
+        ["data.source={tmp}/table.jsonl"],
+        ["data.text_column=text is not a column", "Its columns: body"],
+    ),
+    ("a run directory below a file", ["run.dir={tmp}/empty.txt/run"], ["run.dir=", "cannot be"]),
+    (
+        "a snapshot that is none",
+        ["snapshot.resume={tmp}/nowhere"],
+        ["snapshot.resume=", "neither auto, never, nor a folder that exists"],
+    ),
+    ("an unknown tracker", ["run.tracker=foo"], ["run.tracker=foo"]),
+]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """The result of each mistake; two at a time, since most of the time is Python's start."""
+    tmp = tmp_path_factory.mktemp("mistakes")
+    (tmp / "empty.txt").write_text("")
+    (tmp / "short.txt").write_text("too short")
+    (tmp / "latin1.txt").write_bytes("caf\xe9 au lait ".encode("latin-1") * 50)
+    (tmp / "table.jsonl").write_text('{"body": "a text"}\n')
+
+    def result_of(number: int):
+        _, overrides, _ = MISTAKES[number]
+        run_dir = (
+            [] if any("run.dir" in word for word in overrides) else [f"run.dir={tmp}/{number}"]
+        )
+        return runs.train(
+            *run_dir, f"data.cache_dir={tmp}/cache", *(w.format(tmp=tmp) for w in overrides)
+        )
+
+    with ThreadPoolExecutor(2) as pool:
+        yield dict(enumerate(pool.map(result_of, range(len(MISTAKES)))))
+
+
+@pytest.mark.parametrize("number", range(len(MISTAKES)), ids=[name for name, _, _ in MISTAKES])
+def test_a_mistake_gets_a_sentence_and_exit_code_2(results, number):
+    result = results[number]
+    for part in MISTAKES[number][2]:
+        assert part in result.stderr
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    assert "step 1" not in result.stdout
+
+
+def test_a_batch_that_two_processes_cannot_share_names_the_nearest(small, tmp_path):
+    result = runs.launch(
+        "ddp_cpu.yaml", *small, f"run.dir={tmp_path / 'run'}", "train.global_batch_size=7"
+    )
+    assert result.returncode != 0
+    sentence = "train.global_batch_size=7 cannot be shared equally by 2 processes"
+    assert result.stderr.count(sentence) == 1
+    assert "6 or 8" in result.stderr
+
+
+def test_a_text_that_fails_on_the_main_process_ends_all_at_once(small, tmp_path):
+    result = runs.launch(
+        "ddp_cpu.yaml", *small, f"run.dir={tmp_path / 'run'}", "data.source=none.txt"
+    )
+    assert result.returncode != 0
+    assert result.stderr.count("there is no such file") == 1
+
+
+def test_a_character_that_the_model_never_saw_is_named(finished_run):
+    result = runs.run(runs.command(str(finished_run), "--prompt", "the 日", script="sample.py"))
+    assert result.returncode == 2
+    assert "'日' (U+65E5)" in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_loss_that_is_not_finite_stops_with_the_last_good_snapshot(small, tmp_path):
+    run_dir = tmp_path / "run"
+    result = runs.train(
+        *small,
+        f"run.dir={run_dir}",
+        "train.log_every=7",
+        "optim.warmup_steps=25",
+        "optim.learning_rate=1e38",
+        "optim.min_learning_rate=0",
+        "snapshot.every=1",
+    )
+    assert result.returncode == 1
+    assert "at step" in result.stderr
+    assert "optim.learning_rate" in result.stderr
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,434 @@
+"""Every kind of `data.source`, and the sentence for every mistake."""
+
+import bz2
+import gzip
+import json
+import lzma
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import data.sources
+from data.corpus import prepare_corpus
+from data.errors import DataError
+from data.sources import open_source
+
+TEXT = "First line, é ü 日本 🙂\nsecond line\r\nthird line without an end"
+ROWS = ["the first row", 'second, with "quotes"\n', "日本 and\ntwo lines", "last of four"]
+JOINED = 'the first row\nsecond, with "quotes"\n日本 and\ntwo lines\nlast of four\n'
+COMPRESS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
+
+
+@pytest.fixture(autouse=True)
+def datasets_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
+
+
+@pytest.fixture
+def text_of(tmp_path):
+    def text_of(source, text_column="text"):
+        pieces = open_source(str(source), text_column, tmp_path / "cache").pieces
+        return "".join(piece["text"] for piece in pieces)
+
+    return text_of
+
+
+@pytest.fixture
+def prepare(tmp_path):
+    def prepare(source, text_column="text"):
+        return prepare_corpus(
+            str(source),
+            text_column=text_column,
+            val_fraction=0.1,
+            block_size=4,
+            cache_dir=tmp_path / "cache",
+        )
+
+    return prepare
+
+
+@pytest.fixture
+def complaint(prepare):
+    """The one sentence that a person reads, whether at opening or in the middle."""
+
+    def complaint(source, text_column="text"):
+        with pytest.raises(DataError) as caught:
+            prepare(source, text_column)
+        sentence = str(caught.value)
+        assert str(source) in sentence
+        assert "cache_dir" not in sentence  # the text is at fault
+        return sentence
+
+    return complaint
+
+
+def put(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def jsonl(rows, column="text"):
+    return "".join(json.dumps({"n": i, column: row}) + "\n" for i, row in enumerate(rows))
+
+
+def csv(rows, column="text"):
+    quoted = (f'{i},"' + row.replace('"', '""') + '"\n' for i, row in enumerate(rows))
+    return f"n,{column}\n" + "".join(quoted)
+
+
+def parquet(path, rows, column="text", **settings):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.table({"n": list(range(len(rows))), column: rows})
+    pq.write_table(table, path, **settings)
+    return path
+
+
+def test_python_carries_its_own_documentation(prepare):
+    corpus = prepare("python-docs")
+
+    assert corpus.info.documents > 70
+    assert 400_000 < corpus.info.characters < 600_000
+
+
+def test_python_carries_its_standard_library(text_of, tmp_path, monkeypatch):
+    paths = data.sources._python_stdlib()
+    assert len(paths) > 400
+    assert not any({"site-packages", "test"} & set(path.parts) for path in paths)
+    monkeypatch.setattr(data.sources, "_python_stdlib", lambda: paths[:3])
+
+    assert text_of("python-stdlib").startswith(paths[0].read_text(encoding="utf-8"))
+
+
+def test_one_text_file_is_taken_to_the_letter(text_of, tmp_path):
+    assert text_of(put(tmp_path / "a.txt", TEXT)) == TEXT
+
+
+@pytest.mark.parametrize("ending", ["md", "py", "log", "nothing"])
+def test_any_other_file_is_a_text_too(text_of, tmp_path, ending):
+    assert text_of(put(tmp_path / f"a.{ending}", TEXT)) == TEXT
+
+
+@pytest.mark.parametrize("ending", COMPRESS)
+def test_a_compressed_text_is_the_same_corpus(prepare, tmp_path, ending):
+    plain = prepare(put(tmp_path / "a.txt", TEXT))
+    packed = prepare(put(tmp_path / f"a.txt.{ending}", COMPRESS[ending](TEXT.encode())))
+
+    assert packed.info.fingerprint == plain.info.fingerprint
+
+
+def test_a_byte_order_mark_is_not_text(text_of, tmp_path):
+    assert text_of(put(tmp_path / "a.txt", TEXT.encode("utf-8-sig"))) == TEXT
+    assert text_of(put(tmp_path / "b.txt", "a\ufeffb" + TEXT)) == "a\ufeffb" + TEXT
+
+
+@pytest.mark.parametrize("piece_bytes", [3, 4, 5, 7, 64])
+def test_a_character_across_the_border_of_pieces_is_whole(
+    text_of, tmp_path, monkeypatch, piece_bytes
+):
+    monkeypatch.setattr(data.sources, "PIECE_BYTES", piece_bytes)
+
+    assert text_of(put(tmp_path / "a.txt", "\ufeff" + TEXT * 3)) == TEXT * 3
+    packed = put(tmp_path / "b.txt.gz", gzip.compress((TEXT * 3).encode()))
+    assert text_of(packed) == TEXT * 3
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("*.txt", "of a\nof b, ended\n"),
+        ("[ab].t?t", "of a\nof b, ended\n"),
+        ("**/*.txt", "of a\nof b, ended\nof c\n"),
+    ],
+)
+def test_a_pattern_joins_its_files_by_name(prepare, text_of, tmp_path, pattern, expected):
+    put(tmp_path / "b.txt", "of b, ended\n")
+    put(tmp_path / "a.txt", "of a")
+    put(tmp_path / "deep/er/c.txt", "of c")
+    put(tmp_path / "deep/not.md", "never")
+    (tmp_path / "folder.txt").mkdir()
+
+    assert text_of(f"{tmp_path}/{pattern}") == expected
+    assert prepare(f"{tmp_path}/{pattern}").info.documents == expected.count("of")
+
+
+@pytest.mark.parametrize("column", ["text", "body"])
+@pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz", "csv", "csv.gz", "parquet"])
+def test_each_row_of_a_table_is_a_document(prepare, text_of, tmp_path, ending, column):
+    path = tmp_path / f"a.{ending}"
+    if ending == "parquet":
+        parquet(path, ROWS, column)
+    else:
+        content = (jsonl if "jsonl" in ending else csv)(ROWS, column).encode()
+        put(path, gzip.compress(content) if ending.endswith("gz") else content)
+
+    assert text_of(path, column) == JOINED
+    assert prepare(path, column).info.documents == 4
+
+
+def test_several_tables_are_joined(text_of, tmp_path):
+    put(tmp_path / "a.jsonl", jsonl(ROWS[:2]))
+    put(tmp_path / "b.jsonl", jsonl(ROWS[2:]))
+
+    assert text_of(f"{tmp_path}/*.jsonl") == JOINED
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+def test_null_and_empty_rows_are_no_documents(prepare, text_of, tmp_path, ending):
+    path = tmp_path / f"a.{ending}"
+    rows = [None, *ROWS[:2], "", *ROWS[2:], None]
+    if ending == "parquet":
+        parquet(path, rows)
+    else:
+        put(path, jsonl(rows) if ending == "jsonl" else csv([row or "" for row in rows]))
+
+    assert text_of(path) == JOINED
+    assert prepare(path).info.documents == 4
+
+
+def test_words_that_mean_nothing_elsewhere_are_text_in_csv(text_of, tmp_path):
+    words = ["NA", "None", "null", "nan", "N/A", "True", "and a sentence"]
+
+    assert text_of(put(tmp_path / "a.csv", csv(words))) == "\n".join(words) + "\n"
+
+
+def test_numbers_among_the_texts_of_a_csv_are_text_as_they_are_written(text_of, tmp_path):
+    rows = ["a sentence"] * 10_000 + ["007"] * 10_000  # the reader guesses types by 10,000 rows
+
+    assert text_of(put(tmp_path / "a.csv", csv(rows))) == "\n".join(rows) + "\n"
+
+
+def test_a_data_set_repository_gives_its_split_train(tmp_path):
+    repository = tmp_path / "repository"
+    put(
+        repository / "README.md",
+        "---\nconfigs:\n- config_name: default\n  data_files:\n"
+        "  - split: train\n    path: data/train.parquet\n"
+        "  - split: test\n    path: data/test.parquet\n---\nA data set.\n",
+    )
+    parquet(repository / "data/train.parquet", ROWS)
+    parquet(repository / "data/test.parquet", ["never"])
+
+    pieces = list(data.sources._hub_dataset(str(repository), "text").pieces)
+
+    assert "".join(piece["text"] for piece in pieces) == JOINED
+    with pytest.raises(DataError, match=r"data\.text_column=body is not a column .*: n, text\."):
+        data.sources._hub_dataset(str(repository), "body")
+
+
+def test_a_data_set_without_a_split_train_is_refused(tmp_path):
+    put(tmp_path / "repository/test.jsonl", jsonl(ROWS))
+
+    with pytest.raises(DataError, match="split 'train'"):
+        data.sources._hub_dataset(str(tmp_path / "repository"), "text")
+
+
+@pytest.mark.parametrize("name", ["nobody/has-this", "nor-this"])
+def test_an_unknown_data_set_fails_at_once(complaint, monkeypatch, name):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+
+    assert "neither a file here nor a data set" in complaint(name)
+
+
+def test_a_missing_file_is_named(complaint, tmp_path):
+    assert "there is no such file" in complaint(tmp_path / "missing.txt")
+    assert "there is no such file" in complaint("missing.jsonl")
+    assert "there is no such file" in complaint("not a name of anything")
+
+
+def test_a_directory_is_told_how_to_name_its_files(complaint, tmp_path):
+    assert f"{tmp_path}/*.txt" in complaint(tmp_path)
+
+
+def test_a_pattern_without_a_match_is_named(complaint, tmp_path):
+    assert "matches no file" in complaint(tmp_path / "*.txt")
+
+
+@pytest.mark.parametrize("ending", ["txt", "txt.gz", "jsonl", "csv", "parquet"])
+def test_a_source_without_text_is_called_empty(complaint, tmp_path, ending):
+    path = tmp_path / f"a.{ending}"
+    if ending == "parquet":
+        parquet(path, pa.array([], pa.string()))
+    else:
+        put(path, gzip.compress(b"") if ending.endswith("gz") else b"")
+
+    assert "empty" in complaint(path) or "no rows" in complaint(path)
+
+
+def test_a_table_of_empty_rows_is_empty(complaint, tmp_path):
+    assert "is empty" in complaint(put(tmp_path / "a.jsonl", jsonl([None, "", None])))
+
+
+@pytest.mark.parametrize("piece_bytes", [3, 4, 7, 1 << 20])
+@pytest.mark.parametrize(
+    ("content", "offset"),
+    [
+        (b"caf\xe9 is latin", 3),
+        ("日本".encode() + b"abc\xff", 9),
+        (b"abcde\xe6\x97", 5),  # the first two bytes of three
+        ("é".encode() + b"\xf0\x9f\x99", 2),
+        (b"\xff\xfea\x00b\x00", 0),
+    ],
+)
+def test_a_byte_that_is_not_utf8_is_named_by_its_offset(
+    complaint, tmp_path, monkeypatch, content, offset, piece_bytes
+):
+    monkeypatch.setattr(data.sources, "PIECE_BYTES", piece_bytes)
+    path = put(tmp_path / "a.txt", content)
+
+    assert f"{path} is not UTF-8: byte {offset} " in complaint(path)
+
+
+def test_a_missing_column_is_told_with_those_there_are(complaint, tmp_path):
+    path = put(tmp_path / "a.jsonl", jsonl(ROWS, "body"))
+
+    assert "data.text_column=text" in complaint(path)
+    assert "Its columns: n, body." in complaint(path)
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])  # csv has no types
+def test_a_column_that_is_not_text_is_told(complaint, tmp_path, ending):
+    path = tmp_path / f"a.{ending}"
+    parquet(path, ROWS) if ending == "parquet" else put(path, jsonl(ROWS))
+
+    sentence = complaint(path, "n")
+    assert "data.text_column=n" in sentence
+    assert "not text" in sentence
+
+
+@pytest.mark.parametrize("before", [[None], ["text"] * 500])
+def test_a_number_in_a_later_row_is_not_text_either(complaint, tmp_path, before):
+    sentence = complaint(put(tmp_path / "a.jsonl", jsonl([*before, 5])))
+
+    assert "data.text_column=text" in sentence
+    assert "not text" in sentence
+
+
+def test_tables_with_other_columns_are_told(complaint, tmp_path):
+    put(tmp_path / "a.jsonl", jsonl(ROWS))
+    put(tmp_path / "b.jsonl", jsonl(ROWS, "body"))
+
+    complaint(tmp_path / "*.jsonl")
+
+
+def test_files_of_several_formats_are_refused(complaint, tmp_path):
+    put(tmp_path / "a.txt", TEXT)
+    put(tmp_path / "b.jsonl", jsonl(ROWS))
+
+    assert "mixes formats (json, text)" in complaint(tmp_path / "*.*")
+
+
+@pytest.mark.parametrize("ending", COMPRESS)
+@pytest.mark.parametrize("fault", ["truncated", "not compressed"])
+def test_a_broken_compressed_text_is_told(complaint, tmp_path, ending, fault):
+    whole = COMPRESS[ending]("".join(map(chr, range(0x400, 0x4000))).encode())
+    content = whole[:-9] if fault == "truncated" else b"plain text"
+
+    assert "cannot be read" in complaint(put(tmp_path / f"a.txt.{ending}", content))
+
+
+SENTENCES = [f"sentence number {i}, " + "which is long " * 20 for i in range(25_000)]
+
+
+def broken_table(folder, ending, where):
+    """A table with one fault: in its first row, or after more than a reader reads at once."""
+    rows = SENTENCES if where == "late" else []
+    if ending == "parquet":
+        path = parquet(folder / "a.parquet", SENTENCES[:1000], row_group_size=100)
+        content = bytearray(path.read_bytes())
+        if where == "late":
+            at = pq.ParquetFile(path).metadata.row_group(9).column(1).data_page_offset
+            content[at : at + 60] = b"\xff" * 60  # the pages of the last row group
+        return put(path, bytes(content if where == "late" else content[:-20]))
+    if ending == "jsonl":
+        return put(folder / "a.jsonl", jsonl(rows) * 3 + '{"n": 0, "text": oops}\n')
+    if ending == "csv":
+        return put(folder / "a.csv", csv([*rows, "good"]) + "1,2,3,4\n")
+    if ending == "latin1.csv":
+        return put(folder / "a.csv", csv([*rows, "caf\u00e9"]).encode("latin1"))
+    packed = gzip.compress((jsonl if "jsonl" in ending else csv)(rows or ROWS).encode(), 1)
+    return put(folder / f"a.{ending}", packed[:-12])
+
+
+@pytest.mark.parametrize("where", ["first", "late"])
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "latin1.csv", "parquet", "jsonl.gz", "csv.gz"])
+def test_a_broken_table_is_told_wherever_it_is_broken(complaint, tmp_path, ending, where):
+    path = broken_table(tmp_path, ending, where)
+    reader = "json" if "jsonl" in ending else ending.split(".")[-1].replace("gz", "csv")
+
+    assert f"cannot be read as {reader}" in complaint(path)
+
+
+@pytest.fixture
+def served():
+    """Answers by path: (status line or code, headers, body); counts what was asked."""
+    answers, asked = {}, []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):  # noqa: N802
+            asked.append(self.path)
+            status, headers, body = answers[self.path]
+            if isinstance(status, bytes):
+                self.wfile.write(status)
+                return
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", answers, asked
+        server.shutdown()
+        thread.join()
+
+
+def test_a_url_is_fetched_once(text_of, served):
+    address, answers, asked = served
+    answers["/a.txt"] = (200, {"Content-Length": str(len(TEXT.encode()))}, TEXT.encode())
+    answers["/b.jsonl.gz?raw=1"] = (200, {}, gzip.compress(jsonl(ROWS).encode()))
+
+    for _ in range(2):
+        assert text_of(f"{address}/a.txt") == TEXT
+        assert text_of(f"{address}/b.jsonl.gz?raw=1") == JOINED
+    assert asked == ["/a.txt", "/b.jsonl.gz?raw=1"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ((404, {}, b"no"), "404"),
+        ((200, {"Content-Length": "100"}, b"only this"), "9 of 100 bytes"),
+        ((200, {"Transfer-Encoding": "chunked"}, b"5\r\nfirst\r\n9\r\nhalf"), "fetched"),
+        ((b"this is not HTTP\r\n\r\n", {}, b""), "fetched"),
+        ((b"", {}, b""), "fetched"),
+    ],
+    ids=["404", "too short", "chunk cut off", "not HTTP", "hung up"],
+)
+def test_a_url_that_does_not_give_its_file_leaves_nothing(
+    complaint, text_of, served, tmp_path, answer, reason
+):
+    address, answers, _ = served
+    answers["/a.txt"] = answer
+
+    assert reason in complaint(f"{address}/a.txt")
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+
+    answers["/a.txt"] = (200, {}, TEXT.encode())  # the next start is not misled
+    assert text_of(f"{address}/a.txt") == TEXT
+
+
+def test_a_server_that_is_not_there_is_told(complaint):
+    sentence = complaint("http://127.0.0.1:1/a.txt")
+
+    assert "could not be fetched" in sentence
+    assert "give its path" in sentence

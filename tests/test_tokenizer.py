@@ -1,0 +1,141 @@
+"""The character tokenizer, and the same one as transformers loads it."""
+
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from data.errors import DataError
+from data.tokenizer import TOKENIZER_FILES, CharTokenizer
+from snapshot.gpt2_layout import gpt2_config
+
+AWKWARD = [
+    " leading and trailing  ",
+    "\n\nlines\nand\r\nothers\r",
+    "\ttabs\t and \x00 NUL \x00\x00",
+    "family: \U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466 flag \U0001f1eb\U0001f1f7",
+    "e\u0301 is not \u00e9; \u1100\u1161 is not \uac00",
+    "no-break\u00a0space, line\u2028separator, \u3000 wide, \ufeff mark",
+    "<unk> [UNK] </s> <|endoftext|> ## ▁ Ġ don't , . ! ?",
+    "\x85\x0b\x0c\x1c\x1f\x7f\u200b\u00ad",
+    "\U0010ffff\uffff\ue000\ufffd",
+    " ",
+    "\r\n",
+]
+UNICODE = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=80)
+SPACED = st.text(st.sampled_from("ab \t\r\n\x00\u0301\u200d,.'"), min_size=1, max_size=80)
+
+
+def tokenizer_of(*texts):
+    return CharTokenizer("".join(sorted(set("".join(texts)))))
+
+
+def auto_tokenizer(tokenizer, folder):
+    """AutoTokenizer of a folder that holds what a snapshot holds."""
+    shape = {"vocab_size": tokenizer.vocab_size, "block_size": 8, "n_layer": 1, "n_head": 1}
+    config = gpt2_config({**shape, "n_embd": 4, "dropout": 0.0})
+    (folder / "config.json").write_text(json.dumps(config))
+    tokenizer.save(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def assert_same_as_transformers(text):
+    ours = tokenizer_of(text)
+    with tempfile.TemporaryDirectory() as folder:
+        theirs = auto_tokenizer(ours, Path(folder))
+    ids = ours.encode(text)
+    assert ours.decode(ids) == text
+    assert theirs(text)["input_ids"] == ids.tolist()
+    assert theirs.encode(text) == ids.tolist()
+    assert theirs.decode(ids.tolist()) == text
+    assert theirs.decode(ids.tolist(), skip_special_tokens=True) == text
+    assert theirs.decode(ids.tolist(), skip_special_tokens=False) == text
+    assert len(theirs) == ours.vocab_size
+
+
+def test_tokens_are_numbered_in_code_point_order():
+    tokenizer = tokenizer_of("zebra \U0001f600\u00e9A")
+
+    assert tokenizer.characters == " Aaberz\u00e9\U0001f600"
+    assert tokenizer.encode("A \U0001f600").tolist() == [1, 0, 8]
+
+
+@pytest.mark.parametrize(
+    ("characters", "dtype"), [(1, "uint8"), (2, "uint8"), (256, "uint8"), (257, "uint16")]
+)
+def test_tokens_have_the_smallest_type_that_holds_the_vocabulary(characters, dtype):
+    tokenizer = CharTokenizer("".join(map(chr, range(0x400, 0x400 + characters))))
+
+    tokens = tokenizer.encode(tokenizer.characters)
+
+    assert tokens.dtype == np.dtype(dtype)
+    assert tokens.tolist() == list(range(characters))
+
+
+@given(UNICODE)
+@settings(max_examples=50, deadline=None)
+def test_decoding_what_was_encoded_gives_the_text(text):
+    tokenizer = tokenizer_of(text, "more")
+
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.decode(tokenizer.encode(text).tolist()) == text
+    assert tokenizer.vocab_size == len(set(text + "more"))
+
+
+def test_nothing_is_encoded_to_nothing():
+    assert tokenizer_of("ab").encode("").shape == (0,)
+    assert tokenizer_of("ab").decode([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [("ab\u65e5a\u672c", "U+65E5"), ("\u672c", "U+672C"), ("a\nb", "U+000A"), ("🙂", "U+1F642")],
+)
+def test_an_unknown_character_is_named(text, named):
+    with pytest.raises(DataError) as caught:
+        tokenizer_of("ab").encode(text)
+
+    assert named in str(caught.value)
+    assert "2 characters" in str(caught.value)
+
+
+def test_a_character_beyond_unicode_text_is_named():
+    """What a terminal's broken bytes become in sys.argv: a lone surrogate."""
+    with pytest.raises(DataError, match=r"U\+DC80"):
+        tokenizer_of("ab").encode("a\udc80")
+
+
+@pytest.mark.parametrize("text", AWKWARD)
+def test_saving_and_loading_changes_nothing(text, tmp_path):
+    tokenizer = tokenizer_of(text)
+
+    tokenizer.save(tmp_path)
+    loaded = CharTokenizer.load(tmp_path)
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(TOKENIZER_FILES)
+    assert loaded.characters == tokenizer.characters
+    assert loaded.dtype == tokenizer.dtype
+    assert loaded.encode(text).tolist() == tokenizer.encode(text).tolist()
+
+
+@pytest.mark.parametrize("text", [*AWKWARD, "".join(AWKWARD)])
+def test_transformers_agrees_on_awkward_text(text):
+    assert_same_as_transformers(text)
+
+
+@given(st.one_of(UNICODE, SPACED))
+@settings(max_examples=40, deadline=None)
+def test_transformers_agrees_on_any_text(text):
+    assert_same_as_transformers(text)
+
+
+def test_transformers_refuses_an_unknown_character_too(tmp_path):
+    theirs = auto_tokenizer(tokenizer_of("ab"), tmp_path)
+
+    with pytest.raises(Exception, match="UNK"):
+        theirs("abc")
