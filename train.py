@@ -27,8 +27,8 @@ from training.console import Console
 from training.evaluation import held_out_loss
 from training.launch import known_tracker, refuse_broken_launch, run_command
 from training.optimizer import adamw
-from training.randomness import compute_reproducibly, reseed
 from training.report import Report
+from training.reproducible import compute_reproducibly, reseed, settle_gradient_buckets
 from training.schedule import learning_rate_at, set_learning_rate
 from training.start import agree_on_start, check_writable, open_run, prepare_text, state_at
 from training.summary import draw_run, print_end, print_header, sample_text
@@ -112,6 +112,7 @@ def main(config: Config) -> None:
     batches = iter(train_loader)
 
     model.train()
+    settle_gradient_buckets(accelerator, model, optimizer, data.block_size)
     for step in range(state.step + 1, train.max_steps + 1):
         last = step == train.max_steps
 

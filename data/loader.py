@@ -19,6 +19,8 @@ from torch.utils.data import DataLoader, Dataset
 from data.order import BlockOrder
 from data.stream import TokenStream
 
+SEQUENCES_AHEAD = 512
+"""How many places in the order are worked out together."""
 NO_WINDOW = -1
 """Fills up a batch of evaluation: a row whose targets do not count."""
 
@@ -63,10 +65,14 @@ class StepBatches:
         self.first_sequence = (first_step - 1) * global_batch_size
 
     def __iter__(self) -> Iterator[list[int]]:
+        # Many at once cost little more than one, and as much at any step.
+        ahead = self.batch_size * max(1, SEQUENCES_AHEAD // self.batch_size)
         sequence = self.first_sequence
         while True:
-            yield self.order.starts(sequence, self.batch_size).tolist()
-            sequence += self.batch_size
+            starts = self.order.starts(sequence, ahead).tolist()
+            for first in range(0, ahead, self.batch_size):
+                yield starts[first : first + self.batch_size]
+            sequence += ahead
 
 
 class HeldOutBatches:

@@ -3,7 +3,7 @@
 Nothing is stored and nothing is skipped through: the window at any position of any epoch is
 computed on its own. A permutation of the blocks that can be evaluated at one index costs no memory
 either, whatever the corpus: a Feistel network over the indices (Luby & Rackoff, 1988), with cycle
-walking for sizes that are no power of four (Black & Rogaway, 2002).
+walking for sizes that are no power of two (Black & Rogaway, 2002).
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 def permuted(indices: NDArray[np.int64], size: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
     """Where a permutation of range(size), chosen by `keys` (ROUNDS,), sends `indices`."""
-    half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
-    half, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
+    bits = max(2, (size - 1).bit_length())
+    widths = (bits // 2, bits - bits // 2)  # of the right and the left half; they swap each round
 
     def network(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        left, right = values >> half, values & mask
+        right_bits, left_bits = widths
+        left, right = values >> np.uint64(right_bits), values & np.uint64((1 << right_bits) - 1)
         for key in keys:
+            mask = np.uint64((1 << left_bits) - 1)
             left, right = right, left ^ (_mix(right + key) & mask)
-        return (left << half) | right
+            right_bits, left_bits = left_bits, right_bits
+        return (left << np.uint64(right_bits)) | right
 
     values = network(indices.astype(np.uint64))
     while (outside := values >= size).any():  # walk the cycle until it is back in the range

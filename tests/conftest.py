@@ -20,7 +20,26 @@ os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
 def text_file(tmp_path_factory) -> Path:
     """About 20,000 characters of made-up sentences, the same at every run."""
     chosen = random.Random(7)
-    words = "the run goes on where it was and no step is lost or done twice by any worker".split()
+    words = [
+        "the",
+        "run",
+        "goes",
+        "on",
+        "where",
+        "it",
+        "was",
+        "and",
+        "no",
+        "step",
+        "is",
+        "lost",
+        "or",
+        "done",
+        "twice",
+        "by",
+        "any",
+        "worker",
+    ]
     lines = [" ".join(chosen.choices(words, k=9)).capitalize() + "." for _ in range(500)]
     path = tmp_path_factory.mktemp("text") / "text.txt"
     path.write_text("\n".join(lines), encoding="utf-8")

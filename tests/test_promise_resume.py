@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -41,10 +42,8 @@ def kill_at(words: list[str], moment) -> bool:
     try:
         return wait_for(moment, process)
     finally:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         process.wait()
 
 
@@ -109,15 +108,22 @@ def test_killed_at_ten_moments_a_run_ends_with_the_same_bits(small, tmp_path):
     assert not list((killed / "snapshots").glob(".tmp-*"))
 
 
-def test_stopped_and_resumed_on_two_processes_the_bits_are_the_same(small, tmp_path):
-    overrides = [*small, "model.dropout=0.1", "train.max_steps=40"]
+@pytest.mark.parametrize("processes", [2, 3])
+def test_killed_and_resumed_on_several_processes_the_bits_are_the_same(small, tmp_path, processes):
+    overrides = [*small, "model.dropout=0.1", "train.max_steps=40", "train.global_batch_size=12"]
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
-    whole = runs.launch("ddp_cpu.yaml", *overrides, f"run.dir={undisturbed}")
+
+    def words(run_dir: Path) -> list[str]:
+        options = (f"--num_processes={processes}",)
+        return runs.launch_command(
+            "ddp_cpu.yaml", *overrides, f"run.dir={run_dir}", options=options
+        )
+
+    whole = runs.run(words(undisturbed))
     assert whole.returncode == 0, whole.stderr
-    assert "2 processes," in whole.stdout
-    words = runs.launch_command("ddp_cpu.yaml", *overrides, f"run.dir={killed}")
-    assert kill_at(words, after_a_rename(killed, random.Random(1)))
-    rest = runs.launch("ddp_cpu.yaml", *overrides, f"run.dir={killed}")
+    assert f"{processes} processes," in whole.stdout
+    assert kill_at(words(killed), after_a_rename(killed, random.Random(1)))
+    rest = runs.run(words(killed))
     assert rest.returncode == 0, rest.stderr
     assert "the newest of this run" in rest.stdout
     runs.assert_same_bits(runs.snapshot(undisturbed, 40), runs.snapshot(killed, 40))

@@ -10,10 +10,11 @@ import training.config
 from training.config import Config
 
 USAGE = """\
-Train a GPT: accelerate launch [--config_file accelerate_configs/<which>.yaml] train.py [key=value
-...]
+Train a GPT:
 
-  model=tiny|baby|gpt2|gpt2_medium|gpt2_large|gpt2_xl    a preset of sizes
+  accelerate launch [--config_file accelerate_configs/WHICH.yaml] train.py [key=value ...]
+
+  model=tiny|baby|gpt2|gpt2_medium|gpt2_large|gpt2_xl    a preset of sizes and learning rates
   experiment=shakespeare_char|shakespeare_char_cpu       a preset of a whole run
   --show                                                 print the configuration and stop
 """

@@ -1,9 +1,16 @@
-"""Every random draw is a pure function of the seed and the place: nothing has to be saved."""
+"""What makes a resumed run equal to one that was not interrupted, bit by bit, without saving it.
+
+Random draws are pure functions of the seed and the place; kernels and sums keep one order.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 
 def reseed(seed: int, step: int, process: int) -> None:
@@ -26,3 +33,19 @@ def compute_reproducibly() -> None:
         torch.use_deterministic_algorithms(True, warn_only=True)
         # A debugging aid that costs time. (mypy does not know this module.)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def settle_gradient_buckets(
+    accelerator: Accelerator, model: nn.Module, optimizer: Optimizer, block_size: int
+) -> None:
+    """Let DDP find its order of gradients before the first step. Every process must call this.
+
+    DDP rebuilds its buckets after the first backward pass of a process. From three processes on,
+    the place of a gradient in its bucket decides the order in which it is summed, so the first
+    step after a restart would differ in its last bits from the same step of a run that went on.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        return
+    zeros = torch.zeros((1, block_size), dtype=torch.int64, device=accelerator.device)
+    accelerator.backward(model(zeros, zeros))
+    optimizer.zero_grad()

@@ -1,0 +1,143 @@
+"""Preparing text: MB/s, peak memory, and what training needs of a large corpus.
+
+    python benchmarks/data.py --megabytes 100 1000
+
+Writes a generated text of each size into a temporary folder, prepares it in a fresh process, and
+measures that process. Then another fresh process reads 2,000 batches of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+BATCHES, BATCH, BLOCK = 2000, 12, 64
+
+
+def write_text(path: Path, megabytes: int) -> None:
+    """Sentences of made-up words over 60 characters, one byte each, with some of three."""
+    chosen = random.Random(11)
+    letters = "etaoinshrdlucmfwypvbgkjqxzETAOINSHRDLUCMFWYPVBGKJQXZ0123456789"
+    words = ["".join(chosen.choices(letters, k=chosen.randrange(1, 11))) for _ in range(5000)]
+    piece = " ".join(chosen.choices(words, k=170_000)).replace("qz", "\u2014") + ".\n"
+    encoded = piece.encode()
+    with open(path, "wb") as opened:
+        for _ in range(megabytes * 1_000_000 // len(encoded) + 1):
+            opened.write(encoded)
+
+
+def prepare(source: str, cache: str) -> dict:
+    from data.corpus import prepare_corpus
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began = time.perf_counter()
+    prepare_corpus(
+        source, text_column="text", val_fraction=0.1, block_size=BLOCK, cache_dir=Path(cache)
+    )
+    seconds = time.perf_counter() - began
+    return {
+        "seconds": seconds,
+        "megabytes_per_second": os.path.getsize(source) / 1e6 / seconds,
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
+        "imports_mb": before / 1e3,
+    }
+
+
+def load(source: str, cache: str) -> dict:
+    from data.corpus import prepare_corpus
+    from data.loader import StepBatches, Windows, window_loader
+    from data.order import BlockOrder
+
+    corpus = prepare_corpus(
+        source, text_column="text", val_fraction=0.1, block_size=BLOCK, cache_dir=Path(cache)
+    )
+    order = BlockOrder(len(corpus.train), BLOCK, seed=1)
+    anonymous = anonymous_mb()
+
+    def first_batch_seconds(step: int) -> float:
+        began = time.perf_counter()
+        batches = StepBatches(order, BATCH, BATCH, first_step=step)
+        next(iter(window_loader(Windows(corpus.train, BLOCK, -100), batches)))
+        return time.perf_counter() - began
+
+    first_batch_seconds(1)
+    pairs = [(first_batch_seconds(1), first_batch_seconds(1_000_000)) for _ in range(300)]
+    ratios = sorted(late / early for early, late in pairs)
+    batches = iter(
+        window_loader(
+            Windows(corpus.train, BLOCK, -100), StepBatches(order, BATCH, BATCH, first_step=1)
+        )
+    )
+    began = time.perf_counter()
+    for _ in range(BATCHES):
+        next(batches)
+    seconds = time.perf_counter() - began
+    return {
+        "start_ratio": ratios[len(ratios) // 2],
+        "loader_tokens_per_second": BATCHES * BATCH * BLOCK / seconds,
+        "own_memory_growth_mb": anonymous_mb() - anonymous,
+    }
+
+
+def anonymous_mb() -> float:
+    """Memory of the process's own: without the mapped file's pages, which the system takes back."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon"):
+            return int(line.split()[1]) / 1e3
+    return float("nan")
+
+
+def in_a_fresh_process(work: str, *arguments: str) -> dict:
+    result = subprocess.run(
+        [sys.executable, __file__, "--work", work, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"},
+    )
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--megabytes", type=int, nargs="+", default=[10, 100])
+    parser.add_argument("--work", choices=("prepare", "load"), help=argparse.SUPPRESS)
+    parser.add_argument("paths", nargs="*", help=argparse.SUPPRESS)
+    options, rest = parser.parse_known_args()
+    if options.work:
+        work = {"prepare": prepare, "load": load}[options.work]
+        print(json.dumps(work(*options.paths, *rest)))
+        return
+    print(f"OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'unset')}")
+    print(
+        "| MB | MB/s | peak MB | of which imports | loader tokens/s "
+        "| start at step 1,000,000 / 1 | own memory of 2,000 batches, MB |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for megabytes in options.megabytes:
+        with tempfile.TemporaryDirectory() as folder:
+            source = str(Path(folder) / "text.txt")
+            write_text(Path(source), megabytes)
+            first = in_a_fresh_process("prepare", source, folder)
+            then = in_a_fresh_process("load", source, folder)
+        print(
+            f"| {megabytes:,} | {first['megabytes_per_second']:.0f} | {first['peak_mb']:.0f} "
+            f"| {first['imports_mb']:.0f} | {then['loader_tokens_per_second']:,.0f} "
+            f"| {then['start_ratio']:.2f} | {then['own_memory_growth_mb']:.1f} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
