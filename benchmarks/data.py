@@ -48,7 +48,7 @@ def prepare(source: str, cache: str) -> dict:
     seconds = time.perf_counter() - began
     return {
         "seconds": seconds,
-        "megabytes_per_second": os.path.getsize(source) / 1e6 / seconds,
+        "megabytes_per_second": Path(source).stat().st_size / 1e6 / seconds,
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
         "imports_mb": before / 1e3,
     }

@@ -244,20 +244,37 @@ def environment(tmp_path):
     return {**os.environ, "PYTHONPATH": str(ROOT), "HF_DATASETS_CACHE": str(tmp_path / "datasets")}
 
 
+PREPARING = """
+import sys
+from pathlib import Path
+import data.corpus
+
+def say(word):
+    print(word, flush=True)
+    assert sys.stdin.readline() == "go\\n"
+
+class Lock(data.corpus.FileLock):
+    def __enter__(self):
+        say("locking")
+        return super().__enter__()
+
+def build(*args):
+    say("building")
+    return really_build(*args)
+
+really_build, data.corpus._build, data.corpus.FileLock = data.corpus._build, build, Lock
+corpus = data.corpus.prepare_corpus(
+    sys.argv[1], text_column="text", val_fraction=0.1, block_size=8, cache_dir=Path(sys.argv[2])
+)
+print(corpus.info.fingerprint, len(corpus.train))
+"""
+
+
 def test_processes_that_prepare_together_share_one_corpus(tmp_path):
-    source = written(tmp_path / "a.txt", TEXT * 50)
-    script = (
-        "import pathlib, sys, time, data.corpus as c\n"
-        "built, build = [], c._build\n"
-        "c._build = lambda *args: (built.append(1), build(*args))\n"
-        "print('ready', flush=True); sys.stdin.readline()\n"
-        f"corpus = c.prepare_corpus({str(source)!r}, text_column='text', val_fraction=0.1,"
-        f" block_size=8, cache_dir=pathlib.Path({str(tmp_path / 'cache')!r}))\n"
-        "print(len(built), corpus.info.fingerprint, len(corpus.train))\n"
-    )
-    processes = [
+    source = written(tmp_path / "a.txt", TEXT)
+    first, second = (
         subprocess.Popen(
-            [sys.executable, "-c", script],
+            [sys.executable, "-c", PREPARING, str(source), str(tmp_path / "cache")],
             cwd=ROOT,
             env=environment(tmp_path),
             stdin=subprocess.PIPE,
@@ -265,16 +282,21 @@ def test_processes_that_prepare_together_share_one_corpus(tmp_path):
             text=True,
         )
         for _ in range(2)
-    ]
-    for process in processes:
-        assert process.stdout.readline() == "ready\n"
-    for process in processes:  # both are imported: now together
+    )
+
+    def go(process):
         process.stdin.write("go\n")
         process.stdin.flush()
-    answers = [process.communicate(timeout=120)[0].split() for process in processes]
 
-    assert [process.returncode for process in processes] == [0, 0]
-    assert sorted(answer[0] for answer in answers) == ["0", "1"]  # one built, one waited
-    assert answers[0][1:] == answers[1][1:]
-    assert answers[0][2] == str(int(len(TEXT * 50) * 0.9))
+    assert first.stdout.readline() == "locking\n"
+    go(first)
+    assert first.stdout.readline() == "building\n"
+    assert second.stdout.readline() == "locking\n"  # it has seen that there is no corpus yet
+    go(second)
+    go(first)
+    answers = [process.communicate(timeout=120)[0] for process in (first, second)]
+
+    assert [process.returncode for process in (first, second)] == [0, 0]
+    assert answers[1] == answers[0]  # the second did not build
+    assert answers[0].split()[1] == str(int(len(TEXT) * 0.9))
     assert len(cached(tmp_path)) == 1

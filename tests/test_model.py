@@ -90,7 +90,7 @@ def test_logits_and_loss_are_those_of_transformers(n_head):
 
 @pytest.mark.parametrize("preset", PUBLISHED)
 def test_presets_have_the_published_number_of_parameters(preset):
-    shape = yaml.safe_load((PRESETS / f"{preset}.yaml").read_text())
+    shape = yaml.safe_load((PRESETS / f"{preset}.yaml").read_text())["model"]
     with torch.device("meta"):
         model = GPT(GPTConfig(vocab_size=50257, block_size=1024, **shape))
 

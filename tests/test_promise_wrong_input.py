@@ -1,4 +1,4 @@
-"""Promise 7: wrong input gets a sentence and exit code 2, before any training, and loses nothing."""
+"""Promise 7: wrong input gets a sentence and exit code 2, before any training."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class OptimConfig:
 
 @dataclass
 class TrainConfig:
-    max_steps: int = 2000
+    max_steps: int = 1500
     """Optimizer updates of the whole run; a finished run is extended by raising it."""
     global_batch_size: int = 12
     """Sequences of one step, over all processes and accumulation."""
@@ -72,9 +72,9 @@ class TrainConfig:
     """Steps between evaluations; there is always one at the end."""
     eval_batches: int | None = 200
     """Evaluate on at most this many global batches of held-out text; null: on all of it."""
-    log_every: int = 10
+    log_every: int = 20
     """Steps between lines on the console; metrics.jsonl has every step."""
-    sample_every: int = 1000
+    sample_every: int = 500
     """Steps between printed samples; 0: only at the end."""
     seed: int = 1337
     """Decides weights, order and dropout."""
