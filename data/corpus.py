@@ -10,13 +10,15 @@ import hashlib
 import json
 import os
 import shutil
+from array import array
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from datasets import Dataset, Features, IterableDataset, List, Value
+from datasets import Dataset, Features, List, Value
 from datasets.arrow_writer import ArrowWriter
 from filelock import FileLock
+from numpy.typing import NDArray
 
 from data.errors import DataError
 from data.sources import Source, open_source
@@ -90,17 +92,12 @@ def _prepare_once(opened: Source, val_fraction: float, folder: Path) -> None:
 
 
 def _build(opened: Source, val_fraction: float, building: Path) -> None:
-    tokenizer, characters, documents = _survey(opened)
-    written, cut, digest = _write_tokens(
-        opened,
-        tokenizer,
-        building / "tokens.arrow",
-        int(characters * (1 - val_fraction)),
-        documents,
-    )
+    tokenizer, ends, characters = _survey(opened)
+    cut = _split(characters, ends, val_fraction)
+    written, digest = _write_tokens(opened, tokenizer, building / "tokens.arrow")
     assert written == characters, "the source changed while it was read"
     digest.update(f"\0{FORMAT}\0{cut}".encode())
-    info = CorpusInfo(opened.name, characters, documents, cut, digest.hexdigest())
+    info = CorpusInfo(opened.name, characters, len(ends), cut, digest.hexdigest())
     tokenizer.save(building)
     (building / "corpus.json").write_text(json.dumps(asdict(info), indent=2) + "\n")
     for file in building.iterdir():
@@ -108,56 +105,58 @@ def _build(opened: Source, val_fraction: float, building: Path) -> None:
             os.fsync(written_file.fileno())
 
 
-def _survey(opened: Source) -> tuple[CharTokenizer, int, int]:
-    """First pass: the vocabulary, and how many characters and documents there are."""
+def _survey(opened: Source) -> tuple[CharTokenizer, NDArray[np.int64], int]:
+    """First pass: the vocabulary, where documents end, and how many characters there are."""
     seen = np.zeros(CODE_POINTS, dtype=bool)
-    characters = documents = 0
-    for piece in opened.pieces:
+    ends = array("q")
+    characters = 0
+    for piece in opened.read():
         points = code_points(piece["text"])
         seen[points] = True
+        ends.extend(characters + end for end in piece["ends"])
         characters += len(points)
-        documents += len(piece["ends"])
     if characters == 0:
         raise DataError(f"data.source={opened.name} is empty: there is no text to train on.")
-    return CharTokenizer("".join(map(chr, np.flatnonzero(seen)))), characters, documents
+    tokenizer = CharTokenizer("".join(map(chr, np.flatnonzero(seen))))
+    return tokenizer, np.array(ends, dtype=np.int64), characters
+
+
+def _split(characters: int, ends: NDArray[np.int64], val_fraction: float) -> int:
+    """The first held-out character; of many documents, the end of one nearest to the fraction."""
+    cut = int(characters * (1 - val_fraction))
+    inner = ends[(ends > 0) & (ends < characters)]
+    if len(ends) < MANY_DOCUMENTS or len(inner) == 0:
+        return cut
+    return int(inner[np.argmin(np.abs(inner - cut))])
 
 
 def _write_tokens(
-    opened: Source, tokenizer: CharTokenizer, path: Path, wanted_cut: int, documents: int
-) -> tuple[int, int, hashlib._Hash]:
-    """Second pass: encode into Arrow. Returns tokens written, the split, and a running digest.
-
-    The split is `wanted_cut`, or where there are many documents the end of one nearest to it.
-    """
+    opened: Source, tokenizer: CharTokenizer, path: Path
+) -> tuple[int, hashlib._Hash]:
+    """Second pass: encode into Arrow. Returns how many tokens, and a digest of them."""
     features = Features({"tokens": List(Value(tokenizer.dtype.name))})
-    encoded: IterableDataset = opened.pieces.map(
+    encoded = opened.pieces.map(
         _encode,
         batched=True,
         batch_size=1,  # pieces are large already
-        remove_columns=["text"],
+        remove_columns=["text", "ends"],
         fn_kwargs={"tokenizer": tokenizer},
-        features=Features({**features, "ends": List(Value("int64"))}),
+        features=features,
     ).with_format("numpy")
     digest = hashlib.sha256(tokenizer.characters.encode())
     written = 0
-    nearest_end = 0
     with ArrowWriter(path=str(path), features=features, writer_batch_size=8) as writer:
         for piece in encoded:
             tokens = np.asarray(piece["tokens"], dtype=tokenizer.dtype)
             digest.update(tokens.data)
             writer.write({"tokens": tokens})
-            if len(piece["ends"]):
-                ends = written + np.asarray(piece["ends"])
-                closest = int(ends[np.argmin(np.abs(ends - wanted_cut))])
-                nearest_end = min(nearest_end, closest, key=lambda end: abs(end - wanted_cut))
             written += len(tokens)
         writer.finalize()
-    whole_documents = documents >= MANY_DOCUMENTS and 0 < nearest_end < written
-    return written, nearest_end if whole_documents else wanted_cut, digest
+    return written, digest
 
 
 def _encode(batch: dict[str, list], tokenizer: CharTokenizer) -> dict[str, list]:
-    return {"tokens": [tokenizer.encode(text) for text in batch["text"]], "ends": batch["ends"]}
+    return {"tokens": [tokenizer.encode(text) for text in batch["text"]]}
 
 
 def _load(folder: Path, block_size: int, name: str) -> Corpus:

@@ -1,4 +1,4 @@
-"""Where text comes from: `data.source` to a stream of pieces of text.
+"""Where text comes from: what `data.source` names, as a stream of pieces of text.
 
 A source is an `IterableDataset` with the columns `text` (a piece of the corpus, in order) and
 `ends` (the offsets in the piece, in characters, at which a document ends). Pieces are a few MB at
@@ -10,38 +10,23 @@ single text file is taken to the letter.
 
 from __future__ import annotations
 
-import bz2
-import codecs
 import glob
-import gzip
 import hashlib
-import lzma
 import re
 import sysconfig
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
 
-import datasets
-from datasets import Features, IterableDataset, List, Value
+from datasets import IterableDataset
 
 from data.errors import DataError
+from data.fetch import fetched
+from data.pieces import PIECE_FEATURES, ended
+from data.tables import TABLE_READERS, hub_pieces, table_pieces
+from data.texts import suffixes, text_pieces
 
-PIECE_BYTES = 1 << 20
-ROWS_PER_PIECE = 64
-PIECE_FEATURES = Features({"text": Value("large_string"), "ends": List(Value("int64"))})
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".py")
-TABLE_READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
-COMPRESSIONS: dict[str, Any] = {
-    ".gz": gzip.open,
-    ".bz2": bz2.open,
-    ".xz": lzma.open,
-}
-URL_TIMEOUT_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -55,6 +40,18 @@ class Source:
     pieces: IterableDataset
     """Columns `text` and `ends`, see the module."""
 
+    def read(self) -> Iterator[dict]:
+        """The pieces, from the first. Raises DataError where one cannot be read."""
+        try:
+            yield from self.pieces
+        except DataError:
+            raise
+        except Exception as error:  # pyarrow's, pandas', zlib's, the decoder's own types
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise DataError(
+                f"data.source={self.name} cannot be read to its end: {reason}"
+            ) from error
+
 
 def open_source(source: str, text_column: str, cache_dir: Path) -> Source:
     """The corpus that `data.source` names.
@@ -67,24 +64,32 @@ def open_source(source: str, text_column: str, cache_dir: Path) -> Source:
     Raises DataError when there is no such text.
     """
     if source == "python-docs":
-        return _embedded(source, _python_docs())
+        return _python_docs()
     if source == "python-stdlib":
         return _files(source, _python_stdlib(), text_column)
     if re.match(r"https?://", source):
-        return _files(source, [_fetched(source, cache_dir)], text_column)
+        return _files(source, [fetched(source, cache_dir)], text_column)
     if _looks_like_files(source):
         return _files(source, _matching_files(source), text_column)
     return _hub_dataset(source, text_column)
 
 
-# What Python carries
-
-
-def _python_docs() -> list[str]:
+def _python_docs() -> Source:
     """The language reference as `help()` shows it: about 465,000 characters in 79 topics."""
     from pydoc_data.topics import topics
 
-    return [topics[name] for name in sorted(topics)]
+    documents = tuple(topics[name] for name in sorted(topics))  # a list would be taken for shards
+    digest = hashlib.sha256("\0".join(documents).encode())
+    pieces = IterableDataset.from_generator(
+        _document_pieces, features=PIECE_FEATURES, gen_kwargs={"documents": documents}
+    )
+    return Source("python-docs", digest.hexdigest(), pieces)
+
+
+def _document_pieces(documents: tuple[str, ...]) -> Iterator[dict]:
+    for document in documents:
+        text = ended(document)
+        yield {"text": text, "ends": [len(text)]}
 
 
 def _python_stdlib() -> list[Path]:
@@ -98,37 +103,14 @@ def _python_stdlib() -> list[Path]:
     ]
 
 
-def _embedded(name: str, documents: list[str]) -> Source:
-    digest = hashlib.sha256("\0".join(documents).encode())
-    pieces = IterableDataset.from_generator(
-        _document_pieces, features=PIECE_FEATURES, gen_kwargs={"documents": documents}
-    )
-    return Source(name, digest.hexdigest(), pieces)
-
-
-def _document_pieces(documents: list[str]) -> Iterator[dict]:
-    for document in documents:
-        text = document if document.endswith("\n") else document + "\n"
-        yield {"text": text, "ends": [len(text)]}
-
-
-# Files
-
-
-def _suffixes(path: str) -> tuple[str, str]:
-    """The ending that tells the format and the one that tells the compression ('' for none)."""
-    bare = Path(path)
-    compression = bare.suffix if bare.suffix in COMPRESSIONS else ""
-    return (Path(bare.stem) if compression else bare).suffix, compression
-
-
 def _looks_like_files(source: str) -> bool:
+    suffix, compression = suffixes(source)
     return (
         Path(source).expanduser().exists()
         or any(mark in source for mark in "*?[")
         or source.startswith(("/", "./", "../", "~"))
-        or _suffixes(source)[1] != ""
-        or _suffixes(source)[0] in (*TEXT_SUFFIXES, *TABLE_READERS)
+        or compression != ""
+        or suffix in (*TEXT_SUFFIXES, *TABLE_READERS)
         or re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source) is None
     )
 
@@ -155,7 +137,7 @@ def _matching_files(source: str) -> list[Path]:
 
 def _files(name: str, files: list[Path], text_column: str) -> Source:
     """All files must be texts, or all tables of one format."""
-    readers = {TABLE_READERS.get(_suffixes(str(file))[0], "text") for file in files}
+    readers = {TABLE_READERS.get(suffixes(str(file))[0], "text") for file in files}
     if len(readers) > 1:
         raise DataError(
             f"data.source={name} mixes formats ({', '.join(sorted(readers))}). "
@@ -169,155 +151,15 @@ def _files(name: str, files: list[Path], text_column: str) -> Source:
                 digest.update(hashlib.file_digest(opened, "sha256").digest())
         except OSError as error:
             raise DataError(f"data.source={name}: cannot read {file}: {error.strerror}.") from error
+    if not any(file.stat().st_size for file in files):
+        raise DataError(f"data.source={name} is empty: there is no text to train on.")
     if reader == "text":
-        pieces = IterableDataset.from_generator(
-            _text_pieces,
-            features=PIECE_FEATURES,
-            gen_kwargs={"files": [str(file) for file in files]},
-        )
-        return Source(name, digest.hexdigest(), pieces)
+        return Source(name, digest.hexdigest(), text_pieces(files))
     digest.update(text_column.encode())
-    try:
-        rows = datasets.load_dataset(
-            reader, data_files=[str(file) for file in files], split="train", streaming=True
-        )
-        return Source(name, digest.hexdigest(), _row_pieces(name, rows, text_column))
-    except DataError:
-        raise
-    except Exception as error:  # readers raise their own types: pyarrow's, pandas', OSError, ...
-        raise DataError(f"data.source={name} cannot be read as {reader}: {error}") from error
-
-
-def _text_pieces(files: list[str]) -> Iterator[dict]:
-    """Whole files as documents, read as UTF-8 in pieces; a byte order mark is not text."""
-    single = len(files) == 1
-    for file in files:
-        last = ""
-        for text in _decoded(file):
-            if last:
-                yield {"text": last, "ends": []}
-            last = text
-        if not single and not last.endswith("\n"):
-            last += "\n"
-        yield {"text": last, "ends": [len(last)]}
-
-
-def _decoded(file: str) -> Iterator[str]:
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    read = 0  # bytes given to the decoder before this piece
-    try:
-        with _open_bytes(file) as opened:
-            while piece := opened.read(PIECE_BYTES):
-                held = len(decoder.getstate()[0])
-                try:
-                    text = decoder.decode(piece)
-                except UnicodeDecodeError as error:
-                    raise _not_utf8(file, read - held + error.start) from error
-                yield text.removeprefix("\ufeff") if read == 0 else text
-                read += len(piece)
-            held = len(decoder.getstate()[0])
-            if held:
-                raise _not_utf8(file, read - held)
-    except (OSError, EOFError, lzma.LZMAError) as error:
-        raise DataError(f"data.source: {file} cannot be read to its end: {error}.") from error
-
-
-def _open_bytes(file: str) -> IO[bytes]:
-    opener = COMPRESSIONS.get(_suffixes(file)[1])
-    return opener(file, "rb") if opener else open(file, "rb")
-
-
-def _not_utf8(file: str, offset: int) -> DataError:
-    return DataError(
-        f"data.source: {file} is not UTF-8: byte {offset} (counted from 0) begins no character. "
-        f"Convert it first, for example: iconv -f LATIN1 -t UTF-8 {file} > utf8.txt"
-    )
-
-
-def _fetched(url: str, cache_dir: Path) -> Path:
-    """The file behind a URL, fetched once. `datasets` would need aiohttp for this alone."""
-    name = Path(urllib.parse.urlparse(url).path).name or "text.txt"
-    target = cache_dir / "fetched" / hashlib.sha256(url.encode()).hexdigest()[:16] / name
-    if target.exists():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_suffix(target.suffix + ".part")
-    try:
-        with (
-            urllib.request.urlopen(url, timeout=URL_TIMEOUT_SECONDS) as answer,
-            open(partial, "wb") as opened,
-        ):
-            received = 0
-            while piece := answer.read(PIECE_BYTES):
-                opened.write(piece)
-                received += len(piece)
-            expected = answer.headers.get("Content-Length")
-        if expected is not None and received != int(expected):
-            raise OSError(f"{received} of {expected} bytes arrived")
-    except (OSError, urllib.error.URLError) as error:
-        partial.unlink(missing_ok=True)
-        raise DataError(
-            f"data.source={url} could not be fetched: {error}. Check the address and the network, "
-            "or fetch the file by other means and give its path."
-        ) from error
-    return partial.rename(target)
-
-
-# Tables and the Hub
+    return Source(name, digest.hexdigest(), table_pieces(name, reader, files, text_column))
 
 
 def _hub_dataset(name: str, text_column: str) -> Source:
-    """The split `train` of a data set on the Hub, downloaded once into the datasets cache."""
-    try:
-        builder = datasets.load_dataset_builder(name)
-        builder.download_and_prepare()
-        rows = builder.as_dataset(split="train")
-    except Exception as error:  # of many unrelated types: the Hub's, the network's, the builder's
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(
-            f"data.source={name} is neither a file here nor a data set whose split 'train' could "
-            f"be loaded from the Hub: {reason}"
-        ) from error
-    digest = hashlib.sha256(f"{name}\0{builder.cache_dir}\0{text_column}".encode())
-    return Source(
-        name, digest.hexdigest(), _row_pieces(name, rows.to_iterable_dataset(), text_column)
-    )
-
-
-def _row_pieces(name: str, rows: IterableDataset, text_column: str) -> IterableDataset:
-    """Each row is a document; rows are joined into pieces."""
-    first = next(iter(rows), None)
-    if first is None:
-        raise DataError(f"data.source={name} has no rows.")
-    if text_column not in first:
-        raise DataError(
-            f"data.text_column={text_column} is not a column of {name}. "
-            f"Its columns: {', '.join(first)}."
-        )
-    if not isinstance(first[text_column], str | None):
-        raise DataError(
-            f"data.text_column={text_column} of {name} holds "
-            f"{type(first[text_column]).__name__}, not text. Its columns: {', '.join(first)}."
-        )
-    return rows.select_columns([text_column]).map(
-        _join_rows,
-        batched=True,
-        batch_size=ROWS_PER_PIECE,
-        remove_columns=[text_column],
-        fn_kwargs={"column": text_column},
-        features=PIECE_FEATURES,
-    )
-
-
-def _join_rows(batch: dict[str, list], column: str) -> dict[str, list]:
-    parts: list[str] = []
-    ends: list[int] = []
-    length = 0
-    for row in batch[column]:
-        if not row:  # null or empty: no document
-            continue
-        text = row if row.endswith("\n") else row + "\n"
-        length += len(text)
-        parts.append(text)
-        ends.append(length)
-    return {"text": ["".join(parts)], "ends": [ends]}
+    pieces, version = hub_pieces(name, text_column)
+    digest = hashlib.sha256(f"{name}\0{version}\0{text_column}".encode())
+    return Source(name, digest.hexdigest(), pieces)

@@ -21,7 +21,8 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_ma
 
 def code_points(text: str) -> NDArray[np.uint32]:
     """The code points of a text, without a Python loop over its characters."""
-    return np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+    # Surrogates, as broken bytes on a command line become, are code points too, if unknown ones.
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
 
 
 def smallest_unsigned(count: int) -> np.dtype:

@@ -5,6 +5,7 @@ Letters in shapes: B batch, T time, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -24,8 +25,8 @@ def next_token_probabilities(
 
     Raises ValueError for a negative temperature, top_k < 1, or top_p outside (0, 1].
     """
-    if temperature < 0:
-        raise ValueError(f"temperature={temperature} must not be negative")
+    if not 0 <= temperature < math.inf:
+        raise ValueError(f"temperature={temperature} must be a number from 0 up")
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k={top_k} must be at least 1")
     if top_p is not None and not 0 < top_p <= 1:
@@ -33,18 +34,19 @@ def next_token_probabilities(
     logits = logits.float()
     if temperature == 0:
         return torch.nn.functional.one_hot(logits.argmax(-1), logits.size(-1)).float()
-    logits = logits / temperature
-    if top_k is not None and top_k < logits.size(-1):
-        kth = logits.topk(top_k).values[..., -1:]
-        logits = logits.masked_fill(logits < kth, -torch.inf)
-    probabilities = logits.softmax(-1)
-    if top_p is not None and top_p < 1:
-        ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
+    # The largest becomes 0 first: a tiny temperature then makes the others -inf, not all of them.
+    probabilities = ((logits - logits.amax(-1, keepdim=True)) / temperature).softmax(-1)
+    if top_k is None and top_p is None:
+        return probabilities
+    ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
+    if top_k is not None:
+        ordered[..., top_k:] = 0.0
+    if top_p is not None:
+        ordered /= ordered.sum(-1, keepdim=True)
         before = ordered.cumsum(-1) - ordered  # what the more likely ones reach without this one
-        dropped = torch.zeros_like(ordered, dtype=torch.bool).scatter(-1, order, before >= top_p)
-        probabilities = probabilities.masked_fill(dropped, 0.0)
-        probabilities = probabilities / probabilities.sum(-1, keepdim=True)
-    return probabilities
+        ordered[before >= top_p] = 0.0
+    kept = torch.zeros_like(ordered).scatter(-1, order, ordered)
+    return kept / kept.sum(-1, keepdim=True)
 
 
 @torch.no_grad()

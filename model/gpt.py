@@ -145,7 +145,7 @@ class Transformer(nn.Module):
         positions = torch.arange(past, past + ids.size(1), device=ids.device)
         x = self.drop(self.wte(ids) + self.wpe(positions))
         for block in self.h:
-            if self.activation_checkpointing and self.training:
+            if self.activation_checkpointing and self.training and cache is None:
                 # Keeps the generator's state: the recomputed dropout is the first one's.
                 x = checkpoint(block, x, use_reentrant=False)
             else:

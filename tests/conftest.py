@@ -20,27 +20,8 @@ os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
 def text_file(tmp_path_factory) -> Path:
     """About 20,000 characters of made-up sentences, the same at every run."""
     chosen = random.Random(7)
-    words = ("the run goes on where it was and no step is lost", "or done twice by any worker")
-    vocabulary = " ".join(words).split()
-        "the",
-        "run",
-        "goes",
-        "on",
-        "where",
-        "it",
-        "was",
-        "and",
-        "no",
-        "step",
-        "is",
-        "lost",
-        "or",
-        "done",
-        "twice",
-        "by",
-        "any",
-        "worker",
-    ]
+    words = "the run goes on where it was and no step is lost or done twice by any worker"
+    vocabulary = words.split()
     lines = [" ".join(chosen.choices(vocabulary, k=9)).capitalize() + "." for _ in range(500)]
     path = tmp_path_factory.mktemp("text") / "text.txt"
     path.write_text("\n".join(lines), encoding="utf-8")

@@ -165,7 +165,7 @@ def test_the_fingerprint_is_of_the_text_and_its_split(prepare, tmp_path):
 
 def test_the_fingerprint_does_not_depend_on_the_pieces(prepare, tmp_path, monkeypatch):
     expected = prepare(written(tmp_path / "a.txt", TEXT))
-    monkeypatch.setattr("data.sources.PIECE_BYTES", 37)
+    monkeypatch.setattr("data.texts.PIECE_BYTES", 37)
     again = prepare_corpus(
         str(tmp_path / "a.txt"),
         text_column="text",

@@ -13,6 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import data.sources
+import data.tables
+import data.texts
 from data.corpus import prepare_corpus
 from data.errors import DataError
 from data.sources import open_source
@@ -141,7 +143,7 @@ def test_a_byte_order_mark_is_not_text(text_of, tmp_path):
 def test_a_character_across_the_border_of_pieces_is_whole(
     text_of, tmp_path, monkeypatch, piece_bytes
 ):
-    monkeypatch.setattr(data.sources, "PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(data.texts, "PIECE_BYTES", piece_bytes)
 
     assert text_of(put(tmp_path / "a.txt", "\ufeff" + TEXT * 3)) == TEXT * 3
     packed = put(tmp_path / "b.txt.gz", gzip.compress((TEXT * 3).encode()))
@@ -289,7 +291,7 @@ def test_a_table_of_empty_rows_is_empty(complaint, tmp_path):
 def test_a_byte_that_is_not_utf8_is_named_by_its_offset(
     complaint, tmp_path, monkeypatch, content, offset, piece_bytes
 ):
-    monkeypatch.setattr(data.sources, "PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(data.texts, "PIECE_BYTES", piece_bytes)
     path = put(tmp_path / "a.txt", content)
 
     assert f"{path} is not UTF-8: byte {offset} " in complaint(path)

@@ -105,10 +105,12 @@ def _mistake_in(argument: str) -> str | None:
         return f"{_unknown(key, keys)} All keys: --help."
     if override.is_sweep_override():
         return f"'{argument}' names several values; a run takes one."
+    if override.is_add() or override.is_delete():
+        return f"'{argument}' adds or deletes; every key exists, so write {key}=value."
     try:
         _composed([argument])
     except (HydraException, OmegaConfBaseException) as error:
-        return _type_mistake(key, override, error)
+        return _type_mistake(key, argument.split("=", 1)[1], error)
     return None
 
 
@@ -135,7 +137,7 @@ def _unknown_option(group: str, override: Override) -> str | None:
     return f"{group}={value}: there is no config/{group}/{value}.yaml.{hint} All: {all_of_them}."
 
 
-def _type_mistake(key: str, override: Override, error: Exception) -> str:
+def _type_mistake(key: str, value: str, error: Exception) -> str:
     section, name = key.split(".")
     declared = next(
         entry.type for entry in fields(getattr(Config(), section)) if entry.name == name
@@ -150,6 +152,6 @@ def _type_mistake(key: str, override: Override, error: Exception) -> str:
         "list[float]": "a list of numbers such as [0.9,0.95]",
     }.get(str(declared), str(declared))
     reason = str(error.__cause__ or error).splitlines()[0]
-    if "could not be converted" in reason:
-        return f"{key}={override.value()} is not {wanted}."
-    return f"{key}={override.value()} must be {wanted}: {reason}"
+    if "could not be converted" in reason or "is not a valid" in reason:
+        return f"{key}={value} is not {wanted}."
+    return f"{key}={value} must be {wanted}: {reason}."

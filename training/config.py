@@ -7,6 +7,7 @@ owns it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 
@@ -155,14 +156,15 @@ def problems(config: Config) -> list[str]:
             f"is not a multiple of model.n_head={model.n_head}. "
             f"The nearest: {' or '.join(str(count * model.n_head) for count in near)}",
         )
-    need(optim.learning_rate > 0, "optim.learning_rate", "must be above 0")
+    rate_is_sound = 0 < optim.learning_rate < math.inf
+    need(rate_is_sound, "optim.learning_rate", "must be above 0")
     need(
-        0 <= optim.min_learning_rate <= optim.learning_rate,
+        not rate_is_sound or 0 <= optim.min_learning_rate <= optim.learning_rate,
         "optim.min_learning_rate",
         f"must be between 0 and optim.learning_rate={optim.learning_rate}",
     )
     need(optim.warmup_steps >= 0, "optim.warmup_steps", "must not be negative")
-    need(optim.weight_decay >= 0, "optim.weight_decay", "must not be negative")
+    need(0 <= optim.weight_decay < math.inf, "optim.weight_decay", "must not be negative")
     need(
         len(optim.betas) == 2 and all(0 <= beta < 1 for beta in optim.betas),
         "optim.betas",
@@ -209,14 +211,10 @@ def accumulation_steps(train: TrainConfig, processes: int) -> int:
     together = micro * processes
     if size % together:
         near = " or ".join(str(n) for n in _nearest_multiples(size, together))
-        smaller = [m for m in range(1, size + 1) if size % (m * processes) == 0]
-        nearest_micro = sorted(smaller, key=lambda m: (abs(m - micro), m))[:2]
-        instead = (
-            f", or for this global batch train.micro_batch_size="
-            f"{' or '.join(str(m) for m in sorted(nearest_micro))}"
-            if nearest_micro
-            else ""
-        )
+        dividing = [m for m in range(1, size + 1) if size % (m * processes) == 0]
+        below, above = [m for m in dividing if m < micro], [m for m in dividing if m > micro]
+        around = " or ".join(str(m) for m in [*below[-1:], *above[:1]])
+        instead = f", or for this global batch train.micro_batch_size={around}" if around else ""
         raise ConfigError(
             f"train.global_batch_size={size} is not a multiple of train.micro_batch_size={micro} "
             f"times {processes} process{'es' if processes > 1 else ''}, {together}. "

@@ -1,0 +1,104 @@
+"""Tables (JSON lines, CSV, Parquet) and data sets of the Hub, each row a document."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import datasets
+from datasets import IterableDataset
+from pyarrow.parquet import ParquetFile
+
+from data.errors import DataError
+from data.pieces import PIECE_FEATURES, ended
+
+ROWS_PER_PIECE = 64
+TABLE_READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
+
+
+def table_pieces(name: str, reader: str, files: list[Path], text_column: str) -> IterableDataset:
+    """The rows of table files. Raises DataError where they cannot be read or lack the column."""
+    options: dict[str, Any] = {}
+    if reader == "csv":  # else pandas drops texts such as "NA" and turns "007" into 7
+        options = {"keep_default_na": False, "converters": {text_column: str}}
+    try:
+        if reader == "parquet" and not any(ParquetFile(file).metadata.num_rows for file in files):
+            raise _no_rows(name)
+        rows = datasets.load_dataset(
+            reader,
+            data_files=[str(file) for file in files],
+            split="train",
+            streaming=True,
+            **options,
+        )
+        return _row_pieces(name, rows, text_column)
+    except DataError:
+        raise
+    except Exception as error:  # readers raise their own types: pyarrow's, pandas', OSError, ...
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"data.source={name} cannot be read as {reader}: {reason}") from error
+
+
+def hub_pieces(name: str, text_column: str) -> tuple[IterableDataset, str]:
+    """The split `train` of a data set on the Hub, and the version of it that was downloaded.
+
+    It is kept in the cache of `datasets`. Raises DataError when it cannot be had.
+    """
+    try:
+        builder = datasets.load_dataset_builder(name)
+        builder.download_and_prepare()
+        rows = builder.as_dataset(split="train")
+    except Exception as error:  # of many unrelated types: the Hub's, the network's, the builder's
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(
+            f"data.source={name} is neither a file here nor a data set whose split 'train' could "
+            f"be loaded from the Hub: {reason}"
+        ) from error
+    return _row_pieces(name, rows.to_iterable_dataset(), text_column), str(builder.cache_dir)
+
+
+def _row_pieces(name: str, rows: IterableDataset, text_column: str) -> IterableDataset:
+    """Rows joined into pieces, their column checked by the first."""
+    first = next(iter(rows), None)
+    if first is None:
+        raise _no_rows(name)
+    if text_column not in first:
+        raise DataError(
+            f"data.text_column={text_column} is not a column of {name}. "
+            f"Its columns: {', '.join(first)}."
+        )
+    _check_text(first[text_column], text_column, name)
+    return rows.select_columns([text_column]).map(
+        _join_rows,
+        batched=True,
+        batch_size=ROWS_PER_PIECE,
+        remove_columns=[text_column],
+        fn_kwargs={"column": text_column, "name": name},
+        features=PIECE_FEATURES,
+    )
+
+
+def _no_rows(name: str) -> DataError:
+    return DataError(f"data.source={name} is empty: it has no rows.")
+
+
+def _join_rows(batch: dict[str, list], column: str, name: str) -> dict[str, list]:
+    parts: list[str] = []
+    ends: list[int] = []
+    length = 0
+    for row in batch[column]:
+        _check_text(row, column, name)
+        if not row:  # null or empty: no document
+            continue
+        parts.append(ended(row))
+        length += len(parts[-1])
+        ends.append(length)
+    return {"text": ["".join(parts)], "ends": [ends]}
+
+
+def _check_text(value: object, column: str, name: str) -> None:
+    if not isinstance(value, str | None):
+        raise DataError(
+            f"data.text_column={column} of {name} holds {type(value).__name__}, not text: "
+            f"{value!r:.40}. Name a column of text."
+        )

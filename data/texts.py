@@ -1,0 +1,80 @@
+"""Text files, plain or compressed, as pieces of text."""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import gzip
+import lzma
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from datasets import IterableDataset
+
+from data.errors import DataError
+from data.pieces import PIECE_FEATURES, ended
+
+PIECE_BYTES = 1 << 20
+COMPRESSIONS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+
+
+def suffixes(path: str) -> tuple[str, str]:
+    """The ending that tells the format and the one that tells the compression ('' for none)."""
+    bare = Path(path)
+    compression = bare.suffix if bare.suffix in COMPRESSIONS else ""
+    return (Path(bare.stem) if compression else bare).suffix, compression
+
+
+def text_pieces(files: list[Path]) -> IterableDataset:
+    """Whole files as documents, read as UTF-8 in pieces; a byte order mark is not text."""
+    return IterableDataset.from_generator(
+        _pieces_of,
+        features=PIECE_FEATURES,
+        # A tuple: datasets takes a list for shards, and would call the generator for each file.
+        gen_kwargs={"files": tuple(str(file) for file in files)},
+    )
+
+
+def _pieces_of(files: tuple[str, ...]) -> Iterator[dict]:
+    for file in files:
+        last = ""
+        for text in _decoded(file):
+            if last:
+                yield {"text": last, "ends": []}
+            last = text
+        if len(files) > 1:
+            last = ended(last)
+        yield {"text": last, "ends": [len(last)]}
+
+
+def _decoded(file: str) -> Iterator[str]:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    read = 0  # bytes given to the decoder before this piece
+    try:
+        with _open_bytes(file) as opened:
+            while piece := opened.read(PIECE_BYTES):
+                held = len(decoder.getstate()[0])
+                try:
+                    text = decoder.decode(piece)
+                except UnicodeDecodeError as error:
+                    raise _not_utf8(file, read - held + error.start) from error
+                yield text.removeprefix("\ufeff") if read == 0 else text
+                read += len(piece)
+            held = len(decoder.getstate()[0])
+            if held:
+                raise _not_utf8(file, read - held)
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        raise DataError(f"data.source: {file} cannot be read to its end: {error}.") from error
+
+
+def _open_bytes(file: str) -> IO[bytes]:
+    opener = COMPRESSIONS.get(suffixes(file)[1])
+    return opener(file, "rb") if opener else open(file, "rb")
+
+
+def _not_utf8(file: str, offset: int) -> DataError:
+    return DataError(
+        f"data.source: {file} is not UTF-8: byte {offset} (counted from 0) begins no character. "
+        f"Convert it first, for example: iconv -f LATIN1 -t UTF-8 {file} > utf8.txt"
+    )

@@ -1,0 +1,155 @@
+"""The configuration: every shipped file loads, every mistake is named, every key is explained."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from runs import ROOT
+from training.compose import all_keys, as_yaml, load_config
+from training.config import ConfigError, TrainConfig, accumulation_steps
+from training.help import key_rows
+
+
+def mistakes(*overrides: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(overrides)
+    return str(caught.value).splitlines()
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted((ROOT / "config").glob("*/*.yaml")),
+    ids=lambda path: f"{path.parent.name}={path.stem}",
+)
+def test_every_shipped_file_makes_a_valid_configuration(path):
+    config = load_config([f"{path.parent.name}={path.stem}"])
+    assert yaml.safe_load(as_yaml(config))["model"]["n_layer"] == config.model.n_layer
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "accelerate_configs").glob("*.yaml")), ids=str)
+def test_every_accelerate_config_says_why_beside_each_key(path):
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+    assert all("  # " in line for line in lines)
+    assert path.read_text().startswith("# ")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "accelerate_configs").glob("*.yaml")), ids=str)
+def test_no_key_can_be_set_in_both_files(path):
+    names = {key.rsplit(".", 1)[-1] for key in all_keys()}
+    assert not names & set(yaml.safe_load(path.read_text()))
+
+
+def test_the_shakespeare_run_is_the_well_known_one():
+    config = load_config(["experiment=shakespeare_char_cpu"])
+    assert (config.model.n_layer, config.model.n_head, config.model.n_embd) == (4, 4, 128)
+    assert (config.data.block_size, config.train.global_batch_size) == (64, 12)
+    assert (config.train.max_steps, config.model.dropout) == (2000, 0.0)
+    assert config.train.eval_batches is None
+
+
+def test_overrides_win_over_presets_and_experiments():
+    config = load_config(["train.max_steps=7", "experiment=shakespeare_char", "model=tiny"])
+    assert config.train.max_steps == 7
+    assert config.model.n_layer == 4
+    assert config.data.block_size == 256
+
+
+def test_the_run_is_named_after_its_text():
+    assert load_config(["data.source=/some/where/my text.txt.gz"]).run.dir == "out/my-text.txt.gz"
+    assert load_config(["data.source=owner/name", "run.name=mine"]).run.dir == "out/mine"
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [
+        ("train.max_step", "train.max_steps"),
+        ("max_steps", "train.max_steps"),
+        ("optim.lr", None),
+        ("optim.learningrate", "optim.learning_rate"),
+        ("model.max_steps", "train.max_steps"),
+        ("data", None),
+    ],
+)
+def test_an_unknown_key_names_the_nearest(key, nearest):
+    (sentence,) = mistakes(f"{key}=3")
+    if key != "data":
+        assert f"no key '{key}'" in sentence
+    if nearest is not None:
+        assert f"The nearest key is {nearest}." in sentence
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "train.max_steps=1.5",
+        "train.max_steps=null",
+        "train.seed=-1",
+        "train.seed=4294967296",
+        "model.dropout=high",
+        "model.dropout=nan",
+        "model.activation_checkpointing=perhaps",
+        "optim.betas=[0.9]",
+        "optim.betas=0.9",
+        "optim.betas=[0.9,1.0]",
+        "optim.learning_rate=0",
+        "optim.learning_rate=inf",
+        "optim.max_grad_norm=-1",
+        "optim.min_learning_rate=1",
+        "data.val_fraction=0",
+        "data.val_fraction=1",
+        "data.source=''",
+        "data.block_size=0",
+        "snapshot.keep=1",
+        "snapshot.every=0",
+        "run.name=''",
+        "train.max_steps=1,2",
+        "+train.max_steps=3",
+        "~train.max_steps",
+        "train=3",
+        "train.max_steps",
+        "=3",
+        "",
+    ],
+)
+def test_a_value_out_of_its_range_is_one_sentence(override):
+    (sentence,) = mistakes(override)
+    assert sentence.endswith((".", "\"'."))
+
+
+def test_all_mistakes_are_reported_together():
+    assert len(mistakes("train.max_step=1", "optim.lr=2", "model.n_layer=x")) == 3
+    assert len(mistakes("model.n_layer=0", "model.dropout=2", "snapshot.keep=1")) == 3
+
+
+def test_every_key_has_a_meaning():
+    rows = key_rows()
+    assert [key for key, _, _ in rows] == list(all_keys())
+    assert all(meaning.endswith(".") for _, _, meaning in rows)
+
+
+@pytest.mark.parametrize(
+    ("size", "micro", "processes", "steps"),
+    [(12, None, 1, 1), (12, None, 4, 1), (12, 3, 2, 2), (12, 1, 12, 1), (480, 12, 4, 10)],
+)
+def test_accumulation_is_what_is_left_of_the_global_batch(size, micro, processes, steps):
+    train = TrainConfig(global_batch_size=size, micro_batch_size=micro)
+    assert accumulation_steps(train, processes) == steps
+
+
+@pytest.mark.parametrize(
+    ("size", "micro", "processes", "parts"),
+    [
+        (12, None, 5, ["10 or 15", "5 processes"]),
+        (3, None, 4, ["The nearest that can: 4."]),
+        (12, 5, 1, ["10 or 15", "train.micro_batch_size=4 or 6"]),
+        (12, 4, 2, ["8 or 16", "train.micro_batch_size=3 or 6"]),
+        (7, 2, 2, ["4 or 8"]),
+    ],
+)
+def test_a_batch_that_does_not_divide_names_the_nearest_sizes(size, micro, processes, parts):
+    train = TrainConfig(global_batch_size=size, micro_batch_size=micro)
+    with pytest.raises(ConfigError) as caught:
+        accumulation_steps(train, processes)
+    for part in parts:
+        assert part in str(caught.value)

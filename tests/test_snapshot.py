@@ -1,0 +1,177 @@
+"""Snapshots in pieces, their writing and pruning, and what a restore needs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from data.tokenizer import CharTokenizer
+from model.gpt import GPT, GPTConfig
+from snapshot.errors import SnapshotError
+from snapshot.files import (
+    newest_verified,
+    prune,
+    read_json,
+    remove_leftovers,
+    snapshot_folders,
+    verify,
+    written_whole,
+)
+from snapshot.resume import choose_start, newest_of
+from snapshot.state import RunState, read_state, restore, write_snapshot
+from snapshot.tensors import plan_pieces
+from training.config import OptimConfig
+from training.optimizer import adamw
+
+SHAPE = GPTConfig(vocab_size=7, block_size=6, n_layer=2, n_head=2, n_embd=8)
+TOKENIZER = CharTokenizer("abcdefg")
+
+
+def trained(steps: int, seed: int = 0) -> tuple[GPT, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = GPT(SHAPE)
+    optimizer = adamw(model, OptimConfig(), torch.device("cpu"))
+    for _ in range(steps):
+        ids = torch.randint(SHAPE.vocab_size, (2, SHAPE.block_size))
+        model(ids, ids).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+def state_at(step: int) -> RunState:
+    return RunState("run", "attempt", step, 0, 1337, None, {}, {})
+
+
+def write(root, step, model, optimizer, keep=3, piece_bytes=10**9):
+    return write_snapshot(
+        root,
+        state_at(step),
+        model,
+        optimizer,
+        TOKENIZER.save,
+        writer=True,
+        keep=keep,
+        piece_bytes=piece_bytes,
+    )
+
+
+@pytest.mark.parametrize("piece_bytes", [10**9, 2000])
+def test_what_is_restored_is_what_was_written_in_one_piece_or_many(tmp_path, piece_bytes):
+    model, optimizer = trained(3)
+    folder = write(tmp_path, 3, model, optimizer, piece_bytes=piece_bytes)
+    verify(folder)
+    other, other_optimizer = trained(0, seed=5)
+    restore(folder, other, other_optimizer)
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert one.equal(two)
+        assert optimizer.state[one].keys() == other_optimizer.state[two].keys()
+        for key, value in optimizer.state[one].items():
+            assert value.equal(other_optimizer.state[two][key]), key
+            assert value.stride() == other_optimizer.state[two][key].stride()
+    theirs = AutoModelForCausalLM.from_pretrained(folder).eval()
+    ids = torch.randint(SHAPE.vocab_size, (2, SHAPE.block_size))
+    with torch.no_grad():
+        assert torch.allclose(model.eval()(ids), theirs(ids).logits, atol=1e-5)
+
+
+def test_no_piece_is_larger_than_asked_unless_one_tensor_is(tmp_path):
+    sizes = {"a": 50, "b": 60, "c": 200, "d": 10, "e": 80}
+    plan = plan_pieces(sizes, "model", 100)
+    assert list(plan.values()) == [["a"], ["b"], ["c"], ["d", "e"]]
+    assert next(iter(plan)) == "model-00001-of-00004.safetensors"
+    model, optimizer = trained(1)
+    folder = write(tmp_path, 1, model, optimizer, piece_bytes=2000)
+    index = read_json(folder / "model.safetensors.index.json")
+    assert set(index["weight_map"]) == {name for name, _ in model.named_parameters()}
+    assert index["metadata"]["total_size"] == sum(p.numel() * 4 for p in model.parameters())
+
+
+def test_a_writing_that_fails_leaves_nothing_and_keeps_the_earlier(tmp_path):
+    model, optimizer = trained(1)
+    earlier = write(tmp_path, 1, model, optimizer)
+
+    def fill_half(root) -> None:
+        with written_whole(root, "step-00000002") as folder:
+            (folder / "model.safetensors").write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        fill_half(tmp_path)
+    assert list(tmp_path.iterdir()) == [earlier]
+    verify(earlier)
+
+
+def test_only_the_newest_are_kept(tmp_path):
+    model, optimizer = trained(1)
+    for step in range(1, 6):
+        write(tmp_path, step, model, optimizer, keep=2)
+    assert [folder.name for folder in snapshot_folders(tmp_path)] == [
+        "step-00000005",
+        "step-00000004",
+    ]
+    prune(tmp_path, 2)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_steps_are_ordered_as_numbers(tmp_path):
+    for name in ("step-99999999", "step-100000000", "step-00000007", "other", ".tmp-step-9"):
+        (tmp_path / name).mkdir()
+    names = [folder.name for folder in snapshot_folders(tmp_path)]
+    assert names == ["step-100000000", "step-99999999", "step-00000007"]
+    remove_leftovers(tmp_path)
+    assert not (tmp_path / ".tmp-step-9").exists()
+
+
+def test_a_model_of_another_shape_is_refused(tmp_path):
+    folder = write(tmp_path, 1, *trained(1))
+    wider = GPT(GPTConfig(vocab_size=7, block_size=6, n_layer=2, n_head=2, n_embd=16))
+    with pytest.raises(SnapshotError, match="shape"):
+        restore(folder, wider, adamw(wider, OptimConfig(), torch.device("cpu")))
+    deeper = GPT(GPTConfig(vocab_size=7, block_size=6, n_layer=3, n_head=2, n_embd=8))
+    with pytest.raises(SnapshotError, match=r"does not hold transformer\.h\.2"):
+        restore(folder, deeper, adamw(deeper, OptimConfig(), torch.device("cpu")))
+
+
+def test_another_format_version_is_refused(tmp_path):
+    folder = write(tmp_path, 1, *trained(1))
+    content = json.loads((folder / "state.json").read_text())
+    content["format_version"] = 99
+    (folder / "state.json").write_text(json.dumps(content))
+    with pytest.raises(SnapshotError, match="format version 99; this program reads version 1"):
+        read_state(folder)
+
+
+def test_json_that_is_too_deep_or_too_large_is_refused(tmp_path):
+    deep = tmp_path / "deep.json"
+    deep.write_text("[" * 100_000)
+    with pytest.raises(SnapshotError, match="cannot be read"):
+        read_json(deep)
+    large = tmp_path / "large.json"
+    with open(large, "wb") as opened:
+        opened.truncate(1 << 30)
+    with pytest.raises(SnapshotError, match="no JSON file of a snapshot is that large"):
+        read_json(large)
+
+
+def test_a_path_means_the_newest_snapshot_in_it(tmp_path):
+    run_dir = tmp_path / "run"
+    write(run_dir / "snapshots", 1, *trained(1))
+    newest = write(run_dir / "snapshots", 2, *trained(2))
+    assert newest_of(run_dir) == newest_of(run_dir / "snapshots") == newest_of(newest) == newest
+    with pytest.raises(SnapshotError, match="not a folder"):
+        newest_of(tmp_path / "nothing")
+    with pytest.raises(SnapshotError, match="no snapshot"):
+        newest_of(tmp_path)
+
+
+def test_a_run_does_not_mix_with_another_in_its_directory(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    write(first / "snapshots", 1, *trained(1))
+    named = write(second / "snapshots", 5, *trained(2))
+    with pytest.raises(SnapshotError, match="already holds a run at step 1"):
+        choose_start(first, str(named))
+    assert newest_verified(first / "snapshots")[0].name == "step-00000001"

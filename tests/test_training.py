@@ -1,0 +1,143 @@
+"""The small pieces of the loop: rates, decay groups, seeds, metrics, figures, curves."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from model.gpt import GPT, GPTConfig
+from training.config import OptimConfig
+from training.console import Console
+from training.curves import draw_curves
+from training.metrics import MetricsFile, read_metrics
+from training.optimizer import adamw
+from training.report import Report, TrainingStopped
+from training.reproducible import reseed
+from training.schedule import learning_rate_at
+
+RATES = OptimConfig(learning_rate=1.0, min_learning_rate=0.1, warmup_steps=10)
+
+
+@pytest.mark.parametrize(
+    ("step", "rate"),
+    [(1, 0.1), (5, 0.5), (10, 1.0), (60, 0.55), (110, 0.1), (200, 0.1), (35, 0.868198)],
+)
+def test_the_rate_rises_linearly_then_falls_along_a_cosine(step, rate):
+    assert learning_rate_at(step, RATES, max_steps=110) == pytest.approx(rate, rel=1e-5)
+
+
+def test_a_run_without_warm_up_begins_at_the_full_rate():
+    rates = OptimConfig(learning_rate=1.0, min_learning_rate=1.0, warmup_steps=0)
+    assert learning_rate_at(1, rates, max_steps=1) == 1.0
+
+
+def test_matrices_decay_and_vectors_do_not():
+    model = GPT(GPTConfig(vocab_size=5, block_size=4, n_layer=1, n_head=1, n_embd=4))
+    optimizer = adamw(model, OptimConfig(weight_decay=0.3), torch.device("cpu"))
+    decayed, rest = optimizer.param_groups
+    assert (decayed["weight_decay"], rest["weight_decay"]) == (0.3, 0.0)
+    assert {p.dim() for p in decayed["params"]} == {2}
+    assert {p.dim() for p in rest["params"]} == {1}
+    assert len(decayed["params"]) + len(rest["params"]) == len(list(model.parameters()))
+    assert decayed["fused"]
+
+
+def test_draws_depend_on_seed_step_and_process_and_nothing_else():
+    def draw(*place: int) -> float:
+        reseed(*place)
+        return torch.rand(()).item()
+
+    torch.rand(17)
+    assert draw(1, 2, 3) == draw(1, 2, 3)
+    places = [(1, 2, 3), (1, 3, 2), (2, 1, 3), (1, 2, 4), (0, 0, 0), (2**32 - 1, 10**8, 10**4)]
+    assert len({draw(*place) for place in places}) == len(places)
+
+
+def lines(*steps: int) -> list[dict]:
+    return [{"event": "train", "step": step, "loss": 1.0} for step in steps]
+
+
+def test_metrics_continue_after_the_snapshot_s_step(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    MetricsFile(path, step=0).append(lines(1, 2, 3))
+    with open(path, "a") as opened:
+        opened.write('{"event": "train", "st')  # killed inside a line
+    MetricsFile(path, step=2).append(lines(3, 4))
+    assert [record["step"] for record in read_metrics(path)] == [1, 2, 3, 4]
+
+
+def test_metrics_wait_for_a_disk_that_takes_them(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    metrics = MetricsFile(path, step=0)
+    metrics.append(lines(1))
+    path.rename(tmp_path / "away")
+    metrics.append(lines(2))
+    assert "No such file" in metrics.fault
+    (tmp_path / "away").rename(path)
+    with open(path, "a") as opened:
+        opened.write('{"half": ')  # what a full disk leaves
+    metrics.append(lines(3))
+    assert metrics.fault is None
+    assert [record["step"] for record in read_metrics(path)] == [1, 2, 3]
+
+
+def report_of(tmp_path) -> Report:
+    metrics = MetricsFile(tmp_path / "metrics.jsonl", step=0)
+    return Report(Console(False, 10, 0), metrics, tokens_per_step=64, last_snapshot=None)
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm", "words"),
+    [
+        (float("nan"), 1.0, "the loss is nan at step 3"),
+        (float("inf"), 1.0, "the loss is inf at step 3"),
+        (1.0, float("inf"), "the gradient norm is inf at step 3"),
+    ],
+)
+def test_a_figure_that_is_not_finite_stops_the_run_and_names_the_step(tmp_path, loss, norm, words):
+    report = report_of(tmp_path)
+    for step in (1, 2):
+        report.add(step, 0.1, torch.tensor(1.5), torch.tensor(1.0))
+    report.add(3, 0.1, torch.tensor(loss), torch.tensor(norm))
+    report.last_snapshot = tmp_path / "step-00000002"
+    with pytest.raises(TrainingStopped) as caught:
+        report.write(Accelerator(cpu=True))
+    assert words in str(caught.value)
+    assert "step-00000002" in str(caught.value)
+    assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
+
+
+def test_every_step_gets_its_own_line_however_rarely_they_are_read_back(tmp_path):
+    report = report_of(tmp_path)
+    for step in range(1, 6):
+        report.add(step, 0.1 * step, torch.tensor(float(step)), torch.tensor(0.5))
+    report.write(Accelerator(cpu=True))
+    records = read_metrics(tmp_path / "metrics.jsonl")
+    assert [record["loss"] for record in records] == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert set(records[0]) == {
+        "event",
+        "step",
+        "loss",
+        "learning_rate",
+        "grad_norm",
+        "tokens_per_second",
+    }
+
+
+def test_curves_are_a_picture(tmp_path):
+    records = [{"event": "train", "step": s, "loss": 3 / s} for s in range(1, 2000)]
+    records.append({"event": "eval", "step": 1999, "loss": 0.1})
+    draw_curves(records, "a run", tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert os.listdir(tmp_path) == ["curves.png"]
+
+
+def test_json_lines_never_hold_what_is_no_json(tmp_path):
+    metrics = MetricsFile(tmp_path / "metrics.jsonl", step=0)
+    with pytest.raises(ValueError, match="JSON"):
+        metrics.append([{"event": "train", "step": 1, "loss": float("nan")}])
+    assert [json.loads(line) for line in metrics.path.read_text().splitlines()] == []
