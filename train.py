@@ -165,7 +165,7 @@ def main(config: Config) -> None:
                 report.snapshot_failed(step, error, last)
             else:
                 report.snapshot_written(saved)
-                draw_run(console, config, corpus)
+                draw_run(console, config)
         if evaluate or sample or save:
             report.resume_clock()  # speed is that of the steps
 

@@ -63,7 +63,7 @@ class OptimConfig:
 
 @dataclass
 class TrainConfig:
-    max_steps: int = 1500
+    max_steps: int = 2000
     """Optimizer updates of the whole run; a finished run is extended by raising it."""
     global_batch_size: int = 12
     """Sequences of one step, over all processes and accumulation."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from dataclasses import dataclass
 
 import torch
@@ -26,8 +25,6 @@ class Console:
 
     def __post_init__(self) -> None:
         self.bar: tqdm | None = None
-        self.began = time.monotonic()
-        self.first = self.step
         if self.shown and sys.stderr.isatty():
             self.bar = tqdm(
                 total=self.max_steps, initial=self.step, bar_format=BAR, dynamic_ncols=True
@@ -56,16 +53,17 @@ class Console:
         if self.bar is not None:
             self.bar.update(step - self.bar.n)
 
-    def progress(self, step: int, loss: float, tokens_per_second: float) -> None:
+    def progress(
+        self, step: int, loss: float, tokens_per_second: float, seconds_left: float
+    ) -> None:
         """The figures of a step."""
         figures = f"loss {loss:.4f}, {_short(tokens_per_second)} tokens/s"
         if self.bar is not None:
             self.bar.set_postfix_str(figures, refresh=False)
             self.bar.update(step - self.bar.n)
         elif self.shown:
-            elapsed = time.monotonic() - self.began
-            left = elapsed / max(1, step - self.first) * (self.max_steps - step)
-            print(f"step {step}/{self.max_steps}, {figures}, {_duration(left)} left", flush=True)
+            left = _duration(seconds_left)
+            print(f"step {step}/{self.max_steps}, {figures}, {left} left", flush=True)
 
     def close(self) -> None:
         """Leave the bar as it stands."""
@@ -78,10 +76,10 @@ def machine_line(accelerator: Accelerator) -> str:
     """Processes, device, precision and threads, for the header."""
     count = accelerator.num_processes
     precision = {"no": "float32"}.get(accelerator.mixed_precision, accelerator.mixed_precision)
-    parts = [f"{count} process{'es' if count > 1 else ''}", precision]
+    parts = [counted(count, "process"), precision]
     if accelerator.device.type == "cpu":
         threads = torch.get_num_threads()
-        parts.insert(1, f"CPU with {threads} thread{'s' if threads > 1 else ''} each")
+        parts.insert(1, f"CPU with {counted(threads, 'thread')}{' each' if count > 1 else ''}")
     else:
         parts.insert(1, _device_name(accelerator.device))
     if count > 1:
@@ -115,6 +113,12 @@ def cpu_has_bf16() -> bool:
     """Whether the CPU has bf16 matrix instructions (AVX512-BF16, AMX or Arm's)."""
     capabilities = torch.cpu.get_capabilities()
     return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
+def counted(number: int, noun: str) -> str:
+    """'1 process', '2 processes', '2 threads'."""
+    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{number} {noun}{ending}"
 
 
 def _device_name(device: torch.device) -> str:

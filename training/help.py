@@ -7,6 +7,7 @@ import inspect
 from dataclasses import fields, is_dataclass
 
 import training.config
+from training.compose import load_config
 from training.config import Config
 
 USAGE = """\
@@ -39,11 +40,12 @@ def meanings() -> dict[str, dict[str, str]]:
 
 
 def key_rows() -> list[tuple[str, str, str]]:
-    """(key, default, meaning) of every key of the schema."""
+    """(key, default, meaning) of every key, the default as a run without overrides has it."""
     texts = meanings()
+    default_run = load_config([])
     rows = []
     for section in fields(Config):
-        group = getattr(Config(), section.name)
+        group = getattr(default_run, section.name)
         assert is_dataclass(group)
         for entry in fields(group):
             default = getattr(group, entry.name)

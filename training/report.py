@@ -90,7 +90,8 @@ class Report:
                 f"{fault}. {self._kept()} A lower optim.learning_rate or a lower "
                 "optim.max_grad_norm may carry it past this step."
             )
-        self.console.progress(self.steps[-1], losses[-1], speed)
+        left = (self.console.max_steps - self.steps[-1]) * seconds / len(self.steps)
+        self.console.progress(self.steps[-1], losses[-1], speed, left)
         for collected in (self.steps, self.rates, self.losses, self.norms):
             collected.clear()
         self.resume_clock()

@@ -17,7 +17,7 @@ from model.gpt import GPT, parameter_count
 from snapshot.resume import Start
 from training.compose import as_plain
 from training.config import Config
-from training.console import Console, machine_hints, machine_line
+from training.console import Console, counted, machine_hints, machine_line
 from training.curves import draw_curves
 from training.metrics import read_metrics
 from training.start import changed_values
@@ -49,8 +49,8 @@ def print_header(
     )
     console.say(f"machine   {machine_line(accelerator)}")
     console.say(
-        f"step      {batch * shape.block_size:,} tokens: {batch} sequences = {micro} x "
-        f"{accelerator.num_processes} processes x {accumulation} accumulated; "
+        f"step      {batch * shape.block_size:,} tokens: {micro} sequences x "
+        f"{counted(accelerator.num_processes, 'process')} x {accumulation} accumulated; "
         f"{train.max_steps:,} steps are {epochs:.2g} epochs"
     )
     console.say(f"run       {config.run.dir}, from {start.reason}")
@@ -77,14 +77,14 @@ def sample_text(model: GPT, tokenizer: CharTokenizer, device: torch.device, seed
     return tokenizer.decode([int(token) for token in drawn])
 
 
-def draw_run(console: Console, config: Config, corpus: Corpus) -> None:
+def draw_run(console: Console, config: Config) -> None:
     """Draw curves.png of a run anew, on the main process. A failure is said, never raised."""
     if not console.shown:
         return
     run_dir = Path(config.run.dir)
     try:
-        title = f"{config.run.name}: {corpus.info.name}"
-        draw_curves(read_metrics(run_dir / "metrics.jsonl"), title, run_dir / "curves.png")
+        records = read_metrics(run_dir / "metrics.jsonl")
+        draw_curves(records, config.run.name, run_dir / "curves.png")
     except OSError as error:
         console.warn(f"curves.png was not drawn: {error}.")
 
