@@ -41,7 +41,8 @@ def main(config: Config) -> None:
 
     # Who computes: what the accelerate config file says. Accumulation follows from it.
     accelerator = Accelerator(
-        cpu=not torch.accelerator.is_available(),  # the launcher does not hand use_cpu to several
+        # Said here, because the launcher does not hand use_cpu on to several processes.
+        cpu=not torch.accelerator.is_available(),
         dataloader_config=DataLoaderConfiguration(split_batches=True, non_blocking=True),
         gradient_accumulation_plugin=GradientAccumulationPlugin(sync_with_dataloader=False),
         kwargs_handlers=[
@@ -66,17 +67,7 @@ def main(config: Config) -> None:
     # What is trained. The weights are a function of the seed, whichever process makes them.
     compute_reproducibly()
     reseed(train.seed, step=0, process=0)
-    model = GPT(
-        GPTConfig(
-            vocab_size=corpus.tokenizer.vocab_size,
-            block_size=data.block_size,
-            n_layer=config.model.n_layer,
-            n_head=config.model.n_head,
-            n_embd=config.model.n_embd,
-            dropout=config.model.dropout,
-            activation_checkpointing=config.model.activation_checkpointing,
-        )
-    )
+    model = GPT(GPTConfig(corpus.tokenizer.vocab_size, data.block_size, **vars(config.model)))
     console = Console(accelerator.is_main_process, train.max_steps, state.step)
     print_header(console, accelerator, config, corpus, model, start)
     if state.step >= train.max_steps:
@@ -150,6 +141,7 @@ def main(config: Config) -> None:
             text = sample_text(bare_model, corpus.tokenizer, accelerator.device, seed=step)
             console.sample(step, text)
         if save:
+            report.flush()
             try:
                 saved = write_snapshot(
                     snapshots_in(run_dir),

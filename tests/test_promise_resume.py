@@ -108,20 +108,23 @@ def test_killed_at_ten_moments_a_run_ends_with_the_same_bits(small, tmp_path):
     assert not list((killed / "snapshots").glob(".tmp-*"))
 
 
-@pytest.mark.parametrize("processes", [2, 3])
-def test_killed_and_resumed_on_several_processes_the_bits_are_the_same(small, tmp_path, processes):
+@pytest.mark.parametrize(
+    ("config", "processes"), [("cpu.yaml", 1), ("ddp_cpu.yaml", 2), ("ddp_cpu.yaml", 3)]
+)
+def test_killed_and_resumed_under_a_launcher_the_bits_are_the_same(
+    small, tmp_path, config, processes
+):
     overrides = [*small, "model.dropout=0.1", "train.max_steps=40", "train.global_batch_size=12"]
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
 
     def words(run_dir: Path) -> list[str]:
         options = (f"--num_processes={processes}",)
-        return runs.launch_command(
-            "ddp_cpu.yaml", *overrides, f"run.dir={run_dir}", options=options
-        )
+        return runs.launch_command(config, *overrides, f"run.dir={run_dir}", options=options)
 
     whole = runs.run(words(undisturbed))
     assert whole.returncode == 0, whole.stderr
-    assert f"{processes} processes," in whole.stdout
+    assert f"{processes} process" in whole.stdout
+    assert ("bf16" in whole.stdout) == (config == "cpu.yaml")
     assert kill_at(words(killed), after_a_rename(killed, random.Random(1)))
     rest = runs.run(words(killed))
     assert rest.returncode == 0, rest.stderr
