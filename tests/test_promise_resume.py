@@ -114,7 +114,9 @@ def test_killed_at_ten_moments_a_run_ends_with_the_same_bits(small, tmp_path):
 def test_killed_and_resumed_under_a_launcher_the_bits_are_the_same(
     small, tmp_path, config, processes
 ):
-    overrides = [*small, "model.dropout=0.1", "train.max_steps=40", "train.global_batch_size=12"]
+    # Wide enough that gradients are summed in parts, in an order that depends on their place.
+    wide = ["model.n_embd=128", "model.n_layer=4"]
+    overrides = [*small, *wide, "model.dropout=0.1", "train.global_batch_size=12"]
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
 
     def words(run_dir: Path) -> list[str]:
@@ -129,7 +131,7 @@ def test_killed_and_resumed_under_a_launcher_the_bits_are_the_same(
     rest = runs.run(words(killed))
     assert rest.returncode == 0, rest.stderr
     assert "the newest of this run" in rest.stdout
-    runs.assert_same_bits(runs.snapshot(undisturbed, 40), runs.snapshot(killed, 40))
+    runs.assert_same_bits(runs.snapshot(undisturbed, 30), runs.snapshot(killed, 30))
     assert runs.losses(killed) == runs.losses(undisturbed)
 
 
