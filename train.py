@@ -30,7 +30,7 @@ from training.optimizer import adamw
 from training.report import Report
 from training.reproducible import compute_reproducibly, reseed, settle_gradient_buckets
 from training.schedule import learning_rate_at, set_learning_rate
-from training.start import agree_on_start, check_writable, open_run, prepare_text, state_at
+from training.start import agree_on_start, claim, open_run, prepare_text, state_at
 from training.summary import draw_run, print_end, print_header, sample_text
 from training.together import on_main
 
@@ -55,7 +55,7 @@ def main(config: Config) -> None:
     accumulation = accumulation_steps(train, accelerator.num_processes)
     accelerator.gradient_accumulation_steps = accumulation
     together = train.global_batch_size // accumulation  # sequences in flight, over all processes
-    on_main(accelerator, lambda: check_writable(run_dir))
+    on_main(accelerator, lambda: claim(run_dir))
 
     # What is trained on, and what this attempt goes on from.
     corpus = prepare_text(accelerator, config)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import signal
 import subprocess
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 import runs
@@ -37,13 +37,16 @@ def kill_at(words: list[str], moment) -> bool:
         cwd=runs.ROOT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,
     )
     try:
         return wait_for(moment, process)
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        # The launcher's workers are in sessions of their own, so no group holds them all.
+        alive = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        for one in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        psutil.wait_procs(alive)
         process.wait()
 
 
@@ -130,7 +133,7 @@ def test_killed_and_resumed_under_a_launcher_the_bits_are_the_same(
     assert kill_at(words(killed), after_a_rename(killed, random.Random(1)))
     rest = runs.run(words(killed))
     assert rest.returncode == 0, rest.stderr
-    assert "the newest of this run" in rest.stdout
+    assert "step-00000010, the newest of this run" in rest.stdout
     runs.assert_same_bits(runs.snapshot(undisturbed, 30), runs.snapshot(killed, 30))
     assert runs.losses(killed) == runs.losses(undisturbed)
 

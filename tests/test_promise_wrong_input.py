@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from filelock import FileLock
 
 import runs
 
@@ -97,6 +98,14 @@ def test_a_batch_that_two_processes_cannot_share_names_the_nearest(small, tmp_pa
     sentence = "train.global_batch_size=7 cannot be shared equally by 2 processes"
     assert result.stderr.count(sentence) == 1
     assert "6 or 8" in result.stderr
+
+
+def test_two_processes_cannot_train_in_one_directory(small, tmp_path):
+    (tmp_path / "run").mkdir()
+    with FileLock(tmp_path / "run" / ".lock"):
+        result = runs.train(*small, f"run.dir={tmp_path / 'run'}")
+    assert result.returncode == 2
+    assert "is in use: another process trains in it" in result.stderr
 
 
 def test_a_text_that_fails_on_the_main_process_ends_all_at_once(small, tmp_path):

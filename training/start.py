@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
+from filelock import FileLock, Timeout
 
 from data.corpus import Corpus, prepare_corpus
 from data.errors import DataError
@@ -26,6 +27,10 @@ from training.together import (
     same_everywhere,
     told_by_main,
 )
+
+CLAIM_SECONDS = 10
+"""How long to wait for a process that is just ending."""
+_claims: list[FileLock] = []  # held until the process ends
 
 
 def prepare_text(accelerator: Accelerator, config: Config) -> Corpus:
@@ -75,21 +80,33 @@ def agree_on_start(accelerator: Accelerator, config: Config) -> Start:
     return Start(folder, read_state(folder), "")
 
 
-def check_writable(run_dir: Path) -> None:
-    """Make the run's directory. Raises ConfigError when nothing can be written there."""
-    probe = run_dir / ".writable"
+def claim(run_dir: Path) -> None:
+    """Make the run's directory and keep others out of it until this process ends.
+
+    A launcher that is killed can leave workers behind, which would go on writing beside the next
+    start's. Raises ConfigError when another process has the directory, or nothing can be written.
+    """
+    lock = FileLock(run_dir / ".lock", timeout=CLAIM_SECONDS)
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        probe.write_text("")
-        probe.unlink()
+        lock.acquire()
+        _claims.append(lock)
+    except Timeout as error:
+        raise ConfigError(
+            f"run.dir={run_dir} is in use: another process trains in it. Wait for it or stop it, "
+            "or give this run another run.name."
+        ) from error
+    except NotImplementedError:  # a file system without locks
+        return
     except OSError as error:
         raise _not_writable(run_dir, error) from error
 
 
 def open_run(run_dir: Path, config: Config, step: int) -> MetricsFile:
     """Write config.yaml and continue metrics.jsonl after `step`. For the main process only."""
+    if not (run_dir / ".lock").exists():  # snapshot.resume=never has moved the directory aside
+        claim(run_dir)
     try:
-        run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / "config.yaml").write_text(as_yaml(config), encoding="utf-8")
         return MetricsFile(run_dir / "metrics.jsonl", step)
     except OSError as error:
