@@ -29,10 +29,11 @@ def main(arguments: list[str]) -> int:
         folder = newest_of(Path(options.snapshot))
         tokenizer = CharTokenizer.load(folder)
         ids = tokenizer.encode(options.prompt)
+        device = usable_device(options.device)
         model = GPT(GPTConfig(**gpt_shape(read_json(folder / "config.json"))))
         restore_weights(folder, model)
-        model.to(options.device)
-        prompt = torch.from_numpy(ids.astype("int64"))[None].to(options.device)
+        model.to(device)
+        prompt = torch.from_numpy(ids.astype("int64"))[None].to(device)
         for number in range(options.samples):
             if number:
                 print("-" * 40)
@@ -48,12 +49,27 @@ def main(arguments: list[str]) -> int:
             ):
                 print(tokenizer.decode(token.tolist()), end="", flush=True)
             print()
-    except (SnapshotError, DataError) as error:
+    except (SnapshotError, DataError, DeviceError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (KeyboardInterrupt, BrokenPipeError):
         return 130
     return 0
+
+
+class DeviceError(ValueError):
+    """A device that is not there."""
+
+
+def usable_device(name: str) -> torch.device:
+    """The device of this name. Raises DeviceError where nothing can be put on it."""
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise DeviceError(f"--device {name} cannot be used here: {reason}") from error
+    return device
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -75,7 +91,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--top-p", type=_share, help="draw from the likeliest that together reach p only"
     )
-    parser.add_argument("--seed", type=int, default=1337, help="the same seed, the same text")
+    parser.add_argument("--seed", type=_seed, default=1337, help="the same seed, the same text")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return parser.parse_args(arguments)
 
@@ -86,11 +102,22 @@ def _some_text(text: str) -> str:
     return text
 
 
-def _positive_int(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+def _whole(text: str, least: int, most: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number") from None
+    if not least <= value <= most:
+        raise argparse.ArgumentTypeError(f"{text} is not between {least} and {most}")
     return value
+
+
+def _positive_int(text: str) -> int:
+    return _whole(text, 1, 10**9)
+
+
+def _seed(text: str) -> int:
+    return _whole(text, 0, 2**63 - 1)
 
 
 def _at_least_zero(text: str) -> float:

@@ -5,6 +5,7 @@ Start it again with the same words and it goes on where it was.
 
 from __future__ import annotations
 
+import math
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,13 +15,14 @@ from accelerate.utils import (
     DataLoaderConfiguration,
     GradientAccumulationPlugin,
     InitProcessGroupKwargs,
+    send_to_device,
 )
 
 from data.loader import HeldOutBatches, StepBatches, Windows, held_out_starts, window_loader
 from data.order import BlockOrder
 from model.gpt import GPT, IGNORED, GPTConfig
-from snapshot.resume import refuse_other_run, snapshots_in
-from snapshot.state import restore, write_snapshot
+from snapshot.resume import refuse_other_run
+from snapshot.state import restore
 from training.compose import as_flat
 from training.config import Config, accumulation_steps
 from training.console import Console
@@ -29,10 +31,11 @@ from training.launch import known_tracker, refuse_broken_launch, run_command
 from training.optimizer import adamw
 from training.report import Report
 from training.reproducible import compute_reproducibly, reseed, settle_gradient_buckets
+from training.saving import save_snapshot
 from training.schedule import learning_rate_at, set_learning_rate
 from training.start import agree_on_start, claim, open_run, prepare_text, state_at
 from training.summary import draw_run, print_end, print_header, sample_text
-from training.together import on_main
+from training.together import on_all, on_main
 
 
 def main(config: Config) -> None:
@@ -85,17 +88,18 @@ def main(config: Config) -> None:
         data.num_workers,
     )
     at_most = None if train.eval_batches is None else train.eval_batches * train.global_batch_size
-    held_out_loader = window_loader(
-        Windows(corpus.held_out, data.block_size, IGNORED),
-        HeldOutBatches(held_out_starts(len(corpus.held_out), data.block_size, at_most), together),
-    )
+    held_out_windows = Windows(corpus.held_out, data.block_size, IGNORED)
+    starts = held_out_starts(len(corpus.held_out), data.block_size, at_most)
+    held_out_loader = window_loader(held_out_windows, HeldOutBatches(starts, together))
+    probe = send_to_device(held_out_windows.__getitems__(starts[:1]), accelerator.device)
     model, optimizer, train_loader, held_out_loader = accelerator.prepare(
         model, optimizer, train_loader, held_out_loader
     )
-    bare_model = accelerator.unwrap_model(model)
+    bare_model = accelerator.unwrap_model(model, keep_torch_compile=False)
     if start.folder is not None:
-        restore(start.folder, bare_model, optimizer)
-    metrics = on_main(accelerator, lambda: open_run(run_dir, config, state.step))
+        folder = start.folder
+        on_all(accelerator, lambda: restore(folder, bare_model, optimizer))
+    metrics = on_main(accelerator, lambda: open_run(run_dir, config, start))
     accelerator.init_trackers(config.run.name, config=as_flat(config))
     report = Report(
         console, metrics, train.global_batch_size * data.block_size, last_snapshot=start.folder
@@ -127,7 +131,7 @@ def main(config: Config) -> None:
         state.step, state.epoch = step, order.epoch_of(step * train.global_batch_size - 1)
         report.add(step, rate, step_loss, norm)
 
-        # What is due after it. The figures come first: no snapshot is taken of a broken model.
+        # What is due after it. Whatever stops a run comes first: no broken model is saved.
         evaluate = last or step % train.eval_every == 0
         sample = last or (train.sample_every > 0 and step % train.sample_every == 0)
         save = last or step % config.snapshot.every == 0
@@ -135,33 +139,24 @@ def main(config: Config) -> None:
             report.write(accelerator)
         if evaluate:
             held_out = held_out_loss(accelerator, model, held_out_loader)
-            state.best_loss = min(held_out, state.best_loss or held_out)
             report.held_out(accelerator, step, held_out)
+            state.best_loss = min(
+                held_out, math.inf if state.best_loss is None else state.best_loss
+            )
         if sample:
             text = sample_text(bare_model, corpus.tokenizer, accelerator.device, seed=step)
             console.sample(step, text)
         if save:
-            report.flush()
-            try:
-                saved = write_snapshot(
-                    snapshots_in(run_dir),
-                    state,
-                    bare_model,
-                    optimizer,
-                    corpus.tokenizer.save,
-                    writer=accelerator.is_main_process,
-                    keep=config.snapshot.keep,
-                    piece_bytes=config.snapshot.piece_bytes,
-                )
-            except OSError as error:  # a full disk: go on, and try again when the next is due
-                report.snapshot_failed(step, error, last)
-            else:
-                report.snapshot_written(saved)
-                draw_run(console, config)
+            if not evaluate:  # the figures above are of the weights before this step's update
+                report.refuse_broken(step, held_out_loss(accelerator, model, [probe]))
+            save_snapshot(
+                accelerator, config, state, bare_model, optimizer, corpus.tokenizer.save, report
+            )
+            draw_run(console, config)
         if evaluate or sample or save:
             report.resume_clock()  # speed is that of the steps
 
-    print_end(console, config, corpus, held_out, saved)
+    print_end(console, config, corpus, held_out, report.last_snapshot)
     accelerator.wait_for_everyone()
     accelerator.end_training()
 

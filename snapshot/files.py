@@ -10,8 +10,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +47,7 @@ def written_whole(root: Path, name: str) -> Iterator[Path]:
         yield building
         _write_manifest(building)
         _flush(building)
-        if final.exists():  # only ever a damaged one: a good one would have been resumed from
-            remove_folder(final)
+        remove_folder(final)  # a damaged one, where there is one: a good one is resumed from
         building.rename(final)
         _flush(root)
     except BaseException:
@@ -98,7 +97,11 @@ def verify(folder: Path) -> None:
             raise SnapshotError(
                 f"{folder} is damaged: {name} has {path.stat().st_size:,} bytes instead of {size:,}"
             )
-        if _sha256(path) != digest:
+        try:
+            changed = _sha256(path) != digest
+        except OSError as error:
+            raise SnapshotError(f"{path} cannot be read: {error.strerror}") from error
+        if changed:
             raise SnapshotError(f"{folder} is damaged: the content of {name} has changed")
     if unlisted := sorted(found - set(entries)):
         raise SnapshotError(f"{folder}: {unlisted[0]} is not in its manifest")
@@ -124,12 +127,14 @@ def step_of(folder: Path) -> int:
     return int(match[1])
 
 
-def newest_verified(root: Path) -> tuple[Path | None, list[str]]:
-    """The newest snapshot of `root` that verifies, and what is wrong with each newer one."""
+def newest_verified(
+    root: Path, check: Callable[[Path], object] = verify
+) -> tuple[Path | None, list[str]]:
+    """The newest snapshot of `root` that passes `check`, and what is wrong with each newer one."""
     faults = []
     for folder in snapshot_folders(root):
         try:
-            verify(folder)
+            check(folder)
         except SnapshotError as error:
             faults.append(str(error))
         else:
@@ -137,9 +142,13 @@ def newest_verified(root: Path) -> tuple[Path | None, list[str]]:
     return None, faults
 
 
-def prune(root: Path, keep: int) -> None:
-    """Remove the oldest snapshots beyond the newest `keep`."""
-    for folder in snapshot_folders(root)[keep:]:
+def prune(root: Path, keep: int, newest: int) -> None:
+    """Remove the oldest snapshots beyond `keep`, counted down from step `newest`.
+
+    What is named as newer was passed over as damaged; it must not take the place of a good one.
+    """
+    known = [folder for folder in snapshot_folders(root) if step_of(folder) <= newest]
+    for folder in known[keep:]:
         remove_folder(folder)
 
 
@@ -147,12 +156,14 @@ def remove_leftovers(root: Path) -> None:
     """Remove what a killed process left unfinished. Only for the one process that writes here."""
     if root.is_dir():
         for path in root.glob(f"{TEMPORARY_PREFIX}*"):
-            shutil.rmtree(path, ignore_errors=True)
+            with suppress(OSError):
+                remove_folder(path)
 
 
 def remove_folder(folder: Path) -> None:
     """Remove a folder, renamed first: half a removal must not look like a snapshot."""
-    if not folder.exists():
+    if not folder.is_dir() or folder.is_symlink():
+        folder.unlink(missing_ok=True)
         return
     if not folder.name.startswith(TEMPORARY_PREFIX):
         folder = folder.rename(folder.with_name(f"{TEMPORARY_PREFIX}removed-{folder.name}"))
@@ -189,11 +200,8 @@ def _manifest_entries(folder: Path) -> dict[str, tuple[int, str]]:
 
 
 def _sha256(path: Path) -> str:
-    try:
-        with open(path, "rb") as opened:
-            return hashlib.file_digest(opened, "sha256").hexdigest()
-    except OSError as error:
-        raise SnapshotError(f"{path} cannot be read: {error.strerror}") from error
+    with open(path, "rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _flush(folder: Path) -> None:

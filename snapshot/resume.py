@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from snapshot.errors import SnapshotError
 from snapshot.files import (
+    folder_name,
     identity,
     newest_verified,
     remove_leftovers,
@@ -58,19 +60,23 @@ def choose_start(run_dir: Path, resume: str) -> Start:
     own = _own_newest(root)
     if resume == "auto":
         return own
-    named = _named_snapshot(resume)
-    state = check_snapshot(named)
+    named, state = _named_snapshot(resume)
     origin = identity(named)
     if own.folder is None:
-        state.origin = origin
+        state.origin, state.run_id = origin, uuid.uuid4().hex
         return Start(named, state, f"{named}, as snapshot.resume asks", own.warnings)
     assert own.state is not None
     if own.state.origin == origin or identity(own.folder) == origin:
         return own  # this run did start from it, and has come further
+    relation = (
+        f"is already further, at step {own.state.step}"
+        if own.state.run_id == state.run_id
+        else f"already holds another run, at step {own.state.step}"
+    )
     raise SnapshotError(
-        f"snapshot.resume={resume}, but {run_dir} already holds a run at step {own.state.step} "
-        "that did not start from it. Give the new run another run.name; to go back in this one, "
-        f"remove its newer snapshots from {root} and leave snapshot.resume=auto"
+        f"snapshot.resume={resume}, but {run_dir} {relation}. Give the new run another run.name; "
+        f"to go back in this one, remove its newer snapshots from {root} and leave "
+        "snapshot.resume=auto."
     )
 
 
@@ -114,7 +120,7 @@ def newest_of(path: Path) -> Path:
     """
     for root in (snapshots_in(path), path):
         if snapshot_folders(root):
-            newest, faults = newest_verified(root)
+            newest, faults = newest_verified(root, check_snapshot)
             if newest is None:
                 raise SnapshotError(f"{path} has no whole snapshot: {'; '.join(faults)}")
             return newest
@@ -122,17 +128,31 @@ def newest_of(path: Path) -> Path:
     return path
 
 
-def _named_snapshot(resume: str) -> Path:
+def folder_for_step(path: Path, step: int) -> Path:
+    """Where `newest_of(path)`, known to be of `step`, lies; nothing is read."""
+    for root in (snapshots_in(path), path):
+        if (root / folder_name(step)).is_dir():
+            return root / folder_name(step)
+    return path
+
+
+def _named_snapshot(resume: str) -> tuple[Path, RunState]:
     path = Path(resume).expanduser()
     if not path.exists():
         raise SnapshotError(
-            f"snapshot.resume={resume} is neither auto, never, nor a folder that exists"
+            f"snapshot.resume={resume} is neither auto, never, nor a folder that exists."
         )
-    return newest_of(path)
+    try:
+        folder = newest_of(path)
+        return folder, read_state(folder)
+    except SnapshotError as error:
+        raise SnapshotError(
+            f"snapshot.resume={resume}: {error}. Name a snapshot that is whole, or a run's folder."
+        ) from error
 
 
 def _own_newest(root: Path) -> Start:
-    newest, faults = newest_verified(root)
+    newest, faults = newest_verified(root, check_snapshot)
     warnings = tuple(f"{fault}; passed over." for fault in faults)
     if newest is not None:
         state = read_state(newest)
@@ -141,7 +161,7 @@ def _own_newest(root: Path) -> Start:
         raise SnapshotError(
             f"none of the {len(faults)} snapshots in {root} is whole: {faults[0]}. "
             "Restore one from a copy, or start over with snapshot.resume=never (what is there is "
-            "moved aside, not deleted)"
+            "moved aside, not deleted)."
         )
     return Start(None, None, "the beginning: no snapshot yet")
 
@@ -150,10 +170,17 @@ def _start_over(run_dir: Path) -> Start:
     """Move what is in the run's directory aside; nothing is deleted."""
     if not (run_dir / "metrics.jsonl").exists() and not snapshot_folders(snapshots_in(run_dir)):
         return Start(None, None, "the beginning, as snapshot.resume=never asks")
+    place = run_dir.resolve()  # through a link: it is the folder that moves
     number = 1
-    while (aside := run_dir.with_name(f"{run_dir.name}.old-{number}")).exists():
+    while (aside := place.with_name(f"{place.name}.old-{number}")).exists():
         number += 1
-    run_dir.rename(aside)
+    try:
+        place.rename(aside)
+    except OSError as error:
+        raise SnapshotError(
+            f"snapshot.resume=never, but {run_dir} cannot be moved to {aside}: {error.strerror}. "
+            "Move what is in it yourself, or give the run another run.dir."
+        ) from error
     return Start(
         None, None, f"the beginning, as snapshot.resume=never asks; the earlier run is now {aside}"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
@@ -15,12 +16,21 @@ from torch.optim import Optimizer
 
 from model.gpt import GPT
 from snapshot.errors import SnapshotError
-from snapshot.files import folder_name, prune, read_json, verify, write_json, written_whole
+from snapshot.files import (
+    SNAPSHOT_NAME,
+    folder_name,
+    read_json,
+    step_of,
+    verify,
+    write_json,
+    written_whole,
+)
 from snapshot.gather import gather_full
 from snapshot.gpt2_layout import gpt2_config, is_transposed, to_file
 from snapshot.tensors import TensorReader, write_tensors
 
 FORMAT_VERSION = 1
+LARGEST_STEP = 10**12
 STATE = "state.json"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 PACKAGES = ("torch", "accelerate", "datasets", "safetensors", "tokenizers", "numpy")
@@ -57,10 +67,9 @@ def write_snapshot(
     save_tokenizer: Callable[[Path], None],
     *,
     writer: bool,
-    keep: int,
     piece_bytes: int,
 ) -> Path:
-    """Write the snapshot after `state.step` below `root`, then remove those beyond `keep`.
+    """Write the snapshot after `state.step` below `root`.
 
     Every process must call this, with its unwrapped model; the one with `writer` writes, the others
     help to gather what is sharded. Raises OSError on the writer when the disk does not take it; the
@@ -75,7 +84,6 @@ def write_snapshot(
         write_json(folder / "config.json", gpt2_config(asdict(model.config)))
         content = {"format_version": FORMAT_VERSION, **asdict(state), "versions": versions()}
         write_json(folder / STATE, content)
-    prune(root, keep)
     return root / folder_name(state.step)
 
 
@@ -99,9 +107,17 @@ def read_state(folder: Path) -> RunState:
         "origin": (str, type(None)),
     }
     for name, kind in expected.items():
-        if not isinstance(content.get(name), kind):
+        value = content.get(name)
+        if not isinstance(value, kind) or isinstance(value, bool):
             raise SnapshotError(f"{folder / STATE} has no proper {name}")
-    return RunState(**{entry.name: content[entry.name] for entry in fields(RunState)})
+    state = RunState(**{entry.name: content[entry.name] for entry in fields(RunState)})
+    if not 1 <= state.step <= LARGEST_STEP or not 0 <= state.seed < 2**32:
+        raise SnapshotError(f"{folder / STATE} has no proper step and seed")
+    if state.best_loss is not None and not math.isfinite(state.best_loss):
+        raise SnapshotError(f"{folder / STATE} has no proper best_loss")
+    if SNAPSHOT_NAME.fullmatch(folder.name) and step_of(folder) != state.step:
+        raise SnapshotError(f"{folder} holds step {state.step}, not the one of its name")
+    return state
 
 
 @torch.no_grad()

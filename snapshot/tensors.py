@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -82,9 +82,6 @@ class TensorReader:
             raise SnapshotError(f"{folder}: {stem} cannot be read: {error}") from error
         self._where = folder / stem
 
-    def names(self) -> Iterable[str]:
-        return self._file_of.keys()
-
     def slice_of(self, name: str) -> Any:
         """A tensor on disk; indexing it reads. Raises SnapshotError for an unknown name."""
         if name not in self._file_of:
@@ -104,7 +101,10 @@ def _files_of(folder: Path, stem: str) -> Iterator[Path]:
         yield single
         return
     index = read_json(folder / f"{stem}.safetensors.index.json")
-    for file in sorted(set(index["weight_map"].values())):
+    files = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
+        raise SnapshotError(f"{folder}: the index of {stem} is not one")
+    for file in sorted(set(files.values())):
         if Path(file).name != file:
             raise SnapshotError(f"{folder}: the index of {stem} leads outside, to {file!r}")
         yield folder / file

@@ -61,6 +61,19 @@ def test_tokens_are_the_same(folder):
     assert theirs.decode(own.encode(PROMPT).tolist()) == PROMPT
 
 
+def test_compiled_training_gives_the_same_names(small, finished_run, tmp_path):
+    result = runs.train(
+        *small,
+        "model.dropout=0.1",
+        f"run.dir={tmp_path / 'run'}",
+        "train.max_steps=2",
+        ACCELERATE_DYNAMO_BACKEND="EAGER",
+    )
+    assert result.returncode == 0, result.stderr
+    names = runs.tensors(runs.snapshot(tmp_path / "run", 2)).keys()
+    assert names == runs.tensors(runs.snapshot(finished_run, 30)).keys()
+
+
 def test_a_snapshot_holds_safetensors_and_json_only(folder):
     assert {path.suffix for path in folder.iterdir()} == {".safetensors", ".json"}
     for path in folder.glob("*.safetensors"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -124,17 +126,61 @@ def test_a_character_that_the_model_never_saw_is_named(finished_run):
 
 
 def test_a_loss_that_is_not_finite_stops_with_the_last_good_snapshot(small, tmp_path):
-    run_dir = tmp_path / "run"
-    result = runs.train(
-        *small,
-        f"run.dir={run_dir}",
-        "train.log_every=7",
-        "optim.warmup_steps=25",
-        "optim.learning_rate=1e38",
-        "optim.min_learning_rate=0",
-        "snapshot.every=1",
-    )
+    words = [*small, f"run.dir={tmp_path / 'run'}", "optim.warmup_steps=0", "snapshot.every=1"]
+    assert runs.train(*words, "train.max_steps=3").returncode == 0
+    result = runs.train(*words, "optim.learning_rate=1e38", "train.eval_every=100")
     assert result.returncode == 1
-    assert "at step" in result.stderr
+    # The figures of step 4 are fine; it is its update that breaks the weights.
+    assert "stopped: the held-out loss is nan after step 4" in result.stderr
+    assert "The last good snapshot stays" in result.stderr
+    assert "step-00000003" in result.stderr
     assert "optim.learning_rate" in result.stderr
     assert "Traceback" not in result.stderr
+    assert runs.train(*words).returncode == 0
+
+
+def test_a_snapshot_that_only_the_main_process_can_use_is_said_once(finished_run, small, tmp_path):
+    damaged = shutil.copytree(runs.snapshot(finished_run, 30), tmp_path / "damaged")
+    (damaged / "tokenizer.json").unlink()
+    result = runs.launch(
+        "ddp_cpu.yaml", *small, f"run.dir={tmp_path / 'run'}", f"snapshot.resume={damaged}"
+    )
+    assert result.returncode != 0
+    assert result.stderr.count("tokenizer.json is missing") == 1
+
+
+def test_snapshots_that_are_no_folder_are_refused_before_training(small, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "snapshots").write_text("")
+    result = runs.train(*small, f"run.dir={tmp_path / 'run'}")
+    assert result.returncode == 2
+    assert "cannot be written: File exists" in result.stderr
+
+
+def test_an_output_without_the_text_s_characters_does_not_stop_a_run(small, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("naïve \u2019quotes\u2019 😀\n" * 400, encoding="utf-8")
+    result = runs.train(
+        *small, f"data.source={text}", f"run.dir={tmp_path / 'run'}", PYTHONIOENCODING="ascii"
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_an_output_that_nobody_reads_does_not_stop_a_run(small, tmp_path):
+    process = subprocess.Popen(
+        runs.command(*small, f"run.dir={tmp_path / 'run'}"),
+        env=runs.environment(),
+        cwd=runs.ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=runs.DEADLINE_SECONDS) == 0
+    assert len(runs.losses(tmp_path / "run")) == 30
+
+
+def test_a_precision_that_snapshots_cannot_carry_is_refused(small, tmp_path):
+    result = runs.train(*small, f"run.dir={tmp_path / 'run'}", ACCELERATE_MIXED_PRECISION="fp16")
+    assert result.returncode == 2
+    assert "mixed_precision: fp16" in result.stderr

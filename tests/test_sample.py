@@ -30,7 +30,10 @@ def test_mistakes_are_sentences(finished_run, tmp_path):
         ([str(tmp_path / "none")], "is not a folder"),
         ([str(finished_run), "--temperature", "-1"], "is not a number from 0 up"),
         ([str(finished_run), "--top-p", "0"], "is not above 0 and at most 1"),
-        ([str(finished_run), "--length", "0"], "is not at least 1"),
+        ([str(finished_run), "--length", "0"], "is not between 1 and"),
+        ([str(finished_run), "--length", "1e3"], "1e3 is not a whole number"),
+        ([str(finished_run), "--seed", "9" * 30], "is not between 0 and"),
+        ([str(finished_run), "--device", "bogus"], "--device bogus cannot be used here"),
         ([str(finished_run), "--prompt", ""], "needs at least one character"),
     ]:
         result = sample(*words)

@@ -46,7 +46,7 @@ def state_at(step: int) -> RunState:
     return RunState("run", "attempt", step, 0, 1337, None, {}, {})
 
 
-def write(root, step, model, optimizer, keep=3, piece_bytes=10**9):
+def write(root, step, model, optimizer, piece_bytes=10**9):
     return write_snapshot(
         root,
         state_at(step),
@@ -54,7 +54,6 @@ def write(root, step, model, optimizer, keep=3, piece_bytes=10**9):
         optimizer,
         TOKENIZER.save,
         writer=True,
-        keep=keep,
         piece_bytes=piece_bytes,
     )
 
@@ -108,13 +107,38 @@ def test_a_writing_that_fails_leaves_nothing_and_keeps_the_earlier(tmp_path):
 def test_only_the_newest_are_kept(tmp_path):
     model, optimizer = trained(1)
     for step in range(1, 6):
-        write(tmp_path, step, model, optimizer, keep=2)
+        write(tmp_path, step, model, optimizer)
+        prune(tmp_path, keep=2, newest=step)
     assert [folder.name for folder in snapshot_folders(tmp_path)] == [
         "step-00000005",
         "step-00000004",
     ]
-    prune(tmp_path, 2)
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_damaged_snapshots_of_later_steps_do_not_take_the_place_of_good_ones(tmp_path):
+    model, optimizer = trained(1)
+    for step in (1, 2, 3, 90, 91, 92):
+        write(tmp_path, step, model, optimizer)
+    prune(tmp_path, keep=2, newest=3)
+    assert {folder.name[-2:] for folder in snapshot_folders(tmp_path)} == {
+        "02",
+        "03",
+        "90",
+        "91",
+        "92",
+    }
+
+
+def test_what_a_kill_may_leave_is_removed_whatever_it_is(tmp_path):
+    (tmp_path / ".tmp-step-00000001").mkdir()
+    (tmp_path / ".tmp-step-00000001" / "model.safetensors").write_text("half")
+    (tmp_path / ".tmp-file").write_text("")
+    (tmp_path / ".tmp-link").symlink_to(tmp_path)
+    (tmp_path / "step-00000002").write_text("a file where a snapshot will be")
+    remove_leftovers(tmp_path)
+    verify(write(tmp_path, 2, *trained(1)))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
 
 
 def test_steps_are_ordered_as_numbers(tmp_path):
@@ -145,6 +169,50 @@ def test_another_format_version_is_refused(tmp_path):
         read_state(folder)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": -5},
+        {"step": 10**30},
+        {"step": True},
+        {"step": 2},
+        {"step": "1"},
+        {"seed": -1},
+        {"best_loss": float("nan")},
+        {"config": []},
+        {"run_id": None},
+    ],
+    ids=str,
+)
+def test_a_state_that_cannot_be_is_passed_over(tmp_path, change):
+    run_dir = tmp_path / "run"
+    folder = write(run_dir / "snapshots", 1, *trained(1))
+    content = json.loads((folder / "state.json").read_text())
+    content.update(change)
+    remake(folder, {"state.json": json.dumps(content)})
+    verify(folder)
+    with pytest.raises(SnapshotError, match="none of the 1 snapshots"):
+        choose_start(run_dir, "auto")
+
+
+def remake(folder, contents: dict[str, str]) -> None:
+    """Change files of a snapshot and make its manifest true again."""
+    whole = {path.name: path.read_bytes() for path in folder.iterdir()}
+    whole.pop("manifest.json")
+    whole.update({name: content.encode() for name, content in contents.items()})
+    with written_whole(folder.parent, folder.name) as building:
+        for name, content in whole.items():
+            (building / name).write_bytes(content)
+
+
+def test_a_run_that_starts_from_another_s_snapshot_has_an_id_of_its_own(tmp_path):
+    named = write(tmp_path / "old" / "snapshots", 1, *trained(1))
+    start = choose_start(tmp_path / "new", str(named))
+    assert start.folder == named
+    assert start.state.run_id != "run"
+    assert start.state.origin is not None
+
+
 def test_json_that_is_too_deep_or_too_large_is_refused(tmp_path):
     deep = tmp_path / "deep.json"
     deep.write_text("[" * 100_000)
@@ -172,6 +240,6 @@ def test_a_run_does_not_mix_with_another_in_its_directory(tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     write(first / "snapshots", 1, *trained(1))
     named = write(second / "snapshots", 5, *trained(2))
-    with pytest.raises(SnapshotError, match="already holds a run at step 1"):
+    with pytest.raises(SnapshotError, match="is already further, at step 1"):
         choose_start(first, str(named))
     assert newest_verified(first / "snapshots")[0].name == "step-00000001"

@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 
 from model.gpt import GPT, GPTConfig
-from training.config import OptimConfig
+from training.config import ConfigError, OptimConfig
 from training.console import Console
 from training.curves import draw_curves
 from training.metrics import MetricsFile, read_metrics
@@ -24,7 +24,16 @@ RATES = OptimConfig(learning_rate=1.0, min_learning_rate=0.1, warmup_steps=10)
 
 @pytest.mark.parametrize(
     ("step", "rate"),
-    [(1, 0.1), (5, 0.5), (10, 1.0), (60, 0.55), (110, 0.1), (200, 0.1), (35, 0.868198)],
+    [
+        (1, 0.1),
+        (5, 0.5),
+        (10, 1.0),
+        (60, 0.55),
+        (110, 0.1),
+        (200, 0.1),
+        (35, 0.868198),
+        (11, 0.999781),
+    ],
 )
 def test_the_rate_rises_linearly_then_falls_along_a_cosine(step, rate):
     assert learning_rate_at(step, RATES, max_steps=110) == pytest.approx(rate, rel=1e-5)
@@ -75,14 +84,45 @@ def test_metrics_wait_for_a_disk_that_takes_them(tmp_path):
     metrics = MetricsFile(path, step=0)
     metrics.append(lines(1))
     path.rename(tmp_path / "away")
+    path.mkdir()
     metrics.append(lines(2))
-    assert "No such file" in metrics.fault
+    assert "Is a directory" in metrics.fault
+    with pytest.raises(OSError, match="Is a directory"):
+        metrics.flush()
+    path.rmdir()
     (tmp_path / "away").rename(path)
     with open(path, "a") as opened:
         opened.write('{"half": ')  # what a full disk leaves
     metrics.append(lines(3))
     assert metrics.fault is None
     assert [record["step"] for record in read_metrics(path)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("size", [None, 0, 60])
+def test_metrics_go_on_in_a_file_that_was_removed_or_cut(tmp_path, size):
+    path = tmp_path / "metrics.jsonl"
+    metrics = MetricsFile(path, step=0)
+    metrics.append(lines(1, 2))
+    one = path.stat().st_size // 2
+    if size is None:
+        path.unlink()
+    else:
+        os.truncate(path, one if size else 0)
+    metrics.append(lines(3))
+    metrics.append(lines(4))
+    steps = [record["step"] for record in read_metrics(path)]
+    assert steps == ([1, 3, 4] if size else [3, 4])
+
+
+@pytest.mark.parametrize(
+    "line", [b"garbage", b"[1]", b'{"step": 5}', b"\xff\x00", b'{"step": "1"}']
+)
+def test_a_metrics_file_that_is_none_is_named_with_its_line(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    MetricsFile(path, step=0).append(lines(1))
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    with pytest.raises(ConfigError, match=r"line 2 of .*metrics\.jsonl is not a line of metrics"):
+        MetricsFile(path, step=1)
 
 
 def report_of(tmp_path) -> Report:
@@ -111,6 +151,11 @@ def test_a_figure_that_is_not_finite_stops_the_run_and_names_the_step(tmp_path, 
     assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
 
 
+def test_a_held_out_loss_that_is_not_finite_stops_the_run(tmp_path):
+    with pytest.raises(TrainingStopped, match="held-out loss is nan after step 7"):
+        report_of(tmp_path).held_out(Accelerator(cpu=True), 7, float("nan"))
+
+
 def test_every_step_gets_its_own_line_however_rarely_they_are_read_back(tmp_path):
     report = report_of(tmp_path)
     for step in range(1, 6):
@@ -131,7 +176,7 @@ def test_every_step_gets_its_own_line_however_rarely_they_are_read_back(tmp_path
 def test_curves_are_a_picture(tmp_path):
     records = [{"event": "train", "step": s, "loss": 3 / s} for s in range(1, 2000)]
     records.append({"event": "eval", "step": 1999, "loss": 0.1})
-    draw_curves(records, "a run", tmp_path / "curves.png")
+    draw_curves(records, "$a run^^$", tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert os.listdir(tmp_path) == ["curves.png"]
 

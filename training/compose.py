@@ -16,7 +16,6 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -37,17 +36,21 @@ OmegaConf.register_new_resolver(
 def load_config(arguments: Sequence[str]) -> Config:
     """The configuration that `arguments` (Hydra overrides, `key=value`) describe.
 
-    Raises ConfigError with all the mistakes found, one sentence a line.
+    Raises ConfigError with all the mistakes found, one sentence a line: those in the form of
+    arguments, and those in the values of the others.
     """
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-        mistakes = [mistake for argument in arguments if (mistake := _mistake_in(argument))]
-        if mistakes:
-            raise ConfigError("\n".join(mistakes))
-        config = OmegaConf.to_object(_composed(arguments))
+        found = {argument: _mistake_in(argument) for argument in arguments}
+        mistakes = [mistake for mistake in found.values() if mistake is not None]
+        try:
+            sound = [argument for argument, mistake in found.items() if mistake is None]
+            config = OmegaConf.to_object(_composed(sound))
+        except (HydraException, OmegaConfBaseException, ValueError) as error:
+            raise ConfigError("\n".join([*mistakes, _sentence(error)])) from error
     assert isinstance(config, Config)
-    found = problems(config)
-    if found:
-        raise ConfigError("\n".join(found))
+    mistakes += problems(config)
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
     return config
 
 
@@ -90,23 +93,27 @@ def _composed(arguments: Sequence[str]) -> DictConfig:
 
 def _mistake_in(argument: str) -> str | None:
     """What is wrong with one argument, taken alone; None when nothing is."""
+    if argument.startswith("-"):
+        return f"There is no option '{argument}'. There are --help and --show, and key=value."
     try:
         override = OverridesParser.create().parse_override(argument)
     except HydraException:
         return (
-            f"'{argument}' is not of the form key=value. Values with spaces, commas, brackets or "
-            "'=' need inner quotes: 'data.source=\"my text.txt\"'."
+            f"'{argument}' is not of the form key=value. Values with spaces, commas, brackets, "
+            "'~' or '=' need inner quotes: 'data.source=\"my text.txt\"'."
         )
     key = override.key_or_group
+    if override.package is not None or override.is_add() or override.is_delete():
+        return f"'{argument}' adds, moves or deletes; every key exists, so write {key}=value."
+    if override.is_sweep_override():
+        return f"'{argument}' names several values; a run takes one."
     if key in GROUPS:
-        return _unknown_option(key, override)
+        return _unknown_option(key, str(override.value()))
     keys = list(all_keys())
     if key not in keys:
         return f"{_unknown(key, keys)} All keys: --help."
-    if override.is_sweep_override():
-        return f"'{argument}' names several values; a run takes one."
-    if override.is_add() or override.is_delete():
-        return f"'{argument}' adds or deletes; every key exists, so write {key}=value."
+    if argument.endswith("=???"):
+        return f"{key}=??? is no value."
     try:
         _composed([argument])
     except (HydraException, OmegaConfBaseException) as error:
@@ -126,12 +133,11 @@ def _unknown(key: str, keys: list[str]) -> str:
     return f"There is no key '{key}'.{hint}"
 
 
-def _unknown_option(group: str, override: Override) -> str | None:
+def _unknown_option(group: str, value: str) -> str | None:
     options = sorted(path.stem for path in (CONFIG_DIR / group).glob("*.yaml"))
-    value = override.value()
-    if value is None or value in options:
+    if value in options:
         return None
-    near = difflib.get_close_matches(str(value), options, n=1)
+    near = difflib.get_close_matches(value, options, n=1)
     hint = f" The nearest is {near[0]}." if near else ""
     all_of_them = ", ".join(options)
     return f"{group}={value}: there is no config/{group}/{value}.yaml.{hint} All: {all_of_them}."
@@ -151,7 +157,12 @@ def _type_mistake(key: str, value: str, error: Exception) -> str:
         "str | None": "a text or null",
         "list[float]": "a list of numbers such as [0.9,0.95]",
     }.get(str(declared), str(declared))
-    reason = str(error.__cause__ or error).splitlines()[0]
+    reason = _sentence(error)
     if "could not be converted" in reason or "is not a valid" in reason:
         return f"{key}={value} is not {wanted}."
-    return f"{key}={value} must be {wanted}: {reason}."
+    return f"{key}={value} must be {wanted}: {reason}"
+
+
+def _sentence(error: Exception) -> str:
+    """The first line of what Hydra or OmegaConf says, with one full stop."""
+    return str(error.__cause__ or error).splitlines()[0].rstrip(".") + "."

@@ -128,6 +128,13 @@ COUNTS = (
     "run.collective_timeout_seconds",
 )
 """Keys whose value is at least 1."""
+MOST = {
+    "data.block_size": 1_000_000,
+    "train.max_steps": 1_000_000_000,
+    "train.global_batch_size": 1_000_000,
+    "run.collective_timeout_seconds": 1_000_000,
+}
+"""Larger values are slips of the finger, and would end in a failure of memory or of a clock."""
 
 
 def problems(config: Config) -> list[str]:
@@ -143,8 +150,13 @@ def problems(config: Config) -> list[str]:
     for key in COUNTS:
         section, name = key.split(".")
         need(getattr(getattr(config, section), name) >= 1, key, "must be at least 1")
+    for key, most in MOST.items():
+        section, name = key.split(".")
+        need(getattr(getattr(config, section), name) <= most, key, f"must be at most {most}")
+    for key in ("data.source", "data.cache_dir", "snapshot.resume", "run.name", "run.dir"):
+        section, name = key.split(".")
+        need(getattr(getattr(config, section), name).strip() != "", key, "is empty")
     data, model, optim, train = config.data, config.model, config.optim, config.train
-    need(data.source.strip() != "", "data.source", "is empty. Name a text")
     need(0 < data.val_fraction <= 0.5, "data.val_fraction", "must be above 0 and at most 0.5")
     need(data.num_workers >= 0, "data.num_workers", "must not be negative")
     need(0 <= model.dropout < 1, "model.dropout", "must be at least 0 and below 1")
@@ -157,7 +169,7 @@ def problems(config: Config) -> list[str]:
             f"The nearest: {' or '.join(str(count * model.n_head) for count in near)}",
         )
     rate_is_sound = 0 < optim.learning_rate < math.inf
-    need(rate_is_sound, "optim.learning_rate", "must be above 0")
+    need(rate_is_sound, "optim.learning_rate", "must be above 0 and finite")
     need(
         not rate_is_sound or 0 <= optim.min_learning_rate <= optim.learning_rate,
         "optim.min_learning_rate",
@@ -189,7 +201,6 @@ def problems(config: Config) -> list[str]:
         "snapshot.piece_bytes",
         "must be at least 1000000 (1 MB)",
     )
-    need(config.run.name.strip() not in ("", ".", ".."), "run.name", "is no name")
     return found
 
 

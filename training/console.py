@@ -34,10 +34,14 @@ class Console:
         """Print a line, above the bar where there is one."""
         if not self.shown:
             return
-        if self.bar is not None:
-            self.bar.write(text)
-        else:
-            print(text, flush=True)
+        try:
+            if self.bar is not None:
+                self.bar.write(text)
+            else:
+                print(text, flush=True)
+        except BrokenPipeError:  # nobody reads on; the run is worth more than its words
+            self.shown = False
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def warn(self, text: str) -> None:
         """Print a warning."""
@@ -61,9 +65,8 @@ class Console:
         if self.bar is not None:
             self.bar.set_postfix_str(figures, refresh=False)
             self.bar.update(step - self.bar.n)
-        elif self.shown:
-            left = _duration(seconds_left)
-            print(f"step {step}/{self.max_steps}, {figures}, {left} left", flush=True)
+        else:
+            self.say(f"step {step}/{self.max_steps}, {figures}, {_duration(seconds_left)} left")
 
     def close(self) -> None:
         """Leave the bar as it stands."""

@@ -40,12 +40,15 @@ def draw_curves(records: list[dict[str, Any]], title: str, path: Path) -> None:
         )
     axes.set_xlabel("step")
     axes.set_ylabel("loss (nats per character)")
-    axes.set_title(title)
+    axes.set_title(title, parse_math=False)
     axes.grid(alpha=0.3)
     axes.legend()
     partial = path.with_suffix(".png.new")
-    figure.savefig(partial, format="png")
-    partial.rename(path)
+    try:
+        figure.savefig(partial, format="png")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _averaged(steps: list[int], losses: list[float]) -> tuple[list[float], list[float]]:

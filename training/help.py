@@ -1,4 +1,4 @@
-"""`--help`: all keys with type, default and meaning, read from the schema itself."""
+"""`--help`: all keys with default and meaning, read from the schema itself."""
 
 from __future__ import annotations
 

@@ -34,6 +34,9 @@ def run_command(main: Callable[[Config], None]) -> NoReturn:
     Exit codes: 0 done, 2 a mistake of the user's (a sentence, nothing lost), 130 interrupted, 1 all
     else. `accelerate launch` turns every code but 0 into 1.
     """
+    for stream in (sys.stdout, sys.stderr):
+        # A character that the terminal lacks, of the text or of a sample, must not stop a run.
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     arguments = sys.argv[1:]
     if any(argument in ("-h", "--help") for argument in arguments):
         print(help_text())
@@ -46,15 +49,15 @@ def run_command(main: Callable[[Config], None]) -> NoReturn:
             main(config)
         code = 0
     except (ConfigError, DataError, SnapshotError) as error:
-        _say_once(f"error: {error}")
+        _say_once(f"error: {error}", error)
         code = EXIT_USER_MISTAKE
     except TrainingStopped as error:
-        _say_once(f"stopped: {error}")
+        _say_once(f"stopped: {error}", error)
         code = EXIT_FAILED
     except FailedElsewhere:
         code = EXIT_FAILED
     except KeyboardInterrupt:
-        _say_once("interrupted; the same command goes on from the newest snapshot.")
+        _say_once("interrupted; the same command goes on from the newest snapshot.", None)
         code = EXIT_INTERRUPTED
     except Exception:
         traceback.print_exc()
@@ -80,6 +83,12 @@ def refuse_broken_launch(accelerator: Accelerator) -> None:
             "cannot carry through a snapshot. Use accelerate_configs/ddp.yaml."
         )
 
+    if accelerator.mixed_precision not in ("no", "bf16"):
+        raise ConfigError(
+            f"the accelerate config file asks for mixed_precision: {accelerator.mixed_precision}, "
+            "whose loss scaler this version cannot carry through a snapshot. Use bf16 or no."
+        )
+
 
 def known_tracker(name: str | None) -> str | None:
     """`run.tracker`, as Accelerator takes it. Raises ConfigError for one that is not installed."""
@@ -97,9 +106,9 @@ def restarted_by_launcher() -> bool:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
-def _say_once(text: str) -> None:
-    """Print an error on one process of each machine; all have it, or only the first has."""
-    if os.environ.get("LOCAL_RANK", "0") == "0":
+def _say_once(text: str, error: Exception | None) -> None:
+    """Print an error where only one process has it, or, where all have it, once on each machine."""
+    if getattr(error, "said_here", False) or os.environ.get("LOCAL_RANK", "0") == "0":
         print(text, file=sys.stderr)
 
 

@@ -7,13 +7,45 @@ import os
 from pathlib import Path
 from typing import Any
 
+from training.config import ConfigError
+
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics file; a last line that was cut short is left out."""
+    """The lines of a metrics file; a last line that was cut short is left out.
+
+    Raises ConfigError that names the line when the file holds something else.
+    """
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1] if line]
+    lines = path.read_bytes().split(b"\n")
+    records = []
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            record = json.loads(line)
+            known = isinstance(record, dict) and type(record.get("step")) is int
+        except ValueError:
+            known = False
+        if not known or record.get("event") not in ("train", "eval"):
+            raise ConfigError(
+                f"line {number} of {path} is not a line of metrics. Remove it, or move the file "
+                "out of run.dir; the run itself does not need it."
+            )
+        records.append(record)
+    return records
+
+
+def write_whole(path: Path, content: str) -> None:
+    """Replace a file by one with this content, or leave it as it is: flushed, then renamed."""
+    partial = path.with_name(f"{path.name}.new")
+    try:
+        with open(partial, "w", encoding="utf-8") as opened:
+            opened.write(content)
+            opened.flush()
+            os.fsync(opened.fileno())
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 class MetricsFile:
@@ -25,20 +57,20 @@ class MetricsFile:
         self.waiting: list[str] = []
         self.fault: str | None = None
         """Why the last write failed; None when it did not."""
-        kept = [line for line in read_metrics(path) if line["step"] <= step]
-        replacement = path.with_suffix(".jsonl.new")
-        replacement.write_text("".join(_line(record) for record in kept), encoding="utf-8")
-        replacement.rename(path)
+        kept = [record for record in read_metrics(path) if record["step"] <= step]
+        write_whole(path, "".join(map(_line, kept)))
         self.size = path.stat().st_size
 
     def append(self, records: list[dict[str, Any]]) -> None:
         """Add lines, as far as the disk takes them."""
-        self.waiting += [_line(record) for record in records]
+        self.waiting += map(_line, records)
         content = "".join(self.waiting).encode()
         try:
-            with open(self.path, "r+b") as opened:
-                opened.truncate(self.size)  # half a line, where the last write failed
-                opened.seek(self.size)
+            # "a" makes the file anew where somebody removed it; one that was cut is gone on with.
+            with open(self.path, "ab") as opened:
+                if opened.tell() > self.size:
+                    opened.truncate(self.size)  # half a line, where the last write failed
+                self.size = min(self.size, opened.tell())
                 opened.write(content)
         except OSError as error:
             self.fault = f"{self.path}: {error.strerror}"
@@ -48,12 +80,12 @@ class MetricsFile:
         self.fault = None
 
     def flush(self) -> None:
-        """Have the disk hold all lines: a snapshot must not outlive the metrics before it."""
-        try:
-            with open(self.path, "rb") as opened:
-                os.fsync(opened.fileno())
-        except OSError as error:
-            self.fault = f"{self.path}: {error.strerror}"
+        """Have the disk hold all lines. Raises OSError when it does not take them."""
+        self.append([])
+        if self.waiting:
+            raise OSError(self.fault)
+        with open(self.path, "rb") as opened:
+            os.fsync(opened.fileno())
 
 
 def _line(record: dict[str, Any]) -> str:

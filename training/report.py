@@ -86,10 +86,7 @@ class Report:
             )
         self.record(accelerator, records)
         if fault is not None:
-            raise TrainingStopped(
-                f"{fault}. {self._kept()} A lower optim.learning_rate or a lower "
-                "optim.max_grad_norm may carry it past this step."
-            )
+            raise self._broken(fault)
         left = (self.console.max_steps - self.steps[-1]) * seconds / len(self.steps)
         self.console.progress(self.steps[-1], losses[-1], speed, left)
         for collected in (self.steps, self.rates, self.losses, self.norms):
@@ -97,9 +94,15 @@ class Report:
         self.resume_clock()
 
     def held_out(self, accelerator: Accelerator, step: int, loss: float) -> None:
-        """The figure of an evaluation."""
+        """The figure of an evaluation. Raises TrainingStopped when it is not finite."""
+        self.refuse_broken(step, loss)
         self.record(accelerator, [{"event": "eval", "step": step, "loss": loss}])
         self.console.say(f"step {step}: held-out loss {loss:.4f}")
+
+    def refuse_broken(self, step: int, loss: float) -> None:
+        """Raise TrainingStopped for weights whose held-out loss after a step is not finite."""
+        if not math.isfinite(loss):
+            raise self._broken(f"the held-out loss is {loss} after step {step}")
 
     def record(self, accelerator: Accelerator, records: list[dict[str, Any]]) -> None:
         """Add lines to metrics.jsonl and to the tracker, where there is one."""
@@ -111,35 +114,22 @@ class Report:
             return
         fault_before = self.metrics.fault
         self.metrics.append(records)
-        self._warn_of_new(fault_before)
-
-    def flush(self) -> None:
-        """Have the disk hold what was recorded, before a snapshot says that it came after it."""
-        if self.metrics is not None:
-            fault_before = self.metrics.fault
-            self.metrics.flush()
-            self._warn_of_new(fault_before)
-
-    def snapshot_written(self, folder: Path) -> None:
-        """A snapshot is whole on the disk."""
-        self.last_snapshot = folder
-
-    def snapshot_failed(self, step: int, error: OSError, last: bool) -> None:
-        """A snapshot could not be written. Raises TrainingStopped when it was the run's last."""
-        reason = f"the snapshot of step {step} could not be written: {error}."
-        if last:
-            raise TrainingStopped(
-                f"{reason} {self._kept()} Make room and start the same command again: it goes on "
-                "from there."
-            ) from error
-        self.console.warn(f"{reason} {self._kept()} Training goes on; the next one is tried.")
-
-    def _kept(self) -> str:
-        if self.last_snapshot is None:
-            return "There is no earlier snapshot."
-        return f"The last good snapshot stays: {self.last_snapshot}."
-
-    def _warn_of_new(self, fault_before: str | None) -> None:
-        assert self.metrics is not None
         if self.metrics.fault is not None and fault_before is None:
             self.console.warn(f"metrics wait until they can be written: {self.metrics.fault}.")
+
+    def flush(self) -> None:
+        """Have the disk hold all that was recorded. Raises OSError when it does not take it."""
+        if self.metrics is not None:
+            self.metrics.flush()
+
+    def kept(self) -> str:
+        """Which snapshot there is to go on from, as a sentence."""
+        if self.last_snapshot is None:
+            return "There is no snapshot yet."
+        return f"The last good snapshot stays: {self.last_snapshot}."
+
+    def _broken(self, what: str) -> TrainingStopped:
+        return TrainingStopped(
+            f"{what}. {self.kept()} A lower optim.learning_rate or a lower optim.max_grad_norm may "
+            "carry it past this step."
+        )

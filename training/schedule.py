@@ -12,10 +12,10 @@ from training.config import OptimConfig
 def learning_rate_at(step: int, optim: OptimConfig, max_steps: int) -> float:
     """The rate of step 1..max_steps: linear warm-up from 0, then a cosine to `min_learning_rate`.
 
-    Step `warmup_steps` has the full rate and step `max_steps` the least one (SGDR's half cosine,
+    Step `warmup_steps` has the full rate and a later `max_steps` the least one (SGDR's half cosine,
     Loshchilov & Hutter, 2017). A run shorter than its warm-up ends inside it.
     """
-    if step < optim.warmup_steps:
+    if step <= optim.warmup_steps:
         return optim.learning_rate * step / optim.warmup_steps
     if step >= max_steps:
         return optim.min_learning_rate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import uuid
 from dataclasses import replace
 from pathlib import Path
@@ -13,16 +14,17 @@ from filelock import FileLock, Timeout
 from data.corpus import Corpus, prepare_corpus
 from data.errors import DataError
 from snapshot.errors import SnapshotError
-from snapshot.files import folder_name, identity
-from snapshot.resume import Start, choose_start, newest_of, snapshots_in, value_of
+from snapshot.files import MANIFEST, folder_name, identity
+from snapshot.resume import Start, choose_start, folder_for_step, snapshots_in, value_of
 from snapshot.state import RunState, read_state
 from training.compose import as_plain, as_yaml
 from training.config import Config, ConfigError
 from training.launch import restarted_by_launcher
-from training.metrics import MetricsFile
+from training.metrics import MetricsFile, write_whole
 from training.together import (
     digest_number,
     first_on_each_machine,
+    on_all,
     on_main,
     same_everywhere,
     told_by_main,
@@ -67,17 +69,22 @@ def agree_on_start(accelerator: Accelerator, config: Config) -> Start:
         foreign = start.folder != snapshots_in(run_dir) / folder_name(start.state.step)
         numbers = (1 + foreign, start.state.step, digest_number(identity(start.folder)))
     kind, step, digest = told_by_main(accelerator, numbers, 3)
-    if start is not None:
-        return start
-    if kind == 0:
-        return Start(None, None, "")
-    folder = snapshots_in(run_dir) / folder_name(step) if kind == 1 else newest_of(Path(resume))
-    if not folder.is_dir() or digest_number(identity(folder)) != digest:
-        raise SnapshotError(
-            f"{folder} is not here as the main process has it: every machine must see the same "
-            "run.dir. Put it on a disk that they share"
-        )
-    return Start(folder, read_state(folder), "")
+
+    def same_start() -> Start:
+        if start is not None:
+            return start
+        if kind == 0:
+            return Start(None, None, "")
+        place = run_dir if kind == 1 else Path(resume).expanduser()
+        folder = folder_for_step(place, step)
+        if not (folder / MANIFEST).exists() or digest_number(identity(folder)) != digest:
+            raise SnapshotError(
+                f"{folder} is not here as the main process has it: every machine must see the same "
+                "run.dir. Put it on a disk that they share."
+            )
+        return Start(folder, read_state(folder), "")
+
+    return on_all(accelerator, same_start)
 
 
 def claim(run_dir: Path) -> None:
@@ -88,7 +95,7 @@ def claim(run_dir: Path) -> None:
     """
     lock = FileLock(run_dir / ".lock", timeout=CLAIM_SECONDS)
     try:
-        run_dir.mkdir(parents=True, exist_ok=True)
+        snapshots_in(run_dir).mkdir(parents=True, exist_ok=True)
         lock.acquire()
         _claims.append(lock)
     except Timeout as error:
@@ -102,22 +109,25 @@ def claim(run_dir: Path) -> None:
         raise _not_writable(run_dir, error) from error
 
 
-def open_run(run_dir: Path, config: Config, step: int) -> MetricsFile:
-    """Write config.yaml and continue metrics.jsonl after `step`. For the main process only."""
+def open_run(run_dir: Path, config: Config, start: Start) -> MetricsFile:
+    """Write config.yaml and continue metrics.jsonl where `start` is. For the main process only."""
     if not (run_dir / ".lock").exists():  # snapshot.resume=never has moved the directory aside
         claim(run_dir)
     try:
-        (run_dir / "config.yaml").write_text(as_yaml(config), encoding="utf-8")
+        write_whole(run_dir / "config.yaml", as_yaml(config))
+        # A run that starts from another's snapshot has no lines of its own yet.
+        own = start.folder is not None and start.folder.parent == snapshots_in(run_dir)
+        step = start.state.step if own and start.state is not None else 0
         return MetricsFile(run_dir / "metrics.jsonl", step)
     except OSError as error:
         raise _not_writable(run_dir, error) from error
 
 
 def _not_writable(run_dir: Path, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"run.dir={run_dir} cannot be written: {error.strerror} ({error.filename}). "
-        "Name a folder in which you may write."
-    )
+    where = f" ({error.filename})" if error.filename else ""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    remedy = "Make room." if full else "Name a folder in which you may write."
+    return ConfigError(f"run.dir={run_dir} cannot be written: {error.strerror}{where}. {remedy}")
 
 
 def state_at(start: Start, config: Config, corpus: Corpus) -> RunState:

@@ -85,12 +85,12 @@ def draw_run(console: Console, config: Config) -> None:
     try:
         records = read_metrics(run_dir / "metrics.jsonl")
         draw_curves(records, config.run.name, run_dir / "curves.png")
-    except OSError as error:
+    except Exception as error:  # a picture is not worth a run
         console.warn(f"curves.png was not drawn: {error}.")
 
 
 def print_end(
-    console: Console, config: Config, corpus: Corpus, held_out: float, snapshot: Path
+    console: Console, config: Config, corpus: Corpus, held_out: float, snapshot: Path | None
 ) -> None:
     """What came of the run, and what to do next."""
     console.close()
@@ -104,7 +104,9 @@ def print_end(
     console.say(f"held out  {loss_text(held_out)}, over {part} {everything:,} held-out characters")
     console.say(f"snapshot  {snapshot}")
     console.say(f"curves    {Path(config.run.dir) / 'curves.png'}")
-    longer = [word for word in sys.argv[1:] if not word.startswith("train.max_steps=")]
+    # It goes on from its own snapshot, however it was started.
+    replaced = ("train.max_steps=", "snapshot.resume=")
+    longer = [word for word in sys.argv[1:] if not word.startswith(replaced)]
     longer.append(f"train.max_steps={2 * train.max_steps}")
     console.say()
     console.say("Let it speak:   " + shlex.join(["python", "sample.py", config.run.dir]))

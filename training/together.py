@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from accelerate import Accelerator
@@ -36,6 +36,14 @@ def on_main(accelerator: Accelerator, work: Callable[[], Result]) -> Result | No
     return _together(accelerator, accelerator.is_main_process, work)
 
 
+def on_all(accelerator: Accelerator, work: Callable[[], Result]) -> Result:
+    """`work()` on every process, and an end for all when it fails on one.
+
+    Every process must call this.
+    """
+    return cast(Result, _together(accelerator, True, work))
+
+
 def told_by_main(
     accelerator: Accelerator, numbers: Sequence[int] | None, count: int
 ) -> tuple[int, ...]:
@@ -63,10 +71,20 @@ def _together(accelerator: Accelerator, mine: bool, work: Callable[[], Result]) 
             result = work()
         except Exception as error:
             problem = error
-    failed = torch.tensor([int(problem is not None)], device=accelerator.device)
-    failures = int(accelerator.reduce(failed, "sum").item())
-    if problem is not None:
-        raise problem
-    if failures:
-        raise FailedElsewhere
+    end_if_any_failed(accelerator, problem)
     return result
+
+
+def end_if_any_failed(accelerator: Accelerator, problem: Exception | None) -> None:
+    """Raise the first process's problem there, and FailedElsewhere on all others.
+
+    Every process must call this. So that one process says it, the problem is marked `said_here`.
+    """
+    failed = torch.tensor([int(problem is not None)], device=accelerator.device)
+    flags = accelerator.gather(failed).tolist()
+    if not any(flags):
+        return
+    if problem is not None and flags.index(1) == accelerator.process_index:
+        problem.said_here = True  # type: ignore[attr-defined]
+        raise problem
+    raise FailedElsewhere

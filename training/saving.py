@@ -1,0 +1,67 @@
+"""Taking a snapshot in the middle of a run: what may go wrong, and what is then said and done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from accelerate import Accelerator
+from torch.optim import Optimizer
+
+from model.gpt import GPT
+from snapshot.files import prune
+from snapshot.resume import snapshots_in
+from snapshot.state import RunState, write_snapshot
+from training.config import Config
+from training.report import Report, TrainingStopped
+from training.together import end_if_any_failed
+
+
+def save_snapshot(
+    accelerator: Accelerator,
+    config: Config,
+    state: RunState,
+    model: GPT,
+    optimizer: Optimizer,
+    save_tokenizer: Callable[[Path], None],
+    report: Report,
+) -> None:
+    """Write the snapshot after `state.step` and remove the oldest. Every process must call this.
+
+    A disk that does not take it costs this snapshot and nothing else: it is said, the earlier ones
+    stay, and the next is tried when it is due. Raises TrainingStopped when it was the run's last.
+    """
+    root = snapshots_in(Path(config.run.dir))
+    stopped: TrainingStopped | None = None
+    try:
+        report.flush()  # a snapshot must not outlive the metrics before it
+        report.last_snapshot = write_snapshot(
+            root,
+            state,
+            model,
+            optimizer,
+            save_tokenizer,
+            writer=accelerator.is_main_process,
+            piece_bytes=config.snapshot.piece_bytes,
+        )
+    except OSError as error:
+        reason = f"the snapshot of step {state.step} could not be written: {error}."
+        if state.step < config.train.max_steps:
+            report.console.warn(f"{reason} {report.kept()} Training goes on; the next is tried.")
+        else:
+            stopped = TrainingStopped(
+                f"{reason} {report.kept()} Make room and start the same command again."
+            )
+    else:
+        _prune(root, config.snapshot.keep, state.step, report, accelerator.is_main_process)
+    if state.step == config.train.max_steps:
+        end_if_any_failed(accelerator, stopped)
+
+
+def _prune(root: Path, keep: int, newest: int, report: Report, mine: bool) -> None:
+    if not mine:
+        return
+    try:
+        prune(root, keep, newest)
+    except OSError as error:
+        report.console.warn(f"an old snapshot could not be removed: {error}.")
