@@ -6,8 +6,6 @@ import pytest
 
 import runs
 
-pytestmark = pytest.mark.xdist_group("any shape")  # they share the run of one process
-
 STEPS = 30
 # A constant rate after the warm-up, so that a shorter run has the rates of a longer one.
 CONSTANT = ("optim.learning_rate=1e-3", "optim.min_learning_rate=1e-3")

@@ -82,7 +82,6 @@ def results(tmp_path_factory):
         yield dict(enumerate(pool.map(result_of, range(len(MISTAKES)))))
 
 
-@pytest.mark.xdist_group("mistakes")
 @pytest.mark.parametrize("number", range(len(MISTAKES)), ids=[name for name, _, _ in MISTAKES])
 def test_a_mistake_gets_a_sentence_and_exit_code_2(results, number):
     result = results[number]
