@@ -28,7 +28,8 @@ def main(arguments: list[str]) -> int:
     try:
         folder = newest_of(Path(options.snapshot))
         tokenizer = CharTokenizer.load(folder)
-        ids = tokenizer.encode(options.prompt)
+        beginning = tokenizer.beginning if options.prompt is None else options.prompt
+        ids = tokenizer.encode(beginning)
         device = usable_device(options.device)
         model = GPT(GPTConfig(**gpt_shape(read_json(folder / "config.json"))))
         restore_weights(folder, model)
@@ -37,7 +38,7 @@ def main(arguments: list[str]) -> int:
         for number in range(options.samples):
             if number:
                 print("-" * 40)
-            print(options.prompt, end="", flush=True)
+            print(beginning, end="", flush=True)
             for token in generate(
                 model,
                 prompt,
@@ -78,7 +79,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         description="Text from a run or a snapshot, printed as it is generated."
     )
     parser.add_argument("snapshot", help="a run's folder (its newest snapshot) or a snapshot's")
-    parser.add_argument("--prompt", type=_some_text, default="\n", help="what the text follows")
+    parser.add_argument(
+        "--prompt", type=_some_text, help="what the text follows; default a newline"
+    )
     parser.add_argument("--length", type=_positive_int, default=500, help="characters to add")
     parser.add_argument("--samples", type=_positive_int, default=1, help="how many texts")
     parser.add_argument(

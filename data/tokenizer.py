@@ -47,6 +47,11 @@ class CharTokenizer:
     def vocab_size(self) -> int:
         return len(self.characters)
 
+    @property
+    def beginning(self) -> str:
+        """What a text of the model's own may follow: a newline, or else the first character."""
+        return "\n" if "\n" in self.characters else self.characters[0]
+
     def encode(self, text: str) -> NDArray:
         """Token ids (T,) of the smallest type that holds the vocabulary.
 

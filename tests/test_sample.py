@@ -25,6 +25,16 @@ def test_a_snapshot_can_be_named_and_several_texts_drawn(finished_run):
     assert result.stdout.count("-" * 40) == 1
 
 
+def test_a_model_that_never_saw_a_newline_speaks_without_a_prompt(small, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("no line ends here, " * 50)
+    words = [*small, f"data.source={text}", f"run.dir={tmp_path / 'run'}", "train.max_steps=2"]
+    assert runs.train(*words).returncode == 0
+    result = sample(str(tmp_path / "run"), "--length", "5")
+    assert result.returncode == 0, result.stderr
+    assert len(result.stdout) == 1 + 5 + len("\n")
+
+
 def test_mistakes_are_sentences(finished_run, tmp_path):
     for words, sentence in [
         ([str(tmp_path / "none")], "is not a folder"),

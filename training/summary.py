@@ -71,8 +71,8 @@ def loss_text(loss: float) -> str:
 
 def sample_text(model: GPT, tokenizer: CharTokenizer, device: torch.device, seed: int) -> str:
     """A short text of the model's own. Every process must call this, with its unwrapped model."""
-    start = "\n" if "\n" in tokenizer.characters else tokenizer.characters[0]
-    prompt = torch.from_numpy(tokenizer.encode(start).astype("int64"))[None].to(device)
+    beginning = tokenizer.encode(tokenizer.beginning).astype("int64")
+    prompt = torch.from_numpy(beginning)[None].to(device)
     drawn = generate(model, prompt, SAMPLE_CHARACTERS, temperature=0.8, top_k=200, seed=seed)
     return tokenizer.decode([int(token) for token in drawn])
 
