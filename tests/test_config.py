@@ -55,6 +55,11 @@ def test_overrides_win_over_presets_and_experiments():
     assert config.data.block_size == 256
 
 
+def test_of_repeated_overrides_the_last_wins():
+    words = ["train.seed=1", "train.seed=2", "train.seed=1"]
+    assert load_config(words).train.seed == 1
+
+
 def test_the_run_is_named_after_its_text():
     assert load_config(["data.source=/some/where/my text.txt.gz"]).run.dir == "out/my-text.txt.gz"
     assert load_config(["data.source=owner/name", "run.name=mine"]).run.dir == "out/mine"

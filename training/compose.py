@@ -40,10 +40,10 @@ def load_config(arguments: Sequence[str]) -> Config:
     arguments, and those in the values of the others.
     """
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-        found = {argument: _mistake_in(argument) for argument in arguments}
-        mistakes = [mistake for mistake in found.values() if mistake is not None]
+        found = [(argument, _mistake_in(argument)) for argument in arguments]
+        mistakes = [mistake for _, mistake in found if mistake is not None]
         try:
-            sound = [argument for argument, mistake in found.items() if mistake is None]
+            sound = [argument for argument, mistake in found if mistake is None]
             config = OmegaConf.to_object(_composed(sound))
         except (HydraException, OmegaConfBaseException, ValueError) as error:
             raise ConfigError("\n".join([*mistakes, _sentence(error)])) from error

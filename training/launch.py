@@ -82,7 +82,6 @@ def refuse_broken_launch(accelerator: Accelerator) -> None:
             "the accelerate config file asks for FSDP (distributed_type: FSDP), which this version "
             "cannot carry through a snapshot. Use accelerate_configs/ddp.yaml."
         )
-
     if accelerator.mixed_precision not in ("no", "bf16"):
         raise ConfigError(
             f"the accelerate config file asks for mixed_precision: {accelerator.mixed_precision}, "
