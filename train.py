@@ -26,8 +26,10 @@ from snapshot.state import restore
 from training.compose import as_flat
 from training.config import Config, accumulation_steps
 from training.console import Console
+from training.distribution import refuse_broken_launch, settle_launch, settle_precision
+from training.environment import fsdp_asked
 from training.evaluation import held_out_loss
-from training.launch import known_tracker, refuse_broken_launch, run_command
+from training.launch import known_tracker, run_command
 from training.optimizer import adamw
 from training.report import Report
 from training.reproducible import compute_reproducibly, reseed, settle_gradient_buckets
@@ -43,14 +45,17 @@ def main(config: Config) -> None:
     data, train, run_dir = config.data, config.train, Path(config.run.dir)
 
     # Who computes: what the accelerate config file says. Accumulation follows from it.
+    timeout = timedelta(seconds=config.run.collective_timeout_seconds)
+    settle_launch(timeout)
     accelerator = Accelerator(
         # Said here, because the launcher does not hand use_cpu on to several processes.
         cpu=not torch.accelerator.is_available(),
         dataloader_config=DataLoaderConfiguration(split_batches=True, non_blocking=True),
-        gradient_accumulation_plugin=GradientAccumulationPlugin(sync_with_dataloader=False),
-        kwargs_handlers=[
-            InitProcessGroupKwargs(timeout=timedelta(seconds=config.run.collective_timeout_seconds))
-        ],
+        gradient_accumulation_plugin=GradientAccumulationPlugin(
+            sync_with_dataloader=False,
+            sync_each_batch=fsdp_asked(),  # or each process would hold all gradients meanwhile
+        ),
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=timeout)],
         log_with=known_tracker(config.run.tracker),
         project_dir=str(run_dir),
     )
@@ -92,6 +97,7 @@ def main(config: Config) -> None:
     starts = held_out_starts(len(corpus.held_out), data.block_size, at_most)
     held_out_loader = window_loader(held_out_windows, HeldOutBatches(starts, together))
     probe = send_to_device(held_out_windows.__getitems__(starts[:1]), accelerator.device)
+    settle_precision(accelerator, model)
     model, optimizer, train_loader, held_out_loader = accelerator.prepare(
         model, optimizer, train_loader, held_out_loader
     )
@@ -99,10 +105,17 @@ def main(config: Config) -> None:
     if start.folder is not None:
         folder = start.folder
         on_all(accelerator, lambda: restore(folder, bare_model, optimizer))
+        if accelerator.scaler is not None and state.loss_scaler is not None:
+            accelerator.scaler.load_state_dict(state.loss_scaler)
     metrics = on_main(accelerator, lambda: open_run(run_dir, config, start))
     accelerator.init_trackers(config.run.name, config=as_flat(config))
     report = Report(
-        console, metrics, train.global_batch_size * data.block_size, last_snapshot=start.folder
+        console,
+        metrics,
+        train.global_batch_size * data.block_size,
+        start.folder,
+        state.skipped_steps,
+        train.max_skipped_steps,
     )
     batches = iter(train_loader)
 
@@ -156,7 +169,7 @@ def main(config: Config) -> None:
         if evaluate or sample or save:
             report.resume_clock()  # speed is that of the steps
 
-    print_end(console, config, corpus, held_out, report.last_snapshot)
+    print_end(console, config, corpus, held_out, report.last_snapshot, report.skipped)
     accelerator.wait_for_everyone()
     accelerator.end_training()
 

@@ -67,6 +67,17 @@ class KeyValueCache:
         return key, value
 
 
+class LayerNorm(nn.LayerNorm):
+    """nn.LayerNorm, computed in the precision of what comes in.
+
+    FSDP in mixed precision gives weights of 16 bits to a residual stream of 32.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
+        return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
+
+
 class Attention(nn.Module):
     """Causal self-attention: each position looks at itself and at earlier ones."""
 
@@ -118,9 +129,9 @@ class Block(nn.Module):
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
-        self.ln_1 = nn.LayerNorm(config.n_embd)
+        self.ln_1 = LayerNorm(config.n_embd)
         self.attn = Attention(config, layer)
-        self.ln_2 = nn.LayerNorm(config.n_embd)
+        self.ln_2 = LayerNorm(config.n_embd)
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor, cache: KeyValueCache | None = None) -> Tensor:
@@ -137,13 +148,14 @@ class Transformer(nn.Module):
         self.wpe = nn.Embedding(config.block_size, config.n_embd)
         self.drop = nn.Dropout(config.dropout)
         self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
-        self.ln_f = nn.LayerNorm(config.n_embd)
+        self.ln_f = LayerNorm(config.n_embd)
         self.activation_checkpointing = config.activation_checkpointing
 
     def forward(self, ids: Tensor, past: int, cache: KeyValueCache | None) -> Tensor:
         """Token ids (B, T), of which `past` positions came before, to (B, T, C)."""
         positions = torch.arange(past, past + ids.size(1), device=ids.device)
-        x = self.drop(self.wte(ids) + self.wpe(positions))
+        # The residual stream is float32 also where FSDP hands out weights of 16 bits.
+        x = self.drop((self.wte(ids) + self.wpe(positions)).float())
         for block in self.h:
             if self.activation_checkpointing and self.training and cache is None:
                 # Keeps the generator's state: the recomputed dropout is the first one's.
@@ -155,6 +167,9 @@ class Transformer(nn.Module):
 
 class GPT(nn.Module):
     """The language model: logits for the next token at every position, or their loss."""
+
+    _no_split_modules = ("Block",)
+    """What FSDP wraps when an accelerate config file leaves the class to the model."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()

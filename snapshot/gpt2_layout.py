@@ -26,7 +26,7 @@ def to_file(name: str, tensor: Tensor) -> Tensor:
 
     Without the copy the writer would read the live weights beside the training that changes them.
     """
-    if is_transposed(name):
+    if is_transposed(name) and tensor.ndim == 2:  # not the optimizer's step, which is a number
         return tensor.t().contiguous()
     return tensor.clone()
 

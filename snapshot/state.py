@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
@@ -25,8 +25,8 @@ from snapshot.files import (
     write_json,
     written_whole,
 )
-from snapshot.gather import gather_full
 from snapshot.gpt2_layout import gpt2_config, is_transposed, to_file
+from snapshot.sharded import gather_full, local_part, local_place, reshard
 from snapshot.tensors import TensorReader, write_tensors
 
 FORMAT_VERSION = 1
@@ -52,6 +52,10 @@ class RunState:
     """name, fingerprint, characters, vocabulary."""
     origin: str | None = None
     """Identity of the snapshot of another run that this run started from."""
+    loss_scaler: dict[str, float] | None = None
+    """State of fp16's GradScaler; None in other precisions."""
+    skipped_steps: int = 0
+    """Steps so far whose update the loss scaler left out, because a gradient overflowed."""
 
 
 def versions() -> dict[str, str]:
@@ -64,27 +68,36 @@ def write_snapshot(
     state: RunState,
     model: GPT,
     optimizer: Optimizer,
-    save_tokenizer: Callable[[Path], None],
+    save_rest: Callable[[Path], None],
     *,
     writer: bool,
     piece_bytes: int,
 ) -> Path:
     """Write the snapshot after `state.step` below `root`.
 
-    Every process must call this, with its unwrapped model; the one with `writer` writes, the others
-    help to gather what is sharded. Raises OSError on the writer when the disk does not take it; the
-    snapshots that were there are then still there.
+    Every process must call this, with its unwrapped model; the one with `writer` writes, and calls
+    `save_rest(folder)` for the files that are not ours; the others help to gather what is sharded.
+    Raises OSError on the writer when the disk does not take it; the snapshots that were there are
+    then still there.
     """
-    if not writer:
-        _write_tensor_files(None, model, optimizer, piece_bytes)
-        return root / folder_name(state.step)
-    with written_whole(root, folder_name(state.step)) as folder:
-        _write_tensor_files(folder, model, optimizer, piece_bytes)
-        save_tokenizer(folder)
-        write_json(folder / "config.json", gpt2_config(asdict(model.config)))
-        content = {"format_version": FORMAT_VERSION, **asdict(state), "versions": versions()}
-        write_json(folder / STATE, content)
-    return root / folder_name(state.step)
+    place = root / folder_name(state.step)
+    reshard(model)
+    files = {"model": _weights(model), "optimizer": _moments(model, optimizer)}
+    gathered = _gathered(files, writer)
+    try:
+        if writer:
+            with written_whole(root, place.name) as folder:
+                for stem, tensors in files.items():
+                    write_tensors(folder, stem, _sizes(tensors), gathered, piece_bytes)
+                save_rest(folder)
+                write_json(folder / "config.json", gpt2_config(asdict(model.config)))
+                content = {"format_version": FORMAT_VERSION, **asdict(state)}
+                write_json(folder / STATE, {**content, "versions": versions()})
+    finally:
+        # Also when the disk is full: the others wait for this process's share of every tensor.
+        for _ in gathered:
+            pass
+    return place
 
 
 def read_state(folder: Path) -> RunState:
@@ -105,6 +118,8 @@ def read_state(folder: Path) -> RunState:
         "config": dict,
         "data": dict,
         "origin": (str, type(None)),
+        "loss_scaler": (dict, type(None)),
+        "skipped_steps": int,
     }
     for name, kind in expected.items():
         value = content.get(name)
@@ -115,9 +130,20 @@ def read_state(folder: Path) -> RunState:
         raise SnapshotError(f"{folder / STATE} has no proper step and seed")
     if state.best_loss is not None and not math.isfinite(state.best_loss):
         raise SnapshotError(f"{folder / STATE} has no proper best_loss")
+    if state.loss_scaler is not None and not _is_loss_scaler(state.loss_scaler):
+        raise SnapshotError(f"{folder / STATE} has no proper loss_scaler")
     if SNAPSHOT_NAME.fullmatch(folder.name) and step_of(folder) != state.step:
         raise SnapshotError(f"{folder} holds step {state.step}, not the one of its name")
     return state
+
+
+def _is_loss_scaler(content: dict[str, Any]) -> bool:
+    """Whether it is what torch's GradScaler takes back."""
+    names = {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}
+    return set(content) == names and all(
+        type(value) in (int, float) and math.isfinite(value) and value >= 0
+        for value in content.values()
+    )
 
 
 @torch.no_grad()
@@ -154,42 +180,47 @@ def check_snapshot(folder: Path) -> RunState:
     return read_state(folder)
 
 
-def _write_tensor_files(
-    folder: Path | None, model: GPT, optimizer: Optimizer, piece_bytes: int
-) -> None:
-    parameters = dict(model.named_parameters())  # tied weights once
-    write_tensors(
-        folder,
-        "model",
-        {
-            name: parameter.numel() * parameter.element_size()
-            for name, parameter in parameters.items()
-        },
-        lambda name: to_file(name, gather_full(parameters[name])).cpu(),
-        piece_bytes,
-    )
-    moments: dict[str, tuple[str, Tensor]] = {}
-    for name, parameter in parameters.items():
-        for key, value in sorted(optimizer.state[parameter].items()):
-            moments[f"{name}.{key}"] = (name, value)
-    write_tensors(
-        folder,
-        "optimizer",
-        {key: tensor.numel() * tensor.element_size() for key, (_, tensor) in moments.items()},
-        lambda key: _moment_to_file(*moments[key]),
-        piece_bytes,
-    )
+Tensors = dict[str, tuple[str, Tensor]]
+"""By the name in the file: the parameter that decides the layout, and the tensor (or a shard)."""
 
 
-def _moment_to_file(name: str, value: Tensor) -> Tensor:
-    full = gather_full(value)
-    return (to_file(name, full) if full.ndim else full.clone()).cpu()
+def _weights(model: GPT) -> Tensors:
+    return {name: (name, parameter) for name, parameter in model.named_parameters()}  # tied: once
+
+
+def _moments(model: GPT, optimizer: Optimizer) -> Tensors:
+    known = [parameter in optimizer.state for parameter in model.parameters()]
+    assert all(known), "the optimizer knows other parameters than the model"
+    return {
+        f"{name}.{key}": (name, value)
+        for name, parameter in model.named_parameters()
+        for key, value in sorted(optimizer.state[parameter].items())
+    }
+
+
+def _sizes(tensors: Tensors) -> dict[str, int]:
+    """Bytes of the whole of each tensor."""
+    return {key: tensor.numel() * tensor.element_size() for key, (_, tensor) in tensors.items()}
+
+
+def _gathered(files: dict[str, Tensors], writer: bool) -> Iterator[Tensor]:
+    """Each tensor whole, one at a time, in the order of the files; for the writer, as they hold it.
+
+    Nothing is held while the next is gathered: one whole tensor is all that is added to a shard.
+    """
+    for tensors in files.values():
+        for name, tensor in tensors.values():
+            yield to_file(name, gather_full(tensor)).cpu() if writer else gather_full(tensor)
 
 
 def _read_into(target: Tensor, reader: TensorReader, name: str, transposed: bool) -> None:
     stored = reader.slice_of(name)
-    shape = list(target.shape)
-    if stored.get_shape() != (shape[::-1] if transposed else shape):
+    shape, place = list(target.shape), local_place(target)
+    if transposed:
+        shape, place = shape[::-1], place[::-1]
+    if stored.get_shape() != shape:
         raise SnapshotError(f"{name} has the shape {stored.get_shape()}, the model needs {shape}")
-    tensor = stored[...]
-    target.copy_(tensor.t() if transposed else tensor)
+    mine = local_part(target)
+    if mine.numel():  # of a small tensor among many processes, some have none
+        tensor = stored[place]
+        mine.copy_(tensor.t() if transposed else tensor)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -34,30 +34,21 @@ def plan_pieces(sizes: dict[str, int], stem: str, piece_bytes: int) -> dict[str,
 
 
 def write_tensors(
-    folder: Path | None,
-    stem: str,
-    sizes: dict[str, int],
-    tensor_of: Callable[[str], Tensor],
-    piece_bytes: int,
+    folder: Path, stem: str, sizes: dict[str, int], tensors: Iterator[Tensor], piece_bytes: int
 ) -> None:
-    """Write the tensors that `tensor_of` gives by name, one piece at a time in memory.
+    """Write the next tensors of `tensors`, named by `sizes` in that order, a piece at a time.
 
-    `folder` is None on the processes that only help to gather: every process must call this, with
-    the same names.
+    Raises OSError when the disk does not take them.
     """
     plan = plan_pieces(sizes, stem, piece_bytes)
     for file, names in plan.items():
-        piece = {}
-        for name in names:
-            tensor = tensor_of(name)
-            if folder is not None:
-                piece[name] = tensor
-        if folder is not None:
-            try:
-                save_file(piece, folder / file, metadata={"format": "pt"})
-            except SafetensorError as error:  # how it reports a full disk
-                raise OSError(f"{file}: {error}") from error
-    if folder is not None and len(plan) > 1:
+        piece = {name: next(tensors) for name in names}
+        try:
+            save_file(piece, folder / file, metadata={"format": "pt"})
+        except SafetensorError as error:  # how it reports a full disk
+            raise OSError(f"{file}: {error}") from error
+        del piece  # before the next is gathered
+    if len(plan) > 1:
         index = {
             "metadata": {"total_size": sum(sizes.values())},
             "weight_map": {name: file for file, names in plan.items() for name in names},

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import yaml
 from safetensors.torch import load_file
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,8 +26,32 @@ def command(*arguments: str, script: str = "train.py") -> list[str]:
     return [sys.executable, str(ROOT / script), *arguments]
 
 
-def launch_command(config: str, *arguments: str, options: tuple[str, ...] = ()) -> list[str]:
-    """`accelerate launch` with a shipped config file, on a port of its own."""
+def rehearsal(config: str, folder: Path, processes: int, **changes: object) -> Path:
+    """A shipped config file with only the machine changed: so many processes on this one's CPU.
+
+    `changes` are entries of any level, for files that a user might have written.
+    """
+    content = yaml.safe_load((ROOT / "accelerate_configs" / config).read_text())
+    here = {
+        "use_cpu": True,
+        "gpu_ids": ",".join(["-1"] * processes),
+        "num_machines": 1,
+        "num_processes": processes,
+        "mixed_precision": "no",
+    }
+    for entry in ("main_process_ip", "main_process_port", "rdzv_backend", "same_network"):
+        content.pop(entry, None)
+    for name, value in {**here, **changes}.items():
+        sections = (f"{word}_config" for word in ("fsdp", "parallelism", "dynamo"))
+        section = next((s for s in sections if name.startswith(s.removesuffix("config"))), None)
+        (content if section is None else content.setdefault(section, {}))[name] = value
+    path = folder / f"{processes}-{config}"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def launch_command(config: str | Path, *arguments: str, options: tuple[str, ...] = ()) -> list[str]:
+    """`accelerate launch` with a shipped or given config file, on a port of its own."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
@@ -63,7 +88,7 @@ def train(*overrides: str, **changes: str) -> subprocess.CompletedProcess:
     return run(command(*overrides), **changes)
 
 
-def launch(config: str, *overrides: str, options: tuple[str, ...] = ()):
+def launch(config: str | Path, *overrides: str, options: tuple[str, ...] = ()):
     """`accelerate launch --config_file accelerate_configs/<config> train.py` with the overrides."""
     return run(launch_command(config, *overrides, options=options))
 

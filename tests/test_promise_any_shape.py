@@ -36,20 +36,61 @@ def test_accumulation_does_not_change_the_losses(single, small, tmp_path):
     assert difference < 1e-5
 
 
-@pytest.mark.parametrize("micro_batch_size", ["4", "2"])
-def test_two_processes_have_the_losses_of_one(single, small, tmp_path, micro_batch_size):
+# The shipped config file, processes, its other entries, sequences at once, what the header says.
+SHAPES = [
+    ("ddp_cpu.yaml", 2, {}, 4, "2 processes, CPU with 1 thread each, float32, DDP"),
+    ("ddp_cpu.yaml", 2, {}, 2, "2 sequences x 2 processes x 2 accumulated"),
+    ("fsdp_cpu.yaml", 2, {}, 4, "2 processes, CPU with 1 thread each, float32, FSDP\n"),
+    ("fsdp.yaml", 4, {}, 2, "4 processes, CPU with 1 thread each, float32, FSDP\n"),
+    ("fsdp_multinode.yaml", 2, {}, 2, "2 sequences x 2 processes x 2 accumulated"),
+    ("fsdp_offload.yaml", 2, {}, 4, "FSDP, weights and optimizer on the CPU"),
+    (
+        "fsdp_hybrid.yaml",
+        4,
+        {"parallelism_config_dp_shard_size": 2},
+        2,
+        "4 processes, CPU with 1 thread each, float32, FSDP (2 replicas of 2 shards)",
+    ),
+    # What `accelerate config` writes for the same, by a user's own answers.
+    (
+        "fsdp_cpu.yaml",
+        2,
+        {
+            "fsdp_transformer_layer_cls_to_wrap": None,  # "use the model's _no_split_modules"
+            "fsdp_cpu_ram_efficient_loading": True,
+            "fsdp_reshard_after_forward": False,
+            "fsdp_state_dict_type": "FULL_STATE_DICT",
+        },
+        4,
+        "FSDP, gathered until the backward pass",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("config", "processes", "changes", "micro_batch_size", "header"),
+    SHAPES,
+    ids=[f"{config}-{micro}-{len(changes)}" for config, _, changes, micro, _ in SHAPES],
+)
+def test_several_processes_have_the_losses_of_one(
+    single, small, tmp_path, config, processes, changes, micro_batch_size, header
+):
     result = runs.launch(
-        "ddp_cpu.yaml",
+        runs.rehearsal(config, tmp_path, processes, **changes),
         *small,
         *CONSTANT,
         f"run.dir={tmp_path / 'run'}",
         f"train.micro_batch_size={micro_batch_size}",
     )
     assert result.returncode == 0, result.stderr
-    assert "2 processes," in result.stdout
+    assert header in result.stdout
+    assert f"{processes} processes," in result.stdout
     difference = relative_difference(runs.losses(single), runs.losses(tmp_path / "run"))
-    print(f"largest relative difference, two processes: {difference:.1e}")
+    print(f"largest relative difference, {config}, {processes} processes: {difference:.1e}")
     assert difference < 1e-5
+    norms = [[r["grad_norm"] for r in runs.metrics(d)] for d in (single, tmp_path / "run")]
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
+    # Held-out text that the processes cannot share equally counts every character once.
     held_out = [runs.metrics(run_dir, "eval") for run_dir in (single, tmp_path / "run")]
     for one, other in zip(*held_out, strict=True):
         assert other["step"] == one["step"]

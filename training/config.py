@@ -77,6 +77,8 @@ class TrainConfig:
     """Steps between lines on the console; metrics.jsonl has every step."""
     sample_every: int = 500
     """Steps between printed samples; 0: only at the end."""
+    max_skipped_steps: int = 20
+    """How many updates in a row fp16's loss scaler may leave out before the run stops."""
     seed: int = 1337
     """Decides weights, order and dropout."""
 
@@ -194,6 +196,7 @@ def problems(config: Config) -> list[str]:
         "must be at least 1, or null for the whole held-out text",
     )
     need(train.sample_every >= 0, "train.sample_every", "must not be negative")
+    need(train.max_skipped_steps >= 0, "train.max_skipped_steps", "must not be negative")
     need(0 <= train.seed < 2**32, "train.seed", "must be between 0 and 4294967295")
     need(config.snapshot.keep >= 2, "snapshot.keep", "must be at least 2: one is the other's spare")
     need(

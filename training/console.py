@@ -58,10 +58,17 @@ class Console:
             self.bar.update(step - self.bar.n)
 
     def progress(
-        self, step: int, loss: float, tokens_per_second: float, seconds_left: float
+        self,
+        step: int,
+        loss: float,
+        tokens_per_second: float,
+        seconds_left: float,
+        skipped: int = 0,
     ) -> None:
-        """The figures of a step."""
+        """The figures of a step; `skipped` counts the updates left out so far."""
         figures = f"loss {loss:.4f}, {_short(tokens_per_second)} tokens/s"
+        if skipped:
+            figures += f", {skipped} skipped"
         if self.bar is not None:
             self.bar.set_postfix_str(figures, refresh=False)
             self.bar.update(step - self.bar.n)
@@ -86,8 +93,27 @@ def machine_line(accelerator: Accelerator) -> str:
     else:
         parts.insert(1, _device_name(accelerator.device))
     if count > 1:
-        parts.append(accelerator.distributed_type.value)
+        parts.append(_strategy(accelerator))
+    backend = accelerator.state.dynamo_plugin.backend.value.lower()
+    if backend != "no":
+        whole = not accelerator.state.dynamo_plugin.use_regional_compilation
+        parts.append(f"compiled {'whole' if whole else 'by block'} with {backend}")
     return ", ".join(parts)
+
+
+def _strategy(accelerator: Accelerator) -> str:
+    """'DDP', 'FSDP', or what of it is special, as the accelerate config file has it."""
+    if not accelerator.is_fsdp2:
+        return "DDP"
+    plugin, sizes = accelerator.state.fsdp_plugin, accelerator.parallelism_config
+    name = "FSDP"
+    if sizes is not None and sizes.dp_replicate_size > 1:
+        name += f" ({counted(sizes.dp_replicate_size, 'replica')} of {sizes.dp_shard_size} shards)"
+    if not plugin.reshard_after_forward:
+        name += ", gathered until the backward pass"
+    if getattr(plugin.cpu_offload, "pin_memory", None) is not None:  # the policy that offloads
+        name += ", weights and optimizer on the CPU"
+    return name
 
 
 def machine_hints(accelerator: Accelerator) -> list[str]:

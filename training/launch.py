@@ -1,7 +1,4 @@
-"""The outside of a run: from the command line to `main(config)`, and from its end to an exit code.
-
-The one place that looks at the launcher's environment.
-"""
+"""The outside of a run: from the command line to `main(config)`, from its end to an exit code."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-from accelerate import Accelerator
 from accelerate.state import PartialState
 from accelerate.tracking import get_available_trackers
 
@@ -19,6 +15,7 @@ from data.errors import DataError
 from snapshot.errors import SnapshotError
 from training.compose import as_yaml, load_config
 from training.config import Config, ConfigError
+from training.environment import first_on_its_machine, launched
 from training.help import help_text
 from training.report import TrainingStopped
 from training.together import FailedElsewhere
@@ -65,30 +62,6 @@ def run_command(main: Callable[[Config], None]) -> NoReturn:
     _leave(code)
 
 
-def refuse_broken_launch(accelerator: Accelerator) -> None:
-    """Raise ConfigError when the launcher's processes are not what its config file says.
-
-    They then do not see each other: each would believe to be the only one and write the same run.
-    """
-    started = int(os.environ.get("WORLD_SIZE", "1"))
-    if started != accelerator.num_processes:
-        raise ConfigError(
-            f"the launcher started {started} processes, but each sees "
-            f"{accelerator.num_processes}. On a machine without GPUs the accelerate config file "
-            "needs 'use_cpu: true', as accelerate_configs/ddp_cpu.yaml has it."
-        )
-    if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() in ("true", "1"):
-        raise ConfigError(
-            "the accelerate config file asks for FSDP (distributed_type: FSDP), which this version "
-            "cannot carry through a snapshot. Use accelerate_configs/ddp.yaml."
-        )
-    if accelerator.mixed_precision not in ("no", "bf16"):
-        raise ConfigError(
-            f"the accelerate config file asks for mixed_precision: {accelerator.mixed_precision}, "
-            "whose loss scaler this version cannot carry through a snapshot. Use bf16 or no."
-        )
-
-
 def known_tracker(name: str | None) -> str | None:
     """`run.tracker`, as Accelerator takes it. Raises ConfigError for one that is not installed."""
     installed = sorted(str(tracker) for tracker in get_available_trackers())
@@ -100,14 +73,9 @@ def known_tracker(name: str | None) -> str | None:
     return name
 
 
-def restarted_by_launcher() -> bool:
-    """Whether this is a restart by `accelerate launch --max_restarts`, not a person's start."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-
-
 def _say_once(text: str, error: Exception | None) -> None:
     """Print an error where only one process has it, or, where all have it, once on each machine."""
-    if getattr(error, "said_here", False) or os.environ.get("LOCAL_RANK", "0") == "0":
+    if getattr(error, "said_here", False) or first_on_its_machine():
         print(text, file=sys.stderr)
 
 
@@ -119,6 +87,6 @@ def _leave(code: int) -> NoReturn:
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    if PartialState._shared_state.get("_num_processes", 1) > 1 or "WORLD_SIZE" in os.environ:
+    if PartialState._shared_state.get("_num_processes", 1) > 1 or launched():
         os._exit(code)
     sys.exit(code)

@@ -11,6 +11,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from snapshot.sharded import gather_full
 from training.console import Console
 from training.metrics import MetricsFile
 
@@ -32,11 +33,17 @@ class Report:
         metrics: MetricsFile | None,
         tokens_per_step: int,
         last_snapshot: Path | None,
+        skipped: int = 0,
+        max_skipped: int = 0,
     ) -> None:
         self.console = console
         self.metrics = metrics  # None on all but the main process
         self.tokens_per_step = tokens_per_step
         self.last_snapshot = last_snapshot
+        self.skipped = skipped
+        """Steps of the run so far whose update fp16's loss scaler left out."""
+        self.max_skipped = max_skipped
+        self.skipped_in_a_row = 0
         self.steps: list[int] = []
         self.rates: list[float] = []
         self.losses: list[Tensor] = []
@@ -58,21 +65,22 @@ class Report:
     def write(self, accelerator: Accelerator) -> None:
         """Write a line for each step since the last call. Every process must call this.
 
-        Raises TrainingStopped on all processes when a loss or a gradient norm is not finite.
+        Raises TrainingStopped on all processes when a loss or a gradient norm is not finite; under
+        fp16 a gradient that overflows only means that the loss scaler has left the update out.
         """
         if not self.steps:
             return
         # Losses differ between processes, norms are of the shared gradient already.
         losses = accelerator.reduce(torch.stack(self.losses).float(), "mean").tolist()
-        norms = torch.stack(self.norms).float().tolist()
+        norms = torch.stack([gather_full(norm) for norm in self.norms]).float().tolist()
         seconds = time.perf_counter() - self.since
         speed = self.tokens_per_step * len(self.steps) / seconds
         records = []
         fault = None
         for step, rate, loss, norm in zip(self.steps, self.rates, losses, norms, strict=True):
-            if not math.isfinite(loss) or not math.isfinite(norm):
-                what = f"loss is {loss}" if not math.isfinite(loss) else f"gradient norm is {norm}"
-                fault = f"the {what} at step {step}"
+            skipped = accelerator.scaler is not None and not math.isfinite(norm)
+            fault = self._fault(step, loss, norm, skipped)
+            if fault is not None:
                 break
             records.append(
                 {
@@ -80,15 +88,16 @@ class Report:
                     "step": step,
                     "loss": loss,
                     "learning_rate": rate,
-                    "grad_norm": norm,
+                    "grad_norm": None if skipped else norm,
                     "tokens_per_second": round(speed, 1),
+                    **({"skipped": True} if skipped else {}),
                 }
             )
         self.record(accelerator, records)
         if fault is not None:
             raise self._broken(fault)
         left = (self.console.max_steps - self.steps[-1]) * seconds / len(self.steps)
-        self.console.progress(self.steps[-1], losses[-1], speed, left)
+        self.console.progress(self.steps[-1], losses[-1], speed, left, self.skipped)
         for collected in (self.steps, self.rates, self.losses, self.norms):
             collected.clear()
         self.resume_clock()
@@ -127,6 +136,21 @@ class Report:
         if self.last_snapshot is None:
             return "There is no snapshot yet."
         return f"The last good snapshot stays: {self.last_snapshot}."
+
+    def _fault(self, step: int, loss: float, norm: float, skipped: bool) -> str | None:
+        """Why the run cannot go on from a step; None when it can."""
+        self.skipped += skipped
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
+        if not math.isfinite(loss):
+            return f"the loss is {loss} at step {step}"
+        if self.skipped_in_a_row > self.max_skipped:
+            return (
+                f"the gradient has overflowed fp16 in {self.skipped_in_a_row} steps in a row, up "
+                f"to step {step}: more than train.max_skipped_steps={self.max_skipped}"
+            )
+        if not skipped and not math.isfinite(norm):
+            return f"the gradient norm is {norm} at step {step}"
+        return None
 
     def _broken(self, what: str) -> TrainingStopped:
         return TrainingStopped(

@@ -32,15 +32,22 @@ def save_snapshot(
     stay, and the next is tried when it is due. Raises TrainingStopped when it was the run's last.
     """
     root = snapshots_in(Path(config.run.dir))
+    if accelerator.scaler is not None:
+        state.loss_scaler = accelerator.scaler.state_dict()
+    state.skipped_steps = report.skipped
     stopped: TrainingStopped | None = None
-    try:
+
+    def save_rest(folder: Path) -> None:
+        save_tokenizer(folder)
         report.flush()  # a snapshot must not outlive the metrics before it
+
+    try:
         report.last_snapshot = write_snapshot(
             root,
             state,
             model,
             optimizer,
-            save_tokenizer,
+            save_rest,
             writer=accelerator.is_main_process,
             piece_bytes=config.snapshot.piece_bytes,
         )

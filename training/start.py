@@ -19,7 +19,7 @@ from snapshot.resume import Start, choose_start, folder_for_step, snapshots_in, 
 from snapshot.state import RunState, read_state
 from training.compose import as_plain, as_yaml
 from training.config import Config, ConfigError
-from training.launch import restarted_by_launcher
+from training.environment import restarted_by_launcher
 from training.metrics import MetricsFile, write_whole
 from training.together import (
     digest_number,

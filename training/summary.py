@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shlex
-import sys
 from pathlib import Path
 
 import torch
@@ -90,7 +89,12 @@ def draw_run(console: Console, config: Config) -> None:
 
 
 def print_end(
-    console: Console, config: Config, corpus: Corpus, held_out: float, snapshot: Path | None
+    console: Console,
+    config: Config,
+    corpus: Corpus,
+    held_out: float,
+    snapshot: Path | None,
+    skipped: int = 0,
 ) -> None:
     """What came of the run, and what to do next."""
     console.close()
@@ -104,10 +108,8 @@ def print_end(
     console.say(f"held out  {loss_text(held_out)}, over {part} {everything:,} held-out characters")
     console.say(f"snapshot  {snapshot}")
     console.say(f"curves    {Path(config.run.dir) / 'curves.png'}")
-    # It goes on from its own snapshot, however it was started.
-    replaced = ("train.max_steps=", "snapshot.resume=")
-    longer = [word for word in sys.argv[1:] if not word.startswith(replaced)]
-    longer.append(f"train.max_steps={2 * train.max_steps}")
+    if skipped:
+        console.say(f"skipped   {skipped} of {train.max_steps:,} updates, which overflowed fp16")
     console.say()
     console.say("Let it speak:   " + shlex.join(["python", "sample.py", config.run.dir]))
-    console.say("Train it on:    " + shlex.join(["accelerate", "launch", "train.py", *longer]))
+    console.say(f"Train it on:    the same command with train.max_steps={2 * train.max_steps}")

@@ -1,0 +1,67 @@
+"""Promises 1 and 2 across topologies: a snapshot written by any, read by any."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+import runs
+
+STEPS = 20
+WORDS = (
+    "train.global_batch_size=12",  # which one, two and three processes can share
+    f"train.max_steps={STEPS}",
+    "train.eval_every=100",
+    "optim.learning_rate=1e-3",
+    "optim.min_learning_rate=1e-3",
+    "snapshot.piece_bytes=1000000",
+)
+SHAPES = {"one": ("cpu.yaml", 1), "DDP-2": ("ddp_cpu.yaml", 2)} | {
+    f"FSDP-{count}": ("fsdp_cpu.yaml", count) for count in (2, 3)
+}
+
+
+@pytest.fixture(scope="module")
+def run_in(small, tmp_path_factory):
+    """Run in a shape, in a directory."""
+    folder = tmp_path_factory.mktemp("configs")
+
+    def run(shape, run_dir):
+        config, processes = SHAPES[shape]
+        path = runs.rehearsal(config, folder, processes)
+        result = runs.launch(path, *small, *WORDS, f"run.dir={run_dir}")
+        assert result.returncode == 0, result.stderr
+        counted = f"{processes} process{'es' if processes > 1 else ''},"
+        assert counted in result.stdout
+        return result
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(run_in, tmp_path_factory):
+    """A run of 20 steps in each shape, with snapshots at 10 and 20."""
+    root = tmp_path_factory.mktemp("uninterrupted")
+    for shape in SHAPES:
+        run_in(shape, root / shape)
+    return {shape: root / shape for shape in SHAPES}
+
+
+@pytest.mark.parametrize("reader", SHAPES)
+@pytest.mark.parametrize("writer", SHAPES)
+def test_a_snapshot_of_any_shape_goes_on_in_any_other(
+    uninterrupted, run_in, tmp_path, writer, reader
+):
+    run_dir = tmp_path / "run"
+    shutil.copytree(runs.snapshot(uninterrupted[writer], 10), runs.snapshot(run_dir, 10))
+    shutil.copy(uninterrupted[writer] / "metrics.jsonl", run_dir / "metrics.jsonl")
+    result = run_in(reader, run_dir)
+    assert "step-00000010, the newest of this run" in result.stdout
+    expected, found = runs.losses(uninterrupted["one"])[10:], runs.losses(run_dir)[10:]
+    difference = max(abs(a - b) / a for a, b in zip(expected, found, strict=True))
+    print(f"{writer} to {reader}: largest relative difference {difference:.1e}")
+    assert difference < 1e-5
+    if writer == reader:
+        last = [runs.snapshot(place, STEPS) for place in (uninterrupted[writer], run_dir)]
+        runs.assert_same_bits(*last)

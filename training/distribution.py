@@ -1,0 +1,217 @@
+"""What the accelerate config file asks for: honoured, or refused by name.
+
+accelerate itself passes over some of it in silence: FSDP and fp16 on a CPU, processes that do not
+see each other, the precision of a sum of gradients. This is where that is mended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import PartialState
+from accelerate.utils import DistributedType, get_mixed_precision_context_manager
+
+from model.gpt import GPT, Block
+from training.config import ConfigError
+from training.environment import asked, fsdp_asked, is_on, started_processes
+
+BLOCK = Block.__name__
+HERE = "The accelerate config file"
+
+
+def settle_launch(timeout: timedelta) -> None:
+    """Refuse what cannot be honoured, and make FSDP possible without GPUs.
+
+    To be called before the Accelerator is made. Raises ConfigError that names the entry of the
+    accelerate config file.
+    """
+    refused = _refused()
+    if refused:
+        raise ConfigError("\n".join(refused))
+    if fsdp_asked() and started_processes() > 1 and not torch.accelerator.is_available():
+        # accelerate promotes MULTI_GPU to FSDP and nothing else, and calls processes on CPUs
+        # MULTI_CPU. All that follows is FSDP2 over gloo, as torch has it.
+        state = PartialState(cpu=True, timeout=timeout)
+        state.distributed_type = DistributedType.MULTI_GPU
+
+
+def refuse_broken_launch(accelerator: Accelerator) -> None:
+    """Raise ConfigError when the launcher's processes are not what its config file says.
+
+    They then do not see each other: each would believe to be the only one and write the same run.
+    """
+    started = started_processes()
+    if started != accelerator.num_processes:
+        raise ConfigError(
+            f"the launcher started {started} processes, but each sees "
+            f"{accelerator.num_processes}. On a machine without GPUs the accelerate config file "
+            "needs 'use_cpu: true', as accelerate_configs/ddp_cpu.yaml has it."
+        )
+    if fsdp_asked() and accelerator.distributed_type != DistributedType.FSDP:
+        raise ConfigError(
+            f"{HERE} says distributed_type: FSDP with num_processes: {started}. One process has "
+            "nothing to share; accelerate_configs/cpu.yaml and single_gpu.yaml are for one."
+        )
+
+
+def settle_precision(accelerator: Accelerator, model: GPT) -> None:
+    """Make mixed precision mean the same under every strategy. To be called before `prepare`.
+
+    Weights, gradients' sums, the residual stream and the loss are float32; matrix products are of
+    the precision asked for; fp16 has a loss scaler.
+    """
+    precision = accelerator.mixed_precision
+    if precision == "fp16" and accelerator.scaler is None:
+        # accelerate trains in float32 on a CPU when fp16 is asked for, and does not say so.
+        accelerator.native_amp = True
+        accelerator.scaler = torch.amp.GradScaler(accelerator.device.type)
+    plugin = accelerator.state.fsdp_plugin if accelerator.is_fsdp2 else None
+    if plugin is not None and accelerator.device.type == "cpu" and offloads(accelerator):
+        plugin.cpu_offload = replace(plugin.cpu_offload, pin_memory=False)
+    if plugin is not None and precision != "no":
+        # As accelerate sets it, gradients are summed, and the loss is returned, in 8 or 11 bits.
+        plugin.mixed_precision_policy = replace(
+            plugin.mixed_precision_policy,
+            reduce_dtype=torch.float32,
+            output_dtype=None,
+            cast_forward_inputs=False,
+        )
+        # Which accelerate does itself for all but FSDP2.
+        autocast = get_mixed_precision_context_manager(True, accelerator.autocast_handler)
+        model.forward = autocast(model.forward)  # type: ignore[method-assign]
+
+
+def offloads(accelerator: Accelerator) -> bool:
+    """Whether FSDP keeps weights, gradients and optimizer on the CPU."""
+    return accelerator.is_fsdp2 and hasattr(accelerator.state.fsdp_plugin.cpu_offload, "pin_memory")
+
+
+def _refused() -> list[str]:
+    """A sentence for each entry of the accelerate config file that cannot be honoured."""
+    found = []
+    for name, kind in (
+        ("ACCELERATE_USE_DEEPSPEED", "DEEPSPEED"),
+        ("ACCELERATE_USE_MEGATRON_LM", "MEGATRON_LM"),
+        ("ACCELERATE_USE_SAGEMAKER", "SageMaker"),
+    ):
+        if is_on(name):
+            found.append(
+                f"{HERE} asks for {kind}, whose state no snapshot here can carry. Use "
+                "distributed_type: MULTI_GPU (DDP) or FSDP."
+            )
+    if asked("ACCELERATE_MIXED_PRECISION", "no").lower() == "fp8":
+        found.append(f"{HERE} says mixed_precision: fp8. There are no, bf16 and fp16.")
+    steps = asked("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
+    if steps not in ("1", "auto"):
+        found.append(
+            f"{HERE} says gradient_accumulation_steps: {steps}. Accumulation follows from "
+            "train.global_batch_size and train.micro_batch_size: remove the entry."
+        )
+    if fsdp_asked():
+        found += _refused_of_fsdp()
+    return found
+
+
+def _refused_of_fsdp() -> list[str]:
+    version = asked("FSDP_VERSION", "1")
+    if version != "2":
+        return [
+            f"{HERE} says fsdp_version: {version}. Version 1 flattens parameters, which no "
+            "snapshot can carry: write fsdp_version: 2, as accelerate_configs/fsdp.yaml has it."
+        ]
+    found = []
+
+    def need(holds: bool, entry: str, value: str, remedy: str) -> None:
+        if not holds:
+            found.append(f"{HERE} says {entry}: {value}. {remedy}")
+
+    policy = asked("FSDP_AUTO_WRAP_POLICY", "NO_WRAP")
+    need(
+        policy.upper() == "TRANSFORMER_BASED_WRAP",
+        "fsdp_auto_wrap_policy",
+        policy,
+        "Only block by block is less than the whole model in memory at once: write "
+        "TRANSFORMER_BASED_WRAP.",
+    )
+    wrapped = asked("FSDP_TRANSFORMER_CLS_TO_WRAP", BLOCK)
+    need(
+        wrapped == BLOCK,
+        "fsdp_transformer_layer_cls_to_wrap",
+        wrapped,
+        f"This model's blocks are of the class {BLOCK}: write that.",
+    )
+    for entry in ("activation_checkpointing", "activation_checkpointing_offload"):
+        need(
+            not is_on(f"FSDP_{entry.upper()}"),
+            f"fsdp_{entry}",
+            "true",
+            "accelerate's recomputes with another dropout, so that gradients are wrong: remove "
+            "it, and give train.py model.activation_checkpointing=true.",
+        )
+    ignored = asked("FSDP_IGNORED_MODULES", "None")
+    need(
+        ignored in ("None", ""),
+        "fsdp_ignored_modules",
+        ignored,
+        "Nobody would add up the gradients of those modules: remove it.",
+    )
+    reshard = asked("FSDP_RESHARD_AFTER_FORWARD", "true")
+    need(
+        reshard.lower() in ("true", "false"),
+        "fsdp_reshard_after_forward",
+        reshard,
+        "Version 2 knows true (less memory) and false (less communication).",
+    )
+    strategy = asked("FSDP_SHARDING_STRATEGY", "FULL_SHARD")
+    need(
+        strategy.upper() in ("FULL_SHARD", "1"),
+        "fsdp_sharding_strategy",
+        strategy,
+        "It is version 1's and would be passed over. Version 2 has fsdp_reshard_after_forward and "
+        "parallelism_config: see accelerate_configs/fsdp_hybrid.yaml.",
+    )
+    need(
+        not is_on("FSDP_FORWARD_PREFETCH"),
+        "fsdp_forward_prefetch",
+        "true",
+        "It is version 1's and would be passed over; version 2 prefetches by itself: remove it.",
+    )
+    prefetch = asked("FSDP_BACKWARD_PREFETCH", "None")
+    need(
+        prefetch.upper() in ("NONE", "", "BACKWARD_PRE"),
+        "fsdp_backward_prefetch",
+        prefetch,
+        "Version 2 always does BACKWARD_PRE: remove it.",
+    )
+    if is_on("ACCELERATE_USE_PARALLELISM_CONFIG"):
+        found += _refused_of_parallelism()
+    return found
+
+
+def _refused_of_parallelism() -> list[str]:
+    sizes = {
+        name: int(asked(f"PARALLELISM_CONFIG_{name.upper()}", "1"))
+        for name in ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
+    }
+    entry = "parallelism_config"
+    found = [
+        f"{HERE} says {entry}_{name}: {size}. Sequences and layers are not split here: write 1."
+        for name, size in sizes.items()
+        if name in ("tp_size", "cp_size", "sp_size") and size != 1
+    ]
+    replicate, shard = sizes["dp_replicate_size"], sizes["dp_shard_size"]
+    if shard < 2:
+        found.append(
+            f"{HERE} says {entry}_dp_shard_size: {shard}. With one shard nothing is shared: write "
+            "the number of GPUs in a machine, or use accelerate_configs/ddp.yaml."
+        )
+    elif replicate * shard != started_processes():
+        found.append(
+            f"{HERE} says {entry}_dp_replicate_size: {replicate} and {entry}_dp_shard_size: "
+            f"{shard}, together {replicate * shard} processes, but {started_processes()} run. "
+            "Their product must be num_processes."
+        )
+    return found

@@ -1,0 +1,40 @@
+"""What the launcher says: the one place that looks at its environment."""
+
+from __future__ import annotations
+
+import os
+
+
+def asked(name: str, default: str = "") -> str:
+    """A value that `accelerate launch` hands on from its config file."""
+    return os.environ.get(name, default)
+
+
+def is_on(name: str) -> bool:
+    """A value of true or false."""
+    return asked(name, "false").lower() in ("true", "1")
+
+
+def fsdp_asked() -> bool:
+    """Whether the accelerate config file says `distributed_type: FSDP`."""
+    return is_on("ACCELERATE_USE_FSDP")
+
+
+def launched() -> bool:
+    """Whether a launcher started this process, perhaps as one of several."""
+    return "WORLD_SIZE" in os.environ
+
+
+def started_processes() -> int:
+    """How many processes the launcher started, on all machines."""
+    return int(asked("WORLD_SIZE", "1"))
+
+
+def first_on_its_machine() -> bool:
+    """Whether this is the process that speaks for its machine."""
+    return asked("LOCAL_RANK", "0") == "0"
+
+
+def restarted_by_launcher() -> bool:
+    """Whether this is a restart by `accelerate launch --max_restarts`, not a person's start."""
+    return int(asked("TORCHELASTIC_RESTART_COUNT", "0")) > 0
