@@ -33,10 +33,11 @@ from training.launch import known_tracker, run_command
 from training.optimizer import adamw
 from training.report import Report
 from training.reproducible import compute_reproducibly, reseed, settle_gradient_buckets
+from training.sampling import sample_text
 from training.saving import save_snapshot
 from training.schedule import learning_rate_at, set_learning_rate
 from training.start import agree_on_start, claim, open_run, prepare_text, state_at
-from training.summary import draw_run, print_end, print_header, sample_text
+from training.summary import draw_run, print_end, print_header
 from training.together import on_all, on_main
 
 
@@ -157,7 +158,7 @@ def main(config: Config) -> None:
                 held_out, math.inf if state.best_loss is None else state.best_loss
             )
         if sample:
-            text = sample_text(bare_model, corpus.tokenizer, accelerator.device, seed=step)
+            text = sample_text(accelerator, bare_model, corpus.tokenizer, seed=step)
             console.sample(step, text)
         if save:
             if not evaluate:  # the figures above are of the weights before this step's update

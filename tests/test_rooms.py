@@ -59,11 +59,11 @@ def test_model_needs_torch_and_nothing_else():
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_nobody_asks_for_ranks_or_talks_to_the_others_past_the_accelerator(path):
-    if path.name != "sharded.py":
+    if path.name not in ("sharded.py", "pretend.py"):  # the planner's others do not exist
         assert not [n for n in imported(path) if n.startswith("torch.distributed")]
         assert "torch.distributed" not in path.read_text()
     if path.name != "environment.py":
-        assert "environ" not in path.read_text()
+        assert not re.search(r"\benviron\b|\bgetenv\b", path.read_text())
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))

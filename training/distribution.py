@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -72,16 +73,18 @@ def settle_precision(accelerator: Accelerator, model: GPT) -> None:
     if plugin is not None and accelerator.device.type == "cpu" and offloads(accelerator):
         plugin.cpu_offload = replace(plugin.cpu_offload, pin_memory=False)
     if plugin is not None and precision != "no":
-        # As accelerate sets it, gradients are summed, and the loss is returned, in 8 or 11 bits.
-        plugin.mixed_precision_policy = replace(
-            plugin.mixed_precision_policy,
-            reduce_dtype=torch.float32,
-            output_dtype=None,
-            cast_forward_inputs=False,
-        )
+        plugin.mixed_precision_policy = in_mixed_precision(plugin.mixed_precision_policy)
         # Which accelerate does itself for all but FSDP2.
         autocast = get_mixed_precision_context_manager(True, accelerator.autocast_handler)
         model.forward = autocast(model.forward)  # type: ignore[method-assign]
+
+
+def in_mixed_precision(policy: Any) -> Any:
+    """FSDP's policy with weights of 16 bits where they are used, and sums of 32.
+
+    As accelerate sets it, gradients are summed and the loss is returned in 8 or 11 bits.
+    """
+    return replace(policy, reduce_dtype=torch.float32, output_dtype=None, cast_forward_inputs=False)
 
 
 def offloads(accelerator: Accelerator) -> bool:

@@ -6,12 +6,9 @@ import math
 import shlex
 from pathlib import Path
 
-import torch
 from accelerate import Accelerator
 
 from data.corpus import Corpus
-from data.tokenizer import CharTokenizer
-from model.generate import generate
 from model.gpt import GPT, parameter_count
 from snapshot.resume import Start
 from training.compose import as_plain
@@ -20,8 +17,6 @@ from training.console import Console, counted, machine_hints, machine_line
 from training.curves import draw_curves
 from training.metrics import read_metrics
 from training.start import changed_values
-
-SAMPLE_CHARACTERS = 400
 
 
 def print_header(
@@ -66,14 +61,6 @@ def print_header(
 def loss_text(loss: float) -> str:
     """A loss in both units: a token is a character, so nats per token are nats per character."""
     return f"{loss:.4f} nats, {loss / math.log(2):.4f} bits per character"
-
-
-def sample_text(model: GPT, tokenizer: CharTokenizer, device: torch.device, seed: int) -> str:
-    """A short text of the model's own. Every process must call this, with its unwrapped model."""
-    beginning = tokenizer.encode(tokenizer.beginning).astype("int64")
-    prompt = torch.from_numpy(beginning)[None].to(device)
-    drawn = generate(model, prompt, SAMPLE_CHARACTERS, temperature=0.8, top_k=200, seed=seed)
-    return tokenizer.decode([int(token) for token in drawn])
 
 
 def draw_run(console: Console, config: Config) -> None:

@@ -1,0 +1,96 @@
+"""train.py, measured in each process while it runs. Started by benchmarks/memory.py and by tests:
+
+accelerate launch [options] benchmarks/measured.py FOLDER key=value ...
+
+Writes FOLDER/<process>.json: bytes of weights, gradients and optimizer state that the process
+holds; the peak of tensor bytes in the third step and after, counted as they come and go; and what
+writing snapshots added to tensor bytes and to the process's resident memory.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import psutil
+from accelerate import Accelerator
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import train
+from training.launch import run_command
+from training.ledger import LiveBytes
+
+FIRST_MEASURED = 3
+"""DDP finds its buckets and AdamW makes its state before it."""
+
+
+def local_bytes(tensors) -> int:
+    """What of these tensors lies in this process."""
+    return sum(
+        local.numel() * local.element_size()
+        for local in (getattr(tensor, "_local_tensor", tensor) for tensor in tensors)
+    )
+
+
+class HighWater:
+    """The largest resident memory of this process since it was made."""
+
+    def __init__(self) -> None:
+        self.before = psutil.Process().memory_info().rss
+        Path("/proc/self/clear_refs").write_text("5")
+
+    def added(self) -> int:
+        status = Path("/proc/self/status").read_text().splitlines()
+        (line,) = (line for line in status if line.startswith("VmHWM"))
+        return 1024 * int(line.split()[1]) - self.before
+
+
+def main(config) -> None:
+    found: dict = {"snapshots": []}
+    tracker = LiveBytes()
+    clip, reseed, save = Accelerator.clip_grad_norm_, train.reseed, train.save_snapshot
+
+    def measured_clip(accelerator, parameters, *rest):
+        parameters = list(parameters)
+        found["parameters"] = local_bytes(parameters)
+        found["gradients"] = local_bytes(parameter.grad for parameter in parameters)
+        found["process"] = accelerator.process_index
+        found["processes"] = accelerator.num_processes
+        return clip(accelerator, parameters, *rest)
+
+    def measured_reseed(seed, step, process):
+        tracker.place = ("step", step)
+        reseed(seed, step, process)
+
+    def measured_save(accelerator, config, state, model, optimizer, *rest):
+        states = [tensor for state in optimizer.state.values() for tensor in state.values()]
+        found["optimizer"] = local_bytes(states)
+        before = tracker.place
+        tracker.place = ("snapshot",)
+        water = HighWater()
+        save(accelerator, config, state, model, optimizer, *rest)
+        found["snapshots"].append({"before": water.before, "added": water.added()})
+        tracker.place = before
+
+    Accelerator.clip_grad_norm_ = measured_clip
+    train.reseed, train.save_snapshot = measured_reseed, measured_save
+    train.sample_text = lambda *_, **__: ""  # hundreds of passes that are not measured
+    with tracker:
+        train.main(config)
+    by_place = defaultdict(list)
+    for total, place in zip(tracker.ledger.totals(), tracker.ledger.places, strict=False):
+        by_place[place].append(int(total.sum()))
+    found["peak"] = max(
+        max(totals)
+        for place, totals in by_place.items()
+        if place[:1] == ("step",) and place[1] >= FIRST_MEASURED
+    )
+    found["tensors_added"] = max(by_place["snapshot",]) - by_place["snapshot",][0]
+    (folder / f"{found['process']}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv.pop(1))
+    run_command(main)

@@ -1,0 +1,137 @@
+"""Memory, measured in real processes on this CPU, beside what plan.py says.
+
+python benchmarks/memory.py plan     the peak of tensor bytes, predicted and counted
+python benchmarks/memory.py shards   what each process keeps, and what a snapshot adds to it
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from model.gpt import GPTConfig  # noqa: E402
+from training.compose import load_config  # noqa: E402
+from training.pretend import Shape  # noqa: E402
+from training.survey import survey  # noqa: E402
+
+MB = 1e6
+VOCABULARY = 103
+"""Characters of the default text."""
+
+
+def measured(
+    folder: Path, config: str, processes: int, overrides: list[str], precision: str = "no"
+) -> list[dict]:
+    """Run benchmarks/measured.py under a shipped config file; what each process found."""
+    content = yaml.safe_load((ROOT / "accelerate_configs" / config).read_text())
+    content |= {"num_processes": processes, "gpu_ids": ",".join(["-1"] * processes)}
+    content["mixed_precision"] = precision
+    if processes == 1:
+        del content["gpu_ids"]
+    file = folder / "config.yaml"
+    file.write_text(yaml.safe_dump(content))
+    for old in folder.glob("*.json"):
+        old.unlink()
+    command = ["accelerate", "launch", "--config_file", str(file), "--main_process_port", "0"]
+    script = [str(ROOT / "benchmarks" / "measured.py"), str(folder)]
+    result = subprocess.run(
+        [*command, *script, *overrides, f"run.dir={folder}/run", "snapshot.resume=never"],
+        env={**os.environ, "PYTHONWARNINGS": "ignore"},
+        capture_output=True,
+        text=True,
+    )
+    if result.returncode:
+        sys.exit(result.stdout + result.stderr)
+    found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    assert len(found) == processes
+    return found
+
+
+def short_run(model: str, block: int, micro: int, processes: int, *more: str) -> list[str]:
+    """Four steps of two micro-batches, and as little as possible beside them."""
+    return [
+        f"model={model}",
+        f"data.block_size={block}",
+        f"train.micro_batch_size={micro}",
+        f"train.global_batch_size={2 * micro * processes}",
+        "train.max_steps=4",
+        "train.eval_batches=1",
+        "train.sample_every=0",
+        "snapshot.every=100",
+        *more,
+    ]
+
+
+def compare_with_plan(folder: Path) -> None:
+    print("| model | context | micro-batch | strategy | precision | checkpointing ", end="")
+    print("| plan, MB | counted, MB | plan / counted |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    cases = [
+        ("tiny", 64, 12, 1, "no", False),
+        ("tiny", 64, 12, 1, "bf16", False),
+        ("baby", 256, 4, 1, "no", False),
+        ("baby", 256, 4, 1, "bf16", True),
+        ("baby", 256, 4, 2, "no", False),
+        ("gpt2", 256, 2, 1, "no", False),
+        ("gpt2", 256, 2, 1, "no", True),
+        ("gpt2", 256, 2, 1, "bf16", False),
+        ("gpt2", 256, 2, 1, "bf16", True),
+        ("gpt2", 256, 2, 2, "no", False),
+        ("gpt2", 256, 2, 2, "bf16", True),
+    ]
+    for model, block, micro, processes, precision, checkpointing in cases:
+        words = [f"model.activation_checkpointing={str(checkpointing).lower()}"]
+        overrides = short_run(model, block, micro, processes, *words)
+        kinds = [("one process", "cpu.yaml", 1)]
+        if processes > 1:
+            kinds = [("DDP", "ddp_cpu.yaml", 1), ("FSDP", "fsdp_cpu.yaml", processes)]
+        for name, config, shards in kinds:
+            sizes = load_config(overrides).model
+            shape = Shape("cpu", precision, processes, shards)
+            planned = survey(GPTConfig(VOCABULARY, block, **vars(sizes)), shape).peak(micro, True)
+            found = measured(folder, config, processes, overrides, precision)
+            counted = max(process["peak"] for process in found)
+            strategy = name if processes == 1 else f"{name} on {processes}"
+            cells = [model, block, micro, strategy, precision, "yes" if checkpointing else "no"]
+            cells += [f"{planned / MB:.1f}", f"{counted / MB:.1f}", f"{planned / counted:.4f}"]
+            print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+
+
+def compare_shards(folder: Path) -> None:
+    print("| model | strategy | weights, MB | gradients | optimizer | together | of DDP's ", end="")
+    print("| snapshot adds to tensors | to resident, of |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for processes in (2, 4):
+        whole = 0
+        for name, config in (("DDP", "ddp_cpu.yaml"), ("FSDP", "fsdp_cpu.yaml")):
+            words = short_run("gpt2", 64, 1, processes, f"snapshot.piece_bytes={PIECE}")
+            found = measured(folder, config, processes, words)
+            kept = [[p[kind] for kind in ("parameters", "gradients", "optimizer")] for p in found]
+            most = max(kept, key=sum)
+            whole = whole or sum(most)
+            worst = max((p["snapshots"][-1] for p in found), key=lambda one: one["added"])
+            tensors = max(p["tensors_added"] for p in found)
+            cells = ["gpt2", f"{name} on {processes}", *(f"{size / MB:.1f}" for size in most)]
+            cells += [f"{sum(most) / MB:.1f}", f"{sum(most) / whole:.4f}"]
+            cells += [f"{tensors / MB:.0f}"]
+            cells += [f"{worst['added'] / MB:.0f}, {worst['before'] / MB:.0f}"]
+            print("| " + " | ".join(cells) + " |", flush=True)
+
+
+PIECE = 100_000_000
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("plan", "shards"))
+    chosen = parser.parse_args().what
+    with tempfile.TemporaryDirectory() as place:
+        (compare_with_plan if chosen == "plan" else compare_shards)(Path(place))

@@ -1,0 +1,209 @@
+"""Will it fit? Memory per process under each strategy, before a GPU is paid for.
+
+python plan.py model=gpt2_xl data.block_size=1024 --processes 4 --memory 24
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+
+import torch
+
+from model.gpt import GPT, GPTConfig, parameter_count
+from training.compose import load_config
+from training.config import Config, ConfigError, accumulation_steps
+from training.fits import GIB, Fit, candidates, micro_batch_that_fits
+from training.pretend import DTYPES, Shape
+
+EXIT_NOTHING_FITS = 1
+EXIT_USER_MISTAKE = 2
+BYTES_ON_DISK = 12
+"""Of a parameter in a snapshot: the weight and AdamW's two moments, float32."""
+
+
+def main(arguments: list[str]) -> int:
+    """Print the plan; return the exit code: 1 when nothing fits, 2 for a mistake of the user's."""
+    options = parse(arguments)
+    try:
+        config = load_config(options.overrides)
+        memory = GIB * memory_of(options)
+        shape = Shape(options.device, options.precision, options.processes)
+        if options.processes % options.machines:
+            raise ConfigError(
+                f"--processes {options.processes} is not a multiple of --machines "
+                f"{options.machines}: every machine runs the same number."
+            )
+        accumulation_steps(config.train, options.processes)  # refuses what cannot be shared
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USER_MISTAKE
+    model = GPTConfig(options.vocab_size, config.data.block_size, **vars(config.model))
+    found = candidates(model, shape, options.machines)
+    share, asked = (
+        config.train.global_batch_size // options.processes,
+        config.train.micro_batch_size,
+    )
+    micro = micro_batch_that_fits(found, share, memory) if asked is None else asked
+    fits = [candidate.fit(memory, micro, share // micro) for candidate in found]
+    advice, code = advise(fits, model, asked, "" if micro == share else f"={micro}")
+    with torch.device("meta"):
+        parameters = parameter_count(GPT(model))
+    if options.json:
+        content = {"parameters": parameters, "micro_batch_size": micro, "advice": advice}
+        print(json.dumps({**content, "fits": [asdict(row) for row in fits]}, indent=2))
+        return code
+    print_plan(config, model, parameters, options, fits, micro)
+    print(f"\n{advice}")
+    return code
+
+
+def advise(fits: list[Fit], model: GPTConfig, asked: int | None, chosen: str) -> tuple[str, int]:
+    """What to do, as a sentence, and the exit code. The first strategy that fits is the fastest."""
+    for row in fits:
+        if row.fits:
+            words = f" train.micro_batch_size{chosen}" if chosen and asked is None else ""
+            config = f"accelerate_configs/{row.strategy.config}"
+            return f"It fits: accelerate launch --config_file {config} train.py ...{words}", 0
+    for row in fits:
+        if row.largest_micro_batch:
+            return (
+                f"train.micro_batch_size={asked} does not fit. {row.strategy.name} takes "
+                f"{row.largest_micro_batch}."
+            ), EXIT_NOTHING_FITS
+    remedies = ["more processes", "more memory", "a smaller model or data.block_size"]
+    if not model.activation_checkpointing:
+        remedies.insert(0, "model.activation_checkpointing=true")
+    return f"Nothing fits, not even one sequence. Try {', '.join(remedies)}.", EXIT_NOTHING_FITS
+
+
+def print_plan(
+    config: Config,
+    model: GPTConfig,
+    parameters: int,
+    options: argparse.Namespace,
+    fits: list[Fit],
+    micro: int,
+) -> None:
+    """The table, and what stands above and below it."""
+    where = f"{options.processes} x {options.device} with {memory_of(options):g} GiB each"
+    if options.machines > 1:
+        where += f", on {options.machines} machines"
+    checkpointing = ", activation checkpointing" if model.activation_checkpointing else ""
+    print(
+        f"model     {parameters:,} parameters: {model.n_layer} layers, {model.n_head} heads, "
+        f"{model.n_embd} wide, context {model.block_size}, vocabulary {model.vocab_size:,}"
+    )
+    print(f"machine   {where}, {options.precision}{checkpointing}")
+    batch = config.train.global_batch_size
+    print(
+        f"step      {batch} sequences: {micro} in a micro-batch x {options.processes} processes x "
+        f"{batch // (micro * options.processes)} accumulated"
+    )
+    print()
+    print(_table(fits))
+    print()
+    print(
+        "Tensors are counted in a traced update. They are not all there at once: the peak is less\n"
+        "than their sum. 'Outside' is an estimate: context, workspaces, communication, fragments."
+    )
+    for row in fits:
+        if row.on_cpu:
+            print(
+                f"{row.strategy.name} keeps weights, gradients and optimizer, "
+                f"{row.on_cpu / GIB:.2f} GiB a process, in the machine's memory."
+            )
+    snapshot = parameters * BYTES_ON_DISK / 1e9
+    kept = config.snapshot.keep
+    print(
+        f"A snapshot is {snapshot:.2f} GB: {snapshot * (kept + 1):.1f} GB of disk with "
+        f"snapshot.keep={kept} and one being written, {snapshot * kept:.1f} GB on the Hub."
+    )
+
+
+def _table(fits: list[Fit]) -> str:
+    heads = ["GiB per process", "weights", "gradients", "optimizer", "activations", "buffers"]
+    heads += ["peak", "+ outside", "", "largest micro-batch", "sent a step", "accelerate_configs/"]
+    lines = [heads]
+    for row in fits:
+        sizes = (row.parameters, row.gradients, row.optimizer, row.activations, row.buffers)
+        lines.append(
+            [
+                row.strategy.name,
+                *(f"{size / GIB:.2f}" for size in (*sizes, row.peak, row.outside)),
+                "fits" if row.fits else "no",
+                str(row.largest_micro_batch or "-"),
+                f"{row.sent / GIB:.2f}",
+                row.strategy.config,
+            ]
+        )
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    texts = (0, len(heads) - 1)  # the columns that are not figures
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column in texts else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def memory_of(options: argparse.Namespace) -> float:
+    """GiB for each process: as given, or what the GPU here has. Raises ConfigError without."""
+    if options.memory is not None:
+        return float(options.memory)
+    if options.device == "cuda" and torch.cuda.is_available():
+        return torch.cuda.get_device_properties(0).total_memory / GIB
+    raise ConfigError(
+        "there is no GPU here to ask: say with --memory how many GiB each process has, such as "
+        "--memory 24 for GPUs of 24 GiB."
+    )
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """The command line; argparse exits with 2 and a usage line for what it does not understand."""
+    parser = argparse.ArgumentParser(
+        description="Will it fit? Memory per process under each strategy. Needs no GPU.",
+        epilog="Exit codes: 0 it fits, 1 nothing fits, 2 a mistake in the input.",
+    )
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="as for train.py: model=gpt2_xl, ..."
+    )
+    parser.add_argument("--processes", type=_count, default=1, help="GPUs, over all machines")
+    parser.add_argument("--machines", type=_count, default=1, help="which share the processes")
+    parser.add_argument(
+        "--memory", type=_gib, metavar="GIB", help="of each process; default: what the GPU here has"
+    )
+    parser.add_argument("--precision", choices=list(DTYPES), default="bf16")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument(
+        "--vocab-size", type=_count, default=256, help="default 256 characters; GPT-2's is 50257"
+    )
+    parser.add_argument("--json", action="store_true", help="all figures, in bytes")
+    return parser.parse_intermixed_args(arguments)
+
+
+def _count(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number") from None
+    if not 1 <= value <= 10**6:
+        raise argparse.ArgumentTypeError(f"{text} is not between 1 and 1000000")
+    return value
+
+
+def _gib(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of GiB") from None
+    if not 0 < value < 10**6:
+        raise argparse.ArgumentTypeError(f"{text} is not a size of memory in GiB")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
