@@ -22,13 +22,13 @@ def is_transposed(name: str) -> bool:
 
 
 def to_file(name: str, tensor: Tensor) -> Tensor:
-    """A parameter (or a moment of it) as GPT-2's files hold it: contiguous, in a memory of its own.
+    """A whole parameter (or a moment of it) as GPT-2's files hold it: contiguous.
 
-    Without the copy the writer would read the live weights beside the training that changes them.
+    The tensor itself where it lies like that already.
     """
     if is_transposed(name) and tensor.ndim == 2:  # not the optimizer's step, which is a number
         return tensor.t().contiguous()
-    return tensor.clone()
+    return tensor.contiguous()
 
 
 def gpt2_config(shape: dict[str, Any]) -> dict[str, Any]:

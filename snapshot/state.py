@@ -210,7 +210,13 @@ def _gathered(files: dict[str, Tensors], writer: bool) -> Iterator[Tensor]:
     """
     for tensors in files.values():
         for name, tensor in tensors.values():
-            yield to_file(name, gather_full(tensor)).cpu() if writer else gather_full(tensor)
+            yield _as_the_file_holds_it(name, tensor) if writer else gather_full(tensor)
+
+
+def _as_the_file_holds_it(name: str, tensor: Tensor) -> Tensor:
+    held = to_file(name, gather_full(tensor)).cpu()
+    # What training goes on with must not lie in a file's piece; what was gathered is a copy.
+    return held.clone() if held.data_ptr() == local_part(tensor).data_ptr() else held
 
 
 def _read_into(target: Tensor, reader: TensorReader, name: str, transposed: bool) -> None:

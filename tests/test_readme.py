@@ -21,7 +21,7 @@ COMMANDS = [
     for line in block.splitlines()
 ]
 LAUNCHES = [line for line in COMMANDS if "accelerate launch" in line]
-ON_A_CPU = ("cpu.yaml", "ddp_cpu.yaml")
+ON_A_CPU = ("cpu.yaml", "ddp_cpu.yaml", "fsdp_cpu.yaml")
 
 
 def parts_of(line: str) -> tuple[str, list[str]]:
@@ -79,6 +79,13 @@ def test_the_sample_command_speaks(finished_run):
     result = runs.run([sys.executable, *words[1:]])
     assert result.returncode == 0, result.stderr
     assert len(result.stdout) == len("on ") + 300 + len("\n")
+
+
+def test_the_plan_is_what_the_readme_shows():
+    (line,) = (line for line in COMMANDS if line.startswith("python plan.py"))
+    result = runs.run([sys.executable, str(ROOT / "plan.py"), *shlex.split(line)[2:]])
+    assert result.returncode == 0, result.stderr
+    assert f"```\n{result.stdout}```" in README
 
 
 def test_the_table_of_keys_is_the_schema_s():
