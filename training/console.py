@@ -10,6 +10,8 @@ import torch
 from accelerate import Accelerator
 from tqdm import tqdm
 
+from training.distribution import offloads
+
 BAR = "{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt}{postfix} [{elapsed}<{remaining}]"
 
 
@@ -111,7 +113,7 @@ def _strategy(accelerator: Accelerator) -> str:
         name += f" ({counted(sizes.dp_replicate_size, 'replica')} of {sizes.dp_shard_size} shards)"
     if not plugin.reshard_after_forward:
         name += ", gathered until the backward pass"
-    if getattr(plugin.cpu_offload, "pin_memory", None) is not None:  # the policy that offloads
+    if offloads(accelerator):
         name += ", weights and optimizer on the CPU"
     return name
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from typing import NoReturn
@@ -23,6 +24,7 @@ from training.together import FailedElsewhere
 EXIT_FAILED = 1
 EXIT_USER_MISTAKE = 2
 EXIT_INTERRUPTED = 130
+SPEAKING_SECONDS = 30
 
 
 def run_command(main: Callable[[Config], None]) -> NoReturn:
@@ -52,6 +54,7 @@ def run_command(main: Callable[[Config], None]) -> NoReturn:
         _say_once(f"stopped: {error}", error)
         code = EXIT_FAILED
     except FailedElsewhere:
+        _let_the_other_speak()
         code = EXIT_FAILED
     except KeyboardInterrupt:
         _say_once("interrupted; the same command goes on from the newest snapshot.", None)
@@ -76,7 +79,17 @@ def known_tracker(name: str | None) -> str | None:
 def _say_once(text: str, error: Exception | None) -> None:
     """Print an error where only one process has it, or, where all have it, once on each machine."""
     if getattr(error, "said_here", False) or first_on_its_machine():
-        print(text, file=sys.stderr)
+        print(text, file=sys.stderr, flush=True)
+    elif error is not None:
+        _let_the_other_speak()
+
+
+def _let_the_other_speak() -> None:
+    """Do not end before the process that says the error: once one has ended, the launcher ends all.
+
+    Its signal cuts this short.
+    """
+    time.sleep(SPEAKING_SECONDS)
 
 
 def _leave(code: int) -> NoReturn:

@@ -1,0 +1,231 @@
+"""The accelerate config file: each entry that cannot be honoured is refused by name and value."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+import torch
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils import DistributedType
+from accelerate.utils.launch import prepare_multi_gpu_env
+
+import runs
+from training import distribution
+from training.config import ConfigError
+from training.distribution import refuse_broken_launch, settle_launch
+
+TIMEOUT = timedelta(seconds=60)
+
+# The entry of a plain FSDP file for two processes that a user has changed, what to do instead.
+REFUSED = [
+    ("fsdp_version", 1, "write fsdp_version: 2"),
+    ("fsdp_transformer_layer_cls_to_wrap", "GPT2Block", "of the class Block"),
+    ("fsdp_transformer_layer_cls_to_wrap", "Block,Embedding", "of the class Block"),
+    ("fsdp_auto_wrap_policy", "NO_WRAP", "write TRANSFORMER_BASED_WRAP"),
+    ("fsdp_auto_wrap_policy", "SIZE_BASED_WRAP", "write TRANSFORMER_BASED_WRAP"),
+    ("fsdp_activation_checkpointing", True, "model.activation_checkpointing=true"),
+    ("fsdp_activation_checkpointing_offload", True, "model.activation_checkpointing=true"),
+    ("fsdp_ignored_modules", "transformer.wte", "remove it"),
+    ("fsdp_reshard_after_forward", "FULL_SHARD", "knows true (less memory) and false"),
+    ("fsdp_sharding_strategy", "SHARD_GRAD_OP", "fsdp_reshard_after_forward"),
+    ("fsdp_sharding_strategy", 5, "accelerate_configs/fsdp_hybrid.yaml"),
+    ("fsdp_forward_prefetch", True, "remove it"),
+    ("fsdp_backward_prefetch", "BACKWARD_POST", "remove it"),
+    ("fsdp_backward_prefetch", "NO_PREFETCH", "remove it"),
+]
+# Sizes of parallelism_config, the number of processes, the entry and value that are named.
+UNSPLIT = [
+    ({"dp_shard_size": 2, "tp_size": 2}, 2, "tp_size: 2. Sequences and layers are not split"),
+    ({"dp_shard_size": 2, "cp_size": 4}, 2, "cp_size: 4. Sequences and layers are not split"),
+    ({"dp_shard_size": 2, "sp_size": 2}, 2, "sp_size: 2. Sequences and layers are not split"),
+    ({"dp_replicate_size": 2, "dp_shard_size": 1}, 2, "dp_shard_size: 1. With one shard nothing"),
+    ({"dp_replicate_size": 2}, 2, "dp_shard_size: 1. With one shard nothing"),
+    ({"dp_replicate_size": 2, "dp_shard_size": 2}, 2, "dp_shard_size: 2, together 4 processes"),
+    ({"dp_replicate_size": 2, "dp_shard_size": 2}, 8, "dp_shard_size: 2, together 4 processes"),
+]
+# What the launcher of another kind says in the environment, and the entry and value for it.
+FOREIGN = {
+    "DeepSpeed": ({"ACCELERATE_USE_DEEPSPEED": "true"}, "DEEPSPEED", "distributed_type: MULTI_GPU"),
+    "Megatron": ({"ACCELERATE_USE_MEGATRON_LM": "true"}, "MEGATRON_LM", "or FSDP"),
+    "SageMaker": ({"ACCELERATE_USE_SAGEMAKER": "true"}, "SageMaker", "or FSDP"),
+    "fp8": ({"ACCELERATE_MIXED_PRECISION": "fp8"}, "mixed_precision: fp8", "no, bf16 and fp16"),
+    "accumulation": (
+        {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"},
+        "gradient_accumulation_steps: 4",
+        "train.micro_batch_size: remove the entry",
+    ),
+}
+# Changes that `accelerate config` or a user may make to a plain FSDP file, and that are honoured.
+HONOURED = {
+    "nothing": {},
+    "the class left to the model": {"fsdp_transformer_layer_cls_to_wrap": None},
+    "the strategy that is the default": {"fsdp_sharding_strategy": "FULL_SHARD"},
+    "its number": {"fsdp_sharding_strategy": 1},
+    "gathered until the backward pass": {"fsdp_reshard_after_forward": False},
+    "weights on the CPU": {"fsdp_offload_params": True},
+    "the prefetch that is the only one": {"fsdp_backward_prefetch": "BACKWARD_PRE"},
+    "what no snapshot of ours needs": {
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        "fsdp_cpu_ram_efficient_loading": True,
+        "fsdp_sync_module_states": True,
+        "fsdp_use_orig_params": False,
+    },
+    "bf16": {"mixed_precision": "bf16"},
+    "fp16": {"mixed_precision": "fp16"},
+    "compiled by block": {
+        "dynamo_backend": "INDUCTOR",
+        "dynamo_use_regional_compilation": True,
+    },
+    "all processes in one group": {"parallelism_config_dp_shard_size": 2},
+}
+SHIPPED = [
+    path for path in runs.ROOT.glob("accelerate_configs/*.yaml") if path.stem[:4] in ("ddp", "fsdp")
+]
+
+
+@pytest.fixture(autouse=True)
+def states(monkeypatch):
+    """What was made instead of accelerate's PartialState, which would wait for other processes."""
+    made = []
+
+    def make(**words):
+        made.append(SimpleNamespace(**words, distributed_type=DistributedType.MULTI_CPU))
+        return made[-1]
+
+    monkeypatch.setattr(distribution, "PartialState", make)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    return made
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Give this process the environment that accelerate's own launcher makes of a config file."""
+
+    def launch(path, processes):
+        words = ["--config_file", str(path), "--main_process_port=0", "train.py"]
+        arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args(words))
+        for name, value in prepare_multi_gpu_env(arguments).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("WORLD_SIZE", str(processes))  # which torch's launcher adds
+
+    return launch
+
+
+def sentences(states) -> list[str]:
+    """What `settle_launch` refuses, before anything is started."""
+    with pytest.raises(ConfigError) as caught:
+        settle_launch(TIMEOUT)
+    assert states == []
+    return str(caught.value).splitlines()
+
+
+@pytest.mark.parametrize(("entry", "value", "remedy"), REFUSED)
+def test_what_fsdp_cannot_honour_is_refused(launched, states, tmp_path, entry, value, remedy):
+    launched(runs.rehearsal("fsdp_cpu.yaml", tmp_path, 2, **{entry: value}), 2)
+    (sentence,) = sentences(states)
+    # The launcher hands some values on in small letters.
+    assert f"accelerate config file says {entry}: {value}. ".lower() in sentence.lower()
+    assert remedy in sentence
+
+
+@pytest.mark.parametrize(("sizes", "processes", "words"), UNSPLIT)
+def test_sizes_that_cannot_be_shared_are_refused(
+    launched, states, tmp_path, sizes, processes, words
+):
+    entries = {f"parallelism_config_{name}": size for name, size in sizes.items()}
+    launched(runs.rehearsal("fsdp_cpu.yaml", tmp_path, processes, **entries), processes)
+    (sentence,) = sentences(states)
+    assert f"parallelism_config_{words}" in sentence
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+@pytest.mark.parametrize("config", ["ddp_cpu.yaml", "fsdp_cpu.yaml"])
+def test_what_belongs_to_another_engine_is_refused(
+    launched, states, monkeypatch, tmp_path, config, kind
+):
+    variables, named, remedy = FOREIGN[kind]
+    launched(runs.rehearsal(config, tmp_path, 2), 2)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    (sentence,) = sentences(states)
+    assert named in sentence
+    assert remedy in sentence
+
+
+def test_all_that_is_refused_is_said_at_once(launched, states, monkeypatch, tmp_path):
+    changes = {entry: value for entry, value, _ in REFUSED if entry != "fsdp_version"}
+    sizes = {"parallelism_config_tp_size": 2, "parallelism_config_cp_size": 2}
+    launched(runs.rehearsal("fsdp_cpu.yaml", tmp_path, 2, **changes, **sizes), 2)
+    for variables, _, _ in FOREIGN.values():
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+    found = sentences(states)
+    assert len(found) == len(FOREIGN) + len(changes) + len(sizes) + 1  # one shard
+    for entry in (*changes, *sizes, "parallelism_config_dp_shard_size"):
+        assert sum(f" {entry}: " in sentence for sentence in found) == 1, entry
+
+
+@pytest.mark.parametrize("name", HONOURED)
+def test_what_can_be_honoured_passes_and_fsdp_runs_on_cpus(launched, states, tmp_path, name):
+    launched(runs.rehearsal("fsdp_cpu.yaml", tmp_path, 2, **HONOURED[name]), 2)
+    settle_launch(TIMEOUT)
+    made = {"cpu": True, "timeout": TIMEOUT, "distributed_type": DistributedType.MULTI_GPU}
+    assert [vars(state) for state in states] == [made]
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_every_shipped_file_passes_as_it_lies(launched, states, tmp_path, path):
+    text = path.read_text()
+    processes = int(text.split("num_processes:")[1].split()[0])
+    launched(path, processes)
+    settle_launch(TIMEOUT)
+    assert len(states) == ("distributed_type: FSDP" in text)
+
+
+def test_where_there_is_a_gpu_fsdp_is_left_to_accelerate(launched, states, monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    launched(runs.rehearsal("fsdp_cpu.yaml", tmp_path, 2), 2)
+    settle_launch(TIMEOUT)
+    assert states == []
+
+
+def test_processes_that_do_not_see_each_other_are_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    alone = SimpleNamespace(num_processes=1, distributed_type=DistributedType.NO)
+    with pytest.raises(ConfigError, match=r"started 2 processes, but each sees 1.*use_cpu: true"):
+        refuse_broken_launch(alone)
+    refuse_broken_launch(SimpleNamespace(num_processes=2, distributed_type=DistributedType.NO))
+
+
+@pytest.fixture(scope="module")
+def refused(small, tmp_path_factory):
+    """The end of a launch with a user's file of version 1, whose main process starts last."""
+    folder = tmp_path_factory.mktemp("refused")
+    slow = "import os, time\ntime.sleep(3 * (os.environ.get('LOCAL_RANK') == '0'))\n"
+    (folder / "sitecustomize.py").write_text(slow)
+    path = runs.rehearsal("fsdp_cpu.yaml", folder, 2, fsdp_version=1)
+    words = runs.launch_command(path, *small, f"run.dir={folder / 'run'}")
+    return runs.run(words, PYTHONPATH=str(folder)), folder / "run"
+
+
+def test_a_launch_that_is_refused_writes_nothing(refused):
+    result, run_dir = refused
+    assert result.returncode != 0
+    assert "step 1" not in result.stdout
+    assert not run_dir.exists()
+
+
+def test_a_launch_that_is_refused_says_why_once(refused):
+    result, _ = refused
+    assert result.stderr.count("error: The accelerate config file says fsdp_version: 1. ") == 1
+
+
+def test_fsdp_with_one_process_is_refused(small, tmp_path):
+    path = runs.rehearsal("fsdp_cpu.yaml", tmp_path, 1)
+    result = runs.launch(path, *small, f"run.dir={tmp_path / 'run'}")
+    assert result.returncode != 0
+    assert result.stderr.count("distributed_type: FSDP with num_processes: 1. One process") == 1
+    assert "step 1" not in result.stdout
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,200 @@
+"""What FSDP must not change: dropout, snapshots, full disks, evaluation, samples and the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import threading
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import runs
+from model.gpt import GPT, GPTConfig
+from snapshot.files import identity, newest_verified, read_json, verify
+from snapshot.state import restore_weights
+
+PIECE_BYTES = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def launch(small, tmp_path_factory):
+    """Launch a shipped config file on so many processes; the run must be made by all of them."""
+    folder = tmp_path_factory.mktemp("configs")
+
+    def launch(config, processes, *words):
+        path = runs.rehearsal(config, folder, processes)
+        result = runs.launch(path, *small, *words)
+        assert result.returncode == 0, result.stderr
+        assert f"{processes} processes, CPU" in result.stdout
+        assert (", FSDP\n" in result.stdout) == config.startswith("fsdp")
+        return result
+
+    return launch
+
+
+def test_recomputed_blocks_drop_what_they_dropped_before(launch, tmp_path):
+    """The same losses and weights with and without activation checkpointing, DDP and FSDP."""
+    ways = {
+        "kept": ("ddp_cpu.yaml", "false"),
+        "DDP": ("ddp_cpu.yaml", "true"),
+        "FSDP": ("fsdp_cpu.yaml", "true"),
+    }
+    for name, (config, recompute) in ways.items():
+        words = ("model.dropout=0.1", f"model.activation_checkpointing={recompute}")
+        launch(config, 2, *words, f"run.dir={tmp_path / name}", "snapshot.every=30")
+    kept, ddp, fsdp = (runs.snapshot(tmp_path / name, 30) for name in ways)
+    runs.assert_same_bits(kept, ddp)
+    assert runs.losses(tmp_path / "FSDP") == pytest.approx(runs.losses(tmp_path / "kept"), rel=1e-6)
+    expected, found = runs.tensors(kept), runs.tensors(fsdp)
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        # Of the keys' bias all gradients are rounding, and Adam makes them as large as any.
+        if not name.endswith("attn.c_attn.bias"):
+            difference = (found[name] - tensor).abs().max()
+            assert difference <= 1e-5 * tensor.abs().max(), name
+
+
+@pytest.fixture(scope="module")
+def large_run(launch, tmp_path_factory):
+    """The words and the directory of an FSDP run of two steps whose snapshot is in pieces."""
+    run_dir = tmp_path_factory.mktemp("large") / "run"
+    words = (
+        "model.n_layer=4",
+        "model.n_embd=128",
+        "train.max_steps=2",
+        f"snapshot.piece_bytes={PIECE_BYTES}",
+        f"run.dir={run_dir}",
+    )
+    launch("fsdp_cpu.yaml", 2, *words)
+    return words, run_dir
+
+
+@torch.no_grad()
+def test_a_snapshot_in_pieces_is_a_transformers_model(large_run):
+    folder = runs.snapshot(large_run[1], 2)
+    verify(folder)
+    for stem, least in (("model", 4), ("optimizer", 7)):
+        pieces = sorted(path.name for path in folder.glob(f"{stem}-*.safetensors"))
+        assert len(pieces) >= least
+        index = read_json(folder / f"{stem}.safetensors.index.json")
+        assert sorted(set(index["weight_map"].values())) == pieces
+        for piece in pieces:
+            assert (folder / piece).stat().st_size < PIECE_BYTES + 10_000  # the header's share
+    names = read_json(folder / "model.safetensors.index.json")["weight_map"]
+    assert "transformer.wte.weight" in names
+    assert "lm_head.weight" not in names  # tied: stored once
+
+    theirs = AutoModelForCausalLM.from_pretrained(folder).eval()
+    assert theirs.lm_head.weight is theirs.transformer.wte.weight
+    shape = read_json(folder / "config.json")
+    kept = ("vocab_size", "n_layer", "n_head", "n_embd")
+    ours = GPT(GPTConfig(block_size=shape["n_positions"], **{key: shape[key] for key in kept}))
+    restore_weights(folder, ours)
+    assert ours.lm_head.weight is ours.transformer.wte.weight
+    ids = torch.randint(shape["vocab_size"], (3, shape["n_positions"]))
+    assert torch.allclose(ours.eval()(ids), theirs(ids).logits, atol=1e-5)
+
+
+def test_a_finished_run_started_again_does_nothing(launch, large_run):
+    words, run_dir = large_run
+    before = identity(runs.snapshot(run_dir, 2)), (run_dir / "metrics.jsonl").read_bytes()
+    result = launch("fsdp_cpu.yaml", 2, *words)
+    assert "The run is finished at step 2." in result.stdout
+    assert "step 1/2" not in result.stdout
+    after = identity(runs.snapshot(run_dir, 2)), (run_dir / "metrics.jsonl").read_bytes()
+    assert after == before
+
+
+def test_samples_and_held_out_losses_of_three_are_those_of_one(launch, small, tmp_path):
+    words = (
+        "train.global_batch_size=12",
+        "train.max_steps=6",
+        "train.sample_every=3",
+        "train.eval_every=2",
+        "snapshot.every=6",
+    )
+    three = launch("fsdp_cpu.yaml", 3, *words, f"run.dir={tmp_path / 'three'}")
+    one = runs.train(*small, *words, f"run.dir={tmp_path / 'one'}")
+    assert one.returncode == 0, one.stderr
+    characters = int(re.search(r"([\d,]+) held out", one.stdout)[1].replace(",", ""))
+    assert -(-(characters - 1) // 16) % 3 != 0  # windows that three cannot share equally
+    samples = [
+        re.findall(r"----- sample at step (\d+) -----\n(.*?)\n-----\n", result.stdout, re.DOTALL)
+        for result in (one, three)
+    ]
+    assert [step for step, _ in samples[0]] == ["3", "6"]
+    assert all(len(text) > 300 for _, text in samples[0])
+    assert samples[1] == samples[0]
+    held_out = [runs.metrics(tmp_path / name, "eval") for name in ("one", "three")]
+    assert [record["step"] for record in held_out[1]] == [2, 4, 6]
+    for expected, found in zip(*held_out, strict=True):
+        assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A tmpfs of 4 MB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip("a tmpfs cannot be mounted here: " + mounted.stderr.decode().strip())
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_full_disk_under_the_writer_stops_nobody(small, small_disk, tmp_path):
+    run_dir, ballast = small_disk / "run", small_disk / "ballast"
+    words = (*small, "train.max_steps=60", "snapshot.every=20", f"run.dir={run_dir}")
+    process = subprocess.Popen(
+        runs.launch_command(runs.rehearsal("fsdp_cpu.yaml", tmp_path, 2), *words),
+        env=runs.environment(),
+        cwd=runs.ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    # The launcher's workers too: with the launcher alone, they would go on.
+    deadline = threading.Timer(runs.DEADLINE_SECONDS, os.killpg, (process.pid, signal.SIGKILL))
+    deadline.start()
+    lines = []
+    kept = None
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith("step 25/"):  # one snapshot is there; leave no room for another
+            with contextlib.suppress(OSError), open(ballast, "wb", buffering=0) as opened:
+                while True:
+                    opened.write(bytes(1000))
+        if "could not be written" in line and kept is None:
+            kept = newest_verified(run_dir / "snapshots")
+            leftovers = list((run_dir / "snapshots").glob(".tmp-*"))
+            ballast.unlink()
+    process.communicate()
+    deadline.cancel()
+    output = "".join(lines)
+    assert process.returncode == 0, output
+    assert "2 processes, CPU" in output
+    assert kept == (runs.snapshot(run_dir, 20), []), output
+    assert leftovers == []
+    warning = next(line for line in lines if line.startswith("warning: the snapshot of step 40 "))
+    assert "No space left on device" in warning
+    assert f"The last good snapshot stays: {runs.snapshot(run_dir, 20)}" in warning
+    verify(runs.snapshot(run_dir, 60))
+    assert len(runs.losses(run_dir)) == 60
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_ten_short_runs_in_a_row_all_end_well(launch, tmp_path):
+    """Processes over gloo that are not let go of in order abort at about every second end."""
+    for number in range(10):
+        words = ("train.max_steps=2", f"run.dir={tmp_path / str(number)}")
+        launch("fsdp_cpu.yaml", 2, *words)
