@@ -99,8 +99,15 @@ def largest_difference(one: list[float], other: list[float]) -> float:
     return max(abs(a - b) / a for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-@pytest.mark.parametrize("shape", SHAPES)
+HALVES = [
+    *((shape, "fp16") for shape in SHAPES),
+    ("one", "bf16"),
+    ("FSDP-2", "bf16"),
+    pytest.param("DDP-2", "bf16", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("shape", "precision"), HALVES)
 def test_half_precision_has_nearly_the_losses_of_float32(trained, shape, precision):
     exact = trained("one", "no")
     run_dir = trained(shape, precision)
@@ -153,7 +160,11 @@ def test_an_overflow_skips_the_update_and_is_counted(overflowed, shape):
     assert f"skipped   {count} of 30 updates, which overflowed fp16" in lines
 
 
-@pytest.mark.parametrize(("shape", "step"), [("one", 25), ("DDP-2", 15), ("FSDP-2", 20)])
+# After the overflows and between them.
+RESUMED = [("one", 25), ("FSDP-2", 15), pytest.param("DDP-2", 20, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize(("shape", "step"), RESUMED)
 def test_a_run_resumed_after_or_between_overflows_is_as_if_nothing_happened(
     overflowed, start, tmp_path, shape, step
 ):
