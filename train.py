@@ -164,7 +164,7 @@ def main(config: Config) -> None:
             if not evaluate:  # the figures above are of the weights before this step's update
                 report.refuse_broken(step, held_out_loss(accelerator, model, [probe]))
             save_snapshot(
-                accelerator, config, state, bare_model, optimizer, corpus.tokenizer.save, report
+                accelerator, config, state, model, optimizer, corpus.tokenizer.save, report
             )
             draw_run(console, config)
         if evaluate or sample or save:

@@ -204,6 +204,7 @@ INSTEAD = pytest.mark.skipif(bool(HAS_COMPILER), reason="inductor does this, and
 COMPILED = [
     ("one", False, "aot_eager"),
     ("FSDP-2", True, "aot_eager"),
+    ("FSDP-2", False, "aot_eager"),
     pytest.param("one", True, "inductor", marks=NEEDED),
     pytest.param("one", True, "aot_eager", marks=INSTEAD),
 ]

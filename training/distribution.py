@@ -115,6 +115,11 @@ def _refused() -> list[str]:
         )
     if fsdp_asked():
         found += _refused_of_fsdp()
+    elif is_on("ACCELERATE_USE_PARALLELISM_CONFIG"):
+        found.append(
+            f"{HERE} has a parallelism_config without distributed_type: FSDP. DDP needs none: "
+            "remove it, or see accelerate_configs/fsdp_hybrid.yaml."
+        )
     return found
 
 

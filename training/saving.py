@@ -6,11 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from accelerate import Accelerator
+from torch import nn
 from torch.optim import Optimizer
 
-from model.gpt import GPT
 from snapshot.files import prune
 from snapshot.resume import snapshots_in
+from snapshot.sharded import reshard
 from snapshot.state import RunState, write_snapshot
 from training.config import Config
 from training.report import Report, TrainingStopped
@@ -21,7 +22,7 @@ def save_snapshot(
     accelerator: Accelerator,
     config: Config,
     state: RunState,
-    model: GPT,
+    model: nn.Module,
     optimizer: Optimizer,
     save_tokenizer: Callable[[Path], None],
     report: Report,
@@ -32,6 +33,8 @@ def save_snapshot(
     stay, and the next is tried when it is due. Raises TrainingStopped when it was the run's last.
     """
     root = snapshots_in(Path(config.run.dir))
+    reshard(model)  # all of it: compiled whole, the root of FSDP's groups is not in the bare model
+    bare_model = accelerator.unwrap_model(model, keep_torch_compile=False)
     if accelerator.scaler is not None:
         state.loss_scaler = accelerator.scaler.state_dict()
     state.skipped_steps = report.skipped
@@ -45,7 +48,7 @@ def save_snapshot(
         report.last_snapshot = write_snapshot(
             root,
             state,
-            model,
+            bare_model,
             optimizer,
             save_rest,
             writer=accelerator.is_main_process,
