@@ -116,10 +116,13 @@ def print_plan(
                 f"{row.on_cpu / GIB:.2f} GiB a process, in the machine's memory."
             )
     snapshot = parameters * BYTES_ON_DISK / 1e9
-    kept = config.snapshot.keep
+    kept, hub = config.snapshot.keep, config.hub
     print(
         f"A snapshot is {snapshot:.2f} GB: {snapshot * (kept + 1):.1f} GB of disk with "
-        f"snapshot.keep={kept} and one being written, {snapshot * kept:.1f} GB on the Hub."
+        f"snapshot.keep={kept} and one being written.\nOn the Hub it is "
+        f"{snapshot * hub.keep:.1f} GB with hub.keep={hub.keep}, and up to "
+        f"{snapshot * (hub.keep + hub.squash_every - 1):.1f} GB until the history is squashed "
+        f"(hub.squash_every={hub.squash_every})."
     )
 
 

@@ -16,9 +16,11 @@ from data.tokenizer import CharTokenizer
 from model.generate import generate
 from model.gpt import GPT, GPTConfig
 from snapshot.errors import SnapshotError
+from snapshot.fetch import newest_for_sampling
 from snapshot.files import read_json
 from snapshot.gpt2_layout import gpt_shape
-from snapshot.resume import newest_of
+from snapshot.hub import BRANCH, Hub, HubError
+from snapshot.resume import NAMED_REPO, newest_of
 from snapshot.state import restore_weights
 
 
@@ -26,7 +28,7 @@ def main(arguments: list[str]) -> int:
     """Print samples; return the exit code: 2 for a mistake of the user's."""
     options = parse(arguments)
     try:
-        folder = newest_of(Path(options.snapshot))
+        folder = found(options.snapshot)
         tokenizer = CharTokenizer.load(folder)
         beginning = tokenizer.beginning if options.prompt is None else options.prompt
         ids = tokenizer.encode(beginning)
@@ -50,12 +52,20 @@ def main(arguments: list[str]) -> int:
             ):
                 print(tokenizer.decode(token.tolist()), end="", flush=True)
             print()
-    except (SnapshotError, DataError, DeviceError) as error:
+    except (SnapshotError, HubError, DataError, DeviceError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (KeyboardInterrupt, BrokenPipeError):
         return 130
     return 0
+
+
+def found(snapshot: str) -> Path:
+    """The folder of a snapshot, of a run, or of a Hub repo (owner/name or owner/name@revision)."""
+    repo = NAMED_REPO.fullmatch(snapshot)
+    if Path(snapshot).exists() or repo is None:
+        return newest_of(Path(snapshot))
+    return newest_for_sampling(Hub(repo[1]), repo[2] or BRANCH)
 
 
 class DeviceError(ValueError):
@@ -78,7 +88,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Text from a run or a snapshot, printed as it is generated."
     )
-    parser.add_argument("snapshot", help="a run's folder (its newest snapshot) or a snapshot's")
+    parser.add_argument(
+        "snapshot",
+        help="a run's folder, a snapshot's, or a repo of the Hub: owner/name[@revision]",
+    )
     parser.add_argument(
         "--prompt", type=_some_text, help="what the text follows; default a newline"
     )

@@ -39,6 +39,7 @@ from training.schedule import learning_rate_at, set_learning_rate
 from training.start import agree_on_start, claim, open_run, prepare_text, state_at
 from training.summary import draw_run, print_end, print_header
 from training.together import on_all, on_main
+from training.uploading import begin_uploads, finish_uploads, hand_over
 
 
 def main(config: Config) -> None:
@@ -79,10 +80,12 @@ def main(config: Config) -> None:
     model = GPT(GPTConfig(corpus.tokenizer.vocab_size, data.block_size, **vars(config.model)))
     console = Console(accelerator.is_main_process, train.max_steps, state.step)
     print_header(console, accelerator, config, corpus, model, start)
+    uploads = begin_uploads(config, start, state, console)  # beside training; None without a repo
     if state.step >= train.max_steps:
         console.say(
             f"The run is finished at step {state.step}. A larger train.max_steps extends it."
         )
+        finish_uploads(console, config, uploads)
         return
     optimizer = adamw(model, config.optim, accelerator.device)
 
@@ -117,9 +120,11 @@ def main(config: Config) -> None:
         start.folder,
         state.skipped_steps,
         train.max_skipped_steps,
+        uploads,
     )
     batches = iter(train_loader)
 
+    text = None
     model.train()
     settle_gradient_buckets(accelerator, model, optimizer, data.block_size)
     for step in range(state.step + 1, train.max_steps + 1):
@@ -164,15 +169,17 @@ def main(config: Config) -> None:
             if not evaluate:  # the figures above are of the weights before this step's update
                 report.refuse_broken(step, held_out_loss(accelerator, model, [probe]))
             save_snapshot(
-                accelerator, config, state, model, optimizer, corpus.tokenizer.save, report
+                accelerator, config, state, model, optimizer, corpus.tokenizer.save, report, uploads
             )
             draw_run(console, config)
+            hand_over(uploads, config, report.last_snapshot, text)
         if evaluate or sample or save:
             report.resume_clock()  # speed is that of the steps
 
     print_end(console, config, corpus, held_out, report.last_snapshot, report.skipped)
     accelerator.wait_for_everyone()
     accelerator.end_training()
+    finish_uploads(console, config, uploads)
 
 
 if __name__ == "__main__":

@@ -88,7 +88,21 @@ class CharTokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> CharTokenizer:
-        """Read back what `save` wrote."""
-        saved = json.loads((folder / TOKENIZER_FILES[0]).read_text(encoding="utf-8"))
-        vocabulary: dict[str, int] = saved["model"]["vocab"]
-        return cls("".join(sorted(vocabulary, key=vocabulary.__getitem__)))
+        """Read back what `save` wrote. Raises DataError for another vocabulary."""
+        path = folder / TOKENIZER_FILES[0]
+        try:
+            vocabulary: dict[str, int] = json.loads(path.read_text(encoding="utf-8"))["model"][
+                "vocab"
+            ]
+            characters = sorted(vocabulary, key=vocabulary.__getitem__)
+            numbers = list(map(vocabulary.__getitem__, characters))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise DataError(f"{path} cannot be read: {error}") from error
+        single = all(len(character) == 1 for character in characters)
+        if not characters or not single or characters != sorted(characters):
+            raise DataError(f"{path} is not a vocabulary of single characters in their order")
+        if numbers != list(range(len(numbers))) or any(
+            type(number) is not int for number in numbers
+        ):
+            raise DataError(f"{path} does not number its characters from 0")
+        return cls("".join(characters))

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,11 @@ from snapshot.errors import SnapshotError
 
 MANIFEST = "manifest.json"
 MANIFEST_FORMAT = 1
-LARGEST_JSON_BYTES = 64 << 20
-SNAPSHOT_NAME = re.compile(r"step-(\d{8,})")
+LARGEST_JSON_BYTES = 16 << 20
+MOST_JSON_VALUES = 400_000
+"""More than any vocabulary. A value of three bytes in a file takes up to 200 in memory."""
+SNAPSHOT_NAME = re.compile(r"step-([0-9]{8,13})")
+LARGEST_STEP = 10**12
 TEMPORARY_PREFIX = ".tmp-"
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.(safetensors|json)")
 
@@ -38,6 +41,14 @@ def written_whole(root: Path, name: str) -> Iterator[Path]:
     disk, and one rename makes it appear. A kill at any moment leaves either nothing that looks like
     a snapshot or a complete one.
     """
+    with built_aside(root, name) as building:
+        yield building
+        _write_manifest(building)
+
+
+@contextmanager
+def built_aside(root: Path, name: str) -> Iterator[Path]:
+    """As `written_whole`, for a folder that brings its manifest."""
     root.mkdir(parents=True, exist_ok=True)
     building = root / f"{TEMPORARY_PREFIX}{name}"
     final = root / name
@@ -45,7 +56,6 @@ def written_whole(root: Path, name: str) -> Iterator[Path]:
     try:
         building.mkdir()
         yield building
-        _write_manifest(building)
         _flush(building)
         remove_folder(final)  # a damaged one, where there is one: a good one is resumed from
         building.rename(final)
@@ -68,26 +78,38 @@ def read_json(path: Path) -> Any:
             raise SnapshotError(
                 f"{path} has {size:,} bytes; no JSON file of a snapshot is that large"
             )
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, SnapshotError):
-            raise
-        raise SnapshotError(f"{path} cannot be read: {error}") from error
+        return parse_json(path.read_bytes(), str(path))
+    except OSError as error:
+        raise SnapshotError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def verify(folder: Path) -> None:
-    """Read every file of a snapshot and compare it with the manifest.
+def parse_json(content: bytes, name: str) -> Any:
+    """JSON that may come from a stranger. Raises SnapshotError, before it can fill the memory."""
+    if sum(content.count(mark) for mark in (b",", b"[", b"{")) > MOST_JSON_VALUES:
+        raise SnapshotError(f"{name} holds more values than any JSON file of a snapshot")
+    try:
+        return json.loads(content.decode("utf-8"))
+    except RecursionError:
+        raise SnapshotError(f"{name} cannot be read: it is nested too deep") from None
+    except ValueError as error:
+        raise SnapshotError(f"{name} cannot be read: {error}") from error
+
+
+def verify(folder: Path, names: Iterable[str] | None = None) -> None:
+    """Read every file of a snapshot (or those of these names) and compare it with the manifest.
 
     Raises SnapshotError with the first fault found: a missing, additional, truncated or changed
     file, or a manifest that does not hold together.
     """
     if not folder.is_dir():
         raise SnapshotError(f"{folder} is not a folder")
-    if not (folder / MANIFEST).is_file():
+    if not (folder / MANIFEST).is_file() or (folder / MANIFEST).is_symlink():
         raise SnapshotError(f"{folder} is no snapshot: it has no {MANIFEST}")
-    entries = _manifest_entries(folder)
+    entries = manifest_entries(folder)
     found = {path.name for path in folder.iterdir()} - {MANIFEST}
     for name, (size, digest) in entries.items():
+        if names is not None and name not in names:
+            continue
         path = folder / name
         if name not in found:
             raise SnapshotError(f"{folder} is damaged: {name} is missing")
@@ -105,6 +127,32 @@ def verify(folder: Path) -> None:
             raise SnapshotError(f"{folder} is damaged: the content of {name} has changed")
     if unlisted := sorted(found - set(entries)):
         raise SnapshotError(f"{folder}: {unlisted[0]} is not in its manifest")
+
+
+def manifest_entries(folder: Path) -> dict[str, tuple[int, str]]:
+    """Size and sha256 by file name, of a manifest whose form has been checked.
+
+    Raises SnapshotError.
+    """
+    manifest = read_json(folder / MANIFEST)
+    fault = SnapshotError(f"{folder / MANIFEST} is not a manifest of this format")
+    if not isinstance(manifest, dict) or type(manifest.get("format")) is not int:
+        raise fault
+    if manifest["format"] != MANIFEST_FORMAT:
+        raise fault
+    if not isinstance(manifest.get("files"), list):
+        raise fault
+    entries: dict[str, tuple[int, str]] = {}
+    for entry in manifest["files"]:
+        if not isinstance(entry, dict) or set(entry) != {"path", "size", "sha256"}:
+            raise fault
+        name, size, digest = entry["path"], entry["size"], entry["sha256"]
+        if not isinstance(name, str) or FILE_NAME.fullmatch(name) is None or name in entries:
+            raise SnapshotError(f"{folder / MANIFEST} names a file that no snapshot has: {name!r}")
+        if type(size) is not int or not isinstance(digest, str) or name == MANIFEST:
+            raise fault
+        entries[name] = (size, digest)
+    return entries
 
 
 def identity(folder: Path) -> str:
@@ -142,14 +190,16 @@ def newest_verified(
     return None, faults
 
 
-def prune(root: Path, keep: int, newest: int) -> None:
+def prune(root: Path, keep: int, newest: int, needed: Collection[Path] = ()) -> None:
     """Remove the oldest snapshots beyond `keep`, counted down from step `newest`.
 
     What is named as newer was passed over as damaged; it must not take the place of a good one.
+    What is `needed` (by an upload) stays as well.
     """
     known = [folder for folder in snapshot_folders(root) if step_of(folder) <= newest]
     for folder in known[keep:]:
-        remove_folder(folder)
+        if folder not in needed:
+            remove_folder(folder)
 
 
 def remove_leftovers(root: Path) -> None:
@@ -176,27 +226,6 @@ def _write_manifest(folder: Path) -> None:
         for path in sorted(folder.iterdir())
     ]
     write_json(folder / MANIFEST, {"format": MANIFEST_FORMAT, "files": files})
-
-
-def _manifest_entries(folder: Path) -> dict[str, tuple[int, str]]:
-    """Size and sha256 by file name, of a manifest whose form has been checked."""
-    manifest = read_json(folder / MANIFEST)
-    fault = SnapshotError(f"{folder / MANIFEST} is not a manifest of this format")
-    if not isinstance(manifest, dict) or manifest.get("format") != MANIFEST_FORMAT:
-        raise fault
-    if not isinstance(manifest.get("files"), list):
-        raise fault
-    entries: dict[str, tuple[int, str]] = {}
-    for entry in manifest["files"]:
-        if not isinstance(entry, dict) or set(entry) != {"path", "size", "sha256"}:
-            raise fault
-        name, size, digest = entry["path"], entry["size"], entry["sha256"]
-        if not isinstance(name, str) or FILE_NAME.fullmatch(name) is None or name in entries:
-            raise SnapshotError(f"{folder / MANIFEST} names a file that no snapshot has: {name!r}")
-        if type(size) is not int or not isinstance(digest, str):
-            raise fault
-        entries[name] = (size, digest)
-    return entries
 
 
 def _sha256(path: Path) -> str:

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import re
 import uuid
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from snapshot.errors import SnapshotError
+from snapshot.fetch import remote_step
 from snapshot.files import (
+    TEMPORARY_PREFIX,
     folder_name,
     identity,
     newest_verified,
     remove_leftovers,
     snapshot_folders,
 )
+from snapshot.hub import BRANCH, REPO_ID, Hub, HubError
+from snapshot.start import Start
 from snapshot.state import RunState, check_snapshot, read_state
+from snapshot.store import Store, begin_in, fetch_newest, newest_of_both
 
+NAMED_REPO = re.compile(rf"({REPO_ID.pattern})(?:@([\w./-]+))?")
+ORIGIN = f"{TEMPORARY_PREFIX}origin"
+"""Where another run's snapshot lies until this one's weights are made from it."""
 MUST_MATCH = (
     "data.block_size",
     "model.n_layer",
@@ -28,55 +38,57 @@ MUST_MATCH = (
 """Keys that make the global batches or the weights' shapes: another value is another run."""
 
 
-@dataclass(frozen=True)
-class Start:
-    """What a run goes on from."""
-
-    folder: Path | None
-    """The verified snapshot; None for a run from the beginning."""
-    state: RunState | None
-    reason: str
-    """Which snapshot and why, for the header."""
-    warnings: tuple[str, ...] = ()
-    """What is wrong with newer snapshots that were passed over."""
-
-
 def snapshots_in(run_dir: Path) -> Path:
     """Where a run keeps its snapshots."""
     return run_dir / "snapshots"
 
 
-def choose_start(run_dir: Path, resume: str) -> Start:
-    """What `snapshot.resume` (auto, never, or a folder) means for this run directory.
+def choose_start(
+    run_dir: Path, resume: str, store: Store | None = None, here: bool = True
+) -> Start:
+    """What `snapshot.resume` (auto, never, a folder or a repo) means for this run.
 
-    Only the one process that writes in `run_dir` may call this: it clears what a killed one left.
-    Raises SnapshotError when that would lose or mix something: a named snapshot that is damaged, a
-    run of which no snapshot verifies, a directory that holds another run.
+    `store` is the run's own repo; with `here` false, what this disk has does not count. Only the
+    one process that writes in `run_dir` may call this: it clears what a killed one left. Raises
+    SnapshotError when that would lose or mix something: a named snapshot that is damaged, a run of
+    which no snapshot verifies, a directory or a repo that holds another run; HubError where the run
+    cannot begin without the Hub.
     """
     root = snapshots_in(run_dir)
     remove_leftovers(root)
     if resume == "never":
-        return _start_over(run_dir)
-    own = _own_newest(root)
+        return _start_over(run_dir, store)
+    own = _own_newest(root, store, here)
     if resume == "auto":
         return own
-    named, state = _named_snapshot(resume)
-    origin = identity(named)
+    if own.state is not None and value_of(own.state.config, "snapshot.resume") == resume:
+        return own  # the same words went on from there before; it may have moved since
+    named = _named_snapshot(resume, root)
+    assert named.folder is not None
+    assert named.state is not None
+    origin = identity(named.folder)
     if own.folder is None:
-        state.origin, state.run_id = origin, uuid.uuid4().hex
-        return Start(named, state, f"{named}, as snapshot.resume asks", own.warnings)
+        named.state.origin, named.state.run_id = origin, uuid.uuid4().hex
+        return replace(
+            named,
+            warnings=own.warnings + named.warnings,
+            seen=own.seen,
+            hub_is_known=own.hub_is_known,
+            ended=own.ended,
+        )
     assert own.state is not None
     if own.state.origin == origin or identity(own.folder) == origin:
         return own  # this run did start from it, and has come further
     relation = (
         f"is already further, at step {own.state.step}"
-        if own.state.run_id == state.run_id
+        if own.state.run_id == named.state.run_id
         else f"already holds another run, at step {own.state.step}"
     )
+    where = run_dir if own.place is None else f"hub.repo_id={own.place.repo_id}"
     raise SnapshotError(
-        f"snapshot.resume={resume}, but {run_dir} {relation}. Give the new run another run.name; "
-        f"to go back in this one, remove its newer snapshots from {root} and leave "
-        "snapshot.resume=auto."
+        f"snapshot.resume={resume}, but {where} {relation}. Give the new run another run.name "
+        "(and another hub.repo_id); to go back in this one, remove its newer snapshots from "
+        f"{root} and leave snapshot.resume=auto."
     )
 
 
@@ -102,7 +114,7 @@ def refuse_other_run(state: RunState, config: dict[str, Any], data: dict[str, An
         raise SnapshotError(
             f"the snapshot of step {state.step} belongs to another run:\n  "
             + "\n  ".join(differences)
-            + "\nRestore these values, or give the new run another run.name."
+            + "\nRestore these values, or give the new run another run.name (and hub.repo_id)."
         )
 
 
@@ -136,40 +148,69 @@ def folder_for_step(path: Path, step: int) -> Path:
     return path
 
 
-def _named_snapshot(resume: str) -> tuple[Path, RunState]:
+def _named_snapshot(resume: str, root: Path) -> Start:
     path = Path(resume).expanduser()
-    if not path.exists():
+    repo = NAMED_REPO.fullmatch(resume)
+    if not path.exists() and repo is None:
         raise SnapshotError(
-            f"snapshot.resume={resume} is neither auto, never, nor a folder that exists."
+            f"snapshot.resume={resume} is neither auto, never, nor a folder that exists, nor a "
+            "repo of the Hub (owner/name or owner/name@revision)."
         )
     try:
-        folder = newest_of(path)
-        return folder, read_state(folder)
-    except SnapshotError as error:
+        if path.exists():
+            folder = newest_of(path)
+            return Start(folder, read_state(folder), f"{folder}, as snapshot.resume asks")
+        assert repo is not None
+        found = fetch_newest(Hub(repo[1]), repo[2] or BRANCH, root / ORIGIN)
+    except (SnapshotError, HubError) as error:
         raise SnapshotError(
-            f"snapshot.resume={resume}: {error}. Name a snapshot that is whole, or a run's folder."
+            f"snapshot.resume={resume}: {str(error).rstrip('.')}. Name a snapshot that is whole, "
+            "a run's folder, or its repo."
         ) from error
+    assert found.path is not None
+    assert found.place is not None
+    reason = f"{resume}, step {remote_step(found.place.folder)}, as snapshot.resume asks"
+    return Start(found.path, read_state(found.path), reason, found.faults, found.place)
 
 
-def _own_newest(root: Path) -> Start:
-    newest, faults = newest_verified(root, check_snapshot)
-    warnings = tuple(f"{fault}; passed over." for fault in faults)
-    if newest is not None:
-        state = read_state(newest)
-        return Start(newest, state, f"{newest}, the newest of this run", warnings)
-    if faults:
+def _own_newest(root: Path, store: Store | None, here: bool) -> Start:
+    """The newest snapshot of this run that is whole, here or in its repo."""
+    newest, faults = newest_verified(root, check_snapshot) if here else (None, [])
+    state = None if newest is None else read_state(newest)
+    warnings = tuple(f"{fault.rstrip('.')}; passed over." for fault in faults)
+    if store is None:
+        local = Start(newest, state, f"{newest}, the newest of this run", warnings)
+    else:
+        ended = _attempts_in(root)
+        local = newest_of_both(store, newest, state, root, warnings)
+        local = replace(local, ended=ended)
+    if local.folder is None and faults:
         raise SnapshotError(
-            f"none of the {len(faults)} snapshots in {root} is whole: {faults[0]}. "
+            f"none of the {len(faults)} snapshots in {root} is whole: {faults[0].rstrip('.')}. "
             "Restore one from a copy, or start over with snapshot.resume=never (what is there is "
             "moved aside, not deleted)."
         )
-    return Start(None, None, "the beginning: no snapshot yet")
+    if local.folder is None:
+        return replace(local, reason="the beginning: no snapshot yet")
+    return local
 
 
-def _start_over(run_dir: Path) -> Start:
+def _attempts_in(root: Path) -> frozenset[str]:
+    """The attempts that wrote here. They are over: one process at a time writes in a directory."""
+    attempts = set()
+    for folder in snapshot_folders(root):
+        with suppress(SnapshotError):
+            attempts.add(read_state(folder).attempt_id)
+    return frozenset(attempts)
+
+
+def _start_over(run_dir: Path, store: Store | None) -> Start:
     """Move what is in the run's directory aside; nothing is deleted."""
+    begun = Start(None, None, "")
+    if store is not None:
+        begun = begin_in(store)
     if not (run_dir / "metrics.jsonl").exists() and not snapshot_folders(snapshots_in(run_dir)):
-        return Start(None, None, "the beginning, as snapshot.resume=never asks")
+        return replace(begun, reason="the beginning, as snapshot.resume=never asks")
     place = run_dir.resolve()  # through a link: it is the folder that moves
     number = 1
     while (aside := place.with_name(f"{place.name}.old-{number}")).exists():
@@ -181,6 +222,7 @@ def _start_over(run_dir: Path) -> Start:
             f"snapshot.resume=never, but {run_dir} cannot be moved to {aside}: {error.strerror}. "
             "Move what is in it yourself, or give the run another run.dir."
         ) from error
-    return Start(
-        None, None, f"the beginning, as snapshot.resume=never asks; the earlier run is now {aside}"
+    return replace(
+        begun,
+        reason=f"the beginning, as snapshot.resume=never asks; the earlier run is now {aside}",
     )

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from model.gpt import GPT
+from snapshot.contents import MOMENTS, check_contents
 from snapshot.errors import SnapshotError
 from snapshot.files import (
+    LARGEST_STEP,
     SNAPSHOT_NAME,
     folder_name,
     read_json,
@@ -30,9 +32,7 @@ from snapshot.sharded import gather_full, local_part, local_place, reshard
 from snapshot.tensors import TensorReader, write_tensors
 
 FORMAT_VERSION = 1
-LARGEST_STEP = 10**12
 STATE = "state.json"
-MOMENTS = ("exp_avg", "exp_avg_sq")
 PACKAGES = ("torch", "accelerate", "datasets", "safetensors", "tokenizers", "numpy")
 
 
@@ -103,8 +103,8 @@ def write_snapshot(
 def read_state(folder: Path) -> RunState:
     """The facts of a verified snapshot. Raises SnapshotError where they are of another format."""
     content = read_json(folder / STATE)
-    if not isinstance(content, dict) or content.get("format_version") != FORMAT_VERSION:
-        found = content.get("format_version") if isinstance(content, dict) else None
+    found = content.get("format_version") if isinstance(content, dict) else None
+    if type(found) is not int or found != FORMAT_VERSION:
         raise SnapshotError(
             f"{folder} has format version {found}; this program reads version {FORMAT_VERSION}"
         )
@@ -126,8 +126,10 @@ def read_state(folder: Path) -> RunState:
         if not isinstance(value, kind) or isinstance(value, bool):
             raise SnapshotError(f"{folder / STATE} has no proper {name}")
     state = RunState(**{entry.name: content[entry.name] for entry in fields(RunState)})
-    if not 1 <= state.step <= LARGEST_STEP or not 0 <= state.seed < 2**32:
-        raise SnapshotError(f"{folder / STATE} has no proper step and seed")
+    if not 1 <= state.step <= LARGEST_STEP or not 0 <= state.epoch <= LARGEST_STEP:
+        raise SnapshotError(f"{folder / STATE} has no proper step and epoch")
+    if not 0 <= state.seed < 2**32 or state.skipped_steps < 0:
+        raise SnapshotError(f"{folder / STATE} has no proper seed and skipped_steps")
     if state.best_loss is not None and not math.isfinite(state.best_loss):
         raise SnapshotError(f"{folder / STATE} has no proper best_loss")
     if state.loss_scaler is not None and not _is_loss_scaler(state.loss_scaler):
@@ -175,9 +177,11 @@ def restore_weights(folder: Path, model: nn.Module) -> None:
 
 
 def check_snapshot(folder: Path) -> RunState:
-    """Verify a snapshot that the user named, and read its facts. Raises SnapshotError."""
+    """Whether a snapshot is whole and holds what it must; its facts. Raises SnapshotError."""
     verify(folder)
-    return read_state(folder)
+    state = read_state(folder)
+    check_contents(folder)
+    return state
 
 
 Tensors = dict[str, tuple[str, Tensor]]

@@ -11,8 +11,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from snapshot.contents import MOST_TENSORS, files_of, read_header
 from snapshot.errors import SnapshotError
-from snapshot.files import read_json, write_json
+from snapshot.files import write_json
 
 
 def plan_pieces(sizes: dict[str, int], stem: str, piece_bytes: int) -> dict[str, list[str]]:
@@ -20,7 +21,7 @@ def plan_pieces(sizes: dict[str, int], stem: str, piece_bytes: int) -> dict[str,
     pieces: list[list[str]] = [[]]
     filled = 0
     for name, size in sizes.items():
-        if pieces[-1] and filled + size > piece_bytes:
+        if pieces[-1] and (filled + size > piece_bytes or len(pieces[-1]) == MOST_TENSORS):
             pieces.append([])
             filled = 0
         pieces[-1].append(name)
@@ -66,7 +67,8 @@ class TensorReader:
         self._stack = ExitStack()
         self._file_of: dict[str, Any] = {}
         try:
-            for path in _files_of(folder, stem):
+            for path in files_of(folder, stem):
+                read_header(path)
                 opened = self._stack.enter_context(safe_open(path, "pt", backend="pread"))
                 self._file_of.update(dict.fromkeys(opened.keys(), opened))
         except (OSError, SafetensorError) as error:
@@ -84,18 +86,3 @@ class TensorReader:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
-
-
-def _files_of(folder: Path, stem: str) -> Iterator[Path]:
-    single = folder / f"{stem}.safetensors"
-    if single.exists():
-        yield single
-        return
-    index = read_json(folder / f"{stem}.safetensors.index.json")
-    files = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
-        raise SnapshotError(f"{folder}: the index of {stem} is not one")
-    for file in sorted(set(files.values())):
-        if Path(file).name != file:
-            raise SnapshotError(f"{folder}: the index of {stem} leads outside, to {file!r}")
-        yield folder / file

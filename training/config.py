@@ -8,6 +8,7 @@ owns it.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 
 
@@ -90,9 +91,29 @@ class SnapshotConfig:
     keep: int = 3
     """How many of the newest are kept, at least 2."""
     resume: str = "auto"
-    """auto: from this run's newest; never: start over; or a snapshot's folder to start from."""
+    """auto: from this run's newest; never: start over; or another's folder or repo[@revision]."""
     piece_bytes: int = 2_000_000_000
     """The largest file of a snapshot; larger models are split into several."""
+
+
+@dataclass
+class HubConfig:
+    repo_id: str | None = None
+    """The Hub repo (owner/name) that snapshots are uploaded to and resumed from; null: none."""
+    private: bool = True
+    """The repo is made private, and a public one is refused."""
+    keep: int = 3
+    """How many of the newest snapshots the repo keeps."""
+    min_interval_seconds: float = 60.0
+    """Seconds between two uploads, because the Hub limits commits per hour; the newest one wins."""
+    squash_every: int = 10
+    """Commits after which the repo's history is forgotten, so that its storage stays bounded."""
+    takeover: bool = False
+    """Upload although another run or attempt has the repo; that one then stops uploading."""
+    timeout_seconds: float = 60.0
+    """Seconds without an answer after which a request is given up."""
+    flush_seconds: float = 240.0
+    """How long the end of a run waits for its last upload; the rest goes at the next start."""
 
 
 @dataclass
@@ -114,6 +135,7 @@ class Config:
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     snapshot: SnapshotConfig = field(default_factory=SnapshotConfig)
+    hub: HubConfig = field(default_factory=HubConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
 
@@ -127,9 +149,12 @@ COUNTS = (
     "train.eval_every",
     "train.log_every",
     "snapshot.every",
+    "hub.keep",
+    "hub.squash_every",
     "run.collective_timeout_seconds",
 )
 """Keys whose value is at least 1."""
+REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 MOST = {
     "data.block_size": 1_000_000,
     "train.max_steps": 1_000_000_000,
@@ -204,6 +229,15 @@ def problems(config: Config) -> list[str]:
         "snapshot.piece_bytes",
         "must be at least 1000000 (1 MB)",
     )
+    hub = config.hub
+    need(
+        hub.repo_id is None or REPO_ID.fullmatch(hub.repo_id) is not None,
+        "hub.repo_id",
+        "is not of the form owner/name",
+    )
+    for key in ("hub.min_interval_seconds", "hub.flush_seconds"):
+        need(0 <= getattr(hub, key[4:]) < 1e6, key, "must be at least 0, and below 1000000")
+    need(0 < hub.timeout_seconds < 1e6, "hub.timeout_seconds", "must be above 0, below 1000000")
     return found
 
 

@@ -66,11 +66,14 @@ class Console:
         tokens_per_second: float,
         seconds_left: float,
         skipped: int = 0,
+        behind: str = "",
     ) -> None:
-        """The figures of a step; `skipped` counts the updates left out so far."""
+        """The figures of a step: `skipped` updates were left out so far, the Hub is `behind`."""
         figures = f"loss {loss:.4f}, {_short(tokens_per_second)} tokens/s"
         if skipped:
             figures += f", {skipped} skipped"
+        if behind:
+            figures += f", {behind}"
         if self.bar is not None:
             self.bar.set_postfix_str(figures, refresh=False)
             self.bar.update(step - self.bar.n)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -14,17 +15,21 @@ from accelerate.tracking import get_available_trackers
 
 from data.errors import DataError
 from snapshot.errors import SnapshotError
+from snapshot.hub import HubError
 from training.compose import as_yaml, load_config
 from training.config import Config, ConfigError
 from training.environment import first_on_its_machine, launched
 from training.help import help_text
 from training.report import TrainingStopped
 from training.together import FailedElsewhere
+from training.uploading import finish_begun
 
 EXIT_FAILED = 1
 EXIT_USER_MISTAKE = 2
 EXIT_INTERRUPTED = 130
 SPEAKING_SECONDS = 30
+STOPPED_FLUSH_SECONDS = 60
+"""For the upload of the last good snapshot, when a run stops by itself."""
 
 
 def run_command(main: Callable[[Config], None]) -> NoReturn:
@@ -47,11 +52,12 @@ def run_command(main: Callable[[Config], None]) -> NoReturn:
         else:
             main(config)
         code = 0
-    except (ConfigError, DataError, SnapshotError) as error:
+    except (ConfigError, DataError, SnapshotError, HubError) as error:
         _say_once(f"error: {error}", error)
         code = EXIT_USER_MISTAKE
     except TrainingStopped as error:
         _say_once(f"stopped: {error}", error)
+        finish_begun(STOPPED_FLUSH_SECONDS)
         code = EXIT_FAILED
     except FailedElsewhere:
         _let_the_other_speak()
@@ -100,6 +106,7 @@ def _leave(code: int) -> NoReturn:
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    if PartialState._shared_state.get("_num_processes", 1) > 1 or launched():
+    uploading = any(not one.daemon for one in threading.enumerate()[1:])  # by the Hub client
+    if PartialState._shared_state.get("_num_processes", 1) > 1 or launched() or uploading:
         os._exit(code)
     sys.exit(code)

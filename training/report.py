@@ -12,6 +12,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from snapshot.sharded import gather_full
+from snapshot.upload import Uploader
 from training.console import Console
 from training.metrics import MetricsFile
 
@@ -35,6 +36,7 @@ class Report:
         last_snapshot: Path | None,
         skipped: int = 0,
         max_skipped: int = 0,
+        uploads: Uploader | None = None,
     ) -> None:
         self.console = console
         self.metrics = metrics  # None on all but the main process
@@ -43,6 +45,7 @@ class Report:
         self.skipped = skipped
         """Steps of the run so far whose update fp16's loss scaler left out."""
         self.max_skipped = max_skipped
+        self.uploads = uploads
         self.skipped_in_a_row = 0
         self.steps: list[int] = []
         self.rates: list[float] = []
@@ -93,11 +96,12 @@ class Report:
                     **({"skipped": True} if skipped else {}),
                 }
             )
+        behind = self._behind(records)
         self.record(accelerator, records)
         if fault is not None:
             raise self._broken(fault)
         left = (self.console.max_steps - self.steps[-1]) * seconds / len(self.steps)
-        self.console.progress(self.steps[-1], losses[-1], speed, left, self.skipped)
+        self.console.progress(self.steps[-1], losses[-1], speed, left, self.skipped, behind)
         for collected in (self.steps, self.rates, self.losses, self.norms):
             collected.clear()
         self.resume_clock()
@@ -136,6 +140,17 @@ class Report:
         if self.last_snapshot is None:
             return "There is no snapshot yet."
         return f"The last good snapshot stays: {self.last_snapshot}."
+
+    def _behind(self, records: list[dict[str, Any]]) -> str:
+        """How far the Hub is behind, also into the last of the records; what was said of it."""
+        if self.uploads is None or not records:
+            return ""
+        for message in self.uploads.messages():
+            self.console.warn(message)
+        status = self.uploads.status()
+        age = None if status.seconds is None else round(status.seconds, 1)
+        records[-1] |= {"hub_step": status.step, "hub_age_seconds": age, "hub_error": status.fault}
+        return status.as_words()
 
     def _fault(self, step: int, loss: float, norm: float, skipped: bool) -> str | None:
         """Why the run cannot go on from a step; None when it can."""

@@ -13,6 +13,7 @@ from snapshot.files import prune
 from snapshot.resume import snapshots_in
 from snapshot.sharded import reshard
 from snapshot.state import RunState, write_snapshot
+from snapshot.upload import Uploader
 from training.config import Config
 from training.report import Report, TrainingStopped
 from training.together import end_if_any_failed
@@ -26,6 +27,7 @@ def save_snapshot(
     optimizer: Optimizer,
     save_tokenizer: Callable[[Path], None],
     report: Report,
+    uploads: Uploader | None,
 ) -> None:
     """Write the snapshot after `state.step` and remove the oldest. Every process must call this.
 
@@ -63,15 +65,14 @@ def save_snapshot(
                 f"{reason} {report.kept()} Make room and start the same command again."
             )
     else:
-        _prune(root, config.snapshot.keep, state.step, report, accelerator.is_main_process)
+        if accelerator.is_main_process:
+            _prune(root, config.snapshot.keep, state.step, report, uploads)
     if state.step == config.train.max_steps:
         end_if_any_failed(accelerator, stopped)
 
 
-def _prune(root: Path, keep: int, newest: int, report: Report, mine: bool) -> None:
-    if not mine:
-        return
+def _prune(root: Path, keep: int, newest: int, report: Report, uploads: Uploader | None) -> None:
     try:
-        prune(root, keep, newest)
+        prune(root, keep, newest, needed=set() if uploads is None else uploads.needed())
     except OSError as error:
         report.console.warn(f"an old snapshot could not be removed: {error}.")

@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import errno
+import json
 import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from filelock import FileLock, Timeout
 
 from data.corpus import Corpus, prepare_corpus
 from data.errors import DataError
 from snapshot.errors import SnapshotError
-from snapshot.files import MANIFEST, folder_name, identity
-from snapshot.resume import Start, choose_start, folder_for_step, snapshots_in, value_of
+from snapshot.files import MANIFEST, identity, prune, remove_leftovers
+from snapshot.resume import choose_start, folder_for_step, snapshots_in, value_of
+from snapshot.start import Place, Start
 from snapshot.state import RunState, read_state
+from snapshot.store import fetch_place
 from training.compose import as_plain, as_yaml
 from training.config import Config, ConfigError
 from training.environment import restarted_by_launcher
 from training.metrics import MetricsFile, write_whole
 from training.together import (
-    digest_number,
     first_on_each_machine,
-    on_all,
     on_main,
     same_everywhere,
     told_by_main,
 )
+from training.uploading import store_of
 
 CLAIM_SECONDS = 10
 """How long to wait for a process that is just ending."""
@@ -56,35 +59,78 @@ def prepare_text(accelerator: Accelerator, config: Config) -> Corpus:
 def agree_on_start(accelerator: Accelerator, config: Config) -> Start:
     """What this attempt goes on from: the main process chooses and verifies, all use the same.
 
-    Every process must call this. Raises SnapshotError where a snapshot cannot be used, and where
-    another machine does not see the one that the main process chose.
+    Every process must call this. Where machines have disks of their own, one process on each
+    fetches what it lacks from the Hub. Raises SnapshotError where a snapshot cannot be used, and
+    where another machine can neither see nor fetch the one that the main process chose.
     """
-    run_dir = Path(config.run.dir)
+    start = on_main(accelerator, lambda: _chosen(config, here=True))
+    proposed = json.loads(told_by_main(accelerator, _proposal(start, config)))
+    missing = accelerator.is_local_main_process and _is_missing(proposed, config)
+    flags = accelerator.gather(torch.tensor([int(missing)], device=accelerator.device))
+    if flags.any() and config.hub.repo_id is not None:
+        # What only the first machine has is of no use to the others: what all can fetch is.
+        start = on_main(accelerator, lambda: _chosen(config, here=False))
+        proposed = json.loads(told_by_main(accelerator, _proposal(start, config)))
+    theirs = first_on_each_machine(accelerator, lambda: _same_start(proposed, config))
+    return theirs if start is None else start
+
+
+def _chosen(config: Config, here: bool) -> Start:
     # A restart by the launcher is the same start of the run: it must not begin again.
     again = config.snapshot.resume == "never" and restarted_by_launcher()
     resume = "auto" if again else config.snapshot.resume
-    start = on_main(accelerator, lambda: choose_start(run_dir, resume))
-    numbers = None
-    if start is not None and start.folder is not None and start.state is not None:
-        foreign = start.folder != snapshots_in(run_dir) / folder_name(start.state.step)
-        numbers = (1 + foreign, start.state.step, digest_number(identity(start.folder)))
-    kind, step, digest = told_by_main(accelerator, numbers, 3)
+    return choose_start(Path(config.run.dir), resume, store_of(config), here=here)
 
-    def same_start() -> Start:
-        if start is not None:
-            return start
-        if kind == 0:
-            return Start(None, None, "")
-        place = run_dir if kind == 1 else Path(resume).expanduser()
-        folder = folder_for_step(place, step)
-        if not (folder / MANIFEST).exists() or digest_number(identity(folder)) != digest:
+
+def _proposal(start: Start | None, config: Config) -> str | None:
+    """What the others need to know of the main process's choice."""
+    if start is None:
+        return None
+    if start.folder is None or start.state is None:
+        return json.dumps(None)
+    root = snapshots_in(Path(config.run.dir))
+    inside = start.folder.relative_to(root) if start.folder.is_relative_to(root) else None
+    return json.dumps(
+        {
+            "inside": None if inside is None else str(inside),
+            "step": start.state.step,
+            "identity": identity(start.folder),
+            "place": None if start.place is None else vars(start.place),
+        }
+    )
+
+
+def _folder_of(proposed: dict[str, Any], config: Config) -> Path:
+    if proposed["inside"] is not None:
+        return snapshots_in(Path(config.run.dir)) / str(proposed["inside"])
+    return folder_for_step(Path(config.snapshot.resume).expanduser(), proposed["step"])
+
+
+def _is_here(proposed: dict[str, Any], config: Config) -> bool:
+    folder = _folder_of(proposed, config)
+    return (folder / MANIFEST).exists() and identity(folder) == proposed["identity"]
+
+
+def _is_missing(proposed: dict[str, Any] | None, config: Config) -> bool:
+    """Whether this machine neither has what is proposed nor can fetch it."""
+    return proposed is not None and proposed["place"] is None and not _is_here(proposed, config)
+
+
+def _same_start(proposed: dict[str, Any] | None, config: Config) -> Start:
+    if proposed is None:
+        return Start(None, None, "")
+    folder = _folder_of(proposed, config)
+    if not _is_here(proposed, config):
+        if proposed["place"] is None:
             raise SnapshotError(
                 f"{folder} is not here as the main process has it: every machine must see the same "
-                "run.dir. Put it on a disk that they share."
+                "run.dir. Put it on a disk that they share, or give the run a hub.repo_id."
             )
-        return Start(folder, read_state(folder), "")
-
-    return on_all(accelerator, same_start)
+        folder = fetch_place(Place(**proposed["place"]), folder.parent)
+        if identity(folder) != proposed["identity"]:
+            raise SnapshotError(f"{folder} was fetched, but is not what the main process has.")
+        prune(folder.parent, config.snapshot.keep, proposed["step"])
+    return Start(folder, read_state(folder), "")
 
 
 def claim(run_dir: Path) -> None:
@@ -118,6 +164,7 @@ def open_run(run_dir: Path, config: Config, start: Start) -> MetricsFile:
         # A run that starts from another's snapshot has no lines of its own yet.
         own = start.folder is not None and start.folder.parent == snapshots_in(run_dir)
         step = start.state.step if own and start.state is not None else 0
+        remove_leftovers(snapshots_in(run_dir))  # another run's snapshot, fetched to begin from
         return MetricsFile(run_dir / "metrics.jsonl", step)
     except OSError as error:
         raise _not_writable(run_dir, error) from error

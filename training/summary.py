@@ -10,7 +10,7 @@ from accelerate import Accelerator
 
 from data.corpus import Corpus
 from model.gpt import GPT, parameter_count
-from snapshot.resume import Start
+from snapshot.start import Start
 from training.compose import as_plain
 from training.config import Config
 from training.console import Console, counted, machine_hints, machine_line

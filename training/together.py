@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeVar, cast
 
 import torch
@@ -44,12 +44,18 @@ def on_all(accelerator: Accelerator, work: Callable[[], Result]) -> Result:
     return cast(Result, _together(accelerator, True, work))
 
 
-def told_by_main(
-    accelerator: Accelerator, numbers: Sequence[int] | None, count: int
-) -> tuple[int, ...]:
-    """The main process's `count` whole numbers, on every process. Every process must call this."""
-    told = torch.tensor(numbers or [0] * count, dtype=torch.int64, device=accelerator.device)
-    return tuple(broadcast(told).tolist())
+def told_by_main(accelerator: Accelerator, text: str | None) -> str:
+    """The main process's text, on every process. Every process must call this.
+
+    As bytes in tensors: what accelerate offers for objects pickles them.
+    """
+    content = (text or "").encode()
+    length = torch.tensor([len(content)], device=accelerator.device)
+    length = broadcast(length)
+    told = torch.zeros(int(length), dtype=torch.uint8, device=accelerator.device)
+    if accelerator.is_main_process:
+        told = torch.tensor(list(content), dtype=torch.uint8, device=accelerator.device)
+    return bytes(broadcast(told).tolist()).decode()
 
 
 def same_everywhere(accelerator: Accelerator, digest: str) -> bool:

@@ -1,0 +1,125 @@
+"""A run and its Hub repo: opened at the start, fed at each snapshot, waited for at the end.
+
+What a run does with the Hub is decided here and in `snapshot`; that it can do without is seen to in
+`snapshot.upload`, from which no error comes out.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from snapshot.card import card_text
+from snapshot.contents import check_model
+from snapshot.errors import SnapshotError
+from snapshot.files import identity
+from snapshot.hub import Hub
+from snapshot.publish import Card
+from snapshot.resume import snapshots_in
+from snapshot.start import Start
+from snapshot.state import RunState, read_state, versions
+from snapshot.store import Store
+from snapshot.upload import Policy, Uploader
+from training.config import Config
+from training.console import Console
+
+_begun: list[Uploader] = []  # at most one; for the end of a run that does not reach its own
+
+
+def store_of(config: Config) -> Store | None:
+    """The repo that `hub.repo_id` names; None without."""
+    hub = config.hub
+    if hub.repo_id is None:
+        return None
+    return Store(Hub(hub.repo_id, hub.timeout_seconds), hub.private, hub.takeover)
+
+
+def begin_uploads(
+    config: Config, start: Start, state: RunState, console: Console
+) -> Uploader | None:
+    """The uploads of this attempt, on the main process; None on others and without a repo.
+
+    What an earlier attempt did not get to the Hub goes first.
+    """
+    store, hub = store_of(config), config.hub
+    if store is None or not console.shown:
+        return None
+    policy = Policy(hub.keep, hub.min_interval_seconds, hub.squash_every, hub.private, hub.takeover)
+    uploads = Uploader(
+        store.hub,
+        policy,
+        state.run_id,
+        state.attempt_id,
+        start.seen,
+        start.ended,
+        unknown=not start.hub_is_known,
+    )
+    _begun.append(uploads)
+    root = snapshots_in(Path(config.run.dir))
+    if start.folder is not None and start.folder.parent == root and _is_behind(start):
+        hand_over(uploads, config, start.folder)
+    return uploads
+
+
+def hand_over(
+    uploads: Uploader | None,
+    config: Config,
+    snapshot: Path | None,
+    sample: str | None = None,
+) -> None:
+    """Offer a finished snapshot for upload, with a card and the curves as they are now."""
+    if uploads is None or snapshot is None or uploads.status().off:
+        return
+    curves = Path(config.run.dir) / "curves.png"
+    try:
+        picture = curves.read_bytes() if curves.exists() else None
+        text = card_text(
+            str(config.hub.repo_id),
+            read_state(snapshot),
+            check_model(snapshot),
+            versions(),
+            sample=sample,
+            has_curves=picture is not None,
+        )
+    except (OSError, SnapshotError):
+        return  # gone or damaged since it was written; the next one will be another
+    uploads.offer(snapshot, Card(text, picture))
+
+
+def finish_uploads(console: Console, config: Config, uploads: Uploader | None) -> None:
+    """Wait for the last upload, not for ever, and say how it stands."""
+    if uploads is None:
+        return
+    repo, seconds = config.hub.repo_id, config.hub.flush_seconds
+    if uploads.needed():
+        console.say(f"hub       uploading to {repo}; at most {seconds:.0f} s, Ctrl-C leaves it")
+    try:
+        done = uploads.flush(seconds)
+    except KeyboardInterrupt:
+        done = False
+    for message in uploads.messages():
+        console.warn(message)
+    status = uploads.status()
+    if done and not status.off:
+        console.say(f"hub       {repo} has step {status.step}")
+    elif not status.off:
+        reason = f": {status.fault}" if status.fault else ""
+        console.warn(
+            f"{repo} has step {status.step}, not the newest{reason}. The same command uploads it "
+            "at its next start."
+        )
+
+
+def finish_begun(seconds: float) -> None:
+    """Give the uploads of a run that was stopped this long."""
+    for uploads in _begun:
+        uploads.flush(seconds)
+
+
+def _is_behind(start: Start) -> bool:
+    """Whether the repo lacks the snapshot that this attempt goes on from."""
+    assert start.folder is not None
+    assert start.state is not None
+    seen = start.seen
+    if seen is None or seen.run_id != start.state.run_id:
+        return True
+    return seen.step < start.state.step and seen.manifest_sha256 != identity(start.folder)
