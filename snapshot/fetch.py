@@ -103,13 +103,12 @@ def fetch(remote: Remote, folder: str, root: Path) -> Path:
     """
     partial = root / f"{TEMPORARY_PREFIX}download"
     try:
-        downloaded = _downloaded(remote, folder, partial)
         try:
-            _check(downloaded, folder)
+            downloaded = _checked(remote, folder, partial)
         except SnapshotError:  # perhaps on the way: once more, all of it
-            remove_folder(partial)
-            downloaded = _downloaded(remote, folder, partial)
-            _check(downloaded, folder)
+            if partial.exists():
+                remove_folder(partial)
+            downloaded = _checked(remote, folder, partial)
         final = root / folder_name(remote_step(folder))
         with built_aside(root, final.name) as building:
             for path in downloaded.iterdir():
@@ -186,6 +185,14 @@ def _downloaded(
     return downloaded
 
 
-def _check(downloaded: Path, folder: str) -> None:
-    if check_snapshot(downloaded).step != remote_step(folder):
-        raise SnapshotError(f"{folder} holds another step than its name says")
+def _checked(remote: Remote, folder: str, place: Path) -> Path:
+    """All files of a snapshot below `place`, verified."""
+    try:
+        downloaded = _downloaded(remote, folder, place)
+        state = check_snapshot(downloaded)
+    except SnapshotError as error:  # where it lay for a moment helps nobody
+        inside = str(place / folder)
+        raise SnapshotError(str(error).replace(inside, f"{folder} of {remote.name}")) from error
+    if state.step != remote_step(folder):
+        raise SnapshotError(f"{folder} of {remote.name} holds another step than its name says")
+    return downloaded

@@ -102,6 +102,7 @@ class Hub:
     def __init__(self, repo_id: str, timeout: float = 60.0) -> None:
         """`timeout`: seconds after which a silent request is given up."""
         self.repo_id = repo_id
+        self._timeout = timeout
         self._api = HfApi()
         logging.set_verbosity_error()  # its warnings would tear the progress bar
         set_client_factory(lambda: _client(timeout))
@@ -125,7 +126,8 @@ class Hub:
     def head(self, revision: str = BRANCH) -> tuple[str, bool]:
         """The commit that a revision means, and whether the repo is private."""
         with _told_apart(self.repo_id, revision):
-            info = self._api.repo_info(self.repo_id, revision=revision)
+            # Without a timeout of its own this call waits for ever, whatever the client's is.
+            info = self._api.repo_info(self.repo_id, revision=revision, timeout=self._timeout)
         return str(info.sha), bool(info.private)
 
     def files(self, commit: str) -> dict[str, RemoteFile]:
@@ -150,6 +152,12 @@ class Hub:
             return None
         if found[0].size > LARGEST_LATEST_BYTES:
             raise SnapshotError(f"{LATEST} of {self.repo_id} has {found[0].size:,} bytes")
+        try:
+            return self._read_latest(commit)
+        except SnapshotError:  # perhaps on the way
+            return self._read_latest(commit)
+
+    def _read_latest(self, commit: str) -> Latest:
         with TemporaryDirectory() as folder:
             return read_latest(self.download(commit, LATEST, Path(folder)), self.repo_id)
 
@@ -252,9 +260,9 @@ def _kind_of_answer(error: HfHubHTTPError, repo_id: str, revision: str) -> HubEr
         return HubMoved(f"{repo_id} has moved on (HTTP 412)")
     if isinstance(error, RevisionNotFoundError):
         return HubRefused(f"{repo_id} has no revision {revision}. A squashed history is gone.")
-    if status == 401 and "credentials" in said.lower():
+    if status == 401 and not isinstance(error, RepositoryNotFoundError):
         return HubRefused(f"the Hub does not accept the token (HTTP 401: {said}). {REMEDY}")
-    if isinstance(error, RepositoryNotFoundError) or status == 401:
+    if isinstance(error, RepositoryNotFoundError):
         return HubMissing(
             f"there is no repo {repo_id}, or the token may not see it (HTTP {status}). Check the "
             f"name. {REMEDY}"

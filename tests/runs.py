@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import yaml
 from safetensors.torch import load_file
 
+from data.tokenizer import CharTokenizer
+from model.gpt import GPT, GPTConfig
+from snapshot.files import read_json
+from snapshot.gpt2_layout import gpt_shape
+from snapshot.state import restore_weights
+
 ROOT = Path(__file__).resolve().parent.parent
 DEADLINE_SECONDS = 120
+MODULE = [sys.executable, "-m", "snapshot"]
 
 
 def environment(**changes: str) -> dict[str, str]:
@@ -71,16 +81,42 @@ def launch_command(config: str | Path, *arguments: str, options: tuple[str, ...]
 def run(
     words: list[str], deadline: float = DEADLINE_SECONDS, **changes: str
 ) -> subprocess.CompletedProcess:
-    """Run a command to its end, in a session of its own that is killed at the deadline."""
-    return subprocess.run(
+    """Run a command to its end; at the deadline it is killed, with all that it started."""
+    with started(words, **changes) as process:
+        out, errors = process.communicate(timeout=deadline)
+    return subprocess.CompletedProcess(words, process.returncode, out, errors)
+
+
+@contextlib.contextmanager
+def started(words: list[str], **changes: str) -> Iterator[subprocess.Popen]:
+    """A command that runs beside the test, and no longer: on leaving, kill -9 for all of it."""
+    process = subprocess.Popen(
         words,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
         text=True,
-        timeout=deadline,
         env=environment(**changes),
         cwd=ROOT,
-        stdin=subprocess.DEVNULL,
     )
+    try:
+        yield process
+    finally:
+        kill_all(process)
+        for pipe in (process.stdout, process.stderr):
+            assert pipe is not None
+            pipe.close()
+
+
+def kill_all(process: subprocess.Popen) -> None:
+    """kill -9 for a process and its descendants: a launcher's workers have their own sessions."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        alive = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        for one in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        psutil.wait_procs(alive)
+    process.wait()
 
 
 def train(*overrides: str, **changes: str) -> subprocess.CompletedProcess:
@@ -88,9 +124,11 @@ def train(*overrides: str, **changes: str) -> subprocess.CompletedProcess:
     return run(command(*overrides), **changes)
 
 
-def launch(config: str | Path, *overrides: str, options: tuple[str, ...] = ()):
+def launch(
+    config: str | Path, *overrides: str, options: tuple[str, ...] = (), **changes: str
+) -> subprocess.CompletedProcess:
     """`accelerate launch --config_file accelerate_configs/<config> train.py` with the overrides."""
-    return run(launch_command(config, *overrides, options=options))
+    return run(launch_command(config, *overrides, options=options), **changes)
 
 
 def metrics(run_dir: Path, event: str = "train") -> list[dict]:
@@ -104,6 +142,18 @@ def losses(run_dir: Path) -> list[float]:
     records = metrics(run_dir)
     assert [record["step"] for record in records] == list(range(1, len(records) + 1))
     return [record["loss"] for record in records]
+
+
+def losses_from(run_dir: Path, step: int) -> list[float]:
+    """The training losses from a step on."""
+    return [record["loss"] for record in metrics(run_dir) if record["step"] >= step]
+
+
+def loaded(folder: Path) -> tuple[GPT, CharTokenizer]:
+    """The model and the tokenizer of a snapshot."""
+    model = GPT(GPTConfig(**gpt_shape(read_json(folder / "config.json")))).eval()
+    restore_weights(folder, model)
+    return model, CharTokenizer.load(folder)
 
 
 def snapshot(run_dir: Path, step: int) -> Path:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import subprocess
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 import runs
@@ -41,13 +39,7 @@ def kill_at(words: list[str], moment) -> bool:
     try:
         return wait_for(moment, process)
     finally:
-        # The launcher's workers are in sessions of their own, so no group holds them all.
-        alive = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-        for one in alive:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
-        psutil.wait_procs(alive)
-        process.wait()
+        runs.kill_all(process)
 
 
 def inside_a_step(run_dir: Path, chosen: random.Random):

@@ -1,0 +1,173 @@
+"""What the loopback Hub answers about users, repos, their history and their refs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loopback_contents import Refusal
+from loopback_messages import Answer, Call, json_answer
+from loopback_routes import (
+    Routes,
+    as_date,
+    commit_meant,
+    lfs_of,
+    page,
+    readable,
+    user_of,
+    writable,
+    writer,
+)
+
+ROUTES = Routes()
+
+
+@ROUTES.answers("whoami", "GET", "/api/whoami-v2")
+def _whoami(call: Call) -> Answer:
+    token = user_of(call)
+    if token is None:
+        raise Refusal(401, "Invalid username or password.")
+    access: dict[str, Any] = {"displayName": "loopback", "role": token.role}
+    if token.role == "fineGrained":
+        entity = {"type": "user", "name": token.user}
+        scope = {"entity": entity, "permissions": ["repo.content.read", "repo.write"]}
+        access["fineGrained"] = {"canReadGatedRepos": False, "global": [], "scoped": [scope]}
+    return json_answer(
+        {
+            "type": "user",
+            "id": token.user,
+            "name": token.user,
+            "fullname": token.user,
+            "isPro": False,
+            "orgs": [],
+            "auth": {"type": "access_token", "accessToken": access},
+        }
+    )
+
+
+@ROUTES.answers("create", "POST", "/api/repos/create")
+def _create(call: Call) -> Answer:
+    wanted = call.body.json()
+    token = user_of(call)
+    owner = wanted.get("organization") or (token.user if token else "")
+    writer(call, owner)
+    repo_id = f"{owner}/{wanted['name']}"
+    answer = {"url": f"{call.hub.endpoint}/{repo_id}", "name": repo_id}
+    if call.hub.repo(repo_id) is not None:
+        error = "You already created this model repo"
+        return json_answer({"error": error, **answer}, 409, X_Error_Message=error)
+    private = wanted.get("visibility") == "private" or bool(wanted.get("private"))
+    call.hub.create(repo_id, private=private)
+    return json_answer(answer)
+
+
+@ROUTES.answers("delete", "DELETE", "/api/repos/delete")
+def _delete(call: Call) -> Answer:
+    wanted = call.body.json()
+    token = user_of(call)
+    owner = wanted.get("organization") or (token.user if token else "")
+    repo, _ = writable(call, f"{owner}/{wanted['name']}")
+    call.hub.delete(repo.id)
+    return json_answer({})
+
+
+@ROUTES.answers("info", "GET", "/api/models/{repo}")
+@ROUTES.answers("info", "GET", "/api/models/{repo}/revision/{revision}")
+def _info(call: Call) -> Answer:
+    repo = readable(call)
+    commit = commit_meant(call, repo)
+    siblings: list[dict[str, Any]] = [{"rfilename": path} for path in sorted(commit.files)]
+    if "blobs" in call.query:
+        for sibling in siblings:
+            entry = commit.files[sibling["rfilename"]]
+            sibling.update(size=entry.size, blobId=entry.git_oid)
+            if entry.is_lfs:
+                sibling["lfs"] = {**lfs_of(entry), "sha256": entry.sha256}
+    return json_answer(
+        {
+            "id": repo.id,
+            "modelId": repo.id,
+            "author": repo.owner,
+            "sha": commit.id,
+            "private": repo.private,
+            "gated": False,
+            "disabled": False,
+            "createdAt": as_date(repo.created),
+            "lastModified": as_date(commit.date),
+            "usedStorage": repo.contents.bytes_of_large(),
+            "downloads": 0,
+            "likes": 0,
+            "tags": [],
+            "siblings": siblings,
+        }
+    )
+
+
+@ROUTES.answers("refs", "GET", "/api/models/{repo}/refs")
+def _refs(call: Call) -> Answer:
+    repo = readable(call)
+    kinds = {"branches": ("heads", repo.branches), "tags": ("tags", repo.tags)}
+    refs: dict[str, list[dict[str, str]]] = {
+        kind: [
+            {"name": name, "ref": f"refs/{place}/{name}", "targetCommit": commit}
+            for name, commit in sorted(found.items())
+        ]
+        for kind, (place, found) in kinds.items()
+    }
+    others = ["converts", "pullRequests"] if "include_prs" in call.query else ["converts"]
+    return json_answer({**refs, **{kind: [] for kind in others}})
+
+
+@ROUTES.answers("commits", "GET", "/api/models/{repo}/commits/{revision}")
+def _commits(call: Call) -> Answer:
+    repo = readable(call)
+    lines = [
+        {
+            "id": commit.id,
+            "title": commit.title,
+            "message": commit.message,
+            "authors": [{"user": commit.author}],
+            "date": as_date(commit.date),
+        }
+        for commit in repo.history(commit_meant(call, repo))
+    ]
+    return page(call, lines)
+
+
+@ROUTES.answers("branch", "POST", "/api/models/{repo}/branch/{branch}")
+def _create_branch(call: Call) -> Answer:
+    repo, _ = writable(call)
+    repo.create_branch(call.names["branch"], call.body.json().get("startingPoint") or "main")
+    return json_answer({})
+
+
+@ROUTES.answers("branch", "DELETE", "/api/models/{repo}/branch/{branch}")
+def _delete_branch(call: Call) -> Answer:
+    repo, _ = writable(call)
+    repo.delete_branch(call.names["branch"])
+    return json_answer({})
+
+
+@ROUTES.answers("tag", "POST", "/api/models/{repo}/tag/{revision}")
+def _create_tag(call: Call) -> Answer:
+    repo, _ = writable(call)
+    repo.create_tag(call.body.json()["tag"], call.names["revision"])
+    return json_answer({})
+
+
+@ROUTES.answers("tag", "DELETE", "/api/models/{repo}/tag/{tag}")
+def _delete_tag(call: Call) -> Answer:
+    repo, _ = writable(call)
+    repo.delete_tag(call.names["tag"])
+    return json_answer({})
+
+
+@ROUTES.answers("squash", "POST", "/api/models/{repo}/super-squash/{branch}")
+def _squash(call: Call) -> Answer:
+    repo, user = writable(call)
+    commit = repo.squash(call.names["branch"], call.body.json().get("message", ""), user)
+    return json_answer({"commitOid": commit.id})
+
+
+@ROUTES.answers("validate-yaml", "POST", "/api/validate-yaml")
+def _validate_yaml(call: Call) -> Answer:
+    return json_answer({"errors": [], "warnings": []})

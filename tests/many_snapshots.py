@@ -1,0 +1,49 @@
+"""A hundred snapshots of one run, uploaded one after the other; for a process of its own."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+
+from snapshot.files import folder_name, identity, read_json, write_json, written_whole
+from snapshot.hub import Hub
+from snapshot.publish import Card
+from snapshot.state import read_state
+from snapshot.upload import Policy, Uploader
+
+COUNT = 100
+
+
+def upload(template: str, repo_id: str) -> None:
+    """Upload copies of a snapshot as steps 1 to 100, each with weights of its own."""
+    source, root = Path(template), Path(tempfile.mkdtemp())
+    state = read_state(source)
+    hub = Hub(repo_id)
+    hub.create(private=True)
+    policy = Policy(keep=3, min_interval=0.0, squash_every=10, private=True, takeover=False)
+    uploads = Uploader(hub, policy, state.run_id, "attempt", None, ())
+    for step in range(1, COUNT + 1):
+        folder = copied(source, root, step)
+        uploads.offer(folder, Card(f"# step {step}\n"))
+        assert uploads.flush(60), uploads.status()
+        assert uploads.status().step == step
+        shutil.rmtree(folder)
+    assert not uploads.messages()
+
+
+def copied(source: Path, root: Path, step: int) -> Path:
+    """A whole snapshot of that step, no tensor of which is the template's."""
+    with written_whole(root, folder_name(step)) as folder:
+        for path in source.iterdir():
+            if path.name == "manifest.json":
+                continue
+            shutil.copy(path, folder)
+        for path in folder.glob("*.safetensors"):
+            moved = {name: tensor + step for name, tensor in load_file(path).items()}
+            save_file(moved, path, metadata={"format": "pt"})
+        write_json(folder / "state.json", {**read_json(folder / "state.json"), "step": step})
+    assert identity(root / folder_name(step))
+    return root / folder_name(step)

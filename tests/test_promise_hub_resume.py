@@ -1,0 +1,254 @@
+"""Promise 2 over the Hub: the same command on an empty disk goes on, with the same bits."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+
+import hubs
+import pytest
+import torch
+from loopback_hub import LoopbackHub
+
+import runs
+
+STEPS = 200
+
+
+@pytest.fixture
+def hub(tmp_path):
+    with LoopbackHub(tmp_path / "hub") as hub:
+        yield hub
+
+
+def overrides(small: list[str], *more: str) -> list[str]:
+    return [
+        *small,
+        "model.dropout=0.1",
+        f"train.max_steps={STEPS}",
+        "train.eval_every=100",
+        "snapshot.every=20",
+        *more,
+    ]
+
+
+def launched(config: str, processes: int, *words: str) -> list[str]:
+    if processes == 1:
+        return runs.command(*words)
+    return runs.launch_command(config, *words, options=(f"--num_processes={processes}",))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (("", 1), ("", 1)),
+        (("ddp_cpu.yaml", 2), ("ddp_cpu.yaml", 2)),
+        (("ddp_cpu.yaml", 2), ("fsdp_cpu.yaml", 2)),
+    ],
+    ids=["one", "DDP-2", "DDP-2 to FSDP-2"],
+)
+def test_a_run_goes_on_from_its_repo_on_another_machine(small, tmp_path, hub, before, after):
+    here, there, alone = tmp_path / "here", tmp_path / "there", tmp_path / "alone"
+    hubs_words = {
+        where: overrides(small, *hubs.words(where, f"data.cache_dir={where}-data"))
+        for where in (here, there)
+    }
+    whole = runs.run(launched(*after, *overrides(small, f"run.dir={alone}")))
+    assert whole.returncode == 0, whole.stderr
+    with runs.started(launched(*before, *hubs_words[here]), **hub.environment()):
+        hub.wait_for(lambda: hubs.step_of(hub) >= 100, 120)
+    reached = hubs.step_of(hub)
+    assert reached < STEPS
+    shutil.rmtree(here)
+    second = hub.environment() | {"HF_HOME": str(tmp_path / "another-cache")}
+    rest = runs.run(launched(*after, *hubs_words[there]), **second)
+    assert rest.returncode == 0, rest.stderr
+    assert f"fetched from {hubs.REPO}@" in rest.stdout
+    assert f"{after[1]} process" in rest.stdout
+    # The newest is what was there when it started, whatever was still on its way then.
+    went_on = runs.metrics(there)[0]["step"]
+    assert went_on > reached
+    assert runs.losses_from(there, went_on) == pytest.approx(
+        runs.losses_from(alone, went_on), rel=0 if before == after else 1e-5
+    )
+    if before == after:
+        runs.assert_same_bits(runs.snapshot(alone, STEPS), runs.snapshot(there, STEPS))
+    assert hubs.step_of(hub) == STEPS
+    hubs.assert_always_whole(hub)
+    # One process a machine downloads, whatever their number.
+    fetched = [one for one in hub.requests if one.endpoint == "blob-get" and one.status == 200]
+    assert len(fetched) == 2  # weights and optimizer
+
+
+def test_machines_with_disks_of_their_own_fetch_what_they_lack(small, tmp_path, hub):
+    """Two launchers, a process each, no shared folder; the newest that both can have wins."""
+    shared = overrides(small, f"hub.repo_id={hubs.REPO}", "hub.min_interval_seconds=0")
+
+    def machines(last: int) -> list[str]:
+        """Both to their end; what each printed."""
+        first_words = runs.launch_command("ddp_multinode.yaml", *shared, f"train.max_steps={last}")
+        port = next(word for word in first_words if word.startswith("--main_process_port"))
+        both = []
+        for rank in (0, 1):
+            file = runs.rehearsal("ddp_cpu.yaml", tmp_path, 2, num_machines=2, machine_rank=rank)
+            file = file.rename(tmp_path / f"rank-{rank}.yaml")
+            command = runs.launch_command(
+                file,
+                *shared,
+                f"train.max_steps={last}",
+                f"run.dir={tmp_path / str(rank)}",
+                options=("--main_process_ip=127.0.0.1", "--same_network"),
+            )
+            both.append([port if w.startswith("--main_process_port") else w for w in command])
+        with (
+            runs.started(both[0], **hub.environment()) as one,
+            runs.started(both[1], **hub.environment()) as other,
+        ):
+            printed = [process.communicate(timeout=120) for process in (one, other)]
+        assert one.returncode == other.returncode == 0, printed
+        return [out for out, _ in printed]
+
+    machines(40)
+    assert hubs.step_of(hub) == 40
+    assert not list((tmp_path / "1").rglob("step-*"))  # only the first machine writes
+    (out, _) = machines(60)
+    assert f"from {tmp_path / '0' / 'snapshots' / 'step-00000040'}, the newest" in out
+    assert [p.name for p in (tmp_path / "1" / "snapshots").iterdir()] == ["step-00000040"]
+    shutil.rmtree(tmp_path / "0")  # the first machine's disk is lost
+    (out, _) = machines(80)
+    assert "step-00000060, fetched from me/run@" in out
+    # What only the first machine has is of no use to the second.
+    repo = hub.repo(hubs.REPO)
+    kept = {path: repo.read(repo.head, path) for path in repo.files(repo.head)}
+    machines(100)
+    hub.delete(hubs.REPO)
+    hub.create(hubs.REPO)
+    hub.commit_files(hubs.REPO, kept)
+    shutil.rmtree(tmp_path / "1")
+    (out, _) = machines(120)
+    assert "step-00000080" in out.split("from ", 1)[1].splitlines()[0]
+
+
+def test_a_new_run_begins_from_a_repo(small, tmp_path, hub):
+    assert runs.train(*small, *hubs.words(tmp_path / "a"), **hub.environment()).returncode == 0
+    head = hub.repo(hubs.REPO).head
+    named = [f"run.dir={tmp_path / 'b'}", "run.name=b", f"snapshot.resume={hubs.REPO}@{head}"]
+    more = [*small, *named, "train.max_steps=40", "hub.repo_id=me/other"]
+    result = runs.train(*more, **hub.environment())
+    assert result.returncode == 0, result.stderr
+    assert f"from {hubs.REPO}@{head}, step 30, as snapshot.resume asks" in result.stdout
+    assert runs.metrics(tmp_path / "b")[0]["step"] == 31
+    assert hubs.step_of(hub, "me/other") == 40
+    assert hubs.step_of(hub) == 30
+    origin = json.loads((runs.snapshot(tmp_path / "b", 40) / "state.json").read_text())["origin"]
+    assert origin == hubs.latest(hub)["manifest_sha256"]
+    assert not list((tmp_path / "b" / "snapshots").glob(".tmp-*"))
+    # The same words again go on, also on an empty disk, also when the first repo is gone.
+    hub.delete(hubs.REPO)
+    shutil.rmtree(tmp_path / "b")
+    again = runs.train(*more, "train.max_steps=50", **hub.environment())
+    assert again.returncode == 0, again.stderr
+    assert runs.metrics(tmp_path / "b")[0]["step"] == 41
+
+
+def test_the_newer_wins_wherever_it_is(small, tmp_path, hub):
+    words = [*small, *hubs.words(tmp_path / "a")]
+    assert runs.train(*words, **hub.environment()).returncode == 0
+    hub.down()  # the Hub misses the next ones
+    local = runs.train(*words, "train.max_steps=40", "hub.flush_seconds=0", **hub.environment())
+    assert local.returncode == 0, local.stderr
+    assert "The run goes on without it" in local.stdout
+    hub.up()
+    assert hubs.step_of(hub) == 30
+    newer_here = runs.train(*words, "train.max_steps=50", **hub.environment())
+    assert newer_here.returncode == 0, newer_here.stderr
+    assert "step-00000040, the newest of this run; me/run has step 30" in newer_here.stdout
+    assert hubs.step_of(hub) == 50
+    there = [*small, *hubs.words(tmp_path / "b"), "train.max_steps=60"]
+    assert runs.train(*there, **hub.environment()).returncode == 0
+    newer_there = runs.train(*words, "train.max_steps=70", **hub.environment())
+    assert "newer than step 50 here" in newer_there.stdout
+    assert runs.metrics(tmp_path / "a")[-1]["step"] == 70
+
+
+def test_what_was_not_uploaded_goes_first_at_the_next_start(small, tmp_path, hub):
+    words = [*small, *hubs.words(tmp_path / "run")]
+    assert runs.train(*words, "train.max_steps=10", **hub.environment()).returncode == 0
+    hub.fault("batch", "status", status=503, times=None)
+    late = runs.train(*words, "hub.flush_seconds=1", **hub.environment())
+    assert late.returncode == 0, late.stderr
+    assert "has step 10, not the newest" in late.stdout
+    assert hubs.step_of(hub) == 10
+    hub.clear_faults()
+    again = runs.train(*words, **hub.environment())  # a finished run: nothing to train
+    assert "The run is finished at step 30" in again.stdout
+    assert hubs.step_of(hub) == 30
+    hubs.assert_always_whole(hub)
+
+
+def test_a_damaged_repo_is_passed_over_and_said(small, tmp_path, hub):
+    words = [*small, *hubs.words(tmp_path / "a")]
+    assert runs.train(*words, **hub.environment()).returncode == 0
+    repo = hub.repo(hubs.REPO)
+    path = "snapshots/step-00000030/optimizer.safetensors"
+    damaged = bytearray(repo.read(repo.head, path))
+    damaged[-1] ^= 1
+    hub.commit_files(hubs.REPO, {path: bytes(damaged)})
+    there = [*small, *hubs.words(tmp_path / "b")]
+    result = runs.train(*there, **hub.environment())
+    assert result.returncode == 0, result.stderr
+    assert "optimizer.safetensors is not as its manifest says; passed over" in result.stdout
+    assert "step-00000020, fetched from" in result.stdout
+    assert hubs.step_of(hub) == 30
+    listed = runs.run([*runs.MODULE, "list", hubs.REPO], **hub.environment())
+    assert listed.returncode == 0
+    assert listed.stdout.count("step ") >= 3
+    verified = runs.run([*runs.MODULE, "verify", hubs.REPO], **hub.environment())
+    assert verified.returncode == 0, verified.stderr
+    assert "every hash right" in verified.stdout
+
+
+def test_sample_speaks_from_a_repo(small, tmp_path, hub):
+    assert runs.train(*small, *hubs.words(tmp_path / "a"), **hub.environment()).returncode == 0
+    there = hub.environment() | {"HF_HOME": str(tmp_path / "cache")}
+    remote = runs.run(runs.command(hubs.REPO, script="sample.py"), **there)
+    assert remote.returncode == 0, remote.stderr
+    local = runs.run(runs.command(str(tmp_path / "a"), script="sample.py"))
+    assert remote.stdout == local.stdout
+    gets = [one.path for one in hub.requests if one.endpoint == "blob-get"]
+    assert len(gets) == 1  # no optimizer
+    again = runs.run(runs.command(hubs.REPO, script="sample.py"), **there)
+    assert again.stdout == local.stdout
+    assert [one.path for one in hub.requests if one.endpoint == "blob-get"] == gets  # kept
+    missing = runs.run(runs.command("me/none", script="sample.py"), **there)
+    assert missing.returncode == 2
+    assert "there is no repo me/none" in missing.stderr
+
+
+def test_transformers_loads_the_repo(small, tmp_path, hub):
+    """Promise 6, from the repo itself: tokens, logits and greedy text as here."""
+    assert runs.train(*small, *hubs.words(tmp_path / "a"), **hub.environment()).returncode == 0
+    script = tmp_path / "load.py"
+    script.write_text(
+        "import json, sys, torch\n"
+        "from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline\n"
+        f"model = AutoModelForCausalLM.from_pretrained({hubs.REPO!r})\n"
+        f"tokenizer = AutoTokenizer.from_pretrained({hubs.REPO!r})\n"
+        f"speak = pipeline('text-generation', model={hubs.REPO!r})\n"
+        "ids = tokenizer('The run', return_tensors='pt')['input_ids']\n"
+        "text = speak('the r', max_new_tokens=9, do_sample=False)[0]['generated_text']\n"
+        "print(json.dumps([model(ids).logits[0].tolist(), text]))\n"
+    )
+    there = hub.environment() | {"HF_HOME": str(tmp_path / "cache")}
+    loaded = runs.run([sys.executable, str(script)], **there)
+    assert loaded.returncode == 0, loaded.stderr
+    logits, text = json.loads(loaded.stdout.splitlines()[-1])
+    model, tokenizer = runs.loaded(runs.snapshot(tmp_path / "a", 30))
+    ids = torch.tensor(tokenizer.encode("The run").astype("int64"))[None]
+    difference = (model(ids)[0] - torch.tensor(logits)).abs().max().item()
+    print(f"largest difference of logits: {difference:.1e}")
+    assert difference < 1e-4
+    greedy = ["--prompt", "the r", "--length", "9", "--temperature", "0"]
+    ours = runs.run(runs.command(hubs.REPO, *greedy, script="sample.py"), **there)
+    assert ours.stdout.removesuffix("\n") == text
