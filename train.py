@@ -6,6 +6,7 @@ Start it again with the same words and it goes on where it was.
 from __future__ import annotations
 
 import math
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -166,6 +167,7 @@ def main(config: Config) -> None:
             text = sample_text(accelerator, bare_model, corpus.tokenizer, seed=step)
             console.sample(step, text)
         if save:
+            begun = time.perf_counter()
             if not evaluate:  # the figures above are of the weights before this step's update
                 report.refuse_broken(step, held_out_loss(accelerator, model, [probe]))
             save_snapshot(
@@ -173,10 +175,11 @@ def main(config: Config) -> None:
             )
             draw_run(console, config)
             hand_over(uploads, config, report.last_snapshot, text)
+            report.held.append(time.perf_counter() - begun)
         if evaluate or sample or save:
             report.resume_clock()  # speed is that of the steps
 
-    print_end(console, config, corpus, held_out, report.last_snapshot, report.skipped)
+    print_end(console, config, corpus, held_out, report)
     accelerator.wait_for_everyone()
     accelerator.end_training()
     finish_uploads(console, config, uploads)

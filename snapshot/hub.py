@@ -52,6 +52,9 @@ Operation = CommitOperationAdd | CommitOperationDelete
 class HubError(Exception):
     """The Hub did not do what was asked. The message is a sentence, without a token."""
 
+    about_card = False
+    """Whether it is README.md that it did not like, or could not judge."""
+
 
 class HubUnreachable(HubError):
     """It may do it later."""
@@ -229,7 +232,9 @@ def _told_apart(repo_id: str, revision: str = BRANCH) -> Iterator[None]:
     except HubError:
         raise
     except Exception as error:
-        raise _kind_of(error, repo_id, revision) from error
+        told = _kind_of(error, repo_id, revision)
+        told.about_card = _is_about_card(error)
+        raise told from error
 
 
 def _kind_of(error: BaseException, repo_id: str, revision: str) -> HubError:
@@ -251,6 +256,12 @@ def _kind_of(error: BaseException, repo_id: str, revision: str) -> HubError:
         if isinstance(found, httpx2.TransportError | ConnectionError):
             return HubUnreachable(f"the Hub cannot be reached ({_short(found)})")
     return HubUnreachable(f"the Hub client failed: {type(error).__name__}: {_short(chain[-1])}")
+
+
+def _is_about_card(error: Exception) -> bool:
+    if isinstance(error, HfHubHTTPError) and error.response is not None:
+        return error.response.url.path.endswith("/api/validate-yaml")
+    return isinstance(error, ValueError) and "README.md" in str(error)
 
 
 def _kind_of_answer(error: HfHubHTTPError, repo_id: str, revision: str) -> HubError:

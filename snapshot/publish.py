@@ -19,7 +19,15 @@ from data.tokenizer import TOKENIZER_FILES
 from snapshot.errors import SnapshotError
 from snapshot.fetch import folders_in, remote_step
 from snapshot.files import MANIFEST, identity, manifest_entries, step_of
-from snapshot.hub import LATEST, SNAPSHOTS, Hub, Latest, Operation, latest_as_bytes
+from snapshot.hub import (
+    LATEST,
+    SNAPSHOTS,
+    Hub,
+    HubError,
+    Latest,
+    Operation,
+    latest_as_bytes,
+)
 
 WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
 CURVES = "curves.png"
@@ -78,7 +86,6 @@ def publish(
         for path in sorted(upload.folder.iterdir())
         if path.name in ("config.json", *TOKENIZER_FILES) or WEIGHTS.fullmatch(path.name)
     ]
-    beside.append(CommitOperationAdd("README.md", upload.card.text.encode()))
     if upload.card.curves is not None:
         beside.append(CommitOperationAdd(CURVES, upload.card.curves))
     beside.append(CommitOperationAdd(LATEST, latest_as_bytes(latest)))
@@ -89,7 +96,14 @@ def publish(
         if path not in added
     ]
     operations: list[Operation] = [*snapshot, *beside, *gone]
-    return hub.commit(operations, f"Snapshot of step {latest.step}", parent)
+    card = CommitOperationAdd("README.md", upload.card.text.encode())
+    message = f"Snapshot of step {latest.step}"
+    try:
+        return hub.commit([*operations, card], message, parent)
+    except HubError as error:
+        if not error.about_card:
+            raise
+        return hub.commit(operations, message, parent)  # a card is not worth a snapshot
 
 
 def _snapshot_files(folder: Path, place: str) -> list[CommitOperationAdd]:

@@ -8,6 +8,7 @@ import time
 import uuid
 
 import pytest
+
 from loopback_client import Failed, hub_with_client, left_as_found, refused
 from loopback_hub import LoopbackHub
 

@@ -10,8 +10,9 @@ import tracemalloc
 import urllib.request
 import uuid
 
-import loopback_hub
 import pytest
+
+import loopback_hub
 from loopback_client import hub_with_client, left_as_found, refused
 from loopback_hub import LoopbackHub
 

@@ -15,11 +15,11 @@ import sys
 import threading
 from pathlib import Path
 
-import hubs
 import pytest
-from loopback_hub import LoopbackHub
 
+import hubs
 import runs
+from loopback_hub import LoopbackHub
 
 STEPS = 30
 SECRETS = ("hf_loopbackOfMeMayWrite", "signature=")
@@ -98,7 +98,8 @@ FAULTS = {
     "a squash that is unknown": [("squash", "status", {"status": 404, "times": None})],
     "a squash that fails": [("squash", "status", {"status": 503})],
     "a squash whose answer is lost": [("squash", "lost-answer", {})],
-    "a card that is not accepted": [("validate-yaml", "status", {"status": 503})],
+    "a card that cannot be judged": [("validate-yaml", "status", {"status": 503})],
+    "a Hub that knows no cards": [("validate-yaml", "status", {"status": 404, "times": None})],
 }
 
 

@@ -6,12 +6,12 @@ import json
 import shutil
 import sys
 
-import hubs
 import pytest
 import torch
-from loopback_hub import LoopbackHub
 
+import hubs
 import runs
+from loopback_hub import LoopbackHub
 
 STEPS = 200
 

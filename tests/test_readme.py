@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 import runs
+from loopback_hub import LoopbackHub
 from runs import ROOT
 from training.compose import load_config
 from training.help import key_rows
@@ -60,20 +61,35 @@ def test_every_launch_on_a_cpu_trains(line, text_file, tmp_path):
         taken.append(f"{key}={value}")
     if any("shakespeare" in override for override in taken):  # its text is behind an address
         taken.append(f"data.source={text_file}")
-    result = runs.launch(
-        config.rsplit("/", 1)[-1],
-        *taken,
-        "train.max_steps=2",
-        "train.eval_batches=1",
-        f"run.dir={tmp_path / 'run'}",
-        f"data.cache_dir={tmp_path / 'cache'}",
-    )
-    assert result.returncode == 0, result.stderr
-    assert "Let it speak:" in result.stdout
+    with LoopbackHub(tmp_path / "hub") as hub:
+        result = runs.launch(
+            config.rsplit("/", 1)[-1],
+            *taken,
+            "train.max_steps=2",
+            "train.eval_batches=1",
+            f"run.dir={tmp_path / 'run'}",
+            f"data.cache_dir={tmp_path / 'cache'}",
+            **hub.environment(),
+        )
+        assert result.returncode == 0, result.stderr
+        assert "Let it speak:" in result.stdout
+        if any(override.startswith("hub.") for override in taken):
+            look_into_the_repo(hub)
+
+
+def look_into_the_repo(hub: LoopbackHub) -> None:
+    """The commands that the README gives for a repo."""
+    lines = [line for line in COMMANDS if "me/run" in line and line.startswith("python ")]
+    assert len(lines) == 3
+    for line in lines:
+        words = ["on " if word == "The " else word for word in shlex.split(line)[1:]]
+        result = runs.run([sys.executable, *words], **hub.environment())
+        assert result.returncode == 0, result.stderr
+        assert result.stdout
 
 
 def test_the_sample_command_speaks(finished_run):
-    (line,) = (line for line in COMMANDS if line.startswith("python sample.py"))
+    line = next(line for line in COMMANDS if line.startswith("python sample.py"))
     words = [str(finished_run) if word == "out/python-docs" else word for word in shlex.split(line)]
     words = ["on " if word == "The " else word for word in words]
     result = runs.run([sys.executable, *words[1:]])

@@ -42,6 +42,8 @@ class Report:
         self.metrics = metrics  # None on all but the main process
         self.tokens_per_step = tokens_per_step
         self.last_snapshot = last_snapshot
+        self.held: list[float] = []
+        """Seconds for which each snapshot held the steps up."""
         self.skipped = skipped
         """Steps of the run so far whose update fp16's loss scaler left out."""
         self.max_skipped = max_skipped

@@ -69,7 +69,7 @@ def agree_on_start(accelerator: Accelerator, config: Config) -> Start:
     flags = accelerator.gather(torch.tensor([int(missing)], device=accelerator.device))
     if flags.any() and config.hub.repo_id is not None:
         # What only the first machine has is of no use to the others: what all can fetch is.
-        start = on_main(accelerator, lambda: _chosen(config, here=False))
+        start = on_main(accelerator, lambda: _chosen_for_all(config))
         proposed = json.loads(told_by_main(accelerator, _proposal(start, config)))
     theirs = first_on_each_machine(accelerator, lambda: _same_start(proposed, config))
     return theirs if start is None else start
@@ -80,6 +80,17 @@ def _chosen(config: Config, here: bool) -> Start:
     again = config.snapshot.resume == "never" and restarted_by_launcher()
     resume = "auto" if again else config.snapshot.resume
     return choose_start(Path(config.run.dir), resume, store_of(config), here=here)
+
+
+def _chosen_for_all(config: Config) -> Start:
+    start = _chosen(config, here=False)
+    if start.folder is None:
+        raise SnapshotError(
+            f"only the first machine has a snapshot of this run, in {config.run.dir}, and "
+            f"hub.repo_id={config.hub.repo_id} has none. Copy it to the other machines, or start "
+            "on the first alone until it is uploaded."
+        )
+    return start
 
 
 def _proposal(start: Start | None, config: Config) -> str | None:

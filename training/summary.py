@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import statistics
 from pathlib import Path
 
 from accelerate import Accelerator
@@ -16,6 +17,7 @@ from training.config import Config
 from training.console import Console, counted, machine_hints, machine_line
 from training.curves import draw_curves
 from training.metrics import read_metrics
+from training.report import Report
 from training.start import changed_values
 
 
@@ -80,8 +82,7 @@ def print_end(
     config: Config,
     corpus: Corpus,
     held_out: float,
-    snapshot: Path | None,
-    skipped: int = 0,
+    report: Report,
 ) -> None:
     """What came of the run, and what to do next."""
     console.close()
@@ -93,10 +94,12 @@ def print_end(
     part = "all" if characters == everything else f"{characters:,} of"
     console.say()
     console.say(f"held out  {loss_text(held_out)}, over {part} {everything:,} held-out characters")
-    console.say(f"snapshot  {snapshot}")
+    held = statistics.median(report.held)
+    console.say(f"snapshot  {report.last_snapshot}; training waits {held:.2f} s for one")
     console.say(f"curves    {Path(config.run.dir) / 'curves.png'}")
-    if skipped:
-        console.say(f"skipped   {skipped} of {train.max_steps:,} updates, which overflowed fp16")
+    if report.skipped:
+        updates = f"{report.skipped} of {train.max_steps:,} updates"
+        console.say(f"skipped   {updates}, which overflowed fp16")
     console.say()
     console.say("Let it speak:   " + shlex.join(["python", "sample.py", config.run.dir]))
     console.say(f"Train it on:    the same command with train.max_steps={2 * train.max_steps}")

@@ -40,8 +40,8 @@ def begin_uploads(
 
     What an earlier attempt did not get to the Hub goes first.
     """
-    store, hub = store_of(config), config.hub
-    if store is None or not console.shown:
+    store, hub = store_of(config) if console.shown else None, config.hub
+    if store is None:
         return None
     policy = Policy(hub.keep, hub.min_interval_seconds, hub.squash_every, hub.private, hub.takeover)
     uploads = Uploader(
