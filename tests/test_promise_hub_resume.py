@@ -43,7 +43,7 @@ def launched(config: str, processes: int, *words: str) -> list[str]:
     ("before", "after"),
     [
         (("", 1), ("", 1)),
-        (("ddp_cpu.yaml", 2), ("ddp_cpu.yaml", 2)),
+        pytest.param(("ddp_cpu.yaml", 2), ("ddp_cpu.yaml", 2), marks=pytest.mark.slow),
         (("ddp_cpu.yaml", 2), ("fsdp_cpu.yaml", 2)),
     ],
     ids=["one", "DDP-2", "DDP-2 to FSDP-2"],

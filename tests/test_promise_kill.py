@@ -104,7 +104,12 @@ def test_killed_at_ten_moments_a_run_ends_with_the_same_bits(small, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("config", "processes"), [("cpu.yaml", 1), ("ddp_cpu.yaml", 2), ("ddp_cpu.yaml", 3)]
+    ("config", "processes"),
+    [
+        pytest.param("cpu.yaml", 1, marks=pytest.mark.slow),
+        pytest.param("ddp_cpu.yaml", 2, marks=pytest.mark.slow),
+        ("ddp_cpu.yaml", 3),
+    ],
 )
 def test_killed_and_resumed_under_a_launcher_the_bits_are_the_same(
     small, tmp_path, config, processes
