@@ -19,7 +19,8 @@ from snapshot.errors import SnapshotError
 from snapshot.fetch import newest_for_sampling
 from snapshot.files import read_json
 from snapshot.gpt2_layout import gpt_shape
-from snapshot.hub import BRANCH, Hub, HubError
+from snapshot.hub import BRANCH, Hub
+from snapshot.hub_errors import HubError
 from snapshot.resume import NAMED_REPO, newest_of
 from snapshot.state import restore_weights
 

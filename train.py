@@ -81,7 +81,7 @@ def main(config: Config) -> None:
     model = GPT(GPTConfig(corpus.tokenizer.vocab_size, data.block_size, **vars(config.model)))
     console = Console(accelerator.is_main_process, train.max_steps, state.step)
     print_header(console, accelerator, config, corpus, model, start)
-    uploads = begin_uploads(config, start, state, console)  # beside training; None without a repo
+    uploads = on_main(accelerator, lambda: begin_uploads(console, config, start, state))
     if state.step >= train.max_steps:
         console.say(
             f"The run is finished at step {state.step}. A larger train.max_steps extends it."
@@ -170,11 +170,11 @@ def main(config: Config) -> None:
             begun = time.perf_counter()
             if not evaluate:  # the figures above are of the weights before this step's update
                 report.refuse_broken(step, held_out_loss(accelerator, model, [probe]))
-            save_snapshot(
-                accelerator, config, state, model, optimizer, corpus.tokenizer.save, report, uploads
+            saved = save_snapshot(
+                accelerator, config, state, model, optimizer, corpus.tokenizer.save, report
             )
             draw_run(console, config)
-            hand_over(uploads, config, report.last_snapshot, text)
+            hand_over(console, uploads, config, saved, text)
             report.held.append(time.perf_counter() - begun)
         if evaluate or sample or save:
             report.resume_clock()  # speed is that of the steps

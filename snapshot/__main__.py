@@ -1,13 +1,13 @@
 """Look at snapshots without training.
 
 python -m snapshot list PATH_OR_REPO      what there is, a line each, newest first
-python -m snapshot verify PATH_OR_REPO    read the newest whole: hashes, headers, what it holds
+python -m snapshot verify PATH_OR_REPO    read all of a folder's, or a repo's newest: hashes,
+                                          headers, what it holds
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -15,9 +15,10 @@ from pathlib import Path
 from snapshot.contents import check_model
 from snapshot.errors import SnapshotError
 from snapshot.fetch import Remote, folders_in, look_at, remote_step
-from snapshot.files import manifest_entries, snapshot_folders
-from snapshot.hub import BRANCH, Hub, HubError
-from snapshot.resume import NAMED_REPO, snapshots_in
+from snapshot.files import manifest_entries, read_json, snapshot_folders
+from snapshot.hub import BRANCH, Hub
+from snapshot.hub_errors import HubError
+from snapshot.resume import NAMED_REPO, snapshots_in, value_of
 from snapshot.state import check_snapshot, read_state
 from snapshot.store import fetch_newest, patiently
 
@@ -78,7 +79,7 @@ def _describe(folder: Path) -> None:
     entries = manifest_entries(folder)
     size = sum(size for size, _ in entries.values())
     loss = "unknown" if state.best_loss is None else f"{state.best_loss:.4f} nats per character"
-    name = state.config.get("run", {}).get("name")
+    name = value_of(state.config, "run.name")
     print(f"snapshot  {folder}: whole, {len(entries)} files, {size:,} bytes, every hash right")
     print(f"run       {name}, {state.run_id[:8]}, attempt {state.attempt_id[:8]}")
     print(f"step      {state.step:,}, epoch {state.epoch + 1}, seed {state.seed}")
@@ -89,8 +90,9 @@ def _describe(folder: Path) -> None:
     print(f"text      {state.data.get('name')}, {str(state.data.get('fingerprint'))[:8]}")
     print(f"loss      {loss}, the best held out so far")
     print("optimizer AdamW, both moments and the step of every weight")
-    versions = json.loads((folder / "state.json").read_text()).get("versions", {})
-    print(f"versions  {', '.join(f'{package} {found}' for package, found in versions.items())}")
+    made_with = read_json(folder / "state.json").get("versions")
+    if isinstance(made_with, dict):
+        print(f"versions  {', '.join(f'{name} {found}' for name, found in made_with.items())}")
 
 
 def _verify_remote(hub: Hub, revision: str) -> None:

@@ -167,13 +167,13 @@ def _file_by_name(folder: Path, stem: str) -> dict[str, Path]:
     names = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(names, dict) or not all(isinstance(file, str) for file in names.values()):
         raise SnapshotError(f"{index} is not an index")
-    place = {name: folder / file for name, file in names.items()}
-    for file in names.values():
+    paths = {file: folder / file for file in set(names.values())}
+    for file in paths:
         if Path(file).name != file:
             raise SnapshotError(f"{index} leads outside, to {file!r}")
-    if set(place.values()) != pieces:
+    if set(paths.values()) != pieces:
         raise SnapshotError(f"{index} names other files than there are")
-    return place
+    return {name: paths[file] for name, file in names.items()}
 
 
 def _check_tokenizer(folder: Path, vocab_size: int) -> None:

@@ -17,7 +17,6 @@ from snapshot.errors import SnapshotError
 from snapshot.files import (
     MANIFEST,
     SNAPSHOT_NAME,
-    TEMPORARY_PREFIX,
     built_aside,
     folder_name,
     manifest_entries,
@@ -30,6 +29,7 @@ from snapshot.state import check_snapshot
 LARGEST_MANIFEST_BYTES = 4 << 20
 OWN_FILES = {"README.md", ".gitattributes"}
 """What a repo may hold that is to become a run's."""
+PARTIAL = ".download"
 NOT_FOR_SAMPLING = ("optimizer", "state.json")
 
 
@@ -42,6 +42,8 @@ class Remote:
     private: bool
     files: dict[str, RemoteFile]
     latest: Latest | None
+    fault: str | None = None
+    """What is wrong with its latest.json."""
 
     @property
     def name(self) -> str:
@@ -59,14 +61,17 @@ class Remote:
     def holds_something_else(self) -> str | None:
         """A file that no run put there; None in the repo of a run, and in a new one."""
         others = sorted(set(self.files) - OWN_FILES)
-        return others[0] if self.latest is None and others else None
+        return others[0] if others and LATEST not in self.files else None
 
 
 def look_at(hub: Hub, revision: str = BRANCH) -> Remote:
-    """What a repo holds. Raises HubError, or SnapshotError for a bad latest.json."""
+    """What a repo holds. Raises HubError."""
     commit, private = hub.head(revision)
     files = hub.files(commit)
-    latest = hub.latest(commit) if LATEST in files else None
+    try:
+        latest = hub.latest(commit) if LATEST in files else None
+    except SnapshotError as error:
+        return Remote(hub, commit, private, files, None, str(error))
     return Remote(hub, commit, private, files, latest)
 
 
@@ -101,27 +106,33 @@ def fetch(remote: Remote, folder: str, root: Path) -> Path:
 
     Raises SnapshotError where it is not a good one, HubError where it does not come.
     """
-    partial = root / f"{TEMPORARY_PREFIX}download"
+    partial = root / PARTIAL
     try:
         try:
             downloaded = _checked(remote, folder, partial)
         except SnapshotError:  # perhaps on the way: once more, all of it
-            if partial.exists():
-                remove_folder(partial)
+            remove_partial(root)
             downloaded = _checked(remote, folder, partial)
         final = root / folder_name(remote_step(folder))
         with built_aside(root, final.name) as building:
             for path in downloaded.iterdir():
                 path.rename(building / path.name)
+        remove_partial(root)
         return final
+    except SnapshotError:
+        remove_partial(root)
+        raise
     except OSError as error:
         raise SnapshotError(
             f"{folder} of {remote.name} cannot be put into {root}: {error.strerror}. Make room, or "
             "name another run.dir."
         ) from error
-    finally:
-        if partial.exists():
-            remove_folder(partial)
+
+
+def remove_partial(root: Path) -> None:
+    """Remove what has come of a download that did not end; until then the next goes on with it."""
+    if (root / PARTIAL).exists():
+        remove_folder(root / PARTIAL)
 
 
 def fetch_for_sampling(remote: Remote, folder: str) -> Path:

@@ -1,15 +1,14 @@
-"""The Hub, as far as a store needs it: requests with a bound, and errors in a few kinds.
+"""The Hub, as far as a store needs it: requests with a bound, and errors of a few kinds.
 
 Nothing here retries for long or decides anything: that is for those who call. The client
-(huggingface_hub) has no timeout of its own, and reports in many types.
+(huggingface_hub) has no timeout of its own. What is raised: snapshot/hub_errors.py.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import islice
 from pathlib import Path
@@ -20,23 +19,16 @@ from huggingface_hub import (
     CommitOperationAdd,
     CommitOperationDelete,
     HfApi,
-    get_token,
     hf_hub_download,
     set_client_factory,
 )
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    LocalTokenNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
 from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils import logging, parse_ratelimit_headers
+from huggingface_hub.utils import logging
 from huggingface_hub.utils._http import default_client_factory
 
 from snapshot.errors import SnapshotError
 from snapshot.files import LARGEST_STEP, SNAPSHOT_NAME, read_json
+from snapshot.hub_errors import ASKED, REMEDY, HubRefused, seconds_asked, told_apart
 
 LATEST = "latest.json"
 SNAPSHOTS = "snapshots"
@@ -44,37 +36,10 @@ BRANCH = "main"
 MOST_FILES = 100_000
 """More than any run keeps; a listing is not read further."""
 LARGEST_LATEST_BYTES = 10_000
-REMEDY = "Log in with `hf auth login`, or set HF_TOKEN, with a token that may write."
+LONGEST_SLEEP_SECONDS = 10.0
+"""How long the client may wait by itself between its tries of one request."""
 REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 Operation = CommitOperationAdd | CommitOperationDelete
-
-
-class HubError(Exception):
-    """The Hub did not do what was asked. The message is a sentence, without a token."""
-
-    about_card = False
-    """Whether it is README.md that it did not like, or could not judge."""
-
-
-class HubUnreachable(HubError):
-    """It may do it later."""
-
-    def __init__(self, message: str, retry_after: float | None = None) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
-        """Seconds that the Hub asks to wait; None where it does not say."""
-
-
-class HubRefused(HubError):
-    """It will not, until somebody changes a token, a right or a name."""
-
-
-class HubMissing(HubRefused):
-    """There is no such repo, or the token may not see it."""
-
-
-class HubMoved(HubError):
-    """Somebody else's commit came first."""
 
 
 @dataclass(frozen=True)
@@ -105,16 +70,15 @@ class Hub:
     def __init__(self, repo_id: str, timeout: float = 60.0) -> None:
         """`timeout`: seconds after which a silent request is given up."""
         self.repo_id = repo_id
-        self._timeout = timeout
         self._api = HfApi()
         logging.set_verbosity_error()  # its warnings would tear the progress bar
         set_client_factory(lambda: _client(timeout))
 
     def check_token(self) -> None:
         """Raises HubRefused where there is no token, or one that may only read."""
-        with _told_apart(self.repo_id):
+        with told_apart(self.repo_id, BRANCH):
             who = self._api.whoami()
-        token = who.get("auth", {}).get("accessToken", {})
+        token = (who.get("auth") or {}).get("accessToken") or {}
         if token.get("role") == "read":
             raise HubRefused(
                 f"the token of {who.get('name')} may only read, but {self.repo_id} is to be "
@@ -123,19 +87,18 @@ class Hub:
 
     def create(self, private: bool) -> None:
         """Make the repo where there is none."""
-        with _told_apart(self.repo_id):
+        with told_apart(self.repo_id, BRANCH):
             self._api.create_repo(self.repo_id, private=private, exist_ok=True)
 
     def head(self, revision: str = BRANCH) -> tuple[str, bool]:
         """The commit that a revision means, and whether the repo is private."""
-        with _told_apart(self.repo_id, revision):
-            # Without a timeout of its own this call waits for ever, whatever the client's is.
-            info = self._api.repo_info(self.repo_id, revision=revision, timeout=self._timeout)
+        with told_apart(self.repo_id, revision):
+            info = self._api.repo_info(self.repo_id, revision=revision)
         return str(info.sha), bool(info.private)
 
     def files(self, commit: str) -> dict[str, RemoteFile]:
         """The files of a commit by path."""
-        with _told_apart(self.repo_id, commit):
+        with told_apart(self.repo_id, commit):
             tree = self._api.list_repo_tree(self.repo_id, recursive=True, revision=commit)
             entries = list(islice(tree, MOST_FILES))
         return {
@@ -149,7 +112,7 @@ class Hub:
 
         Raises SnapshotError where it is not what this project writes.
         """
-        with _told_apart(self.repo_id, commit):
+        with told_apart(self.repo_id, commit):
             found = self._api.get_paths_info(self.repo_id, LATEST, revision=commit)
         if not found or not isinstance(found[0], RepoFile):
             return None
@@ -166,17 +129,21 @@ class Hub:
 
     def download(self, commit: str, path: str, folder: Path | None) -> Path:
         """A file of a commit, below `folder` under its own path, or in the client's cache."""
-        with _told_apart(self.repo_id, commit):
+        with told_apart(self.repo_id, commit):
             return Path(hf_hub_download(self.repo_id, path, revision=commit, local_dir=folder))
 
     def upload_contents(self, additions: Sequence[CommitOperationAdd]) -> None:
         """Send the contents of large files that the Hub does not have yet; no commit."""
-        with _told_apart(self.repo_id):
-            self._api.preupload_lfs_files(self.repo_id, additions, free_memory=False)
+        with told_apart(self.repo_id, BRANCH):
+            # An empty list of what git ignores: a .gitignore in the repo would silently take files
+            # out of a snapshot.
+            self._api.preupload_lfs_files(
+                self.repo_id, additions, free_memory=False, gitignore_content=""
+            )
 
     def commit(self, operations: Sequence[Operation], message: str, parent: str) -> str:
         """One commit on top of `parent`; its id. After any error the outcome is unknown."""
-        with _told_apart(self.repo_id):
+        with told_apart(self.repo_id, BRANCH):
             done = self._api.create_commit(
                 self.repo_id, operations, commit_message=message, parent_commit=parent
             )
@@ -184,7 +151,7 @@ class Hub:
 
     def squash(self, message: str) -> None:
         """Forget the history, so that what no commit needs any more can be freed."""
-        with _told_apart(self.repo_id):
+        with told_apart(self.repo_id, BRANCH):
             self._api.super_squash_history(self.repo_id, branch=BRANCH, commit_message=message)
 
 
@@ -209,94 +176,32 @@ def latest_as_bytes(latest: Latest) -> bytes:
     return (json.dumps(asdict(latest), indent=2) + "\n").encode()
 
 
-def without_secrets(text: str) -> str:
-    """A text in which no token stands."""
-    token = get_token()
-    if token:
-        text = text.replace(token, "hf_***")
-    text = re.sub(r"hf_\w+", "hf_***", text)
-    return re.sub(r"(https?://[^\s?'\"]+)\?[^\s'\"]+", r"\1", text)  # signed addresses
-
-
 def _client(timeout: float) -> httpx2.Client:
+    """The client's own, which waits for no answer and no turn longer than it should."""
+
+    def bound(request: httpx2.Request) -> None:
+        # Some of its calls (repo_info, list_repo_tree) ask for no timeout, whatever the client's.
+        asked = request.extensions.get("timeout", {})
+        bounds = dict.fromkeys(("connect", "read", "write", "pool"), timeout)
+        request.extensions["timeout"] = {
+            name: seconds if asked.get(name) is None else asked[name]
+            for name, seconds in bounds.items()
+        }
+
     client = default_client_factory()
     client.timeout = httpx2.Timeout(timeout)
+    hooks = client.event_hooks
+    client.event_hooks = {
+        "request": [*hooks["request"], bound],
+        "response": [*hooks["response"], _keep_from_sleeping],
+    }
     return client
 
 
-@contextmanager
-def _told_apart(repo_id: str, revision: str = BRANCH) -> Iterator[None]:
-    """Turn whatever the client raises into a HubError of the right kind."""
-    try:
-        yield
-    except HubError:
-        raise
-    except Exception as error:
-        told = _kind_of(error, repo_id, revision)
-        told.about_card = _is_about_card(error)
-        raise told from error
-
-
-def _kind_of(error: BaseException, repo_id: str, revision: str) -> HubError:
-    chain: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause is not None and cause not in chain:  # uploads come wrapped in RuntimeError
-        chain.append(cause)
-        cause = cause.__cause__
-    for found in chain:
-        if isinstance(found, LocalTokenNotFoundError):
-            return HubRefused(f"hub.repo_id={repo_id} needs a token, and there is none. {REMEDY}")
-        if isinstance(found, OfflineModeIsEnabled):
-            return HubUnreachable("the Hub may not be asked: HF_HUB_OFFLINE is set")
-        if isinstance(found, HfHubHTTPError) and found.response is not None:
-            return _kind_of_answer(found, repo_id, revision)
-    for found in chain:
-        if isinstance(found, httpx2.TimeoutException):
-            return HubUnreachable("the Hub did not answer in time")
-        if isinstance(found, httpx2.TransportError | ConnectionError):
-            return HubUnreachable(f"the Hub cannot be reached ({_short(found)})")
-    return HubUnreachable(f"the Hub client failed: {type(error).__name__}: {_short(chain[-1])}")
-
-
-def _is_about_card(error: Exception) -> bool:
-    if isinstance(error, HfHubHTTPError) and error.response is not None:
-        return error.response.url.path.endswith("/api/validate-yaml")
-    return isinstance(error, ValueError) and "README.md" in str(error)
-
-
-def _kind_of_answer(error: HfHubHTTPError, repo_id: str, revision: str) -> HubError:
-    status = error.response.status_code
-    said = _short(error.server_message or "") or f"HTTP {status}"
-    if status == 412:
-        return HubMoved(f"{repo_id} has moved on (HTTP 412)")
-    if isinstance(error, RevisionNotFoundError):
-        return HubRefused(f"{repo_id} has no revision {revision}. A squashed history is gone.")
-    if status == 401 and not isinstance(error, RepositoryNotFoundError):
-        return HubRefused(f"the Hub does not accept the token (HTTP 401: {said}). {REMEDY}")
-    if isinstance(error, RepositoryNotFoundError):
-        return HubMissing(
-            f"there is no repo {repo_id}, or the token may not see it (HTTP {status}). Check the "
-            f"name. {REMEDY}"
-        )
-    if status in (402, 403):
-        return HubRefused(
-            f"the Hub refuses (HTTP {status}: {said}). Check the token's rights on {repo_id}, and "
-            "the storage that is left."
-        )
-    if status == 404:
-        return HubRefused(f"the Hub does not know it (HTTP 404: {said})")
-    return HubUnreachable(f"the Hub answers HTTP {status} ({said})", _retry_after(error))
-
-
-def _retry_after(error: HfHubHTTPError) -> float | None:
-    headers = error.response.headers
-    limit = parse_ratelimit_headers(headers)
-    if limit is not None and limit.remaining == 0:
-        return float(limit.reset_in_seconds)
-    said = headers.get("Retry-After", "")
-    return float(said) if said.isdigit() else None
-
-
-def _short(text: object) -> str:
-    lines = without_secrets(str(text)).strip().splitlines()
-    return lines[0][:200].rstrip(".") if lines else ""
+def _keep_from_sleeping(response: httpx2.Response) -> None:
+    """Hide from the client how long to wait, which it does however long: we wait ourselves."""
+    seconds = seconds_asked(response.headers)
+    if response.is_error and seconds is not None and seconds > LONGEST_SLEEP_SECONDS:
+        response.extensions[ASKED] = seconds
+        for name in ("ratelimit", "Retry-After"):
+            response.headers.pop(name, None)

@@ -19,15 +19,8 @@ from data.tokenizer import TOKENIZER_FILES
 from snapshot.errors import SnapshotError
 from snapshot.fetch import folders_in, remote_step
 from snapshot.files import MANIFEST, identity, manifest_entries, step_of
-from snapshot.hub import (
-    LATEST,
-    SNAPSHOTS,
-    Hub,
-    HubError,
-    Latest,
-    Operation,
-    latest_as_bytes,
-)
+from snapshot.hub import LATEST, SNAPSHOTS, Hub, Latest, Operation, latest_as_bytes
+from snapshot.hub_errors import HubError
 
 WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
 CURVES = "curves.png"
@@ -39,6 +32,17 @@ class Card:
 
     text: str
     curves: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How uploads behave: `hub.*` of the configuration."""
+
+    keep: int
+    min_interval: float
+    squash_every: int
+    private: bool
+    takeover: bool
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,7 @@ def publish(
     if upload.card.curves is not None:
         beside.append(CommitOperationAdd(CURVES, upload.card.curves))
     beside.append(CommitOperationAdd(LATEST, latest_as_bytes(latest)))
+    hub.upload_contents(beside)
     added = {operation.path_in_repo for operation in (*snapshot, *beside)}
     gone = [
         CommitOperationDelete(path, is_folder=False)

@@ -19,12 +19,15 @@ from snapshot.files import (
     remove_leftovers,
     snapshot_folders,
 )
-from snapshot.hub import BRANCH, REPO_ID, Hub, HubError
+from snapshot.hub import BRANCH, REPO_ID, Hub
+from snapshot.hub_errors import HubError
 from snapshot.start import Start
 from snapshot.state import RunState, check_snapshot, read_state
 from snapshot.store import Store, begin_in, fetch_newest, newest_of_both
 
 NAMED_REPO = re.compile(rf"({REPO_ID.pattern})(?:@([\w./-]+))?")
+ATTEMPTS = "attempts.txt"
+"""In a run's directory: which of the attempts in its repo's latest.json ran here."""
 ORIGIN = f"{TEMPORARY_PREFIX}origin"
 """Where another run's snapshot lies until this one's weights are made from it."""
 MUST_MATCH = (
@@ -181,7 +184,7 @@ def _own_newest(root: Path, store: Store | None, here: bool) -> Start:
     if store is None:
         local = Start(newest, state, f"{newest}, the newest of this run", warnings)
     else:
-        ended = _attempts_in(root)
+        ended = _attempts_in(root.parent)
         local = newest_of_both(store, newest, state, root, warnings)
         local = replace(local, ended=ended)
     if local.folder is None and faults:
@@ -195,13 +198,18 @@ def _own_newest(root: Path, store: Store | None, here: bool) -> Start:
     return local
 
 
-def _attempts_in(root: Path) -> frozenset[str]:
-    """The attempts that wrote here. They are over: one process at a time writes in a directory."""
-    attempts = set()
-    for folder in snapshot_folders(root):
-        with suppress(SnapshotError):
-            attempts.add(read_state(folder).attempt_id)
-    return frozenset(attempts)
+def note_attempt(run_dir: Path, attempt_id: str) -> None:
+    """Note that an attempt begins to upload from this directory."""
+    with suppress(OSError), open(run_dir / ATTEMPTS, "a", encoding="utf-8") as opened:
+        opened.write(f"{attempt_id}\n")
+
+
+def _attempts_in(run_dir: Path) -> frozenset[str]:
+    """The attempts that ran here. They are over: one process at a time trains in a directory."""
+    try:
+        return frozenset((run_dir / ATTEMPTS).read_text(encoding="utf-8").split())
+    except (OSError, ValueError):
+        return frozenset()
 
 
 def _start_over(run_dir: Path, store: Store | None) -> Start:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -11,7 +12,8 @@ from typing import TypeVar
 from snapshot.errors import SnapshotError
 from snapshot.fetch import Remote, fetch, foreign_content, look_at, remote_step
 from snapshot.files import identity
-from snapshot.hub import Hub, HubError, HubMissing, HubRefused, HubUnreachable
+from snapshot.hub import Hub
+from snapshot.hub_errors import HubError, HubMissing, HubRefused, HubUnreachable
 from snapshot.start import Place, Start
 from snapshot.state import RunState, read_state
 
@@ -54,7 +56,9 @@ def newest_of_both(
     latest, here = remote.latest, -1 if state is None else state.step
     local = replace(local, hub_is_known=True, seen=latest)
     if latest is None:
-        return local
+        if remote.fault is None or newest is not None:
+            return local
+        return _newest_without_latest(remote, local, root)
     if state is not None and latest.run_id != state.run_id:
         if store.takeover:
             return local
@@ -79,10 +83,7 @@ def newest_of_both(
     local = replace(local, warnings=local.warnings + found.faults)
     if found.path is None:
         if newest is None:
-            raise SnapshotError(
-                f"none of the snapshots in {remote.name} is whole: {found.faults[0]} Begin again "
-                "in another repo, or with snapshot.resume=never and hub.takeover=true."
-            )
+            raise _none_whole(remote, found.faults)
         return local
     why = "there is none here" if newest is None else f"newer than step {here} here"
     taken = read_state(found.path)
@@ -90,15 +91,40 @@ def newest_of_both(
     return replace(local, folder=found.path, state=taken, reason=reason, place=found.place)
 
 
+def _newest_without_latest(remote: Remote, local: Start, root: Path) -> Start:
+    """The newest snapshot of a repo whose latest.json says nothing."""
+    found = _first_whole(remote, remote.folders(), root, None)
+    if found.path is None:
+        raise _none_whole(remote, found.faults)
+    reason = f"{found.path}, fetched from {remote.name}: there is none here"
+    return replace(
+        local,
+        folder=found.path,
+        state=read_state(found.path),
+        reason=reason,
+        warnings=local.warnings + found.faults,
+        place=found.place,
+    )
+
+
+def _none_whole(remote: Remote, faults: tuple[str, ...]) -> SnapshotError:
+    what = faults[0] if faults else "there is none left."
+    return SnapshotError(
+        f"none of the snapshots in {remote.name} is whole: {what} Begin again in another repo, or "
+        "with snapshot.resume=never and hub.takeover=true."
+    )
+
+
 def begin_in(store: Store) -> Start:
     """A run from the beginning in a repo that holds none. Raises as `newest_of_both` does."""
     remote, faults = _asked(store, may_go_on=False, is_new=True)
     if remote is None:
         return Start(None, None, "", faults)
-    if remote.latest is not None and not store.takeover:
+    if remote.folders() and not store.takeover:
+        newest = remote_step(remote.folders()[0])
         raise SnapshotError(
-            f"snapshot.resume=never, but {store.key} holds a run, at step {remote.latest.step}. "
-            "Name a new repo; hub.takeover=true replaces what is in this one."
+            f"snapshot.resume=never, but {store.key} holds a run, at step {newest}. Name a new "
+            "repo; hub.takeover=true replaces what is in this one."
         )
     return Start(None, None, "", faults, seen=remote.latest, hub_is_known=True)
 
@@ -184,11 +210,12 @@ def _asked(
         )
     if foreign := remote.holds_something_else():
         raise SnapshotError(foreign_content(store.hub, foreign))
-    return remote, ()
+    return remote, () if remote.fault is None else (f"{remote.fault}; it is written anew.",)
 
 
 def _opened(store: Store) -> Remote:
-    store.hub.check_token()
+    with suppress(HubUnreachable):  # it is asked only to be able to say it in time
+        store.hub.check_token()
     try:
         return look_at(store.hub)
     except HubMissing:

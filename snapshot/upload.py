@@ -10,15 +10,24 @@ import random
 import threading
 import time
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from huggingface_hub.utils import disable_progress_bars
 
+from snapshot.behind import Uploaded
 from snapshot.errors import SnapshotError
 from snapshot.fetch import foreign_content, look_at
-from snapshot.hub import Hub, HubError, HubMoved, HubRefused, HubUnreachable, Latest
-from snapshot.publish import Card, Upload, described, publish
+from snapshot.hub import Hub, Latest
+from snapshot.hub_errors import (
+    HubError,
+    HubMoved,
+    HubNoRevision,
+    HubRefused,
+    HubUnknown,
+    HubUnreachable,
+)
+from snapshot.publish import Card, Policy, Upload, described, publish
 
 FIRST_DELAY_SECONDS = 1.0
 LONGEST_DELAY_SECONDS = 3600.0
@@ -30,40 +39,6 @@ FLUSH_DELAY_SECONDS = 5.0
 
 class _Fenced(Exception):
     """Another attempt has the repo."""
-
-
-@dataclass(frozen=True)
-class Uploaded:
-    """How far the Hub is behind."""
-
-    step: int | None
-    """The newest step on the Hub; None when there is none, or it is not known."""
-    seconds: float | None
-    """Since the snapshot of that step was handed over."""
-    fault: str | None
-    """Why the last try failed; None when it did not."""
-    off: bool
-    """Nothing will be uploaded any more."""
-
-    def as_words(self) -> str:
-        """For the progress line: 'hub at step 40, 1:30 old, last error: ...'."""
-        words = "hub empty" if self.step is None else f"hub at step {self.step}"
-        if self.off:
-            return f"{words}, uploads off"
-        if self.seconds is not None:
-            words += f", {int(self.seconds) // 60}:{int(self.seconds) % 60:02d} old"
-        return words if self.fault is None else f"{words}, last error: {self.fault}"
-
-
-@dataclass(frozen=True)
-class Policy:
-    """How uploads behave: `hub.*` of the configuration."""
-
-    keep: int
-    min_interval: float
-    squash_every: int
-    private: bool
-    takeover: bool
 
 
 class Uploader:
@@ -94,6 +69,8 @@ class Uploader:
         self._latest = seen
         self._commits = seen.commits if seen is not None else 0
         self._can_squash = True
+        self._may_take = policy.takeover
+        """Once: afterwards another's takeover ends this attempt's uploads as well."""
         self._changed = threading.Condition()
         self._waiting: Upload | None = None
         self._in_flight: Upload | None = None
@@ -171,9 +148,7 @@ class Uploader:
                 fault, pause = str(error), REPROBE_SECONDS
                 with self._changed:
                     self._refused_at_the_end = flushing
-            except Exception as error:  # whatever it is, it is not worth a run
-                if isinstance(error, HubMoved):
-                    self._head = None  # from now on the head that is read is believed
+            except BaseException as error:  # whatever it is (hf_xet can panic), no run is worth it
                 asked = error.retry_after if isinstance(error, HubUnreachable) else None
                 fault = str(error) if isinstance(error, HubError) else f"{error!r}"
                 pause = max(delay * random.uniform(0.5, 1.5), asked or 0.0)
@@ -211,6 +186,16 @@ class Uploader:
 
     def _try(self, upload: Upload) -> None:
         """Upload a snapshot, unless it is there. Raises what `_work` tells apart."""
+        try:
+            self._bring(upload)
+        except HubNoRevision as error:  # a replica that is behind, or a repo made anew
+            self._head = None
+            raise HubMoved(str(error)) from error
+        except HubError:
+            self._head = None  # the head that is read next is believed
+            raise
+
+    def _bring(self, upload: Upload) -> None:
         if self._unknown:
             self._hub.create(self._policy.private)
             if foreign := look_at(self._hub).holds_something_else():
@@ -222,7 +207,7 @@ class Uploader:
             self._head = publish(self._hub, upload, latest, before, self._policy.keep, parent)
         else:  # the answer to its commit was lost
             self._head = parent
-        self._commits, self._latest = latest.commits, latest
+        self._commits, self._latest, self._may_take = latest.commits, latest, False
         with self._changed:
             self._last_commit = time.monotonic()
             self._step = upload.step
@@ -244,11 +229,15 @@ class Uploader:
             )
         if head == self._head:
             return head, self._latest
-        found = self._hub.latest(head)
+        try:
+            found = self._hub.latest(head)
+        except SnapshotError:
+            found = None  # not what this project writes: nobody's
         ours = {self._attempt_id, *self._ended}
         if not (found is None or found.attempt_id in ours or found == self._seen):
-            if not self._policy.takeover:
+            if not self._may_take:
                 raise _Fenced(self._whose(found))
+            self._seen = found  # whoever reads it later is behind
             return head, found
         if self._head is not None and self._is_older(found):
             return self._head, self._latest  # a read that is behind
@@ -273,9 +262,8 @@ class Uploader:
         """Forget the history; a Hub that cannot is not asked again."""
         try:
             self._hub.squash(f"Snapshot of step {self._step}; earlier history forgotten")
-            self._commits = 0
-            self._head, _ = self._hub.head()
-        except HubRefused:
+            self._commits, self._head = 0, None
+        except HubUnknown:
             self._can_squash = False
         except HubError:
             pass  # it stays due

@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from snapshot.files import folder_name, identity, read_json, write_json, written_whole
 from snapshot.hub import Hub
-from snapshot.publish import Card
+from snapshot.publish import Card, Policy
 from snapshot.state import read_state
-from snapshot.upload import Policy, Uploader
+from snapshot.upload import Uploader
 
 COUNT = 100
 

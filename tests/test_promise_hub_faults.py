@@ -80,6 +80,10 @@ FAULTS = {
     "a reset in the middle of the commit": [("commit", "reset", {"after": 1})],
     "500 before the commit": [("commit", "status", {"status": 500, "times": 2})],
     "503 before the commit": [("commit", "status", {"status": 503})],
+    "a hang of the listing": [("tree", "hang", {"after": 1})],
+    "a wait of ten years asked for": [
+        ("batch", "status", {"status": 429, "headers": {"Retry-After": "315360000"}})
+    ],
     "500 on the listing": [("tree", "status", {"status": 500, "after": 1})],
     "the answer to a commit lost": [("commit", "lost-answer", {"times": 2})],
     "a commit applied and answered with 500": [("commit", "lost-answer", {"status": 500})],

@@ -8,7 +8,6 @@ owns it.
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, field
 
 
@@ -154,7 +153,6 @@ COUNTS = (
     "run.collective_timeout_seconds",
 )
 """Keys whose value is at least 1."""
-REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 MOST = {
     "data.block_size": 1_000_000,
     "train.max_steps": 1_000_000_000,
@@ -230,15 +228,22 @@ def problems(config: Config) -> list[str]:
         "must be at least 1000000 (1 MB)",
     )
     hub = config.hub
-    need(
-        hub.repo_id is None or REPO_ID.fullmatch(hub.repo_id) is not None,
-        "hub.repo_id",
-        "is not of the form owner/name",
-    )
+    if hub.repo_id is not None:
+        need(_is_repo_id(hub.repo_id), "hub.repo_id", "is not of the form owner/name")
     for key in ("hub.min_interval_seconds", "hub.flush_seconds"):
         need(0 <= getattr(hub, key[4:]) < 1e6, key, "must be at least 0, and below 1000000")
     need(0 < hub.timeout_seconds < 1e6, "hub.timeout_seconds", "must be above 0, below 1000000")
     return found
+
+
+def _is_repo_id(name: str) -> bool:
+    from huggingface_hub.utils import HFValidationError, validate_repo_id  # only where it is used
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return "/" in name
 
 
 def accumulation_steps(train: TrainConfig, processes: int) -> int:

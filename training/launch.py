@@ -15,7 +15,7 @@ from accelerate.tracking import get_available_trackers
 
 from data.errors import DataError
 from snapshot.errors import SnapshotError
-from snapshot.hub import HubError
+from snapshot.hub_errors import HubError
 from training.compose import as_yaml, load_config
 from training.config import Config, ConfigError
 from training.environment import first_on_its_machine, launched
@@ -28,8 +28,8 @@ EXIT_FAILED = 1
 EXIT_USER_MISTAKE = 2
 EXIT_INTERRUPTED = 130
 SPEAKING_SECONDS = 30
-STOPPED_FLUSH_SECONDS = 60
-"""For the upload of the last good snapshot, when a run stops by itself."""
+STOPPED_FLUSH_SECONDS = 20
+"""For the upload of the last good snapshot, when a run stops by itself: while the others wait."""
 
 
 def run_command(main: Callable[[Config], None]) -> NoReturn:

@@ -13,7 +13,6 @@ from snapshot.files import prune
 from snapshot.resume import snapshots_in
 from snapshot.sharded import reshard
 from snapshot.state import RunState, write_snapshot
-from snapshot.upload import Uploader
 from training.config import Config
 from training.report import Report, TrainingStopped
 from training.together import end_if_any_failed
@@ -27,12 +26,12 @@ def save_snapshot(
     optimizer: Optimizer,
     save_tokenizer: Callable[[Path], None],
     report: Report,
-    uploads: Uploader | None,
-) -> None:
+) -> Path | None:
     """Write the snapshot after `state.step` and remove the oldest. Every process must call this.
 
-    A disk that does not take it costs this snapshot and nothing else: it is said, the earlier ones
-    stay, and the next is tried when it is due. Raises TrainingStopped when it was the run's last.
+    Returns the folder, None where it could not be written: a disk that does not take it costs this
+    snapshot and nothing else. It is said, the earlier ones stay, and the next is tried when it is
+    due. Raises TrainingStopped when it was the run's last.
     """
     root = snapshots_in(Path(config.run.dir))
     reshard(model)  # all of it: compiled whole, the root of FSDP's groups is not in the bare model
@@ -46,8 +45,9 @@ def save_snapshot(
         save_tokenizer(folder)
         report.flush()  # a snapshot must not outlive the metrics before it
 
+    saved: Path | None = None
     try:
-        report.last_snapshot = write_snapshot(
+        saved = report.last_snapshot = write_snapshot(
             root,
             state,
             bare_model,
@@ -66,12 +66,14 @@ def save_snapshot(
             )
     else:
         if accelerator.is_main_process:
-            _prune(root, config.snapshot.keep, state.step, report, uploads)
+            _prune(root, config.snapshot.keep, state.step, report)
     if state.step == config.train.max_steps:
         end_if_any_failed(accelerator, stopped)
+    return saved
 
 
-def _prune(root: Path, keep: int, newest: int, report: Report, uploads: Uploader | None) -> None:
+def _prune(root: Path, keep: int, newest: int, report: Report) -> None:
+    uploads = report.uploads
     try:
         prune(root, keep, newest, needed=set() if uploads is None else uploads.needed())
     except OSError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ from filelock import FileLock, Timeout
 from data.corpus import Corpus, prepare_corpus
 from data.errors import DataError
 from snapshot.errors import SnapshotError
-from snapshot.files import MANIFEST, identity, prune, remove_leftovers
+from snapshot.fetch import remove_partial
+from snapshot.files import identity, prune, remove_leftovers, snapshot_folders
 from snapshot.resume import choose_start, folder_for_step, snapshots_in, value_of
 from snapshot.start import Place, Start
-from snapshot.state import RunState, read_state
+from snapshot.state import RunState, check_snapshot, read_state
 from snapshot.store import fetch_place
 from training.compose import as_plain, as_yaml
 from training.config import Config, ConfigError
@@ -27,6 +29,7 @@ from training.environment import restarted_by_launcher
 from training.metrics import MetricsFile, write_whole
 from training.together import (
     first_on_each_machine,
+    on_all,
     on_main,
     same_everywhere,
     told_by_main,
@@ -63,40 +66,61 @@ def agree_on_start(accelerator: Accelerator, config: Config) -> Start:
     fetches what it lacks from the Hub. Raises SnapshotError where a snapshot cannot be used, and
     where another machine can neither see nor fetch the one that the main process chose.
     """
-    start = on_main(accelerator, lambda: _chosen(config, here=True))
-    proposed = json.loads(told_by_main(accelerator, _proposal(start, config)))
-    missing = accelerator.is_local_main_process and _is_missing(proposed, config)
-    flags = accelerator.gather(torch.tensor([int(missing)], device=accelerator.device))
-    if flags.any() and config.hub.repo_id is not None:
+    start, proposed = _proposed(accelerator, config, lambda: _chosen(config, here=True))
+    lacks = on_all(accelerator, lambda: _lacks(accelerator, proposed, config))
+    anybody = accelerator.gather(torch.tensor([int(lacks)], device=accelerator.device)).any()
+    can_fetch = proposed is None or proposed["place"] is not None
+    if anybody and not can_fetch and config.hub.repo_id is not None:
         # What only the first machine has is of no use to the others: what all can fetch is.
-        start = on_main(accelerator, lambda: _chosen_for_all(config))
-        proposed = json.loads(told_by_main(accelerator, _proposal(start, config)))
-    theirs = first_on_each_machine(accelerator, lambda: _same_start(proposed, config))
+        first = start
+        start, proposed = _proposed(accelerator, config, lambda: _chosen_for_all(config, first))
+        lacks = on_all(accelerator, lambda: _lacks(accelerator, proposed, config))
+    theirs = first_on_each_machine(accelerator, lambda: _same_start(proposed, config, lacks))
     return theirs if start is None else start
 
 
+def _proposed(
+    accelerator: Accelerator, config: Config, choose: Callable[[], Start]
+) -> tuple[Start | None, dict[str, Any] | None]:
+    """The main process's choice, there, and what all need to know of it."""
+
+    def choice() -> tuple[Start, str]:
+        start = choose()
+        return start, _proposal(start, config)
+
+    chosen = on_main(accelerator, choice)
+    told = told_by_main(accelerator, None if chosen is None else chosen[1])
+    return None if chosen is None else chosen[0], json.loads(told)
+
+
 def _chosen(config: Config, here: bool) -> Start:
+    run_dir, resume = Path(config.run.dir), config.snapshot.resume
     # A restart by the launcher is the same start of the run: it must not begin again.
-    again = config.snapshot.resume == "never" and restarted_by_launcher()
-    resume = "auto" if again else config.snapshot.resume
-    return choose_start(Path(config.run.dir), resume, store_of(config), here=here)
+    if resume == "never" and restarted_by_launcher() and snapshot_folders(snapshots_in(run_dir)):
+        resume = "auto"
+    return choose_start(run_dir, resume, store_of(config), here=here)
 
 
-def _chosen_for_all(config: Config) -> Start:
+def _chosen_for_all(config: Config, first: Start | None) -> Start:
+    """What every machine can fetch, where the first choice is only on the first machine's disk."""
+    assert first is not None
+    assert first.state is not None
     start = _chosen(config, here=False)
-    if start.folder is None:
-        raise SnapshotError(
-            f"only the first machine has a snapshot of this run, in {config.run.dir}, and "
-            f"hub.repo_id={config.hub.repo_id} has none. Copy it to the other machines, or start "
-            "on the first alone until it is uploaded."
+    if start.state is not None and start.state.run_id == first.state.run_id:
+        lost = f"step {first.state.step} is on the first machine's disk only, and not on the Hub"
+        return replace(
+            start,
+            reason=f"{start.folder}, the newest that all machines can have",
+            warnings=(*start.warnings, f"{lost}; the run goes back to step {start.state.step}."),
         )
-    return start
+    raise SnapshotError(
+        f"only the first machine has a snapshot of this run, in {config.run.dir}, and "
+        f"hub.repo_id={config.hub.repo_id} has none. Copy it to the other machines, or start on "
+        "the first alone until it is uploaded."
+    )
 
 
-def _proposal(start: Start | None, config: Config) -> str | None:
-    """What the others need to know of the main process's choice."""
-    if start is None:
-        return None
+def _proposal(start: Start, config: Config) -> str:
     if start.folder is None or start.state is None:
         return json.dumps(None)
     root = snapshots_in(Path(config.run.dir))
@@ -117,30 +141,35 @@ def _folder_of(proposed: dict[str, Any], config: Config) -> Path:
     return folder_for_step(Path(config.snapshot.resume).expanduser(), proposed["step"])
 
 
-def _is_here(proposed: dict[str, Any], config: Config) -> bool:
+def _lacks(accelerator: Accelerator, proposed: dict[str, Any] | None, config: Config) -> bool:
+    """Whether this machine's first process finds that what is proposed is not here, or not whole.
+
+    The main process has verified its own.
+    """
+    if proposed is None or accelerator.is_main_process or not accelerator.is_local_main_process:
+        return False
     folder = _folder_of(proposed, config)
-    return (folder / MANIFEST).exists() and identity(folder) == proposed["identity"]
+    try:
+        check_snapshot(folder)
+        return identity(folder) != proposed["identity"]
+    except (SnapshotError, OSError):
+        return True
 
 
-def _is_missing(proposed: dict[str, Any] | None, config: Config) -> bool:
-    """Whether this machine neither has what is proposed nor can fetch it."""
-    return proposed is not None and proposed["place"] is None and not _is_here(proposed, config)
-
-
-def _same_start(proposed: dict[str, Any] | None, config: Config) -> Start:
+def _same_start(proposed: dict[str, Any] | None, config: Config, lacks: bool) -> Start:
     if proposed is None:
         return Start(None, None, "")
     folder = _folder_of(proposed, config)
-    if not _is_here(proposed, config):
+    if lacks:
         if proposed["place"] is None:
             raise SnapshotError(
                 f"{folder} is not here as the main process has it: every machine must see the same "
                 "run.dir. Put it on a disk that they share, or give the run a hub.repo_id."
             )
         folder = fetch_place(Place(**proposed["place"]), folder.parent)
-        if identity(folder) != proposed["identity"]:
-            raise SnapshotError(f"{folder} was fetched, but is not what the main process has.")
         prune(folder.parent, config.snapshot.keep, proposed["step"])
+    if identity(folder) != proposed["identity"]:
+        raise SnapshotError(f"{folder} is not what the main process has.")
     return Start(folder, read_state(folder), "")
 
 
@@ -176,6 +205,7 @@ def open_run(run_dir: Path, config: Config, start: Start) -> MetricsFile:
         own = start.folder is not None and start.folder.parent == snapshots_in(run_dir)
         step = start.state.step if own and start.state is not None else 0
         remove_leftovers(snapshots_in(run_dir))  # another run's snapshot, fetched to begin from
+        remove_partial(snapshots_in(run_dir))
         return MetricsFile(run_dir / "metrics.jsonl", step)
     except OSError as error:
         raise _not_writable(run_dir, error) from error

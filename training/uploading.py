@@ -10,15 +10,14 @@ from pathlib import Path
 
 from snapshot.card import card_text
 from snapshot.contents import check_model
-from snapshot.errors import SnapshotError
 from snapshot.files import identity
 from snapshot.hub import Hub
-from snapshot.publish import Card
-from snapshot.resume import snapshots_in
+from snapshot.publish import Card, Policy
+from snapshot.resume import note_attempt, snapshots_in
 from snapshot.start import Start
 from snapshot.state import RunState, read_state, versions
 from snapshot.store import Store
-from snapshot.upload import Policy, Uploader
+from snapshot.upload import Uploader
 from training.config import Config
 from training.console import Console
 
@@ -34,15 +33,16 @@ def store_of(config: Config) -> Store | None:
 
 
 def begin_uploads(
-    config: Config, start: Start, state: RunState, console: Console
+    console: Console, config: Config, start: Start, state: RunState
 ) -> Uploader | None:
-    """The uploads of this attempt, on the main process; None on others and without a repo.
+    """The uploads of this attempt; None without a repo. For the main process only.
 
     What an earlier attempt did not get to the Hub goes first.
     """
-    store, hub = store_of(config) if console.shown else None, config.hub
+    store, hub = store_of(config), config.hub
     if store is None:
         return None
+    note_attempt(Path(config.run.dir), state.attempt_id)
     policy = Policy(hub.keep, hub.min_interval_seconds, hub.squash_every, hub.private, hub.takeover)
     uploads = Uploader(
         store.hub,
@@ -56,11 +56,12 @@ def begin_uploads(
     _begun.append(uploads)
     root = snapshots_in(Path(config.run.dir))
     if start.folder is not None and start.folder.parent == root and _is_behind(start):
-        hand_over(uploads, config, start.folder)
+        hand_over(console, uploads, config, start.folder)
     return uploads
 
 
 def hand_over(
+    console: Console,
     uploads: Uploader | None,
     config: Config,
     snapshot: Path | None,
@@ -80,8 +81,9 @@ def hand_over(
             sample=sample,
             has_curves=picture is not None,
         )
-    except (OSError, SnapshotError):
-        return  # gone or damaged since it was written; the next one will be another
+    except Exception as error:  # gone or damaged since it was written; no card is worth a run
+        console.warn(f"{snapshot} is not uploaded: {error}.")
+        return
     uploads.offer(snapshot, Card(text, picture))
 
 
@@ -99,13 +101,14 @@ def finish_uploads(console: Console, config: Config, uploads: Uploader | None) -
     for message in uploads.messages():
         console.warn(message)
     status = uploads.status()
-    if done and not status.off:
+    if done and not status.off and status.fault is None:
         console.say(f"hub       {repo} has step {status.step}")
     elif not status.off:
-        reason = f": {status.fault}" if status.fault else ""
+        reached = "nothing yet" if status.step is None else f"step {status.step}"
+        reason = f": {status.fault.rstrip('.')}" if status.fault else ""
         console.warn(
-            f"{repo} has step {status.step}, not the newest{reason}. The same command uploads it "
-            "at its next start."
+            f"{repo} has {reached}, not the newest{reason}. The same command uploads it at its "
+            "next start."
         )
 
 
