@@ -118,7 +118,7 @@ def main(config: Config) -> None:
         console,
         metrics,
         train.global_batch_size * data.block_size,
-        start.folder,
+        start.kept,
         state.skipped_steps,
         train.max_skipped_steps,
         uploads,

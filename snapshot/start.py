@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from snapshot.files import TEMPORARY_PREFIX
 from snapshot.hub import Latest
 from snapshot.state import RunState
 
@@ -36,4 +37,10 @@ class Start:
     hub_is_known: bool = False
     """Whether the run's own repo could be asked."""
     ended: frozenset[str] = frozenset()
-    """Attempts of this run that wrote on this disk, and are over."""
+    """Attempts of this run that ran on this disk, and are over."""
+
+    @property
+    def kept(self) -> Path | None:
+        """The snapshot, unless it was fetched to begin another run from, and goes again."""
+        fetched = self.folder is not None and self.folder.parent.name.startswith(TEMPORARY_PREFIX)
+        return None if fetched else self.folder

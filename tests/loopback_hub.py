@@ -17,6 +17,7 @@ import hashlib
 import hmac
 import random
 import secrets
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -287,6 +288,8 @@ def main() -> None:
         "--latency", type=float, nargs=2, default=(0, 0), metavar=("LOW", "HIGH"), help="seconds"
     )
     arguments = parser.parse_args()
+    # A shell that starts it in the background has it ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with LoopbackHub(arguments.folder) as hub:
         hub.latency = tuple(arguments.latency)
         for name in ("HF_ENDPOINT", "HF_TOKEN"):

@@ -338,4 +338,7 @@ def test_it_runs_in_the_foreground(tmp_path):
         with urllib.request.urlopen(request) as answer:
             assert answer.status == 200
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 0
+        try:
+            assert process.wait(30) == 0
+        finally:
+            process.kill()

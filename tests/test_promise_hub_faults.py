@@ -107,7 +107,24 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
+OFTEN = {
+    "connections refused",
+    "a hang in the contents",
+    "a hang of the listing",
+    "a reset in the middle of the commit",
+    "500 before the commit",
+    "the answer to a commit lost",
+    "412, a stale parent",
+    "429 with a time, on the commit",
+    "403, the storage is full",
+    "a stale head on reads",
+    "a squash that is unknown",
+    "a Hub that knows no cards",
+}
+"""One of each kind; the others are slow ones."""
+
+
+@pytest.mark.parametrize("name", [*sorted(OFTEN), *rarely(*sorted(set(FAULTS) - OFTEN))])
 def test_a_fault_costs_no_step_and_no_snapshot(small, tmp_path, hub, name):
     faults = [hub.fault(endpoint, kind, **more) for endpoint, kind, more in FAULTS[name]]
     more = ["hub.squash_every=2"] if "squash" in name else []
@@ -132,11 +149,11 @@ def test_500_on_a_part_of_a_large_content(small, tmp_path, hub):
     ("endpoint", "kind"),
     [
         ("blob-get", "truncated"),
-        ("blob-get", "corrupted"),
         ("resolve-get", "corrupted"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
+                ("blob-get", "corrupted"),
                 ("blob-get", "reset"),
                 ("resolve-head", "hang"),
                 ("info", "refuse"),
@@ -209,7 +226,7 @@ def test_a_token_that_stays_expired_costs_no_minute_at_the_end(small, tmp_path, 
     assert "The same command uploads it at its next start" in result.stdout
 
 
-@pytest.mark.parametrize("kind", ["none", "parent-500", *rarely("ignore-parent")])
+@pytest.mark.parametrize("kind", ["parent-500", *rarely("none", "ignore-parent")])
 def test_somebody_edits_the_repo_meanwhile(small, tmp_path, hub, kind):
     if kind != "none":
         hub.fault("commit", kind, times=None)
@@ -410,6 +427,7 @@ def test_with_a_snapshot_here_a_start_needs_no_hub_and_without_it_does(small, tm
     assert hubs.step_of(hub) == 10
 
 
+@pytest.mark.slow
 def test_a_run_that_began_without_the_hub_finds_it_later(small, tmp_path, hub):
     """The repo is made when the Hub is back, in the middle of the run."""
     hub.down()

@@ -139,7 +139,7 @@ class Report:
 
     def kept(self) -> str:
         """Which snapshot there is to go on from, as a sentence."""
-        if self.last_snapshot is None or not self.last_snapshot.exists():
+        if self.last_snapshot is None:
             return "There is no snapshot yet."
         return f"The last good snapshot stays: {self.last_snapshot}."
 
