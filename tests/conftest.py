@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import runs
+from loopback_hub import LoopbackHub
 
 # Float sums depend on the number of threads; children inherit this.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -54,3 +55,10 @@ def finished_run(small, tmp_path_factory) -> Path:
     result = runs.train(*small, "model.dropout=0.1", f"run.dir={run_dir}")
     assert result.returncode == 0, result.stderr
     return run_dir
+
+
+@pytest.fixture
+def hub(tmp_path):
+    """A loopback Hub without a repo."""
+    with LoopbackHub(tmp_path / "hub") as hub:
+        yield hub

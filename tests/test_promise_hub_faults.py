@@ -30,12 +30,6 @@ def rarely(*values: str) -> list:
     return [pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
-@pytest.fixture
-def hub(tmp_path):
-    with LoopbackHub(tmp_path / "hub") as hub:
-        yield hub
-
-
 def overrides(small: list[str], run_dir: Path, *more: str) -> list[str]:
     return [
         *small,

@@ -11,15 +11,8 @@ import torch
 
 import hubs
 import runs
-from loopback_hub import LoopbackHub
 
 STEPS = 200
-
-
-@pytest.fixture
-def hub(tmp_path):
-    with LoopbackHub(tmp_path / "hub") as hub:
-        yield hub
 
 
 def overrides(small: list[str], *more: str) -> list[str]:
