@@ -18,24 +18,36 @@ from accelerate.utils import DistributedType, get_mixed_precision_context_manage
 from model.gpt import GPT, Block
 from training.config import ConfigError
 from training.environment import asked, fsdp_asked, is_on, started_processes
+from training.peers import fresh_store
 
 BLOCK = Block.__name__
 HERE = "The accelerate config file"
 
 
 def settle_launch(timeout: timedelta) -> None:
-    """Refuse what cannot be honoured, and make FSDP possible without GPUs.
+    """Refuse what cannot be honoured, and let the processes find each other, also for FSDP on CPUs.
 
-    To be called before the Accelerator is made. Raises ConfigError that names the entry of the
-    accelerate config file.
+    To be called before the Accelerator is made, with how long to wait for the others. Raises
+    ConfigError that names the entry of the accelerate config file.
     """
     refused = _refused()
     if refused:
         raise ConfigError("\n".join(refused))
-    if fsdp_asked() and started_processes() > 1 and not torch.accelerator.is_available():
+    if started_processes() == 1:
+        return
+    store, rank, processes = fresh_store(timeout)
+    on_cpus = not torch.accelerator.is_available()
+    state = PartialState(
+        # Said here, because the launcher does not hand use_cpu on to several processes.
+        cpu=on_cpus,
+        store=store,
+        rank=rank,
+        world_size=processes,
+        timeout=timeout,
+    )
+    if fsdp_asked() and on_cpus:
         # accelerate promotes MULTI_GPU to FSDP and nothing else, and calls processes on CPUs
         # MULTI_CPU. All that follows is FSDP2 over gloo, as torch has it.
-        state = PartialState(cpu=True, timeout=timeout)
         state.distributed_type = DistributedType.MULTI_GPU
 
 
