@@ -15,7 +15,6 @@ from accelerate import Accelerator
 from accelerate.utils import (
     DataLoaderConfiguration,
     GradientAccumulationPlugin,
-    InitProcessGroupKwargs,
     send_to_device,
 )
 
@@ -23,42 +22,47 @@ from data.loader import HeldOutBatches, StepBatches, Windows, held_out_starts, w
 from data.order import BlockOrder
 from model.gpt import GPT, IGNORED, GPTConfig
 from snapshot.resume import refuse_other_run
+from snapshot.signals import Phase, Signals
 from snapshot.state import restore
+from training.claim import claim
 from training.compose import as_flat
 from training.config import Config, accumulation_steps
 from training.console import Console
 from training.distribution import refuse_broken_launch, settle_launch, settle_precision
 from training.environment import fsdp_asked
 from training.evaluation import held_out_loss
+from training.exits import EXIT_DONE
 from training.launch import known_tracker, run_command
 from training.optimizer import adamw
+from training.peers import Patience
 from training.report import Report
 from training.reproducible import compute_reproducibly, reseed, settle_gradient_buckets
 from training.sampling import sample_text
 from training.saving import save_snapshot
 from training.schedule import learning_rate_at, set_learning_rate
-from training.start import agree_on_start, claim, open_run, prepare_text, state_at
-from training.summary import draw_run, print_end, print_header
+from training.start import agree_on_start, open_run, prepare_text, state_at
+from training.stop import Stop
+from training.summary import draw_run, print_end, print_header, print_stop
 from training.together import on_all, on_main
 from training.uploading import begin_uploads, finish_uploads, hand_over
 
 
-def main(config: Config) -> None:
-    """One attempt of a run: from its newest snapshot, or the beginning, to `train.max_steps`."""
+def main(config: Config, signals: Signals) -> int:
+    """One attempt of a run: from its newest snapshot, or the beginning, to `train.max_steps`.
+
+    Returns the exit code: not 0 where a signal, or the run's own time, ended it before.
+    """
     data, train, run_dir = config.data, config.train, Path(config.run.dir)
 
     # Who computes: what the accelerate config file says. Accumulation follows from it.
-    timeout = timedelta(seconds=config.run.collective_timeout_seconds)
-    settle_launch(timeout)
+    settle_launch(timedelta(seconds=config.run.start_timeout_seconds))
     accelerator = Accelerator(
-        # Said here, because the launcher does not hand use_cpu on to several processes.
         cpu=not torch.accelerator.is_available(),
         dataloader_config=DataLoaderConfiguration(split_batches=True, non_blocking=True),
         gradient_accumulation_plugin=GradientAccumulationPlugin(
             sync_with_dataloader=False,
             sync_each_batch=fsdp_asked(),  # or each process would hold all gradients meanwhile
         ),
-        kwargs_handlers=[InitProcessGroupKwargs(timeout=timeout)],
         log_with=known_tracker(config.run.tracker),
         project_dir=str(run_dir),
     )
@@ -86,8 +90,9 @@ def main(config: Config) -> None:
         console.say(
             f"The run is finished at step {state.step}. A larger train.max_steps extends it."
         )
-        finish_uploads(console, config, uploads)
-        return
+        signals.phase = Phase.UPLOADING
+        finish_uploads(console, config, uploads, signals)
+        return EXIT_DONE
     optimizer = adamw(model, config.optim, accelerator.device)
 
     # The order of the text is a function of seed and step; held-out text has its own windows.
@@ -124,13 +129,15 @@ def main(config: Config) -> None:
         uploads,
     )
     batches = iter(train_loader)
+    patience = Patience(accelerator, config.run)
+    stop = Stop(accelerator, config.run, signals)
 
     text = None
+    first_step = state.step + 1
     model.train()
     settle_gradient_buckets(accelerator, model, optimizer, data.block_size)
-    for step in range(state.step + 1, train.max_steps + 1):
-        last = step == train.max_steps
-
+    signals.phase = Phase.TRAINING  # from here on a signal finishes the step and writes a snapshot
+    for step in range(first_step, train.max_steps + 1):
         # One update: dropout is reseeded, so that it is the same after a restart.
         reseed(train.seed, step, accelerator.process_index)
         rate = learning_rate_at(step, config.optim, train.max_steps)
@@ -152,11 +159,15 @@ def main(config: Config) -> None:
         report.add(step, rate, step_loss, norm)
 
         # What is due after it. Whatever stops a run comes first: no broken model is saved.
+        last, stopping = step == train.max_steps, stop.agreed()
         evaluate = last or step % train.eval_every == 0
         sample = last or (train.sample_every > 0 and step % train.sample_every == 0)
-        save = last or step % config.snapshot.every == 0
-        if evaluate or sample or save or step % train.log_every == 0:
+        save = last or stopping or step % config.snapshot.every == 0
+        due = evaluate or sample or save
+        if due or step % train.log_every == 0:
             report.write(accelerator)
+        if due:
+            patience.be_long()
         if evaluate:
             held_out = held_out_loss(accelerator, model, held_out_loader)
             report.held_out(accelerator, step, held_out)
@@ -171,18 +182,35 @@ def main(config: Config) -> None:
             if not evaluate:  # the figures above are of the weights before this step's update
                 report.refuse_broken(step, held_out_loss(accelerator, model, [probe]))
             saved = save_snapshot(
-                accelerator, config, state, model, optimizer, corpus.tokenizer.save, report
+                accelerator,
+                config,
+                state,
+                model,
+                optimizer,
+                corpus.tokenizer.save,
+                report,
+                last=last or stopping,
             )
             draw_run(console, config)
             hand_over(console, uploads, config, saved, text)
             report.held.append(time.perf_counter() - begun)
-        if evaluate or sample or save:
+        if due:
+            accelerator.wait_for_everyone()
             report.resume_clock()  # speed is that of the steps
+        if last or stopping:
+            break
+        if due or step == first_step:
+            patience.be_short()
 
-    print_end(console, config, corpus, held_out, report)
-    accelerator.wait_for_everyone()
+    signals.phase = Phase.UPLOADING
+    if last:
+        print_end(console, config, corpus, held_out, report)
+    else:
+        print_stop(console, config, report, stop)
+    finish_uploads(console, config, uploads, signals)
+    accelerator.wait_for_everyone()  # the first to leave would have the launcher end the others
     accelerator.end_training()
-    finish_uploads(console, config, uploads)
+    return EXIT_DONE if last else stop.exit_code
 
 
 if __name__ == "__main__":

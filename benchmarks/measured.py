@@ -47,7 +47,7 @@ class HighWater:
         return 1024 * int(line.split()[1]) - self.before
 
 
-def main(config) -> None:
+def main(config, signals) -> int:
     found: dict = {"snapshots": []}
     tracker = LiveBytes()
     clip, reseed, save = Accelerator.clip_grad_norm_, train.reseed, train.save_snapshot
@@ -64,21 +64,22 @@ def main(config) -> None:
         tracker.place = ("step", step)
         reseed(seed, step, process)
 
-    def measured_save(accelerator, config, state, model, optimizer, *rest):
+    def measured_save(accelerator, config, state, model, optimizer, *rest, **named):
         states = [tensor for state in optimizer.state.values() for tensor in state.values()]
         found["optimizer"] = local_bytes(states)
         before = tracker.place
         tracker.place = ("snapshot",)
         water = HighWater()
-        save(accelerator, config, state, model, optimizer, *rest)
+        saved = save(accelerator, config, state, model, optimizer, *rest, **named)
         found["snapshots"].append({"before": water.before, "added": water.added()})
         tracker.place = before
+        return saved
 
     Accelerator.clip_grad_norm_ = measured_clip
     train.reseed, train.save_snapshot = measured_reseed, measured_save
     train.sample_text = lambda *_, **__: ""  # hundreds of passes that are not measured
     with tracker:
-        train.main(config)
+        code = train.main(config, signals)
     by_place = defaultdict(list)
     for total, place in zip(tracker.ledger.totals(), tracker.ledger.places, strict=False):
         by_place[place].append(int(total.sum()))
@@ -89,6 +90,7 @@ def main(config) -> None:
     )
     found["tensors_added"] = max(by_place["snapshot",]) - by_place["snapshot",][0]
     (folder / f"{found['process']}.json").write_text(json.dumps(found))
+    return code
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ process its share (`split_batches=True`). So the order never depends on how many
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -110,7 +111,19 @@ def window_loader(
         collate_fn=_as_it_is,
         num_workers=workers,
         generator=torch.Generator(),  # else creating an iterator moves the dropout's generator
+        worker_init_fn=_leave_signals_to_the_run,
     )
+
+
+def _leave_signals_to_the_run(worker: int) -> None:
+    """A worker ends when the run does.
+
+    A Ctrl-C and a scheduler's signals reach every process; the run then finishes its step, and
+    needs its workers for it. Forked, they would also write into the run's own wake-up pipe.
+    """
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _as_it_is(batch: Any) -> Any:  # torch says: of a list of rows

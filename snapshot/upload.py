@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -112,12 +112,20 @@ class Uploader:
             said, self._messages = self._messages, []
             return said
 
-    def flush(self, seconds: float) -> bool:
-        """Wait until all is uploaded, so long at most; whether it is. Nothing is raised."""
+    def flush(self, seconds: float, more: Callable[[], bool] = lambda: True) -> bool:
+        """Wait until all is uploaded, so long at most; whether it is. Nothing is raised.
+
+        `more`, asked twice a second, says whether to go on waiting.
+        """
+        end = time.monotonic() + seconds
         with self._changed:
             self._flushing = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._refused_at_the_end or self._is_done(), seconds)
+            while not (self._refused_at_the_end or self._is_done()):
+                left = end - time.monotonic()
+                if left <= 0 or not more():
+                    break
+                self._changed.wait(min(left, 0.5))
             return self._is_done()
 
     def _is_done(self) -> bool:

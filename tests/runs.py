@@ -8,7 +8,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -117,6 +118,36 @@ def kill_all(process: subprocess.Popen) -> None:
                 one.kill()
         psutil.wait_procs(alive)
     process.wait()
+
+
+def workers(process: subprocess.Popen) -> dict[int, psutil.Process]:
+    """The processes that a launcher has started, by their rank; those that are there right now."""
+    found = {}
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(process.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                rank = child.environ().get("RANK")
+                if rank is not None:
+                    found[int(rank)] = child
+    return found
+
+
+def wait_until(
+    holds: Callable[[], object], process: subprocess.Popen, deadline: float = 60
+) -> None:
+    """Watch a run that goes on until something holds; fails when it ends before or takes longer."""
+    end = time.monotonic() + deadline
+    while not holds():
+        assert process.poll() is None, f"ended before: {process.communicate()}"
+        assert time.monotonic() < end, "did not happen before the deadline"
+        time.sleep(0.02)
+
+
+def newest_step(run_dir: Path) -> int:
+    """The last whole line's step in metrics.jsonl; 0 where there is none."""
+    path = run_dir / "metrics.jsonl"
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return json.loads(lines[-1])["step"] if lines else 0
 
 
 def train(*overrides: str, **changes: str) -> subprocess.CompletedProcess:

@@ -123,8 +123,14 @@ class RunConfig:
     """Everything the run writes."""
     tracker: str | None = None
     """A tracker of accelerate's to report to as well (tensorboard, wandb, ...); null: none."""
-    collective_timeout_seconds: int = 600
-    """How long a process waits for the others before it gives up."""
+    max_minutes: float | None = None
+    """Stop with a snapshot before so many minutes since the launch are over; null: no limit."""
+    grace_seconds: float = 25.0
+    """How long a run that is told to stop may take: to finish its step, save it and upload it."""
+    collective_timeout_seconds: int = 180
+    """How long a process waits in a step for the others, one of which may be gone."""
+    start_timeout_seconds: int = 3600
+    """The same before the first step and around a snapshot, where one works and the others wait."""
 
 
 @dataclass
@@ -151,6 +157,7 @@ COUNTS = (
     "hub.keep",
     "hub.squash_every",
     "run.collective_timeout_seconds",
+    "run.start_timeout_seconds",
 )
 """Keys whose value is at least 1."""
 MOST = {
@@ -158,6 +165,7 @@ MOST = {
     "train.max_steps": 1_000_000_000,
     "train.global_batch_size": 1_000_000,
     "run.collective_timeout_seconds": 1_000_000,
+    "run.start_timeout_seconds": 1_000_000,
 }
 """Larger values are slips of the finger, and would end in a failure of memory or of a clock."""
 
@@ -233,6 +241,14 @@ def problems(config: Config) -> list[str]:
     for key in ("hub.min_interval_seconds", "hub.flush_seconds"):
         need(0 <= getattr(hub, key[4:]) < 1e6, key, "must be at least 0, and below 1000000")
     need(0 < hub.timeout_seconds < 1e6, "hub.timeout_seconds", "must be above 0, below 1000000")
+    run = config.run
+    need(1 <= run.grace_seconds < 1e6, "run.grace_seconds", "must be at least 1, below 1000000")
+    need(
+        run.max_minutes is None or run.grace_seconds < 60 * run.max_minutes < 1e9,
+        "run.max_minutes",
+        f"must be more than run.grace_seconds={run.grace_seconds:g}, which are kept for the end of "
+        "it, or null",
+    )
     return found
 
 

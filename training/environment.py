@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
+
+import psutil
 
 
 def asked(name: str, default: str = "") -> str:
@@ -38,3 +41,30 @@ def first_on_its_machine() -> bool:
 def restarted_by_launcher() -> bool:
     """Whether this is a restart by `accelerate launch --max_restarts`, not a person's start."""
     return int(asked("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def speaks_for_the_run() -> bool:
+    """Whether this is the main process."""
+    return asked("RANK", "0") == "0"
+
+
+def under_accelerate() -> bool:
+    """Whether the parent of this process is `accelerate launch`."""
+    return launched() or "ACCELERATE_MIXED_PRECISION" in os.environ
+
+
+def restarts_left() -> int:
+    """How often the launcher would start the processes again, if one of them failed now."""
+    most, done = asked("TORCHELASTIC_MAX_RESTARTS", "0"), asked("TORCHELASTIC_RESTART_COUNT", "0")
+    return int(most) - int(done)
+
+
+def launcher_patience() -> float:
+    """Seconds after a signal in which the launcher kills its processes; infinite without one."""
+    return float(asked("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")) if launched() else float("inf")
+
+
+def seconds_since_launch() -> float:
+    """Since the launcher was started, or this process where there is none; over all restarts."""
+    first = psutil.Process(os.getppid() if under_accelerate() else os.getpid())
+    return time.time() - first.create_time()

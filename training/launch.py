@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -13,30 +14,47 @@ from typing import NoReturn
 from accelerate.state import PartialState
 from accelerate.tracking import get_available_trackers
 
-from data.errors import DataError
-from snapshot.errors import SnapshotError
-from snapshot.hub_errors import HubError
+from snapshot.signals import Phase, Signals
+from training.claim import note_exit
 from training.compose import as_yaml, load_config
 from training.config import Config, ConfigError
-from training.environment import first_on_its_machine, launched
+from training.environment import (
+    first_on_its_machine,
+    launched,
+    restarts_left,
+    speaks_for_the_run,
+    under_accelerate,
+)
+from training.exits import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_USER_MISTAKE,
+    USER_MISTAKES,
+    TrainingStopped,
+    exit_code_of,
+    is_lasting,
+)
 from training.help import help_text
-from training.report import TrainingStopped
+from training.peers import is_lost_peer
 from training.together import FailedElsewhere
 from training.uploading import finish_begun
 
-EXIT_FAILED = 1
-EXIT_USER_MISTAKE = 2
-EXIT_INTERRUPTED = 130
 SPEAKING_SECONDS = 30
+ECHO_SECONDS = 3
+"""After the loss of another process: on the same machine the launcher ends this one sooner."""
 STOPPED_FLUSH_SECONDS = 20
 """For the upload of the last good snapshot, when a run stops by itself: while the others wait."""
+LOST_PEER = "another process is gone, or cannot be reached"
+GO_ON = "The same command goes on from the newest snapshot."
 
 
-def run_command(main: Callable[[Config], None]) -> NoReturn:
+def run_command(main: Callable[[Config, Signals], int]) -> NoReturn:
     """Run `main` with the configuration of the command line, and end the process.
 
-    Exit codes: 0 done, 2 a mistake of the user's (a sentence, nothing lost), 130 interrupted, 1 all
-    else. `accelerate launch` turns every code but 0 into 1.
+    Exit codes: 0 done, 2 a mistake of the user's (a sentence, nothing lost), 1 failed; what a
+    signal or the run's own time has ended: see `training.exits`. `accelerate launch` turns every
+    code but 0 into 1, so it is also left in the run's directory.
     """
     for stream in (sys.stdout, sys.stderr):
         # A character that the terminal lacks, of the text or of a sample, must not stop a run.
@@ -45,30 +63,56 @@ def run_command(main: Callable[[Config], None]) -> NoReturn:
     if any(argument in ("-h", "--help") for argument in arguments):
         print(help_text())
         sys.exit(0)
+    signals: Signals | None = None
     try:
         config = load_config([argument for argument in arguments if argument != "--show"])
         if "--show" in arguments:
             print(as_yaml(config), end="")
+            code = EXIT_DONE
         else:
-            main(config)
-        code = 0
-    except (ConfigError, DataError, SnapshotError, HubError) as error:
-        _say_once(f"error: {error}", error)
-        code = EXIT_USER_MISTAKE
-    except TrainingStopped as error:
-        _say_once(f"stopped: {error}", error)
-        finish_begun(STOPPED_FLUSH_SECONDS)
-        code = EXIT_FAILED
-    except FailedElsewhere:
-        _let_the_other_speak()
-        code = EXIT_FAILED
-    except KeyboardInterrupt:
-        _say_once("interrupted; the same command goes on from the newest snapshot.", None)
+            signals = Signals(config.run.grace_seconds, _end_by_signal, under_accelerate())
+            code = main(config, signals)
+            if code != EXIT_DONE and first_on_its_machine():  # all have agreed to end
+                _end_launcher()
+    except KeyboardInterrupt:  # before the signals are ours
         code = EXIT_INTERRUPTED
-    except Exception:
-        traceback.print_exc()
-        code = EXIT_FAILED
+    except Exception as error:
+        if signals is not None:
+            signals.phase = Phase.FAILED
+        code = EXIT_USER_MISTAKE if isinstance(error, USER_MISTAKES) else EXIT_FAILED
+        if _say(error, hurry=signals is not None and signals.asked is not None):
+            _end_launcher()
     _leave(code)
+
+
+def _say(error: Exception, hurry: bool) -> bool:
+    """Say an error once, first, and not among its echoes in other processes.
+
+    Returns whether it ends the launcher too: another start would end in it as well.
+    """
+    speaks = getattr(error, "said_here", False) or first_on_its_machine()
+    if isinstance(error, FailedElsewhere):
+        # Once a process has ended, the launcher ends all: not before the one that says it.
+        time.sleep(SPEAKING_SECONDS)
+        return error.for_good and speaks
+    if isinstance(error, (*USER_MISTAKES, TrainingStopped)):
+        if not speaks:
+            time.sleep(SPEAKING_SECONDS)
+            return False
+        stopped = isinstance(error, TrainingStopped)
+        print(f"{'stopped' if stopped else 'error'}: {error}", file=sys.stderr, flush=True)
+        if stopped:
+            finish_begun(STOPPED_FLUSH_SECONDS)
+        return is_lasting(error)
+    if is_lost_peer(error):
+        if not hurry:
+            time.sleep(ECHO_SECONDS)
+        if speaks and not hurry:
+            words = str(error).splitlines()[0]
+            print(f"stopped: {LOST_PEER}: {words}. {GO_ON}", file=sys.stderr, flush=True)
+        return False
+    traceback.print_exception(error)
+    return False
 
 
 def known_tracker(name: str | None) -> str | None:
@@ -82,20 +126,21 @@ def known_tracker(name: str | None) -> str | None:
     return name
 
 
-def _say_once(text: str, error: Exception | None) -> None:
-    """Print an error where only one process has it, or, where all have it, once on each machine."""
-    if getattr(error, "said_here", False) or first_on_its_machine():
-        print(text, file=sys.stderr, flush=True)
-    elif error is not None:
-        _let_the_other_speak()
+def _end_by_signal(number: int, why: str) -> None:
+    """End the process from the thread that minds the signals, whatever the others hang in."""
+    if why and first_on_its_machine():
+        # Not by print: the main thread may hold the stream, waiting for a reader that is gone.
+        os.write(sys.stderr.fileno(), f"\nstopped by {why}. {GO_ON}\n".encode())
+    code = exit_code_of(number)
+    if speaks_for_the_run():
+        note_exit(code)
+    os._exit(code)
 
 
-def _let_the_other_speak() -> None:
-    """Do not end before the process that says the error: once one has ended, the launcher ends all.
-
-    Its signal cuts this short.
-    """
-    time.sleep(SPEAKING_SECONDS)
+def _end_launcher() -> None:
+    """Have the launcher not start again what would only end again."""
+    if restarts_left() > 0:
+        os.kill(os.getppid(), signal.SIGTERM)
 
 
 def _leave(code: int) -> NoReturn:
@@ -106,6 +151,8 @@ def _leave(code: int) -> NoReturn:
     """
     sys.stdout.flush()
     sys.stderr.flush()
+    if speaks_for_the_run():
+        note_exit(code)
     uploading = any(not one.daemon for one in threading.enumerate()[1:])  # by the Hub client
     if PartialState._shared_state.get("_num_processes", 1) > 1 or launched() or uploading:
         os._exit(code)

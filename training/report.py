@@ -14,11 +14,8 @@ from torch import Tensor
 from snapshot.sharded import gather_full
 from snapshot.upload import Uploader
 from training.console import Console
+from training.exits import TrainingStopped
 from training.metrics import MetricsFile
-
-
-class TrainingStopped(Exception):
-    """The run cannot go on; the message says why and what is kept."""
 
 
 class Report:

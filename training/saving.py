@@ -14,7 +14,8 @@ from snapshot.resume import snapshots_in
 from snapshot.sharded import reshard
 from snapshot.state import RunState, write_snapshot
 from training.config import Config
-from training.report import Report, TrainingStopped
+from training.exits import TrainingStopped
+from training.report import Report
 from training.together import end_if_any_failed
 
 
@@ -26,12 +27,13 @@ def save_snapshot(
     optimizer: Optimizer,
     save_tokenizer: Callable[[Path], None],
     report: Report,
+    last: bool,
 ) -> Path | None:
     """Write the snapshot after `state.step` and remove the oldest. Every process must call this.
 
     Returns the folder, None where it could not be written: a disk that does not take it costs this
     snapshot and nothing else. It is said, the earlier ones stay, and the next is tried when it is
-    due. Raises TrainingStopped when it was the run's last.
+    due. Raises TrainingStopped when it was the `last` of this attempt.
     """
     root = snapshots_in(Path(config.run.dir))
     reshard(model)  # all of it: compiled whole, the root of FSDP's groups is not in the bare model
@@ -58,16 +60,16 @@ def save_snapshot(
         )
     except OSError as error:
         reason = f"the snapshot of step {state.step} could not be written: {error}."
-        if state.step < config.train.max_steps:
-            report.console.warn(f"{reason} {report.kept()} Training goes on; the next is tried.")
-        else:
+        if last:
             stopped = TrainingStopped(
                 f"{reason} {report.kept()} Make room and start the same command again."
             )
+        else:
+            report.console.warn(f"{reason} {report.kept()} Training goes on; the next is tried.")
     else:
         if accelerator.is_main_process:
             _prune(root, config.snapshot.keep, state.step, report)
-    if state.step == config.train.max_steps:
+    if last:
         end_if_any_failed(accelerator, stopped)
     return saved
 

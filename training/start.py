@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import uuid
 from collections.abc import Callable
@@ -12,7 +11,6 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from filelock import FileLock, Timeout
 
 from data.corpus import Corpus, prepare_corpus
 from data.errors import DataError
@@ -23,8 +21,9 @@ from snapshot.resume import choose_start, folder_for_step, snapshots_in, value_o
 from snapshot.start import Place, Start
 from snapshot.state import RunState, check_snapshot, read_state
 from snapshot.store import fetch_place
+from training.claim import claim, not_writable
 from training.compose import as_plain, as_yaml
-from training.config import Config, ConfigError
+from training.config import Config
 from training.environment import restarted_by_launcher
 from training.metrics import MetricsFile, write_whole
 from training.together import (
@@ -35,10 +34,6 @@ from training.together import (
     told_by_main,
 )
 from training.uploading import store_of
-
-CLAIM_SECONDS = 10
-"""How long to wait for a process that is just ending."""
-_claims: list[FileLock] = []  # held until the process ends
 
 
 def prepare_text(accelerator: Accelerator, config: Config) -> Corpus:
@@ -173,28 +168,6 @@ def _same_start(proposed: dict[str, Any] | None, config: Config, lacks: bool) ->
     return Start(folder, read_state(folder), "")
 
 
-def claim(run_dir: Path) -> None:
-    """Make the run's directory and keep others out of it until this process ends.
-
-    A launcher that is killed can leave workers behind, which would go on writing beside the next
-    start's. Raises ConfigError when another process has the directory, or nothing can be written.
-    """
-    lock = FileLock(run_dir / ".lock", timeout=CLAIM_SECONDS)
-    try:
-        snapshots_in(run_dir).mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-        _claims.append(lock)
-    except Timeout as error:
-        raise ConfigError(
-            f"run.dir={run_dir} is in use: another process trains in it. Wait for it or stop it, "
-            "or give this run another run.name."
-        ) from error
-    except NotImplementedError:  # a file system without locks
-        return
-    except OSError as error:
-        raise _not_writable(run_dir, error) from error
-
-
 def open_run(run_dir: Path, config: Config, start: Start) -> MetricsFile:
     """Write config.yaml and continue metrics.jsonl where `start` is. For the main process only."""
     if not (run_dir / ".lock").exists():  # snapshot.resume=never has moved the directory aside
@@ -208,14 +181,7 @@ def open_run(run_dir: Path, config: Config, start: Start) -> MetricsFile:
         remove_partial(snapshots_in(run_dir))
         return MetricsFile(run_dir / "metrics.jsonl", step)
     except OSError as error:
-        raise _not_writable(run_dir, error) from error
-
-
-def _not_writable(run_dir: Path, error: OSError) -> ConfigError:
-    where = f" ({error.filename})" if error.filename else ""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    remedy = "Make room." if full else "Name a folder in which you may write."
-    return ConfigError(f"run.dir={run_dir} cannot be written: {error.strerror}{where}. {remedy}")
+        raise not_writable(run_dir, error) from error
 
 
 def state_at(start: Start, config: Config, corpus: Corpus) -> RunState:

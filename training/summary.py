@@ -19,6 +19,7 @@ from training.curves import draw_curves
 from training.metrics import read_metrics
 from training.report import Report
 from training.start import changed_values
+from training.stop import Stop
 
 
 def print_header(
@@ -75,6 +76,17 @@ def draw_run(console: Console, config: Config) -> None:
         draw_curves(records, config.run.name, run_dir / "curves.png")
     except Exception as error:  # a picture is not worth a run
         console.warn(f"curves.png was not drawn: {error}.")
+
+
+def print_stop(console: Console, config: Config, report: Report, stop: Stop) -> None:
+    """That the run ended before its last step, why, and what it goes on from."""
+    console.close()
+    console.say()
+    console.say(
+        f"stopped   by {stop.reason} at step {console.step:,} of {config.train.max_steps:,}; "
+        "the same command goes on from there"
+    )
+    console.say(f"snapshot  {report.last_snapshot}")
 
 
 def print_end(

@@ -9,11 +9,19 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast
 
+from training.exits import is_lasting
+
 Result = TypeVar("Result")
+THIS_TIME, FOR_GOOD = 1, 2
 
 
 class FailedElsewhere(Exception):
     """Another process has the error and says it; this one only ends."""
+
+    def __init__(self, for_good: bool) -> None:
+        super().__init__()
+        self.for_good = for_good
+        """Whether another start would only fail again."""
 
 
 def first_on_each_machine(accelerator: Accelerator, work: Callable[[], Result]) -> Result:
@@ -86,11 +94,12 @@ def end_if_any_failed(accelerator: Accelerator, problem: Exception | None) -> No
 
     Every process must call this. So that one process says it, the problem is marked `said_here`.
     """
-    failed = torch.tensor([int(problem is not None)], device=accelerator.device)
-    flags = accelerator.gather(failed).tolist()
+    failed = 0 if problem is None else FOR_GOOD if is_lasting(problem) else THIS_TIME
+    flags = accelerator.gather(torch.tensor([failed], device=accelerator.device)).tolist()
     if not any(flags):
         return
-    if problem is not None and flags.index(1) == accelerator.process_index:
+    first = next(process for process, flag in enumerate(flags) if flag)
+    if problem is not None and first == accelerator.process_index:
         problem.said_here = True  # type: ignore[attr-defined]
         raise problem
-    raise FailedElsewhere
+    raise FailedElsewhere(flags[first] == FOR_GOOD)

@@ -14,6 +14,7 @@ from snapshot.files import identity
 from snapshot.hub import Hub
 from snapshot.publish import Card, Policy
 from snapshot.resume import note_attempt, snapshots_in
+from snapshot.signals import LAST_WORDS_SECONDS, Signals
 from snapshot.start import Start
 from snapshot.state import RunState, read_state, versions
 from snapshot.store import Store
@@ -87,17 +88,17 @@ def hand_over(
     uploads.offer(snapshot, Card(text, picture))
 
 
-def finish_uploads(console: Console, config: Config, uploads: Uploader | None) -> None:
+def finish_uploads(
+    console: Console, config: Config, uploads: Uploader | None, signals: Signals
+) -> None:
     """Wait for the last upload, not for ever, and say how it stands."""
     if uploads is None:
         return
-    repo, seconds = config.hub.repo_id, config.hub.flush_seconds
+    repo = config.hub.repo_id
+    seconds = min(config.hub.flush_seconds, signals.seconds_left() - LAST_WORDS_SECONDS)
     if uploads.needed():
         console.say(f"hub       uploading to {repo}; at most {seconds:.0f} s, Ctrl-C leaves it")
-    try:
-        done = uploads.flush(seconds)
-    except KeyboardInterrupt:
-        done = False
+    done = uploads.flush(seconds, lambda: signals.seconds_left() > LAST_WORDS_SECONDS)
     for message in uploads.messages():
         console.warn(message)
     status = uploads.status()

@@ -1,0 +1,74 @@
+"""Promise 2 under elastic: a worker dies, the launcher starts all again, and nobody notices."""
+
+from __future__ import annotations
+
+import random
+import re
+import statistics
+import time
+
+import pytest
+
+import runs
+
+STEPS_A_KILL = 150
+EVERY = 20
+KILLS = 10
+LONGEST_MEDIAN_SECONDS = 20
+
+
+@pytest.mark.parametrize(("config", "processes"), [("ddp_cpu.yaml", 2), ("fsdp_cpu.yaml", 3)])
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_workers_killed_at_ten_moments_leave_no_trace(small, tmp_path, config, processes):
+    killed_and_compared(small, tmp_path, config, processes, KILLS)
+
+
+@pytest.mark.parametrize(("config", "processes"), [("ddp_cpu.yaml", 2), ("fsdp_cpu.yaml", 3)])
+def test_a_killed_worker_leaves_no_trace(small, tmp_path, config, processes):
+    killed_and_compared(small, tmp_path, config, processes, 2)
+
+
+def killed_and_compared(small, tmp_path, config, processes, kills) -> None:
+    """Kill any one of the workers so often; the launcher and the run have to do the rest."""
+    steps = STEPS_A_KILL * kills
+    overrides = [
+        *small,
+        "model.dropout=0.1",
+        "train.global_batch_size=12",
+        f"train.max_steps={steps}",
+        "train.eval_every=100",
+        f"snapshot.every={EVERY}",
+    ]
+    options = (f"--num_processes={processes}", "--max_restarts=20")
+    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+    whole = runs.launch(config, *overrides, f"run.dir={undisturbed}", options=options)
+    assert whole.returncode == 0, whole.stderr
+    assert f"{processes} processes" in whole.stdout
+    chosen = random.Random(2026)
+    words = runs.launch_command(config, *overrides, f"run.dir={killed}", options=options)
+    waits, reached_at = [], []
+    with runs.started(words) as launcher:
+        for number in range(kills):
+            # Spread over the run, each somewhere between two snapshots, and clear of its end.
+            first = number * STEPS_A_KILL
+            runs.wait_until(lambda m=first: runs.newest_step(killed) > m, launcher, 120)
+            victim = runs.workers(launcher)[chosen.randrange(processes)]
+            moment = first + chosen.randrange(1, STEPS_A_KILL * 2 // 3)
+            runs.wait_until(lambda m=moment: runs.newest_step(killed) >= m, launcher, 120)
+            victim.kill()
+            died, reached = time.monotonic(), runs.newest_step(killed)
+            reached_at.append(reached)
+            runs.wait_until(lambda r=reached: runs.newest_step(killed) > r, launcher, 120)
+            waits.append(time.monotonic() - died)
+        output, errors = launcher.communicate(timeout=300)
+    assert launcher.returncode == 0, errors
+    starts = [int(step) for step in re.findall(r"/step-(\d+), the newest of this run", output)]
+    redone = [there - start for there, start in zip(reached_at, starts, strict=True)]
+    median = statistics.median(waits)
+    print(f"{config}, {processes} processes, {kills} kills: at most {max(redone)} steps done again")
+    print(f"from the kill to the next new step: {median:.1f} s, at most {max(waits):.1f} s")
+    assert max(redone) <= EVERY
+    assert median <= LONGEST_MEDIAN_SECONDS
+    runs.assert_same_bits(runs.snapshot(undisturbed, steps), runs.snapshot(killed, steps))
+    assert runs.losses(killed) == runs.losses(undisturbed)

@@ -1,0 +1,62 @@
+"""One attempt at a time in a run's directory, which says how the last one ended."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from snapshot.resume import snapshots_in
+from training.config import ConfigError
+
+EXIT_CODE = "exit_code"
+"""A file with the last attempt's exit code, because `accelerate launch` turns each into 1."""
+SOON_SECONDS = 3.0
+CLAIM_SECONDS = 30.0
+"""How long to wait for a process that is just ending, with a snapshot to write first."""
+_claims: list[FileLock] = []  # held until the process ends
+
+
+def claim(run_dir: Path) -> None:
+    """Make the run's directory and keep others out of it until this process ends.
+
+    A launcher that is killed can leave workers behind, which would go on writing beside the next
+    start's. Raises ConfigError when another process has the directory, or nothing can be written.
+    """
+    lock = FileLock(run_dir / ".lock")
+    try:
+        snapshots_in(run_dir).mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=SOON_SECONDS)
+        except Timeout:
+            print(f"waiting for another process to end: it has {run_dir}", file=sys.stderr)
+            lock.acquire(timeout=CLAIM_SECONDS - SOON_SECONDS)
+        _claims.append(lock)
+        (run_dir / EXIT_CODE).unlink(missing_ok=True)
+    except Timeout as error:
+        raise ConfigError(
+            f"run.dir={run_dir} is in use: another process trains in it. Wait for it or stop it, "
+            "or give this run another run.name."
+        ) from error
+    except NotImplementedError:  # a file system without locks
+        return
+    except OSError as error:
+        raise not_writable(run_dir, error) from error
+
+
+def note_exit(code: int) -> None:
+    """Write down how this attempt ended, where it had a run's directory to itself."""
+    for lock in _claims:
+        with suppress(OSError):  # a full disk: the code itself still tells
+            Path(lock.lock_file).with_name(EXIT_CODE).write_text(f"{code}\n")
+
+
+def not_writable(run_dir: Path, error: OSError) -> ConfigError:
+    """What to say when the disk does not take what a run writes at its start."""
+    where = f" ({error.filename})" if error.filename else ""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    remedy = "Make room." if full else "Name a folder in which you may write."
+    return ConfigError(f"run.dir={run_dir} cannot be written: {error.strerror}{where}. {remedy}")
