@@ -1,0 +1,216 @@
+"""A run that is told to stop: one snapshot that all agree on, in time, with a code of its own."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import runs
+from snapshot.files import snapshot_folders
+
+ENDLESS = ["train.max_steps=100000", "snapshot.every=100000", "train.eval_every=100000"]
+CODES = {signal.SIGTERM: 143, signal.SIGUSR1: 75, signal.SIGINT: 130}
+
+
+@pytest.fixture
+def words(small, tmp_path) -> list[str]:
+    """A run with dropout that would go on for hours, in tmp_path/run.
+
+    Its rate is the same at each step, so that a shorter one takes the same steps.
+    """
+    constant = "optim.min_learning_rate=0.003"
+    return [*small, *ENDLESS, constant, "model.dropout=0.1", f"run.dir={tmp_path / 'run'}"]
+
+
+def wait_for_steps(process, run_dir: Path, steps: int = 5) -> None:
+    """Until the run has taken so many more steps."""
+    goal = runs.newest_step(run_dir) + steps
+    runs.wait_until(lambda: runs.newest_step(run_dir) >= goal, process)
+
+
+def only_snapshot(run_dir: Path) -> Path:
+    """The one snapshot of a run that was stopped before its first regular one."""
+    (folder,) = snapshot_folders(run_dir / "snapshots")
+    assert runs.newest_step(run_dir) == int(folder.name.removeprefix("step-"))
+    return folder
+
+
+def assert_goes_on_bit_by_bit(words: list[str], run_dir: Path, tmp_path: Path, launch) -> None:
+    """The stopped run, continued for a few steps, has the bits of one that was not stopped."""
+    steps = runs.newest_step(run_dir) + 10
+    shorter = [*words, f"train.max_steps={steps}"]  # the last word counts
+    whole = tmp_path / "whole"
+    first = launch(*shorter, f"run.dir={whole}")
+    assert first.returncode == 0, first.stderr
+    rest = launch(*shorter)
+    assert rest.returncode == 0, rest.stderr
+    runs.assert_same_bits(runs.snapshot(whole, steps), runs.snapshot(run_dir, steps))
+    assert runs.losses(whole) == runs.losses(run_dir)
+
+
+@pytest.mark.parametrize("number", CODES, ids=lambda number: number.name)
+def test_one_process_stops_with_a_snapshot_and_a_code(words, tmp_path, number):
+    run_dir = tmp_path / "run"
+    with runs.started(runs.command(*words)) as process:
+        wait_for_steps(process, run_dir)
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=30)
+    assert process.returncode == CODES[number], errors
+    assert (run_dir / "exit_code").read_text() == f"{CODES[number]}\n"
+    name = "Ctrl-C" if number == signal.SIGINT else number.name
+    step = runs.newest_step(run_dir)
+    assert f"stopped   by {name} at step {step} of 100,000" in output
+    only_snapshot(run_dir)
+    if number == signal.SIGTERM:
+        assert_goes_on_bit_by_bit(words, run_dir, tmp_path, runs.train)
+        assert (run_dir / "exit_code").read_text() == "0\n"
+
+
+@pytest.mark.parametrize(
+    ("config", "whom"),
+    [
+        ("ddp_cpu.yaml", "the launcher"),
+        ("ddp_cpu.yaml", "rank 1"),
+        pytest.param("fsdp_cpu.yaml", "the launcher", marks=pytest.mark.slow),
+        ("fsdp_cpu.yaml", "rank 1"),
+    ],
+)
+def test_sigterm_to_the_launcher_or_to_one_worker_stops_all_at_one_step(
+    words, tmp_path, config, whom
+):
+    run_dir = tmp_path / "run"
+    # Restarts are left, and must not be used for a run that was told to stop.
+    with runs.started(
+        runs.launch_command(config, *words, options=("--max_restarts=3",))
+    ) as launcher:
+        wait_for_steps(launcher, run_dir)
+        workers = runs.workers(launcher)
+        assert len(workers) == 2
+        begun = time.monotonic()
+        if whom == "the launcher":
+            launcher.terminate()
+        else:
+            workers[1].terminate()
+        psutil.wait_procs(list(workers.values()), timeout=25)
+        seconds = time.monotonic() - begun
+        output, errors = launcher.communicate(timeout=30)
+    assert launcher.returncode == 1, errors
+    assert (run_dir / "exit_code").read_text() == "143\n"
+    assert output.count("stopped   by SIGTERM at step") == 1
+    assert output.count("from the beginning") == 1  # nothing was started again
+    print(f"{config}, SIGTERM to {whom}: {seconds:.1f} s from the signal to the end")
+    assert seconds < 25
+    only_snapshot(run_dir)
+
+    def launch(*overrides):
+        return runs.launch(config, *overrides)
+
+    assert_goes_on_bit_by_bit(words, run_dir, tmp_path, launch)
+
+
+def test_a_launcher_that_is_killed_does_not_leave_workers_behind(words, tmp_path):
+    run_dir = tmp_path / "run"
+    with runs.started(runs.launch_command("ddp_cpu.yaml", *words)) as launcher:
+        wait_for_steps(launcher, run_dir)
+        workers = list(runs.workers(launcher).values())
+        assert len(workers) == 2
+        launcher.kill()
+        _, alive = psutil.wait_procs(workers, timeout=25)
+        assert not alive
+    only_snapshot(run_dir)
+    assert (run_dir / "exit_code").read_text() == "143\n"
+
+
+def test_a_neighbour_that_hangs_cannot_hold_a_run_that_is_told_to_stop(words, tmp_path):
+    run_dir = tmp_path / "run"
+    with runs.started(
+        runs.launch_command("ddp_cpu.yaml", *words, "run.grace_seconds=2")
+    ) as launcher:
+        wait_for_steps(launcher, run_dir)
+        workers = runs.workers(launcher)
+        workers[1].suspend()  # alive, and silent: what it was asked reaches nobody
+        begun = time.monotonic()
+        workers[0].terminate()
+        psutil.wait_procs([workers[0]], timeout=20)
+        seconds = time.monotonic() - begun
+        workers[1].kill()
+        _, errors = launcher.communicate(timeout=60)
+    assert 1.5 < seconds < 10
+    assert "stopped by SIGTERM, and its grace time is over" in errors
+    assert (run_dir / "exit_code").read_text() == "143\n"
+    assert snapshot_folders(run_dir / "snapshots") == []  # none that not all have agreed to
+
+
+def test_a_second_ctrl_c_leaves_at_once(words, tmp_path):
+    run_dir = tmp_path / "run"
+    with runs.started(runs.launch_command("ddp_cpu.yaml", *words)) as launcher:
+        wait_for_steps(launcher, run_dir)
+        workers = runs.workers(launcher)
+        workers[1].suspend()
+        presses, gone = 0, []
+        while not gone and presses < 10:  # two that come together are one to the system
+            workers[0].send_signal(signal.SIGINT)
+            presses += 1
+            gone, _ = psutil.wait_procs([workers[0]], timeout=1)
+        assert 2 <= presses < 10
+        workers[1].kill()
+        _, errors = launcher.communicate(timeout=60)
+    assert "stopped by Ctrl-C again" in errors
+
+
+def test_before_the_first_step_a_signal_ends_the_run_at_once(words, tmp_path):
+    run_dir = tmp_path / "run"
+    with runs.started(runs.command(*words)) as process:
+        runs.wait_until((run_dir / ".lock").exists, process)
+        process.terminate()
+        _, errors = process.communicate(timeout=10)
+    assert process.returncode == 143
+    assert "stopped by SIGTERM before the first step" in errors or runs.newest_step(run_dir)
+
+
+def test_the_runs_own_time_stops_it_with_a_snapshot_to_be_started_again(words, tmp_path):
+    run_dir = tmp_path / "run"
+    begun = time.monotonic()
+    result = runs.launch("ddp_cpu.yaml", *words, "run.max_minutes=0.4", "run.grace_seconds=4")
+    seconds = time.monotonic() - begun
+    assert result.returncode == 1
+    assert (run_dir / "exit_code").read_text() == "75\n"
+    assert "stopped   by run.max_minutes=0.4 at step" in result.stdout
+    only_snapshot(run_dir)
+    print(f"{seconds:.1f} s of 24 s")
+    assert seconds < 24 + 4
+
+
+def test_a_failure_of_one_process_is_told_once_and_first(words, tmp_path):
+    run_dir = tmp_path / "run"
+    words = [*words, "run.collective_timeout_seconds=5"]
+    with runs.started(runs.launch_command("ddp_cpu.yaml", *words)) as launcher:
+        wait_for_steps(launcher, run_dir)
+        runs.workers(launcher)[1].kill()
+        _, errors = launcher.communicate(timeout=60)
+    assert launcher.returncode == 1
+    before_the_launcher, _, _ = errors.partition("ChildFailedError")
+    assert "gloo" not in before_the_launcher  # the echo in rank 0
+    assert "exitcode: -9" in errors
+
+
+def test_a_neighbour_that_says_nothing_is_given_up_in_time(words, tmp_path):
+    run_dir = tmp_path / "run"
+    words = [*words, "run.collective_timeout_seconds=3"]
+    with runs.started(runs.launch_command("ddp_cpu.yaml", *words)) as launcher:
+        wait_for_steps(launcher, run_dir)
+        workers = runs.workers(launcher)
+        workers[1].suspend()
+        begun = time.monotonic()
+        psutil.wait_procs([workers[0]], timeout=30)
+        seconds = time.monotonic() - begun
+        workers[1].kill()
+        _, errors = launcher.communicate(timeout=60)
+    assert 2.5 < seconds < 15
+    assert "stopped: another process is gone, or cannot be reached" in errors
+    assert "Timed out waiting 3000ms" in errors
+    assert "The same command goes on from the newest snapshot" in errors
