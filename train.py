@@ -20,7 +20,7 @@ from accelerate.utils import (
 
 from data.loader import HeldOutBatches, StepBatches, Windows, held_out_starts, window_loader
 from data.order import BlockOrder
-from model.gpt import GPT, IGNORED, GPTConfig
+from model.gpt import GPT, IGNORED, GPTConfig, parameter_count
 from snapshot.resume import refuse_other_run
 from snapshot.signals import Phase, Signals
 from snapshot.state import restore
@@ -45,6 +45,7 @@ from training.stop import Stop
 from training.summary import draw_run, print_end, print_header, print_stop
 from training.together import on_all, on_main
 from training.uploading import begin_uploads, finish_uploads, hand_over
+from training.watch import Watch
 
 
 def main(config: Config, signals: Signals) -> int:
@@ -127,6 +128,7 @@ def main(config: Config, signals: Signals) -> int:
         state.skipped_steps,
         train.max_skipped_steps,
         uploads,
+        Watch(console, config, parameter_count(bare_model), accelerator.num_processes),
     )
     batches = iter(train_loader)
     patience = Patience(accelerator, config.run)
@@ -167,6 +169,7 @@ def main(config: Config, signals: Signals) -> int:
         if due or step % train.log_every == 0:
             report.write(accelerator)
         if due:
+            report.rest_clock()
             patience.be_long()
         if evaluate:
             held_out = held_out_loss(accelerator, model, held_out_loader)

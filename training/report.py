@@ -16,6 +16,7 @@ from snapshot.upload import Uploader
 from training.console import Console
 from training.exits import TrainingStopped
 from training.metrics import MetricsFile
+from training.watch import Watch
 
 
 class Report:
@@ -34,6 +35,7 @@ class Report:
         skipped: int = 0,
         max_skipped: int = 0,
         uploads: Uploader | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self.console = console
         self.metrics = metrics  # None on all but the main process
@@ -45,6 +47,7 @@ class Report:
         """Steps of the run so far whose update fp16's loss scaler left out."""
         self.max_skipped = max_skipped
         self.uploads = uploads
+        self.watch = watch
         self.skipped_in_a_row = 0
         self.steps: list[int] = []
         self.rates: list[float] = []
@@ -55,6 +58,13 @@ class Report:
     def resume_clock(self) -> None:
         """Begin to time steps, after something else: speed is that of the steps alone."""
         self.since = time.perf_counter()
+        if self.watch is not None:
+            self.watch.resume()
+
+    def rest_clock(self) -> None:
+        """Something else comes than steps."""
+        if self.watch is not None:
+            self.watch.rest()
 
     def add(self, step: int, learning_rate: float, loss: Tensor, grad_norm: Tensor) -> None:
         """The figures of one step: this process's mean loss, and the norm before clipping."""
@@ -63,6 +73,8 @@ class Report:
         self.losses.append(loss)
         self.norms.append(grad_norm)
         self.console.advance(step)
+        if self.watch is not None and loss.device.type == "cpu":
+            self.watch.done(step)  # a GPU is far behind, until `write` waits for it
 
     def write(self, accelerator: Accelerator) -> None:
         """Write a line for each step since the last call. Every process must call this.
@@ -84,6 +96,8 @@ class Report:
             fault = self._fault(step, loss, norm, skipped)
             if fault is not None:
                 break
+            if self.watch is not None:
+                self.watch.gradient(step, norm)
             records.append(
                 {
                     "event": "train",
@@ -95,6 +109,8 @@ class Report:
                     **({"skipped": True} if skipped else {}),
                 }
             )
+        if self.watch is not None and self.losses[-1].device.type != "cpu":
+            self.watch.done(self.steps[-1])
         behind = self._behind(records)
         self.record(accelerator, records)
         if fault is not None:
@@ -103,7 +119,7 @@ class Report:
         self.console.progress(self.steps[-1], losses[-1], speed, left, self.skipped, behind)
         for collected in (self.steps, self.rates, self.losses, self.norms):
             collected.clear()
-        self.resume_clock()
+        self.since = time.perf_counter()
 
     def held_out(self, accelerator: Accelerator, step: int, loss: float) -> None:
         """The figure of an evaluation. Raises TrainingStopped when it is not finite."""

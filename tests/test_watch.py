@@ -1,0 +1,150 @@
+"""What is said before it is too late: slow steps, steep gradients, a full disk, a clock."""
+
+from __future__ import annotations
+
+import time
+
+import psutil
+import pytest
+
+import runs
+import training.watch
+from training.config import Config, RunConfig
+from training.console import Console
+from training.watch import REMEMBERED, Watch
+
+
+class Clock:
+    """Stands in for the module's `time`."""
+
+    def __init__(self) -> None:
+        self.steady, self.of_day = 100.0, 1e9
+
+    def monotonic(self) -> float:
+        return self.steady
+
+    def time(self) -> float:
+        return self.of_day
+
+    def pass_by(self, seconds: float) -> None:
+        self.steady += seconds
+        self.of_day += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(training.watch, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def watch(clock, tmp_path) -> Watch:
+    """A watch whose thread does not run, of a model of 1,000 parameters on two processes."""
+    (tmp_path / "snapshots").mkdir()
+    silent = Console(shown=False, max_steps=1000, step=0)
+    watch = Watch(silent, Config(run=RunConfig(dir=str(tmp_path))), 1000, processes=2)
+    silent.shown = True
+    watch.resume()
+    return watch
+
+
+def said(capsys) -> str:
+    return capsys.readouterr().out
+
+
+def take_steps(watch: Watch, clock: Clock, seconds: float, first: int = 1, last: int = 60) -> None:
+    for step in range(first, last + 1):
+        clock.pass_by(seconds)
+        watch.done(step)
+
+
+def test_a_step_of_ten_times_the_usual_is_said_while_it_hangs_and_once(watch, clock, capsys):
+    take_steps(watch, clock, 1.0)
+    clock.pass_by(9.9)
+    watch._look_at_step()
+    assert said(capsys) == ""
+    clock.pass_by(0.2)
+    watch._look_at_step()
+    watch._look_at_step()
+    text = said(capsys)
+    assert text.count("nothing has come after step 60 for 10 s, over 10 times the usual 1 s") == 1
+    assert "run.collective_timeout_seconds=180 is given up" in text
+    clock.pass_by(5)
+    watch.done(61)
+    assert "step 61 has come after 15 s" in said(capsys)
+
+
+def test_short_steps_that_stumble_and_evaluations_are_nobodys_business(watch, clock, capsys):
+    take_steps(watch, clock, 0.01)
+    clock.pass_by(4)
+    watch._look_at_step()
+    watch.done(61)
+    watch.rest()  # an evaluation, a snapshot
+    clock.pass_by(1000)
+    watch._look_at_step()
+    watch.resume()
+    watch._look_at_step()
+    assert said(capsys) == ""
+
+
+def test_a_gradient_of_a_hundred_times_the_usual_is_said(watch, capsys):
+    for step in range(1, REMEMBERED + 1):
+        watch.gradient(step, 1.5)
+    watch.gradient(51, 149.0)
+    assert said(capsys) == ""
+    watch.gradient(52, 300.0)
+    text = said(capsys)
+    assert "the gradient norm is 300 at step 52, 200 times the usual 1.5" in text
+    assert "optim.max_grad_norm=1" in text
+
+
+def test_a_clock_that_jumps_is_said_and_one_that_is_corrected_is_not(watch, clock, capsys):
+    clock.of_day += 1
+    watch._look_at_clock()
+    assert said(capsys) == ""
+    clock.of_day -= 3600
+    watch._look_at_clock()
+    watch._look_at_clock()
+    assert said(capsys).count("the system's clock has jumped by -3599 s") == 1
+
+
+def test_a_disk_that_will_be_full_is_said_before_the_next_snapshot(
+    watch, clock, capsys, monkeypatch, tmp_path
+):
+    def disk_with(free: int) -> None:
+        usage = type("Usage", (), {"free": free})
+        monkeypatch.setattr(training.watch.shutil, "disk_usage", lambda _: usage)
+
+    take_steps(watch, clock, 0.1)
+    disk_with(12_000)  # 1,000 parameters: as nothing is known yet, 12 bytes each
+    watch._look_at_disk()
+    assert said(capsys) == ""
+    disk_with(11_999)
+    watch._look_at_disk()
+    watch._look_at_disk()
+    assert said(capsys).count("the next snapshot, at step 250, takes 0.0 MB. Make room") == 1
+    disk_with(10**9)
+    watch._look_at_disk()
+    (tmp_path / "snapshots" / "step-00000010").mkdir()
+    (tmp_path / "snapshots" / "step-00000010" / "model.safetensors").write_bytes(bytes(2 * 10**6))
+    disk_with(1_500_000)
+    watch._look_at_disk()
+    assert "has 1.5 MB left and the next snapshot, at step 250, takes 2.0 MB" in said(capsys)
+
+
+def test_a_neighbour_that_hangs_is_said_during_the_run(small, tmp_path):
+    words = [*small, "train.max_steps=100000", f"run.dir={tmp_path / 'run'}"]
+    with runs.started(runs.launch_command("ddp_cpu.yaml", *words)) as launcher:
+        runs.wait_until(lambda: runs.newest_step(tmp_path / "run") > 60, launcher)
+        one = runs.workers(launcher)[1]
+        one.suspend()
+        time.sleep(training.watch.SLOW_SECONDS + 3 * training.watch.LOOK_SECONDS)
+        one.resume()
+        step = runs.newest_step(tmp_path / "run")
+        runs.wait_until(lambda: runs.newest_step(tmp_path / "run") > step + 5, launcher)
+        launcher.terminate()
+        psutil.wait_procs([one], timeout=30)
+        output, _ = launcher.communicate(timeout=60)
+    assert "warning: nothing has come after step" in output
+    assert "has come after" in output
