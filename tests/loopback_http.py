@@ -153,18 +153,20 @@ class Origin(ThreadingHTTPServer):
     request_queue_size = 128
     allow_reuse_address = True
 
-    def __init__(self, hub: LoopbackHub, find: Callable[[str, str], Found], port: int) -> None:
+    def __init__(
+        self, hub: LoopbackHub, find: Callable[[str, str], Found], host: str, port: int
+    ) -> None:
         self.hub, self.find = hub, find
         self._connections: set[Any] = set()
         self._lock = threading.Lock()
-        super().__init__(("127.0.0.1", port), Handler)
+        super().__init__((host, port), Handler)
         self._thread = threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
 
     def server_bind(self) -> None:
         """Bind without asking for a name, which can take seconds."""
         TCPServer.server_bind(self)
-        self.server_name, self.server_port = "127.0.0.1", int(self.server_address[1])
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Begin a connection."""
@@ -202,11 +204,11 @@ class Origin(ThreadingHTTPServer):
 class Doors:
     """The listening sockets of a hub: its own and, at another origin, that for large contents."""
 
-    def __init__(self, hub: LoopbackHub, find: Callable[[str, str, str], Found]) -> None:
+    def __init__(self, hub: LoopbackHub, find: Callable[[str, str, str], Found], host: str) -> None:
         self.closing = threading.Event()
         """Set when there is no time to wait any more."""
         self.closing.set()
-        self._hub, self._find = hub, find
+        self._hub, self._find, self._host = hub, find, host
         self._origins: dict[str, Origin] = {}
         self._ports: dict[str, int] = {}
         self._under_way = 0
@@ -214,7 +216,7 @@ class Doors:
 
     def address(self, origin: str) -> str:
         """Where an origin listens."""
-        return f"http://127.0.0.1:{self._ports[origin]}"
+        return f"http://{self._host}:{self._ports[origin]}"
 
     def open(self) -> None:
         """Listen, later again at the same addresses."""
@@ -255,10 +257,10 @@ class Doors:
     def _listen(self, name: str) -> Origin:
         find = partial(self._find, name)
         if name in self._ports:
-            return Origin(self._hub, find, self._ports[name])
+            return Origin(self._hub, find, self._host, self._ports[name])
         for port in random.SystemRandom().sample(PORTS, len(PORTS)):
             try:
-                origin = Origin(self._hub, find, port)
+                origin = Origin(self._hub, find, self._host, port)
             except OSError:  # taken
                 continue
             self._ports[name] = port

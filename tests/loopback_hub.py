@@ -51,9 +51,12 @@ class Token:
 
 
 class LoopbackHub:
-    """The hub, up from `__enter__` to `__exit__`. Every method may be called from any thread."""
+    """The hub, up from `__enter__` to `__exit__`. Every method may be called from any thread.
 
-    def __init__(self, folder: Path) -> None:
+    `host` is another address of this machine, where clients on other hosts reach it.
+    """
+
+    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
         self.latency = (0.0, 0.0)
         """Seconds added to each request, from and to."""
         self.multipart_above = 5 * 10**9
@@ -64,7 +67,7 @@ class LoopbackHub:
         self.lfs_above = 10 << 20
         """Bytes beyond which a file is a large one; *.safetensors always are."""
         self.faults = Faults()
-        self._folder = folder
+        self._folder, self._host = folder, host
         self._secret = secrets.token_bytes(16)
         self._random = random.Random(0)
         self._log = Log()
@@ -73,7 +76,7 @@ class LoopbackHub:
         self._created = 0
         self._repos: dict[str, Repo] = {}
         self._tokens: dict[str, Token] = {}
-        self.doors = Doors(self, self._find)
+        self.doors = Doors(self, self._find, host)
         self.default_token = self.add_token("hf_loopbackOfMeMayWrite")
 
     def __enter__(self) -> LoopbackHub:
@@ -105,7 +108,7 @@ class LoopbackHub:
             "HF_HUB_DISABLE_XET": "1",
             "HF_HUB_DISABLE_TELEMETRY": "1",
             "HF_HUB_OFFLINE": "0",
-            "NO_PROXY": "127.0.0.1",
+            "NO_PROXY": self._host,
         }
 
     def add_token(self, name: str, user: str = OWNER, role: str = "write") -> str:

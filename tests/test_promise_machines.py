@@ -1,0 +1,131 @@
+"""Promises 1 and 2 over two machines with disks of their own, and a network that fails."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+import hubs
+import runs
+from hosts import Host, across, hosts
+from loopback_hub import LoopbackHub
+
+CONFIGS = ["ddp_multinode.yaml", "fsdp_multinode.yaml"]
+GIVEN_UP_SECONDS = 10
+
+
+class Cluster:
+    """Two hosts, each with a disk, and a Hub that both reach."""
+
+    def __init__(self, machines: list[Host], hub: LoopbackHub, config: Path, folder: Path) -> None:
+        self.machines, self.hub, self.config, self.folder = machines, hub, config, folder
+        self.disks = [folder / "first", folder / "second"]
+
+    def words(self, rank: int, *overrides: str) -> list[str]:
+        """The command of a host: the same on each, but for its rank and the place of its disk."""
+        disk = self.disks[rank]
+        mine = [f"data.cache_dir={disk / 'data'}"]
+        return self.machines[rank].launch_command(
+            self.config, *overrides, *hubs.words(disk / "run"), *mine
+        )
+
+    def start(self, stack: contextlib.ExitStack, *overrides: str) -> list[subprocess.Popen]:
+        """The command on both hosts; what is still running ends with the stack."""
+        return [
+            stack.enter_context(
+                host.start(self.words(host.rank, *overrides), **self.hub.environment())
+            )
+            for host in self.machines
+        ]
+
+    def run(self, *overrides: str) -> list[tuple[int, str, str]]:
+        """The command on both hosts, to its end: exit code, output and errors of each."""
+        with contextlib.ExitStack() as stack:
+            started = self.start(stack, *overrides)
+            return [finished(process) for process in started]
+
+    @property
+    def run_dir(self) -> Path:
+        """The first host's."""
+        return self.disks[0] / "run"
+
+
+def finished(process: subprocess.Popen, deadline: float = 120) -> tuple[int, str, str]:
+    output, errors = process.communicate(timeout=deadline)
+    return process.returncode, output, errors
+
+
+@pytest.fixture(params=CONFIGS)
+def cluster(request, tmp_path):
+    """Two hosts with one process each, under DDP or FSDP."""
+    with hosts(2) as machines, LoopbackHub(tmp_path / "hub", machines[0].outside) as hub:
+        config = across(machines, request.param, tmp_path)
+        yield Cluster(machines, hub, config, tmp_path)
+
+
+def test_two_machines_have_the_losses_of_one(cluster, small, tmp_path):
+    here = "fsdp_cpu.yaml" if "fsdp" in cluster.config.name else "ddp_cpu.yaml"
+    one = runs.launch(here, *small, f"run.dir={tmp_path / 'one'}")
+    assert one.returncode == 0, one.stderr
+    results = cluster.run(*small)
+    assert [code for code, _, _ in results] == [0, 0], results
+    assert "2 processes" in results[0][1]
+    expected, found = runs.losses(tmp_path / "one"), runs.losses(cluster.run_dir)
+    worst = max(abs(a - b) / a for a, b in zip(expected, found, strict=True))
+    print(f"{cluster.config.name}: largest relative difference {worst:.1e}")
+    assert worst < 1e-5
+
+
+def test_a_link_that_is_cut_for_five_seconds_holds_a_run_up_and_no_more(cluster, small, tmp_path):
+    overrides = [*small, "train.max_steps=300", "train.eval_every=100", "snapshot.every=100"]
+    with contextlib.ExitStack() as stack:
+        first, second = cluster.start(stack, *overrides)
+        runs.wait_until(lambda: runs.newest_step(cluster.run_dir) > 30, first)
+        cluster.machines[1].cut()
+        time.sleep(5)  # as long as the promise says
+        reached = runs.newest_step(cluster.run_dir)
+        assert reached < 300
+        cluster.machines[1].join()
+        joined = time.monotonic()
+        runs.wait_until(lambda: runs.newest_step(cluster.run_dir) > reached + 5, first)
+        seconds = time.monotonic() - joined
+        results = [finished(first), finished(second)]
+    assert [code for code, _, _ in results] == [0, 0], results
+    assert results[0][1].count("from the beginning") == 1
+    assert len(runs.losses(cluster.run_dir)) == 300
+    print(f"{cluster.config.name}: goes on {seconds:.1f} s after the link is back")
+
+
+def test_a_link_that_is_cut_for_good_ends_both_sides_and_the_hub_has_the_run(
+    cluster, small, tmp_path
+):
+    overrides = [*small, "model.dropout=0.1", "train.max_steps=300", "train.eval_every=100"]
+    bound = f"run.collective_timeout_seconds={GIVEN_UP_SECONDS}"
+    with contextlib.ExitStack() as stack:
+        processes = cluster.start(stack, *overrides, bound)
+        runs.wait_until(lambda: hubs.step_of(cluster.hub) >= 30, processes[0])
+        cluster.machines[1].cut()
+        begun = time.monotonic()
+        results = [finished(process) for process in processes]
+        seconds = time.monotonic() - begun
+    for code, _, errors in results:
+        assert code == 1
+        assert "stopped: another process is gone, or cannot be reached: " in errors
+        assert "The same command goes on from the newest snapshot." in errors
+    print(f"{cluster.config.name}: both have ended {seconds:.1f} s after the cut")
+    assert seconds < GIVEN_UP_SECONDS + 30
+    cluster.machines[1].join()
+    cluster.disks[0] = tmp_path / "new disk"  # the other's copies are of no use to it
+    stored = hubs.step_of(cluster.hub)
+    results = cluster.run(*overrides)
+    assert [code for code, _, _ in results] == [0, 0], results
+    assert f"step-{stored:08d}" in results[0][1]
+    whole = tmp_path / "whole"
+    here = "fsdp_cpu.yaml" if "fsdp" in cluster.config.name else "ddp_cpu.yaml"
+    assert runs.launch(here, *overrides, f"run.dir={whole}").returncode == 0
+    runs.assert_same_bits(runs.snapshot(whole, 300), runs.snapshot(cluster.run_dir, 300))
+    hubs.assert_always_whole(cluster.hub)
