@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import yaml
@@ -89,24 +90,32 @@ def run(
 
 
 @contextlib.contextmanager
-def started(words: list[str], **changes: str) -> Iterator[subprocess.Popen]:
-    """A command that runs beside the test, and no longer: on leaving, kill -9 for all of it."""
-    process = subprocess.Popen(
-        words,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        stdin=subprocess.DEVNULL,
-        text=True,
-        env=environment(**changes),
-        cwd=ROOT,
-    )
-    try:
-        yield process
-    finally:
-        kill_all(process)
-        for pipe in (process.stdout, process.stderr):
-            assert pipe is not None
-            pipe.close()
+def started(
+    words: list[str], into: Path | None = None, **changes: str
+) -> Iterator[subprocess.Popen]:
+    """A command that runs beside the test, and no longer: on leaving, kill -9 for all of it.
+
+    What a long run says goes `into` a file: a pipe that nobody reads would fill up and hold it.
+    """
+    with contextlib.ExitStack() as stack:
+        pipe: Any = subprocess.PIPE
+        said = pipe if into is None else stack.enter_context(open(into, "w"))
+        process = subprocess.Popen(
+            words,
+            stdout=said,
+            stderr=pipe if into is None else subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            env=environment(**changes),
+            cwd=ROOT,
+        )
+        try:
+            yield process
+        finally:
+            kill_all(process)
+            for end in (process.stdout, process.stderr):
+                if end is not None:
+                    end.close()
 
 
 def kill_all(process: subprocess.Popen) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import runs
 
-STEPS_A_KILL = 150
+STEPS_A_KILL = 120
 EVERY = 20
 KILLS = 10
 LONGEST_MEDIAN_SECONDS = 20
@@ -42,13 +42,15 @@ def killed_and_compared(small, tmp_path, config, processes, kills) -> None:
     ]
     options = (f"--num_processes={processes}", "--max_restarts=20")
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
-    whole = runs.launch(config, *overrides, f"run.dir={undisturbed}", options=options)
+    words = runs.launch_command(config, *overrides, f"run.dir={undisturbed}", options=options)
+    whole = runs.run(words, deadline=300)
     assert whole.returncode == 0, whole.stderr
     assert f"{processes} processes" in whole.stdout
     chosen = random.Random(2026)
     words = runs.launch_command(config, *overrides, f"run.dir={killed}", options=options)
     waits, reached_at = [], []
-    with runs.started(words) as launcher:
+    said = tmp_path / "said"
+    with runs.started(words, into=said) as launcher:
         for number in range(kills):
             # Spread over the run, each somewhere between two snapshots, and clear of its end.
             first = number * STEPS_A_KILL
@@ -61,8 +63,9 @@ def killed_and_compared(small, tmp_path, config, processes, kills) -> None:
             reached_at.append(reached)
             runs.wait_until(lambda r=reached: runs.newest_step(killed) > r, launcher, 120)
             waits.append(time.monotonic() - died)
-        output, errors = launcher.communicate(timeout=300)
-    assert launcher.returncode == 0, errors
+        launcher.wait(timeout=300)
+    output = said.read_text()
+    assert launcher.returncode == 0, output
     starts = [int(step) for step in re.findall(r"/step-(\d+), the newest of this run", output)]
     redone = [there - start for there, start in zip(reached_at, starts, strict=True)]
     median = statistics.median(waits)

@@ -116,63 +116,143 @@ def test_a_run_without_a_whole_snapshot_does_not_start_over_in_silence(copied_ru
     assert "snapshot.resume=never" in result.stderr
 
 
+def call(*words: object) -> None:
+    subprocess.run(list(map(str, words)), check=True, capture_output=True, text=True)
+
+
+class Tmpfs:
+    """A disk of 4 MB that fills up, or is remounted read-only, as after an error of the disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        call("mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder)
+
+    def fill(self) -> str:
+        """Leave no room; what the system says from then on."""
+        with contextlib.suppress(OSError), open(self.folder / "ballast", "wb", buffering=0) as file:
+            while True:
+                file.write(bytes(1000))
+        return "No space left on device"
+
+    def empty(self) -> None:
+        """Make room."""
+        (self.folder / "ballast").unlink()
+
+    def make_read_only(self) -> str:
+        """Take no more writes; what the system says from then on."""
+        while True:  # refused as long as a file is open for writing
+            with contextlib.suppress(subprocess.CalledProcessError):
+                call("mount", "-o", "remount,ro", self.folder)
+                return "Read-only file system"
+
+    def make_writable(self) -> None:
+        """Take writes again."""
+        call("mount", "-o", "remount,rw", self.folder)
+
+
+class Quota:
+    """A folder of a disk with room, for which there is a quota."""
+
+    def __init__(self, folder: Path, image: Path) -> None:
+        with open(image, "wb") as opened:
+            opened.truncate(200 << 20)
+        call("mkfs.btrfs", "-q", image)
+        call("mount", "-o", "loop", image, folder)
+        call("btrfs", "quota", "enable", folder)
+        self.folder = folder / "mine"
+        call("btrfs", "subvolume", "create", self.folder)
+
+    def exhaust(self) -> str:
+        """Allow hardly more than there is; what the system says from then on."""
+        call("sync", "-f", self.folder)
+        call("btrfs", "qgroup", "limit", "1M", self.folder)
+        return "Disk quota exceeded"
+
+    def raise_it(self) -> None:
+        """Allow more again."""
+        call("btrfs", "qgroup", "limit", "none", self.folder)
+
+
+@contextlib.contextmanager
+def mounted(folder: Path, make):
+    """`make()` mounts something at the folder. Skips where this machine does not let it."""
+    folder.mkdir()
+    try:
+        disk = make()
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"cannot be mounted here: {getattr(error, 'stderr', '') or error}")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """A tmpfs of 4 MB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip("a tmpfs cannot be mounted here: " + mounted.stderr.decode().strip())
-    yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True)
+    with mounted(tmp_path / "disk", lambda: Tmpfs(tmp_path / "disk")) as disk:
+        yield disk
 
 
-def test_a_full_disk_costs_a_snapshot_and_nothing_else(small, small_disk, tmp_path):
-    run_dir, ballast = small_disk / "run", small_disk / "ballast"
-    process = subprocess.Popen(
-        runs.command(*small, f"run.dir={run_dir}", "train.max_steps=2000", "snapshot.every=20"),
-        env=runs.environment(),
-        cwd=runs.ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    deadline = threading.Timer(runs.DEADLINE_SECONDS, process.kill)
-    deadline.start()
-    lines = []
-    kept = None
-    for line in process.stdout:
-        lines.append(line)
-        if "step 25/" in line:  # one snapshot is there; leave no room for another
-            with contextlib.suppress(OSError), open(ballast, "wb", buffering=0) as opened:
-                while True:
-                    opened.write(bytes(1000))
-        if "could not be written" in line and kept is None and ballast.exists():
-            kept = newest_verified(run_dir / "snapshots")
-            leftovers = list((run_dir / "snapshots").glob(".tmp-*"))
-            ballast.unlink()
-    process.communicate()
-    deadline.cancel()
+@pytest.fixture
+def quota(tmp_path):
+    """A folder with a quota; needs Debian's btrfs-progs, or what has mkfs.btrfs elsewhere."""
+    with mounted(tmp_path / "pool", lambda: Quota(tmp_path / "pool", tmp_path / "image")) as quota:
+        yield quota
+
+
+def test_a_full_disk_costs_a_snapshot_and_nothing_else(small, small_disk):
+    breaks_and_is_mended(small, small_disk.folder / "run", small_disk.fill, small_disk.empty)
+
+
+def test_a_disk_that_becomes_read_only_costs_a_snapshot_and_nothing_else(small, tmp_path):
+    # The snapshots' alone: the run's lock, an open file, would hold up a remount of its own.
+    (tmp_path / "run").mkdir()
+    place = tmp_path / "run" / "snapshots"
+    with mounted(place, lambda: Tmpfs(place)) as disk:
+        breaks_and_is_mended(small, tmp_path / "run", disk.make_read_only, disk.make_writable)
+
+
+def test_a_quota_costs_a_snapshot_and_nothing_else(small, quota):
+    breaks_and_is_mended(small, quota.folder / "run", quota.exhaust, quota.raise_it)
+
+
+def breaks_and_is_mended(small, run_dir: Path, break_it, mend_it) -> None:
+    """A run whose disk takes no second snapshot for a while."""
+    words = runs.command(*small, f"run.dir={run_dir}", "train.max_steps=2000", "snapshot.every=20")
+    lines, kept, says, leftovers = [], None, None, []
+    with runs.started(words) as process:
+        deadline = threading.Timer(runs.DEADLINE_SECONDS, process.kill)
+        deadline.start()
+        for line in process.stdout:
+            lines.append(line)
+            if "step 25/" in line:  # one snapshot is there
+                says = break_it()
+            if "could not be written" in line and kept is None and says is not None:
+                kept = newest_verified(run_dir / "snapshots")
+                leftovers = list((run_dir / "snapshots").glob(".tmp-*"))
+                mend_it()
+        errors = process.stderr.read()
+        process.wait()
+        deadline.cancel()
     output = "".join(lines)
-    assert process.returncode == 0, output
+    assert process.returncode == 0, errors
     assert kept is not None, output
     newest, faults = kept
     assert newest is not None
     assert faults == []
     assert leftovers == []
     warning = next(line for line in lines if "could not be written" in line)
-    assert "No space left on device" in warning
+    assert says in warning
     assert f"The last good snapshot stays: {newest}" in warning
+    assert len(snapshot_folders(run_dir / "snapshots")) == 3
     verify(runs.snapshot(run_dir, 2000))
     assert len(runs.losses(run_dir)) == 2000
 
 
 def test_a_last_snapshot_that_cannot_be_written_is_a_failure(small, small_disk):
-    (small_disk / "ballast").write_bytes(bytes(4_100_000))
-    result = runs.train(*small, f"run.dir={small_disk / 'run'}", "train.max_steps=5")
+    (small_disk.folder / "ballast").write_bytes(bytes(4_100_000))
+    result = runs.train(*small, f"run.dir={small_disk.folder / 'run'}", "train.max_steps=5")
     assert result.returncode == 1
     assert "stopped: the snapshot of step 5 could not be written" in result.stderr
     assert "start the same command again" in result.stderr

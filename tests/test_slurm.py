@@ -1,0 +1,293 @@
+"""The job scripts in slurm/, on a real Slurm: what they start, and what brings a job back.
+
+What the scripts do is tried with a launcher that only says how it was started and ends as told.
+That the run behind them goes on bit by bit is tried with training, one process on each of two
+machines.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import runs
+from runs import ROOT
+from slurm_cluster import GPUS, MACHINES, Cluster, cluster
+
+SCRIPTS = ("slurm/ddp.sbatch", "slurm/fsdp.sbatch")
+STEPS = 300
+STAND_IN = '''#!{python}
+"""In accelerate's place: writes down how it was started, and ends as STAND_IN says."""
+import json, os, pathlib, signal, sys
+
+signals = {{signal.SIGUSR1, signal.SIGTERM}}
+signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+words = sys.argv[1:]
+attempt, machine = int(os.environ.get("SLURM_RESTART_COUNT", "0")), os.environ["SLURM_NODEID"]
+run_dir = pathlib.Path(next(word[8:] for word in words if word.startswith("run.dir=")))
+settings = {{name: os.environ[name] for name in os.environ if name.startswith(("PET_", "TORCH_"))}}
+started = pathlib.Path(f"started-{{attempt}}-{{machine}}.json")
+started.with_suffix(".new").write_text(json.dumps({{"words": words, "settings": settings}}))
+started.with_suffix(".new").rename(started)
+
+end = os.environ["STAND_IN"].split()[attempt]
+if end.startswith("at-"):
+    told = signal.sigwait(signals).name
+    assert end.startswith(f"at-{{told}}"), f"{{told}}, but {{end}} is awaited"
+    end = end.rpartition("-")[2]
+if end.startswith("crash"):
+    sys.exit(9)
+if machine == "0":
+    if end.endswith("+"):
+        (run_dir / f"snapshots/step-{{attempt + 1:08d}}").mkdir(parents=True)
+    (run_dir / "exit_code").write_text(end.rstrip("+"))
+sys.exit(end != "0")
+'''
+
+
+class Rehearsal:
+    """A folder that the scripts take for the repository, with a stand-in for accelerate."""
+
+    def __init__(self, slurm: Cluster, folder: Path) -> None:
+        self.slurm, self.folder = slurm, folder
+        for name in ("slurm", "accelerate_configs"):
+            (folder / name).symlink_to(ROOT / name)
+        (folder / "train.py").touch()
+        launcher = folder / "bin" / "accelerate"
+        launcher.parent.mkdir()
+        launcher.write_text(STAND_IN.format(python=sys.executable))
+        launcher.chmod(0o755)
+
+    def submit(
+        self, *ends: str, script: str = SCRIPTS[0], options: tuple[str, ...] = (), **changes: str
+    ) -> int:
+        """A job whose attempts end so, one after the other.
+
+        An end is the exit code of the run, with a + after a new snapshot; or `crash`; or either
+        behind `at-SIGUSR1-`, `at-SIGTERM-`: when the signal comes.
+        """
+        return self.slurm.submit(
+            script,
+            "data.source=my text.txt",
+            options=options,
+            folder=self.folder,
+            PATH=f"{self.folder / 'bin'}:{self.slurm.environment['PATH']}",
+            STAND_IN=" ".join(ends),
+            **changes,
+        )
+
+    def started(self, attempt: int, machine: int) -> dict:
+        """How a machine's launcher was started."""
+        return json.loads(self._note(attempt, machine).read_text())
+
+    def is_up(self, attempt: int) -> bool:
+        """Whether both machines have started theirs."""
+        return all(self._note(attempt, machine).exists() for machine in (0, 1))
+
+    def _note(self, attempt: int, machine: int) -> Path:
+        return self.folder / f"started-{attempt}-{machine}.json"
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory):
+    with cluster(tmp_path_factory.mktemp("slurm")) as running:
+        yield running
+
+
+@pytest.fixture
+def rehearsal(slurm, tmp_path) -> Rehearsal:
+    return Rehearsal(slurm, tmp_path)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script_is_bash_and_slurm_takes_it_as_it_is(script, slurm):
+    subprocess.run(["bash", "-n", script], check=True, cwd=ROOT)
+    assert "to start at" in slurm.call("sbatch", "--test-only", script)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_each_machine_starts_one_launcher_for_its_gpus(script, rehearsal):
+    name = Path(script).stem
+    job = rehearsal.submit("0", script=script)
+    assert rehearsal.slurm.end_of(job, 30) == ("COMPLETED", 0), rehearsal.slurm.output(job)
+    for machine in (0, 1):
+        started = rehearsal.started(0, machine)
+        options, train = started["words"], started["words"].index("train.py")
+        given = dict(zip(options[1:train:2], options[2:train:2], strict=True))
+        assert options[0] == "launch"
+        assert given["--config_file"] == f"accelerate_configs/{name}_multinode.yaml"
+        assert given["--machine_rank"] == str(machine)
+        assert given["--num_machines"] == "2"
+        assert given["--num_processes"] == str(2 * GPUS)
+        assert given["--main_process_ip"] == "127.0.0.1"
+        assert int(given["--max_restarts"]) > 0
+        assert options[train + 1 :] == [
+            f"run.dir=out/{name}",
+            "run.grace_seconds=100",
+            "data.source=my text.txt",
+        ]
+        assert "SIGUSR1" in started["settings"]["PET_SIGNALS_TO_HANDLE"]
+        assert int(started["settings"]["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) > 100
+        assert (rehearsal.folder / f"out/{name}/logs/machine-{machine}.log").exists()
+
+
+@pytest.mark.parametrize(
+    ("end", "code"), [("2", 2), ("1", 1), ("crash", 9), ("75", 75), ("143+", 143)]
+)
+def test_a_job_that_fails_or_gets_nowhere_ends_with_the_code_of_the_run(rehearsal, end, code):
+    stale = rehearsal.folder / "out/ddp/exit_code"
+    stale.parent.mkdir(parents=True)
+    stale.write_text("0")
+    job = rehearsal.submit(end)
+    assert rehearsal.slurm.end_of(job, 30) == ("FAILED", code)
+    assert rehearsal.slurm.about(job)["Restarts"] == "0"
+
+
+def test_a_job_that_cannot_start_says_what_is_missing(rehearsal):
+    job = rehearsal.submit("0", CONFIG="accelerate_configs/none.yaml")
+    assert rehearsal.slurm.end_of(job, 30) == ("FAILED", 2)
+    assert "CONFIG=accelerate_configs/none.yaml" in rehearsal.slurm.output(job)
+    (rehearsal.folder / "train.py").unlink()
+    job = rehearsal.submit("0")
+    assert rehearsal.slurm.end_of(job, 30) == ("FAILED", 2)
+    assert "submit from the repository's folder" in rehearsal.slurm.output(job)
+
+
+def test_a_stopped_job_is_started_again_with_the_same_words(rehearsal):
+    job = rehearsal.submit("75+", "at-SIGUSR1-75+", "0")
+    slurm = rehearsal.slurm
+    slurm.wait_until(lambda: rehearsal.is_up(attempt=1), job, 30)
+    slurm.signal(job, "USR1")
+    assert slurm.end_of(job, 30) == ("COMPLETED", 0), slurm.output(job)
+    assert slurm.about(job)["Restarts"] == "2"
+    for machine in (0, 1):
+        assert rehearsal.started(0, machine) == rehearsal.started(2, machine)
+        log = (rehearsal.folder / f"out/ddp/logs/machine-{machine}.log").read_text()
+        assert [f"attempt {number}" in log for number in (1, 2, 3)] == [True] * 3
+    assert slurm.output(job).count("in the queue again") == 2
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "143+",
+        pytest.param("75", marks=pytest.mark.slow),
+        pytest.param("crash", marks=pytest.mark.slow),
+    ],
+)
+def test_a_preempted_job_is_started_again(rehearsal, end):
+    job = rehearsal.submit(f"at-SIGTERM-{end}", "0")
+    slurm = rehearsal.slurm
+    slurm.wait_until(lambda: rehearsal.is_up(attempt=0), job, 30)
+    urgent = ("--partition=urgent", "--nodes=2", "--exclusive")
+    other = slurm.submit("--wrap=true", options=urgent)
+    assert slurm.end_of(other, 30) == ("COMPLETED", 0)
+    assert slurm.end_of(job, 30) == ("COMPLETED", 0), slurm.output(job)
+    assert slurm.about(job)["Restarts"] == "1"
+    assert "preempted; the job is in the queue again" in slurm.output(job)
+
+
+def test_a_job_comes_back_when_a_machine_fails(rehearsal):
+    job = rehearsal.submit("at-SIGUSR1-75+", "0")
+    slurm = rehearsal.slurm
+    slurm.wait_until(lambda: rehearsal.is_up(attempt=0), job, 30)
+    slurm.fail(MACHINES[1])
+    slurm.wait_until(lambda: slurm.about(job)["JobState"] == "PENDING", job, 60)
+    slurm.boot(MACHINES[1])
+    assert slurm.end_of(job, 60) == ("COMPLETED", 0), slurm.output(job)
+    assert slurm.about(job)["Restarts"] == "1"
+
+
+def test_a_cancelled_job_does_not_come_back(rehearsal):
+    job = rehearsal.submit("at-SIGTERM-143+")
+    slurm = rehearsal.slurm
+    slurm.wait_until(lambda: rehearsal.is_up(attempt=0), job, 30)
+    slurm.call("scancel", str(job))
+    assert slurm.end_of(job, 30)[0] == "CANCELLED"
+    assert (rehearsal.folder / "out/ddp/exit_code").read_text() == "143"  # it had time for that
+
+
+@pytest.mark.slow
+def test_the_end_of_the_time_is_said_before_it_comes(rehearsal):
+    # Slurm looks at the clock twice a minute, and sends the signal rather early than late.
+    job = rehearsal.submit("at-SIGUSR1-75+", "0", options=("--time=1", "--signal=USR1@20"))
+    assert rehearsal.slurm.end_of(job, 120) == ("COMPLETED", 0), rehearsal.slurm.output(job)
+    assert rehearsal.slurm.about(job)["Restarts"] == "1"
+
+
+def trained(
+    slurm: Cluster,
+    small: list[str],
+    run_dir: Path,
+    steps: int = STEPS,
+    script: str = SCRIPTS[0],
+) -> int:
+    """Submit a job that trains on CPUs, one process on each machine."""
+    name = f"{Path(script).stem}_multinode.yaml"
+    run_dir.mkdir(parents=True)
+    config = runs.rehearsal(name, run_dir, 1, num_machines=2, num_processes=2)
+    return slurm.submit(
+        script,
+        *small,
+        "model.dropout=0.1",
+        f"train.max_steps={steps}",
+        "train.eval_every=100",
+        f"run.dir={run_dir}",
+        options=(f"--job-name={run_dir.name}",),
+        PATH=f"{Path(sys.executable).parent}:{slurm.environment['PATH']}",
+        CONFIG=str(config),
+        PROCESSES_PER_MACHINE="1",
+    )
+
+
+def assert_trained(
+    slurm: Cluster, job: int, run_dir: Path, seconds: float, steps: int = STEPS
+) -> None:
+    """The job ends well, after all steps, and was two processes."""
+    ended = slurm.end_of(job, seconds)
+    logs = {log.name: log.read_text() for log in sorted((run_dir / "logs").iterdir())}
+    assert ended == ("COMPLETED", 0), logs
+    assert sorted(logs) == ["machine-0.log", "machine-1.log"]
+    assert "machine   2 processes, CPU" in logs["machine-0.log"]
+    assert len(runs.losses(run_dir)) == steps
+    assert runs.snapshot(run_dir, steps).is_dir()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(slurm, small, tmp_path_factory) -> Path:
+    """The directory of a run whose job went through in one attempt."""
+    run_dir = tmp_path_factory.mktemp("undisturbed") / "run"
+    job = trained(slurm, small, run_dir)
+    assert_trained(slurm, job, run_dir, 120)
+    return run_dir
+
+
+def test_a_job_trains_on_two_machines(undisturbed):
+    assert (undisturbed / "exit_code").read_text().strip() == "0"
+
+
+def test_a_job_trains_on_two_machines_that_share_a_model(slurm, small, tmp_path):
+    run_dir = tmp_path / "shared"
+    job = trained(slurm, small, run_dir, steps=30, script=SCRIPTS[1])
+    assert_trained(slurm, job, run_dir, 120, steps=30)
+    assert "FSDP" in (run_dir / "logs/machine-0.log").read_text()
+
+
+@pytest.mark.parametrize("proctrack", ["linuxproc", "pgid"])
+@pytest.mark.slow
+def test_a_requeued_run_ends_with_the_same_bits(
+    small, undisturbed, tmp_path, tmp_path_factory, proctrack
+):
+    with cluster(tmp_path_factory.mktemp("other"), proctrack) as slurm:
+        run_dir = tmp_path / "stopped"
+        job = trained(slurm, small, run_dir)
+        slurm.wait_until(lambda: runs.newest_step(run_dir) > STEPS // 10, job, 120)
+        slurm.signal(job, "USR1")
+        assert_trained(slurm, job, run_dir, 150)
+        assert slurm.about(job)["Restarts"] == "1", slurm.output(job)
+    runs.assert_same_bits(runs.snapshot(undisturbed, STEPS), runs.snapshot(run_dir, STEPS))
+    assert runs.losses(run_dir) == runs.losses(undisturbed)
