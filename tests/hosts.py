@@ -104,9 +104,11 @@ class Host:
         self._network = network
         self._port = f"port{rank}"
 
-    def start(self, words: list[str], **changes: str) -> AbstractContextManager[subprocess.Popen]:
+    def start(
+        self, words: list[str], into: Path | None = None, **changes: str
+    ) -> AbstractContextManager[subprocess.Popen]:
         """`runs.started` on this host."""
-        return runs.started(self.inside(words), **_with_card(changes))
+        return runs.started(self.inside(words), into, **_with_card(changes))
 
     def run(
         self, words: list[str], deadline: float = runs.DEADLINE_SECONDS, **changes: str

@@ -62,7 +62,12 @@ def rehearsal(config: str, folder: Path, processes: int, **changes: object) -> P
     return path
 
 
-def launch_command(config: str | Path, *arguments: str, options: tuple[str, ...] = ()) -> list[str]:
+def launch_command(
+    config: str | Path,
+    *arguments: str,
+    options: tuple[str, ...] = (),
+    script: Path = ROOT / "train.py",
+) -> list[str]:
     """`accelerate launch` with a shipped or given config file, on a port of its own."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -75,7 +80,7 @@ def launch_command(config: str | Path, *arguments: str, options: tuple[str, ...]
         str(ROOT / "accelerate_configs" / config),
         f"--main_process_port={port}",
         *options,
-        str(ROOT / "train.py"),
+        str(script),
         *arguments,
     ]
 

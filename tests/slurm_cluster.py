@@ -270,6 +270,8 @@ def _configure(folder: Path, proctrack: str) -> None:
         holds=f"CPUs={CORES} RealMemory=1000 Gres=gpu:{GPUS}",
     )
     (folder / "slurm.conf").write_text(text)
+    # Nobody here is kept to cores or memory; newer versions would not start without control groups.
+    (folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
     (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-{GPUS - 1}]\n")
     for gpu in range(GPUS):
         (folder / f"gpu{gpu}").touch()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import shlex
 import subprocess
 import time
 from pathlib import Path
@@ -129,3 +131,51 @@ def test_a_link_that_is_cut_for_good_ends_both_sides_and_the_hub_has_the_run(
     assert runs.launch(here, *overrides, f"run.dir={whole}").returncode == 0
     runs.assert_same_bits(runs.snapshot(whole, 300), runs.snapshot(cluster.run_dir, 300))
     hubs.assert_always_whole(cluster.hub)
+
+
+def the_loop_of_the_readme(cluster: Cluster, rank: int, *overrides: str) -> list[str]:
+    """What the README has a machine do, with this test's words for the run."""
+    readme = (runs.ROOT / "README.md").read_text()
+    (loop,) = (block for block in readme.split("```") if block.lstrip().startswith("trap "))
+    command = re.search(r"accelerate launch .*?(?=; do)", loop)
+    assert command is not None
+    mine = shlex.join(cluster.words(rank, *overrides))
+    loop = loop.replace(command[0], mine)
+    assert "out/run/exit_code" in loop
+    return ["bash", "-c", loop.replace("out/run", str(cluster.disks[rank] / "run"))]
+
+
+@pytest.mark.parametrize("cluster", ["ddp_multinode.yaml"], indirect=True)
+def test_a_machine_that_loses_its_power_is_replaced_by_a_new_one(cluster, small, tmp_path):
+    overrides = [
+        *small,
+        "model.dropout=0.1",
+        "train.max_steps=400",
+        "train.eval_every=100",
+        "run.collective_timeout_seconds=5",
+    ]
+    first, second = cluster.machines
+    said = [tmp_path / "first said", tmp_path / "second said", tmp_path / "its successor said"]
+    environment = cluster.hub.environment()
+
+    def start(host: Host, into: Path):
+        words = the_loop_of_the_readme(cluster, host.rank, *overrides)
+        return host.start(words, into=into, **environment)
+
+    with start(first, said[0]) as one, start(second, said[1]) as other:
+        runs.wait_until(lambda: hubs.step_of(cluster.hub) >= 30, one, 120)
+        second.kill()
+        other.wait(timeout=30)
+        cluster.disks[1] = tmp_path / "an empty disk"
+        second.boot()
+        reached = runs.newest_step(cluster.run_dir)
+        with start(second, said[2]) as successor:
+            begun = time.monotonic()
+            runs.wait_until(lambda: runs.newest_step(cluster.run_dir) > reached, one, 120)
+            print(f"goes on {time.monotonic() - begun:.1f} s after the new machine's start")
+            assert one.wait(timeout=120) == 0, said[0].read_text()
+            assert successor.wait(timeout=60) == 0, said[2].read_text()
+    assert "stopped: another process is gone, or cannot be reached" in said[0].read_text()
+    whole = tmp_path / "whole"
+    assert runs.launch("ddp_cpu.yaml", *overrides, f"run.dir={whole}").returncode == 0
+    runs.assert_same_bits(runs.snapshot(whole, 400), runs.snapshot(cluster.run_dir, 400))

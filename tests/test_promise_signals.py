@@ -185,17 +185,50 @@ def test_the_runs_own_time_stops_it_with_a_snapshot_to_be_started_again(words, t
     assert seconds < 24 + 4
 
 
-def test_a_failure_of_one_process_is_told_once_and_first(words, tmp_path):
+def test_the_death_of_one_process_is_told_by_the_launcher_alone(words, tmp_path):
     run_dir = tmp_path / "run"
-    words = [*words, "run.collective_timeout_seconds=5"]
     with runs.started(runs.launch_command("ddp_cpu.yaml", *words)) as launcher:
         wait_for_steps(launcher, run_dir)
         runs.workers(launcher)[1].kill()
         _, errors = launcher.communicate(timeout=60)
     assert launcher.returncode == 1
-    before_the_launcher, _, _ = errors.partition("ChildFailedError")
-    assert "gloo" not in before_the_launcher  # the echo in rank 0
-    assert "exitcode: -9" in errors
+    assert "gloo" not in errors  # the echo in rank 0
+    assert "exitcode  : -9" in errors
+
+
+FAILING = """
+import sys
+sys.path.insert(0, {root!r})
+import os
+import train
+from training.launch import run_command
+
+def broken(step, *rest):
+    if step == 5 and os.environ["RANK"] == "1":
+        raise ValueError("only rank 1 knows why")
+    return rate(step, *rest)
+
+rate, train.learning_rate_at = train.learning_rate_at, broken
+run_command(train.main)
+"""
+
+
+@pytest.mark.parametrize("config", ["ddp_cpu.yaml", "fsdp_cpu.yaml"])
+def test_an_error_of_one_process_is_told_once_and_first(words, tmp_path, config):
+    script = tmp_path / "failing.py"
+    script.write_text(FAILING.format(root=str(runs.ROOT)))
+    result = runs.run(runs.launch_command(config, *words, script=script))
+    assert result.returncode == 1
+    before_the_launcher, _, _ = result.stderr.partition("ChildFailedError")
+    assert before_the_launcher.count("ValueError: only rank 1 knows why") == 1
+    assert "gloo" not in result.stderr
+
+
+def test_what_a_restart_cannot_mend_is_not_started_again(words):
+    words = [*words, "train.global_batch_size=7"]
+    result = runs.launch("ddp_cpu.yaml", *words, options=("--max_restarts=5",))
+    assert result.returncode == 1
+    assert result.stderr.count("error: train.global_batch_size=7 cannot be shared") == 1
 
 
 def test_a_neighbour_that_says_nothing_is_given_up_in_time(words, tmp_path):

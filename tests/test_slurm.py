@@ -168,7 +168,7 @@ def test_a_stopped_job_is_started_again_with_the_same_words(rehearsal):
         assert rehearsal.started(0, machine) == rehearsal.started(2, machine)
         log = (rehearsal.folder / f"out/ddp/logs/machine-{machine}.log").read_text()
         assert [f"attempt {number}" in log for number in (1, 2, 3)] == [True] * 3
-    assert slurm.output(job).count("in the queue again") == 2
+    assert slurm.output(job).count("stopped with a snapshot; back to the queue") == 2
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_preempted_job_is_started_again(rehearsal, end):
     assert slurm.end_of(other, 30) == ("COMPLETED", 0)
     assert slurm.end_of(job, 30) == ("COMPLETED", 0), slurm.output(job)
     assert slurm.about(job)["Restarts"] == "1"
-    assert "preempted; the job is in the queue again" in slurm.output(job)
+    assert "preempted; back to the queue" in slurm.output(job)
 
 
 def test_a_job_comes_back_when_a_machine_fails(rehearsal):

@@ -17,7 +17,16 @@ from training.config import RunConfig
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-LOST = ("gloo", "NCCL", "Connection closed by peer", "Connection reset", "Application timeout")
+LOST = (
+    "DistNetworkError",
+    "DistStoreError",
+    "DistBackendError",
+    "gloo",
+    "NCCL",
+    "Connection closed by peer",
+    "Connection reset",
+    "Application timeout",
+)
 """What is in the words of an error of torch's that is only the echo of another process's end."""
 ARRIVAL_SECONDS = 0.02
 """How often the main process looks for the others at the start."""
