@@ -32,7 +32,7 @@ MACHINES = ("127.0.0.1", "127.0.0.2")
 """Their names are addresses that lead here, because jobs find each other by the names."""
 GPUS, CORES = 4, 16
 """Of each machine, as the cluster believes. No process is kept to them."""
-GRACE_SECONDS = 60
+GRACE_SECONDS = 15
 """Between a preemption's SIGTERM and its SIGKILL."""
 DAEMONS = ("munged", "slurmctld", "slurmd")
 CLIENTS = ("sbatch", "scancel", "scontrol")
@@ -271,7 +271,7 @@ def _configure(folder: Path, proctrack: str) -> None:
     )
     (folder / "slurm.conf").write_text(text)
     # Nobody here is kept to cores or memory; newer versions would not start without control groups.
-    (folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
+    if (b"24." in subprocess.run(["slurmd","-V"],capture_output=True).stdout): (folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
     (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-{GPUS - 1}]\n")
     for gpu in range(GPUS):
         (folder / f"gpu{gpu}").touch()

@@ -16,7 +16,7 @@ import runs
 from hosts import Host, across, hosts
 from loopback_hub import LoopbackHub
 
-CONFIGS = ["ddp_multinode.yaml", "fsdp_multinode.yaml"]
+CONFIGS = [pytest.param("ddp_multinode.yaml", marks=pytest.mark.slow), "fsdp_multinode.yaml"]
 GIVEN_UP_SECONDS = 10
 
 
@@ -82,6 +82,7 @@ def test_two_machines_have_the_losses_of_one(cluster, small, tmp_path):
     assert worst < 1e-5
 
 
+@pytest.mark.slow
 def test_a_link_that_is_cut_for_five_seconds_holds_a_run_up_and_no_more(cluster, small, tmp_path):
     overrides = [*small, "train.max_steps=300", "train.eval_every=100", "snapshot.every=100"]
     with contextlib.ExitStack() as stack:
@@ -145,6 +146,7 @@ def the_loop_of_the_readme(cluster: Cluster, rank: int, *overrides: str) -> list
     return ["bash", "-c", loop.replace("out/run", str(cluster.disks[rank] / "run"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", ["ddp_multinode.yaml"], indirect=True)
 def test_a_machine_that_loses_its_power_is_replaced_by_a_new_one(cluster, small, tmp_path):
     overrides = [

@@ -24,9 +24,9 @@ def test_workers_killed_at_ten_moments_leave_no_trace(small, tmp_path, config, p
     killed_and_compared(small, tmp_path, config, processes, KILLS)
 
 
-@pytest.mark.parametrize(("config", "processes"), [("ddp_cpu.yaml", 2), ("fsdp_cpu.yaml", 3)])
+@pytest.mark.parametrize(("config", "processes"), [("fsdp_cpu.yaml", 3)])
 def test_a_killed_worker_leaves_no_trace(small, tmp_path, config, processes):
-    killed_and_compared(small, tmp_path, config, processes, 2)
+    killed_and_compared(small, tmp_path, config, processes, 1)
 
 
 def killed_and_compared(small, tmp_path, config, processes, kills) -> None:

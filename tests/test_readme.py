@@ -110,6 +110,13 @@ def test_the_table_of_keys_is_the_schema_s():
     assert found == rows
 
 
+def test_every_fault_that_the_readme_tells_of_has_its_test():
+    rows = re.findall(r"^\|.*\| (\w+): `(test_\w+)` \|$", README, flags=re.MULTILINE)
+    assert len(rows) >= 25
+    for file, name in rows:
+        assert f"def {name}(" in (ROOT / "tests" / f"{file}.py").read_text(), (file, name)
+
+
 def test_every_accelerate_config_and_every_room_is_in_the_readme():
     for path in (ROOT / "accelerate_configs").iterdir():
         assert f"`{path.name}`" in README
