@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from pathlib import Path
@@ -68,6 +69,19 @@ def test_one_process_stops_with_a_snapshot_and_a_code(words, tmp_path, number):
     if number == signal.SIGTERM:
         assert_goes_on_bit_by_bit(words, run_dir, tmp_path, runs.train)
         assert (run_dir / "exit_code").read_text() == "0\n"
+
+
+def test_a_ctrl_c_that_reaches_every_process_finishes_the_step(words, tmp_path):
+    run_dir = tmp_path / "run"
+    # As from a terminal: to the whole group, in which the loader's workers are.
+    with runs.started(["setsid", *runs.command(*words, "data.num_workers=2")]) as process:
+        wait_for_steps(process, run_dir)
+        assert len(psutil.Process(process.pid).children()) >= 2
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130, errors
+    assert errors == ""
+    only_snapshot(run_dir)
 
 
 @pytest.mark.parametrize(
@@ -170,6 +184,15 @@ def test_before_the_first_step_a_signal_ends_the_run_at_once(words, tmp_path):
         _, errors = process.communicate(timeout=10)
     assert process.returncode == 143
     assert "stopped by SIGTERM before the first step" in errors or runs.newest_step(run_dir)
+
+
+def test_a_grace_time_that_the_launcher_does_not_give_is_said(words):
+    short = [*words, "train.max_steps=1", "run.grace_seconds=100"]
+    result = runs.launch("ddp_cpu.yaml", *short)
+    assert "run.grace_seconds=100, but 30 seconds after a signal" in result.stdout
+    assert "TORCH_ELASTIC_SHUTDOWN_TIMEOUT=105" in result.stdout
+    result = runs.launch("ddp_cpu.yaml", *short, TORCH_ELASTIC_SHUTDOWN_TIMEOUT="110")
+    assert "TORCH_ELASTIC_SHUTDOWN_TIMEOUT" not in result.stdout
 
 
 def test_the_runs_own_time_stops_it_with_a_snapshot_to_be_started_again(words, tmp_path):

@@ -18,14 +18,17 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 LOST = (
-    "DistNetworkError",
+    "DistNetworkError",  # torch's store
     "DistStoreError",
-    "DistBackendError",
-    "gloo",
-    "NCCL",
+    "Timed out waiting",  # gloo
+    "timed out connecting",
     "Connection closed by peer",
-    "Connection reset",
-    "Application timeout",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Application timeout caused pair closure",
+    "ncclRemoteError",
+    "remote process exited",
+    "Watchdog caught collective operation timeout",
 )
 """What is in the words of an error of torch's that is only the echo of another process's end."""
 ARRIVAL_SECONDS = 0.02

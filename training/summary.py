@@ -16,6 +16,7 @@ from training.compose import as_plain
 from training.config import Config
 from training.console import Console, counted, machine_hints, machine_line
 from training.curves import draw_curves
+from training.environment import launcher_patience
 from training.metrics import read_metrics
 from training.report import Report
 from training.start import changed_values
@@ -58,6 +59,12 @@ def print_header(
             console.say(f"changed   {change}")
     for hint in machine_hints(accelerator):
         console.say(f"hint      {hint}")
+    if config.run.grace_seconds > launcher_patience():
+        console.warn(
+            f"run.grace_seconds={config.run.grace_seconds:g}, but {launcher_patience():g} seconds "
+            "after a signal the launcher kills its processes. Give it "
+            f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={config.run.grace_seconds + 5:.0f} in its environment."
+        )
     console.say()
 
 

@@ -1,0 +1,84 @@
+"""Disks that tests fill up, take away and limit; all are mounted, which needs root."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+Disk = TypeVar("Disk")
+
+
+def call(*words: object) -> None:
+    subprocess.run(list(map(str, words)), check=True, capture_output=True, text=True)
+
+
+class Tmpfs:
+    """A small disk that fills up, or is remounted read-only, as after an error of the disk."""
+
+    def __init__(self, folder: Path, megabytes: int = 4) -> None:
+        self.folder = folder
+        call("mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", folder)
+
+    def fill(self) -> str:
+        """Leave no room; what the system says from then on."""
+        with contextlib.suppress(OSError), open(self.folder / "ballast", "wb", buffering=0) as file:
+            while True:
+                file.write(bytes(1000))
+        return "No space left on device"
+
+    def empty(self) -> None:
+        """Make room."""
+        (self.folder / "ballast").unlink()
+
+    def make_read_only(self) -> str:
+        """Take no more writes; what the system says from then on."""
+        while True:  # refused as long as a file is open for writing
+            with contextlib.suppress(subprocess.CalledProcessError):
+                call("mount", "-o", "remount,ro", self.folder)
+                return "Read-only file system"
+
+    def make_writable(self) -> None:
+        """Take writes again."""
+        call("mount", "-o", "remount,rw", self.folder)
+
+
+class Quota:
+    """A folder of a disk with room, for which there is a quota."""
+
+    def __init__(self, folder: Path, image: Path) -> None:
+        with open(image, "wb") as opened:
+            opened.truncate(200 << 20)
+        call("mkfs.btrfs", "-q", image)
+        call("mount", "-o", "loop", image, folder)
+        call("btrfs", "quota", "enable", folder)
+        self.folder = folder / "mine"
+        call("btrfs", "subvolume", "create", self.folder)
+
+    def exhaust(self) -> str:
+        """Allow hardly more than there is; what the system says from then on."""
+        call("sync", "-f", self.folder)
+        call("btrfs", "qgroup", "limit", "1M", self.folder)
+        return "Disk quota exceeded"
+
+    def raise_it(self) -> None:
+        """Allow more again."""
+        call("btrfs", "qgroup", "limit", "none", self.folder)
+
+
+@contextlib.contextmanager
+def mounted(folder: Path, make: Callable[[], Disk]) -> Iterator[Disk]:
+    """`make()` mounts something at the folder. Skips where this machine does not let it."""
+    folder.mkdir()
+    try:
+        disk = make()
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"cannot be mounted here: {getattr(error, 'stderr', '') or error}")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
