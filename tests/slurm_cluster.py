@@ -32,7 +32,7 @@ MACHINES = ("127.0.0.1", "127.0.0.2")
 """Their names are addresses that lead here, because jobs find each other by the names."""
 GPUS, CORES = 4, 16
 """Of each machine, as the cluster believes. No process is kept to them."""
-GRACE_SECONDS = 15
+GRACE_SECONDS = 60
 """Between a preemption's SIGTERM and its SIGKILL."""
 DAEMONS = ("munged", "slurmctld", "slurmd")
 CLIENTS = ("sbatch", "scancel", "scontrol")
@@ -40,7 +40,15 @@ START_SECONDS, CALL_SECONDS, STOP_SECONDS = 60, 30, 30
 POLL_SECONDS = 0.1
 NAME = "SLURMD_NODENAME"
 """Of the machine, in the environment of what a job runs there."""
-UNFINISHED = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED")
+FINISHED = (
+    "COMPLETED",
+    "FAILED",
+    "CANCELLED",
+    "TIMEOUT",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+)
 INSTALL = "apt-get install slurm-wlm munge"
 
 CONFIGURATION = """
@@ -145,7 +153,7 @@ class Cluster:
 
     def end_of(self, job: int, seconds: float) -> tuple[str, int]:
         """The last state of a job that is over for good, and its exit code."""
-        self.wait_until(lambda: self.about(job)["JobState"] not in UNFINISHED, job, seconds)
+        self.wait_until(lambda: self.about(job)["JobState"] in FINISHED, job, seconds)
         about = self.about(job)
         return about["JobState"], int(about["ExitCode"].split(":")[0])
 
@@ -228,6 +236,14 @@ def missing() -> str | None:
     return f"a Slurm cluster needs {', '.join(absent)}: {INSTALL}" if absent else None
 
 
+def version() -> str:
+    """Of the Slurm that is installed, as in 22.05."""
+    program = _program("slurmd")
+    assert program is not None
+    said = subprocess.run([program, "-V"], capture_output=True, text=True, check=True).stdout
+    return ".".join(re.findall(r"\d+", said)[:2])
+
+
 @contextlib.contextmanager
 def cluster(folder: Path, proctrack: str = "linuxproc") -> Iterator[Cluster]:
     """A cluster that runs beside the tests, and nothing of it longer. Skips where none can be made.
@@ -270,8 +286,8 @@ def _configure(folder: Path, proctrack: str) -> None:
         holds=f"CPUs={CORES} RealMemory=1000 Gres=gpu:{GPUS}",
     )
     (folder / "slurm.conf").write_text(text)
-    # Nobody here is kept to cores or memory; newer versions would not start without control groups.
-    if (b"24." in subprocess.run(["slurmd","-V"],capture_output=True).stdout): (folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
+    if version() >= "24.05":  # older ones have no such plugin, and do without one
+        (folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
     (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-{GPUS - 1}]\n")
     for gpu in range(GPUS):
         (folder / f"gpu{gpu}").touch()
