@@ -223,13 +223,15 @@ def _free_number() -> Iterator[int]:
     """A number that no other test process has, until this one is done with it or ends."""
     for number in NUMBERS:
         lock = FileLock(Path(tempfile.gettempdir(), f"gpt-test-hosts-{number}.lock"), timeout=0)
-        with contextlib.suppress(Timeout):
+        try:
             lock.acquire()
-            try:
-                yield number
-            finally:
-                lock.release()
-            return
+        except Timeout:
+            continue
+        try:
+            yield number
+        finally:
+            lock.release()
+        return
     raise AssertionError(f"{len(NUMBERS)} networks of tests at the same time")
 
 

@@ -95,6 +95,7 @@ def states(monkeypatch):
         return made[-1]
 
     monkeypatch.setattr(distribution, "PartialState", make)
+    monkeypatch.setattr(distribution, "fresh_store", lambda _: ("a store", 1, 2))
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     return made
 
@@ -171,8 +172,10 @@ def test_all_that_is_refused_is_said_at_once(launched, states, monkeypatch, tmp_
 def test_what_can_be_honoured_passes_and_fsdp_runs_on_cpus(launched, states, tmp_path, name):
     launched(runs.rehearsal("fsdp_cpu.yaml", tmp_path, 2, **HONOURED[name]), 2)
     settle_launch(TIMEOUT)
-    made = {"cpu": True, "timeout": TIMEOUT, "distributed_type": DistributedType.MULTI_GPU}
-    assert [vars(state) for state in states] == [made]
+    joined = {"cpu": True, "store": "a store", "rank": 1, "world_size": 2, "timeout": TIMEOUT}
+    assert [vars(state) for state in states] == [
+        {**joined, "distributed_type": DistributedType.MULTI_GPU}
+    ]
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
@@ -181,14 +184,19 @@ def test_every_shipped_file_passes_as_it_lies(launched, states, tmp_path, path):
     processes = int(text.split("num_processes:")[1].split()[0])
     launched(path, processes)
     settle_launch(TIMEOUT)
-    assert len(states) == ("distributed_type: FSDP" in text)
+    fsdp = "distributed_type: FSDP" in text
+    assert len(states) == (processes > 1)
+    kind = DistributedType.MULTI_GPU if fsdp else DistributedType.MULTI_CPU
+    assert [state.distributed_type for state in states] == [kind] * len(states)
 
 
 def test_where_there_is_a_gpu_fsdp_is_left_to_accelerate(launched, states, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     launched(runs.rehearsal("fsdp_cpu.yaml", tmp_path, 2), 2)
     settle_launch(TIMEOUT)
-    assert states == []
+    assert [(state.cpu, state.distributed_type) for state in states] == [
+        (False, DistributedType.MULTI_CPU)  # as it was made
+    ]
 
 
 def test_processes_that_do_not_see_each_other_are_refused(monkeypatch):
