@@ -73,7 +73,7 @@ def run_command(main: Callable[[Config, Signals], int]) -> NoReturn:
             signals = Signals(config.run.grace_seconds, _end_by_signal, under_accelerate())
             code = main(config, signals)
             if code != EXIT_DONE and first_on_its_machine():  # all have agreed to end
-                _end_launcher()
+                _end_launcher(code)
     except KeyboardInterrupt:  # before the signals are ours
         code = EXIT_INTERRUPTED
     except Exception as error:
@@ -81,7 +81,7 @@ def run_command(main: Callable[[Config, Signals], int]) -> NoReturn:
             signals.phase = Phase.FAILED
         code = EXIT_USER_MISTAKE if isinstance(error, USER_MISTAKES) else EXIT_FAILED
         if _say(error, hurry=signals is not None and signals.asked is not None):
-            _end_launcher()
+            _end_launcher(code)
     _leave(code)
 
 
@@ -137,9 +137,11 @@ def _end_by_signal(number: int, why: str) -> None:
     os._exit(code)
 
 
-def _end_launcher() -> None:
+def _end_launcher(code: int) -> None:
     """Have the launcher not start again what would only end again."""
     if restarts_left() > 0:
+        if speaks_for_the_run():
+            note_exit(code)  # while there is time: the launcher ends this process as well
         os.kill(os.getppid(), signal.SIGTERM)
 
 
