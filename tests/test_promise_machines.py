@@ -103,6 +103,7 @@ def test_a_link_that_is_cut_for_five_seconds_holds_a_run_up_and_no_more(cluster,
     print(f"{cluster.config.name}: goes on {seconds:.1f} s after the link is back")
 
 
+@pytest.mark.slow
 def test_a_link_that_is_cut_for_good_ends_both_sides_and_the_hub_has_the_run(
     cluster, small, tmp_path
 ):

@@ -22,6 +22,7 @@ LOST = (
     "DistStoreError",
     "Timed out waiting",  # gloo
     "timed out connecting",
+    "Connect timeout",
     "Connection closed by peer",
     "Connection reset by peer",
     "Broken pipe",
