@@ -83,7 +83,8 @@ class Signals:
                     self._take(number)
             if self._parent is not None and os.getppid() != self._parent:
                 self._parent = None
-                self._take(signal.SIGTERM)
+                if self._asked is None:  # a launcher may end by the same Ctrl-C
+                    self._take(signal.SIGTERM)
             if self._asked is not None and self.seconds_left() <= 0:
                 self._leave(self._asked, f"{name_of(self._asked)}, and its grace time is over")
 

@@ -139,6 +139,22 @@ def test_a_launcher_that_is_killed_does_not_leave_workers_behind(words, tmp_path
     assert (run_dir / "exit_code").read_text() == "143\n"
 
 
+def test_a_launcher_that_ends_by_the_same_ctrl_c_does_not_cut_the_snapshot_short(words, tmp_path):
+    run_dir = tmp_path / "run"
+    # Steps of seconds: the launcher of one process is gone long before such a one is done.
+    long = ["data.block_size=256", "model.n_embd=256", "train.global_batch_size=64"]
+    launch = runs.launch_command("cpu.yaml", *words, *long, options=("--mixed_precision=no",))
+    with runs.started(["setsid", *launch]) as launcher:
+        wait_for_steps(launcher, run_dir, steps=2)
+        (child,) = psutil.Process(launcher.pid).children()
+        os.killpg(launcher.pid, signal.SIGINT)
+        launcher.wait(timeout=30)
+        psutil.wait_procs([child], timeout=60)
+        assert not child.is_running()
+    only_snapshot(run_dir)
+    assert (run_dir / "exit_code").read_text() == "130\n"
+
+
 def test_a_neighbour_that_hangs_cannot_hold_a_run_that_is_told_to_stop(words, tmp_path):
     run_dir = tmp_path / "run"
     with runs.started(
