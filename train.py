@@ -199,9 +199,10 @@ def main(config: Config, signals: Signals) -> int:
             report.held.append(time.perf_counter() - begun)
         if due:
             accelerator.wait_for_everyone()
-            report.resume_clock()  # speed is that of the steps
         if last or stopping:
             break
+        if due:
+            report.resume_clock()  # speed is that of the steps
         if due or step == first_step:
             patience.be_short()
 

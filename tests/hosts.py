@@ -239,9 +239,7 @@ def _missing() -> str | None:
     """Why hosts cannot be made here; None where they can."""
     if os.name != "posix" or os.geteuid() != 0:
         return "hosts of their own network can be made by root only"
-    absent = [
-        tool for tool in ("ip", "tc", "nsenter", "unshare", "mount") if not shutil.which(tool)
-    ]
+    absent = [tool for tool in TOOLS if not shutil.which(tool)]
     if absent:
         return f"hosts of their own network need {', '.join(absent)} (iproute2, util-linux)"
     words = ["unshare", "--net", "--uts", "--mount", "sh", "-c", PROBE]
