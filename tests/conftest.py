@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import runs
+from disks import Tmpfs, mounted
 from loopback_hub import LoopbackHub
 
 # Float sums depend on the number of threads; children inherit this.
@@ -62,3 +63,10 @@ def hub(tmp_path):
     """A loopback Hub without a repo."""
     with LoopbackHub(tmp_path / "hub") as hub:
         yield hub
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A tmpfs of 4 MB."""
+    with mounted(tmp_path / "disk", lambda: Tmpfs(tmp_path / "disk")) as disk:
+        yield disk

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -136,22 +135,8 @@ def test_samples_and_held_out_losses_of_three_are_those_of_one(launch, small, tm
         assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A tmpfs of 4 MB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip("a tmpfs cannot be mounted here: " + mounted.stderr.decode().strip())
-    yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True)
-
-
 def test_a_full_disk_under_the_writer_stops_nobody(small, small_disk, tmp_path):
-    run_dir, ballast = small_disk / "run", small_disk / "ballast"
+    run_dir = small_disk.folder / "run"
     words = (*small, "train.max_steps=60", "snapshot.every=20", f"run.dir={run_dir}")
     process = subprocess.Popen(
         runs.launch_command(runs.rehearsal("fsdp_cpu.yaml", tmp_path, 2), *words),
@@ -170,13 +155,11 @@ def test_a_full_disk_under_the_writer_stops_nobody(small, small_disk, tmp_path):
     for line in process.stdout:
         lines.append(line)
         if line.startswith("step 25/"):  # one snapshot is there; leave no room for another
-            with contextlib.suppress(OSError), open(ballast, "wb", buffering=0) as opened:
-                while True:
-                    opened.write(bytes(1000))
+            small_disk.fill()
         if "could not be written" in line and kept is None:
             kept = newest_verified(run_dir / "snapshots")
             leftovers = list((run_dir / "snapshots").glob(".tmp-*"))
-            ballast.unlink()
+            small_disk.empty()
     process.communicate()
     deadline.cancel()
     output = "".join(lines)

@@ -116,13 +116,6 @@ def test_a_run_without_a_whole_snapshot_does_not_start_over_in_silence(copied_ru
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """A tmpfs of 4 MB."""
-    with mounted(tmp_path / "disk", lambda: Tmpfs(tmp_path / "disk")) as disk:
-        yield disk
-
-
-@pytest.fixture
 def quota(tmp_path):
     """A folder with a quota; needs Debian's btrfs-progs, or what has mkfs.btrfs elsewhere."""
     with mounted(tmp_path / "pool", lambda: Quota(tmp_path / "pool", tmp_path / "image")) as quota:

@@ -7,6 +7,7 @@ import time
 import psutil
 import pytest
 
+import hubs
 import runs
 import training.watch
 from training.config import Config, RunConfig
@@ -148,3 +149,14 @@ def test_a_neighbour_that_hangs_is_said_during_the_run(small, tmp_path):
         output, _ = launcher.communicate(timeout=60)
     assert "warning: nothing has come after step" in output
     assert "has come after" in output
+
+
+def test_a_last_upload_that_takes_its_time_is_no_slow_step(small, tmp_path, hub):
+    hub.latency = (2.0, 2.0)
+    begun = time.monotonic()
+    words = hubs.words(tmp_path / "run", "snapshot.every=1000", "train.max_steps=60")
+    result = runs.train(*small, *words, **hub.environment())
+    assert result.returncode == 0, result.stderr
+    assert time.monotonic() - begun > 2 * training.watch.SLOW_SECONDS
+    assert "hub       me/run has step 60" in result.stdout
+    assert "nothing has come after" not in result.stdout
