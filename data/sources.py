@@ -6,6 +6,9 @@ most where the format allows, so that a corpus of any size passes through in bou
 
 Every document ends with a newline: one is added where it is missing. Only a corpus that is one
 single text file is taken to the letter.
+
+What reads a text is imported where it is read: most starts of a run find it prepared, and
+`datasets` takes longer to import than all the rest of them.
 """
 
 from __future__ import annotations
@@ -14,19 +17,17 @@ import glob
 import hashlib
 import re
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-from datasets import IterableDataset
+from typing import TYPE_CHECKING
 
 from data.errors import DataError
 from data.fetch import fetched
-from data.pieces import PIECE_FEATURES, ended
-from data.tables import TABLE_READERS, hub_pieces, table_pieces
-from data.texts import suffixes, text_pieces
+from data.formats import TABLE_READERS, TEXT_SUFFIXES, suffixes
 
-TEXT_SUFFIXES = (".txt", ".text", ".md", ".py")
+if TYPE_CHECKING:
+    from datasets import IterableDataset
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,13 @@ class Source:
     """As a person calls it."""
     key: str
     """Changes whenever the text may have changed; what preparation is cached by."""
-    pieces: IterableDataset
-    """Columns `text` and `ends`, see the module."""
+    open: Callable[[], IterableDataset]
+    """Columns `text` and `ends`, see the module. Raises DataError where there are none."""
 
     def read(self) -> Iterator[dict]:
         """The pieces, from the first. Raises DataError where one cannot be read."""
         try:
-            yield from self.pieces
+            yield from self.open()
         except DataError:
             raise
         except Exception as error:  # pyarrow's, pandas', zlib's, the decoder's own types
@@ -78,18 +79,15 @@ def _python_docs() -> Source:
     """The language reference as `help()` shows it: about 465,000 characters in 79 topics."""
     from pydoc_data.topics import topics
 
-    documents = tuple(topics[name] for name in sorted(topics))  # a list would be taken for shards
+    documents = tuple(topics[name] for name in sorted(topics))
     digest = hashlib.sha256("\0".join(documents).encode())
-    pieces = IterableDataset.from_generator(
-        _document_pieces, features=PIECE_FEATURES, gen_kwargs={"documents": documents}
-    )
-    return Source("python-docs", digest.hexdigest(), pieces)
 
+    def read() -> IterableDataset:
+        from data.texts import document_pieces
 
-def _document_pieces(documents: tuple[str, ...]) -> Iterator[dict]:
-    for document in documents:
-        text = ended(document)
-        yield {"text": text, "ends": [len(text)]}
+        return document_pieces(documents)
+
+    return Source("python-docs", digest.hexdigest(), read)
 
 
 def _python_stdlib() -> list[Path]:
@@ -153,13 +151,23 @@ def _files(name: str, files: list[Path], text_column: str) -> Source:
             raise DataError(f"data.source={name}: cannot read {file}: {error.strerror}.") from error
     if not any(file.stat().st_size for file in files):
         raise DataError(f"data.source={name} is empty: there is no text to train on.")
-    if reader == "text":
-        return Source(name, digest.hexdigest(), text_pieces(files))
-    digest.update(text_column.encode())
-    return Source(name, digest.hexdigest(), table_pieces(name, reader, files, text_column))
+    if reader != "text":
+        digest.update(text_column.encode())
+
+    def read() -> IterableDataset:
+        from data.tables import table_pieces
+        from data.texts import text_pieces
+
+        if reader == "text":
+            return text_pieces(files)
+        return table_pieces(name, reader, files, text_column)
+
+    return Source(name, digest.hexdigest(), read)
 
 
 def _hub_dataset(name: str, text_column: str) -> Source:
+    from data.tables import hub_pieces
+
     pieces, version = hub_pieces(name, text_column)
     digest = hashlib.sha256(f"{name}\0{version}\0{text_column}".encode())
-    return Source(name, digest.hexdigest(), pieces)
+    return Source(name, digest.hexdigest(), lambda: pieces)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
-from datasets import Dataset
+import pyarrow as pa
 from numpy.typing import NDArray
 
 
@@ -24,9 +25,13 @@ class TokenStream:
         assert 0 <= self.start <= self.stop <= self.bounds[-1]
 
     @classmethod
-    def from_dataset(cls, dataset: Dataset, column: str = "tokens") -> TokenStream:
-        """All lists of a column, one after the other, as views of the Arrow buffers."""
-        pieces = dataset.data.column(column).chunks
+    def from_arrow(cls, path: Path, column: str = "tokens") -> TokenStream:
+        """All lists of a column, one after the other, as views of the mapped file.
+
+        The file is of Arrow's streaming format, as `datasets` writes it.
+        """
+        with pa.ipc.open_stream(pa.memory_map(str(path))) as file:
+            pieces = file.read_all().column(column).chunks
         return cls([piece.flatten().to_numpy(zero_copy_only=True) for piece in pieces])
 
     def __len__(self) -> int:

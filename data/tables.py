@@ -13,7 +13,6 @@ from data.errors import DataError
 from data.pieces import PIECE_FEATURES, ended
 
 ROWS_PER_PIECE = 64
-TABLE_READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
 
 
 def table_pieces(name: str, reader: str, files: list[Path], text_column: str) -> IterableDataset:

@@ -1,29 +1,20 @@
-"""Text files, plain or compressed, as pieces of text."""
+"""Text files, plain or compressed, and texts in memory, as pieces of text."""
 
 from __future__ import annotations
 
-import bz2
 import codecs
-import gzip
 import lzma
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from datasets import IterableDataset
 
 from data.errors import DataError
+from data.formats import COMPRESSIONS, suffixes
 from data.pieces import PIECE_FEATURES, ended
 
 PIECE_BYTES = 1 << 20
-COMPRESSIONS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-
-
-def suffixes(path: str) -> tuple[str, str]:
-    """The ending that tells the format and the one that tells the compression ('' for none)."""
-    bare = Path(path)
-    compression = bare.suffix if bare.suffix in COMPRESSIONS else ""
-    return (Path(bare.stem) if compression else bare).suffix, compression
 
 
 def text_pieces(files: list[Path]) -> IterableDataset:
@@ -34,6 +25,19 @@ def text_pieces(files: list[Path]) -> IterableDataset:
         # A tuple: datasets takes a list for shards, and would call the generator for each file.
         gen_kwargs={"files": tuple(str(file) for file in files)},
     )
+
+
+def document_pieces(documents: tuple[str, ...]) -> IterableDataset:
+    """Texts in memory, each a document. (A tuple: see `text_pieces`.)"""
+    return IterableDataset.from_generator(
+        _pieces_of_documents, features=PIECE_FEATURES, gen_kwargs={"documents": documents}
+    )
+
+
+def _pieces_of_documents(documents: tuple[str, ...]) -> Iterator[dict]:
+    for document in documents:
+        text = ended(document)
+        yield {"text": text, "ends": [len(text)]}
 
 
 def _pieces_of(files: tuple[str, ...]) -> Iterator[dict]:

@@ -19,10 +19,14 @@ CODE_POINTS = 0x110000
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
-def code_points(text: str) -> NDArray[np.uint32]:
-    """The code points of a text, without a Python loop over its characters."""
+def code_points(text: str) -> NDArray[np.int64]:
+    """The code points of a text, without a Python loop over its characters.
+
+    As int64, in which numpy looks things up: from anything else each lookup would convert them.
+    """
     # Surrogates, as broken bytes on a command line become, are code points too, if unknown ones.
-    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+    points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+    return points.astype(np.int64)
 
 
 def smallest_unsigned(count: int) -> np.dtype:

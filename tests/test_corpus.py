@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import data.corpus
-from data.corpus import MANY_DOCUMENTS, prepare_corpus
+import data.prepare
+from data.corpus import prepare_corpus
 from data.errors import DataError
+from data.prepare import MANY_DOCUMENTS
 
 ROOT = Path(__file__).parent.parent
 TEXT = "".join(f"line {i} of the text, é ü 日本\n" for i in range(200))
@@ -134,7 +135,7 @@ def test_a_second_preparation_reads_the_first(prepare, tmp_path, monkeypatch):
     source = written(tmp_path / "a.txt", TEXT)
     first = prepare(source)
     before = stamps(tmp_path)
-    monkeypatch.setattr(data.corpus, "_build", lambda *_: pytest.fail("built again"))
+    monkeypatch.setattr(data.prepare, "build", lambda *_: pytest.fail("built again"))
 
     second = prepare(source, block_size=16)  # blocks are no part of what is prepared
 
@@ -248,6 +249,7 @@ PREPARING = """
 import sys
 from pathlib import Path
 import data.corpus
+import data.prepare
 
 def say(word):
     print(word, flush=True)
@@ -262,7 +264,7 @@ def build(*args):
     say("building")
     return really_build(*args)
 
-really_build, data.corpus._build, data.corpus.FileLock = data.corpus._build, build, Lock
+really_build, data.prepare.build, data.corpus.FileLock = data.prepare.build, build, Lock
 corpus = data.corpus.prepare_corpus(
     sys.argv[1], text_column="text", val_fraction=0.1, block_size=8, cache_dir=Path(sys.argv[2])
 )

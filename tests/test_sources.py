@@ -44,7 +44,7 @@ def datasets_cache(tmp_path, monkeypatch):
 @pytest.fixture
 def text_of(tmp_path):
     def text_of(source, text_column="text"):
-        pieces = open_source(str(source), text_column, tmp_path / "cache").pieces
+        pieces = open_source(str(source), text_column, tmp_path / "cache").open()
         return "".join(piece["text"] for piece in pieces)
 
     return text_of
@@ -226,7 +226,7 @@ def test_a_data_set_repository_gives_its_split_train(tmp_path):
     parquet(repository / "data/train.parquet", ROWS)
     parquet(repository / "data/test.parquet", ["never"])
 
-    pieces = list(data.sources._hub_dataset(str(repository), "text").pieces)
+    pieces = list(data.sources._hub_dataset(str(repository), "text").open())
 
     assert "".join(piece["text"] for piece in pieces) == JOINED
     with pytest.raises(DataError, match=r"data\.text_column=body is not a column .*: n, text\."):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -40,11 +40,9 @@ def load_config(arguments: Sequence[str]) -> Config:
     arguments, and those in the values of the others.
     """
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-        found = [(argument, _mistake_in(argument)) for argument in arguments]
-        mistakes = [mistake for _, mistake in found if mistake is not None]
+        mistakes: list[str] = []
         try:
-            sound = [argument for argument, mistake in found if mistake is None]
-            config = OmegaConf.to_object(_composed(sound))
+            config = OmegaConf.to_object(_composed_of_sound(arguments, mistakes))
         except (HydraException, OmegaConfBaseException, ValueError) as error:
             raise ConfigError("\n".join([*mistakes, _sentence(error)])) from error
     assert isinstance(config, Config)
@@ -91,8 +89,25 @@ def _composed(arguments: Sequence[str]) -> DictConfig:
     return composed
 
 
-def _mistake_in(argument: str) -> str | None:
-    """What is wrong with one argument, taken alone; None when nothing is."""
+def _composed_of_sound(arguments: Sequence[str], mistakes: list[str]) -> DictConfig:
+    """What those of the arguments that can be used describe; the others go into `mistakes`."""
+    sound = _sound(arguments, _mistake_in_form, mistakes)
+    try:
+        return _composed(sound)
+    except (HydraException, OmegaConfBaseException):  # only now is each tried by itself: it is slow
+        return _composed(_sound(sound, _mistake_in_value, mistakes))
+
+
+def _sound(
+    arguments: Sequence[str], mistake_in: Callable[[str], str | None], mistakes: list[str]
+) -> list[str]:
+    found = [(argument, mistake_in(argument)) for argument in arguments]
+    mistakes += [mistake for _, mistake in found if mistake is not None]
+    return [argument for argument, mistake in found if mistake is None]
+
+
+def _mistake_in_form(argument: str) -> str | None:
+    """What is wrong with one argument but for its value; None when nothing is."""
     if argument.startswith("-"):
         return f"There is no option '{argument}'. There are --help and --show, and key=value."
     try:
@@ -114,10 +129,16 @@ def _mistake_in(argument: str) -> str | None:
         return f"{_unknown(key, keys)} All keys: --help."
     if argument.endswith("=???"):
         return f"{key}=??? is no value."
+    return None
+
+
+def _mistake_in_value(argument: str) -> str | None:
+    """What is wrong with the value of one argument of a known key, taken alone."""
     try:
         _composed([argument])
     except (HydraException, OmegaConfBaseException) as error:
-        return _type_mistake(key, argument.split("=", 1)[1], error)
+        key, value = argument.split("=", 1)
+        return _type_mistake(key, value, error)
     return None
 
 
