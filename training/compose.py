@@ -20,7 +20,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from training.config import Config, ConfigError, problems
+from training.checks import problems
+from training.config import Config, ConfigError
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "config"
 GROUPS = ("data", "model", "experiment")
