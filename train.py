@@ -28,11 +28,17 @@ from training.claim import claim
 from training.compose import as_flat
 from training.config import Config, accumulation_steps
 from training.console import Console
-from training.distribution import refuse_broken_launch, settle_launch, settle_precision
+from training.distribution import (
+    precision_here,
+    refuse_broken_launch,
+    settle_launch,
+    settle_precision,
+)
 from training.environment import fsdp_asked
 from training.evaluation import held_out_loss
 from training.exits import EXIT_DONE
 from training.launch import known_tracker, run_command
+from training.memory import keep_freed_memory
 from training.optimizer import adamw
 from training.peers import Patience
 from training.report import Report
@@ -59,6 +65,7 @@ def main(config: Config, signals: Signals) -> int:
     settle_launch(timedelta(seconds=config.run.start_timeout_seconds))
     accelerator = Accelerator(
         cpu=not torch.accelerator.is_available(),
+        mixed_precision=precision_here(),
         dataloader_config=DataLoaderConfiguration(split_batches=True, non_blocking=True),
         gradient_accumulation_plugin=GradientAccumulationPlugin(
             sync_with_dataloader=False,
@@ -82,6 +89,7 @@ def main(config: Config, signals: Signals) -> int:
 
     # What is trained. The weights are a function of the seed, whichever process makes them.
     compute_reproducibly()
+    keep_freed_memory()
     reseed(train.seed, step=0, process=0)
     model = GPT(GPTConfig(corpus.tokenizer.vocab_size, data.block_size, **vars(config.model)))
     console = Console(accelerator.is_main_process, train.max_steps, state.step)

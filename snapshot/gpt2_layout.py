@@ -11,7 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
+from model.gpt import ACTIVATIONS
 from snapshot.errors import SnapshotError
+
+KNOWN = " or ".join(ACTIVATIONS)
 
 TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 
@@ -43,7 +46,7 @@ def gpt2_config(shape: dict[str, Any]) -> dict[str, Any]:
         "n_layer": shape["n_layer"],
         "n_head": shape["n_head"],
         "n_inner": None,
-        "activation_function": "gelu_new",
+        "activation_function": shape["activation_function"],
         "embd_pdrop": shape["dropout"],
         "attn_pdrop": shape["dropout"],
         "resid_pdrop": shape["dropout"],
@@ -71,4 +74,10 @@ def gpt_shape(config: dict[str, Any]) -> dict[str, Any]:
         raise SnapshotError("config.json is not that of a GPT-2")
     if any(type(config.get(theirs)) is not int for theirs in names.values()):
         raise SnapshotError(f"config.json lacks one of {', '.join(names.values())}")
-    return {ours: config[theirs] for ours, theirs in names.items()}
+    activation = config.get("activation_function")
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
+        raise SnapshotError(f"config.json has an activation_function that is not {KNOWN}")
+    return {
+        **{ours: config[theirs] for ours, theirs in names.items()},
+        "activation_function": activation,
+    }

@@ -35,10 +35,13 @@ MUST_MATCH = (
     "model.n_layer",
     "model.n_head",
     "model.n_embd",
+    "model.activation_function",
     "train.global_batch_size",
     "train.seed",
 )
-"""Keys that make the global batches or the weights' shapes: another value is another run."""
+"""Keys that make the global batches or the model: another value is another run."""
+FORMERLY = {"model.activation_function": "gelu_new"}
+"""Values of keys that snapshots of older versions lack."""
 
 
 def snapshots_in(run_dir: Path) -> Path:
@@ -100,7 +103,8 @@ def refuse_other_run(state: RunState, config: dict[str, Any], data: dict[str, An
     differences = [
         f"{key}: {before} in the snapshot, {now} now"
         for key in MUST_MATCH
-        if (before := value_of(state.config, key)) != (now := value_of(config, key))
+        if (before := value_of(state.config, key) or FORMERLY.get(key))
+        != (now := value_of(config, key))
     ]
     if state.data.get("vocabulary") != data["vocabulary"]:
         differences.append(

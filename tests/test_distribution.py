@@ -14,7 +14,7 @@ from accelerate.utils.launch import prepare_multi_gpu_env
 import runs
 from training import distribution
 from training.config import ConfigError
-from training.distribution import refuse_broken_launch, settle_launch
+from training.distribution import precision_here, refuse_broken_launch, settle_launch
 
 TIMEOUT = timedelta(seconds=60)
 
@@ -205,6 +205,55 @@ def test_processes_that_do_not_see_each_other_are_refused(monkeypatch):
     with pytest.raises(ConfigError, match=r"started 2 processes, but each sees 1.*use_cpu: true"):
         refuse_broken_launch(alone)
     refuse_broken_launch(SimpleNamespace(num_processes=2, distributed_type=DistributedType.NO))
+
+
+@pytest.mark.parametrize(
+    ("asked", "has_bf16", "gpu", "emulated", "precision"),
+    [
+        ("bf16", False, False, "", "no"),
+        ("bf16", True, False, "", None),
+        ("bf16", False, True, "", None),
+        ("bf16", False, False, "1", None),
+        ("fp16", False, False, "", None),
+        ("no", False, False, "", None),
+    ],
+)
+def test_bf16_is_for_cpus_that_have_it(monkeypatch, asked, has_bf16, gpu, emulated, precision):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", asked)
+    monkeypatch.setenv("EMULATE_BF16", emulated)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: gpu)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": has_bf16})
+
+    assert precision_here() == precision
+
+
+# train.py on a CPU without the instructions, whatever this one has.
+WITHOUT_BF16 = f"""
+import sys
+import torch
+sys.path.insert(0, {str(runs.ROOT)!r})
+torch.cpu.get_capabilities = dict
+import train
+train.run_command(train.main)
+"""
+
+
+@pytest.mark.parametrize("config", ["cpu.yaml", "fsdp_cpu.yaml"])
+def test_a_run_on_a_cpu_without_bf16_says_that_it_is_in_float32(small, tmp_path, config):
+    script = tmp_path / "train.py"
+    script.write_text(WITHOUT_BF16)
+    words = [*small, "train.max_steps=2", f"run.dir={tmp_path / 'run'}"]
+    command = runs.launch_command(
+        config, *words, options=("--mixed_precision=bf16",), script=script
+    )
+
+    result = runs.run(command, EMULATE_BF16="")
+
+    assert result.returncode == 0, result.stderr
+    (machine,) = (line for line in result.stdout.splitlines() if line.startswith("machine"))
+    assert "float32" in machine
+    assert "bf16" not in machine
+    assert "bf16 is asked for, but this CPU has no bf16 instructions: float32" in result.stdout
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,20 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 import yaml
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from model.gpt import GPT, IGNORED, GPTConfig, parameter_count
+import model.gpt
+from model.gpt import (
+    ACTIVATIONS,
+    GPT,
+    IGNORED,
+    SHORT_TIME,
+    GPTConfig,
+    attend_by_scores,
+    parameter_count,
+)
 from snapshot.gpt2_layout import gpt2_config, to_file
 
 B, T, V = 2, 12, 31
@@ -71,9 +81,10 @@ def test_no_gradient_flows_back_from_an_earlier_loss():
     assert (gradient[:, :5] != 0).any(dim=-1).all()
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("n_head", [1, 4])
-def test_logits_and_loss_are_those_of_transformers(n_head):
-    model = random_model(n_head=n_head).eval()
+def test_logits_and_loss_are_those_of_transformers(n_head, activation):
+    model = random_model(n_head=n_head, activation_function=activation).eval()
     reference = GPT2LMHeadModel(GPT2Config(**gpt2_config(asdict(model.config)))).eval()
     weights = {name: to_file(name, p.detach()) for name, p in model.named_parameters()}
     missing, unexpected = reference.load_state_dict(weights, strict=False)
@@ -86,6 +97,68 @@ def test_logits_and_loss_are_those_of_transformers(n_head):
         torch.testing.assert_close(model(ids), theirs.logits, rtol=0, atol=1e-4)
         loss = model(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
     torch.testing.assert_close(loss, theirs.loss, rtol=0, atol=1e-4)
+
+
+def test_the_two_activations_differ():
+    with torch.no_grad():
+        exact, approximate = (
+            random_model(activation_function=name)(random_ids()) for name in ("gelu", "gelu_new")
+        )
+
+    assert 1e-5 < (exact - approximate).abs().max() < 1e-2
+
+
+@pytest.mark.parametrize(("dtype", "nearly"), [(torch.float32, 1e-6), (torch.bfloat16, 0.03)])
+@pytest.mark.parametrize("time", [2, 64, SHORT_TIME])
+def test_attention_by_scores_is_torchs_own(dtype, nearly, time):
+    generator = torch.Generator().manual_seed(3)
+    parts = [torch.randn(2, 3, time, 8, generator=generator).requires_grad_() for _ in range(3)]
+    upstream = torch.randn(2, 3, time, 8, generator=generator)
+    results = []
+    for attend in (attend_by_scores, F.scaled_dot_product_attention):
+        low = dtype if attend is attend_by_scores else torch.float32
+        mixed = attend(*(part.to(low) for part in parts), dropout_p=0.0, is_causal=True)
+        results.append((mixed.float(), *torch.autograd.grad(mixed.float(), parts, upstream)))
+
+    assert results[0][0].dtype == torch.float32
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=nearly, atol=nearly)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "time", "by_scores"),
+    [
+        (torch.bfloat16, SHORT_TIME, True),
+        (torch.bfloat16, SHORT_TIME + 1, False),
+        (torch.bfloat16, 1, False),
+        (torch.float32, SHORT_TIME, False),
+    ],
+)
+def test_attention_is_by_scores_where_that_is_quicker(monkeypatch, dtype, time, by_scores):
+    taken = []
+
+    def noted(query, *rest, **options):
+        taken.append(query)
+        return attend_by_scores(query, *rest, **options)
+
+    monkeypatch.setattr(model.gpt, "attend_by_scores", noted)
+    attention = model.gpt.Attention(GPTConfig(V, time, 1, 2, 16), 0).to(dtype)
+
+    attention(torch.zeros(1, time, 16, dtype=dtype))
+
+    assert bool(taken) == by_scores
+
+
+def test_in_16_bits_no_position_sees_a_later_token_either():
+    network, ids = random_model().eval(), random_ids()
+    changed = ids.clone()
+    changed[:, 5:] = (changed[:, 5:] + 7) % V
+
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        before, after = network(ids), network(changed)
+
+    assert (after[:, :5] == before[:, :5]).all()
+    assert (after[:, 5:] != before[:, 5:]).any(dim=-1).all()
 
 
 @pytest.mark.parametrize("preset", PUBLISHED)
@@ -212,6 +285,7 @@ def test_more_positions_than_a_block_are_refused(targets):
         ({"n_head": 3}, "n_embd=16 is not a multiple of n_head=3"),
         ({"dropout": -0.1}, "dropout"),
         ({"dropout": 1.5}, "dropout"),
+        ({"activation_function": "relu"}, "activation_function=relu must be gelu_new or gelu"),
     ],
 )
 def test_a_shape_that_makes_no_model_is_refused_by_name(changes, named):

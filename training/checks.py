@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from model.gpt import ACTIVATIONS
 from training.config import Config
 
 COUNTS = (
@@ -55,6 +56,11 @@ def problems(config: Config) -> list[str]:
     need(0 < data.val_fraction <= 0.5, "data.val_fraction", "must be above 0 and at most 0.5")
     need(data.num_workers >= 0, "data.num_workers", "must not be negative")
     need(0 <= model.dropout < 1, "model.dropout", "must be at least 0 and below 1")
+    need(
+        model.activation_function in ACTIVATIONS,
+        "model.activation_function",
+        f"must be {' or '.join(ACTIVATIONS)}",
+    )
     if model.n_head >= 1 and model.n_embd >= 1:
         near = sorted({max(1, model.n_embd // model.n_head), model.n_embd // model.n_head + 1})
         need(

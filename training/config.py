@@ -40,6 +40,8 @@ class ModelConfig:
     """Width: channels of the residual stream, a multiple of n_head."""
     dropout: float = 0.0
     """Probability of dropping, at GPT-2's places; 0 for short runs."""
+    activation_function: str = "gelu_new"
+    """gelu_new, as GPT-2 has it, or gelu, the exact one, which a CPU computes much faster."""
     activation_checkpointing: bool = False
     """Recompute each block in the backward pass: less memory, about a third more work."""
 

@@ -11,6 +11,7 @@ from accelerate import Accelerator
 from tqdm import tqdm
 
 from training.distribution import offloads
+from training.environment import asked_precision
 
 BAR = "{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt}{postfix} [{elapsed}<{remaining}]"
 
@@ -135,18 +136,12 @@ def machine_hints(accelerator: Accelerator) -> list[str]:
             f"{used} of {cores} cores used. accelerate launch --config_file "
             "accelerate_configs/cpu.yaml uses all of them."
         )
-    if accelerator.mixed_precision == "bf16" and not cpu_has_bf16():
+    if asked_precision() != accelerator.mixed_precision:
         hints.append(
-            "this CPU has no bf16 instructions, so bf16 is slower than float32 here: "
-            "accelerate launch --mixed_precision no ..."
+            "bf16 is asked for, but this CPU has no bf16 instructions: float32, which is several "
+            "times as fast here. EMULATE_BF16=1 in the environment computes in bf16 all the same."
         )
     return hints
-
-
-def cpu_has_bf16() -> bool:
-    """Whether the CPU has bf16 matrix instructions (AVX512-BF16, AMX or Arm's)."""
-    capabilities = torch.cpu.get_capabilities()
-    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def counted(number: int, noun: str) -> str:

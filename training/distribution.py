@@ -17,7 +17,7 @@ from accelerate.utils import DistributedType, get_mixed_precision_context_manage
 
 from model.gpt import GPT, Block
 from training.config import ConfigError
-from training.environment import asked, fsdp_asked, is_on, started_processes
+from training.environment import asked, asked_precision, fsdp_asked, is_on, started_processes
 from training.peers import fresh_store
 
 BLOCK = Block.__name__
@@ -70,6 +70,23 @@ def refuse_broken_launch(accelerator: Accelerator) -> None:
         )
 
 
+def cpu_has_bf16() -> bool:
+    """Whether the CPU has bf16 matrix instructions (AVX512-BF16, AMX or Arm's)."""
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
+def precision_here() -> str | None:
+    """`mixed_precision` for the Accelerator: None, which is what its config file says, or "no".
+
+    That is for bf16 on a CPU without the instructions: emulated, it takes up to 13 times as long.
+    """
+    emulated = asked_precision() == "bf16" and not (
+        torch.accelerator.is_available() or cpu_has_bf16() or is_on("EMULATE_BF16")
+    )
+    return "no" if emulated else None
+
+
 def settle_precision(accelerator: Accelerator, model: GPT) -> None:
     """Make mixed precision mean the same under every strategy. To be called before `prepare`.
 
@@ -117,7 +134,7 @@ def _refused() -> list[str]:
                 f"{HERE} asks for {kind}, whose state no snapshot here can carry. Use "
                 "distributed_type: MULTI_GPU (DDP) or FSDP."
             )
-    if asked("ACCELERATE_MIXED_PRECISION", "no").lower() == "fp8":
+    if asked_precision() == "fp8":
         found.append(f"{HERE} says mixed_precision: fp8. There are no, bf16 and fp16.")
     steps = asked("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
     if steps not in ("1", "auto"):

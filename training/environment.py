@@ -18,6 +18,11 @@ def is_on(name: str) -> bool:
     return asked(name, "false").lower() in ("true", "1")
 
 
+def asked_precision() -> str:
+    """The accelerate config file's `mixed_precision`."""
+    return asked("ACCELERATE_MIXED_PRECISION", "no").lower()
+
+
 def fsdp_asked() -> bool:
     """Whether the accelerate config file says `distributed_type: FSDP`."""
     return is_on("ACCELERATE_USE_FSDP")

@@ -1,0 +1,96 @@
+"""What the benchmarks share: the machine they ran on, their tables, and JSON beside them."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks/results"
+
+SHAPES: dict[str, dict[str, int]] = {
+    "small": {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64, "batch": 12},
+    "large": {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256, "batch": 8},
+    "gpt2": {"n_layer": 12, "n_head": 12, "n_embd": 768, "block_size": 1024, "batch": 16},
+}
+
+
+def overrides(shape: dict[str, int], **more: object) -> list[str]:
+    """The words of train.py's command line for a shape."""
+    words = [f"model.{name}={shape[name]}" for name in ("n_layer", "n_head", "n_embd")]
+    words += [f"data.block_size={shape['block_size']}", "model.dropout=0.0"]
+    words += [f"train.global_batch_size={shape['batch']}"]
+    return words + [f"{key}={value}" for key, value in more.items()]
+
+
+def flops_per_token(parameters: int, shape: dict[str, int]) -> float:
+    """Of a forward and a backward pass: 6N + 12LTC (Chowdhery et al., 2022, appendix B).
+
+    N leaves out the positions, which are looked up and not multiplied; the tied embedding is
+    counted once, as the output layer.
+    """
+    matrices = parameters - shape["block_size"] * shape["n_embd"]
+    return 6 * matrices + 12 * shape["n_layer"] * shape["n_embd"] * shape["block_size"]
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on."""
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=7"]
+    found: dict[str, Any] = {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "commit": subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip(),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "unset"),
+        "torch": torch.__version__,
+    }
+    if torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name()
+    return found
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    flags = next((set(line.split()) for line in lines if line.startswith("flags")), set())
+    told = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in flags]
+    return f"{names[0] if names else platform.machine()} ({', '.join(told)})"
+
+
+def as_words(found: dict[str, Any]) -> str:
+    """The machine as a line of text."""
+    return ", ".join(f"{name} {value}" for name, value in found.items())
+
+
+def median(values: Sequence[float]) -> float:
+    return statistics.median(values)
+
+
+def spread(values: Sequence[float], digits: int = 3) -> str:
+    """Median, least and most."""
+    return f"{median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
+
+
+def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """As Markdown, as benchmarks/RESULTS.md has it."""
+    print("| " + " | ".join(headers) + " |")
+    print("|" + "---|" * len(headers))
+    for row in rows:
+        print("| " + " | ".join(str(cell) for cell in row) + " |")
+
+
+def save(name: str, figures: Any) -> None:
+    """Write benchmarks/results/<name>.json: the machine and the figures."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps({"machine": machine(), "figures": figures}, indent=2) + "\n")
+    print(f"written: {path.relative_to(ROOT)}")

@@ -1,0 +1,52 @@
+"""What a process frees on a CPU, and takes again."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import subprocess
+import sys
+
+import pytest
+
+from runs import ROOT
+
+SCRIPT = """
+import json, resource, sys
+import torch
+from training.memory import keep_freed_memory
+
+if sys.argv[1] == "keep":
+    keep_freed_memory()
+
+def passes():
+    for _ in range(20):
+        parts = [torch.ones(2_000_000) for _ in range(5)]  # 40 MB
+        parts += [part + 1 for part in parts]
+        del parts
+
+passes()
+before = resource.getrusage(resource.RUSAGE_SELF)
+passes()
+after = resource.getrusage(resource.RUSAGE_SELF)
+print(json.dumps([after.ru_minflt - before.ru_minflt, after.ru_maxrss]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library is not glibc")
+def test_memory_that_was_freed_is_not_taken_from_the_system_again():
+    (taken, most), (taken_without, most_without) = (
+        json.loads(
+            subprocess.run(
+                [sys.executable, "-c", SCRIPT, word],
+                cwd=ROOT,
+                capture_output=True,
+                check=True,
+                text=True,
+            ).stdout
+        )
+        for word in ("keep", "as it is")
+    )
+
+    assert taken < 2000 < 20_000 < taken_without  # pages, of which 20 times 80 MB are 400,000
+    assert most < most_without + 20_000  # KB
