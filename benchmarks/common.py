@@ -28,7 +28,7 @@ def overrides(shape: dict[str, int], **more: object) -> list[str]:
     """The words of train.py's command line for a shape."""
     words = [f"model.{name}={shape[name]}" for name in ("n_layer", "n_head", "n_embd")]
     words += [f"data.block_size={shape['block_size']}", "model.dropout=0.0"]
-    words += [f"train.global_batch_size={shape['batch']}"]
+    words += [f"train.global_batch_size={shape['batch']}", "model.activation_function=gelu"]
     return words + [f"{key}={value}" for key, value in more.items()]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -25,6 +26,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PRECISIONS = {"no": torch.float32, "bf16": torch.bfloat16}
 MATRIX = 2048 if DEVICE.type == "cpu" else 8192
 LEARNING_RATE, BETAS, DECAY = 1e-3, (0.9, 0.99), 0.1
+ACTIVATION = "gelu"  # of our smaller presets, and of nanoGPT
 
 
 def wait_for_device() -> None:
@@ -54,11 +56,15 @@ def serve(step: Callable[[], Any], **facts: Any) -> None:
 
 def ours(words: list[str]) -> None:
     """train.py as it is, held at the beginning of a step; started by `accelerate launch`."""
+    from accelerate.utils import broadcast_object_list
+
     import train
     from model.gpt import parameter_count
+    from training.environment import speaks_for_the_run
     from training.launch import run_command
 
     reseed, gpt = train.reseed, train.GPT
+    speaks = speaks_for_the_run()
     left, begun = 0, 0.0
 
     def counted(config: Any) -> Any:
@@ -67,23 +73,25 @@ def ours(words: list[str]) -> None:
             tell(parameters=parameter_count(model))
         return model
 
+    def asked() -> int:
+        """How many steps come next, on all processes: those that were not told wait here."""
+        line = [sys.stdin.readline()] if speaks else [None]
+        (line,) = broadcast_object_list(line)
+        if not line:
+            os._exit(0)
+        return int(line)
+
     def held(seed: int, step: int, process: int) -> None:
         nonlocal left, begun
-        if step > 0 and process == 0:
+        if step > 0:
             if left == 0:
                 wait_for_device()
-                if begun:
+                if begun and speaks:
                     tell(seconds=time.perf_counter() - begun, memory=memory())
-                line = sys.stdin.readline()
-                if not line:
-                    raise SystemExit(0)
-                left, begun = int(line), time.perf_counter()
+                left, begun = asked(), time.perf_counter()
             left -= 1
         reseed(seed, step, process)
 
-    from training.environment import speaks_for_the_run
-
-    speaks = speaks_for_the_run()
     train.reseed, train.GPT = held, counted
     sys.argv = ["train.py", *words]
     run_command(train.main)
@@ -135,7 +143,7 @@ def bare(settings: dict[str, Any]) -> None:
     torch.manual_seed(0)
     tokens, vocabulary = tokens_of(settings)
     shape = {k: settings[k] for k in ("block_size", "n_layer", "n_head", "n_embd")}
-    model = GPT(GPTConfig(vocabulary, **shape)).to(DEVICE)
+    model = GPT(GPTConfig(vocabulary, **shape, activation_function=ACTIVATION)).to(DEVICE)
     parameters = parameter_count(model)
     optimizer = torch.optim.AdamW(
         model.parameters(), LEARNING_RATE, BETAS, weight_decay=DECAY, fused=True

@@ -1,9 +1,10 @@
 """Preparing text: MB/s, peak memory, and what training needs of a large corpus.
 
-    python benchmarks/data.py --megabytes 100 1000
+    OMP_NUM_THREADS=1 python benchmarks/data.py --megabytes 10 100 1000 4000
 
 Writes a generated text of each size into a temporary folder, prepares it in a fresh process, and
-measures that process. Then another fresh process reads 2,000 batches of it.
+measures that process. Then another fresh process reads 2,000 batches of it, in the process itself
+and by two workers (`data.num_workers`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from common import ROOT, as_words, machine, print_table, save
+
 sys.path.insert(0, str(ROOT))
 
 BATCHES, BATCH, BLOCK = 2000, 12, 64
@@ -38,6 +40,7 @@ def write_text(path: Path, megabytes: int) -> None:
 
 
 def prepare(source: str, cache: str) -> dict:
+    import data.prepare  # noqa: F401 - what a run has loaded anyway is not measured
     from data.corpus import prepare_corpus
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -74,19 +77,22 @@ def load(source: str, cache: str) -> dict:
     first_batch_seconds(1)
     pairs = [(first_batch_seconds(1), first_batch_seconds(1_000_000)) for _ in range(300)]
     ratios = sorted(late / early for early, late in pairs)
-    batches = iter(
-        window_loader(
-            Windows(corpus.train, BLOCK, -100), StepBatches(order, BATCH, BATCH, first_step=1)
-        )
-    )
-    began = time.perf_counter()
-    for _ in range(BATCHES):
+
+    def tokens_per_second(workers: int) -> float:
+        chosen = StepBatches(order, BATCH, BATCH, first_step=1)
+        batches = iter(window_loader(Windows(corpus.train, BLOCK, -100), chosen, workers))
         next(batches)
-    seconds = time.perf_counter() - began
+        began = time.perf_counter()
+        for _ in range(BATCHES):
+            next(batches)
+        return BATCHES * BATCH * BLOCK / (time.perf_counter() - began)
+
+    alone = tokens_per_second(0)
     return {
         "start_ratio": ratios[len(ratios) // 2],
-        "loader_tokens_per_second": BATCHES * BATCH * BLOCK / seconds,
+        "loader_tokens_per_second": alone,
         "own_memory_growth_mb": anonymous_mb() - anonymous,
+        "loader_tokens_per_second_two_workers": tokens_per_second(2),
     }
 
 
@@ -119,24 +125,42 @@ def main() -> None:
         work = {"prepare": prepare, "load": load}[options.work]
         print(json.dumps(work(*options.paths, *rest)))
         return
-    print(f"OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'unset')}")
-    print(
-        "| MB | MB/s | peak MB | of which imports | loader tokens/s "
-        "| start at step 1,000,000 / 1 | own memory of 2,000 batches, MB |"
-    )
-    print("|---|---|---|---|---|---|---|")
+    print(as_words(machine()))
+    rows, figures = [], []
     for megabytes in options.megabytes:
         with tempfile.TemporaryDirectory() as folder:
             source = str(Path(folder) / "text.txt")
             write_text(Path(source), megabytes)
             first = in_a_fresh_process("prepare", source, folder)
             then = in_a_fresh_process("load", source, folder)
-        print(
-            f"| {megabytes:,} | {first['megabytes_per_second']:.0f} | {first['peak_mb']:.0f} "
-            f"| {first['imports_mb']:.0f} | {then['loader_tokens_per_second']:,.0f} "
-            f"| {then['start_ratio']:.2f} | {then['own_memory_growth_mb']:.1f} |",
-            flush=True,
+        figures.append({"megabytes": megabytes, **first, **then})
+        print(json.dumps(figures[-1]), file=sys.stderr, flush=True)
+        rows.append(
+            (
+                f"{megabytes:,}",
+                f"{first['megabytes_per_second']:.0f}",
+                f"{first['peak_mb']:.0f}",
+                f"{first['imports_mb']:.0f}",
+                f"{then['loader_tokens_per_second']:,.0f}",
+                f"{then['loader_tokens_per_second_two_workers']:,.0f}",
+                f"{then['start_ratio']:.2f}",
+                f"{then['own_memory_growth_mb']:.1f}",
+            )
         )
+    print_table(
+        (
+            "MB",
+            "MB/s",
+            "peak MB",
+            "of which imports",
+            "loader tokens/s",
+            "two workers",
+            "start at step 1,000,000 / 1",
+            "own memory of 2,000 batches, MB",
+        ),
+        rows,
+    )
+    save("data", figures)
 
 
 if __name__ == "__main__":

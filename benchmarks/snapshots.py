@@ -1,9 +1,11 @@
 """What snapshots and their upload cost a run: real runs of train.py, interleaved, one thread each.
 
-python benchmarks/snapshots.py [--pairs 4] [--steps 60]
+    python benchmarks/snapshots.py disk [--every 100] [--pairs 3]
+    python benchmarks/snapshots.py hub [--pairs 4] [--steps 60]
 
-A run with a loopback Hub that takes its time, beside the same run without; both write a snapshot
-every 20 steps. The time is that of the loop, snapshots included, by the lines it prints.
+`disk`: a run that writes a snapshot every so many steps beside one that writes none, in turns of as
+many steps. `hub`: a run with a loopback Hub that takes its time, beside the same run without; both
+write a snapshot every 20 steps. The time is that of the loop, snapshots included.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from common import ROOT, SHAPES, as_words, machine, median, overrides, print_table, save, spread
+from turns import ours, take_turns
+
 EVERY = 20
 LATENCY = ("0.05", "2.0")
 
@@ -62,15 +66,65 @@ def timed(command: list[str], steps: int, environment: dict[str, str]) -> tuple[
     return at[steps] - at[EVERY], printed
 
 
+def on_disk(options: argparse.Namespace) -> None:
+    """Print what snapshots on this disk cost the loop."""
+    shape = SHAPES["large"]
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        launch = (f"--mixed_precision={options.precision}",)
+        words = [*overrides(shape), "snapshot.keep=2"]
+        saving = [*words, f"snapshot.every={options.every}"]
+        runs = [
+            ours("with", "cpu.yaml", saving, folder, launch),
+            ours("without", "cpu.yaml", words, folder, launch),
+        ]
+        try:
+            take_turns(runs, options.every, options.pairs, warm_up=5)
+            written = sorted((folder / "with/snapshots").glob("step-*"))
+            bytes_ = sum(file.stat().st_size for file in written[-1].iterdir())
+        finally:
+            for run in runs:
+                run.end()
+    seconds = [[options.every * value for value in run.seconds] for run in runs]
+    lost = [a / b - 1 for a, b in zip(*seconds, strict=True)]
+    print_table(
+        ("with, s", "without, s", "lost", "MB a snapshot", "s per GB"),
+        [
+            (
+                spread(seconds[0], 1),
+                spread(seconds[1], 1),
+                f"{median(lost):.2%} ({min(lost):.2%} to {max(lost):.2%})",
+                f"{bytes_ / 1e6:.0f}",
+                f"{(median(seconds[0]) - median(seconds[1])) / (bytes_ / 1e9):.1f}",
+            )
+        ],
+    )
+    save("snapshots-disk", {"every": options.every, "seconds": seconds, "bytes": bytes_})
+
+
 def main() -> None:
     """Print a line for each pair, and the medians."""
-    parser = argparse.ArgumentParser(description="What uploads cost a run.")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("kind", choices=("disk", "hub"))
     parser.add_argument("--pairs", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=60, help="of a run beside a Hub")
+    parser.add_argument("--every", type=int, default=100, help="steps between two, on disk")
+    parser.add_argument("--precision", default="no", choices=("no", "bf16"))
     options = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    print(as_words(machine()))
+    if options.kind == "disk":
+        on_disk(options)
+    else:
+        beside_a_hub(options)
+
+
+def beside_a_hub(options: argparse.Namespace) -> None:
+    """Print what uploads cost the loop."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    ratios, waits = [], []
+    ratios: list[float] = []
+    waits: list[float] = []
     with tempfile.TemporaryDirectory() as place:
         server = subprocess.Popen(
             [sys.executable, str(ROOT / "tests/loopback_hub.py"), place, "--latency", *LATENCY],
@@ -104,6 +158,7 @@ def main() -> None:
         f"median {statistics.median(ratios):.3f}, spread {min(ratios):.3f} to {max(ratios):.3f}; "
         f"held {statistics.median(waits):.2f} s a snapshot"
     )
+    save("snapshots-hub", {"ratios": ratios, "held_seconds": waits})
 
 
 if __name__ == "__main__":

@@ -77,6 +77,7 @@ def ours(
         "train.sample_every=0",
         "snapshot.every=1000000000",
         "snapshot.resume=never",
+        "run.collective_timeout_seconds=3600",
         f"run.dir={folder / name}",
         f"data.cache_dir={folder / 'data'}",
     ]

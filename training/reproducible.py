@@ -20,7 +20,11 @@ def reseed(seed: int, step: int, process: int) -> None:
     interrupted before. Step 0 of process 0 is for the initial weights.
     """
     words = np.random.SeedSequence((seed, step, process)).generate_state(2, np.uint32)
-    torch.manual_seed(int(words[0]) << 31 | int(words[1]) >> 1)
+    one = int(words[0]) << 31 | int(words[1]) >> 1
+    if torch.accelerator.is_available():
+        torch.manual_seed(one)
+    else:  # the same, without the stack traces that torch keeps for devices which are not there
+        torch.default_generator.manual_seed(one)
 
 
 def compute_reproducibly() -> None:
