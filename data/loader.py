@@ -110,6 +110,7 @@ def window_loader(
         batch_sampler=batches,
         collate_fn=_as_it_is,
         num_workers=workers,
+        pin_memory=torch.cuda.is_available(),  # so that a batch travels beside the step
         generator=torch.Generator(),  # else creating an iterator moves the dropout's generator
         worker_init_fn=_leave_signals_to_the_run,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
+from model.gpt import GPT, GPTConfig, parameter_count
 from runs import ROOT
 from training.compose import all_keys, as_yaml, load_config
 from training.config import ConfigError, TrainConfig, accumulation_steps
@@ -40,8 +41,23 @@ def test_no_key_can_be_set_in_both_files(path):
     assert not names & set(yaml.safe_load(path.read_text()))
 
 
-def test_the_shakespeare_run_is_the_well_known_one():
-    config = load_config(["experiment=shakespeare_char_cpu"])
+def test_the_tuned_shakespeare_run_is_of_the_same_size_and_text():
+    tuned, reference = (
+        load_config([f"experiment=shakespeare_char_cpu{end}"]) for end in ("", "_reference")
+    )
+    assert tuned.data == reference.data
+    assert tuned.train.eval_batches is None
+    parameters = [
+        parameter_count(GPT(GPTConfig(65, config.data.block_size, **vars(config.model))))
+        for config in (tuned, reference)
+    ]
+    assert 0.9 < parameters[0] / parameters[1] <= 1
+    assert tuned.train.max_steps * tuned.train.global_batch_size < 0.6 * 2000 * 12
+
+
+def test_the_reference_shakespeare_run_is_the_well_known_one():
+    config = load_config(["experiment=shakespeare_char_cpu_reference"])
+    assert config.model.activation_function == "gelu_new"
     assert (config.model.n_layer, config.model.n_head, config.model.n_embd) == (4, 4, 128)
     assert (config.data.block_size, config.train.global_batch_size) == (64, 12)
     assert (config.train.max_steps, config.model.dropout) == (2000, 0.0)
