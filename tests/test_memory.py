@@ -49,4 +49,4 @@ def test_memory_that_was_freed_is_not_taken_from_the_system_again():
     )
 
     assert taken < 2000 < 20_000 < taken_without  # pages, of which 20 times 80 MB are 400,000
-    assert most < most_without + 20_000  # KB
+    assert most < most_without + 40_000  # KB, half of what a pass takes

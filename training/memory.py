@@ -13,7 +13,7 @@ def keep_freed_memory() -> None:
 
     Every step takes the same megabytes again. Taken from the system they are new pages, each of
     which it clears first: 5 to 8 percent of a step in bf16. What the process holds at its peak is
-    the same. Only glibc gives pages back like that; with another C library nothing happens.
+    much the same. Only glibc gives pages back like that; with another C library nothing happens.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
