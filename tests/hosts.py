@@ -75,7 +75,7 @@ class Network:
         _ip(f"link set {self.name} up")
         for host in self.hosts:
             host.boot()
-            _ip(f"neighbour add {host.address} lladdr {host.hardware} dev {self.name}")
+            _ip(f"neighbour replace {host.address} lladdr {host.hardware} dev {self.name}")
 
     def remove(self) -> None:
         """Take everything down, whatever there is of it."""
@@ -175,7 +175,7 @@ class Host:
         known = [(host.address, host.hardware) for host in self._network.hosts if host is not self]
         known.append((self.outside, self._network.hardware(TEST)))
         for address, hardware in known:
-            _ip(f"-n {self.name} neighbour add {address} lladdr {hardware} dev {CARD}")
+            _ip(f"-n {self.name} neighbour replace {address} lladdr {hardware} dev {CARD}")
 
     def inside(self, words: list[str]) -> list[str]:
         """The command that is `words` on this host; every step replaces the one before."""

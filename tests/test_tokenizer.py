@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from transformers import AutoTokenizer
 
 from data.errors import DataError
 from data.tokenizer import TOKENIZER_FILES, CharTokenizer
+from model.gpt import GPTConfig
 from snapshot.gpt2_layout import gpt2_config
 
 AWKWARD = [
@@ -37,8 +39,8 @@ def tokenizer_of(*texts):
 
 def auto_tokenizer(tokenizer, folder):
     """AutoTokenizer of a folder that holds what a snapshot holds."""
-    shape = {"vocab_size": tokenizer.vocab_size, "block_size": 8, "n_layer": 1, "n_head": 1}
-    config = gpt2_config({**shape, "n_embd": 4, "dropout": 0.0})
+    shape = GPTConfig(tokenizer.vocab_size, block_size=8, n_layer=1, n_head=1, n_embd=4)
+    config = gpt2_config(asdict(shape))
     (folder / "config.json").write_text(json.dumps(config))
     tokenizer.save(folder)
     return AutoTokenizer.from_pretrained(folder)
