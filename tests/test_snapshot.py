@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -20,7 +21,8 @@ from snapshot.files import (
     verify,
     written_whole,
 )
-from snapshot.resume import choose_start, newest_of
+from snapshot.gpt2_layout import gpt2_config, gpt_shape
+from snapshot.resume import choose_start, newest_of, refuse_other_run
 from snapshot.state import RunState, read_state, restore, write_snapshot
 from snapshot.tensors import plan_pieces
 from training.config import OptimConfig
@@ -243,3 +245,22 @@ def test_a_run_does_not_mix_with_another_in_its_directory(tmp_path):
     with pytest.raises(SnapshotError, match="is already further, at step 1"):
         choose_start(first, str(named))
     assert newest_verified(first / "snapshots")[0].name == "step-00000001"
+
+
+@pytest.mark.parametrize("odd", ["relu", "", None, [], {}, True, 1])
+def test_an_activation_that_is_not_gpt2s_is_refused(odd):
+    config = gpt2_config(asdict(SHAPE))
+    assert gpt_shape(config)["activation_function"] == "gelu_new"
+
+    with pytest.raises(SnapshotError, match="activation_function that is not gelu_new or gelu"):
+        gpt_shape({**config, "activation_function": odd})
+
+
+def test_a_snapshot_from_before_there_was_a_choice_has_gpt2s_activation():
+    data = {"vocabulary": 7, "fingerprint": "f"}
+    before = replace(state_at(3), config={"model": {"n_layer": 2}}, data=data)
+    model = {"n_layer": 2, "activation_function": "gelu_new"}
+
+    refuse_other_run(before, {"model": model}, data)
+    with pytest.raises(SnapshotError, match="activation_function: gelu_new in the snapshot, gelu"):
+        refuse_other_run(before, {"model": {**model, "activation_function": "gelu"}}, data)
