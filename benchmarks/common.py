@@ -7,6 +7,7 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,12 +25,18 @@ SHAPES: dict[str, dict[str, int]] = {
 }
 
 
-def overrides(shape: dict[str, int], **more: object) -> list[str]:
+def overrides(shape: dict[str, int]) -> list[str]:
     """The words of train.py's command line for a shape."""
     words = [f"model.{name}={shape[name]}" for name in ("n_layer", "n_head", "n_embd")]
     words += [f"data.block_size={shape['block_size']}", "model.dropout=0.0"]
-    words += [f"train.global_batch_size={shape['batch']}", "model.activation_function=gelu"]
-    return words + [f"{key}={value}" for key, value in more.items()]
+    return [*words, f"train.global_batch_size={shape['batch']}", "model.activation_function=gelu"]
+
+
+def launch(config: str, script: str, *words: str, options: Sequence[str] = ()) -> list[str]:
+    """`accelerate launch` of a script of this checkout, with a shipped config file."""
+    file = str(ROOT / "accelerate_configs" / config)
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", file]
+    return [*command, *options, str(ROOT / script), *words]
 
 
 def flops_per_token(parameters: int, shape: dict[str, int]) -> float:

@@ -17,17 +17,15 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import ROOT, as_words, machine, median, print_table, save, spread
+from common import ROOT, as_words, launch, machine, median, print_table, save, spread
 
 LATE = 1_000_000
 CASES = ("import torch", "fresh", "prepared", "resumed at step 1", f"resumed at step {LATE:,}")
 
 
-def launch(folder: Path, run: str, *words: str) -> list[str]:
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
-    command += [str(ROOT / "accelerate_configs/cpu.yaml"), str(ROOT / "train.py")]
-    command += [f"run.dir={folder / run}", "train.log_every=1", "train.sample_every=0"]
-    return [*command, "train.eval_batches=1", *words]
+def run_in(folder: Path, run: str, *words: str) -> list[str]:
+    quiet = ("train.log_every=1", "train.sample_every=0", "train.eval_batches=1")
+    return launch("cpu.yaml", "train.py", f"run.dir={folder / run}", *quiet, *words)
 
 
 def seconds_to_first_step(command: list[str]) -> float:
@@ -48,7 +46,7 @@ def seconds_to_first_step(command: list[str]) -> float:
 
 def make_snapshots(folder: Path) -> None:
     """A run of one step, and a copy of it that says to have come 1,000,000 steps."""
-    command = launch(folder, "early", f"data.cache_dir={folder / 'data'}", "train.max_steps=1")
+    command = run_in(folder, "early", f"data.cache_dir={folder / 'data'}", "train.max_steps=1")
     subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
     sys.path.insert(0, str(ROOT))
     from snapshot.files import MANIFEST, folder_name, written_whole
@@ -74,8 +72,8 @@ def take(case: str, folder: Path, turn: int) -> float:
     if case.startswith("resumed"):
         kind = "late" if case == CASES[-1] else "early"
         shutil.copytree(folder / kind, folder / f"{kind}-{turn}")
-        return seconds_to_first_step(launch(folder, f"{kind}-{turn}", *more))
-    return seconds_to_first_step(launch(folder, f"{case}-{turn}", *more))
+        return seconds_to_first_step(run_in(folder, f"{kind}-{turn}", *more))
+    return seconds_to_first_step(run_in(folder, f"{case}-{turn}", *more))
 
 
 def main() -> None:

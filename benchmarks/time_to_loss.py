@@ -16,17 +16,16 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import ROOT, as_words, machine, median, print_table, save, spread
+from common import as_words, launch, machine, median, print_table, save, spread
 
 EXPERIMENTS = ("shakespeare_char_cpu", "shakespeare_char_cpu_reference")
 
 
 def whole_run(experiment: str, source: str, folder: Path, turn: int) -> tuple[float, float]:
     """Seconds of the whole command, and the held-out loss in nats."""
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
-    command += [str(ROOT / "accelerate_configs/cpu.yaml"), str(ROOT / "train.py")]
-    command += [f"experiment={experiment}", f"data.source={source}", f"train.seed={turn + 1}"]
-    command += [f"run.dir={folder / f'{experiment}-{turn}'}", f"data.cache_dir={folder / 'data'}"]
+    words = [f"experiment={experiment}", f"data.source={source}", f"train.seed={turn + 1}"]
+    words += [f"run.dir={folder / f'{experiment}-{turn}'}", f"data.cache_dir={folder / 'data'}"]
+    command = launch("cpu.yaml", "train.py", *words)
     begun = time.perf_counter()
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     seconds = time.perf_counter() - begun

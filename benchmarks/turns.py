@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from common import ROOT
+from common import ROOT, launch
 
-SCRIPT = str(ROOT / "benchmarks/contestants.py")
+SCRIPT = "benchmarks/contestants.py"
 
 
 class Contestant:
     """A process that computes only when it is asked to."""
 
-    def __init__(self, name: str, command: list[str], environment: dict[str, str]) -> None:
+    def __init__(self, name: str, command: list[str]) -> None:
         self.name = name
         self.said: list[str] = []
         self.seconds: list[float] = []
@@ -25,7 +24,6 @@ class Contestant:
         self.memory = 0.0
         self.process = subprocess.Popen(
             command,
-            env={**os.environ, **environment},
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -69,8 +67,6 @@ def ours(
     name: str, accelerate_config: str, words: list[str], folder: Path, options: tuple[str, ...] = ()
 ) -> Contestant:
     """train.py through `accelerate launch`, as a user would start it."""
-    launch = [sys.executable, "-m", "accelerate.commands.launch"]
-    launch += ["--config_file", str(ROOT / "accelerate_configs" / accelerate_config), *options]
     rest = [
         "train.max_steps=1000000000",
         "train.eval_every=1000000000",
@@ -82,12 +78,14 @@ def ours(
         f"data.cache_dir={folder / 'data'}",
     ]
     # A word given twice counts as it was given last.
-    return Contestant(name, [*launch, SCRIPT, "ours", *rest, *words], {})
+    return Contestant(
+        name, launch(accelerate_config, SCRIPT, "ours", *rest, *words, options=options)
+    )
 
 
 def other(name: str, kind: str, settings: dict[str, Any]) -> Contestant:
     """A contestant that is not ours."""
-    return Contestant(name, [sys.executable, SCRIPT, kind, json.dumps(settings)], {})
+    return Contestant(name, [sys.executable, str(ROOT / SCRIPT), kind, json.dumps(settings)])
 
 
 def take_turns(contestants: list[Contestant], steps: int, turns: int, warm_up: int) -> None:

@@ -10,8 +10,7 @@ import torch
 from accelerate import Accelerator
 from tqdm import tqdm
 
-from training.distribution import offloads
-from training.environment import asked_precision
+from training.distribution import offloads, precision_here
 
 BAR = "{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt}{postfix} [{elapsed}<{remaining}]"
 
@@ -136,7 +135,7 @@ def machine_hints(accelerator: Accelerator) -> list[str]:
             f"{used} of {cores} cores used. accelerate launch --config_file "
             "accelerate_configs/cpu.yaml uses all of them."
         )
-    if asked_precision() != accelerator.mixed_precision:
+    if precision_here() is not None:
         hints.append(
             "bf16 is asked for, but this CPU has no bf16 instructions: float32, which is several "
             "times as fast here. EMULATE_BF16=1 in the environment computes in bf16 all the same."
