@@ -108,8 +108,8 @@ def test_the_two_activations_differ():
     assert 1e-5 < (exact - approximate).abs().max() < 1e-2
 
 
-@pytest.mark.parametrize(("dtype", "nearly"), [(torch.float32, 1e-6), (torch.bfloat16, 0.03)])
-@pytest.mark.parametrize("time", [2, 64, SHORT_TIME])
+@pytest.mark.parametrize(("dtype", "nearly"), [(torch.float32, 3e-6), (torch.bfloat16, 0.03)])
+@pytest.mark.parametrize("time", [2, 64, 300, SHORT_TIME])
 def test_attention_by_scores_is_torchs_own(dtype, nearly, time):
     generator = torch.Generator().manual_seed(3)
     parts = [torch.randn(2, 3, time, 8, generator=generator).requires_grad_() for _ in range(3)]
@@ -131,7 +131,7 @@ def test_attention_by_scores_is_torchs_own(dtype, nearly, time):
         (torch.bfloat16, SHORT_TIME, True),
         (torch.bfloat16, SHORT_TIME + 1, False),
         (torch.bfloat16, 1, False),
-        (torch.float32, SHORT_TIME, False),
+        (torch.float32, SHORT_TIME, True),
     ],
 )
 def test_attention_is_by_scores_where_that_is_quicker(monkeypatch, dtype, time, by_scores):
