@@ -2,9 +2,9 @@
 
     OMP_NUM_THREADS=1 python benchmarks/data.py --megabytes 10 100 1000 4000
 
-Writes a generated text of each size into a temporary folder, prepares it in a fresh process, and
-measures that process. Then another fresh process reads 2,000 batches of it, in the process itself
-and by two workers (`data.num_workers`).
+Writes a generated text of each size into a temporary folder and prepares it in fresh processes,
+with one thread and with several, which are measured. Then another fresh process reads 2,000 batches
+of it, in the process itself and by two workers (`data.num_workers`).
 """
 
 from __future__ import annotations
@@ -39,14 +39,22 @@ def write_text(path: Path, megabytes: int) -> None:
             opened.write(encoded)
 
 
-def prepare(source: str, cache: str) -> dict:
-    import data.prepare  # noqa: F401 - what a run has loaded anyway is not measured
+def prepare(source: str, cache: str, threads: str) -> dict:
+    import torch  # noqa: F401 - what a run has loaded anyway is not measured
+
+    import data.prepare
+    import data.texts  # noqa: F401
     from data.corpus import prepare_corpus
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = time.perf_counter()
     prepare_corpus(
-        source, text_column="text", val_fraction=0.1, block_size=BLOCK, cache_dir=Path(cache)
+        source,
+        text_column="text",
+        val_fraction=0.1,
+        block_size=BLOCK,
+        cache_dir=Path(cache) / threads,
+        threads=int(threads),
     )
     seconds = time.perf_counter() - began
     return {
@@ -118,6 +126,7 @@ def in_a_fresh_process(work: str, *arguments: str) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=int, nargs="+", default=[10, 100])
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--work", choices=("prepare", "load"), help=argparse.SUPPRESS)
     parser.add_argument("paths", nargs="*", help=argparse.SUPPRESS)
     options, rest = parser.parse_known_args()
@@ -131,16 +140,19 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             source = str(Path(folder) / "text.txt")
             write_text(Path(source), megabytes)
-            first = in_a_fresh_process("prepare", source, folder)
-            then = in_a_fresh_process("load", source, folder)
-        figures.append({"megabytes": megabytes, **first, **then})
+            prepared = {
+                threads: in_a_fresh_process("prepare", source, folder, str(threads))
+                for threads in options.threads
+            }
+            then = in_a_fresh_process("load", source, str(Path(folder) / str(options.threads[-1])))
+        figures.append({"megabytes": megabytes, "prepared": prepared, **then})
         print(json.dumps(figures[-1]), file=sys.stderr, flush=True)
         rows.append(
             (
                 f"{megabytes:,}",
-                f"{first['megabytes_per_second']:.0f}",
-                f"{first['peak_mb']:.0f}",
-                f"{first['imports_mb']:.0f}",
+                *(f"{found['megabytes_per_second']:.0f}" for found in prepared.values()),
+                *(f"{found['peak_mb']:.0f}" for found in prepared.values()),
+                f"{prepared[options.threads[0]]['imports_mb']:.0f}",
                 f"{then['loader_tokens_per_second']:,.0f}",
                 f"{then['loader_tokens_per_second_two_workers']:,.0f}",
                 f"{then['start_ratio']:.2f}",
@@ -150,8 +162,8 @@ def main() -> None:
     print_table(
         (
             "MB",
-            "MB/s",
-            "peak MB",
+            *(f"MB/s, threads: {threads}" for threads in options.threads),
+            *(f"peak MB, threads: {threads}" for threads in options.threads),
             "of which imports",
             "loader tokens/s",
             "two workers",

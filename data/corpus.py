@@ -47,9 +47,17 @@ class Corpus:
 
 
 def prepare_corpus(
-    source: str, *, text_column: str, val_fraction: float, block_size: int, cache_dir: Path
+    source: str,
+    *,
+    text_column: str,
+    val_fraction: float,
+    block_size: int,
+    cache_dir: Path,
+    threads: int | None = None,
 ) -> Corpus:
     """Load the corpus that `source` names, preparing it first where no cache holds it.
+
+    `threads` look its characters up; by default as many as there are cores, up to four.
 
     Raises DataError where the text is missing, unreadable, empty or shorter than a block.
     """
@@ -58,7 +66,7 @@ def prepare_corpus(
     folder = cache_dir / hashlib.sha256(settings.encode()).hexdigest()[:16]
     if not folder.exists():
         try:
-            _prepare_once(opened, val_fraction, folder)
+            _prepare_once(opened, val_fraction, folder, threads)
         except OSError as error:
             raise DataError(
                 f"data.cache_dir={cache_dir}: the prepared text cannot be written: {error}. "
@@ -67,7 +75,7 @@ def prepare_corpus(
     return _load(folder, block_size, opened.name)
 
 
-def _prepare_once(opened: Source, val_fraction: float, folder: Path) -> None:
+def _prepare_once(opened: Source, val_fraction: float, folder: Path, threads: int | None) -> None:
     """Build `folder`, unless another process of any machine that shares it was first."""
     from data.prepare import build  # with `datasets`, which a prepared text does without
 
@@ -79,7 +87,7 @@ def _prepare_once(opened: Source, val_fraction: float, folder: Path) -> None:
         shutil.rmtree(building, ignore_errors=True)  # left by a process that was killed
         building.mkdir()
         try:
-            build(opened, val_fraction, building)
+            build(opened, val_fraction, building, threads)
             building.rename(folder)
         finally:
             shutil.rmtree(building, ignore_errors=True)

@@ -9,8 +9,12 @@ import hashlib
 import json
 import os
 from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from datasets import Features, List, Value
@@ -24,13 +28,22 @@ from data.tokenizer import CODE_POINTS, CharTokenizer, code_points
 
 MANY_DOCUMENTS = 100
 """From this many documents on, whole ones are held out."""
+MOST_THREADS = 4
+"""More would wait for the one that reads."""
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
-def build(opened: Source, val_fraction: float, building: Path) -> None:
-    """Write the files of a prepared text into the folder `building`, and to the disk."""
-    tokenizer, ends, characters = _survey(opened)
+def build(opened: Source, val_fraction: float, building: Path, threads: int | None = None) -> None:
+    """Write the files of a prepared text into the folder `building`, and to the disk.
+
+    `threads` look characters up, beside the one that reads and writes: by default one for each core
+    that this process may use, up to `MOST_THREADS`.
+    """
+    threads = threads or min(MOST_THREADS, _cores())
+    tokenizer, ends, characters = _survey(opened, threads)
     cut = _split(characters, ends, val_fraction)
-    written, digest = _write_tokens(opened, tokenizer, building / "tokens.arrow")
+    written, digest = _write_tokens(opened, tokenizer, building / "tokens.arrow", threads)
     assert written == characters, "the source changed while it was read"
     digest.update(f"\0{FORMAT}\0{cut}".encode())
     info = CorpusInfo(opened.name, characters, len(ends), cut, digest.hexdigest())
@@ -41,17 +54,44 @@ def build(opened: Source, val_fraction: float, building: Path) -> None:
             os.fsync(written_file.fileno())
 
 
-def _survey(opened: Source) -> tuple[CharTokenizer, NDArray[np.int64], int]:
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):  # not on every system
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _in_order(
+    function: Callable[[Item], Result], items: Iterable[Item], threads: int
+) -> Iterator[Result]:
+    """The function of each item, in their order, by so many threads at once.
+
+    As many items are held as threads, and one more. numpy and hashes let other threads run.
+    """
+    running: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        for item in items:
+            running.append(pool.submit(function, item))
+            if len(running) > threads:
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
+
+
+def _survey(opened: Source, threads: int) -> tuple[CharTokenizer, NDArray[np.int64], int]:
     """First pass: the vocabulary, where documents end, and how many characters there are."""
     seen = np.zeros(CODE_POINTS, dtype=bool)
-    ends = array("q")
-    characters = 0
-    for piece in opened.read():
+
+    def look(piece: dict) -> tuple[int, list[int]]:
         points = code_points(piece["text"])
         if not seen[points].all():  # to look is faster than to write
-            seen[points] = True
-        ends.extend(characters + end for end in piece["ends"])
-        characters += len(points)
+            seen[points] = True  # all threads write the same
+        return len(points), piece["ends"]
+
+    ends = array("q")
+    characters = 0
+    for length, piece_ends in _in_order(look, opened.read(), threads):
+        ends.extend(characters + end for end in piece_ends)
+        characters += length
     if characters == 0:
         raise DataError(f"data.source={opened.name} is empty: there is no text to train on.")
     tokenizer = CharTokenizer("".join(map(chr, np.flatnonzero(seen))))
@@ -68,33 +108,20 @@ def _split(characters: int, ends: NDArray[np.int64], val_fraction: float) -> int
 
 
 def _write_tokens(
-    opened: Source, tokenizer: CharTokenizer, path: Path
+    opened: Source, tokenizer: CharTokenizer, path: Path, threads: int
 ) -> tuple[int, hashlib._Hash]:
     """Second pass: encode into Arrow. Returns how many tokens, and a digest of them."""
     features = Features({"tokens": List(Value(tokenizer.dtype.name))})
-    encoded = (
-        opened.open()
-        .map(
-            _encode,
-            batched=True,
-            batch_size=1,  # pieces are large already
-            remove_columns=["text", "ends"],
-            fn_kwargs={"tokenizer": tokenizer},
-            features=features,
-        )
-        .with_format("numpy")
-    )
     digest = hashlib.sha256(tokenizer.characters.encode())
     written = 0
+
+    def encode(piece: dict) -> NDArray:
+        return tokenizer.encode(piece["text"])
+
     with ArrowWriter(path=str(path), features=features, writer_batch_size=8) as writer:
-        for piece in encoded:
-            tokens = np.asarray(piece["tokens"], dtype=tokenizer.dtype)
+        for tokens in _in_order(encode, opened.read(), threads):
             digest.update(tokens.data)
             writer.write({"tokens": tokens})
             written += len(tokens)
         writer.finalize()
     return written, digest
-
-
-def _encode(batch: dict[str, list], tokenizer: CharTokenizer) -> dict[str, list]:
-    return {"tokens": [tokenizer.encode(text) for text in batch["text"]]}

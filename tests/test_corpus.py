@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import data.prepare
 from data.corpus import prepare_corpus
 from data.errors import DataError
 from data.prepare import MANY_DOCUMENTS
+from data.tokenizer import CharTokenizer
 
 ROOT = Path(__file__).parent.parent
 TEXT = "".join(f"line {i} of the text, é ü 日本\n" for i in range(200))
@@ -25,13 +27,14 @@ def datasets_cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def prepare(tmp_path):
-    def prepare(source, val_fraction=0.1, block_size=8):
+    def prepare(source, val_fraction=0.1, block_size=8, threads=None):
         return prepare_corpus(
             str(source),
             text_column="text",
             val_fraction=val_fraction,
             block_size=block_size,
             cache_dir=tmp_path / "cache",
+            threads=threads,
         )
 
     return prepare
@@ -179,6 +182,45 @@ def test_the_fingerprint_does_not_depend_on_the_pieces(prepare, tmp_path, monkey
     assert len(again.train.chunks) > 1
 
 
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_threads_prepare_the_same_corpus(prepare, tmp_path, monkeypatch, threads):
+    monkeypatch.setattr("data.texts.PIECE_BYTES", 64)
+    whole = []
+
+    def slow_for_some(self, text):  # so that a later piece is ready before an earlier one
+        whole.append(text)
+        if len(whole) % 3 == 1:
+            threading.Event().wait(0.002)
+        return encode(self, text)
+
+    encode = CharTokenizer.encode
+    monkeypatch.setattr(CharTokenizer, "encode", slow_for_some)
+    corpus = prepare(written(tmp_path / "a.txt", TEXT), threads=threads)
+
+    assert len(whole) > 50
+    assert text_of(corpus.train, corpus.tokenizer) == TEXT[: corpus.info.split]
+
+
+def test_threads_hold_few_pieces_at_once():
+    made, done = [], []
+
+    def items():
+        for number in range(50):
+            made.append(number)
+            yield number
+
+    for result in data.prepare._in_order(lambda number: -number, items(), threads=3):
+        done.append(result)
+        assert len(made) - len(done) <= 3
+
+    assert done == [-number for number in range(50)]
+
+
+def test_what_fails_in_a_thread_ends_the_preparation():
+    with pytest.raises(ZeroDivisionError):
+        list(data.prepare._in_order(lambda number: 1 // number, [2, 1, 0, 5], threads=2))
+
+
 def test_a_text_shorter_than_a_block_is_refused(prepare, tmp_path):
     source = written(tmp_path / "a.txt", "x" * 100)
 
@@ -247,6 +289,7 @@ def environment(tmp_path):
 
 PREPARING = """
 import sys
+import threading
 from pathlib import Path
 import data.corpus
 import data.prepare
