@@ -29,6 +29,8 @@ from training.compose import as_flat
 from training.config import Config, accumulation_steps
 from training.console import Console
 from training.distribution import (
+    REPLICATION,
+    keeps_gradients,
     precision_here,
     refuse_broken_launch,
     settle_launch,
@@ -71,6 +73,7 @@ def main(config: Config, signals: Signals) -> int:
             sync_with_dataloader=False,
             sync_each_batch=fsdp_asked(),  # or each process would hold all gradients meanwhile
         ),
+        kwargs_handlers=[REPLICATION],
         log_with=known_tracker(config.run.tracker),
         project_dir=str(run_dir),
     )
@@ -145,6 +148,7 @@ def main(config: Config, signals: Signals) -> int:
     text = None
     first_step = state.step + 1
     model.train()
+    kept = keeps_gradients(model)  # in DDP's buckets, where they are also sent from
     settle_gradient_buckets(accelerator, model, optimizer, data.block_size)
     signals.phase = Phase.TRAINING  # from here on a signal finishes the step and writes a snapshot
     for step in range(first_step, train.max_steps + 1):
@@ -164,7 +168,7 @@ def main(config: Config, signals: Signals) -> int:
                         model.parameters(), config.optim.max_grad_norm
                     )
                 optimizer.step()
-                optimizer.zero_grad()
+                optimizer.zero_grad(set_to_none=not kept)
         state.step, state.epoch = step, order.epoch_of(step * train.global_batch_size - 1)
         report.add(step, rate, step_loss, norm)
 

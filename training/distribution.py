@@ -13,7 +13,13 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.state import PartialState
-from accelerate.utils import DistributedType, get_mixed_precision_context_manager
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    DistributedType,
+    get_mixed_precision_context_manager,
+)
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from model.gpt import GPT, Block
 from training.config import ConfigError
@@ -22,6 +28,8 @@ from training.peers import fresh_store
 
 BLOCK = Block.__name__
 HERE = "The accelerate config file"
+REPLICATION = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
+"""DDP, with gradients that lie in its buckets, which they are sent from: else they exist twice."""
 
 
 def settle_launch(timeout: timedelta) -> None:
@@ -114,6 +122,11 @@ def in_mixed_precision(policy: Any) -> Any:
     As accelerate sets it, gradients are summed and the loss is returned in 8 or 11 bits.
     """
     return replace(policy, reduce_dtype=torch.float32, output_dtype=None, cast_forward_inputs=False)
+
+
+def keeps_gradients(model: nn.Module) -> bool:
+    """Whether gradients lie in DDP's buckets, which stay. Freed, they would be made beside them."""
+    return isinstance(model, DistributedDataParallel)
 
 
 def offloads(accelerator: Accelerator) -> bool:

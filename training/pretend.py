@@ -27,7 +27,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import model.gpt
 from model.gpt import GPT, GPTConfig
 from training.config import OptimConfig
-from training.distribution import BLOCK, in_mixed_precision
+from training.distribution import BLOCK, REPLICATION, in_mixed_precision, keeps_gradients
 from training.ledger import LiveBytes
 from training.optimizer import adamw
 
@@ -68,12 +68,16 @@ def traced_update(config: GPTConfig, micro_batch_size: int, shape: Shape) -> Liv
             )
         optimizer = adamw(model, OptimConfig(), CPU)
         with tracker, kernels:
+            # The update before, which makes the optimizer's state.
             if mesh is None and shape.processes > 1:
                 model = _replicated(model, tracker)
-            for parameter in parameters:  # the update before, which makes the optimizer's state
-                parameter.grad = torch.zeros_like(parameter)
+                model(ids[:1, :1], ids[:1, :1]).backward()
+            else:
+                for parameter in parameters:
+                    parameter.grad = torch.zeros_like(parameter)
             optimizer.step()
-            optimizer.zero_grad()
+            optimizer.zero_grad(set_to_none=not keeps_gradients(model))
+            tracker.traffic.clear()
             for state in optimizer.state.values():
                 tracker.mark(state.values(), "optimizer")
             _follow(list(bare.transformer.h), tracker)
@@ -88,7 +92,7 @@ def traced_update(config: GPTConfig, micro_batch_size: int, shape: Shape) -> Liv
             tracker.place = ("update",)
             nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()
-            optimizer.zero_grad()
+            optimizer.zero_grad(set_to_none=not keeps_gradients(model))
     return tracker
 
 
@@ -166,7 +170,7 @@ def _sharded(model: GPT, mesh: DeviceMesh, shape: Shape) -> nn.Module:
 def _replicated(model: nn.Module, tracker: LiveBytes) -> DistributedDataParallel:
     """As `Accelerator.prepare` does it; the fake group gives no sums back, so they are made up."""
     before = len(tracker.ledger.lifetimes)
-    replicated = DistributedDataParallel(model, init_sync=False)
+    replicated = DistributedDataParallel(model, init_sync=False, **REPLICATION.to_kwargs())
     for lifetime in tracker.ledger.lifetimes[before:]:
         lifetime.kind = "buffers"
 
@@ -178,7 +182,25 @@ def _replicated(model: nn.Module, tracker: LiveBytes) -> DistributedDataParallel
         return future
 
     replicated.register_comm_hook(None, summed)
+    replicated.reducer = _KeptBuckets(replicated.reducer)
     return replicated
+
+
+class _KeptBuckets:
+    """DDP's reducer, which does not make its buckets again in the order in which gradients came.
+
+    It would tell the others that order, in numbers, which fake tensors have not. The new buckets
+    are as large together.
+    """
+
+    def __init__(self, reducer: Any) -> None:
+        self._reducer = reducer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reducer, name)
+
+    def _rebuild_buckets(self) -> bool:
+        return False
 
 
 @contextlib.contextmanager

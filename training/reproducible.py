@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+
+from training.distribution import keeps_gradients
 
 
 def reseed(seed: int, step: int, process: int) -> None:
@@ -48,8 +49,8 @@ def settle_gradient_buckets(
     the place of a gradient in its bucket decides the order in which it is summed, so the first
     step after a restart would differ in its last bits from the same step of a run that went on.
     """
-    if not isinstance(model, DistributedDataParallel):
+    if not keeps_gradients(model):
         return
     zeros = torch.zeros((1, block_size), dtype=torch.int64, device=accelerator.device)
     accelerator.backward(model(zeros, zeros))
-    optimizer.zero_grad()
+    optimizer.zero_grad(set_to_none=False)
