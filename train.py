@@ -25,6 +25,7 @@ from snapshot.resume import refuse_other_run
 from snapshot.signals import Phase, Signals
 from snapshot.state import restore
 from training.claim import claim
+from training.compiling import compile_here
 from training.compose import as_flat
 from training.config import Config, accumulation_steps
 from training.console import Console
@@ -68,6 +69,7 @@ def main(config: Config, signals: Signals) -> int:
     accelerator = Accelerator(
         cpu=not torch.accelerator.is_available(),
         mixed_precision=precision_here(),
+        dynamo_plugin=compile_here(config),
         dataloader_config=DataLoaderConfiguration(split_batches=True, non_blocking=True),
         gradient_accumulation_plugin=GradientAccumulationPlugin(
             sync_with_dataloader=False,

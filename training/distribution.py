@@ -126,7 +126,8 @@ def in_mixed_precision(policy: Any) -> Any:
 
 def keeps_gradients(model: nn.Module) -> bool:
     """Whether gradients lie in DDP's buckets, which stay. Freed, they would be made beside them."""
-    return isinstance(model, DistributedDataParallel)
+    # Compiled whole, it is DDP that the compiler has wrapped.
+    return any(isinstance(module, DistributedDataParallel) for module in model.modules())
 
 
 def offloads(accelerator: Accelerator) -> bool:

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -182,7 +182,7 @@ def _replicated(model: nn.Module, tracker: LiveBytes) -> DistributedDataParallel
         return future
 
     replicated.register_comm_hook(None, summed)
-    replicated.reducer = _KeptBuckets(replicated.reducer)
+    replicated.reducer = cast(Any, _KeptBuckets(replicated.reducer))
     return replicated
 
 

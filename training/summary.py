@@ -12,6 +12,7 @@ from accelerate import Accelerator
 from data.corpus import Corpus
 from model.gpt import GPT, parameter_count
 from snapshot.start import Start
+from training.compiling import why_not_compiled
 from training.compose import as_plain
 from training.config import Config
 from training.console import Console, counted, machine_hints, machine_line
@@ -59,6 +60,9 @@ def print_header(
             console.say(f"changed   {change}")
     for hint in machine_hints(accelerator):
         console.say(f"hint      {hint}")
+    reason = why_not_compiled(config)
+    if reason is not None:
+        console.say(f"hint      not compiled, as the accelerate config file asks: {reason}.")
     if config.run.grace_seconds > launcher_patience():
         console.warn(
             f"run.grace_seconds={config.run.grace_seconds:g}, but {launcher_patience():g} seconds "

@@ -1,0 +1,57 @@
+"""Compiling, where the accelerate config file asks for it: done where it pays, or said why not."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import pytest
+
+import runs
+from training.compiling import compile_here, why_not_compiled
+from training.compose import load_config
+
+
+@pytest.mark.parametrize(
+    ("backend", "processes", "max_steps", "forced", "compilers", "reason"),
+    [
+        ("INDUCTOR", "1", 10**6, "", {"g++"}, None),
+        ("inductor", "1", 10**6, "", {"clang++"}, None),
+        ("INDUCTOR", "1", 2000, "", {"g++"}, "this run is 3e13 operations for each process"),
+        ("INDUCTOR", "1", 2000, "1", {"g++"}, None),
+        ("INDUCTOR", "4000", 10**6, "", {"g++"}, "4e12 operations for each process"),
+        ("INDUCTOR", "1", 10**6, "", set(), r"no compiler \(g\+\+ or clang\+\+\)"),
+        ("AOT_EAGER", "1", 2000, "", set(), None),
+        ("NO", "1", 2000, "", set(), None),
+    ],
+)
+def test_a_run_is_compiled_where_that_pays(
+    monkeypatch, backend, processes, max_steps, forced, compilers, reason
+):
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", backend)
+    monkeypatch.setenv("WORLD_SIZE", processes)
+    monkeypatch.setenv("COMPILE_SHORT_RUNS", forced)
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(shutil, "which", lambda name: name if name in compilers else None)
+    config = load_config(["data.block_size=256", f"train.max_steps={max_steps}"])
+
+    found = why_not_compiled(config)
+
+    assert (found is None) == (reason is None)
+    if reason is None:
+        assert compile_here(config) is None
+    else:
+        assert re.search(reason, found)
+        assert compile_here(config).backend == "NO"
+
+
+def test_a_short_run_says_that_it_is_not_compiled(small, tmp_path):
+    path = runs.rehearsal("ddp.yaml", tmp_path, 2)  # which asks for it
+    words = [*small, "train.max_steps=2", f"run.dir={tmp_path / 'run'}"]
+
+    result = runs.launch(path, *words)
+
+    assert result.returncode == 0, result.stderr
+    (machine,) = (line for line in result.stdout.splitlines() if line.startswith("machine"))
+    assert "compiled" not in machine
+    assert result.stdout.count("hint      not compiled, as the accelerate config file asks: ") == 1
