@@ -24,6 +24,8 @@ SHORT_TIME = 512
 """Positions up to which the CPU is quicker by products of matrices than with torch's kernel."""
 ROW_BYTES = 512
 """Of the queries that are taken at once there: 128 in float32, 256 in 16 bits."""
+HEAD_PIECES = 4
+"""In which logits are made, where they are more than what they are made of."""
 IGNORED = -100
 """A target with this value takes no part in the loss (cross_entropy's own convention)."""
 
@@ -204,6 +206,32 @@ class Transformer(nn.Module):
         return self.ln_f(x)
 
 
+class Head(nn.Linear):
+    """The output layer: logits, or their loss without all of them in memory where they are many.
+
+    One module for both, because FSDP's hooks want each module to be called once.
+    """
+
+    def forward(self, hidden: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Hidden (B, T, C) to logits (B, T, V), or with targets (B, T) to their mean loss."""
+        if targets is None:
+            return F.linear(hidden, self.weight)
+        hidden, targets = hidden.flatten(0, 1), targets.flatten()
+        if self.out_features <= self.in_features:
+            return self._loss(hidden, targets, "mean")
+        summed = torch.zeros((), device=hidden.device)
+        # Each piece is made anew in the backward pass: of none is a float32 copy kept.
+        for piece in zip(hidden.chunk(HEAD_PIECES), targets.chunk(HEAD_PIECES), strict=True):
+            summed = summed + checkpoint(
+                self._loss, *piece, "sum", use_reentrant=False, preserve_rng_state=False
+            )
+        return summed / (targets != IGNORED).sum()
+
+    def _loss(self, hidden: Tensor, targets: Tensor, reduction: str) -> Tensor:
+        logits = F.linear(hidden, self.weight)  # (N, V)
+        return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction=reduction)
+
+
 class GPT(nn.Module):
     """The language model: logits for the next token at every position, or their loss."""
 
@@ -214,7 +242,7 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.transformer = Transformer(config)
-        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        self.lm_head = Head(config.n_embd, config.vocab_size, bias=False)
         self.tie_weights()
         self.apply(self._initialise)
 
@@ -253,10 +281,8 @@ class GPT(nn.Module):
         if past + time > self.config.block_size:
             raise ValueError(f"{past + time} positions, but block_size={self.config.block_size}")
         assert past == 0 or time == 1, "a filled cache is extended by one position at a time"
-        logits = self.lm_head(self.transformer(ids, past, cache))  # (B, T, V)
-        if targets is None:
-            return logits
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+        hidden = self.transformer(ids, past, cache)  # (B, T, C)
+        return self.lm_head(hidden, targets)
 
 
 def parameter_count(model: nn.Module) -> int:

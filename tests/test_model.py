@@ -21,6 +21,7 @@ from model.gpt import (
     parameter_count,
 )
 from snapshot.gpt2_layout import gpt2_config, to_file
+from training.ledger import LiveBytes
 
 B, T, V = 2, 12, 31
 SHAPE = {"vocab_size": V, "block_size": T, "n_layer": 3, "n_head": 4, "n_embd": 16}
@@ -97,6 +98,34 @@ def test_logits_and_loss_are_those_of_transformers(n_head, activation):
         torch.testing.assert_close(model(ids), theirs.logits, rtol=0, atol=1e-4)
         loss = model(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
     torch.testing.assert_close(loss, theirs.loss, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_the_loss_in_pieces_is_the_one_of_all_logits(precision):
+    model, ids = random_model(), random_ids()
+    assert model.config.vocab_size > model.config.n_embd  # so it is in pieces
+    targets = random_ids(2)
+    targets[0, 3:9] = IGNORED
+    with torch.autocast("cpu", precision, enabled=precision != torch.float32):
+        in_pieces, its_gradients = loss_and_gradients(model, ids, targets)
+        model.zero_grad()
+        whole = F.cross_entropy(model(ids).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+        whole.backward()
+
+    nearly = 1e-6 if precision == torch.float32 else 1e-2
+    torch.testing.assert_close(in_pieces, whole, rtol=1e-6, atol=0)
+    assert in_pieces.dtype == torch.float32
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(its_gradients[name], parameter.grad, rtol=nearly, atol=nearly)
+
+
+def test_a_large_vocabulary_is_never_in_memory_as_logits():
+    shape = {**SHAPE, "vocab_size": 20_000, "block_size": 64}
+    model, ids = GPT(GPTConfig(**shape)), torch.zeros((2, 64), dtype=torch.int64)
+    with LiveBytes() as tracker:
+        model(ids, ids).backward()
+
+    assert tracker.ledger.totals().sum(axis=1).max() < 4 * ids.numel() * 20_000
 
 
 def test_the_two_activations_differ():

@@ -223,12 +223,12 @@ def _cuda_kernels(half: bool) -> Iterator[None]:
         dropped: Tensor = torch.native_dropout(x, p, training)[0] if training and p > 0 else x
         return dropped
 
-    def loss_in_float32(logits: Tensor, targets: Tensor, ignore_index: int = -100) -> Tensor:
+    def loss_in_float32(logits: Tensor, targets: Tensor, **options: Any) -> Tensor:
         if logits.dtype == torch.float16:
             logarithms = torch._log_softmax(logits, 1, True)
         else:
             logarithms = torch.log_softmax(logits, 1, dtype=torch.float32)
-        return F.nll_loss(logarithms, targets, ignore_index=ignore_index)
+        return F.nll_loss(logarithms, targets, **options)
 
     stand_ins: dict[tuple[Any, str], Any] = {
         (F, "scaled_dot_product_attention"): fused_attention,
