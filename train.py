@@ -151,7 +151,8 @@ def main(config: Config, signals: Signals) -> int:
     first_step = state.step + 1
     model.train()
     kept = keeps_gradients(model)  # in DDP's buckets, where they are also sent from
-    settle_gradient_buckets(accelerator, model, optimizer, data.block_size)
+    micro_batch = (together // accelerator.num_processes, data.block_size)
+    settle_gradient_buckets(accelerator, model, optimizer, micro_batch)
     signals.phase = Phase.TRAINING  # from here on a signal finishes the step and writes a snapshot
     for step in range(first_step, train.max_steps + 1):
         # One update: dropout is reseeded, so that it is the same after a restart.

@@ -21,8 +21,8 @@ COMPILERS = {"cpu": ("CXX", "g++", "clang++"), "cuda": ("CC", "gcc", "clang", "c
 
 
 def compile_here(config: Config) -> TorchDynamoPlugin | None:
-    """`dynamo_plugin` for the Accelerator: None, which is what its config file says, or none."""
-    return None if why_not_compiled(config) is None else TorchDynamoPlugin(backend="NO")
+    """`dynamo_plugin` for the Accelerator: None, which is what its config file says, or "no"."""
+    return None if why_not_compiled(config) is None else TorchDynamoPlugin(backend="no")
 
 
 def why_not_compiled(config: Config) -> str | None:

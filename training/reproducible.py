@@ -41,9 +41,11 @@ def compute_reproducibly() -> None:
 
 
 def settle_gradient_buckets(
-    accelerator: Accelerator, model: nn.Module, optimizer: Optimizer, block_size: int
+    accelerator: Accelerator, model: nn.Module, optimizer: Optimizer, shape: tuple[int, int]
 ) -> None:
     """Let DDP find its order of gradients before the first step. Every process must call this.
+
+    `shape` is a micro-batch's, (B, T): one that is compiled is compiled for no other.
 
     DDP rebuilds its buckets after the first backward pass of a process. From three processes on,
     the place of a gradient in its bucket decides the order in which it is summed, so the first
@@ -51,6 +53,6 @@ def settle_gradient_buckets(
     """
     if not keeps_gradients(model):
         return
-    zeros = torch.zeros((1, block_size), dtype=torch.int64, device=accelerator.device)
+    zeros = torch.zeros(shape, dtype=torch.int64, device=accelerator.device)
     accelerator.backward(model(zeros, zeros))
     optimizer.zero_grad(set_to_none=False)
