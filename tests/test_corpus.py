@@ -27,7 +27,7 @@ def datasets_cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def prepare(tmp_path):
-    def prepare(source, val_fraction=0.1, block_size=8, threads=None):
+    def prepare(source, val_fraction=0.1, block_size=8, threads=1):
         return prepare_corpus(
             str(source),
             text_column="text",
@@ -186,15 +186,19 @@ def test_the_fingerprint_does_not_depend_on_the_pieces(prepare, tmp_path, monkey
 def test_threads_prepare_the_same_corpus(prepare, tmp_path, monkeypatch, threads):
     monkeypatch.setattr("data.texts.PIECE_BYTES", 64)
     whole = []
+    second_is_ready = threading.Event()
 
-    def slow_for_some(self, text):  # so that a later piece is ready before an earlier one
+    def first_after_second(self, text):
         whole.append(text)
-        if len(whole) % 3 == 1:
-            threading.Event().wait(0.002)
-        return encode(self, text)
+        if TEXT.startswith(text) and threads > 1:
+            assert second_is_ready.wait(timeout=60)
+        tokens = encode(self, text)
+        if not TEXT.startswith(text):
+            second_is_ready.set()
+        return tokens
 
     encode = CharTokenizer.encode
-    monkeypatch.setattr(CharTokenizer, "encode", slow_for_some)
+    monkeypatch.setattr(CharTokenizer, "encode", first_after_second)
     corpus = prepare(written(tmp_path / "a.txt", TEXT), threads=threads)
 
     assert len(whole) > 50
@@ -289,7 +293,6 @@ def environment(tmp_path):
 
 PREPARING = """
 import sys
-import threading
 from pathlib import Path
 import data.corpus
 import data.prepare
