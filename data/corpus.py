@@ -53,11 +53,11 @@ def prepare_corpus(
     val_fraction: float,
     block_size: int,
     cache_dir: Path,
-    threads: int | None = None,
+    threads: int = 1,
 ) -> Corpus:
     """Load the corpus that `source` names, preparing it first where no cache holds it.
 
-    `threads` look its characters up; by default as many as there are cores, up to four.
+    `threads` look its characters up, at most four of them.
 
     Raises DataError where the text is missing, unreadable, empty or shorter than a block.
     """
@@ -75,7 +75,7 @@ def prepare_corpus(
     return _load(folder, block_size, opened.name)
 
 
-def _prepare_once(opened: Source, val_fraction: float, folder: Path, threads: int | None) -> None:
+def _prepare_once(opened: Source, val_fraction: float, folder: Path, threads: int) -> None:
     """Build `folder`, unless another process of any machine that shares it was first."""
     from data.prepare import build  # with `datasets`, which a prepared text does without
 

@@ -34,13 +34,12 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def build(opened: Source, val_fraction: float, building: Path, threads: int | None = None) -> None:
+def build(opened: Source, val_fraction: float, building: Path, threads: int) -> None:
     """Write the files of a prepared text into the folder `building`, and to the disk.
 
-    `threads` look characters up, beside the one that reads and writes: by default one for each core
-    that this process may use, up to `MOST_THREADS`.
+    `threads`, up to `MOST_THREADS`, look characters up, beside the one that reads and writes.
     """
-    threads = threads or min(MOST_THREADS, _cores())
+    threads = min(threads, MOST_THREADS)
     tokenizer, ends, characters = _survey(opened, threads)
     cut = _split(characters, ends, val_fraction)
     written, digest = _write_tokens(opened, tokenizer, building / "tokens.arrow", threads)
@@ -52,12 +51,6 @@ def build(opened: Source, val_fraction: float, building: Path, threads: int | No
     for file in building.iterdir():
         with open(file, "rb") as written_file:
             os.fsync(written_file.fileno())
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):  # not on every system
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _in_order(

@@ -11,6 +11,7 @@ from accelerate import Accelerator
 from tqdm import tqdm
 
 from training.distribution import offloads, precision_here
+from training.environment import cores
 
 BAR = "{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt}{postfix} [{elapsed}<{remaining}]"
 
@@ -126,13 +127,10 @@ def machine_hints(accelerator: Accelerator) -> list[str]:
     if accelerator.device.type != "cpu":
         return []
     hints = []
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
     used = torch.get_num_threads() * accelerator.num_processes
-    if used < cores and accelerator.num_processes == 1:
+    if used < cores() and accelerator.num_processes == 1:
         hints.append(
-            f"{used} of {cores} cores used. accelerate launch --config_file "
+            f"{used} of {cores()} cores used. accelerate launch --config_file "
             "accelerate_configs/cpu.yaml uses all of them."
         )
     if precision_here() is not None:

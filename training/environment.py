@@ -1,4 +1,4 @@
-"""What the launcher says: the one place that looks at its environment."""
+"""What the launcher and the system say: the one place that looks at the environment."""
 
 from __future__ import annotations
 
@@ -67,6 +67,13 @@ def restarts_left() -> int:
 def launcher_patience() -> float:
     """Seconds after a signal in which the launcher kills its processes; infinite without one."""
     return float(asked("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")) if launched() else float("inf")
+
+
+def cores() -> int:
+    """That this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on every system
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def seconds_since_launch() -> float:

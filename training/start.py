@@ -24,7 +24,7 @@ from snapshot.store import fetch_place
 from training.claim import claim, not_writable
 from training.compose import as_plain, as_yaml
 from training.config import Config
-from training.environment import restarted_by_launcher
+from training.environment import cores, restarted_by_launcher
 from training.metrics import MetricsFile, write_whole
 from training.together import (
     first_on_each_machine,
@@ -47,6 +47,7 @@ def prepare_text(accelerator: Accelerator, config: Config) -> Corpus:
             val_fraction=data.val_fraction,
             block_size=data.block_size,
             cache_dir=Path(data.cache_dir),
+            threads=cores(),
         ),
     )
     if not same_everywhere(accelerator, corpus.info.fingerprint):
