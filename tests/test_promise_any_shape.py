@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 import runs
@@ -101,3 +103,31 @@ def test_several_processes_have_the_losses_of_one(
     for one, other in zip(*held_out, strict=True):
         assert other["step"] == one["step"]
         assert other["loss"] == pytest.approx(one["loss"], rel=1e-5)
+
+
+# Wider than its vocabulary a model takes the loss of all logits at once, else in pieces.
+NARROW = ("model.n_embd=16", "train.micro_batch_size=2")
+
+
+@pytest.fixture(scope="module")
+def narrow(small, tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("narrow") / "run"
+    result = runs.train(*small, *CONSTANT, *NARROW, f"run.dir={run_dir}")
+    assert result.returncode == 0, result.stderr
+    vocabulary = int(re.search(r"characters, (\d+) different", result.stdout)[1])
+    assert vocabulary > 16
+    return run_dir
+
+
+@pytest.mark.parametrize("config", ["ddp_cpu.yaml", "fsdp_cpu.yaml"])
+def test_a_vocabulary_larger_than_the_width_has_the_losses_of_one(narrow, small, tmp_path, config):
+    run_dir = tmp_path / "run"
+    words = [*small, *CONSTANT, *NARROW, f"run.dir={run_dir}"]
+
+    result = runs.launch(runs.rehearsal(config, tmp_path, 2), *words)
+
+    assert result.returncode == 0, result.stderr
+    assert "2 sequences x 2 processes x 2 accumulated" in result.stdout
+    assert relative_difference(runs.losses(narrow), runs.losses(run_dir)) < 1e-5
+    norms = [[r["grad_norm"] for r in runs.metrics(d)] for d in (narrow, run_dir)]
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
