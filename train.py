@@ -47,13 +47,13 @@ from training.peers import Patience
 from training.report import Report
 from training.reproducible import compute_reproducibly, reseed, settle_gradient_buckets
 from training.sampling import sample_text
-from training.saving import save_snapshot
+from training.saving import Saving
 from training.schedule import learning_rate_at, set_learning_rate
 from training.start import agree_on_start, open_run, prepare_text, state_at
 from training.stop import Stop
-from training.summary import draw_run, print_end, print_header, print_stop
+from training.summary import print_end, print_header, print_stop
 from training.together import on_all, on_main
-from training.uploading import begin_uploads, finish_uploads, hand_over
+from training.uploading import begin_uploads, finish_uploads
 from training.watch import Watch
 
 
@@ -143,6 +143,7 @@ def main(config: Config, signals: Signals) -> int:
         uploads,
         Watch(console, config, parameter_count(bare_model), accelerator.num_processes),
     )
+    saving = Saving(accelerator, config, model, optimizer, corpus.tokenizer.save, report)
     batches = iter(train_loader)
     patience = Patience(accelerator, config.run)
     stop = Stop(accelerator, config.run, signals)
@@ -167,6 +168,7 @@ def main(config: Config, signals: Signals) -> int:
                 accelerator.backward(loss)  # divides by the accumulation
                 step_loss += loss.detach() / accumulation
                 if accelerator.sync_gradients:
+                    saving.finish()  # the snapshot beside this step is of the weights as they are
                     norm = accelerator.clip_grad_norm_(
                         model.parameters(), config.optim.max_grad_norm
                     )
@@ -199,26 +201,15 @@ def main(config: Config, signals: Signals) -> int:
             begun = time.perf_counter()
             if not evaluate:  # the figures above are of the weights before this step's update
                 report.refuse_broken(step, held_out_loss(accelerator, model, [probe]))
-            saved = save_snapshot(
-                accelerator,
-                config,
-                state,
-                model,
-                optimizer,
-                corpus.tokenizer.save,
-                report,
-                last=last or stopping,
-            )
-            draw_run(console, config)
-            hand_over(console, uploads, config, saved, text)
-            report.held.append(time.perf_counter() - begun)
-        if due:
+            saving.begin(state, text, begun, last=last or stopping)
+        beside = step - 1 == saving.step  # a snapshot, for which the main process may have waited
+        if due or beside:
             accelerator.wait_for_everyone()
         if last or stopping:
             break
         if due:
             report.resume_clock()  # speed is that of the steps
-        if due or step == first_step:
+        if (due or beside or step == first_step) and not save:
             patience.be_short()
 
     signals.phase = Phase.UPLOADING

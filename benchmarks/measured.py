@@ -19,8 +19,10 @@ from accelerate import Accelerator
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import train
+from training import saving
 from training.launch import run_command
 from training.ledger import LiveBytes
+from training.saving import Saving
 
 FIRST_MEASURED = 3
 """DDP finds its buckets and AdamW makes its state before it."""
@@ -50,7 +52,7 @@ class HighWater:
 def main(config, signals) -> int:
     found: dict = {"snapshots": []}
     tracker = LiveBytes()
-    clip, reseed, save = Accelerator.clip_grad_norm_, train.reseed, train.save_snapshot
+    clip, reseed, begin = Accelerator.clip_grad_norm_, train.reseed, Saving.begin
 
     def measured_clip(accelerator, parameters, *rest):
         parameters = list(parameters)
@@ -64,19 +66,20 @@ def main(config, signals) -> int:
         tracker.place = ("step", step)
         reseed(seed, step, process)
 
-    def measured_save(accelerator, config, state, model, optimizer, *rest, **named):
+    def measured_begin(its, *rest, **named):
+        optimizer = its._optimizer
         states = [tensor for state in optimizer.state.values() for tensor in state.values()]
         found["optimizer"] = local_bytes(states)
         before = tracker.place
         tracker.place = ("snapshot",)
         water = HighWater()
-        saved = save(accelerator, config, state, model, optimizer, *rest, **named)
+        begin(its, *rest, **named)
         found["snapshots"].append({"before": water.before, "added": water.added()})
         tracker.place = before
-        return saved
 
     Accelerator.clip_grad_norm_ = measured_clip
-    train.reseed, train.save_snapshot = measured_reseed, measured_save
+    train.reseed, Saving.begin = measured_reseed, measured_begin
+    saving.available_memory = lambda: 0  # so that it is written here, where its tensors are counted
     train.sample_text = lambda *_, **__: ""  # hundreds of passes that are not measured
     with tracker:
         code = train.main(config, signals)

@@ -24,6 +24,8 @@ MOST_JSON_VALUES = 400_000
 """More than any vocabulary. A value of three bytes in a file takes up to 200 in memory."""
 SNAPSHOT_NAME = re.compile(r"step-([0-9]{8,13})")
 LARGEST_STEP = 10**12
+HASHED_AT_ONCE = 8 << 20
+"""Bytes: few enough for any machine, and so many that a busy interpreter is seldom waited for."""
 TEMPORARY_PREFIX = ".tmp-"
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.(safetensors|json)")
 
@@ -229,8 +231,11 @@ def _write_manifest(folder: Path) -> None:
 
 
 def _sha256(path: Path) -> str:
-    with open(path, "rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+    digest, part = hashlib.sha256(), memoryview(bytearray(HASHED_AT_ONCE))
+    with open(path, "rb", buffering=0) as opened:
+        while size := opened.readinto(part):
+            digest.update(part[:size])
+    return digest.hexdigest()
 
 
 def _flush(folder: Path) -> None:

@@ -21,19 +21,19 @@ def reshard(model: nn.Module) -> None:
 def gather_full(tensor: Tensor) -> Tensor:
     """The whole of a tensor, on this process. Every process must call this, in the same order."""
     mine: Any = tensor.detach()
-    return mine.full_tensor() if _is_sharded(mine) else mine
+    return mine.full_tensor() if is_sharded(mine) else mine
 
 
 def local_part(tensor: Tensor) -> Tensor:
     """What this process holds of a tensor, to be written into; all of one that is not sharded."""
     mine: Any = tensor.detach()
-    return mine.to_local() if _is_sharded(mine) else mine
+    return mine.to_local() if is_sharded(mine) else mine
 
 
 def local_place(tensor: Any) -> tuple[slice, ...]:
     """Where `local_part(tensor)` lies in the whole, a slice for each dimension."""
     shape, first = tuple(tensor.shape), (0,) * tensor.dim()
-    if _is_sharded(tensor):
+    if is_sharded(tensor):
         from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
         shape, first = compute_local_shape_and_global_offset(
@@ -42,6 +42,7 @@ def local_place(tensor: Any) -> tuple[slice, ...]:
     return tuple(slice(at, at + size) for at, size in zip(first, shape, strict=True))
 
 
-def _is_sharded(tensor: Any) -> bool:
+def is_sharded(tensor: Any) -> bool:
+    """Whether each process holds only its share of it."""
     # A DTensor; importing its module costs each start half a second, also without FSDP.
     return hasattr(tensor, "full_tensor")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
@@ -28,7 +29,7 @@ from snapshot.files import (
     written_whole,
 )
 from snapshot.gpt2_layout import gpt2_config, is_transposed, to_file
-from snapshot.sharded import gather_full, local_part, local_place, reshard
+from snapshot.sharded import gather_full, is_sharded, local_part, local_place, reshard
 from snapshot.tensors import TensorReader, write_tensors
 
 FORMAT_VERSION = 1
@@ -63,7 +64,7 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
 
 
-def write_snapshot(
+def begin_snapshot(
     root: Path,
     state: RunState,
     model: GPT,
@@ -72,32 +73,52 @@ def write_snapshot(
     *,
     writer: bool,
     piece_bytes: int,
-) -> Path:
-    """Write the snapshot after `state.step` below `root`.
+) -> Callable[[], Path]:
+    """Begin the snapshot after `state.step` below `root`; what is returned does the rest.
 
     Every process must call this, with its unwrapped model; the one with `writer` writes, and calls
     `save_rest(folder)` for the files that are not ours; the others help to gather what is sharded.
-    Raises OSError on the writer when the disk does not take it; the snapshots that were there are
-    then still there.
+    The rest waits for no other process, so it may be done in another thread, beside the next
+    forward and backward pass: until it has ended, neither weights nor optimizer may change.
+
+    Both raise OSError on the writer when the disk does not take it; the snapshots that were there
+    are then still there.
     """
     place = root / folder_name(state.step)
     reshard(model)
     files = {"model": _weights(model), "optimizer": _moments(model, optimizer)}
+    sharded = any(map(is_sharded, model.parameters()))
     gathered = _gathered(files, writer)
+    content = {"format_version": FORMAT_VERSION, **asdict(state), "versions": versions()}
+    rest = ExitStack()
+
+    def write_files(folder: Path) -> None:
+        for stem, tensors in files.items():
+            write_tensors(folder, stem, _sizes(tensors), gathered, piece_bytes)
+
     try:
         if writer:
-            with written_whole(root, place.name) as folder:
-                for stem, tensors in files.items():
-                    write_tensors(folder, stem, _sizes(tensors), gathered, piece_bytes)
-                save_rest(folder)
-                write_json(folder / "config.json", gpt2_config(asdict(model.config)))
-                content = {"format_version": FORMAT_VERSION, **asdict(state)}
-                write_json(folder / STATE, {**content, "versions": versions()})
+            with ExitStack() as begun:
+                folder = begun.enter_context(written_whole(root, place.name))
+                if sharded:
+                    write_files(folder)
+                rest = begun.pop_all()
     finally:
         # Also when the disk is full: the others wait for this process's share of every tensor.
-        for _ in gathered:
+        for _ in gathered if sharded else ():
             pass
-    return place
+
+    def finish() -> Path:
+        with rest:
+            if writer:
+                if not sharded:
+                    write_files(folder)
+                save_rest(folder)
+                write_json(folder / "config.json", gpt2_config(asdict(model.config)))
+                write_json(folder / STATE, content)
+        return place
+
+    return finish
 
 
 def read_state(folder: Path) -> RunState:
@@ -211,16 +232,12 @@ def _gathered(files: dict[str, Tensors], writer: bool) -> Iterator[Tensor]:
     """Each tensor whole, one at a time, in the order of the files; for the writer, as they hold it.
 
     Nothing is held while the next is gathered: one whole tensor is all that is added to a shard.
+    On a CPU it may be the weight or moment itself, which stays as it is until all is written.
     """
     for tensors in files.values():
         for name, tensor in tensors.values():
-            yield _as_the_file_holds_it(name, tensor) if writer else gather_full(tensor)
-
-
-def _as_the_file_holds_it(name: str, tensor: Tensor) -> Tensor:
-    held = to_file(name, gather_full(tensor)).cpu()
-    # What training goes on with must not lie in a file's piece; what was gathered is a copy.
-    return held.clone() if held.data_ptr() == local_part(tensor).data_ptr() else held
+            whole = gather_full(tensor)
+            yield to_file(name, whole).cpu() if writer else whole
 
 
 def _read_into(target: Tensor, reader: TensorReader, name: str, transposed: bool) -> None:

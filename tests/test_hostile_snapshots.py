@@ -27,7 +27,7 @@ from data.tokenizer import CharTokenizer
 from model.gpt import GPT, GPTConfig
 from snapshot.errors import SnapshotError
 from snapshot.files import MANIFEST
-from snapshot.state import RunState, check_snapshot, write_snapshot
+from snapshot.state import RunState, begin_snapshot, check_snapshot
 
 FEW, ALL = 1_000, 10_000
 SLOW = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -53,7 +53,7 @@ def bases(tmp_path_factory) -> dict[str, Path]:
     state = RunState("run", "attempt", STEP, 0, 1, 1.5, config, data)
     places = {}
     for name, piece in (("whole", 10**9), ("pieces", 2_000)):
-        places[name] = write_snapshot(
+        places[name] = begin_snapshot(
             tmp_path_factory.mktemp(name),
             state,
             model,
@@ -61,7 +61,7 @@ def bases(tmp_path_factory) -> dict[str, Path]:
             tokenizer.save,
             writer=True,
             piece_bytes=piece,
-        )
+        )()
         check_snapshot(places[name])
     assert (places["pieces"] / "model.safetensors.index.json").exists()
     return places

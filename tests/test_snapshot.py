@@ -23,7 +23,7 @@ from snapshot.files import (
 )
 from snapshot.gpt2_layout import gpt2_config, gpt_shape
 from snapshot.resume import choose_start, newest_of, refuse_other_run
-from snapshot.state import RunState, read_state, restore, write_snapshot
+from snapshot.state import RunState, begin_snapshot, read_state, restore
 from snapshot.tensors import plan_pieces
 from training.config import OptimConfig
 from training.optimizer import adamw
@@ -49,7 +49,7 @@ def state_at(step: int) -> RunState:
 
 
 def write(root, step, model, optimizer, piece_bytes=10**9):
-    return write_snapshot(
+    return begin_snapshot(
         root,
         state_at(step),
         model,
@@ -57,7 +57,7 @@ def write(root, step, model, optimizer, piece_bytes=10**9):
         TOKENIZER.save,
         writer=True,
         piece_bytes=piece_bytes,
-    )
+    )()
 
 
 @pytest.mark.parametrize("piece_bytes", [10**9, 2000])

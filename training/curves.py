@@ -5,7 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from training.config import Config
+from training.console import Console
+from training.metrics import read_metrics
+
 MOST_POINTS = 500
+
+
+def draw_run(console: Console, config: Config) -> None:
+    """Draw curves.png of a run anew, on the main process. A failure is said, never raised."""
+    if not console.shown:
+        return
+    run_dir = Path(config.run.dir)
+    try:
+        records = read_metrics(run_dir / "metrics.jsonl")
+        draw_curves(records, config.run.name, run_dir / "curves.png")
+    except Exception as error:  # a picture is not worth a run
+        console.warn(f"curves.png was not drawn: {error}.")
 
 
 def draw_curves(records: list[dict[str, Any]], title: str, path: Path) -> None:

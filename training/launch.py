@@ -37,6 +37,7 @@ from training.exits import (
 )
 from training.help import help_text
 from training.peers import is_lost_peer
+from training.saving import finish_writing
 from training.together import FailedElsewhere
 from training.uploading import finish_begun
 
@@ -77,6 +78,7 @@ def run_command(main: Callable[[Config, Signals], int]) -> NoReturn:
     except KeyboardInterrupt:  # before the signals are ours
         code = EXIT_INTERRUPTED
     except Exception as error:
+        finish_writing()
         if signals is not None:
             signals.phase = Phase.FAILED
         code = EXIT_USER_MISTAKE if isinstance(error, USER_MISTAKES) else EXIT_FAILED

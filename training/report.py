@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,8 @@ class Report:
         self.last_snapshot = last_snapshot
         self.held: list[float] = []
         """Seconds for which each snapshot held the steps up."""
+        self.durable: list[float] = []
+        """Seconds until each was on the disk."""
         self.skipped = skipped
         """Steps of the run so far whose update fp16's loss scaler left out."""
         self.max_skipped = max_skipped
@@ -65,6 +68,17 @@ class Report:
         """Something else comes than steps."""
         if self.watch is not None:
             self.watch.rest()
+
+    def wait_for(self, work: Callable[[], object]) -> float:
+        """Do what is no part of the step under way; the seconds it took."""
+        begun = time.perf_counter()
+        self.rest_clock()
+        work()
+        seconds = time.perf_counter() - begun
+        self.since += seconds
+        if self.watch is not None:
+            self.watch.resume()
+        return seconds
 
     def add(self, step: int, learning_rate: float, loss: Tensor, grad_norm: Tensor) -> None:
         """The figures of one step: this process's mean loss, and the norm before clipping."""

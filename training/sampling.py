@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-import psutil
 import torch
 from accelerate import Accelerator
 
@@ -13,6 +12,7 @@ from data.tokenizer import CharTokenizer
 from model.generate import generate
 from model.gpt import GPT, parameter_count
 from snapshot.sharded import reshard
+from training.memory import available_memory
 
 CHARACTERS = 400
 
@@ -56,4 +56,4 @@ def _free_bytes(accelerator: Accelerator) -> int:
     if device.type == "cuda":
         idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + idle
-    return psutil.virtual_memory().available // accelerator.num_processes
+    return available_memory() // accelerator.num_processes

@@ -16,9 +16,7 @@ from training.compiling import why_not_compiled
 from training.compose import as_plain
 from training.config import Config
 from training.console import Console, counted, machine_hints, machine_line
-from training.curves import draw_curves
 from training.environment import launcher_patience
-from training.metrics import read_metrics
 from training.report import Report
 from training.start import changed_values
 from training.stop import Stop
@@ -77,18 +75,6 @@ def loss_text(loss: float) -> str:
     return f"{loss:.4f} nats, {loss / math.log(2):.4f} bits per character"
 
 
-def draw_run(console: Console, config: Config) -> None:
-    """Draw curves.png of a run anew, on the main process. A failure is said, never raised."""
-    if not console.shown:
-        return
-    run_dir = Path(config.run.dir)
-    try:
-        records = read_metrics(run_dir / "metrics.jsonl")
-        draw_curves(records, config.run.name, run_dir / "curves.png")
-    except Exception as error:  # a picture is not worth a run
-        console.warn(f"curves.png was not drawn: {error}.")
-
-
 def print_stop(console: Console, config: Config, report: Report, stop: Stop) -> None:
     """That the run ended before its last step, why, and what it goes on from."""
     console.close()
@@ -117,8 +103,11 @@ def print_end(
     part = "all" if characters == everything else f"{characters:,} of"
     console.say()
     console.say(f"held out  {loss_text(held_out)}, over {part} {everything:,} held-out characters")
-    held = statistics.median(report.held)
-    console.say(f"snapshot  {report.last_snapshot}; training waits {held:.2f} s for one")
+    held, durable = statistics.median(report.held), statistics.median(report.durable)
+    console.say(
+        f"snapshot  {report.last_snapshot}; one takes {durable:.2f} s, for {held:.2f} s of which "
+        "training waits"
+    )
     console.say(f"curves    {Path(config.run.dir) / 'curves.png'}")
     if report.skipped:
         updates = f"{report.skipped} of {train.max_steps:,} updates"

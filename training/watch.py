@@ -11,7 +11,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from snapshot.files import snapshot_folders
+from snapshot.files import TEMPORARY_PREFIX, snapshot_folders
 from snapshot.resume import snapshots_in
 from training.config import Config
 from training.console import Console
@@ -113,6 +113,8 @@ class Watch:
 
     def _look_at_disk(self) -> None:
         try:
+            if any(self._root.glob(f"{TEMPORARY_PREFIX}step-*")):
+                return  # one is being written, and then the oldest goes
             free = shutil.disk_usage(self._root).free
         except OSError:
             return

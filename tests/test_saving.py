@@ -1,0 +1,147 @@
+"""Snapshots beside the step that follows them, and the memory that this takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from accelerate import Accelerator
+
+import runs
+from data.tokenizer import CharTokenizer
+from model.gpt import GPT, GPTConfig
+from snapshot.files import verify
+from snapshot.state import RunState
+from training import saving
+from training.compose import load_config
+from training.console import Console
+from training.memory import available_memory
+from training.optimizer import adamw
+from training.report import Report
+from training.saving import Saving
+
+BESIDE = str(Path(__file__).parent / "beside.py")
+
+
+@pytest.mark.parametrize(
+    ("config", "processes"), [("cpu.yaml", 1), ("ddp_cpu.yaml", 2), ("fsdp_cpu.yaml", 2)]
+)
+def test_a_snapshot_is_written_beside_the_next_step_and_only_the_update_waits(
+    small, tmp_path, config, processes
+):
+    whole, beside = tmp_path / "whole", tmp_path / "beside"
+    overrides = [*small, "model.dropout=0.1", "train.micro_batch_size=2", "snapshot.keep=5"]
+    file = runs.rehearsal(config, tmp_path, processes)
+    plain = runs.launch(file, *overrides, f"run.dir={whole}")
+    assert plain.returncode == 0, plain.stderr
+    words = runs.launch_command(
+        file, "goes_on", *overrides, f"run.dir={beside}", script=Path(BESIDE)
+    )
+    result = runs.run(words)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"{processes} process" in result.stdout
+    assert "beside a step: [10, 20]" in result.stdout
+    for step in (10, 20, 30):
+        verify(runs.snapshot(beside, step))
+        runs.assert_same_bits(runs.snapshot(whole, step), runs.snapshot(beside, step))
+
+
+def test_a_step_that_fails_does_not_take_the_snapshot_before_it_along(small, tmp_path):
+    words = [*runs.command("fails", *small, f"run.dir={tmp_path / 'run'}", script=BESIDE)]
+    result = runs.run(words)
+    assert result.returncode == 1
+    assert "ArithmeticError: in the step beside a snapshot" in result.stderr
+    verify(runs.snapshot(tmp_path / "run", 10))
+    assert runs.newest_step(tmp_path / "run") == 10
+
+
+class Trained:
+    """A model after a step, on this process alone, and where its snapshots go."""
+
+    def __init__(self, folder: Path, save_tokenizer) -> None:
+        config = load_config([f"run.dir={folder}", "hub.repo_id=null"])
+        self.model = GPT(GPTConfig(7, 6, 2, 2, 8))
+        optimizer = adamw(self.model, config.optim, torch.device("cpu"))
+        ids = torch.randint(7, (2, 6))
+        self.model(ids, ids).backward()
+        optimizer.step()
+        self.report = Report(Console(True, 10, 0), None, tokens_per_step=64, last_snapshot=None)
+        self.saving = Saving(
+            Accelerator(cpu=True), config, self.model, optimizer, save_tokenizer, self.report
+        )
+
+    def begin(self, last: bool = False) -> None:
+        state = RunState("run", "attempt", 3, 0, 1337, None, {}, {})
+        self.saving.begin(state, None, 0.0, last=last)
+
+
+def refuse(_: Path) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_disk_that_refuses_is_said_once_and_the_run_goes_on(tmp_path, capsys):
+    trained = Trained(tmp_path, refuse)
+    trained.begin()
+    trained.saving.finish()
+    trained.saving.finish()
+    said = capsys.readouterr().out
+    assert said.count("the snapshot of step 3 could not be written: [Errno 28]") == 1
+    assert "There is no snapshot yet. Training goes on; the next is tried." in said
+    assert trained.report.last_snapshot is None
+    assert not list((tmp_path / "snapshots").iterdir())
+
+
+def test_a_mistake_in_the_writing_is_not_taken_for_a_full_disk(tmp_path):
+    def mistaken(_: Path) -> None:
+        raise KeyError("a mistake")
+
+    trained = Trained(tmp_path, mistaken)
+    trained.begin()
+    with pytest.raises(KeyError, match="a mistake"):
+        trained.saving.finish()
+
+
+def test_without_memory_for_both_the_step_waits_which_is_said_once(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(saving, "available_memory", lambda: 1000)
+    trained = Trained(tmp_path, CharTokenizer("abcdefg").save)
+    for _ in range(2):
+        trained.begin()
+        assert (tmp_path / "snapshots" / "step-00000003" / "manifest.json").exists()
+        trained.saving.finish()
+    said = capsys.readouterr().out
+    assert said.count("training waits while a snapshot is written") == 1
+    assert "0 MB are left" in said
+
+
+def control_group(root: Path, lines: str, group: str, **files: str) -> Path:
+    """A system that says its processes are in a control group with these files."""
+    (root / "proc/self").mkdir(parents=True, exist_ok=True)
+    (root / "proc/self/cgroup").write_text(lines)
+    folder = root / "sys/fs/cgroup" / group
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / f"memory.{name}").write_text(content)
+    return root
+
+
+def test_the_memory_left_is_that_of_the_control_group_where_it_has_less(tmp_path):
+    machine = psutil.virtual_memory().available
+    nothing = available_memory(tmp_path / "no Linux")
+    assert nothing == pytest.approx(machine, rel=0.2)
+    current = {"current": "900\n", "stat": "anon 500\ninactive_file 300\n"}
+    second = control_group(tmp_path / "2", "0::/job/step\n", "job", max="1000\n", **current)
+    control_group(second, "0::/job/step\n", "job/step", max="max\n", **current)
+    assert available_memory(second) == 1000 - 900 + 300
+    first = control_group(
+        tmp_path / "1",
+        "4:memory:/docker/1234\n3:cpuset:/\n0::/\n",
+        "memory",  # of a container that sees its own group as the root
+        limit_in_bytes="5000\n",
+        usage_in_bytes="2000\n",
+        stat="inactive_file 7\ntotal_inactive_file 500\n",
+    )
+    assert available_memory(first) == 5000 - 2000 + 500
+    unlimited = control_group(tmp_path / "0", "0::/\n", "", max="max\n", **current)
+    assert available_memory(unlimited) == pytest.approx(machine, rel=0.2)
