@@ -1,11 +1,12 @@
 """What snapshots and their upload cost a run: real runs of train.py, interleaved, one thread each.
 
-    python benchmarks/snapshots.py disk [--every 100] [--pairs 3]
+    python benchmarks/snapshots.py disk [--every 100] [--pairs 4] [--precision bf16]
     python benchmarks/snapshots.py hub [--pairs 4] [--steps 60]
 
 `disk`: a run that writes a snapshot every so many steps beside one that writes none, in turns of as
-many steps. `hub`: a run with a loopback Hub that takes its time, beside the same run without; both
-write a snapshot every 20 steps. The time is that of the loop, snapshots included.
+many steps; and what a run says of how long one holds it, and how long it takes to be on the disk.
+`hub`: a run with a loopback Hub that takes its time, beside the same run without; both write a
+snapshot every 20 steps. The time is that of the loop, snapshots included.
 """
 
 from __future__ import annotations
@@ -20,27 +21,35 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import ROOT, SHAPES, as_words, machine, median, overrides, print_table, save, spread
+from common import (
+    ROOT,
+    SHAPES,
+    as_words,
+    launch,
+    machine,
+    median,
+    overrides,
+    print_table,
+    save,
+    spread,
+)
 from turns import ours, take_turns
 
 EVERY = 20
+LONG = 130
+"""Steps of a run whose snapshots are timed: files are mostly written where others have been."""
 LATENCY = ("0.05", "2.0")
 
 
 def words(folder: Path, steps: int, *more: str) -> list[str]:
-    """6 layers, 384 wide, context 256, batch 8: snapshots of about 130 MB."""
+    """6 layers, 384 wide, context 256, batch 8: snapshots of about 130 MB, every 20 steps."""
     return [
-        sys.executable,
-        str(ROOT / "train.py"),
-        "model.n_layer=6",
-        "model.n_head=6",
-        "model.n_embd=384",
-        "data.block_size=256",
-        "train.global_batch_size=8",
+        *overrides(SHAPES["large"]),
         f"train.max_steps={steps}",
         f"train.log_every={EVERY}",
         f"train.eval_every={steps}",
         "train.eval_batches=1",
+        "train.sample_every=0",
         f"snapshot.every={EVERY}",
         f"run.dir={folder}",
         "data.cache_dir=out/data",
@@ -66,40 +75,60 @@ def timed(command: list[str], steps: int, environment: dict[str, str]) -> tuple[
     return at[steps] - at[EVERY], printed
 
 
+def waited(printed: str) -> tuple[float, float]:
+    """Seconds for which a snapshot held the run, and until it was on the disk: medians."""
+    held, durable = re.findall(
+        r"waits ([\d.]+) s for one, which is on the disk after ([\d.]+) s", printed
+    )[0]
+    return float(held), float(durable)
+
+
 def on_disk(options: argparse.Namespace) -> None:
     """Print what snapshots on this disk cost the loop."""
-    shape = SHAPES["large"]
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        launch = (f"--mixed_precision={options.precision}",)
-        words = [*overrides(shape), "snapshot.keep=2"]
-        saving = [*words, f"snapshot.every={options.every}"]
+        launched = (f"--mixed_precision={options.precision}",)
+        without = [*overrides(SHAPES["large"]), "snapshot.keep=2"]
+        saving = [*without, f"snapshot.every={options.every}"]
         runs = [
-            ours("with", "cpu.yaml", saving, folder, launch),
-            ours("without", "cpu.yaml", words, folder, launch),
+            ours("with", "cpu.yaml", saving, folder, launched),
+            ours("without", "cpu.yaml", without, folder, launched),
         ]
         try:
             take_turns(runs, options.every, options.pairs, warm_up=5)
-            written = sorted((folder / "with/snapshots").glob("step-*"))
-            bytes_ = sum(file.stat().st_size for file in written[-1].iterdir())
         finally:
             for run in runs:
                 run.end()
+        often = words(folder / "often", LONG)
+        command = launch("cpu.yaml", "train.py", *often, options=launched)
+        _, printed = timed(command, LONG, {**os.environ, "PYTHONWARNINGS": "ignore"})
+        written = folder / "often" / "snapshots" / f"step-{LONG:08d}"
+        gigabytes = sum(file.stat().st_size for file in written.iterdir()) / 1e9
+    held, durable = waited(printed)
     seconds = [[options.every * value for value in run.seconds] for run in runs]
     lost = [a / b - 1 for a, b in zip(*seconds, strict=True)]
     print_table(
-        ("with, s", "without, s", "lost", "MB a snapshot", "s per GB"),
+        (
+            "with, s",
+            "without, s",
+            "lost",
+            "MB a snapshot",
+            "held, s (per GB)",
+            "on disk, s (per GB)",
+        ),
         [
             (
                 spread(seconds[0], 1),
                 spread(seconds[1], 1),
                 f"{median(lost):.2%} ({min(lost):.2%} to {max(lost):.2%})",
-                f"{bytes_ / 1e6:.0f}",
-                f"{(median(seconds[0]) - median(seconds[1])) / (bytes_ / 1e9):.1f}",
+                f"{gigabytes * 1e3:.0f}",
+                f"{held:.2f} ({held / gigabytes:.1f})",
+                f"{durable:.2f} ({durable / gigabytes:.1f})",
             )
         ],
     )
-    save("snapshots-disk", {"every": options.every, "seconds": seconds, "bytes": bytes_})
+    found = {"held_seconds": held, "durable_seconds": durable, "bytes": gigabytes * 1e9}
+    save("snapshots-disk", {"every": options.every, "seconds": seconds, **found})
 
 
 def main() -> None:
@@ -123,6 +152,7 @@ def beside_a_hub(options: argparse.Namespace) -> None:
     """Print what uploads cost the loop."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    train = [sys.executable, str(ROOT / "train.py")]
     ratios: list[float] = []
     waits: list[float] = []
     with tempfile.TemporaryDirectory() as place:
@@ -139,9 +169,10 @@ def beside_a_hub(options: argparse.Namespace) -> None:
                 for kind in ("without", "with") if pair % 2 else ("with", "without"):
                     hub = [f"hub.repo_id=me/run{pair}", "hub.min_interval_seconds=0"]
                     folder = Path(place) / f"{kind}-{pair}"
-                    command = words(folder, options.steps, *(hub if kind == "with" else []))
+                    more = hub if kind == "with" else []
+                    command = [*train, *words(folder, options.steps, *more)]
                     seconds[kind], printed = timed(command, options.steps, environment | there)
-                    waits.append(float(re.findall(r"waits ([\d.]+) s", printed)[0]))
+                    waits.append(waited(printed)[0])
                     if kind == "with":
                         print(re.findall(r"hub at step .*old", printed)[-1])
                 ratios.append(seconds["with"] / seconds["without"])

@@ -105,8 +105,8 @@ def print_end(
     console.say(f"held out  {loss_text(held_out)}, over {part} {everything:,} held-out characters")
     held, durable = statistics.median(report.held), statistics.median(report.durable)
     console.say(
-        f"snapshot  {report.last_snapshot}; one takes {durable:.2f} s, for {held:.2f} s of which "
-        "training waits"
+        f"snapshot  {report.last_snapshot}; training waits {held:.2f} s for one, which is on the "
+        f"disk after {durable:.2f} s"
     )
     console.say(f"curves    {Path(config.run.dir) / 'curves.png'}")
     if report.skipped:
