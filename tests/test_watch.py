@@ -132,6 +132,16 @@ def test_a_disk_that_will_be_full_is_said_before_the_next_snapshot(
     disk_with(1_500_000)
     watch._look_at_disk()
     assert "has 1.5 MB left and the next snapshot, at step 250, takes 2.0 MB" in said(capsys)
+    disk_with(10**9)
+    watch._look_at_disk()
+    disk_with(1_500_000)
+    being_written = tmp_path / "snapshots" / ".tmp-step-00000250"
+    being_written.mkdir()  # after it the oldest goes
+    watch._look_at_disk()
+    assert said(capsys) == ""
+    being_written.rmdir()
+    watch._look_at_disk()
+    assert "has 1.5 MB left" in said(capsys)
 
 
 def test_a_neighbour_that_hangs_is_said_during_the_run(small, tmp_path):
