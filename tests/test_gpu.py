@@ -1,0 +1,37 @@
+"""What only a GPU shows: streams beside each other, and its own arithmetic. Skipped without one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import runs
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU")
+CONFIG = "single_gpu.yaml"
+
+
+def test_a_run_that_failed_beside_a_snapshot_ends_with_the_bits_of_one_that_did_not(
+    small, tmp_path
+):
+    overrides = [*small, "model.dropout=0.1", "train.micro_batch_size=4", "model.n_embd=256"]
+
+    def run(kind: str, folder: str):
+        words = [kind, *overrides, f"run.dir={tmp_path / folder}"]
+        script = Path(__file__).parent / "beside.py"
+        return runs.run(runs.launch_command(CONFIG, *words, script=script))
+
+    whole = run("goes_on", "whole")
+    assert whole.returncode == 0, whole.stdout + whole.stderr
+    assert "beside a step: [10, 20]" in whole.stdout
+    failed = run("fails", "parts")
+    assert "ArithmeticError: in the step beside a snapshot" in failed.stderr
+    rest = run("goes_on", "parts")
+    assert rest.returncode == 0, rest.stdout + rest.stderr
+    assert "step-00000010, the newest of this run" in rest.stdout
+    for step in (10, 20, 30):
+        ours, theirs = (runs.snapshot(tmp_path / name, step) for name in ("parts", "whole"))
+        runs.assert_same_bits(ours, theirs)
+    assert runs.losses(tmp_path / "parts") == runs.losses(tmp_path / "whole")
