@@ -160,6 +160,7 @@ def main(config: Config, signals: Signals) -> int:
         reseed(train.seed, step, accelerator.process_index)
         rate = learning_rate_at(step, config.optim, train.max_steps)
         set_learning_rate(optimizer, rate)
+        beside = saving.step == step - 1  # a snapshot is written, of the weights before the update
         step_loss = torch.zeros((), device=accelerator.device)
         for _ in range(accumulation):
             inputs, targets = next(batches)  # each (micro-batch, block_size)
@@ -168,7 +169,9 @@ def main(config: Config, signals: Signals) -> int:
                 accelerator.backward(loss)  # divides by the accumulation
                 step_loss += loss.detach() / accumulation
                 if accelerator.sync_gradients:
-                    saving.finish()  # the snapshot beside this step is of the weights as they are
+                    if beside:
+                        patience.be_long()
+                        saving.finish()
                     norm = accelerator.clip_grad_norm_(
                         model.parameters(), config.optim.max_grad_norm
                     )
@@ -202,14 +205,13 @@ def main(config: Config, signals: Signals) -> int:
             if not evaluate:  # the figures above are of the weights before this step's update
                 report.refuse_broken(step, held_out_loss(accelerator, model, [probe]))
             saving.begin(state, text, begun, last=last or stopping)
-        beside = step - 1 == saving.step  # a snapshot, for which the main process may have waited
         if due or beside:
             accelerator.wait_for_everyone()
         if last or stopping:
             break
         if due:
             report.resume_clock()  # speed is that of the steps
-        if (due or beside or step == first_step) and not save:
+        if due or beside or step == first_step:
             patience.be_short()
 
     signals.phase = Phase.UPLOADING

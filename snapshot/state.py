@@ -237,7 +237,10 @@ def _gathered(files: dict[str, Tensors], writer: bool) -> Iterator[Tensor]:
     for tensors in files.values():
         for name, tensor in tensors.values():
             whole = gather_full(tensor)
-            yield to_file(name, whole).cpu() if writer else whole
+            if writer and is_sharded(tensor):
+                yield to_file(name, whole).cpu()
+            else:  # perhaps beside a step that fills the device: transposed where it goes to
+                yield to_file(name, whole.cpu()) if writer else whole
 
 
 def _read_into(target: Tensor, reader: TensorReader, name: str, transposed: bool) -> None:

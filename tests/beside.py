@@ -1,13 +1,15 @@
 """train.py, whose snapshots are written only once the step after them has begun.
 
-python tests/beside.py goes_on|fails key=value ...
+python tests/beside.py goes_on|fails|dies key=value ...
 
 Where that step waits for the snapshot, the run fails; also where an update does not. With `fails`
-the step itself does, while a snapshot is being written.
+the step itself does, while a snapshot is being written; with `dies` the process of rank 1 does, and
+the snapshot is written only when the others have been told to end.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from pathlib import Path
@@ -15,19 +17,17 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import train
 from model.gpt import GPT
-from training import saving
-from training.launch import run_command
+from training import launch, saving
 
 LONGEST_SECONDS = 20
-
-
-def under_way() -> bool:
-    return any(thread.name == "snapshot" for thread in threading.enumerate())
+told_to_end = threading.Event()
 
 
 def main(config, signals) -> int:
-    in_step, beside = threading.Event(), []
+    begun, in_step, whole = threading.Event(), threading.Event(), threading.Event()
+    beside: list[int] = []
     begin, forward, adamw = saving.begin_snapshot, GPT.forward, train.adamw
+    whole.set()
 
     def begin_and_linger(root, state, *rest, **named):
         finish = begin(root, state, *rest, **named)
@@ -35,21 +35,29 @@ def main(config, signals) -> int:
         def finish_in_step() -> Path:
             if threading.current_thread() is not threading.main_thread():
                 assert in_step.wait(LONGEST_SECONDS), "the step waits for the snapshot"
+                assert ending != "dies" or told_to_end.wait(LONGEST_SECONDS), "nobody told"
                 beside.append(state.step)
-            return finish()
+            try:
+                return finish()
+            finally:
+                whole.set()
 
+        begun.set()
         in_step.clear()
+        whole.clear()
         return finish_in_step
 
     def forward_and_tell(model, *rest, **named):
-        if model.training and under_way():
+        if model.training and not whole.is_set():
             in_step.set()
             if ending == "fails":
                 raise ArithmeticError("in the step beside a snapshot")
+        if model.training and ending == "dies" and begun.is_set() and os.environ["RANK"] == "1":
+            os._exit(9)
         return forward(model, *rest, **named)
 
     def refuse_to_change(*_) -> None:
-        assert not under_way(), "the weights change under a snapshot"
+        assert whole.is_set() or os.environ.get("RANK", "0") != "0", "the weights change under it"
 
     def watched_adamw(*arguments):
         optimizer = adamw(*arguments)
@@ -67,6 +75,12 @@ def main(config, signals) -> int:
     return code
 
 
+def end_and_tell(number: int, why: str) -> None:
+    told_to_end.set()
+    end_by_signal(number, why)
+
+
 if __name__ == "__main__":
     ending = sys.argv.pop(1)
-    run_command(main)
+    end_by_signal, launch._end_by_signal = launch._end_by_signal, end_and_tell
+    launch.run_command(main)

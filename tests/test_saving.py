@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import psutil
@@ -47,6 +48,17 @@ def test_a_step_that_fails_does_not_take_the_snapshot_before_it_along(small, tmp
     result = runs.run(words)
     assert result.returncode == 1
     assert "ArithmeticError: in the step beside a snapshot" in result.stderr
+    verify(runs.snapshot(tmp_path / "run", 10))
+    assert runs.newest_step(tmp_path / "run") == 10
+
+
+def test_a_process_that_dies_does_not_take_the_snapshot_before_it_along(small, tmp_path):
+    """The launcher tells the main process to end, while that still writes."""
+    file = runs.rehearsal("ddp_cpu.yaml", tmp_path, 2)
+    words = ["dies", *small, f"run.dir={tmp_path / 'run'}"]
+    result = runs.run(runs.launch_command(file, *words, script=Path(BESIDE)))
+    assert result.returncode == 1
+    assert re.search(r"exitcode +: 9", result.stderr), result.stderr
     verify(runs.snapshot(tmp_path / "run", 10))
     assert runs.newest_step(tmp_path / "run") == 10
 
@@ -124,18 +136,18 @@ def test_the_memory_left_is_that_of_the_control_group_where_it_has_less(tmp_path
     machine = psutil.virtual_memory().available
     nothing = available_memory(tmp_path / "no Linux")
     assert nothing == pytest.approx(machine, rel=0.2)
-    current = {"current": "900\n", "stat": "anon 500\ninactive_file 300\n"}
+    current = {"current": "900\n", "stat": "anon 500\ninactive_file 300\nactive_file 50\n"}
     second = control_group(tmp_path / "2", "0::/job/step\n", "job", max="1000\n", **current)
     control_group(second, "0::/job/step\n", "job/step", max="max\n", **current)
-    assert available_memory(second) == 1000 - 900 + 300
+    assert available_memory(second) == 1000 - 900 + 300 + 50
     first = control_group(
         tmp_path / "1",
         "4:memory:/docker/1234\n3:cpuset:/\n0::/\n",
         "memory",  # of a container that sees its own group as the root
         limit_in_bytes="5000\n",
         usage_in_bytes="2000\n",
-        stat="inactive_file 7\ntotal_inactive_file 500\n",
+        stat="inactive_file 7\ntotal_inactive_file 500\nactive_file 9\ntotal_active_file 20\n",
     )
-    assert available_memory(first) == 5000 - 2000 + 500
+    assert available_memory(first) == 5000 - 2000 + 500 + 20
     unlimited = control_group(tmp_path / "0", "0::/\n", "", max="max\n", **current)
     assert available_memory(unlimited) == pytest.approx(machine, rel=0.2)

@@ -89,6 +89,23 @@ def test_short_steps_that_stumble_and_evaluations_are_nobodys_business(watch, cl
     assert said(capsys) == ""
 
 
+def test_what_a_step_waits_for_is_not_counted_as_its_own_time(watch, clock, capsys):
+    def long_writing() -> None:
+        clock.pass_by(1000)
+        watch._look_at_step()
+
+    take_steps(watch, clock, 1.0)
+    clock.pass_by(6)
+    watch.wait_for(long_writing)
+    clock.pass_by(3.9)
+    watch._look_at_step()
+    assert said(capsys) == ""
+    clock.pass_by(0.2)
+    watch._look_at_step()
+    watch.done(61)
+    assert "for 10 s, over 10 times the usual 1 s" in said(capsys)
+
+
 def test_a_gradient_of_a_hundred_times_the_usual_is_said(watch, capsys):
     for step in range(1, REMEMBERED + 1):
         watch.gradient(step, 1.5)

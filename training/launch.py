@@ -46,6 +46,8 @@ ECHO_SECONDS = 3
 """After the loss of another process: on the same machine the launcher ends this one sooner."""
 STOPPED_FLUSH_SECONDS = 20
 """For the upload of the last good snapshot, when a run stops by itself: while the others wait."""
+WRITING_SECONDS = 25
+"""For a snapshot that was begun before an error: a little less than the launcher's patience."""
 LOST_PEER = "another process is gone, or cannot be reached"
 GO_ON = "The same command goes on from the newest snapshot."
 
@@ -78,12 +80,12 @@ def run_command(main: Callable[[Config, Signals], int]) -> NoReturn:
     except KeyboardInterrupt:  # before the signals are ours
         code = EXIT_INTERRUPTED
     except Exception as error:
-        finish_writing()
         if signals is not None:
             signals.phase = Phase.FAILED
         code = EXIT_USER_MISTAKE if isinstance(error, USER_MISTAKES) else EXIT_FAILED
         if _say(error, hurry=signals is not None and signals.asked is not None):
             _end_launcher(code)
+        finish_writing()
     _leave(code)
 
 
@@ -133,6 +135,8 @@ def _end_by_signal(number: int, why: str) -> None:
     if why and first_on_its_machine():
         # Not by print: the main thread may hold the stream, waiting for a reader that is gone.
         os.write(sys.stderr.fileno(), f"\nstopped by {why}. {GO_ON}\n".encode())
+    if not why:  # an error has ended the run before, perhaps beside a snapshot
+        finish_writing(WRITING_SECONDS)
     code = exit_code_of(number)
     if speaks_for_the_run():
         note_exit(code)

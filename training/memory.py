@@ -10,10 +10,12 @@ import psutil
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Of glibc's malloc.h."""
 MEMORY_FILES = (
-    ("memory.max", "memory.current", "inactive_file"),
-    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ("memory.max", "memory.current"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes"),
 )
-"""Of a control group, versions 2 and 1: its limit, its use, and what of that is only file cache."""
+"""Of a control group, versions 2 and 1: its limit and its use."""
+FILE_CACHE = ("active_file", "inactive_file")
+"""What of the use is given back when it is needed; in version 1 with its parts', as total_..."""
 
 
 def keep_freed_memory() -> None:
@@ -55,11 +57,12 @@ def _control_groups(root: Path) -> list[Path]:
     return groups
 
 
-def _left_in(group: Path, limit: str, use: str, cache: str) -> int | None:
+def _left_in(group: Path, limit: str, use: str) -> int | None:
     """Bytes that a control group may still take; None where it has no such limit."""
     try:
         most, used = (int((group / name).read_text()) for name in (limit, use))
         facts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        return most - used + int(facts[cache])
-    except (OSError, ValueError, KeyError):  # of the other version, or "max"
+    except (OSError, ValueError):  # of the other version, or "max"
         return None
+    cache = (facts.get(f"total_{name}", facts.get(name, "0")) for name in FILE_CACHE)
+    return most - used + sum(map(int, cache))

@@ -72,12 +72,12 @@ class Report:
     def wait_for(self, work: Callable[[], object]) -> float:
         """Do what is no part of the step under way; the seconds it took."""
         begun = time.perf_counter()
-        self.rest_clock()
-        work()
+        if self.watch is None:
+            work()
+        else:
+            self.watch.wait_for(work)
         seconds = time.perf_counter() - begun
         self.since += seconds
-        if self.watch is not None:
-            self.watch.resume()
         return seconds
 
     def add(self, step: int, learning_rate: float, loss: Tensor, grad_norm: Tensor) -> None:

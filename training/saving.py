@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import torch
 from accelerate import Accelerator
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from snapshot.files import prune
 from snapshot.resume import snapshots_in
-from snapshot.sharded import reshard
+from snapshot.sharded import is_sharded, reshard
 from snapshot.state import RunState, begin_snapshot
 from training.config import Config
 from training.curves import draw_run
@@ -27,15 +27,15 @@ from training.uploading import hand_over
 
 ROOM = 2
 """Times the memory that writing takes: what must be free for it to be done beside a step."""
-_writers: list[Thread] = []  # at most one; for the end of a run that does not reach its own
+_begun: list[Saving] = []  # at most one; for the end of a run that does not reach its own
 
 
 class Saving:
     """Writes the snapshots of an attempt, each beside the step that follows it.
 
     A snapshot is written, hashed and flushed while the next step goes forward and backward, which
-    changes nothing that is in it; only the update waits until it is on the disk. So there is no
-    copy of it in memory, and never are more than `snapshot.every` steps lost.
+    changes nothing that is in it; only the update waits until it is on the disk. So there is never
+    a second copy of the whole, and never are more than `snapshot.every` steps lost.
     """
 
     def __init__(
@@ -53,9 +53,12 @@ class Saving:
         self._model, self._optimizer = model, optimizer
         self._save_tokenizer = save_tokenizer
         self._root = snapshots_in(Path(config.run.dir))
+        self._stream: torch.Stream | None = None
         self._writer: Thread | None = None
-        self._fault: Exception | None = None
+        self._written = Event()
+        self._fault: BaseException | None = None
         self._told = False
+        _begun[:] = [self]
 
     def begin(self, state: RunState, sample: str | None, begun: float, last: bool) -> None:
         """Begin the snapshot after `state.step`, which goes to the Hub with a `sample`.
@@ -65,11 +68,13 @@ class Saving:
         the time.perf_counter() since which training waits for it.
         """
         accelerator = self._accelerator
+        self._join()  # what followed the one before, such as the curves
         self.step = state.step
         reshard(self._model)  # compiled whole, the root of FSDP's groups is not in the bare model
         if accelerator.scaler is not None:
             state.loss_scaler = accelerator.scaler.state_dict()
         state.skipped_steps = self._report.skipped
+        self._written.clear()
         try:
             rest = begin_snapshot(
                 self._root,
@@ -84,12 +89,11 @@ class Saving:
             self._fault = error
         else:
             if accelerator.is_main_process and not last and self._has_room():
-                work = (rest, sample, begun, self._beside_the_step())
+                work = (rest, state.step, sample, begun, self._beside_the_step())
                 self._writer = Thread(target=self._write, args=work, name="snapshot")
-                _writers.append(self._writer)
                 self._writer.start()
             else:
-                self._write(rest, sample, begun, nullcontext())
+                self._write(rest, state.step, sample, begun, nullcontext())
         self._report.held.append(time.perf_counter() - begun)
         if last:
             fault = self._refusal()
@@ -102,44 +106,55 @@ class Saving:
         A disk that does not take it costs this snapshot and nothing else: it is said, the earlier
         ones stay, and the next is tried when it is due.
         """
-        if self._writer is not None:
-            self._report.held[-1] += self._report.wait_for(self._writer.join)
-            self._writer = None
-            _writers.clear()
+        if self._writer is not None and not self._written.is_set():
+            if self._stream is not None:  # what the device still computes is no waiting
+                torch.accelerator.current_stream(self._accelerator.device).synchronize()
+            self._report.held[-1] += self._report.wait_for(self._written.wait)
         if fault := self._refusal():
             self._report.console.warn(f"{fault} Training goes on; the next is tried.")
+
+    def end(self, seconds: float | None = None) -> None:
+        """Wait, so long at most, for what was begun before an error, which is as good as any."""
+        self._join(seconds)
+        if self._fault is not None:
+            self._report.console.warn(f"a snapshot could not be written: {self._fault!r}.")
+
+    def _join(self, seconds: float | None = None) -> None:
+        if self._writer is not None:
+            self._writer.join(seconds)
 
     def _has_room(self) -> bool:
         """Whether this machine has the memory for a step and a snapshot's writing at once."""
         if self._accelerator.device.type not in ("cpu", "cuda"):
             return False  # others may have no streams
-        whole = sum(
-            tensor.numel() * tensor.element_size()
-            for held in self._optimizer.state.values()
-            for tensor in held.values()
-        )
-        needed = ROOM * min(whole, self._config.snapshot.piece_bytes)
+        moments = [tensor for held in self._optimizer.state.values() for tensor in held.values()]
+        if any(map(is_sharded, moments)):
+            return True  # what takes memory has been done, by all processes together
+        sizes = [tensor.numel() * tensor.element_size() for tensor in moments]
+        piece = min(sum(sizes), max(self._config.snapshot.piece_bytes, *sizes))
         available = available_memory()
-        if available < needed and not self._told:
+        if available < ROOM * piece and not self._told:
             self._told = True
             self._report.console.say(
                 f"hint      training waits while a snapshot is written: beside a step it takes "
-                f"{needed / 1e6:,.0f} MB of memory, and {available / 1e6:,.0f} MB are left."
+                f"{ROOM * piece / 1e6:,.0f} MB of memory, and {available / 1e6:,.0f} MB are left."
             )
-        return available >= needed
+        return available >= ROOM * piece
 
     def _beside_the_step(self) -> AbstractContextManager[object]:
         """Where tensors are copied from the device while it computes."""
         device = self._accelerator.device
         if device.type == "cpu":
             return nullcontext()
-        stream = torch.Stream(device)
-        stream.wait_stream(torch.accelerator.current_stream(device))  # for this step's update
-        return stream
+        if self._stream is None:
+            self._stream = torch.Stream(device)
+        self._stream.wait_stream(torch.accelerator.current_stream(device))  # for the last update
+        return self._stream
 
     def _write(
         self,
         rest: Callable[[], Path],
+        step: int,
         sample: str | None,
         begun: float,
         place: AbstractContextManager[object],
@@ -148,27 +163,27 @@ class Saving:
         report = self._report
         try:
             with place:
-                report.last_snapshot = rest()
+                report.last_snapshot = saved = rest()
             report.durable.append(time.perf_counter() - begun)
+            self._written.set()
             if self._accelerator.is_main_process:
-                self._prune()
+                self._prune(step)
                 draw_run(report.console, self._config)
-                hand_over(
-                    report.console, report.uploads, self._config, report.last_snapshot, sample
-                )
-        except Exception as error:
+                hand_over(report.console, report.uploads, self._config, saved, sample)
+        except BaseException as error:
             self._fault = error
+        finally:
+            self._written.set()
 
     def _save_rest(self, folder: Path) -> None:
         self._save_tokenizer(folder)
         self._report.flush()  # a snapshot must not outlive the metrics before it
 
-    def _prune(self) -> None:
+    def _prune(self, newest: int) -> None:
         report, uploads = self._report, self._report.uploads
-        assert self.step is not None
         try:
             needed = set() if uploads is None else uploads.needed()
-            prune(self._root, self._config.snapshot.keep, self.step, needed)
+            prune(self._root, self._config.snapshot.keep, newest, needed)
         except OSError as error:
             report.console.warn(f"an old snapshot could not be removed: {error}.")
 
@@ -183,7 +198,7 @@ class Saving:
         return f"{reason} {self._report.kept()}"
 
 
-def finish_writing() -> None:
-    """Wait for a snapshot that was begun when its run came to an end: it is as good as any."""
-    for writer in _writers:
-        writer.join()
+def finish_writing(seconds: float | None = None) -> None:
+    """Give the snapshot that was begun before an error ended the run this long."""
+    for saving in _begun:
+        saving.end(seconds)

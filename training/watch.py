@@ -9,6 +9,7 @@ import statistics
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 from snapshot.files import TEMPORARY_PREFIX, snapshot_folders
@@ -48,6 +49,13 @@ class Watch:
     def rest(self) -> None:
         """No step is under way: what follows takes as long as it takes."""
         self._since = math.inf
+
+    def wait_for(self, work: Callable[[], object]) -> None:
+        """Do in a step what is no part of it, and takes as long as it takes."""
+        since, begun = self._since, time.monotonic()
+        self.rest()
+        work()
+        self._since = since + time.monotonic() - begun
 
     def resume(self) -> None:
         """The next step begins."""
