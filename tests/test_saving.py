@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import psutil
@@ -97,6 +98,17 @@ def test_a_disk_that_refuses_is_said_once_and_the_run_goes_on(tmp_path, capsys):
     assert "There is no snapshot yet. Training goes on; the next is tried." in said
     assert trained.report.last_snapshot is None
     assert not list((tmp_path / "snapshots").iterdir())
+
+
+def test_after_one_beside_a_step_a_place_that_cannot_be_made_holds_nothing_up(tmp_path, capsys):
+    trained = Trained(tmp_path, CharTokenizer("abcdefg").save)
+    trained.begin()
+    trained.saving.finish()
+    shutil.rmtree(tmp_path / "snapshots")
+    (tmp_path / "snapshots").write_text("no folder")
+    trained.begin()
+    trained.saving.finish()
+    assert "the snapshot of step 3 could not be written: [Errno 17]" in capsys.readouterr().out
 
 
 def test_a_mistake_in_the_writing_is_not_taken_for_a_full_disk(tmp_path):

@@ -87,6 +87,7 @@ class Saving:
             )
         except OSError as error:
             self._fault = error
+            self._written.set()
         else:
             if accelerator.is_main_process and not last and self._has_room():
                 work = (rest, state.step, sample, begun, self._beside_the_step())
@@ -136,7 +137,7 @@ class Saving:
         if available < ROOM * piece and not self._told:
             self._told = True
             self._report.console.say(
-                f"hint      training waits while a snapshot is written: beside a step it takes "
+                "hint      training waits while a snapshot is written: beside a step it needs "
                 f"{ROOM * piece / 1e6:,.0f} MB of memory, and {available / 1e6:,.0f} MB are left."
             )
         return available >= ROOM * piece
