@@ -233,8 +233,8 @@ def _write_manifest(folder: Path) -> None:
 def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
     with open(path, "rb", buffering=0) as opened:
-        size = os.fstat(opened.fileno()).st_size
-        part = memoryview(bytearray(min(size, HASHED_AT_ONCE)))
+        whole = os.fstat(opened.fileno()).st_size
+        part = memoryview(bytearray(min(whole, HASHED_AT_ONCE)))
         while size := opened.readinto(part):
             digest.update(part[:size])
     return digest.hexdigest()

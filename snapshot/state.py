@@ -89,7 +89,7 @@ def begin_snapshot(
     files = {"model": _weights(model), "optimizer": _moments(model, optimizer)}
     sharded = any(map(is_sharded, model.parameters()))
     gathered = _gathered(files, writer)
-    content = {"format_version": FORMAT_VERSION, **asdict(state), "versions": versions()}
+    content = {"format_version": FORMAT_VERSION, **asdict(state)}
     rest = ExitStack()
 
     def write_files(folder: Path) -> None:
@@ -115,7 +115,7 @@ def begin_snapshot(
                     write_files(folder)
                 save_rest(folder)
                 write_json(folder / "config.json", gpt2_config(asdict(model.config)))
-                write_json(folder / STATE, content)
+                write_json(folder / STATE, {**content, "versions": versions()})
         return place
 
     return finish
@@ -237,10 +237,12 @@ def _gathered(files: dict[str, Tensors], writer: bool) -> Iterator[Tensor]:
     for tensors in files.values():
         for name, tensor in tensors.values():
             whole = gather_full(tensor)
-            if writer and is_sharded(tensor):
+            if not writer:
+                yield whole
+            elif is_sharded(tensor):
                 yield to_file(name, whole).cpu()
             else:  # perhaps beside a step that fills the device: transposed where it goes to
-                yield to_file(name, whole.cpu()) if writer else whole
+                yield to_file(name, whole.cpu())
 
 
 def _read_into(target: Tensor, reader: TensorReader, name: str, transposed: bool) -> None:

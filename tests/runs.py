@@ -24,6 +24,7 @@ from snapshot.gpt2_layout import gpt_shape
 from snapshot.state import restore_weights
 
 ROOT = Path(__file__).resolve().parent.parent
+BESIDE = ROOT / "tests" / "beside.py"
 DEADLINE_SECONDS = 120
 MODULE = [sys.executable, "-m", "snapshot"]
 

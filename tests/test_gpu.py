@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -20,8 +18,7 @@ def test_a_run_that_failed_beside_a_snapshot_ends_with_the_bits_of_one_that_did_
 
     def run(kind: str, folder: str):
         words = [kind, *overrides, f"run.dir={tmp_path / folder}"]
-        script = Path(__file__).parent / "beside.py"
-        return runs.run(runs.launch_command(CONFIG, *words, script=script))
+        return runs.run(runs.launch_command(CONFIG, *words, script=runs.BESIDE))
 
     whole = run("goes_on", "whole")
     assert whole.returncode == 0, whole.stdout + whole.stderr

@@ -24,8 +24,6 @@ from training.optimizer import adamw
 from training.report import Report
 from training.saving import Saving
 
-BESIDE = str(Path(__file__).parent / "beside.py")
-
 
 @pytest.mark.parametrize(
     ("config", "processes"), [("cpu.yaml", 1), ("ddp_cpu.yaml", 2), ("fsdp_cpu.yaml", 2)]
@@ -35,7 +33,7 @@ def test_a_snapshot_is_written_beside_the_next_step_and_only_the_update_waits(
 ):
     overrides = [*small, "model.dropout=0.1", "train.micro_batch_size=2", f"run.dir={tmp_path}/run"]
     file = runs.rehearsal(config, tmp_path, processes)
-    words = runs.launch_command(file, "goes_on", *overrides, script=Path(BESIDE))
+    words = runs.launch_command(file, "goes_on", *overrides, script=runs.BESIDE)
     result = runs.run(words)
     assert result.returncode == 0, result.stdout + result.stderr
     assert f"{processes} process" in result.stdout
@@ -45,7 +43,7 @@ def test_a_snapshot_is_written_beside_the_next_step_and_only_the_update_waits(
 
 
 def test_a_step_that_fails_does_not_take_the_snapshot_before_it_along(small, tmp_path):
-    words = [*runs.command("fails", *small, f"run.dir={tmp_path / 'run'}", script=BESIDE)]
+    words = runs.command("fails", *small, f"run.dir={tmp_path / 'run'}", script=str(runs.BESIDE))
     result = runs.run(words)
     assert result.returncode == 1
     assert "ArithmeticError: in the step beside a snapshot" in result.stderr
@@ -57,7 +55,7 @@ def test_a_process_that_dies_does_not_take_the_snapshot_before_it_along(small, t
     """The launcher tells the main process to end, while that still writes."""
     file = runs.rehearsal("ddp_cpu.yaml", tmp_path, 2)
     words = ["dies", *small, f"run.dir={tmp_path / 'run'}"]
-    result = runs.run(runs.launch_command(file, *words, script=Path(BESIDE)))
+    result = runs.run(runs.launch_command(file, *words, script=runs.BESIDE))
     assert result.returncode == 1
     assert re.search(r"exitcode +: 9", result.stderr), result.stderr
     verify(runs.snapshot(tmp_path / "run", 10))
@@ -69,19 +67,19 @@ class Trained:
 
     def __init__(self, folder: Path, save_tokenizer) -> None:
         config = load_config([f"run.dir={folder}", "hub.repo_id=null"])
-        self.model = GPT(GPTConfig(7, 6, 2, 2, 8))
-        optimizer = adamw(self.model, config.optim, torch.device("cpu"))
+        model = GPT(GPTConfig(7, 6, 2, 2, 8))
+        optimizer = adamw(model, config.optim, torch.device("cpu"))
         ids = torch.randint(7, (2, 6))
-        self.model(ids, ids).backward()
+        model(ids, ids).backward()
         optimizer.step()
         self.report = Report(Console(True, 10, 0), None, tokens_per_step=64, last_snapshot=None)
         self.saving = Saving(
-            Accelerator(cpu=True), config, self.model, optimizer, save_tokenizer, self.report
+            Accelerator(cpu=True), config, model, optimizer, save_tokenizer, self.report
         )
 
-    def begin(self, last: bool = False) -> None:
+    def begin(self) -> None:
         state = RunState("run", "attempt", 3, 0, 1337, None, {}, {})
-        self.saving.begin(state, None, 0.0, last=last)
+        self.saving.begin(state, None, 0.0, last=False)
 
 
 def refuse(_: Path) -> None:
