@@ -5,6 +5,7 @@
 
 `disk`: a run that writes a snapshot every so many steps beside one that writes none, in turns of as
 many steps; and what a run says of how long one holds it, and how long it takes to be on the disk.
+`--every 10 --pairs 30` says closely what one costs: machines differ from turn to turn by more.
 `hub`: a run with a loopback Hub that takes its time, beside the same run without; both write a
 snapshot every 20 steps. The time is that of the loop, snapshots included.
 """
@@ -12,6 +13,7 @@ snapshot every 20 steps. The time is that of the loop, snapshots included.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import statistics
@@ -107,11 +109,14 @@ def on_disk(options: argparse.Namespace) -> None:
     held, durable = waited(printed)
     seconds = [[options.every * value for value in run.seconds] for run in runs]
     lost = [a / b - 1 for a, b in zip(*seconds, strict=True)]
+    costs = [a - b for a, b in zip(*seconds, strict=True)]
+    error = statistics.stdev(costs) / len(costs) ** 0.5 if len(costs) > 1 else math.nan
     print_table(
         (
             "with, s",
             "without, s",
             "lost",
+            "one costs, s (mean ± standard error)",
             "MB a snapshot",
             "held, s (per GB)",
             "on disk, s (per GB)",
@@ -121,6 +126,7 @@ def on_disk(options: argparse.Namespace) -> None:
                 spread(seconds[0], 1),
                 spread(seconds[1], 1),
                 f"{median(lost):.2%} ({min(lost):.2%} to {max(lost):.2%})",
+                f"{statistics.mean(costs):.2f} ± {error:.2f}",
                 f"{gigabytes * 1e3:.0f}",
                 f"{held:.2f} ({held / gigabytes:.1f})",
                 f"{durable:.2f} ({durable / gigabytes:.1f})",
