@@ -30,8 +30,9 @@ MODULE = [sys.executable, "-m", "snapshot"]
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """This process's environment, quiet and offline."""
-    return {**os.environ, "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1", **changes}
+    """This process's environment, quiet, offline and without a GPU: what is shown is a CPU's."""
+    quiet = {"PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"}
+    return {**os.environ, **quiet, "CUDA_VISIBLE_DEVICES": "-1", **changes}
 
 
 def command(*arguments: str, script: str = "train.py") -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
@@ -9,16 +11,21 @@ import runs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU")
 CONFIG = "single_gpu.yaml"
+GPU = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")}
 
 
+@pytest.mark.parametrize("compiled", ["", "1"])
 def test_a_run_that_failed_beside_a_snapshot_ends_with_the_bits_of_one_that_did_not(
-    small, tmp_path
+    small, tmp_path, compiled
 ):
+    # Enough positions for attention to add up in pieces, and a step that a snapshot fits beside.
     overrides = [*small, "model.dropout=0.1", "train.micro_batch_size=4", "model.n_embd=256"]
+    overrides += ["data.block_size=512"]
 
     def run(kind: str, folder: str):
         words = [kind, *overrides, f"run.dir={tmp_path / folder}"]
-        return runs.run(runs.launch_command(CONFIG, *words, script=runs.BESIDE))
+        command = runs.launch_command(CONFIG, *words, script=runs.BESIDE)
+        return runs.run(command, **GPU, COMPILE_SHORT_RUNS=compiled)
 
     whole = run("goes_on", "whole")
     assert whole.returncode == 0, whole.stdout + whole.stderr

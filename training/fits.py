@@ -16,6 +16,8 @@ KEPT_ON_CPU = ("parameters", "gradients", "optimizer")
 """What offloading takes out of the GPU's memory."""
 MOST_SEQUENCES = 4096
 """A micro-batch beyond it gains nothing."""
+MULTIPROCESSORS = 148
+"""Of the largest GPU that there is."""
 OUTSIDE = {"cuda": 0.75 * GIB, "cpu": 0.5 * GIB}
 """Estimated: a process's CUDA context and cuBLAS workspace, and what the allocator leaves unused;
 on a CPU, Python with torch."""
@@ -97,8 +99,10 @@ class Candidate:
         if shape.processes > 1:
             beside += OUTSIDE_TOGETHER[shape.device]
         if shape.device == "cuda":
-            # Flash attention's backward sums the gradients of queries in float32, beside them.
-            beside += sequences * config.block_size * config.n_embd * 4
+            # Flash attention's backward sums the gradients of queries in float32, beside them. To
+            # do so in one order it has a sum for each of the multiprocessors, where heads are few.
+            sums = sequences + MULTIPROCESSORS / config.n_head
+            beside += sums * config.block_size * config.n_embd * 4
         if self.strategy.offload:
             # The share of a group on its way to the GPU, and its gradients' on their way back.
             width = DTYPES[shape.precision].itemsize

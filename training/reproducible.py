@@ -31,11 +31,12 @@ def reseed(seed: int, step: int, process: int) -> None:
 def compute_reproducibly() -> None:
     """Choose kernels whose results do not vary from run to run.
 
-    On a CPU all that a GPT uses are so. On CUDA the backward of flash attention is not by default;
-    torch then warns of what has no reproducible kernel instead of failing.
+    On a CPU all that a GPT uses are so. On CUDA the backward pass of attention adds up in any
+    order, and goes on to do so with `warn_only=True`: that warns of what could be reproducible,
+    too, and has cuDNN's attention, which cannot be.
     """
     if torch.cuda.is_available():
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.use_deterministic_algorithms(True)
         # A debugging aid that costs time. (mypy does not know this module.)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
