@@ -203,6 +203,7 @@ NEEDED = pytest.mark.skipif(not HAS_COMPILER, reason="inductor needs a C++ compi
 COMPILED = [
     ("one", False, "aot_eager"),
     ("one", True, "aot_eager"),
+    ("DDP-2", True, "aot_eager"),
     ("FSDP-2", True, "aot_eager"),
     pytest.param("FSDP-2", False, "aot_eager", marks=pytest.mark.slow),
     pytest.param("one", True, "inductor", marks=[NEEDED, pytest.mark.slow]),
@@ -224,3 +225,15 @@ def test_compiled_runs_have_the_same_losses_and_tensor_names(
     assert difference < 1e-5
     names = [set(runs.tensors(runs.snapshot(d, STEPS))) for d in (plain, tmp_path / "run")]
     assert names[0] == names[1]
+
+
+def test_a_sample_does_not_use_up_what_may_be_compiled(small, tmp_path):
+    # More layers than torch compiles one function for. It says what it then leaves as it is.
+    entries = {"dynamo_backend": "AOT_EAGER", "dynamo_use_regional_compilation": True}
+    config = runs.rehearsal("fsdp.yaml", tmp_path, 2, **entries)
+    words = ["model.n_layer=10", "model.n_embd=16", "train.max_steps=4", "train.sample_every=2"]
+    result = runs.launch(config, *small, *words, f"run.dir={tmp_path / 'run'}")
+    assert result.returncode == 0, result.stderr
+    assert "compiled by block with aot_eager" in result.stdout
+    assert result.stdout.count("sample") >= 2
+    assert "recompile" not in result.stderr

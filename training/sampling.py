@@ -21,7 +21,8 @@ def sample_text(accelerator: Accelerator, model: GPT, tokenizer: CharTokenizer, 
     """A short text. Every process must call this, with its unwrapped model, and gets the same."""
     beginning = tokenizer.encode(tokenizer.beginning).astype("int64")
     prompt = torch.from_numpy(beginning)[None].to(accelerator.device)
-    with _blocks_kept_whole(accelerator, model):
+    # Compiled in place, as FSDP's are, blocks would be compiled anew for each layer's cache.
+    with _blocks_kept_whole(accelerator, model), torch.compiler.set_stance("force_eager"):
         drawn = generate(model, prompt, CHARACTERS, temperature=0.8, top_k=200, seed=seed)
         return tokenizer.decode([int(token) for token in drawn])
 
