@@ -85,12 +85,13 @@ class Patience:
     """
 
     def __init__(self, accelerator: Accelerator, run: RunConfig) -> None:
-        """Long from now on, as the process groups were made."""
+        """Long from now on."""
         self._alone = accelerator.num_processes == 1
         self._short = timedelta(seconds=run.collective_timeout_seconds)
         self._long = timedelta(
             seconds=max(run.start_timeout_seconds, run.collective_timeout_seconds)
         )
+        self.be_long()  # as the process group was made, but not those of hybrid sharding
 
     def be_long(self) -> None:
         """Until `be_short`: one process may work while the others wait."""
