@@ -32,6 +32,7 @@ from training.console import Console
 from training.distribution import (
     REPLICATION,
     keeps_gradients,
+    on_cpu,
     precision_here,
     refuse_broken_launch,
     settle_launch,
@@ -67,7 +68,7 @@ def main(config: Config, signals: Signals) -> int:
     # Who computes: what the accelerate config file says. Accumulation follows from it.
     settle_launch(timedelta(seconds=config.run.start_timeout_seconds))
     accelerator = Accelerator(
-        cpu=not torch.accelerator.is_available(),
+        cpu=on_cpu(),
         mixed_precision=precision_here(),
         dynamo_plugin=compile_here(config),
         dataloader_config=DataLoaderConfiguration(split_batches=True, non_blocking=True),
@@ -111,15 +112,19 @@ def main(config: Config, signals: Signals) -> int:
 
     # The order of the text is a function of seed and step; held-out text has its own windows.
     order = BlockOrder(len(corpus.train), data.block_size, train.seed)
+    pinned = accelerator.device.type == "cuda"  # so that a batch travels beside the step
     train_loader = window_loader(
         Windows(corpus.train, data.block_size, IGNORED),
         StepBatches(order, train.global_batch_size, together, first_step=state.step + 1),
         data.num_workers,
+        pinned,
     )
     at_most = None if train.eval_batches is None else train.eval_batches * train.global_batch_size
     held_out_windows = Windows(corpus.held_out, data.block_size, IGNORED)
     starts = held_out_starts(len(corpus.held_out), data.block_size, at_most)
-    held_out_loader = window_loader(held_out_windows, HeldOutBatches(starts, together))
+    held_out_loader = window_loader(
+        held_out_windows, HeldOutBatches(starts, together), pinned=pinned
+    )
     probe = send_to_device(held_out_windows.__getitems__(starts[:1]), accelerator.device)
     settle_precision(accelerator, model)
     model, optimizer, train_loader, held_out_loader = accelerator.prepare(

@@ -102,15 +102,21 @@ def held_out_starts(tokens: int, block_size: int, at_most: int | None) -> list[i
 
 
 def window_loader(
-    windows: Windows, batches: StepBatches | HeldOutBatches, workers: int = 0
+    windows: Windows,
+    batches: StepBatches | HeldOutBatches,
+    workers: int = 0,
+    pinned: bool = False,
 ) -> DataLoader:
-    """A loader of (inputs, targets), each int64 (B, T). It draws from no global generator."""
+    """A loader of (inputs, targets), each int64 (B, T), in `pinned` memory where a GPU fetches it.
+
+    It draws from no global generator.
+    """
     return DataLoader(
         windows,
         batch_sampler=batches,
         collate_fn=_as_it_is,
         num_workers=workers,
-        pin_memory=torch.cuda.is_available(),  # so that a batch travels beside the step
+        pin_memory=pinned,
         generator=torch.Generator(),  # else creating an iterator moves the dropout's generator
         worker_init_fn=_leave_signals_to_the_run,
     )

@@ -131,6 +131,19 @@ def test_what_fsdp_cannot_honour_is_refused(launched, states, tmp_path, entry, v
     assert remedy in sentence
 
 
+def test_fp16_with_weights_on_the_cpu_of_gpus_is_refused(launched, states, monkeypatch, tmp_path):
+    entries = {"fsdp_offload_params": True, "mixed_precision": "fp16"}
+    launched(runs.rehearsal("fsdp_cpu.yaml", tmp_path, 2, **entries), 2)
+    settle_launch(TIMEOUT)  # on a CPU there is nothing to wait for
+    states.clear()
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+
+    (sentence,) = sentences(states)
+    assert "says fsdp_offload_params: true. With mixed_precision: fp16" in sentence
+    assert "write bf16 or no" in sentence
+
+
 @pytest.mark.parametrize(("sizes", "processes", "words"), UNSPLIT)
 def test_sizes_that_cannot_be_shared_are_refused(
     launched, states, tmp_path, sizes, processes, words

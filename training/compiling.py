@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shutil
 
-import torch
 from accelerate.utils import TorchDynamoPlugin
 
 from training.config import Config
+from training.distribution import on_cpu
 from training.environment import asked, is_on, started_processes
 
 WORTH_COMPILING = 5e15
@@ -33,7 +33,7 @@ def why_not_compiled(config: Config) -> str | None:
     """
     if asked("ACCELERATE_DYNAMO_BACKEND").upper() != "INDUCTOR":  # others are for debugging
         return None
-    variable, *names = COMPILERS["cuda" if torch.cuda.is_available() else "cpu"]
+    variable, *names = COMPILERS["cpu" if on_cpu() else "cuda"]
     if not any(shutil.which(name) for name in (asked(variable), *names) if name):
         return f"there is no compiler ({' or '.join(names)}) on this machine"
     operations = _operations(config)

@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from tqdm import tqdm
 
 from training.distribution import offloads, precision_here
-from training.environment import cores
+from training.environment import cores, processes_here
 
 BAR = "{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt}{postfix} [{elapsed}<{remaining}]"
 
@@ -124,14 +124,27 @@ def _strategy(accelerator: Accelerator) -> str:
 
 def machine_hints(accelerator: Accelerator) -> list[str]:
     """What would make this machine faster, where it is plain to see."""
-    if accelerator.device.type != "cpu":
-        return []
     hints = []
-    used = torch.get_num_threads() * accelerator.num_processes
-    if used < cores() and accelerator.num_processes == 1:
+    device, used = accelerator.device, torch.get_num_threads() * processes_here()
+    if device.type == "cpu" and accelerator.num_processes == 1 and used < cores():
         hints.append(
             f"{used} of {cores()} cores used. accelerate launch --config_file "
             "accelerate_configs/cpu.yaml uses all of them."
+        )
+    if device.type != "cpu" and offloads(accelerator) and used < cores():
+        hints.append(
+            f"the optimizer is on the CPU and uses {used} of {cores()} cores. accelerate launch "
+            f"--num_cpu_threads_per_process {cores() // processes_here()} uses them all."
+        )
+    if (
+        device.type == "cuda"
+        and accelerator.mixed_precision == "bf16"
+        and not torch.cuda.is_bf16_supported(including_emulation=False)
+    ):
+        hints.append(
+            f"bf16 is asked for, but {_device_name(device)} has no bf16 instructions, and no "
+            "flash attention in it. It has fp16: say mixed_precision: fp16 in the accelerate "
+            "config file."
         )
     if precision_here() is not None:
         hints.append(

@@ -32,6 +32,11 @@ REPLICATION = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
 """DDP, with gradients that lie in its buckets, which they are sent from: else they exist twice."""
 
 
+def on_cpu() -> bool:
+    """Whether this process computes on the CPU: its config file says so, or there is no other."""
+    return is_on("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
+
+
 def settle_launch(timeout: timedelta) -> None:
     """Refuse what cannot be honoured, and let the processes find each other, also for FSDP on CPUs.
 
@@ -44,16 +49,15 @@ def settle_launch(timeout: timedelta) -> None:
     if started_processes() == 1:
         return
     store, rank, processes = fresh_store(timeout)
-    on_cpus = not torch.accelerator.is_available()
     state = PartialState(
         # Said here, because the launcher does not hand use_cpu on to several processes.
-        cpu=on_cpus,
+        cpu=on_cpu(),
         store=store,
         rank=rank,
         world_size=processes,
         timeout=timeout,
     )
-    if fsdp_asked() and on_cpus:
+    if fsdp_asked() and on_cpu():
         # accelerate promotes MULTI_GPU to FSDP and nothing else, and calls processes on CPUs
         # MULTI_CPU. All that follows is FSDP2 over gloo, as torch has it.
         state.distributed_type = DistributedType.MULTI_GPU
@@ -89,10 +93,8 @@ def precision_here() -> str | None:
 
     That is for bf16 on a CPU without the instructions: emulated, it takes up to 13 times as long.
     """
-    emulated = asked_precision() == "bf16" and not (
-        torch.accelerator.is_available() or cpu_has_bf16() or is_on("EMULATE_BF16")
-    )
-    return "no" if emulated else None
+    emulated = on_cpu() and not (cpu_has_bf16() or is_on("EMULATE_BF16"))
+    return "no" if asked_precision() == "bf16" and emulated else None
 
 
 def settle_precision(accelerator: Accelerator, model: GPT) -> None:
@@ -236,6 +238,13 @@ def _refused_of_fsdp() -> list[str]:
         "fsdp_backward_prefetch",
         prefetch,
         "Version 2 always does BACKWARD_PRE: remove it.",
+    )
+    need(
+        not (is_on("FSDP_OFFLOAD_PARAMS") and asked_precision() == "fp16") or on_cpu(),
+        "fsdp_offload_params",
+        "true",
+        "With mixed_precision: fp16, torch would scale gradients on the CPU by a number that may "
+        "still be on its way from the GPU: write bf16 or no.",
     )
     if is_on("ACCELERATE_USE_PARALLELISM_CONFIG"):
         found += _refused_of_parallelism()

@@ -38,6 +38,11 @@ def started_processes() -> int:
     return int(asked("WORLD_SIZE", "1"))
 
 
+def processes_here() -> int:
+    """How many processes the launcher started on this machine."""
+    return int(asked("LOCAL_WORLD_SIZE", "1"))
+
+
 def first_on_its_machine() -> bool:
     """Whether this is the process that speaks for its machine."""
     return asked("LOCAL_RANK", "0") == "0"
