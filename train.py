@@ -112,7 +112,7 @@ def main(config: Config, signals: Signals) -> int:
 
     # The order of the text is a function of seed and step; held-out text has its own windows.
     order = BlockOrder(len(corpus.train), data.block_size, train.seed)
-    pinned = accelerator.device.type == "cuda"  # so that a batch travels beside the step
+    pinned = accelerator.device.type == "cuda"
     train_loader = window_loader(
         Windows(corpus.train, data.block_size, IGNORED),
         StepBatches(order, train.global_batch_size, together, first_step=state.step + 1),

@@ -5,7 +5,7 @@
 
 `disk`: a run that writes a snapshot every so many steps beside one that writes none, in turns of as
 many steps; and what a run says of how long one holds it, and how long it takes to be on the disk.
-`--every 10 --pairs 30` says closely what one costs: machines differ from turn to turn by more.
+`--every 10 --pairs 30` measures closely what one costs: long turns of a machine differ by more.
 `hub`: a run with a loopback Hub that takes its time, beside the same run without; both write a
 snapshot every 20 steps. The time is that of the loop, snapshots included.
 """

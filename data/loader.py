@@ -107,9 +107,9 @@ def window_loader(
     workers: int = 0,
     pinned: bool = False,
 ) -> DataLoader:
-    """A loader of (inputs, targets), each int64 (B, T), in `pinned` memory where a GPU fetches it.
+    """A loader of (inputs, targets), each int64 (B, T). It draws from no global generator.
 
-    It draws from no global generator.
+    `pinned` puts them into page-locked memory, from which a GPU fetches them while it computes.
     """
     return DataLoader(
         windows,

@@ -30,7 +30,7 @@ MODULE = [sys.executable, "-m", "snapshot"]
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """This process's environment, quiet, offline and without a GPU: what is shown is a CPU's."""
+    """This process's environment, quiet and offline; runs are those of a CPU, whatever there is."""
     quiet = {"PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"}
     return {**os.environ, **quiet, "CUDA_VISIBLE_DEVICES": "-1", **changes}
 

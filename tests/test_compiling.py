@@ -28,6 +28,7 @@ from training.compose import load_config
 def test_a_run_is_compiled_where_that_pays(
     monkeypatch, backend, processes, max_steps, forced, compilers, reason
 ):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", backend)
     monkeypatch.setenv("WORLD_SIZE", processes)
     monkeypatch.setenv("COMPILE_SHORT_RUNS", forced)

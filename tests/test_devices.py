@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.distributed import distributed_c10d as c10d
 
-from training import console, distribution
+from training import console, distribution, stop
 from training.compiling import why_not_compiled
 from training.compose import load_config
+from training.peers import Patience
 from training.reproducible import compute_reproducibly
 
 
@@ -53,8 +57,9 @@ def test_what_attention_adds_up_on_a_gpu_it_adds_up_in_one_order():
     ("native", "offload", "threads", "hints"),
     [
         (True, False, 1, []),
-        (False, False, 1, ["A Tesla has no bf16 instructions, "]),
-        (True, True, 1, ["uses 4 of 16 cores. accelerate launch --num_cpu_threads_per_process 4 "]),
+        (False, False, 1, ["A Tesla has no bf16 instructions, .* mixed_precision: fp16"]),
+        (False, True, 4, ["mixed_precision: no"]),  # fp16 is refused there
+        (True, True, 1, ["uses 1 thread. .* --num_cpu_threads_per_process 4 .* of the 18 cores"]),
         (True, True, 4, []),
     ],
 )
@@ -64,7 +69,7 @@ def test_what_would_make_gpus_faster_is_said(monkeypatch, native, offload, threa
     )
     accelerator = SimpleNamespace(
         device=torch.device("cuda"),
-        num_processes=4,
+        num_processes=8,  # of two machines
         mixed_precision="bf16",
         is_fsdp2=True,
         state=SimpleNamespace(fsdp_plugin=plugin),
@@ -73,9 +78,41 @@ def test_what_would_make_gpus_faster_is_said(monkeypatch, native, offload, threa
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A Tesla")
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(console, "cores", lambda: 16)
+    monkeypatch.setattr(console, "cores", lambda: 18)
 
     found = console.machine_hints(accelerator)
 
     assert len(found) == len(hints)
-    assert all(part in hint for part, hint in zip(hints, found, strict=True))
+    assert all(re.search(part, hint) for part, hint in zip(hints, found, strict=True))
+
+
+def test_from_the_start_every_group_has_the_long_patience(monkeypatch):
+    waits = {}
+    monkeypatch.setattr(c10d, "_set_pg_timeout", lambda time, group: waits.update({group: time}))
+    monkeypatch.setattr(type(c10d._world), "pg_map", {"all": None, "shards": None})
+    run = load_config(["run.start_timeout_seconds=700"]).run
+
+    Patience(SimpleNamespace(num_processes=2), run)
+
+    assert waits == dict.fromkeys(("all", "shards"), timedelta(seconds=700))
+
+
+def test_processes_do_not_trust_the_pace_of_the_first_steps(monkeypatch):
+    # A GPU's host only queues them, a thousand times as fast as they are computed.
+    class Two:
+        num_processes, device = 2, torch.device("cpu")
+        gathers = 0
+
+        def gather(self, tensor):
+            self.gathers += 1
+            return tensor.repeat(2, 1)
+
+    monkeypatch.setattr(stop.time, "monotonic", iter(i * 1e-3 for i in range(10**6)).__next__)
+    two = Two()
+    stopping = stop.Stop(two, load_config([]).run, SimpleNamespace(asked=None))
+    asked = []
+    for step in range(1, 64):
+        before = two.gathers
+        assert not stopping.agreed()
+        asked += [step] if two.gathers > before else []
+    assert asked == [1, 3, 7, 15, 31, 63]

@@ -203,13 +203,21 @@ def test_every_shipped_file_passes_as_it_lies(launched, states, tmp_path, path):
     assert [state.distributed_type for state in states] == [kind] * len(states)
 
 
-def test_where_there_is_a_gpu_fsdp_is_left_to_accelerate(launched, states, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ("False", (False, DistributedType.MULTI_CPU)),  # as it was made
+        ("True", (True, DistributedType.MULTI_GPU)),  # which accelerate makes FSDP of
+    ],
+)
+def test_where_there_is_a_gpu_fsdp_is_left_to_accelerate(
+    launched, states, monkeypatch, tmp_path, asked, found
+):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     launched(runs.rehearsal("fsdp_cpu.yaml", tmp_path, 2), 2)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", asked)
     settle_launch(TIMEOUT)
-    assert [(state.cpu, state.distributed_type) for state in states] == [
-        (False, DistributedType.MULTI_CPU)  # as it was made
-    ]
+    assert [(state.cpu, state.distributed_type) for state in states] == [found]
 
 
 def test_processes_that_do_not_see_each_other_are_refused(monkeypatch):

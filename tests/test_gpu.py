@@ -30,6 +30,7 @@ def test_a_run_that_failed_beside_a_snapshot_ends_with_the_bits_of_one_that_did_
     whole = run("goes_on", "whole")
     assert whole.returncode == 0, whole.stdout + whole.stderr
     assert "beside a step: [10, 20]" in whole.stdout
+    assert ("compiled by block" in whole.stdout) == bool(compiled)
     failed = run("fails", "parts")
     assert "ArithmeticError: in the step beside a snapshot" in failed.stderr
     rest = run("goes_on", "parts")

@@ -156,6 +156,11 @@ def test_the_table_names_a_shipped_config_for_each_strategy():
     assert shown == shipped
 
 
+def test_what_train_py_refuses_is_not_offered():
+    found = [strategy.name for strategy in strategies(Shape("cuda", "fp16", 4), 1)]
+    assert found == ["DDP", "FSDP"]
+
+
 def test_the_largest_micro_batch_fits_and_the_next_does_not():
     for candidate in candidates(TINY, Shape("cuda", "bf16", 2), 1):
         assert isinstance(candidate, Candidate)
@@ -196,8 +201,6 @@ def test_nothing_that_fits_is_exit_code_1_with_a_remedy():
     ],
 )
 def test_wrong_input_gets_a_sentence_and_exit_code_2(words, sentence):
-    if not words and torch.cuda.is_available():
-        pytest.skip("the GPU here is asked for its memory")
     result = plan(*words)
     assert result.returncode == 2
     assert sentence in result.stderr

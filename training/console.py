@@ -125,16 +125,18 @@ def _strategy(accelerator: Accelerator) -> str:
 def machine_hints(accelerator: Accelerator) -> list[str]:
     """What would make this machine faster, where it is plain to see."""
     hints = []
-    device, used = accelerator.device, torch.get_num_threads() * processes_here()
+    device, used = accelerator.device, torch.get_num_threads()
+    share = cores() // processes_here()
     if device.type == "cpu" and accelerator.num_processes == 1 and used < cores():
         hints.append(
             f"{used} of {cores()} cores used. accelerate launch --config_file "
             "accelerate_configs/cpu.yaml uses all of them."
         )
-    if device.type != "cpu" and offloads(accelerator) and used < cores():
+    if device.type != "cpu" and offloads(accelerator) and used < share:
         hints.append(
-            f"the optimizer is on the CPU and uses {used} of {cores()} cores. accelerate launch "
-            f"--num_cpu_threads_per_process {cores() // processes_here()} uses them all."
+            f"the optimizer is on the CPU, where each process uses {counted(used, 'thread')}. "
+            f"accelerate launch --num_cpu_threads_per_process {share} gives each its share of "
+            f"the {cores()} cores."
         )
     if (
         device.type == "cuda"
@@ -143,8 +145,8 @@ def machine_hints(accelerator: Accelerator) -> list[str]:
     ):
         hints.append(
             f"bf16 is asked for, but {_device_name(device)} has no bf16 instructions, and no "
-            "flash attention in it. It has fp16: say mixed_precision: fp16 in the accelerate "
-            "config file."
+            "fused attention in it. The accelerate config file can say mixed_precision: "
+            f"{'no' if offloads(accelerator) else 'fp16'}."
         )
     if precision_here() is not None:
         hints.append(

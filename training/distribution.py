@@ -33,7 +33,11 @@ REPLICATION = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
 
 
 def on_cpu() -> bool:
-    """Whether this process computes on the CPU: its config file says so, or there is no other."""
+    """Whether this process computes on the CPU: there is no GPU, or its config file says so.
+
+    Which the launcher tells a process that is the only one; to hide GPUs from several, a config
+    file needs `gpu_ids`, as accelerate_configs/ddp_cpu.yaml has it.
+    """
     return is_on("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
 
 

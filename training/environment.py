@@ -14,8 +14,8 @@ def asked(name: str, default: str = "") -> str:
 
 
 def is_on(name: str) -> bool:
-    """A value of true or false."""
-    return asked(name, "false").lower() in ("true", "1")
+    """A value of true or false, in the words that accelerate takes."""
+    return asked(name, "false").lower() in ("y", "yes", "t", "true", "on", "1")
 
 
 def asked_precision() -> str:

@@ -16,8 +16,8 @@ KEPT_ON_CPU = ("parameters", "gradients", "optimizer")
 """What offloading takes out of the GPU's memory."""
 MOST_SEQUENCES = 4096
 """A micro-batch beyond it gains nothing."""
-MULTIPROCESSORS = 148
-"""Of the largest GPU that there is."""
+MULTIPROCESSORS = 188
+"""The most that a GPU of NVIDIA's has."""
 OUTSIDE = {"cuda": 0.75 * GIB, "cpu": 0.5 * GIB}
 """Estimated: a process's CUDA context and cuBLAS workspace, and what the allocator leaves unused;
 on a CPU, Python with torch."""
@@ -80,7 +80,8 @@ def strategies(shape: Shape, machines: int) -> Iterator[Strategy]:
     if several and processes > machines:
         yield Strategy("hybrid", "fsdp_hybrid.yaml", of(processes // machines))
     yield Strategy("FSDP", "fsdp_multinode.yaml" if several else "fsdp.yaml", of(processes))
-    yield Strategy("FSDP, offload", "fsdp_offload.yaml", of(processes), offload=True)
+    if precision != "fp16":  # which train.py refuses
+        yield Strategy("FSDP, offload", "fsdp_offload.yaml", of(processes), offload=True)
 
 
 class Candidate:

@@ -91,7 +91,7 @@ class Patience:
         self._long = timedelta(
             seconds=max(run.start_timeout_seconds, run.collective_timeout_seconds)
         )
-        self.be_long()  # as the process group was made, but not those of hybrid sharding
+        self.be_long()  # hybrid sharding's own groups were not made so
 
     def be_long(self) -> None:
         """Until `be_short`: one process may work while the others wait."""

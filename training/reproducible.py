@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from torch import nn
 from torch.optim import Optimizer
 
-from training.distribution import keeps_gradients
+from training.distribution import keeps_gradients, on_cpu
 
 
 def reseed(seed: int, step: int, process: int) -> None:
@@ -31,11 +31,10 @@ def reseed(seed: int, step: int, process: int) -> None:
 def compute_reproducibly() -> None:
     """Choose kernels whose results do not vary from run to run.
 
-    On a CPU all that a GPT uses are so. On CUDA the backward pass of attention adds up in any
-    order, and goes on to do so with `warn_only=True`: that warns of what could be reproducible,
-    too, and has cuDNN's attention, which cannot be.
+    On a CPU all that a GPT uses are so. On CUDA the backward pass of attention is not: by default
+    it adds up in any order, and with `warn_only=True` it still does and only warns of it.
     """
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() and not on_cpu():
         torch.use_deterministic_algorithms(True)
         # A debugging aid that costs time. (mypy does not know this module.)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

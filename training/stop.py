@@ -55,7 +55,7 @@ class Stop:
         number, pace = self._of_all(self._wish(now, pace), pace)
         self._asked_at, self._steps = now, 0
         every = max(1, int(AGREE_SECONDS / max(pace, 1e-4)))
-        self._every = min(every, 2 * self._every)  # the first paces of a GPU are its host's
+        self._every = min(every, 2 * self._every)  # a GPU's first paces are of queueing
         if self.accelerator.num_processes == 1:
             self._every = 1  # nobody to ask
         if not number:
