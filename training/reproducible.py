@@ -32,7 +32,8 @@ def compute_reproducibly() -> None:
     """Choose kernels whose results do not vary from run to run.
 
     On a CPU all that a GPT uses are so. On CUDA the backward pass of attention is not: by default
-    it adds up in any order, and with `warn_only=True` it still does and only warns of it.
+    it adds up in any order, and with `warn_only=True` it still does and only warns of it. cuBLAS
+    needs no CUBLAS_WORKSPACE_CONFIG: torch gives it a workspace of its own for each stream.
     """
     if torch.cuda.is_available() and not on_cpu():
         torch.use_deterministic_algorithms(True)
