@@ -17,23 +17,33 @@ EXIT_CODE = "exit_code"
 SOON_SECONDS = 3.0
 CLAIM_SECONDS = 30.0
 """How long to wait for a process that is just ending, with a snapshot to write first."""
-_claims: list[FileLock] = []  # held until the process ends
+NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
+"""What file systems without locks answer, such as some clusters' Lustre and NFS."""
+_claims: list[FileLock] = []  # held until the process ends, where there are locks
 
 
 def claim(run_dir: Path) -> None:
     """Make the run's directory and keep others out of it until this process ends.
 
     A launcher that is killed can leave workers behind, which would go on writing beside the next
-    start's. Raises ConfigError when another process has the directory, or nothing can be written.
+    start's. Where the file system has no locks that is only said, and the run goes on.
+
+    Raises ConfigError when another process has the directory, or nothing can be written.
     """
-    lock = FileLock(run_dir / ".lock")
+    # Not filelock's other kind: what a killed process leaves of it keeps other machines out.
+    lock = FileLock(run_dir / ".lock", fallback_to_soft=False)
     try:
         snapshots_in(run_dir).mkdir(parents=True, exist_ok=True)
         try:
-            lock.acquire(timeout=SOON_SECONDS)
-        except Timeout:
-            print(f"waiting for another process to end: it has {run_dir}", file=sys.stderr)
-            lock.acquire(timeout=CLAIM_SECONDS - SOON_SECONDS)
+            _acquire(lock, run_dir)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            print(
+                f"warning: run.dir={run_dir} is on a file system without locks: nothing keeps a "
+                "second start out of it while this one trains.",
+                file=sys.stderr,
+            )
         _claims.append(lock)
         (run_dir / EXIT_CODE).unlink(missing_ok=True)
     except Timeout as error:
@@ -41,10 +51,16 @@ def claim(run_dir: Path) -> None:
             f"run.dir={run_dir} is in use: another process trains in it. Wait for it or stop it, "
             "or give this run another run.name."
         ) from error
-    except NotImplementedError:  # a file system without locks
-        return
     except OSError as error:
         raise not_writable(run_dir, error) from error
+
+
+def _acquire(lock: FileLock, run_dir: Path) -> None:
+    try:
+        lock.acquire(timeout=SOON_SECONDS)
+    except Timeout:
+        print(f"waiting for another process to end: it has {run_dir}", file=sys.stderr)
+        lock.acquire(timeout=CLAIM_SECONDS - SOON_SECONDS)
 
 
 def note_exit(code: int) -> None:
