@@ -5,8 +5,6 @@ Start it again with the same words and it goes on where it was.
 
 from __future__ import annotations
 
-import math
-import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -45,6 +43,7 @@ from training.launch import known_tracker, run_command
 from training.memory import keep_freed_memory
 from training.optimizer import adamw
 from training.peers import Patience
+from training.pending import evaluation_is_pending
 from training.report import Report
 from training.reproducible import compute_reproducibly, reseed, settle_gradient_buckets
 from training.sampling import sample_text
@@ -101,7 +100,8 @@ def main(config: Config, signals: Signals) -> int:
     console = Console(accelerator.is_main_process, train.max_steps, state.step)
     print_header(console, accelerator, config, corpus, model, start)
     uploads = on_main(accelerator, lambda: begin_uploads(console, config, start, state))
-    if state.step >= train.max_steps:
+    pending = evaluation_is_pending(accelerator, console, config, start, state)
+    if state.step >= train.max_steps and not pending:
         console.say(
             f"The run is finished at step {state.step}. A larger train.max_steps extends it."
         )
@@ -159,6 +159,13 @@ def main(config: Config, signals: Signals) -> int:
     kept = keeps_gradients(model)  # in DDP's buckets, where they are also sent from
     micro_batch = (together // accelerator.num_processes, data.block_size)
     settle_gradient_buckets(accelerator, model, optimizer, micro_batch)
+    if pending:  # the last attempt was killed between the snapshot and its evaluation
+        held_out = held_out_loss(accelerator, model, held_out_loader)
+        report.held_out(accelerator, state.step, held_out)
+        state.note_held_out(held_out)
+        text = sample_text(accelerator, bare_model, corpus.tokenizer, seed=state.step)
+        report.resume_clock()
+    last = state.step >= train.max_steps
     signals.phase = Phase.TRAINING  # from here on a signal finishes the step and writes a snapshot
     for step in range(first_step, train.max_steps + 1):
         # One update: dropout is reseeded, so that it is the same after a restart.
@@ -185,7 +192,7 @@ def main(config: Config, signals: Signals) -> int:
         state.step, state.epoch = step, order.epoch_of(step * train.global_batch_size - 1)
         report.add(step, rate, step_loss, norm)
 
-        # What is due after it. Whatever stops a run comes first: no broken model is saved.
+        # What is due after it. The snapshot is first: whatever follows cannot cost it.
         last, stopping = step == train.max_steps, stop.agreed()
         evaluate = last or step % train.eval_every == 0
         sample = last or (train.sample_every > 0 and step % train.sample_every == 0)
@@ -196,20 +203,17 @@ def main(config: Config, signals: Signals) -> int:
         if due:
             report.rest_clock()
             patience.be_long()
+            # The figures above are of the weights before this step's update.
+            report.refuse_broken(step, held_out_loss(accelerator, model, [probe]))
+        if save:
+            saving.begin(state, text, last, stopping)
         if evaluate:
             held_out = held_out_loss(accelerator, model, held_out_loader)
             report.held_out(accelerator, step, held_out)
-            state.best_loss = min(
-                held_out, math.inf if state.best_loss is None else state.best_loss
-            )
+            state.note_held_out(held_out)
         if sample:
             text = sample_text(accelerator, bare_model, corpus.tokenizer, seed=step)
             console.sample(step, text)
-        if save:
-            begun = time.perf_counter()
-            if not evaluate:  # the figures above are of the weights before this step's update
-                report.refuse_broken(step, held_out_loss(accelerator, model, [probe]))
-            saving.begin(state, text, begun, last=last or stopping)
         if due or beside:
             accelerator.wait_for_everyone()
         if last or stopping:
@@ -221,6 +225,7 @@ def main(config: Config, signals: Signals) -> int:
 
     signals.phase = Phase.UPLOADING
     if last:
+        saving.publish(text, state.best_loss)
         print_end(console, config, corpus, held_out, report)
     else:
         print_stop(console, config, report, stop)

@@ -47,7 +47,7 @@ class RunState:
     epoch: int
     seed: int
     best_loss: float | None
-    """The lowest held-out loss so far, nats per token."""
+    """The lowest held-out loss before this snapshot, nats per token."""
     config: dict[str, Any]
     data: dict[str, Any]
     """name, fingerprint, characters, vocabulary."""
@@ -57,6 +57,10 @@ class RunState:
     """State of fp16's GradScaler; None in other precisions."""
     skipped_steps: int = 0
     """Steps so far whose update the loss scaler left out, because a gradient overflowed."""
+
+    def note_held_out(self, loss: float) -> None:
+        """Keep the lowest held-out loss."""
+        self.best_loss = loss if self.best_loss is None else min(loss, self.best_loss)
 
 
 def versions() -> dict[str, str]:

@@ -25,6 +25,7 @@ from snapshot.state import restore_weights
 
 ROOT = Path(__file__).resolve().parent.parent
 BESIDE = ROOT / "tests" / "beside.py"
+INTERRUPTED = ROOT / "tests" / "interrupted.py"
 DEADLINE_SECONDS = 120
 MODULE = [sys.executable, "-m", "snapshot"]
 

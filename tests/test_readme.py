@@ -72,7 +72,7 @@ def test_every_launch_on_a_cpu_trains(line, text_file, tmp_path):
             **hub.environment(),
         )
         assert result.returncode == 0, result.stderr
-        assert "Let it speak:" in result.stdout
+        assert "Generate text:" in result.stdout
         if any(override.startswith("hub.") for override in taken):
             look_into_the_repo(hub)
 

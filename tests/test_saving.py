@@ -79,7 +79,7 @@ class Trained:
 
     def begin(self) -> None:
         state = RunState("run", "attempt", 3, 0, 1337, None, {}, {})
-        self.saving.begin(state, None, 0.0, last=False)
+        self.saving.begin(state, None, last=False, stopping=False)
 
 
 def refuse(_: Path) -> None:

@@ -34,6 +34,12 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return records
 
 
+def held_out_at(path: Path, step: int) -> float | None:
+    """The held-out loss of a step; None where the file does not have it."""
+    found = [r["loss"] for r in read_metrics(path) if r["event"] == "eval" and r["step"] == step]
+    return found[-1] if found else None
+
+
 def write_whole(path: Path, content: str) -> None:
     """Replace a file by one with this content, or leave it as it is: flushed, then renamed."""
     partial = path.with_name(f"{path.name}.new")

@@ -60,14 +60,14 @@ class Saving:
         self._told = False
         _begun[:] = [self]
 
-    def begin(self, state: RunState, sample: str | None, begun: float, last: bool) -> None:
-        """Begin the snapshot after `state.step`, which goes to the Hub with a `sample`.
+    def begin(self, state: RunState, sample: str | None, last: bool, stopping: bool) -> None:
+        """Begin the snapshot after `state.step`, which goes to the Hub with an earlier `sample`.
 
-        Every process must call this, and then `finish` before the next update. The `last` of this
-        attempt is finished here; raises TrainingStopped when it could not be written. `begun` is
-        the time.perf_counter() since which training waits for it.
+        Every process must call this, and then `finish` before the next update. That of the `last`
+        step, or of a run that is `stopping`, is finished here; raises TrainingStopped when it
+        could not be written. That of the last step goes to the Hub by `publish`.
         """
-        accelerator = self._accelerator
+        accelerator, begun = self._accelerator, time.perf_counter()
         self._join()  # what followed the one before, such as the curves
         self.step = state.step
         reshard(self._model)  # compiled whole, the root of FSDP's groups is not in the bare model
@@ -89,14 +89,15 @@ class Saving:
             self._fault = error
             self._written.set()
         else:
-            if accelerator.is_main_process and not last and self._has_room():
-                work = (rest, state.step, sample, begun, self._beside_the_step())
+            publish = None if last else lambda: self.publish(sample)
+            if accelerator.is_main_process and not (last or stopping) and self._has_room():
+                work = (rest, state.step, begun, self._beside_the_step(), publish)
                 self._writer = Thread(target=self._write, args=work, name="snapshot")
                 self._writer.start()
             else:
-                self._write(rest, state.step, sample, begun, nullcontext())
+                self._write(rest, state.step, begun, nullcontext(), publish)
         self._report.held.append(time.perf_counter() - begun)
-        if last:
+        if last or stopping:
             fault = self._refusal()
             remedy = "Make room and start the same command again."
             end_if_any_failed(accelerator, TrainingStopped(f"{fault} {remedy}") if fault else None)
@@ -113,6 +114,14 @@ class Saving:
             self._report.held[-1] += self._report.wait_for(self._written.wait)
         if fault := self._refusal():
             self._report.console.warn(f"{fault} Training goes on; the next is tried.")
+
+    def publish(self, sample: str | None, best_loss: float | None = None) -> None:
+        """Draw the curves, and offer the newest snapshot for upload."""
+        report = self._report
+        if self._accelerator.is_main_process:
+            draw_run(report.console, self._config)
+            saved = report.last_snapshot
+            hand_over(report.console, report.uploads, self._config, saved, sample, best_loss)
 
     def end(self, seconds: float | None = None) -> None:
         """Wait, so long at most, for what was begun before an error, which is as good as any."""
@@ -156,21 +165,21 @@ class Saving:
         self,
         rest: Callable[[], Path],
         step: int,
-        sample: str | None,
         begun: float,
         place: AbstractContextManager[object],
+        publish: Callable[[], None] | None,
     ) -> None:
         """The rest of a snapshot, and what follows it. May run in a thread: it raises nothing."""
         report = self._report
         try:
             with place:
-                report.last_snapshot = saved = rest()
+                report.last_snapshot = rest()
             report.durable.append(time.perf_counter() - begun)
             self._written.set()
             if self._accelerator.is_main_process:
                 self._prune(step)
-                draw_run(report.console, self._config)
-                hand_over(report.console, report.uploads, self._config, saved, sample)
+            if publish is not None:
+                publish()
         except BaseException as error:
             self._fault = error
         finally:

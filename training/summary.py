@@ -12,14 +12,19 @@ from accelerate import Accelerator
 from data.corpus import Corpus
 from model.gpt import GPT, parameter_count
 from snapshot.start import Start
+from snapshot.state import RunState
 from training.compiling import why_not_compiled
 from training.compose import as_plain
-from training.config import Config
+from training.config import Config, OptimConfig
 from training.console import Console, counted, machine_hints, machine_line
 from training.environment import launcher_patience
 from training.report import Report
+from training.schedule import learning_rate_at
 from training.start import changed_values
 from training.stop import Stop
+
+STEEP = 1.5
+"""A learning rate of so many times the last step's is worth a word."""
 
 
 def print_header(
@@ -56,6 +61,8 @@ def print_header(
     if start.state is not None:
         for change in changed_values(start.state.config, as_plain(config)):
             console.say(f"changed   {change}")
+        if jump := rate_jump(start.state, config):
+            console.say(f"hint      {jump}")
     for hint in machine_hints(accelerator):
         console.say(f"hint      {hint}")
     reason = why_not_compiled(config)
@@ -68,6 +75,27 @@ def print_header(
             f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={config.run.grace_seconds + 5:.0f} in its environment."
         )
     console.say()
+
+
+def rate_jump(state: RunState, config: Config) -> str | None:
+    """That the learning rate of the next step is much more than the last one's; None when not.
+
+    The cosine reaches over all steps: with more of them, a run that had come to its end is in the
+    middle again.
+    """
+    try:
+        before = OptimConfig(**state.config["optim"])
+        last = learning_rate_at(state.step, before, state.config["train"]["max_steps"])
+    except (KeyError, TypeError, ArithmeticError):  # a snapshot of another version
+        return None
+    rate = learning_rate_at(state.step + 1, config.optim, config.train.max_steps)
+    if rate < STEEP * last:
+        return None
+    return (
+        f"the learning rate rises from {last:.2g} to {rate:.2g}, {rate / last:.1f} times: the "
+        f"cosine is over all {config.train.max_steps:,} steps. optim.learning_rate={last:g} and "
+        f"optim.min_learning_rate={min(last, config.optim.min_learning_rate):g} keep it."
+    )
 
 
 def loss_text(loss: float) -> str:
@@ -103,15 +131,21 @@ def print_end(
     part = "all" if characters == everything else f"{characters:,} of"
     console.say()
     console.say(f"held out  {loss_text(held_out)}, over {part} {everything:,} held-out characters")
-    held, durable = statistics.median(report.held), statistics.median(report.durable)
-    console.say(
-        f"snapshot  {report.last_snapshot}; training waits {held:.2f} s for one, which is on the "
-        f"disk after {durable:.2f} s"
-    )
+    waits = ""
+    if report.held:  # none was written where only an evaluation was left to do
+        held, durable = statistics.median(report.held), statistics.median(report.durable)
+        waits = f"; training waits {held:.2f} s for one, which is on the disk after {durable:.2f} s"
+    console.say(f"snapshot  {report.last_snapshot}{waits}")
     console.say(f"curves    {Path(config.run.dir) / 'curves.png'}")
     if report.skipped:
         updates = f"{report.skipped} of {train.max_steps:,} updates"
         console.say(f"skipped   {updates}, which overflowed fp16")
     console.say()
-    console.say("Let it speak:   " + shlex.join(["python", "sample.py", config.run.dir]))
-    console.say(f"Train it on:    the same command with train.max_steps={2 * train.max_steps}")
+    console.say("Generate text:     " + shlex.join(["python", "sample.py", config.run.dir]))
+    longer, least = 2 * train.max_steps, config.optim.min_learning_rate
+    again = learning_rate_at(train.max_steps + 1, config.optim, longer)
+    console.say(
+        f"Continue training: the same command with train.max_steps={longer}. Its learning rate "
+        f"begins at {again:.2g}, in the\n                   middle of the longer cosine; "
+        f"optim.learning_rate={least:g} as well keeps it at the last {least:g}."
+    )

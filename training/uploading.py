@@ -67,16 +67,23 @@ def hand_over(
     config: Config,
     snapshot: Path | None,
     sample: str | None = None,
+    best_loss: float | None = None,
 ) -> None:
-    """Offer a finished snapshot for upload, with a card and the curves as they are now."""
+    """Offer a finished snapshot for upload, with a card and the curves as they are now.
+
+    `best_loss` is for the card, where it is newer than what the snapshot knows.
+    """
     if uploads is None or snapshot is None or uploads.status().off:
         return
     curves = Path(config.run.dir) / "curves.png"
     try:
         picture = curves.read_bytes() if curves.exists() else None
+        state = read_state(snapshot)
+        if best_loss is not None:
+            state.note_held_out(best_loss)
         text = card_text(
             str(config.hub.repo_id),
-            read_state(snapshot),
+            state,
             check_model(snapshot),
             versions(),
             sample=sample,

@@ -1,0 +1,41 @@
+"""train.py, killed in the evaluation after a step, when its snapshot has been written.
+
+python tests/interrupted.py STEP key=value ...
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import train
+from training import launch
+
+
+def main(config, signals) -> int:
+    evaluate = train.held_out_loss
+    stepped = train.Report.add
+    at = [0]
+
+    def add(report, step, *figures):
+        at[0] = step
+        stepped(report, step, *figures)
+
+    def evaluate_or_die(accelerator, model, batches):
+        if at[0] == killed_after and not isinstance(batches, list):  # not the probe of one batch
+            for thread in threading.enumerate():
+                if thread.name == "snapshot":
+                    thread.join()
+            os._exit(9)
+        return evaluate(accelerator, model, batches)
+
+    train.Report.add, train.held_out_loss = add, evaluate_or_die
+    return train.main(config, signals)
+
+
+if __name__ == "__main__":
+    killed_after = int(sys.argv.pop(1))
+    launch.run_command(main)

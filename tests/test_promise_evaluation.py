@@ -1,0 +1,99 @@
+"""The snapshot comes before the evaluation of its step, and a kill between them costs neither."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from accelerate import Accelerator
+
+import runs
+from snapshot.files import verify
+from snapshot.start import Start
+from snapshot.state import RunState, read_state
+from training.compose import load_config
+from training.console import Console
+from training.metrics import MetricsFile
+from training.pending import MOST_TRIES, evaluation_is_pending
+from training.summary import rate_jump
+
+
+def test_an_evaluation_that_is_killed_costs_no_snapshot_and_is_done_at_the_resume(
+    finished_run, small, tmp_path
+):
+    run_dir = tmp_path / "run"
+    words = [*small, "model.dropout=0.1", "train.eval_every=10", f"run.dir={run_dir}"]
+    for step in (10, 30):
+        killed = runs.run(runs.command(str(step), *words, script=str(runs.INTERRUPTED)))
+        assert killed.returncode == 9, killed.stderr
+        verify(runs.snapshot(run_dir, step))
+        assert [r["step"] for r in runs.metrics(run_dir, "eval")] == list(range(10, step, 10))
+    last = runs.train(*words)
+    assert last.returncode == 0, last.stderr
+    assert "held out  " in last.stdout
+    assert "sample at step" not in last.stdout
+    evaluations = runs.metrics(run_dir, "eval")
+    assert [record["step"] for record in evaluations] == [10, 20, 30]
+    assert read_state(runs.snapshot(run_dir, 30)).best_loss == evaluations[1]["loss"]
+    runs.assert_same_bits(runs.snapshot(finished_run, 30), runs.snapshot(run_dir, 30))
+    assert runs.losses(run_dir) == runs.losses(finished_run)
+
+
+def test_no_sample_is_drawn_from_weights_that_an_update_has_broken(small, tmp_path):
+    rare = ["snapshot.every=100", "train.eval_every=100", f"run.dir={tmp_path / 'run'}"]
+    broken = ["optim.learning_rate=1e38", "optim.warmup_steps=0", "train.sample_every=1"]
+    result = runs.train(*small, *rare, *broken)
+    assert result.returncode == 1
+    assert "stopped: the held-out loss is nan after step 1. There is no snapshot" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+class Resumed:
+    """An attempt that resumes from step 10 of a run that evaluates every 5 steps."""
+
+    def __init__(self, run_dir: Path, *events: dict) -> None:
+        self.config = load_config(
+            [f"run.dir={run_dir}", "train.eval_every=5", "train.max_steps=20"]
+        )
+        self.state = RunState("run", "attempt", 10, 0, 1337, 3.0, {}, {})
+        folder = run_dir / "snapshots" / "step-00000010"
+        folder.mkdir(parents=True)
+        self.start = Start(folder, self.state, "")
+        metrics = MetricsFile(run_dir / "metrics.jsonl", 0)
+        metrics.append([{"event": "train", "step": 10, "loss": 2.0}, *events])
+
+    def is_pending(self) -> bool:
+        console = Console(True, 20, 10)
+        return evaluation_is_pending(
+            Accelerator(cpu=True), console, self.config, self.start, self.state
+        )
+
+
+def test_an_evaluation_that_ends_every_attempt_is_left_out_in_the_end(tmp_path, capsys):
+    resumed = Resumed(tmp_path)
+    assert [resumed.is_pending() for _ in range(MOST_TRIES + 2)] == [True] * MOST_TRIES + [
+        False
+    ] * 2
+    assert "the evaluation of step 10 was interrupted 3 times" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("loss", "best"), [(2.5, 2.5), (3.5, 3.0)])
+def test_an_evaluation_after_the_snapshot_counts_for_the_best_loss(tmp_path, loss, best):
+    resumed = Resumed(tmp_path, {"event": "eval", "step": 10, "loss": loss})
+    assert not resumed.is_pending()
+    assert resumed.state.best_loss == best
+
+
+def test_a_learning_rate_that_jumps_is_named_and_one_that_does_not_is_not():
+    before = load_config(["train.max_steps=2000"])
+    state = RunState("run", "attempt", 2000, 0, 1337, None, {}, {})
+    state.config = {"optim": vars(before.optim), "train": vars(before.train)}
+    assert rate_jump(state, before) is None
+    words = rate_jump(state, load_config(["train.max_steps=4000"]))
+    assert words is not None
+    assert "rises from 0.0003 to 0.0017, 5.7 times" in words
+    kept = ["optim.learning_rate=0.0003", "optim.min_learning_rate=0.0003"]
+    assert all(word in words for word in kept)
+    assert rate_jump(state, load_config(["train.max_steps=4000", *kept])) is None
+    state.config = {"optim": {"of": "another version"}}
+    assert rate_jump(state, before) is None
