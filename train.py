@@ -26,7 +26,7 @@ from training.claim import claim
 from training.compiling import compile_here
 from training.compose import as_flat
 from training.config import Config, accumulation_steps
-from training.console import Console
+from training.console import Console, computed_on
 from training.distribution import (
     REPLICATION,
     keeps_gradients,
@@ -88,7 +88,7 @@ def main(config: Config, signals: Signals) -> int:
     # What is trained on, and what this attempt goes on from.
     corpus = prepare_text(accelerator, config)
     start = agree_on_start(accelerator, config)
-    state = state_at(start, config, corpus)
+    state = state_at(start, config, corpus, computed_on(accelerator))
     if start.state is not None:
         refuse_other_run(start.state, state.config, state.data)
 

@@ -57,6 +57,8 @@ class RunState:
     """State of fp16's GradScaler; None in other precisions."""
     skipped_steps: int = 0
     """Steps so far whose update the loss scaler left out, because a gradient overflowed."""
+    computed_on: str | None = None
+    """Processes, device, precision and torch of this attempt, on which the last bits depend."""
 
     def note_held_out(self, loss: float) -> None:
         """Keep the lowest held-out loss."""
@@ -145,7 +147,9 @@ def read_state(folder: Path) -> RunState:
         "origin": (str, type(None)),
         "loss_scaler": (dict, type(None)),
         "skipped_steps": int,
+        "computed_on": (str, type(None)),
     }
+    content.setdefault("computed_on", None)  # which older snapshots lack
     for name, kind in expected.items():
         value = content.get(name)
         if not isinstance(value, kind) or isinstance(value, bool):

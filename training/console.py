@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from accelerate import Accelerator
@@ -105,6 +107,20 @@ def machine_line(accelerator: Accelerator) -> str:
         whole = not accelerator.state.dynamo_plugin.use_regional_compilation
         parts.append(f"compiled {'whole' if whole else 'by block'} with {backend}")
     return ", ".join(parts)
+
+
+def computed_on(accelerator: Accelerator) -> str:
+    """All that the last bits of a step depend on: with the same, a resume repeats them exactly."""
+    processor = f"{_processor()}, {torch.backends.cpu.get_cpu_capability()}"
+    return f"{machine_line(accelerator)}; {processor}; torch {torch.__version__}"
+
+
+def _processor() -> str:
+    try:
+        facts = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in facts if "model name" in line)
+    except (OSError, StopIteration):  # not Linux, or not x86
+        return platform.processor() or platform.machine()
 
 
 def _strategy(accelerator: Accelerator) -> str:

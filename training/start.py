@@ -185,12 +185,14 @@ def open_run(run_dir: Path, config: Config, start: Start) -> MetricsFile:
         raise not_writable(run_dir, error) from error
 
 
-def state_at(start: Start, config: Config, corpus: Corpus) -> RunState:
-    """The run's state at the start of this attempt, with today's configuration."""
+def state_at(start: Start, config: Config, corpus: Corpus, computed_on: str) -> RunState:
+    """The run's state at the start of this attempt, with today's configuration and machine."""
     attempt = uuid.uuid4().hex
     plain, facts = as_plain(config), data_facts(corpus)
     if start.state is not None:
-        return replace(start.state, attempt_id=attempt, config=plain, data=facts)
+        return replace(
+            start.state, attempt_id=attempt, config=plain, data=facts, computed_on=computed_on
+        )
     return RunState(
         run_id=uuid.uuid4().hex,
         attempt_id=attempt,
@@ -200,6 +202,7 @@ def state_at(start: Start, config: Config, corpus: Corpus) -> RunState:
         best_loss=None,
         config=plain,
         data=facts,
+        computed_on=computed_on,
     )
 
 

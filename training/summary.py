@@ -16,7 +16,7 @@ from snapshot.state import RunState
 from training.compiling import why_not_compiled
 from training.compose import as_plain
 from training.config import Config, OptimConfig
-from training.console import Console, counted, machine_hints, machine_line
+from training.console import Console, computed_on, counted, machine_hints, machine_line
 from training.environment import launcher_patience
 from training.report import Report
 from training.schedule import learning_rate_at
@@ -61,6 +61,12 @@ def print_header(
     if start.state is not None:
         for change in changed_values(start.state.config, as_plain(config)):
             console.say(f"changed   {change}")
+        before, now = start.state.computed_on, computed_on(accelerator)
+        if before not in (None, now):
+            console.say(
+                f"hint      computed on {now}, before on {before}: it resumes from the same state, "
+                "but the last bits of its sums may differ."
+            )
         if jump := rate_jump(start.state, config):
             console.say(f"hint      {jump}")
     for hint in machine_hints(accelerator):
