@@ -9,6 +9,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from data.locks import acquired, file_lock
 from snapshot.resume import snapshots_in
 from training.config import ConfigError
 
@@ -17,8 +18,6 @@ EXIT_CODE = "exit_code"
 SOON_SECONDS = 3.0
 CLAIM_SECONDS = 30.0
 """How long to wait for a process that is just ending, with a snapshot to write first."""
-NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
-"""What file systems without locks answer, such as some clusters' Lustre and NFS."""
 _claims: list[FileLock] = []  # held until the process ends, where there are locks
 
 
@@ -30,15 +29,10 @@ def claim(run_dir: Path) -> None:
 
     Raises ConfigError when another process has the directory, or nothing can be written.
     """
-    # Not filelock's other kind: what a killed process leaves of it keeps other machines out.
-    lock = FileLock(run_dir / ".lock", fallback_to_soft=False)
+    lock = file_lock(run_dir / ".lock")
     try:
         snapshots_in(run_dir).mkdir(parents=True, exist_ok=True)
-        try:
-            _acquire(lock, run_dir)
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise
+        if not _acquire(lock, run_dir):
             print(
                 f"warning: run.dir={run_dir} is on a file system without locks: nothing keeps a "
                 "second start out of it while this one trains.",
@@ -55,12 +49,12 @@ def claim(run_dir: Path) -> None:
         raise not_writable(run_dir, error) from error
 
 
-def _acquire(lock: FileLock, run_dir: Path) -> None:
+def _acquire(lock: FileLock, run_dir: Path) -> bool:
     try:
-        lock.acquire(timeout=SOON_SECONDS)
+        return acquired(lock, SOON_SECONDS)
     except Timeout:
         print(f"waiting for another process to end: it has {run_dir}", file=sys.stderr)
-        lock.acquire(timeout=CLAIM_SECONDS - SOON_SECONDS)
+        return acquired(lock, CLAIM_SECONDS - SOON_SECONDS)
 
 
 def note_exit(code: int) -> None:
