@@ -131,3 +131,5 @@ def test_a_vocabulary_larger_than_the_width_has_the_losses_of_one(narrow, small,
     assert relative_difference(runs.losses(narrow), runs.losses(run_dir)) < 1e-5
     norms = [[r["grad_norm"] for r in runs.metrics(d)] for d in (narrow, run_dir)]
     assert norms[1] == pytest.approx(norms[0], rel=1e-4)
+    held_out = [[r["loss"] for r in runs.metrics(d, "eval")] for d in (narrow, run_dir)]
+    assert held_out[1] == pytest.approx(held_out[0], rel=1e-5)

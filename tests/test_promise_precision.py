@@ -223,6 +223,8 @@ def test_compiled_runs_have_the_same_losses_and_tensor_names(
     difference = largest_difference(runs.losses(plain), runs.losses(tmp_path / "run"))
     print(f"largest relative difference, {backend}, {shape}: {difference:.1e}")
     assert difference < 1e-5
+    held_out = [runs.metrics(d, "eval")[-1]["loss"] for d in (plain, tmp_path / "run")]
+    assert held_out[1] == pytest.approx(held_out[0], rel=1e-5)
     names = [set(runs.tensors(runs.snapshot(d, STEPS))) for d in (plain, tmp_path / "run")]
     assert names[0] == names[1]
 
