@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import uuid
 from contextlib import suppress
@@ -101,10 +102,9 @@ def choose_start(
 def refuse_other_run(state: RunState, config: dict[str, Any], data: dict[str, Any]) -> None:
     """Raise SnapshotError with all differences that make this another run than the snapshot's."""
     differences = [
-        f"{key}: {before} in the snapshot, {now} now"
+        f"{key}: {typed(before)} in the snapshot, {typed(now)} now"
         for key in MUST_MATCH
-        if (before := value_of(state.config, key) or FORMERLY.get(key))
-        != (now := value_of(config, key))
+        if (before := value_of(state.config, key)) != (now := value_of(config, key))
     ]
     if state.data.get("vocabulary") != data["vocabulary"]:
         differences.append(
@@ -126,10 +126,18 @@ def refuse_other_run(state: RunState, config: dict[str, Any], data: dict[str, An
 
 
 def value_of(config: dict[str, Any], key: str) -> Any:
-    """The value of a dotted key in nested dictionaries; None where there is none."""
+    """The value of a dotted key in nested dictionaries; where it is absent, FORMERLY's, or None."""
+    found: Any = config
     for name in key.split("."):
-        config = config.get(name, {}) if isinstance(config, dict) else {}
-    return None if config == {} else config
+        if not isinstance(found, dict) or name not in found:
+            return FORMERLY.get(key)
+        found = found[name]
+    return found
+
+
+def typed(value: Any) -> str:
+    """A value of the configuration as the command line takes it: null, true, 0.1, a text."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def newest_of(path: Path) -> Path:

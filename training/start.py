@@ -17,7 +17,7 @@ from data.errors import DataError
 from snapshot.errors import SnapshotError
 from snapshot.fetch import remove_partial
 from snapshot.files import identity, prune, remove_leftovers, snapshot_folders
-from snapshot.resume import choose_start, folder_for_step, snapshots_in, value_of
+from snapshot.resume import choose_start, folder_for_step, snapshots_in, typed, value_of
 from snapshot.start import Place, Start
 from snapshot.state import RunState, check_snapshot, read_state
 from snapshot.store import fetch_place
@@ -220,7 +220,7 @@ def changed_values(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """'key: old -> new' of every value of the configuration that is not the snapshot's."""
     keys = [f"{section}.{name}" for section, group in now.items() for name in group]
     return [
-        f"{key}: {value_of(before, key)} -> {value_of(now, key)}"
+        f"{key}: {typed(value_of(before, key))} -> {typed(value_of(now, key))}"
         for key in keys
         if value_of(before, key) != value_of(now, key)
     ]
