@@ -6,12 +6,15 @@ python sample.py out/python-docs --prompt "The "
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 from data.errors import DataError
+from data.printable import printable
 from data.tokenizer import CharTokenizer
 from model.generate import generate
 from model.gpt import GPT, GPTConfig
@@ -19,54 +22,86 @@ from snapshot.errors import SnapshotError
 from snapshot.fetch import newest_for_sampling
 from snapshot.files import read_json
 from snapshot.gpt2_layout import gpt_shape
-from snapshot.hub import BRANCH, Hub
+from snapshot.hub import Hub
 from snapshot.hub_errors import HubError
-from snapshot.resume import NAMED_REPO, newest_of
+from snapshot.named import named_repo
+from snapshot.resume import newest_of
 from snapshot.state import restore_weights
+
+SMALLEST = 1e-30
+"""A temperature below it is 0: float32 has no logits to divide by it."""
 
 
 def main(arguments: list[str]) -> int:
     """Print samples; return the exit code: 2 for a mistake of the user's."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None where it was closed
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     options = parse(arguments)
     try:
-        folder = found(options.snapshot)
-        tokenizer = CharTokenizer.load(folder)
-        beginning = tokenizer.beginning if options.prompt is None else options.prompt
-        ids = tokenizer.encode(beginning)
-        device = usable_device(options.device)
-        model = GPT(GPTConfig(**gpt_shape(read_json(folder / "config.json"))))
-        restore_weights(folder, model)
-        model.to(device)
-        prompt = torch.from_numpy(ids.astype("int64"))[None].to(device)
-        for number in range(options.samples):
-            if number:
-                print("-" * 40)
-            print(beginning, end="", flush=True)
-            for token in generate(
-                model,
-                prompt,
-                options.length,
-                temperature=options.temperature,
-                top_k=options.top_k,
-                top_p=options.top_p,
-                seed=options.seed + number,
-            ):
-                print(tokenizer.decode(token.tolist()), end="", flush=True)
-            print()
+        for text in texts(options):
+            show(text)
     except (SnapshotError, HubError, DataError, DeviceError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error), multiline=True)}", file=sys.stderr)
         return 2
     except (KeyboardInterrupt, BrokenPipeError):
+        discard_output()
         return 130
+    except OSError as error:
+        discard_output()
+        what = f"{error.filename or 'the output'}: {error.strerror or error}"
+        print(f"error: {printable(what)}", file=sys.stderr)
+        return 1
     return 0
+
+
+def texts(options: argparse.Namespace) -> Iterator[str]:
+    """What to print, piece by piece, each as soon as it is there."""
+    folder = found(options.snapshot)
+    tokenizer = CharTokenizer.load(folder)
+    beginning = tokenizer.beginning if options.prompt is None else options.prompt
+    ids = tokenizer.encode(beginning)
+    device = usable_device(options.device)
+    model = GPT(GPTConfig(**gpt_shape(read_json(folder / "config.json"))))
+    restore_weights(folder, model)
+    model.to(device)
+    prompt = torch.from_numpy(ids.astype("int64"))[None].to(device)
+    for number in range(options.samples):
+        if number:
+            yield "-" * 40 + "\n"
+        yield beginning
+        for token in generate(
+            model,
+            prompt,
+            options.length,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            seed=options.seed + number,
+        ):
+            yield tokenizer.decode(token.tolist())
+        yield "\n"
+
+
+def show(text: str) -> None:
+    """Print at once: to the letter into a pipe or a file, with escapes on a terminal."""
+    if sys.stdout is not None and sys.stdout.isatty():
+        text = printable(text, multiline=True)
+    print(text, end="", flush=True)
+
+
+def discard_output() -> None:
+    """Have nothing written any more, or the interpreter's end would fail on what is left."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def found(snapshot: str) -> Path:
     """The folder of a snapshot, of a run, or of a Hub repo (owner/name or owner/name@revision)."""
-    repo = NAMED_REPO.fullmatch(snapshot)
-    if Path(snapshot).exists() or repo is None:
+    repo = named_repo(snapshot)
+    if repo is None:
         return newest_of(Path(snapshot))
-    return newest_for_sampling(Hub(repo[1]), repo[2] or BRANCH)
+    name, revision = repo
+    return newest_for_sampling(Hub(name), revision)
 
 
 class DeviceError(ValueError):
@@ -77,8 +112,8 @@ def usable_device(name: str) -> torch.device:
     """The device of this name. Raises DeviceError where nothing can be put on it."""
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        torch.zeros(1, device=device).tolist()
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
         reason = str(error).splitlines()[0]
         raise DeviceError(f"--device {name} cannot be used here: {reason}") from error
     return device
@@ -137,15 +172,22 @@ def _seed(text: str) -> int:
     return _whole(text, 0, 2**63 - 1)
 
 
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is not a number") from None
+
+
 def _at_least_zero(text: str) -> float:
-    value = float(text)
+    value = _number(text)
     if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not a number from 0 up")
-    return value
+    return value if value >= SMALLEST else 0.0
 
 
 def _share(text: str) -> float:
-    value = float(text)
+    value = _number(text)
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1")
     return value

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import sys
+
+import pytest
+
 import runs
+import sample as script
+from data.errors import DataError
 
 
 def sample(*arguments: str):
@@ -50,3 +57,87 @@ def test_mistakes_are_sentences(finished_run, tmp_path):
         assert result.returncode == 2, words
         assert sentence in result.stderr
         assert "Traceback" not in result.stderr
+
+
+class Terminal(io.TextIOWrapper):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def says(monkeypatch):
+    """What sample.py writes to a stream of this kind when the model has these pieces to say."""
+
+    def written(pieces, stream) -> str:
+        monkeypatch.setattr(script, "texts", lambda options: iter(pieces))
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert script.main(["anything"]) == 0
+        return stream.buffer.getvalue().decode(stream.encoding)
+
+    return written
+
+
+def test_a_terminal_shows_control_characters_of_a_text_and_a_file_gets_them(says):
+    pieces = ["é", "\x1b[2J", "\x9b", "\r", "\t", "\n"]
+    assert says(pieces, Terminal(io.BytesIO(), "utf-8")) == "é\\x1b[2J\\x9b\\r\t\n"
+    assert says(pieces, io.TextIOWrapper(io.BytesIO(), "utf-8")) == "".join(pieces)
+
+
+def test_an_ascii_terminal_shows_other_letters_as_escapes(says):
+    assert says(["日", "é", "\n"], Terminal(io.BytesIO(), "ascii")) == "\\u65e5\\xe9\n"
+    assert says(["日", "é", "\n"], io.TextIOWrapper(io.BytesIO(), "ascii")) == "\\u65e5\\xe9\n"
+
+
+def test_an_error_s_control_characters_are_shown_too(monkeypatch, capsys):
+    def refuse(options):
+        raise DataError("a\x1b[31mtext")
+
+    monkeypatch.setattr(script, "texts", refuse)
+    assert script.main(["anything"]) == 2
+    assert capsys.readouterr().err == "error: a\\x1b[31mtext\n"
+
+
+def test_a_full_disk_under_the_output_is_a_sentence_and_a_closed_output_none(monkeypatch, capsys):
+    monkeypatch.setattr(script, "texts", lambda options: iter(["a text"]))
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert script.main(["anything"]) == 1
+    assert "error: the output: No space left on device" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "stdout", None)
+    assert script.main(["anything"]) == 0
+
+
+def test_a_misspelled_path_is_not_asked_of_the_hub(tmp_path, monkeypatch, capsys):
+    (tmp_path / "out" / "python-docs").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert script.main(["out/python-dcos"]) == 2
+    assert "there is no out/python-dcos, and out is a folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--temperature", "abc"], "abc is not a number"),
+        (["--temperature", "nan"], "nan is not a number from 0 up"),
+        (["--temperature", "inf"], "inf is not a number from 0 up"),
+        (["--top-p", "abc"], "abc is not a number"),
+        (["--top-p", "nan"], "nan is not above 0 and at most 1"),
+        (["--top-k", "abc"], "abc is not a whole number"),
+        (["--seed", ""], " is not a whole number"),
+    ],
+)
+def test_an_argument_that_is_no_number_is_named(words, sentence, capsys):
+    with pytest.raises(SystemExit) as ended:
+        script.parse(["a-run", *words])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith(f"error: argument {words[0]}: {sentence}\n")
+
+
+def test_a_temperature_too_small_to_divide_by_is_0():
+    assert script.parse(["a-run", "--temperature", "1e-320"]).temperature == 0
+
+
+@pytest.mark.parametrize("device", ["meta", "hpu", "bogus", "cpu:-1"])
+def test_a_device_that_cannot_be_used_is_named(device):
+    with pytest.raises(script.DeviceError, match=f"--device {device} cannot be used here: "):
+        script.usable_device(device)

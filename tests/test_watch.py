@@ -117,6 +117,55 @@ def test_a_gradient_of_a_hundred_times_the_usual_is_said(watch, capsys):
     assert "optim.max_grad_norm=1" in text
 
 
+def test_an_update_that_fp16_leaves_out_is_no_steep_gradient(watch, capsys):
+    for step in range(1, REMEMBERED + 1):
+        watch.gradient(step, 1.5)
+    for norm in (float("inf"), float("nan")):
+        watch.gradient(51, norm)
+    assert said(capsys) == ""
+
+
+def test_a_gradient_after_none_at_all_is_no_error(watch, capsys):
+    for step in range(1, REMEMBERED + 1):
+        watch.gradient(step, 0.0)
+    watch.gradient(51, 1.5)
+    assert said(capsys) == ""
+
+
+def test_a_gradient_that_is_not_scaled_down_is_not_said_to_be(watch, capsys):
+    watch._config.optim.max_grad_norm = float("inf")
+    for step in range(1, REMEMBERED + 1):
+        watch.gradient(step, 1.5)
+    watch.gradient(51, 300.0)
+    assert "That is within optim.max_grad_norm=inf" in said(capsys)
+
+
+def test_the_next_snapshot_is_never_after_the_last_step(
+    watch, clock, capsys, monkeypatch, tmp_path
+):
+    usage = type("Usage", (), {"free": 1})
+    monkeypatch.setattr(training.watch.shutil, "disk_usage", lambda _: usage)
+    watch._config.train.max_steps, watch._config.snapshot.every = 60, 40
+    take_steps(watch, clock, 0.1, 1, 50)
+    watch._look_at_disk()
+    assert "the next snapshot, at step 60, takes" in said(capsys)
+    watch._told_full = False
+    (tmp_path / "snapshots" / "step-00000060").mkdir()
+    watch._look_at_disk()
+    assert said(capsys) == ""
+
+
+def test_a_resumed_run_counts_from_where_it_was(clock, capsys, monkeypatch, tmp_path):
+    (tmp_path / "snapshots").mkdir()
+    usage = type("Usage", (), {"free": 1})
+    monkeypatch.setattr(training.watch.shutil, "disk_usage", lambda _: usage)
+    console = Console(shown=False, max_steps=1000, step=600)
+    watch = Watch(console, Config(run=RunConfig(dir=str(tmp_path))), 1000, processes=1)
+    console.shown = True
+    watch._look_at_disk()
+    assert "the next snapshot, at step 750," in said(capsys)
+
+
 def test_a_clock_that_jumps_is_said_and_one_that_is_corrected_is_not(watch, clock, capsys):
     clock.of_day += 1
     watch._look_at_clock()

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from snapshot.files import TEMPORARY_PREFIX, snapshot_folders
+from snapshot.files import TEMPORARY_PREFIX, snapshot_folders, step_of
 from snapshot.resume import snapshots_in
 from training.config import Config
 from training.console import Console
@@ -40,7 +40,7 @@ class Watch:
         self._estimate = BYTES_A_PARAMETER * parameters
         self._times: deque[float] = deque(maxlen=REMEMBERED)
         self._norms: deque[float] = deque(maxlen=REMEMBERED)
-        self._step, self._since = 0, math.inf
+        self._step, self._since = console.step, math.inf
         self._told_slow = self._told_full = False
         self._offset = time.time() - time.monotonic()
         if console.shown:
@@ -71,17 +71,23 @@ class Watch:
         self._step, self._since, self._told_slow = step, now, False
 
     def gradient(self, step: int, norm: float) -> None:
-        """The norm of a step's gradient, before it was scaled down."""
+        """The norm of a step's gradient, before it was scaled down.
+
+        One that is not finite is no steep gradient: fp16's loss scaler leaves that update out, and
+        without a scaler it ends the run.
+        """
+        if not math.isfinite(norm):
+            return
         usual = statistics.median(self._norms) if len(self._norms) == REMEMBERED else math.inf
-        if norm > STEEP_TIMES * usual:
+        if norm > STEEP_TIMES * usual > 0:
             most = self._config.optim.max_grad_norm
+            done = "It was scaled down to" if norm > most else "That is within"
             self._console.warn(
                 f"the gradient norm is {norm:.3g} at step {step}, {norm / usual:.0f} times the "
-                f"usual {usual:.2g}. It was scaled down to optim.max_grad_norm={most:g}; where the "
-                "loss does not come back, a lower optim.learning_rate helps."
+                f"usual {usual:.2g}. {done} optim.max_grad_norm={most:g}; where the loss does not "
+                f"come back, a lower optim.learning_rate helps."
             )
-        if math.isfinite(norm):
-            self._norms.append(norm)
+        self._norms.append(norm)
 
     def _look(self) -> None:
         while True:
@@ -126,16 +132,19 @@ class Watch:
             free = shutil.disk_usage(self._root).free
         except OSError:
             return
-        needed = _bytes_of(next(iter(snapshot_folders(self._root)), None)) or self._estimate
+        newest = next(iter(snapshot_folders(self._root)), None)
+        every, last = self._config.snapshot.every, self._config.train.max_steps
+        if newest is not None and step_of(newest) >= last:
+            return  # there is no next one
+        needed = _bytes_of(newest) or self._estimate
         if free >= needed:
             self._told_full = False
         elif not self._told_full:
             self._told_full = True
-            every = self._config.snapshot.every
+            step = min((self._step // every + 1) * every, last)
             self._console.warn(
                 f"the disk of {self._root} has {free / 1e6:,.1f} MB left and the next snapshot, "
-                f"at step {(self._step // every + 1) * every}, takes {needed / 1e6:,.1f} MB. Make "
-                "room, or it cannot be written."
+                f"at step {step}, takes {needed / 1e6:,.1f} MB. Make room, or it cannot be written."
             )
 
 
