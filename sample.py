@@ -35,7 +35,7 @@ SMALLEST = 1e-30
 def main(arguments: list[str]) -> int:
     """Print samples; return the exit code: 2 for a mistake of the user's."""
     for stream in filter(None, (sys.stdout, sys.stderr)):  # None where it was closed
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+        stream.reconfigure(errors="backslashreplace")
     options = parse(arguments)
     try:
         for text in texts(options):
