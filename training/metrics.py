@@ -1,37 +1,88 @@
-"""metrics.jsonl: one JSON object a line, every step once, over all restarts of a run."""
+"""metrics.jsonl: one JSON object a line, every step once, over all restarts of a run.
+
+The file grows with its run, so no start and no snapshot reads all of a long one. Steps only rise in
+it: a step's place is found by bisection, in some thirty short reads.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from training.config import ConfigError
 
+Record = dict[str, Any]
+MOST_PLACES = 128
+"""Steps of a long run around which lines are read for a picture."""
+PLACE_BYTES = 4 << 10
+"""Before each of these steps: some 25 lines, of which the mean is smooth enough."""
+COUNTED_AT_ONCE = 1 << 20
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
+
+def read_metrics(path: Path) -> list[Record]:
     """The lines of a metrics file; a last line that was cut short is left out.
 
     Raises ConfigError that names the line when the file holds something else.
     """
     if not path.exists():
         return []
-    lines = path.read_bytes().split(b"\n")
-    records = []
-    for number, line in enumerate(lines[:-1], start=1):
-        try:
-            record = json.loads(line)
-            known = isinstance(record, dict) and type(record.get("step")) is int
-        except ValueError:
-            known = False
-        if not known or record.get("event") not in ("train", "eval"):
-            raise ConfigError(
-                f"line {number} of {path} is not a line of metrics. Remove it, or move the file "
-                "out of run.dir; the run itself does not need it."
-            )
-        records.append(record)
-    return records
+    with open(path, "rb") as opened:
+        return list(_records(opened, 0, path.stat().st_size))
+
+
+def sample_metrics(path: Path, eval_every: int) -> list[Record]:
+    """Lines of a metrics file for a picture, at a cost that is bounded for any length.
+
+    All lines of a short file. Of a long one, those just before evenly spaced steps, which are
+    multiples of `eval_every`, because there the evaluations are. Raises as `read_metrics` does.
+    """
+    with open(path, "rb") as opened:
+        size = os.fstat(opened.fileno()).st_size
+        records: list[Record] = []
+        end = 0
+        if size <= MOST_PLACES * PLACE_BYTES:
+            return list(_records(opened, 0, size))
+        tail = _records(opened, _line_after(opened, size - PLACE_BYTES)[0], size)
+        last = max((record["step"] for record in tail), default=0)
+        for step in _places(last, eval_every):
+            begun, end = end, place_after(opened, step, end)
+            if end - begun > PLACE_BYTES:
+                begun = _line_after(opened, end - PLACE_BYTES)[0]
+            records += _records(opened, begun, end)
+        return records
+
+
+def _places(last: int, eval_every: int) -> list[int]:
+    """Steps of a long run to look at: evenly spaced, most of them with an evaluation."""
+    apart = max(1, last // MOST_PLACES)
+    evaluated = eval_every
+    while evaluated < apart:  # doubled: most likely evaluated too where eval_every was another
+        evaluated *= 2
+    steps = {*range(evaluated, last, evaluated), last // eval_every * eval_every, last}
+    if evaluated > 2 * apart:
+        steps.update(range(apart, last, apart))
+    return sorted(steps)
+
+
+def place_after(opened: BinaryIO, step: int, begin: int = 0) -> int:
+    """Where in an opened metrics file the lines up to `step` end; what follows may be half a line.
+
+    The search starts at `begin`, where a line of a step that is no later begins. Raises ConfigError
+    for what it meets and is no line of metrics.
+    """
+
+    def step_after(offset: int) -> int:
+        at, line = _line_after(opened, offset)
+        half = not line.endswith(b"\n")
+        return step + 1 if half else int(_parsed(opened, at, line)["step"])
+
+    size = os.fstat(opened.fileno()).st_size
+    offsets = range(begin, max(begin, size))
+    return _line_after(opened, begin + bisect_right(offsets, step, key=step_after))[0]
 
 
 def held_out_at(path: Path, step: int) -> float | None:
@@ -58,30 +109,32 @@ class MetricsFile:
     """Appends lines. A disk that takes none does not stop a run: they wait and are tried again."""
 
     def __init__(self, path: Path, step: int) -> None:
-        """Continue a file after `step`; what comes later in it will be done again."""
+        """Continue a file after `step`; what comes later in it will be done again.
+
+        The file is cut in place: killed at any moment, it has the lines up to `step`. Raises
+        OSError where it cannot be written, ConfigError where it is no file of metrics.
+        """
         self.path = path
-        self.waiting: list[str] = []
+        self.waiting = bytearray()
         self.fault: str | None = None
         """Why the last write failed; None when it did not."""
-        kept = [record for record in read_metrics(path) if record["step"] <= step]
-        write_whole(path, "".join(map(_line, kept)))
-        self.size = path.stat().st_size
+        with open(path, "a+b") as opened:
+            self.size = opened.truncate(place_after(opened, step))
 
-    def append(self, records: list[dict[str, Any]]) -> None:
+    def append(self, records: Iterable[Record]) -> None:
         """Add lines, as far as the disk takes them."""
-        self.waiting += map(_line, records)
-        content = "".join(self.waiting).encode()
+        self.waiting += b"".join(map(_line, records))
         try:
             # "a" makes the file anew where somebody removed it; one that was cut is gone on with.
             with open(self.path, "ab") as opened:
                 if opened.tell() > self.size:
                     opened.truncate(self.size)  # half a line, where the last write failed
                 self.size = min(self.size, opened.tell())
-                opened.write(content)
+                opened.write(self.waiting)
         except OSError as error:
             self.fault = f"{self.path}: {error.strerror}"
             return
-        self.size += len(content)
+        self.size += len(self.waiting)
         self.waiting.clear()
         self.fault = None
 
@@ -94,5 +147,37 @@ class MetricsFile:
             os.fsync(opened.fileno())
 
 
-def _line(record: dict[str, Any]) -> str:
-    return json.dumps(record, allow_nan=False) + "\n"
+def _line(record: Record) -> bytes:
+    return json.dumps(record, allow_nan=False).encode() + b"\n"
+
+
+def _line_after(opened: BinaryIO, offset: int) -> tuple[int, bytes]:
+    """The first line that begins at an offset or later, and where it begins."""
+    opened.seek(max(0, offset - 1))
+    begin = offset and offset - 1 + len(opened.readline())
+    return begin, opened.readline()
+
+
+def _records(opened: BinaryIO, begin: int, end: int) -> Iterator[Record]:
+    """The whole lines between two places, of which the first is a line's beginning."""
+    opened.seek(begin)
+    for line in opened.read(end - begin).split(b"\n")[:-1]:
+        yield _parsed(opened, begin, line)
+        begin += len(line) + 1
+
+
+def _parsed(opened: BinaryIO, begin: int, line: bytes) -> Record:
+    try:
+        record = json.loads(line.decode())
+        known = isinstance(record, dict) and type(record.get("step")) is int
+    except ValueError:
+        known = False
+    if known and record.get("event") in ("train", "eval"):
+        return record
+    opened.seek(0)
+    blocks = (min(COUNTED_AT_ONCE, begin - at) for at in range(0, begin, COUNTED_AT_ONCE))
+    number = 1 + sum(opened.read(size).count(b"\n") for size in blocks)
+    raise ConfigError(
+        f"line {number} of {opened.name} is not a line of metrics. Remove it, or move the file "
+        "out of run.dir; the run itself does not need it."
+    )

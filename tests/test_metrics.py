@@ -1,0 +1,162 @@
+"""metrics.jsonl and its picture: what they cost does not grow with the run."""
+
+from __future__ import annotations
+
+import json
+import random
+import tracemalloc
+
+import pytest
+from matplotlib.figure import Figure
+
+from training import metrics as metrics_file
+from training.compose import load_config
+from training.console import Console
+from training.curves import draw_curves, draw_run
+from training.metrics import MetricsFile, place_after, read_metrics, sample_metrics
+
+EVERY = 250
+MOST_PARSED = 10_000
+MOST_MEMORY = 12_000_000
+
+
+def history(path, steps: int, eval_every: int = EVERY) -> list[dict]:
+    """A file of so many steps, with an evaluation now and then; its evaluations."""
+    evaluations = []
+    with open(path, "w") as opened:
+        for step in range(1, steps + 1):
+            loss = 1 + 3 / step**0.3
+            opened.write(
+                f'{{"event": "train", "step": {step}, "loss": {loss}, "learning_rate": 0.001, '
+                f'"grad_norm": 0.31234567, "tokens_per_second": 12345.6}}\n'
+            )
+            if step % eval_every == 0 or step == steps:
+                evaluations.append({"event": "eval", "step": step, "loss": loss + 0.1})
+                opened.write(f"{json.dumps(evaluations[-1])}\n")
+    return evaluations
+
+
+def test_a_start_and_a_snapshot_cost_the_same_however_long_the_run_is(tmp_path, monkeypatch):
+    path, steps = tmp_path / "metrics.jsonl", 100_000
+    history(path, steps)
+    config = load_config([f"run.dir={tmp_path}", f"train.eval_every={EVERY}"])
+    history(tmp_path / "short.jsonl", 10)
+    draw_curves(read_metrics(tmp_path / "short.jsonl"), "fonts and styles", tmp_path / "short.png")
+    parsed = 0
+    loads = json.loads
+
+    def counted(content):
+        nonlocal parsed
+        parsed += 1
+        return loads(content)
+
+    monkeypatch.setattr(metrics_file.json, "loads", counted)
+    tracemalloc.start()
+    try:
+        metrics = MetricsFile(path, steps - 500)
+        metrics.append([{"event": "train", "step": steps - 499, "loss": 1.0}])
+        metrics.flush()
+        draw_run(Console(True, steps, 0), config)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (tmp_path / "curves.png").exists()
+    assert parsed < MOST_PARSED
+    assert peak < MOST_MEMORY < path.stat().st_size
+
+
+def test_a_file_is_cut_where_the_later_steps_begin_whatever_it_holds(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    for number in range(200):
+        rng = random.Random(number)
+        lines, step = [], 0
+        for _ in range(rng.randrange(20)):
+            step += rng.choice([0, 1, 1, 1, 9])
+            event = rng.choice(["train", "eval"])
+            record = {"event": event, "step": step, "loss": "9" * rng.choice([1, 20, 9000])}
+            lines.append((step, json.dumps(record).encode() + b"\n"))
+        half = rng.choice([b"", b'{"event"', bytes(5000), b"{" * 20_000])
+        asked = rng.randrange(-1, step + 3)
+        path.write_bytes(b"".join(line for _, line in lines) + half)
+        kept = [line for at, line in lines if at <= asked]
+        with open(path, "rb") as opened:
+            assert place_after(opened, asked) == len(b"".join(kept)), number
+        assert MetricsFile(path, asked).size == path.stat().st_size
+        assert path.read_bytes() == b"".join(kept)
+
+
+def test_the_lines_that_stay_are_not_written_again_so_a_kill_loses_none(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    history(path, 30)
+    before = path.stat()
+    MetricsFile(path, 10)
+    assert path.stat().st_ino == before.st_ino
+    assert [record["step"] for record in read_metrics(path)] == list(range(1, 11))
+
+
+@pytest.mark.parametrize("eval_every", [1, 30, 250, 4_000, 10**9])
+def test_the_picture_of_a_long_run_has_its_course_and_its_evaluations(tmp_path, eval_every):
+    path, steps = tmp_path / "metrics.jsonl", 20_000
+    known = history(path, steps, eval_every)
+    records = sample_metrics(path, eval_every)
+    taken = [record["step"] for record in records if record["event"] == "train"]
+    assert len(taken) < MOST_PARSED
+    assert taken == sorted(set(taken))
+    assert taken[-1] == steps
+    gaps = [after - before for before, after in zip([0, *taken], taken, strict=False)]
+    assert max(gaps) <= 2 * steps / metrics_file.MOST_PLACES
+    evaluated = [record for record in records if record["event"] == "eval"]
+    assert evaluated[-1] == known[-1]
+    assert len(evaluated) >= min(len(known), metrics_file.MOST_PLACES // 2)
+
+
+def test_evaluations_are_found_where_their_interval_was_another(tmp_path):
+    history(tmp_path / "metrics.jsonl", 20_000, eval_every=100)
+    for now in (200, 250, 1000):
+        records = sample_metrics(tmp_path / "metrics.jsonl", now)
+        assert sum(record["event"] == "eval" for record in records) >= 20
+
+
+def test_a_short_run_is_drawn_whole(tmp_path):
+    history(tmp_path / "metrics.jsonl", 300, eval_every=7)
+    path = tmp_path / "metrics.jsonl"
+    assert sample_metrics(path, 250) == read_metrics(path)
+
+
+def test_curves_are_drawn_when_nobody_reads_the_output_any_more(tmp_path):
+    history(tmp_path / "metrics.jsonl", 10)
+    draw_run(Console(False, 10, 0), load_config([f"run.dir={tmp_path}"]))
+    assert (tmp_path / "curves.png").exists()
+
+
+@pytest.mark.parametrize("title", ["中文", "a\tb", "\x1b[31m", "😀 \ufdfd", "x" * 300, "$^^$", ""])
+def test_no_title_makes_a_warning_or_a_box(tmp_path, monkeypatch, title):
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", saving_into(figures))
+    history(tmp_path / "metrics.jsonl", 10)
+    draw_curves(read_metrics(tmp_path / "metrics.jsonl"), title, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    if title.isascii() and title.isprintable():
+        assert figures[0].get_suptitle()[:70] == title[:70]
+
+
+def test_the_last_figure_lies_on_no_curve(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", saving_into(figures))
+    history(tmp_path / "metrics.jsonl", 1000)
+    draw_curves(read_metrics(tmp_path / "metrics.jsonl"), "run", tmp_path / "curves.png")
+    (axes,) = figures[0].axes
+    assert not axes.texts
+    legend = axes.get_legend()
+    assert "held out, last 1.478" in [text.get_text() for text in legend.get_texts()]
+    assert not legend.get_window_extent().overlaps(axes.get_window_extent())
+
+
+def saving_into(figures: list):
+    savefig = Figure.savefig
+
+    def save(figure, *words, **named):
+        savefig(figure, *words, **named)
+        figures.append(figure)
+
+    return save
