@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import pytest
 from accelerate import Accelerator
@@ -13,7 +15,7 @@ from snapshot.start import Start
 from snapshot.state import RunState, read_state
 from training.compose import load_config
 from training.console import Console
-from training.metrics import MetricsFile
+from training.metrics import MetricsFile, read_metrics
 from training.pending import MOST_TRIES, evaluation_is_pending
 from training.summary import rate_jump
 
@@ -82,6 +84,24 @@ def test_an_evaluation_after_the_snapshot_counts_for_the_best_loss(tmp_path, los
     resumed = Resumed(tmp_path, {"event": "eval", "step": 10, "loss": loss})
     assert not resumed.is_pending()
     assert resumed.state.best_loss == best
+
+
+def test_lines_of_the_loop_and_of_the_writing_of_a_snapshot_do_not_mix(tmp_path):
+    """The loop records an evaluation while a thread flushes the metrics for the snapshot."""
+    metrics = MetricsFile(tmp_path / "metrics.jsonl", 0)
+    done = Event()
+
+    def flush() -> None:
+        while not done.is_set():
+            metrics.flush()
+
+    with ThreadPoolExecutor(1) as pool:
+        flushing = pool.submit(flush)
+        for step in range(300):
+            metrics.append([{"event": "eval", "step": step, "loss": 1.0}])
+        done.set()
+        flushing.result(timeout=60)
+    assert [record["step"] for record in read_metrics(metrics.path)] == list(range(300))
 
 
 def test_a_learning_rate_that_jumps_is_named_and_one_that_does_not_is_not():

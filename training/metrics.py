@@ -11,6 +11,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from threading import Lock
 from typing import Any, BinaryIO
 
 from training.config import ConfigError
@@ -86,9 +87,13 @@ def place_after(opened: BinaryIO, step: int, begin: int = 0) -> int:
 
 
 def held_out_at(path: Path, step: int) -> float | None:
-    """The held-out loss of a step; None where the file does not have it."""
-    found = [r["loss"] for r in read_metrics(path) if r["event"] == "eval" and r["step"] == step]
-    return found[-1] if found else None
+    """The held-out loss of a step; None where the file does not have it. Raises ConfigError."""
+    if not path.exists():
+        return None
+    with open(path, "rb") as opened:
+        begin = place_after(opened, step - 1)
+        records = _records(opened, begin, place_after(opened, step, begin))
+        return next((float(r["loss"]) for r in records if r["event"] == "eval"), None)
 
 
 def write_whole(path: Path, content: str) -> None:
@@ -115,6 +120,7 @@ class MetricsFile:
         OSError where it cannot be written, ConfigError where it is no file of metrics.
         """
         self.path = path
+        self._turn = Lock()  # of the loop, and of the thread that writes a snapshot
         self.waiting = bytearray()
         self.fault: str | None = None
         """Why the last write failed; None when it did not."""
@@ -123,7 +129,11 @@ class MetricsFile:
 
     def append(self, records: Iterable[Record]) -> None:
         """Add lines, as far as the disk takes them."""
-        self.waiting += b"".join(map(_line, records))
+        with self._turn:
+            self._append(b"".join(map(_line, records)))
+
+    def _append(self, lines: bytes) -> None:
+        self.waiting += lines
         try:
             # "a" makes the file anew where somebody removed it; one that was cut is gone on with.
             with open(self.path, "ab") as opened:
@@ -140,9 +150,10 @@ class MetricsFile:
 
     def flush(self) -> None:
         """Have the disk hold all lines. Raises OSError when it does not take them."""
-        self.append([])
-        if self.waiting:
-            raise OSError(self.fault)
+        with self._turn:
+            self._append(b"")
+            if self.waiting:
+                raise OSError(self.fault)
         with open(self.path, "rb") as opened:
             os.fsync(opened.fileno())
 
