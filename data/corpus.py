@@ -7,33 +7,17 @@ and `corpus.json`; it is built beside its place and renamed, so that it is whole
 from __future__ import annotations
 
 import hashlib
-import json
-import shutil
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from filelock import FileLock
-
-from data.errors import DataError
+from data.errors import BrokenText, DataError, cache_error
+from data.once import make_once
+from data.prepared import FORMAT, CorpusInfo, Damaged, Prepared, load_prepared
+from data.progress import Progress
 from data.sources import Source, open_source
 from data.stream import TokenStream
 from data.tokenizer import CharTokenizer
-
-FORMAT = 1
-"""Part of every cache key and fingerprint: raise it when prepared corpora change."""
-
-
-@dataclass(frozen=True)
-class CorpusInfo:
-    """What `corpus.json` keeps."""
-
-    name: str
-    characters: int
-    documents: int
-    split: int
-    """The first held-out token."""
-    fingerprint: str
-    """Of the text and its split, in hexadecimal; equal for equal text, however it was stored."""
 
 
 @dataclass(frozen=True)
@@ -54,58 +38,86 @@ def prepare_corpus(
     block_size: int,
     cache_dir: Path,
     threads: int = 1,
+    verify: bool = True,
+    say: Callable[[str], None] | None = None,
 ) -> Corpus:
-    """Load the corpus that `source` names, preparing it first where no cache holds it.
+    """Load the corpus that `source` names, preparing it first where no cache holds it whole.
 
-    `threads` look its characters up, at most four of them.
+    `threads` look its characters up, at most four of them. `verify` reads all of what the cache
+    holds (two seconds a GB); one process of each machine does it. `say` is given lines on what
+    takes longer than a second, from a thread.
 
-    Raises DataError where the text is missing, unreadable, empty or shorter than a block.
+    Raises DataError where the text is missing, unreadable, empty or shorter than a block, and where
+    the cache cannot be used.
     """
-    opened = open_source(source, text_column, cache_dir)
-    settings = f"{FORMAT}\0{opened.key}\0{val_fraction!r}"
-    folder = cache_dir / hashlib.sha256(settings.encode()).hexdigest()[:16]
-    if not folder.exists():
+    cache_dir = _expanded(cache_dir)
+    with Progress(say) as progress:
+        opened = open_source(source, text_column, cache_dir, progress)
+        settings = f"{FORMAT}\0{opened.key}\0{val_fraction!r}"
+        folder = cache_dir / hashlib.sha256(settings.encode()).hexdigest()[:16]
         try:
-            _prepare_once(opened, val_fraction, folder, threads)
+            prepared = _whole(folder, verify, progress, progress.say)
+            if prepared is None:
+                prepared = _prepare(opened, val_fraction, folder, threads, progress)
+        except BrokenText as error:
+            raise opened.refused(error) from error
         except OSError as error:
+            raise cache_error(cache_dir, error) from error
+        except Damaged as error:
             raise DataError(
-                f"data.cache_dir={cache_dir}: the prepared text cannot be written: {error}. "
-                "Free some room (one to four bytes a character) or name another folder."
+                f"data.cache_dir={cache_dir}: what was just prepared is not what {folder} holds: "
+                f"{error}. Start again, or name another folder."
             ) from error
-    return _load(folder, block_size, opened.name)
+    return _parts(prepared, block_size, opened)
 
 
-def _prepare_once(opened: Source, val_fraction: float, folder: Path, threads: int) -> None:
-    """Build `folder`, unless another process of any machine that shares it was first."""
+def _expanded(cache_dir: Path) -> Path:
+    try:
+        return cache_dir.expanduser()
+    except RuntimeError as error:
+        raise DataError(f"data.cache_dir={cache_dir}: {error} Name the folder in full.") from error
+
+
+def _whole(
+    folder: Path, verify: bool, progress: Progress, say: Callable[[str], None]
+) -> Prepared | None:
+    """The prepared text of a folder; None, and a word of it, where it is absent or damaged."""
+    if not folder.exists():
+        return None
+    try:
+        return load_prepared(folder, verify, progress)
+    except Damaged as error:
+        say(f"warning: the prepared text in {folder} is damaged: {error}. It is prepared anew.")
+        return None
+
+
+def _prepare(
+    opened: Source, val_fraction: float, folder: Path, threads: int, progress: Progress
+) -> Prepared:
     from data.prepare import build  # with `datasets`, which a prepared text does without
 
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    building = folder.with_name(f".{folder.name}.tmp")
-    with FileLock(folder.with_name(f".{folder.name}.lock")):
-        if folder.exists():
-            return
-        shutil.rmtree(building, ignore_errors=True)  # left by a process that was killed
-        building.mkdir()
-        try:
-            build(opened, val_fraction, building, threads)
-            building.rename(folder)
-        finally:
-            shutil.rmtree(building, ignore_errors=True)
+    progress.doing(f"waiting for another process that prepares {opened.name}")
+    make_once(
+        folder,
+        lambda building: build(opened, val_fraction, building, threads, progress),
+        lambda: _whole(folder, True, progress, lambda line: None) is not None,
+    )
+    return load_prepared(folder, False, progress)
 
 
-def _load(folder: Path, block_size: int, name: str) -> Corpus:
-    info = CorpusInfo(**json.loads((folder / "corpus.json").read_text()))
-    tokens = TokenStream.from_arrow(folder / "tokens.arrow")
+def _parts(prepared: Prepared, block_size: int, opened: Source) -> Corpus:
+    # Another file of the same text may have been prepared first: the name is today's.
+    info, tokens = replace(prepared.info, name=opened.name), prepared.tokens
     train, held_out = tokens.part(0, info.split), tokens.part(info.split, len(tokens))
     if len(train) <= block_size:
         raise DataError(
-            f"data.source={name} has {len(train):,} characters to train on "
+            f"data.source={opened.where} has {len(train):,} characters to train on "
             f"({len(tokens):,} less the held-out ones), but data.block_size={block_size} needs at "
             f"least {block_size + 1:,}. Use more text or a smaller block."
         )
     if len(held_out) < 2:
         raise DataError(
-            f"data.source={name} leaves {len(held_out)} of {len(tokens):,} characters held out; "
-            "evaluation needs at least 2. Raise data.val_fraction or use more text."
+            f"data.source={opened.where} leaves {len(held_out)} of {len(tokens):,} characters held "
+            "out; evaluation needs at least 2. Raise data.val_fraction or use more text."
         )
-    return Corpus(info, CharTokenizer.load(folder), train, held_out)
+    return Corpus(info, prepared.tokenizer, train, held_out)

@@ -2,49 +2,120 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import http.client
+import os
+import re
 import urllib.error
 import urllib.parse
 import urllib.request
 from pathlib import Path
 
-from data.errors import DataError
+from data.errors import DataError, cache_error
+from data.formats import HEAD_BYTES
+from data.once import remove_abandoned, temporary_name
+from data.progress import Progress
 
 TIMEOUT_SECONDS = 60
 PIECE_BYTES = 1 << 20
+OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
+WEB_PAGE = (b"<!doctype html", b"<html")
 
 
-def fetched(url: str, cache_dir: Path) -> Path:
-    """The file of a URL in `cache_dir`. Raises DataError when it cannot be had whole."""
-    name = Path(urllib.parse.urlparse(url).path).name or "text.txt"
-    target = cache_dir / "fetched" / hashlib.sha256(url.encode()).hexdigest()[:16] / name
-    if target.exists():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_suffix(target.suffix + ".part")
+def fetched(url: str, cache_dir: Path, progress: Progress) -> Path:
+    """The file of a URL in `cache_dir`. Raises DataError when it cannot be had whole.
+
+    Processes and machines that share the folder may fetch at the same time: each downloads under
+    a name of its own, and the first that is done puts the file in its place.
+    """
+    target = cache_dir / "fetched" / hashlib.sha256(url.encode()).hexdigest()[:16] / _name(url)
     try:
-        _download(url, partial)
-    except (OSError, http.client.HTTPException) as error:
-        partial.unlink(missing_ok=True)
+        if target.exists() and target.stat().st_size:
+            return target
+        target.parent.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(target, alone=False)
+    except OSError as error:
+        raise cache_error(cache_dir, error) from error
+    own = temporary_name(target)
+    try:
+        progress.doing(f"fetching {url}")
+        _download(url, own, progress)
+        if not (target.exists() and target.stat().st_size):
+            own.rename(target)
+    except (OSError, http.client.HTTPException, ValueError) as error:
         if isinstance(error, urllib.error.HTTPError):
             error.close()
+        if isinstance(error, OSError) and error.errno in OF_THE_DISK:
+            raise cache_error(cache_dir, error) from error
         raise DataError(
             f"data.source={url} could not be fetched: {error}. Check the address and the network, "
             "or fetch the file by other means and give its path."
         ) from error
-    return partial.rename(target)
+    finally:
+        own.unlink(missing_ok=True)
+    return target
 
 
-def _download(url: str, path: Path) -> None:
-    received = 0
+def _name(url: str) -> str:
+    """A file's name that ends as the URL's path does, for its format; of letters and at most 100.
+
+    Raises DataError for what is no URL.
+    """
+    try:
+        parsed = urllib.parse.urlparse(url)
+        if not parsed.hostname or (parsed.port or 0) < 0:
+            raise ValueError("it names no host")
+    except ValueError as error:
+        raise DataError(
+            f"data.source={url} is no address of a text: {error}. It should look like "
+            "https://host/path/text.txt."
+        ) from error
+    return re.sub(r"[^A-Za-z0-9._-]", "_", Path(parsed.path).name)[-100:].lstrip(".") or "text.txt"
+
+
+def _download(url: str, path: Path, progress: Progress) -> None:
+    request = urllib.request.Request(_in_ascii(url), headers={"Accept-Encoding": "identity"})
+    received, digest = 0, hashlib.sha256()
     with (
-        urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as answer,
-        open(path, "wb") as opened,
+        urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer,
+        open(path, "xb") as opened,
     ):
-        while piece := answer.read(PIECE_BYTES):
-            opened.write(piece)
-            received += len(piece)
         expected = answer.headers.get("Content-Length")
+        progress.doing(f"fetching {url}", int(expected) if expected is not None else None)
+        while piece := answer.read(PIECE_BYTES):
+            if received == 0:
+                _refuse_page(url, answer.headers, piece)
+            opened.write(piece)
+            digest.update(piece)
+            received += len(piece)
+            progress.done = received
+        opened.flush()
+        os.fsync(opened.fileno())
     if expected is not None and received != int(expected):
         raise OSError(f"{received} of {expected} bytes arrived")
+    if received == 0:
+        raise OSError("the answer is empty")
+    with open(path, "rb") as opened:
+        if hashlib.file_digest(opened, "sha256").digest() != digest.digest():
+            raise OSError(f"{path} does not hold what arrived")
+
+
+def _in_ascii(url: str) -> str:
+    """The URL as a request takes it: other letters, as a browser shows them, are encoded."""
+    parsed = urllib.parse.urlparse(url)
+    host = parsed.netloc if parsed.netloc.isascii() else parsed.netloc.encode("idna").decode()
+    return urllib.parse.quote(parsed._replace(netloc=host).geturl(), safe="!#$%&'()*+,/:;=?@[]~")
+
+
+def _refuse_page(url: str, headers: http.client.HTTPMessage, begin: bytes) -> None:
+    """Raise OSError for an answer that is not the file: a page for people, or a compressed body."""
+    path = urllib.parse.urlparse(url).path.lower()
+    encoding = headers.get("Content-Encoding", "identity").lower()
+    packed = path.endswith(".gz") and encoding in ("gzip", "x-gzip")  # what the file itself is
+    if encoding != "identity" and not packed:
+        raise OSError(f"the answer is compressed ({encoding}), though it was asked for as it is")
+    begin = begin[:HEAD_BYTES].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    page = headers.get_content_type() == "text/html" and begin.startswith(b"<")
+    if (page or begin.startswith(WEB_PAGE)) and not path.endswith((".html", ".htm", ".xhtml")):
+        raise OSError("the answer is a web page (HTML), not a text: the file has another address")

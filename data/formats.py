@@ -1,20 +1,107 @@
-"""Which format and which compression the name of a file tells."""
+"""Which format and which compression the name of a file tells, and what its first bytes tell."""
 
 from __future__ import annotations
 
 import bz2
 import gzip
 import lzma
+import shlex
+import zlib
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from data.errors import BrokenText
 
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".py")
-TABLE_READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
+TABLE_READERS = {
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".json": "json",
+    ".parquet": "parquet",
+    ".csv": "csv",
+}
 COMPRESSIONS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+BROKEN_COMPRESSION = (OSError, EOFError, lzma.LZMAError, zlib.error)
+"""What reading a compressed file raises."""
+HEAD_BYTES = 512
+UNPACK = "Unpack it first: "
+NO_TEXT = (
+    (0, b"PK\x03\x04", "a ZIP archive", UNPACK + "unzip {file}"),
+    (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive", UNPACK + "7z x {file}"),
+    (0, b"Rar!\x1a\x07", "a RAR archive", UNPACK + "unrar x {file}"),
+    (257, b"ustar", "a tar archive", UNPACK + "tar -xf {file}"),
+    (0, b"\x28\xb5\x2f\xfd", "compressed by Zstandard", UNPACK + "zstd -dc {file} > text.txt"),
+    (0, b"\x04\x22\x4d\x18", "compressed by LZ4", UNPACK + "lz4 -dc {file} > text.txt"),
+    (0, b"\x1f\x8b", "compressed by gzip", UNPACK + "gzip -dc < {file} > text.txt"),
+    (0, b"BZh91AY&SY", "compressed by bzip2", UNPACK + "bzip2 -dc < {file} > text.txt"),
+    (0, b"\xfd7zXZ\x00", "compressed by xz", UNPACK + "xz -dc < {file} > text.txt"),
+    (0, b"%PDF-", "a PDF document", "Convert it first: pdftotext {file} text.txt"),
+    (0, b"PAR1", "a Parquet table", "Give it a name that ends in .parquet."),
+    (0, bytes(HEAD_BYTES), "NUL bytes at its beginning", "Copy it again: it is not whole."),
+)
+"""Place, first bytes, what they tell, and how a text is made of it."""
+BYTE_ORDER_MARKS = (
+    (b"\xff\xfe\x00\x00", "UTF-32"),
+    (b"\x00\x00\xfe\xff", "UTF-32"),
+    (b"\xff\xfe", "UTF-16"),
+    (b"\xfe\xff", "UTF-16"),
+)
 
 
 def suffixes(path: str) -> tuple[str, str]:
-    """The ending that tells the format and the one that tells the compression ('' for none)."""
-    bare = Path(path)
+    """The ending that tells the format and the one that tells the compression ('' for none).
+
+    In lower case: `A.TXT.GZ` is what `a.txt.gz` is.
+    """
+    bare = Path(path.lower())
     compression = bare.suffix if bare.suffix in COMPRESSIONS else ""
     return (Path(bare.stem) if compression else bare).suffix, compression
+
+
+def open_bytes(file: str) -> IO[bytes]:
+    """The content of a file, decompressed as its name tells."""
+    opener = COMPRESSIONS.get(suffixes(file)[1])
+    return opener(file, "rb") if opener else open(file, "rb")
+
+
+def refuse_other_content(file: str) -> None:
+    """Raise BrokenText for what is no text by its first bytes; it says how one is made of it."""
+    try:
+        with open_bytes(file) as opened:
+            head = opened.read(HEAD_BYTES)
+    except BROKEN_COMPRESSION:
+        return  # whoever reads it to its end says so
+    for place, magic, what, remedy in NO_TEXT:
+        if head[place : place + len(magic)] == magic:
+            remedy = remedy.format(file=shlex.quote(file))
+            raise BrokenText(f"data.source: {file} is {what}, not a text. {remedy}")
+    encoding = _wide_encoding(head)
+    if encoding is not None:
+        raise BrokenText(
+            f"data.source: {file} is not UTF-8: byte 0 (counted from 0) begins a text in "
+            f"{encoding}. Convert it first, for example: {iconv(encoding, file)}"
+        )
+
+
+def _wide_encoding(head: bytes) -> str | None:
+    """The encoding of a text in units of several bytes, by its mark or by where its NULs are."""
+    for mark, encoding in BYTE_ORDER_MARKS:
+        if head.startswith(mark):
+            return encoding
+    at = [head[place::4].count(0) * 8 > len(head) for place in range(4)]  # more than half are NUL
+    return {
+        (False, True, False, True): "UTF-16LE",
+        (True, False, True, False): "UTF-16BE",
+        (False, True, True, True): "UTF-32LE",
+        (True, True, True, False): "UTF-32BE",
+    }.get(tuple(at))  # type: ignore[arg-type]
+
+
+def iconv(encoding: str, file: str) -> str:
+    """The command that converts a file to UTF-8."""
+    compression = suffixes(file)[1]
+    name = shlex.quote(file)
+    if not compression:
+        return f"iconv -f {encoding} -t UTF-8 {name} > utf8.txt"
+    unpack = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz"}[compression]
+    return f"{unpack} -dc {name} | iconv -f {encoding} -t UTF-8 > utf8.txt"

@@ -21,8 +21,9 @@ from datasets import Features, List, Value
 from datasets.arrow_writer import ArrowWriter
 from numpy.typing import NDArray
 
-from data.corpus import FORMAT, CorpusInfo
-from data.errors import DataError
+from data.errors import BrokenText, DataError
+from data.prepared import INFO, TOKENS, CorpusInfo, begin_fingerprint, end_fingerprint
+from data.progress import Progress
 from data.sources import Source
 from data.tokenizer import CODE_POINTS, CharTokenizer, code_points
 
@@ -34,23 +35,40 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def build(opened: Source, val_fraction: float, building: Path, threads: int) -> None:
+def build(
+    opened: Source, val_fraction: float, building: Path, threads: int, progress: Progress
+) -> None:
     """Write the files of a prepared text into the folder `building`, and to the disk.
 
     `threads`, up to `MOST_THREADS`, look characters up, beside the one that reads and writes.
+    Raises DataError where the text cannot be read, or changes while it is.
     """
     threads = min(threads, MOST_THREADS)
-    tokenizer, ends, characters = _survey(opened, threads)
-    cut = _split(characters, ends, val_fraction)
-    written, digest = _write_tokens(opened, tokenizer, building / "tokens.arrow", threads)
-    assert written == characters, "the source changed while it was read"
-    digest.update(f"\0{FORMAT}\0{cut}".encode())
-    info = CorpusInfo(opened.name, characters, len(ends), cut, digest.hexdigest())
+    try:
+        tokenizer, ends, characters = _survey(opened, threads, progress)
+        cut = _split(characters, ends, val_fraction)
+        progress.doing(f"preparing {opened.name}, second of two passes", characters)
+        written, digest = _write_tokens(opened, tokenizer, building / TOKENS, threads, progress)
+    except DataError as error:
+        if opened.is_unchanged():
+            raise
+        raise _changed(opened) from error
+    if written != characters or not opened.is_unchanged():
+        raise _changed(opened)
+    fingerprint = end_fingerprint(digest, cut)
+    info = CorpusInfo(opened.name, characters, len(ends), cut, fingerprint)
     tokenizer.save(building)
-    (building / "corpus.json").write_text(json.dumps(asdict(info), indent=2) + "\n")
+    (building / INFO).write_text(json.dumps(asdict(info), indent=2) + "\n")
     for file in building.iterdir():
         with open(file, "rb") as written_file:
             os.fsync(written_file.fileno())
+
+
+def _changed(opened: Source) -> DataError:
+    return DataError(
+        f"data.source={opened.name} changed while it was read. Start again when nothing writes "
+        "to it any more, or give a copy of it."
+    )
 
 
 def _in_order(
@@ -70,8 +88,11 @@ def _in_order(
             yield running.popleft().result()
 
 
-def _survey(opened: Source, threads: int) -> tuple[CharTokenizer, NDArray[np.int64], int]:
+def _survey(
+    opened: Source, threads: int, progress: Progress
+) -> tuple[CharTokenizer, NDArray[np.int64], int]:
     """First pass: the vocabulary, where documents end, and how many characters there are."""
+    progress.doing(f"preparing {opened.name}, first of two passes", unit="million characters")
     seen = np.zeros(CODE_POINTS, dtype=bool)
 
     def look(piece: dict) -> tuple[int, list[int]]:
@@ -85,8 +106,9 @@ def _survey(opened: Source, threads: int) -> tuple[CharTokenizer, NDArray[np.int
     for length, piece_ends in _in_order(look, opened.read(), threads):
         ends.extend(characters + end for end in piece_ends)
         characters += length
+        progress.done = characters
     if characters == 0:
-        raise DataError(f"data.source={opened.name} is empty: there is no text to train on.")
+        raise BrokenText(f"data.source={opened.name} is empty: there is no text to train on.")
     tokenizer = CharTokenizer("".join(map(chr, np.flatnonzero(seen))))
     return tokenizer, np.array(ends, dtype=np.int64), characters
 
@@ -101,20 +123,24 @@ def _split(characters: int, ends: NDArray[np.int64], val_fraction: float) -> int
 
 
 def _write_tokens(
-    opened: Source, tokenizer: CharTokenizer, path: Path, threads: int
+    opened: Source, tokenizer: CharTokenizer, path: Path, threads: int, progress: Progress
 ) -> tuple[int, hashlib._Hash]:
     """Second pass: encode into Arrow. Returns how many tokens, and a digest of them."""
     features = Features({"tokens": List(Value(tokenizer.dtype.name))})
-    digest = hashlib.sha256(tokenizer.characters.encode())
+    digest = begin_fingerprint(tokenizer)
     written = 0
 
     def encode(piece: dict) -> NDArray:
-        return tokenizer.encode(piece["text"])
+        try:
+            return tokenizer.encode(piece["text"])
+        except DataError as error:  # of a character that was not there before
+            raise _changed(opened) from error
 
     with ArrowWriter(path=str(path), features=features, writer_batch_size=8) as writer:
         for tokens in _in_order(encode, opened.read(), threads):
             digest.update(tokens.data)
             writer.write({"tokens": tokens})
             written += len(tokens)
+            progress.done = written
         writer.finalize()
     return written, digest

@@ -15,19 +15,25 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import os
 import re
+import stat
 import sysconfig
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data.errors import DataError
+from data.errors import BrokenText, DataError
 from data.fetch import fetched
 from data.formats import TABLE_READERS, TEXT_SUFFIXES, suffixes
+from data.progress import Progress
 
 if TYPE_CHECKING:
     from datasets import IterableDataset
+
+PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,26 @@ class Source:
     """Changes whenever the text may have changed; what preparation is cached by."""
     open: Callable[[], IterableDataset]
     """Columns `text` and `ends`, see the module. Raises DataError where there are none."""
+    is_unchanged: Callable[[], bool] = lambda: True
+    """Whether the text is still the one of `key`, as far as its files tell without reading them."""
+    fetched: Path | None = None
+    """The file that was fetched for it."""
+
+    @property
+    def where(self) -> str:
+        """The name, and what it was fetched into."""
+        return self.name if self.fetched is None else f"{self.name} (fetched into {self.fetched})"
+
+    def refused(self, error: BrokenText) -> DataError:
+        """What to say of a text that cannot be read. A download of it is not kept."""
+        if self.fetched is None:
+            return error
+        with suppress(OSError):
+            self.fetched.unlink()
+        return DataError(
+            f"{error} It was fetched from data.source={self.name} into {self.fetched}, which is "
+            "removed: the next start fetches it again."
+        )
 
     def read(self) -> Iterator[dict]:
         """The pieces, from the first. Raises DataError where one cannot be read."""
@@ -49,12 +75,14 @@ class Source:
             raise
         except Exception as error:  # pyarrow's, pandas', zlib's, the decoder's own types
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise DataError(
-                f"data.source={self.name} cannot be read to its end: {reason}"
+            raise BrokenText(
+                f"data.source={self.name} cannot be read to its end: {reason}."
             ) from error
 
 
-def open_source(source: str, text_column: str, cache_dir: Path) -> Source:
+def open_source(
+    source: str, text_column: str, cache_dir: Path, progress: Progress | None = None
+) -> Source:
     """The corpus that `data.source` names.
 
     `python-docs` and `python-stdlib` come with Python. A URL is fetched once into `cache_dir`. What
@@ -64,15 +92,29 @@ def open_source(source: str, text_column: str, cache_dir: Path) -> Source:
 
     Raises DataError when there is no such text.
     """
+    progress = progress or Progress()
     if source == "python-docs":
         return _python_docs()
     if source == "python-stdlib":
-        return _files(source, _python_stdlib(), text_column)
-    if re.match(r"https?://", source):
-        return _files(source, [fetched(source, cache_dir)], text_column)
-    if _looks_like_files(source):
-        return _files(source, _matching_files(source), text_column)
-    return _hub_dataset(source, text_column)
+        return _files(source, _python_stdlib(), text_column, progress)
+    if re.match(r"https?://", source, re.IGNORECASE):
+        file = fetched(source, cache_dir, progress)
+        return replace(_files(source, [file], text_column, progress), fetched=file)
+    if re.match(r"[a-z][a-z0-9+.-]*://", source, re.IGNORECASE):
+        raise DataError(
+            f"data.source={source}: only http:// and https:// addresses are fetched. Fetch the "
+            "file by other means and give its path."
+        )
+    try:
+        is_local = _looks_like_files(source)
+        files = _matching_files(source) if is_local else []
+    except (OSError, RuntimeError) as error:  # a name too long, folders closed to us; no such ~user
+        reason = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
+        raise DataError(f"data.source={source} cannot be opened: {reason}. Check it.") from error
+    if is_local:
+        return _files(source, files, text_column, progress)
+    progress.doing(f"loading {source} from the Hub")
+    return _hub_dataset(source, text_column, progress)
 
 
 def _python_docs() -> Source:
@@ -124,8 +166,9 @@ def _matching_files(source: str) -> list[Path]:
         return [path]
     if not any(mark in source for mark in "*?["):
         raise DataError(f"data.source={source}: there is no such file. Check the path.")
+    _refuse_closed_folder(path)
     files = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
-    files = [file for file in files if file.is_file()]
+    files = [file for file in files if not file.is_dir()]
     if not files:
         raise DataError(
             f"data.source={source} matches no file. Check the pattern; ** matches folders too."
@@ -133,7 +176,14 @@ def _matching_files(source: str) -> list[Path]:
     return files
 
 
-def _files(name: str, files: list[Path], text_column: str) -> Source:
+def _refuse_closed_folder(pattern: Path) -> None:
+    """Raise OSError where the folder in which a pattern looks may not be read: it finds nothing."""
+    fixed = [part for part in pattern.parents if not glob.has_magic(str(part))]
+    if fixed and fixed[0].is_dir():
+        os.scandir(fixed[0]).close()
+
+
+def _files(name: str, files: list[Path], text_column: str, progress: Progress) -> Source:
     """All files must be texts, or all tables of one format."""
     readers = {TABLE_READERS.get(suffixes(str(file))[0], "text") for file in files}
     if len(readers) > 1:
@@ -142,15 +192,16 @@ def _files(name: str, files: list[Path], text_column: str) -> Source:
             "Name files of one format."
         )
     reader = readers.pop()
+    stamps = _stamps(name, files)
+    size = sum(size for size, *_ in stamps)
+    if size == 0:
+        raise DataError(f"data.source={name} is empty: there is no text to train on.")
+    progress.doing(f"reading {name}", size)
     digest = hashlib.sha256(reader.encode())
     for file in files:
-        try:
-            with open(file, "rb") as opened:
-                digest.update(hashlib.file_digest(opened, "sha256").digest())
-        except OSError as error:
-            raise DataError(f"data.source={name}: cannot read {file}: {error.strerror}.") from error
-    if not any(file.stat().st_size for file in files):
-        raise DataError(f"data.source={name} is empty: there is no text to train on.")
+        # The same bytes are another text, or none, when a name says that they are compressed.
+        digest.update(suffixes(str(file))[1].encode())
+        digest.update(_digest(name, file, progress))
     if reader != "text":
         digest.update(text_column.encode())
 
@@ -162,12 +213,48 @@ def _files(name: str, files: list[Path], text_column: str) -> Source:
             return text_pieces(files)
         return table_pieces(name, reader, files, text_column)
 
-    return Source(name, digest.hexdigest(), read)
+    return Source(name, digest.hexdigest(), read, lambda: _stamps(name, files) == stamps)
 
 
-def _hub_dataset(name: str, text_column: str) -> Source:
+def _stamps(name: str, files: list[Path]) -> list[tuple[int, int, int]]:
+    """Size, time and number of each file: what changes when somebody writes to it."""
+    stamps = []
+    for file in files:
+        with _named(name, file):
+            found = file.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise DataError(
+                f"data.source={name}: {file} is no regular file, but a device, a pipe or the like. "
+                "Write its text into a file first."
+            )
+        stamps.append((found.st_size, found.st_mtime_ns, found.st_ino))
+    return stamps
+
+
+def _digest(name: str, file: Path, progress: Progress) -> bytes:
+    digest = hashlib.sha256()
+    with _named(name, file), open(file, "rb") as opened:
+        while piece := opened.read(PIECE_BYTES):
+            digest.update(piece)
+            progress.done += len(piece)
+    return digest.digest()
+
+
+@contextmanager
+def _named(name: str, file: Path) -> Iterator[None]:
+    """Raise DataError with the file's name for what goes wrong with it."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"data.source={name}: cannot read {file}: {error.strerror}.") from error
+
+
+def _hub_dataset(name: str, text_column: str, progress: Progress | None = None) -> Source:
     from data.tables import hub_pieces
 
-    pieces, version = hub_pieces(name, text_column)
+    found = hub_pieces(name, text_column)
+    if isinstance(found, list):
+        return _files(name, found, text_column, progress or Progress())
+    pieces, version = found
     digest = hashlib.sha256(f"{name}\0{version}\0{text_column}".encode())
     return Source(name, digest.hexdigest(), lambda: pieces)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import codecs
-import lzma
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 from datasets import IterableDataset
 
-from data.errors import DataError
-from data.formats import COMPRESSIONS, suffixes
+from data.errors import BrokenText
+from data.formats import BROKEN_COMPRESSION, iconv, open_bytes, refuse_other_content
 from data.pieces import PIECE_FEATURES, ended
 
 PIECE_BYTES = 1 << 20
@@ -53,10 +51,11 @@ def _pieces_of(files: tuple[str, ...]) -> Iterator[dict]:
 
 
 def _decoded(file: str) -> Iterator[str]:
+    refuse_other_content(file)
     decoder = codecs.getincrementaldecoder("utf-8")()
     read = 0  # bytes given to the decoder before this piece
     try:
-        with _open_bytes(file) as opened:
+        with open_bytes(file) as opened:
             while piece := opened.read(PIECE_BYTES):
                 held = len(decoder.getstate()[0])
                 try:
@@ -68,17 +67,12 @@ def _decoded(file: str) -> Iterator[str]:
             held = len(decoder.getstate()[0])
             if held:
                 raise _not_utf8(file, read - held)
-    except (OSError, EOFError, lzma.LZMAError) as error:
-        raise DataError(f"data.source: {file} cannot be read to its end: {error}.") from error
+    except BROKEN_COMPRESSION as error:
+        raise BrokenText(f"data.source: {file} cannot be read to its end: {error}.") from error
 
 
-def _open_bytes(file: str) -> IO[bytes]:
-    opener = COMPRESSIONS.get(suffixes(file)[1])
-    return opener(file, "rb") if opener else open(file, "rb")
-
-
-def _not_utf8(file: str, offset: int) -> DataError:
-    return DataError(
+def _not_utf8(file: str, offset: int) -> BrokenText:
+    return BrokenText(
         f"data.source: {file} is not UTF-8: byte {offset} (counted from 0) begins no character. "
-        f"Convert it first, for example: iconv -f LATIN1 -t UTF-8 {file} > utf8.txt"
+        f"Convert it first, for example, if it is Latin-1: {iconv('LATIN1', file)}"
     )

@@ -273,7 +273,7 @@ def test_what_a_killed_preparation_left_is_not_a_corpus(prepare, tmp_path):
     corpus = prepare(source)
 
     assert text_of(corpus.held_out, corpus.tokenizer) == TEXT[len(corpus.train) :]
-    assert cached(tmp_path) == [left.strip(".").removesuffix(".tmp")]
+    assert cached(tmp_path) == [left.split(".")[1]]
 
 
 def test_a_full_disk_is_told_with_the_folder(prepare, tmp_path, monkeypatch):
@@ -295,22 +295,23 @@ PREPARING = """
 import sys
 from pathlib import Path
 import data.corpus
+import data.once
 import data.prepare
 
 def say(word):
     print(word, flush=True)
     assert sys.stdin.readline() == "go\\n"
 
-class Lock(data.corpus.FileLock):
-    def __enter__(self):
-        say("locking")
-        return super().__enter__()
+def acquired(lock):
+    say("locking")
+    return really_acquired(lock)
 
 def build(*args):
     say("building")
     return really_build(*args)
 
-really_build, data.prepare.build, data.corpus.FileLock = data.prepare.build, build, Lock
+really_build, data.prepare.build = data.prepare.build, build
+really_acquired, data.once.acquired = data.once.acquired, acquired
 corpus = data.corpus.prepare_corpus(
     sys.argv[1], text_column="text", val_fraction=0.1, block_size=8, cache_dir=Path(sys.argv[2])
 )

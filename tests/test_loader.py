@@ -1,6 +1,8 @@
 """Windows of a stream of tokens, and the batches of training and of evaluation."""
 
+import os
 from itertools import pairwise
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from datasets.arrow_writer import ArrowWriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data.errors import TextLost
 from data.loader import (
     NO_WINDOW,
     HeldOutBatches,
@@ -73,26 +76,73 @@ def test_a_window_is_an_array_of_its_own():
     assert stream.window(0, 20).tolist() == list(range(20))
 
 
-def test_a_stream_shares_the_memory_of_the_arrow_file(tmp_path):
+def arrow_file(path, lists):
     features = Features({"tokens": List(Value("uint16"))})
-    lists = [np.arange(n, dtype=np.uint16) for n in (1000, 0, 1, 5000)]
-    path = tmp_path / "tokens.arrow"
     with ArrowWriter(path=str(path), features=features, writer_batch_size=2) as writer:
         for tokens in lists:
-            writer.write({"tokens": tokens})
+            writer.write({"tokens": np.asarray(tokens, dtype=np.uint16)})
         writer.finalize()
+    return path
+
+
+def test_a_stream_leaves_its_tokens_in_the_arrow_file(tmp_path):
+    lists = [np.arange(n, dtype=np.uint16) for n in (1000, 0, 1, 5000)]
+    path = arrow_file(tmp_path / "tokens.arrow", lists)
     before = pa.total_allocated_bytes()
     stream = TokenStream.from_arrow(path)
 
     assert pa.total_allocated_bytes() - before < 2000  # bytes; the tokens take 12,002
     assert stream.window(0, len(stream)).tolist() == np.concatenate(lists).tolist()
-    places = [chunk.__array_interface__["data"][0] for chunk in stream.chunks]
-    maps = Path("/proc/self/maps").read_text().splitlines()
-    mapped = [line for line in maps if str(path) in line]
-    first, last = (int(bound, 16) for bound in mapped[0].split()[0].split("-"))
-    assert len(mapped) == 1
-    assert len(places) == 2
-    assert all(first <= place < last for place in places)
+    assert len(stream.chunks) == 2
+    assert str(path) not in Path("/proc/self/maps").read_text()
+
+
+def test_a_file_that_becomes_shorter_ends_a_read_and_not_the_process(tmp_path):
+    path = arrow_file(tmp_path / "tokens.arrow", [np.arange(60_000)])
+    stream = TokenStream.from_arrow(path)
+    os.truncate(path, 50_000)
+
+    assert stream.window(0, 1000).tolist() == list(range(1000))
+    with pytest.raises(TextLost, match=r"tokens\.arrow became shorter while it was read"):
+        stream.window(59_000, 1000)
+
+
+def test_an_open_stream_outlives_its_file(tmp_path):
+    path = arrow_file(tmp_path / "tokens.arrow", [np.arange(6000)])
+    stream = TokenStream.from_arrow(path)
+    path.unlink()  # as where another start has found it damaged
+
+    assert stream.window(10, 3).tolist() == [10, 11, 12]
+
+
+@pytest.mark.parametrize("tokens", [1_000, 1_000_000])
+def test_what_a_worker_is_sent_does_not_grow_with_the_corpus(tmp_path, tokens):
+    path = arrow_file(tmp_path / "tokens.arrow", np.split(np.arange(tokens) % 9, 100))
+    windows = Windows(TokenStream.from_arrow(path).part(10, tokens - 10), 8, IGNORED)
+
+    sent = ForkingPickler.dumps(windows)
+    again = ForkingPickler.loads(sent)
+
+    assert len(sent) < 1000
+    assert len(again) == tokens - 20
+    for mine, theirs in zip(
+        windows.__getitems__([0, 700]), again.__getitems__([0, 700]), strict=True
+    ):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_spawned_worker_loads_the_same_batches(tmp_path):
+    path = arrow_file(tmp_path / "tokens.arrow", [np.arange(200)])
+    windows = Windows(TokenStream.from_arrow(path), 8, IGNORED)
+
+    def batches(workers):
+        loader = window_loader(windows, HeldOutBatches(held_out_starts(200, 8, 6), 2), workers)
+        if workers:
+            loader.multiprocessing_context = "spawn"  # with the start of a process, as forkserver
+        return list(loader)
+
+    for alone, helped in zip(batches(0), batches(1), strict=True):
+        assert all(map(torch.equal, alone, helped))
 
 
 def test_targets_are_the_inputs_shifted_by_one():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,8 +39,11 @@ from training.uploading import store_of
 
 
 def prepare_text(accelerator: Accelerator, config: Config) -> Corpus:
-    """The corpus, prepared once on each machine. Every process must call this."""
-    data = config.data
+    """The corpus, prepared once on each machine and verified there by its first process.
+
+    Every process must call this.
+    """
+    data, first = config.data, accelerator.is_local_main_process
     corpus = first_on_each_machine(
         accelerator,
         lambda: prepare_corpus(
@@ -48,11 +53,18 @@ def prepare_text(accelerator: Accelerator, config: Config) -> Corpus:
             block_size=data.block_size,
             cache_dir=Path(data.cache_dir),
             threads=cores(),
+            verify=first,
+            say=_say_progress if first else None,
         ),
     )
     if not same_everywhere(accelerator, corpus.info.fingerprint):
         raise DataError(f"data.source={data.source} is not the same text on all machines.")
     return corpus
+
+
+def _say_progress(line: str) -> None:
+    with suppress(OSError):  # nobody reads on
+        print(line, file=sys.stderr, flush=True)
 
 
 def agree_on_start(accelerator: Accelerator, config: Config) -> Start:

@@ -1,0 +1,61 @@
+"""Lines that say what is done with a text, where that takes longer than a second."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+
+FIRST_SECONDS, EVERY_SECONDS = 1.0, 10.0
+
+
+class Progress:
+    """Within its context, what is being done is said after a second, then every ten.
+
+    By a thread, so that it is also said of what waits: for a network, a disk or another process.
+    """
+
+    def __init__(self, say: Callable[[str], None] | None = None) -> None:
+        self.say = say or (lambda line: None)
+        self.what = ""
+        self.done = 0
+        self.total: int | None = None
+        self.unit = "MB"
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._speak, daemon=True) if say else None
+
+    def doing(self, what: str, total: int | None = None, unit: str = "MB") -> None:
+        """From here on `what` is done, counted in `done`, of `total` in all where that is known.
+
+        `unit` is the word for a million of what is counted.
+        """
+        self.done, self.total, self.unit, self.what = 0, total, unit, what
+
+    def line(self) -> str:
+        """What is done now, and how far it is."""
+        if self.total:
+            return f"text      {self.what}: {min(self.done / self.total, 1):.0%}"
+        far = f": {self.done / 1e6:,.0f} {self.unit}" if self.done else ""
+        return f"text      {self.what}{far}"
+
+    def _speak(self) -> None:
+        seconds = FIRST_SECONDS
+        while not self._ended.wait(seconds):
+            if self.what:
+                self.say(self.line())
+            seconds = EVERY_SECONDS
+
+    def __enter__(self) -> Progress:
+        if self._thread is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
