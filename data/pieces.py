@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from datasets import Features, List, Value
+from typing import TypedDict
 
-PIECE_FEATURES = Features({"text": Value("large_string"), "ends": List(Value("int64"))})
-"""A piece of text and the offsets in it, in characters, at which a document ends."""
+
+class Piece(TypedDict):
+    """A piece of the text, in order."""
+
+    text: str
+    ends: list[int]
+    """The offsets in it, in characters, at which a document ends."""
 
 
 def ended(document: str) -> str:

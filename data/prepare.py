@@ -22,6 +22,7 @@ from datasets.arrow_writer import ArrowWriter
 from numpy.typing import NDArray
 
 from data.errors import BrokenText, DataError
+from data.pieces import Piece
 from data.prepared import INFO, TOKENS, CorpusInfo, begin_fingerprint, end_fingerprint
 from data.progress import Progress
 from data.sources import Source
@@ -95,7 +96,7 @@ def _survey(
     progress.doing(f"preparing {opened.name}, first of two passes", unit="million characters")
     seen = np.zeros(CODE_POINTS, dtype=bool)
 
-    def look(piece: dict) -> tuple[int, list[int]]:
+    def look(piece: Piece) -> tuple[int, list[int]]:
         points = code_points(piece["text"])
         if not seen[points].all():  # to look is faster than to write
             seen[points] = True  # all threads write the same
@@ -130,7 +131,7 @@ def _write_tokens(
     digest = begin_fingerprint(tokenizer)
     written = 0
 
-    def encode(piece: dict) -> NDArray:
+    def encode(piece: Piece) -> NDArray:
         try:
             return tokenizer.encode(piece["text"])
         except DataError as error:  # of a character that was not there before

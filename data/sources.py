@@ -1,8 +1,7 @@
 """Where text comes from: what `data.source` names, as a stream of pieces of text.
 
-A source is an `IterableDataset` with the columns `text` (a piece of the corpus, in order) and
-`ends` (the offsets in the piece, in characters, at which a document ends). Pieces are a few MB at
-most where the format allows, so that a corpus of any size passes through in bounded memory.
+Pieces are a few MB at most where the format allows, so that a corpus of any size passes through in
+bounded memory.
 
 Every document ends with a newline: one is added where it is missing. Only a corpus that is one
 single text file is taken to the letter.
@@ -19,19 +18,16 @@ import os
 import re
 import stat
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from data.errors import BrokenText, DataError
 from data.fetch import fetched
 from data.formats import TABLE_READERS, TEXT_SUFFIXES, suffixes
+from data.pieces import Piece
 from data.progress import Progress
-
-if TYPE_CHECKING:
-    from datasets import IterableDataset
 
 PIECE_BYTES = 1 << 20
 
@@ -44,8 +40,8 @@ class Source:
     """As a person calls it."""
     key: str
     """Changes whenever the text may have changed; what preparation is cached by."""
-    open: Callable[[], IterableDataset]
-    """Columns `text` and `ends`, see the module. Raises DataError where there are none."""
+    open: Callable[[], Iterable[Piece]]
+    """Its pieces, see the module. Raises DataError where there are none."""
     is_unchanged: Callable[[], bool] = lambda: True
     """Whether the text is still the one of `key`, as far as its files tell without reading them."""
     fetched: Path | None = None
@@ -67,7 +63,7 @@ class Source:
             "removed: the next start fetches it again."
         )
 
-    def read(self) -> Iterator[dict]:
+    def read(self) -> Iterator[Piece]:
         """The pieces, from the first. Raises DataError where one cannot be read."""
         try:
             yield from self.open()
@@ -124,7 +120,7 @@ def _python_docs() -> Source:
     documents = tuple(topics[name] for name in sorted(topics))
     digest = hashlib.sha256("\0".join(documents).encode())
 
-    def read() -> IterableDataset:
+    def read() -> Iterable[Piece]:
         from data.texts import document_pieces
 
         return document_pieces(documents)
@@ -205,7 +201,7 @@ def _files(name: str, files: list[Path], text_column: str, progress: Progress) -
     if reader != "text":
         digest.update(text_column.encode())
 
-    def read() -> IterableDataset:
+    def read() -> Iterable[Piece]:
         from data.tables import table_pieces
         from data.texts import text_pieces
 

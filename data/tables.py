@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import codecs
+import errno
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import datasets
-from datasets import DownloadConfig, DownloadManager, IterableDataset
+from datasets import DownloadConfig, DownloadManager, Features, IterableDataset, List, Value
 from datasets.packaged_modules.csv.csv import Csv
 from datasets.packaged_modules.text.text import Text
 from pyarrow.parquet import ParquetFile
 
 from data.errors import BrokenText, DataError
 from data.formats import refuse_other_content
-from data.pieces import PIECE_FEATURES, ended
+from data.locks import NO_LOCKS
+from data.pieces import ended
 
 ROWS_PER_PIECE = 64
+PIECE_FEATURES = Features({"text": Value("large_string"), "ends": List(Value("int64"))})
+CLOSED = (*NO_LOCKS, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+"""What a disk answers on which `datasets` cannot keep what it downloads."""
 
 
 def table_pieces(name: str, reader: str, files: list[Path], text_column: str) -> IterableDataset:
@@ -27,13 +33,16 @@ def table_pieces(name: str, reader: str, files: list[Path], text_column: str) ->
             refuse_other_content(str(file))
         if reader == "parquet" and not any(ParquetFile(file).metadata.num_rows for file in files):
             raise _no_rows(name)
-        rows = datasets.load_dataset(
-            reader,
-            data_files=[str(file) for file in files],
-            split="train",
-            streaming=True,
-            **options,
-        )
+        # Nothing is kept there, but its own cache may be closed, or on a disk without locks.
+        with tempfile.TemporaryDirectory() as scratch:
+            rows = datasets.load_dataset(
+                reader,
+                data_files=[str(file) for file in files],
+                split="train",
+                streaming=True,
+                cache_dir=scratch,
+                **options,
+            )
         return _row_pieces(name, rows, text_column)
     except DataError:
         raise
@@ -67,6 +76,11 @@ def hub_pieces(name: str, text_column: str) -> list[Path] | tuple[IterableDatase
         raise
     except Exception as error:  # of many unrelated types: the Hub's, the network's, the builder's
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if isinstance(error, OSError) and error.errno in CLOSED:
+            raise DataError(
+                f"data.source={name} cannot be kept in {datasets.config.HF_DATASETS_CACHE}: "
+                f"{reason}. Name a folder on another disk in HF_DATASETS_CACHE."
+            ) from error
         raise DataError(
             f"data.source={name} is neither a file here nor a data set whose split 'train' could "
             f"be loaded from the Hub: {reason}"

@@ -6,48 +6,31 @@ import codecs
 from collections.abc import Iterator
 from pathlib import Path
 
-from datasets import IterableDataset
-
 from data.errors import BrokenText
 from data.formats import BROKEN_COMPRESSION, iconv, open_bytes, refuse_other_content
-from data.pieces import PIECE_FEATURES, ended
+from data.pieces import Piece, ended
 
 PIECE_BYTES = 1 << 20
 
 
-def text_pieces(files: list[Path]) -> IterableDataset:
+def text_pieces(files: list[Path]) -> Iterator[Piece]:
     """Whole files as documents, read as UTF-8 in pieces; a byte order mark is not text."""
-    return IterableDataset.from_generator(
-        _pieces_of,
-        features=PIECE_FEATURES,
-        # A tuple: datasets takes a list for shards, and would call the generator for each file.
-        gen_kwargs={"files": tuple(str(file) for file in files)},
-    )
-
-
-def document_pieces(documents: tuple[str, ...]) -> IterableDataset:
-    """Texts in memory, each a document. (A tuple: see `text_pieces`.)"""
-    return IterableDataset.from_generator(
-        _pieces_of_documents, features=PIECE_FEATURES, gen_kwargs={"documents": documents}
-    )
-
-
-def _pieces_of_documents(documents: tuple[str, ...]) -> Iterator[dict]:
-    for document in documents:
-        text = ended(document)
-        yield {"text": text, "ends": [len(text)]}
-
-
-def _pieces_of(files: tuple[str, ...]) -> Iterator[dict]:
     for file in files:
         last = ""
-        for text in _decoded(file):
+        for text in _decoded(str(file)):
             if last:
                 yield {"text": last, "ends": []}
             last = text
         if len(files) > 1:
             last = ended(last)
         yield {"text": last, "ends": [len(last)]}
+
+
+def document_pieces(documents: tuple[str, ...]) -> Iterator[Piece]:
+    """Texts in memory, each a document."""
+    for document in documents:
+        text = ended(document)
+        yield {"text": text, "ends": [len(text)]}
 
 
 def _decoded(file: str) -> Iterator[str]:

@@ -1,0 +1,260 @@
+"""Texts behind an address: whole or not there, whoever else fetches them at the same time."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+import data.fetch
+from data.corpus import prepare_corpus
+from data.errors import DataError
+from data.fetch import fetched
+from data.progress import Progress
+
+TEXT = "".join(f"line {i} of the text, é ü 日本\n" for i in range(400)).encode()
+
+
+@pytest.fixture
+def served():
+    """A server of one answer a path: (status, headers, the pieces of the body, each a moment)."""
+    answers, asked = {}, []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append((self.path, dict(self.headers)))
+            status, headers, pieces = answers[self.path]
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            for piece in pieces:
+                if callable(piece):
+                    piece()
+                else:
+                    self.wfile.write(piece)
+                    self.wfile.flush()
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", answers, asked
+        server.shutdown()
+        thread.join()
+
+
+def of_length(*pieces):
+    return {"Content-Length": str(sum(len(piece) for piece in pieces if isinstance(piece, bytes)))}
+
+
+def files_in(cache):
+    return [path for path in cache.rglob("*") if path.is_file()]
+
+
+def prepare(source, cache, **more):
+    settings = {"text_column": "text", "val_fraction": 0.1, "block_size": 8, **more}
+    return prepare_corpus(source, cache_dir=cache, **settings)
+
+
+@pytest.mark.parametrize("first_of_both", [0, 1])
+def test_two_machines_that_fetch_into_one_folder_both_get_the_whole_text(
+    served, tmp_path, first_of_both
+):
+    address, answers, asked = served
+    both = threading.Barrier(2, timeout=60)
+    go_on, one_is_done = [threading.Event(), threading.Event()], threading.Event()
+
+    def wait():
+        mine = both.wait()  # both have begun before one of them is done
+        assert go_on[mine].wait(timeout=60)
+
+    answers["/a.txt"] = (200, of_length(TEXT), [TEXT[:6000], wait, TEXT[6000:]])
+    results = []
+
+    def fetch():
+        path = fetched(f"{address}/a.txt", tmp_path, Progress())
+        results.append(path.read_bytes())
+        one_is_done.set()
+
+    machines = [threading.Thread(target=fetch) for _ in range(2)]
+    for machine in machines:
+        machine.start()
+    go_on[first_of_both].set()
+    assert one_is_done.wait(timeout=60)
+    go_on[1 - first_of_both].set()
+    for machine in machines:
+        machine.join(timeout=60)
+
+    assert results == [TEXT, TEXT]
+    assert len(asked) == 2
+    assert len(files_in(tmp_path)) == 1
+
+
+def test_what_lies_in_the_cache_is_used_by_the_other_machine(served, tmp_path):
+    address, answers, asked = served
+    answers["/a.txt"] = (200, of_length(TEXT), [TEXT])
+    for _ in range(2):
+        assert fetched(f"{address}/a.txt", tmp_path, Progress()).read_bytes() == TEXT
+
+    assert len(asked) == 1
+
+
+PAGE = b"<!DOCTYPE html>\n<html><body>Log in first</body></html>"
+BAD = {
+    "empty": ({"Content-Length": "0"}, [], "the answer is empty"),
+    "empty, of no length": ({}, [], "the answer is empty"),
+    "a page": ({"Content-Type": "text/html", **of_length(PAGE)}, [PAGE], "a web page"),
+    "a page that is called a text": (
+        {"Content-Type": "text/plain", **of_length(PAGE)},
+        [b"\r\n " + PAGE[:-3]],
+        "a web page",
+    ),
+    "a page with a prologue": ({"Content-Type": "text/html"}, [b"<?xml?>" + PAGE], "a web page"),
+    "compressed on the way": ({"Content-Encoding": "gzip"}, [gzip.compress(TEXT)], "compressed"),
+    "too short": (of_length(TEXT), [TEXT[:-1]], "bytes arrived"),
+    "a chunk too few": (
+        {"Transfer-Encoding": "chunked"},
+        [b"5\r\nfirst\r\n"],
+        "could not be fetched",
+    ),
+}
+
+
+@pytest.mark.parametrize("answer", BAD)
+def test_a_bad_download_is_told_and_not_kept(served, tmp_path, answer):
+    address, answers, _ = served
+    headers, pieces, reason = BAD[answer]
+    url = f"{address}/a.txt"
+    answers["/a.txt"] = (200, headers, pieces)
+
+    with pytest.raises(DataError, match=reason) as caught:
+        prepare(url, tmp_path)
+    assert f"data.source={url}" in str(caught.value)
+    assert files_in(tmp_path) == []
+
+    answers["/a.txt"] = (200, of_length(TEXT), [TEXT])
+    assert prepare(url, tmp_path).info.characters == len(TEXT.decode())
+
+
+BROKEN = {
+    "no UTF-8": ("a.txt", b"caf\xe9" * 99, "is not UTF-8"),
+    "an archive": ("a.txt", b"PK\x03\x04" + bytes(range(256)), "ZIP"),
+    "no gzip": ("a.txt.gz", TEXT, "cannot be read"),
+    "no table": ("a.jsonl", b"oops", "cannot be read as json"),
+    "rows without text": ("a.jsonl", b'{"text": ""}\n', "is empty"),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_download_that_cannot_be_read_is_named_and_fetched_again(served, tmp_path, broken):
+    address, answers, asked = served
+    name, content, reason = BROKEN[broken]
+    answers[f"/{name}"] = (200, of_length(content), [content])
+
+    for _ in range(2):
+        with pytest.raises(DataError, match=reason) as caught:
+            prepare(f"{address}/{name}", tmp_path)
+        (folder,) = (tmp_path / "fetched").iterdir()
+        assert str(folder / name) in str(caught.value)
+        assert not (folder / name).exists()
+    assert len(asked) == 2
+
+
+def test_a_mistake_in_another_key_does_not_throw_a_download_away(served, tmp_path):
+    address, answers, asked = served
+    rows = b'{"n": 1, "text": "abcdefghijklmnop"}\n'
+    answers["/a.jsonl"] = (200, of_length(rows), [rows])
+
+    with pytest.raises(DataError, match=r"data\.text_column=body is not a column"):
+        prepare(f"{address}/a.jsonl", tmp_path, text_column="body")
+    with pytest.raises(DataError, match=r"data\.block_size=99") as caught:
+        prepare(f"{address}/a.jsonl", tmp_path, block_size=99)
+    assert str(tmp_path / "fetched") in str(caught.value)  # perhaps it is no text but an excuse
+    assert len(asked) == 1
+
+
+def test_an_empty_download_of_former_days_is_fetched_again(served, tmp_path):
+    address, answers, _ = served
+    answers["/a.txt"] = (200, of_length(TEXT), [TEXT])
+    path = fetched(f"{address}/a.txt", tmp_path, Progress())
+    path.write_bytes(b"")
+
+    assert fetched(f"{address}/a.txt", tmp_path, Progress()).read_bytes() == TEXT
+
+
+def test_a_gzip_file_may_be_called_what_it_is(served, tmp_path):
+    address, answers, asked = served
+    packed = gzip.compress(TEXT)
+    headers = {"Content-Encoding": "x-gzip", **of_length(packed)}  # as Apache says of each .gz
+    answers["/a.txt.gz"] = (200, headers, [packed])
+
+    assert prepare(f"{address}/a.txt.gz", tmp_path).info.characters == len(TEXT.decode())
+    assert asked[0][1]["Accept-Encoding"] == "identity"
+
+
+def test_a_page_that_is_asked_for_as_one_is_a_text(served, tmp_path):
+    address, answers, _ = served
+    answers["/a.html"] = (200, {"Content-Type": "text/html", **of_length(PAGE)}, [PAGE])
+
+    assert prepare(f"{address}/a.html", tmp_path, block_size=4).info.characters == len(PAGE)
+
+
+def test_what_is_on_the_disk_is_what_arrived(served, tmp_path, monkeypatch):
+    """As where another process writes to the same file: NUL bytes were accepted so."""
+    address, answers, _ = served
+    answers["/a.txt"] = (200, of_length(TEXT), [TEXT])
+    monkeypatch.setattr(data.fetch.os, "fsync", lambda file: os.pwrite(file, bytes(100), 50))
+
+    with pytest.raises(DataError, match="does not hold what arrived"):
+        fetched(f"{address}/a.txt", tmp_path, Progress())
+    assert files_in(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://[::1",
+        "http://",
+        "https:///a.txt",
+        "http://127.0.0.1:port/a.txt",
+        "http://127.0.0.1:99999/a.txt",
+        "http://127.0.0.1:-1/a.txt",
+        "http://a b/c.txt",
+        "http://127.0.0.1:1/a b\tc.txt",
+        "http://127.0.0.1:1/..",
+        "http://127.0.0.1:1/" + "x" * 300 + ".txt",
+        "http://127.0.0.1:1/日本.txt",
+        "http://" + "ü" * 70 + "/a.txt",
+        "HTTP://127.0.0.1:1/a.txt",
+        "ftp://127.0.0.1/a.txt",
+        "s3://bucket/a.txt",
+    ],
+)
+def test_an_address_that_cannot_be_fetched_is_told(tmp_path, url):
+    with pytest.raises(DataError) as caught:
+        prepare(url, tmp_path)
+    assert str(caught.value).startswith(f"data.source={url}")
+    assert "file" in str(caught.value) or "address" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["日 本.txt", "x" * 300 + ".txt.gz", "..", "%2e%2e", ""])
+def test_any_name_of_an_address_can_be_kept(served, tmp_path, name):
+    address, answers, asked = served
+    content = gzip.compress(TEXT) if name.endswith("gz") else TEXT
+    for path in ("/%E6%97%A5%20%E6%9C%AC.txt", f"/{name}", "/.."):
+        answers[path] = (200, of_length(content), [content])
+
+    assert prepare(f"{address}/{name}", tmp_path).info.characters == len(TEXT.decode())
+    assert len(asked) == 1
+    kept = [path for path in files_in(tmp_path) if "fetched" in path.parts]
+    assert len(kept) == 1
+    assert kept[0].read_bytes() == content
+    assert kept[0].is_relative_to(tmp_path / "fetched")
+    assert isinstance(kept[0], Path)
