@@ -1,0 +1,194 @@
+"""Data sets of the Hub: texts to the letter, tables as from a file."""
+
+from __future__ import annotations
+
+import bz2
+import gc
+import gzip
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from data.corpus import prepare_corpus
+from data.errors import DataError
+from data.sources import _hub_dataset, open_source
+from runs import ROOT
+
+TEXT = "\ufeffone\n\n\n  two\r\n\n日本\rthree\n\n\nfour, and no end"
+LETTERS = TEXT.removeprefix("\ufeff")
+
+
+@pytest.fixture(autouse=True)
+def datasets_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A data set as the Hub has it, in a folder: the same builders read it."""
+
+    def repository(**files):
+        folder = tmp_path / "repository"
+        folder.mkdir()
+        for name, content in files.items():
+            data = content if isinstance(content, bytes) else content.encode()
+            (folder / name.replace("_", ".")).write_bytes(data)
+        return str(folder)
+
+    return repository
+
+
+def text_of(source):
+    return "".join(piece["text"] for piece in source.read())
+
+
+@pytest.mark.parametrize(
+    ("name", "pack"),
+    [("train_txt", bytes), ("train_txt_gz", gzip.compress), ("train_txt_bz2", bz2.compress)],
+)
+def test_a_data_set_of_text_is_kept_to_the_letter(repository, name, pack):
+    source = _hub_dataset(repository(**{name: pack(TEXT.encode())}), "text")
+
+    assert text_of(source) == text_of(source) == LETTERS
+
+
+def test_a_data_set_of_several_texts_is_what_a_pattern_of_them_is(repository, tmp_path):
+    folder = repository(train1_txt=TEXT, train2_txt=TEXT)
+    local = open_source(f"{folder}/*.txt", "text", tmp_path)
+
+    assert text_of(_hub_dataset(folder, "text")) == text_of(local) == (LETTERS + "\n") * 2
+
+
+def test_another_split_is_not_read(repository):
+    folder = repository(train_txt=TEXT, test_txt="never")
+
+    assert text_of(_hub_dataset(folder, "text")) == LETTERS
+
+
+def test_a_text_has_no_other_column_than_its_text(repository):
+    with pytest.raises(DataError, match=r"data\.text_column=body is not a column .*: text\."):
+        _hub_dataset(repository(train_txt=TEXT), "body")
+
+
+def test_a_data_set_of_text_without_a_split_train_is_refused(repository):
+    with pytest.raises(DataError, match=r"split 'train'.*test"):
+        _hub_dataset(repository(test_txt=TEXT), "text")
+
+
+def test_a_data_set_in_another_encoding_is_refused(repository):
+    card = "---\nconfigs:\n- config_name: default\n  data_files: '*.txt'\n  encoding: latin1\n---\n"
+    folder = repository(train_txt=TEXT.encode("utf-8"), README_md=card)
+
+    with pytest.raises(DataError, match="in latin1; only UTF-8 is read"):
+        _hub_dataset(folder, "text")
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file .*[.]csv:ResourceWarning")
+def test_a_table_of_the_hub_is_read_as_one_on_this_disk(repository, tmp_path):
+    words = ["NA", "None", "007", "and a sentence"]
+    folder = repository(train_csv="n,text\n" + "".join(f"1,{word}\n" for word in words))
+
+    assert text_of(_hub_dataset(folder, "text")) == "\n".join(words) + "\n"
+    local = open_source(f"{folder}/train.csv", "text", tmp_path)
+    assert text_of(local) == "\n".join(words) + "\n"
+    gc.collect()  # datasets 5.2 leaves every .csv that it reads open
+
+
+def test_a_cache_of_data_sets_that_cannot_be_used_is_named(repository, tmp_path, monkeypatch):
+    folder = repository(train_txt=TEXT)
+
+    def refused(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("datasets.load_dataset_builder", refused)
+    with pytest.raises(DataError, match=r"Permission denied\. Name a folder .* HF_DATASETS_CACHE"):
+        _hub_dataset(folder, "text")
+
+
+class Hub(BaseHTTPRequestHandler):
+    """As much of the Hub's protocol as `datasets` speaks for one data set of one file."""
+
+    protocol_version = "HTTP/1.1"
+    sha = "a" * 40
+
+    def answer(self, content, **headers):
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
+        self.send_response(headers.pop("status", 200))
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def do_GET(self):
+        content = TEXT.encode()
+        oid = hashlib.sha1(content).hexdigest()
+        path = self.path.split("?")[0]
+        if path.endswith(f"/resolve/{self.sha}/train.txt"):
+            self.answer(content, ETag=f'"{oid}"', X_Repo_Commit=self.sha)
+        elif "/resolve/" in path:
+            self.answer({}, status=404, X_Error_Code="EntryNotFound")
+        elif path.endswith("/data"):
+            self.answer([])
+        elif "/tree/" in path:
+            entry = {"type": "file", "path": "train.txt", "oid": oid, "size": len(content)}
+            self.answer([entry])
+        else:
+            self.answer({"id": "me/words", "sha": self.sha, "siblings": [], "private": False})
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def log_message(self, *_):
+        pass
+
+
+PREPARE = """
+import sys
+from pathlib import Path
+from data.corpus import prepare_corpus
+corpus = prepare_corpus("me/words", text_column="text", val_fraction=0.1, block_size=4,
+                        cache_dir=Path(sys.argv[1]))
+print(corpus.info.fingerprint, corpus.info.name)
+"""
+
+
+def test_a_text_has_one_fingerprint_from_the_hub_and_from_a_file(tmp_path):
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("HF_")},
+            "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+            "HF_HOME": str(tmp_path / "home"),
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+        }
+        result = subprocess.run(
+            [sys.executable, "-c", PREPARE, str(tmp_path / "cache")],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        server.shutdown()
+        thread.join()
+    assert result.returncode == 0, result.stderr
+    (tmp_path / "a.txt").write_bytes(TEXT.encode())
+    local = prepare_corpus(
+        str(tmp_path / "a.txt"),
+        text_column="text",
+        val_fraction=0.1,
+        block_size=4,
+        cache_dir=tmp_path / "other",
+    )
+
+    assert result.stdout.split() == [local.info.fingerprint, "me/words"]

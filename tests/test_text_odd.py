@@ -1,0 +1,394 @@
+"""Sources that are no texts, change while they are read, or take their time."""
+
+from __future__ import annotations
+
+import bz2
+import gc
+import gzip
+import io
+import json
+import lzma
+import os
+import tarfile
+import threading
+import zipfile
+
+import pytest
+
+import data.prepare
+import data.progress
+import data.texts
+from data.corpus import prepare_corpus
+from data.errors import DataError
+from data.progress import Progress
+from data.sources import open_source
+
+TEXT = "".join(f"line {i} of the text, é ü 日本\n" for i in range(400))
+ROWS = "".join(json.dumps({"text": f"row {i}"}) + "\n" for i in range(9))
+
+
+@pytest.fixture(autouse=True)
+def datasets_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
+
+
+@pytest.fixture
+def prepare(tmp_path):
+    def prepare(source, **more):
+        settings = {"text_column": "text", "val_fraction": 0.1, "block_size": 8, **more}
+        return prepare_corpus(str(source), cache_dir=tmp_path / "cache", **settings)
+
+    return prepare
+
+
+@pytest.fixture
+def complaint(prepare):
+    def complaint(source):
+        with pytest.raises(DataError) as caught:
+            prepare(source)
+        return str(caught.value)
+
+    return complaint
+
+
+# What is no file.
+
+
+def test_a_device_is_refused_instead_of_read_for_ever(complaint):
+    for source in ("/dev/zero", "/dev/zer[o]"):
+        sentence = complaint(source)
+        assert sentence.startswith(f"data.source={source}: /dev/zero is no regular file")
+
+
+@pytest.mark.parametrize("source", ["a.txt", "*.txt"])
+def test_a_pipe_is_refused_instead_of_waited_for(complaint, tmp_path, source):
+    (tmp_path / "b.txt").write_text(TEXT)
+    os.mkfifo(tmp_path / "a.txt")
+
+    assert f"{tmp_path}/a.txt is no regular file" in complaint(tmp_path / source)
+
+
+def test_a_link_to_nothing_is_named_and_not_passed_over(complaint, tmp_path):
+    (tmp_path / "b.txt").write_text(TEXT)
+    (tmp_path / "a.txt").symlink_to(tmp_path / "gone.txt")
+
+    assert f"cannot read {tmp_path}/a.txt: No such file" in complaint(tmp_path / "*.txt")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "~nobody-has-this-name/x.txt",
+        "~nobody-has-this-name/*.txt",
+        "x" * 300 + ".txt",
+        "x" * 300,
+        "/tmp/" + "y/" * 3000 + "*.txt",
+        "/dev/null/a.txt",
+        "\udcff.txt",
+        "[",
+        "**",
+    ],
+)
+def test_a_name_that_can_be_no_file_is_told(complaint, tmp_path, monkeypatch, source):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+
+    assert complaint(source).startswith(f"data.source={source}")
+
+
+def test_a_file_of_the_home_is_found(prepare, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a.txt").write_text(TEXT)
+
+    assert prepare("~/a.txt").info.name == "~/a.txt"
+
+
+# What is no text, and what a name tells.
+
+
+def archive(kind):
+    content = io.BytesIO()
+    if kind == "zip":
+        with zipfile.ZipFile(content, "w") as opened:
+            opened.writestr("a.txt", TEXT)
+    else:
+        with tarfile.open(fileobj=content, mode="w") as opened:
+            entry = tarfile.TarInfo("a.txt")
+            entry.size = len(TEXT.encode())
+            opened.addfile(entry, io.BytesIO(TEXT.encode()))
+    return content.getvalue()
+
+
+CONTENTS = {
+    "zip": (archive("zip"), "a ZIP archive", "unzip {file}"),
+    "tar": (archive("tar"), "a tar archive", "tar -xf {file}"),
+    "tar.gz": (gzip.compress(archive("tar")), "a tar archive", "tar -xf {file}"),
+    "7z": (b"7z\xbc\xaf\x27\x1c\x00\x04", "a 7z archive", "7z x {file}"),
+    "zst": (b"\x28\xb5\x2f\xfd" + bytes(range(99)), "Zstandard", "zstd -dc {file}"),
+    "txt": (gzip.compress(TEXT.encode()), "gzip", "gzip -dc < {file}"),
+    "bz2.txt": (bz2.compress(TEXT.encode()), "bzip2", "bzip2 -dc < {file}"),
+    "xz.txt": (lzma.compress(TEXT.encode()), "xz", "xz -dc < {file}"),
+    "pdf": (b"%PDF-1.7\n%\xe2\xe3", "a PDF", "pdftotext {file}"),
+    "data": (b"PAR1" + bytes(99), "a Parquet table", "ends in .parquet"),
+    "jsonl": (archive("zip"), "a ZIP archive", "unzip {file}"),
+    "hole": (bytes(5000) + TEXT.encode(), "NUL bytes", "Copy it again"),
+}
+
+
+@pytest.mark.parametrize("ending", CONTENTS)
+def test_what_is_no_text_is_called_what_it_is(complaint, tmp_path, ending):
+    content, what, remedy = CONTENTS[ending]
+    path = tmp_path / f"a.{ending}"
+    path.write_bytes(content)
+
+    sentence = complaint(path)
+    assert (
+        f"{path} is {'' if what.startswith(('a ', 'NUL')) else 'compressed by '}{what}" in sentence
+    )
+    assert remedy.format(file=path) in sentence
+    assert "LATIN1" not in sentence
+
+
+@pytest.mark.parametrize("name", ["a b.txt", "a b.txt.gz", "a b.jsonl", "a b.csv"])
+@pytest.mark.parametrize(
+    ("codec", "encoding"),
+    [
+        ("utf-16", "UTF-16"),
+        ("utf-32", "UTF-32"),
+        ("utf-16-le", "UTF-16LE"),
+        ("utf-16-be", "UTF-16BE"),
+        ("utf-32-le", "UTF-32LE"),
+        ("utf-32-be", "UTF-32BE"),
+    ],
+)
+def test_a_text_of_wide_characters_is_told_its_encoding(complaint, tmp_path, codec, encoding, name):
+    content = (ROWS if "json" in name else "n,text\n1,words\n2,more words\n").encode(codec)
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+
+    sentence = complaint(path)
+    assert f"{path} is not UTF-8: byte 0 " in sentence
+    assert f"iconv -f {encoding} -t UTF-8" in sentence
+    assert f"'{path}'" in sentence  # quoted, for a shell
+    assert ("gzip -dc" in sentence) == name.endswith("gz")
+
+
+def test_a_mark_of_the_other_byte_order_is_known_too(complaint, tmp_path):
+    for mark, encoding in ((b"\xfe\xff", "UTF-16"), (b"\x00\x00\xfe\xff", "UTF-32")):
+        path = tmp_path / f"{encoding}.txt"
+        path.write_bytes(mark + "日本".encode(f"{encoding.lower()}-be"))
+        assert f"iconv -f {encoding} -t UTF-8" in complaint(path)
+
+
+@pytest.mark.parametrize("name", ["A.TXT", "A.TXT.GZ", "a.txt.Bz2", "A.Md.XZ"])
+def test_the_case_of_a_name_does_not_matter_for_texts(prepare, tmp_path, name):
+    pack = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
+    content = pack.get(name.lower().rpartition(".")[2], bytes)(TEXT.encode())
+    (tmp_path / name).write_bytes(content)
+
+    assert prepare(tmp_path / name).info.characters == len(TEXT)
+
+
+@pytest.mark.parametrize(
+    "name", ["a.ndjson", "A.JSONL", "A.Json", "A.NDJSON.GZ", "a.ndjson.bz2", "A.CSV", "A.CSV.GZ"]
+)
+@pytest.mark.filterwarnings("ignore:unclosed file .*[.]CSV:ResourceWarning")
+def test_the_case_of_a_name_does_not_matter_for_tables(prepare, tmp_path, name):
+    content = ROWS if "JS" in name.upper() else "text\n" + "".join(f"row {i}\n" for i in range(9))
+    pack = {"gz": gzip.compress, "bz2": bz2.compress}
+    path = tmp_path / name
+    path.write_bytes(pack.get(name.lower().rpartition(".")[2], bytes)(content.encode()))
+    corpus = prepare(path)
+
+    assert corpus.info.documents == 9
+    assert corpus.info.characters == len("row 0\n") * 9
+    gc.collect()  # datasets 5.2 leaves every .csv that it reads open
+
+
+def test_what_a_name_looks_like_does_not_depend_on_its_case(complaint):
+    for source in ("missing.JSONL", "missing.ndjson", "missing.TXT.GZ"):
+        assert "there is no such file" in complaint(source)
+
+
+# A text that changes while it is prepared.
+
+
+def grown(path):
+    with open(path, "a") as opened:
+        opened.write("more of it\n")
+
+
+def grown_by_new_characters(path):
+    with open(path, "a") as opened:
+        opened.write("月火水\n")
+
+
+def shrunk(path):
+    os.truncate(path, path.stat().st_size - 100)
+
+
+def cut_in_a_character(path):
+    os.truncate(path, path.stat().st_size - 2)
+
+
+def rewritten(path):
+    path.write_bytes(TEXT.replace("line", "lime").encode())
+
+
+def rewritten_alike(path):
+    content = path.read_bytes()
+    path.write_bytes(content[::-1] if content.isascii() else content)
+    os.utime(path, ns=(0, 0))
+
+
+CHANGES = [grown, grown_by_new_characters, shrunk, cut_in_a_character, rewritten, rewritten_alike]
+
+
+@pytest.mark.parametrize("after", ["the name is looked up", "the first pass"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_text_that_changes_while_it_is_prepared_is_told(
+    complaint, prepare, tmp_path, monkeypatch, change, after
+):
+    path = tmp_path / "a.txt"
+    path.write_bytes(TEXT.encode())
+    name = "_survey" if after == "the name is looked up" else "_write_tokens"
+    really = getattr(data.prepare, name)
+
+    def later(*arguments):
+        change(path)
+        return really(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(data.prepare, name, later)
+        assert complaint(path).startswith(f"data.source={path} changed while it was read.")
+    assert not [p for p in (tmp_path / "cache").iterdir() if not p.name.endswith(".lock")]
+
+    text = path.read_text(errors="ignore")
+    path.write_text(text)
+    assert prepare(path).info.characters == len(text)  # when it is at rest
+
+
+def test_a_text_that_is_gone_while_it_is_prepared_is_told(complaint, tmp_path, monkeypatch):
+    path = tmp_path / "a.txt"
+    path.write_bytes(TEXT.encode())
+    really = data.prepare._write_tokens
+
+    def later(*arguments):
+        path.unlink()
+        return really(*arguments)
+
+    monkeypatch.setattr(data.prepare, "_write_tokens", later)
+    assert f"cannot read {path}: No such file" in complaint(path)
+
+
+# Lines on the screen.
+
+
+def test_what_is_quick_is_done_without_a_word(prepare, tmp_path):
+    (tmp_path / "a.txt").write_text(TEXT)
+    lines = []
+    prepare(tmp_path / "a.txt", say=lines.append)
+
+    assert lines == []
+    assert not [thread for thread in threading.enumerate() if "_speak" in thread.name]
+
+
+@pytest.mark.parametrize("pass_name", ["first", "second"])
+def test_a_preparation_that_takes_long_says_how_far_it_is(
+    prepare, tmp_path, monkeypatch, pass_name
+):
+    (tmp_path / "a.txt").write_text(TEXT)
+    monkeypatch.setattr(data.progress, "FIRST_SECONDS", 0.01)
+    monkeypatch.setattr(data.progress, "EVERY_SECONDS", 0.01)
+    monkeypatch.setattr(data.texts, "PIECE_BYTES", 1000)
+    said, lines = threading.Event(), []
+
+    def say(line):
+        lines.append(line)
+        if f"{pass_name} of two passes: " in line:
+            said.set()
+
+    really = data.texts._decoded
+    passes = []
+
+    def decoded(file):
+        passes.append(file)
+        for number, text in enumerate(really(file)):
+            if number == 5 and len(passes) == (1 if pass_name == "first" else 2):
+                assert said.wait(timeout=60)
+            yield text
+
+    monkeypatch.setattr(data.texts, "_decoded", decoded)
+    prepare(tmp_path / "a.txt", say=say)
+
+    assert said.is_set()
+    assert lines[0].startswith("text      ")
+    assert str(tmp_path / "a.txt") in lines[-1]
+
+
+def test_progress_is_in_percent_where_the_whole_is_known():
+    progress = Progress()
+    progress.doing("fetching http://x", 400_000_000)
+    assert progress.line() == "text      fetching http://x: 0%"
+    progress.done = 100_000_000
+    assert progress.line() == "text      fetching http://x: 25%"
+    progress.doing("fetching http://x")
+    assert progress.line() == "text      fetching http://x"
+    progress.done = 3_200_000
+    assert progress.line() == "text      fetching http://x: 3 MB"
+    progress.doing("preparing a.txt, first of two passes", unit="million characters")
+    progress.done = 12_000_000
+    assert progress.line().endswith("first of two passes: 12 million characters")
+
+
+def test_a_word_is_said_after_a_second_and_then_every_ten():
+    waited, lines = [], []
+
+    class Clock:
+        def wait(self, seconds):
+            waited.append(seconds)
+            return len(waited) > 3
+
+    progress = Progress(lines.append)
+    progress._ended = Clock()
+    progress.doing("waiting")
+    progress._speak()
+
+    assert waited == [1, 10, 10, 10]
+    assert lines == ["text      waiting"] * 3
+
+
+def test_a_reader_that_is_gone_does_not_stop_a_preparation(tmp_path, monkeypatch):
+    from training.start import _say_progress
+
+    class Gone:
+        def write(self, text):
+            raise BrokenPipeError
+
+        def flush(self):
+            raise BrokenPipeError
+
+    monkeypatch.setattr("sys.stderr", Gone())
+    _say_progress("text      preparing")
+
+
+# The disk of `datasets`' own cache is not needed for a file.
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_a_file_is_prepared_where_the_cache_of_datasets_cannot_be_used(
+    prepare, tmp_path, monkeypatch, name
+):
+    (tmp_path / "closed").write_text("no folder")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "closed" / "datasets")
+    (tmp_path / name).write_text(ROWS)
+
+    assert prepare(tmp_path / name).info.documents == (9 if name == "a.jsonl" else 1)
+
+
+def test_sources_give_pieces_that_can_be_read_twice(tmp_path):
+    (tmp_path / "a.txt").write_text(TEXT)
+    source = open_source(str(tmp_path / "a.txt"), "text", tmp_path)
+
+    assert ["".join(piece["text"] for piece in source.read()) for _ in range(2)] == [TEXT, TEXT]
