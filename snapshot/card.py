@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import html
 import math
+import re
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
 from huggingface_hub import ModelCardData
 
+from data.formats import TABLE_READERS, TEXT_SUFFIXES, suffixes
+from data.printable import printable
 from model.gpt import GPTConfig
 from snapshot.publish import CURVES
 from snapshot.state import RunState
@@ -41,7 +46,7 @@ def card_text(
     name = state.config["run"]["name"]
     loss = state.best_loss
     facts = [
-        ("text", f"{state.data['name']}, {state.data['characters']:,} characters"),
+        ("text", f"{_public_name(state.data['name'])}, {state.data['characters']:,} characters"),
         ("vocabulary", f"{shape.vocab_size} characters"),
         (
             "model",
@@ -67,7 +72,7 @@ def card_text(
     if has_curves:
         parts.append(f"![Training and held-out loss over steps]({CURVES})")
     if sample:
-        parts.append(f"## A sample\n\n{_fenced(sample.strip())}")
+        parts.append(f"## A sample\n\n{_fenced(printable(sample.strip(), multiline=True))}")
     parts.append(
         "## Use it\n\n"
         "```python\n"
@@ -97,9 +102,25 @@ def _value(config: Mapping[str, Any], key: str) -> str:
     return str(config.get(section, {}).get(name, "unknown"))
 
 
+def _public_name(source: str) -> str:
+    """What `data.source` names, without this machine's folders and an address's credentials."""
+    if re.match(r"https?://", source):
+        return re.sub(r"^(https?://)(?:[^/?#]*@)?([^?#]*).*", r"\1\2", source, flags=re.DOTALL)
+    suffix, compression = suffixes(source)
+    is_path = (
+        source.startswith(("/", "~", "."))
+        or source.count("/") > 1
+        or any(mark in source for mark in "*?[")
+        or suffix in (*TEXT_SUFFIXES, *TABLE_READERS)
+        or compression != ""
+    )
+    return PurePath(source).name if is_path else source
+
+
 def _cell(text: str) -> str:
-    """On one line, and not the end of a table's cell."""
-    return " ".join(str(text).split()).replace("|", "\\|")
+    """As it is, on one line: no markup, and not the end of a table's cell."""
+    plain = html.escape(printable(" ".join(str(text).split())), quote=False)
+    return re.sub(r"([\\`*\[\]|])", r"\\\1", plain)
 
 
 def _fenced(text: str) -> str:
