@@ -8,19 +8,26 @@ python -m snapshot verify PATH_OR_REPO    read all of a folder's, or a repo's ne
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import TextIO
 
+from data.printable import printable
 from snapshot.contents import check_model
 from snapshot.errors import SnapshotError
 from snapshot.fetch import Remote, folders_in, look_at, remote_step
 from snapshot.files import manifest_entries, read_json, snapshot_folders
-from snapshot.hub import BRANCH, Hub
+from snapshot.hub import Hub
 from snapshot.hub_errors import HubError
-from snapshot.resume import NAMED_REPO, snapshots_in, value_of
+from snapshot.named import named_repo
+from snapshot.resume import snapshots_in, value_of
 from snapshot.state import check_snapshot, read_state
 from snapshot.store import fetch_newest, patiently
+
+BROKEN_PIPE = 141
+"""What the shell shows for a program that SIGPIPE has ended."""
 
 
 def main(arguments: list[str]) -> int:
@@ -29,26 +36,51 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("what", choices=("verify", "list"))
     parser.add_argument("place", metavar="PATH_OR_REPO", help="a folder, or owner/name[@revision]")
     options = parser.parse_args(arguments)
-    path, repo = Path(options.place), NAMED_REPO.fullmatch(options.place)
-    if not path.exists() and repo is None:
-        print(f"error: {options.place} is neither a folder nor a repo's name.", file=sys.stderr)
-        return 2
     try:
-        if path.exists():
-            (_verify if options.what == "verify" else _list)(path)
-        else:
-            assert repo is not None
-            hub, revision = Hub(repo[1]), repo[2] or BRANCH
-            (_verify_remote if options.what == "verify" else _list_remote)(hub, revision)
-    except SnapshotError as error:
-        print(f"not whole: {error}", file=sys.stderr)
-        return 1
-    except HubError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        code = _looked(options.what, options.place)
+        sys.stdout.flush()  # a reader that has left is noticed here, not while Python ends
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
     except KeyboardInterrupt:
         return 130
+    except (SnapshotError, HubError) as error:
+        return _failed(str(error))
+    except OSError as error:
+        return _failed(f"{error.filename or 'the output'}: {error.strerror}.")
+    return code
+
+
+def _looked(what: str, place: str) -> int:
+    path, repo = Path(place), named_repo(place)
+    if repo is None and not path.exists():
+        return _failed(f"{place} is neither a folder nor a repo's name.")
+    try:
+        if repo is None:
+            (_verify if what == "verify" else _list)(path)
+        else:
+            (_verify_remote if what == "verify" else _list_remote)(Hub(repo[0]), repo[1])
+    except SnapshotError as error:
+        _show(f"not whole: {error}", to=sys.stderr)
+        return 1
     return 0
+
+
+def _failed(sentence: str) -> int:
+    _show(f"error: {sentence}", to=sys.stderr)
+    return 2
+
+
+def _show(text: str, to: TextIO | None = None) -> None:
+    """Print a line that may hold a stranger's text; what the terminal lacks becomes an escape."""
+    stream = to or sys.stdout
+    encoding = stream.encoding or "utf-8"
+    shown = (
+        printable(text, multiline=to is not None)
+        .encode(encoding, "backslashreplace")
+        .decode(encoding)
+    )
+    print(shown, file=stream)
 
 
 def _verify(path: Path) -> None:
@@ -62,7 +94,7 @@ def _verify(path: Path) -> None:
     if whole:
         _describe(whole[0])
         for folder in whole[1:]:
-            print(f"also whole: {folder}")
+            _show(f"also whole: {folder}")
     if faults:
         raise SnapshotError("\nnot whole: ".join(faults))
 
@@ -80,26 +112,26 @@ def _describe(folder: Path) -> None:
     size = sum(size for size, _ in entries.values())
     loss = "unknown" if state.best_loss is None else f"{state.best_loss:.4f} nats per character"
     name = value_of(state.config, "run.name")
-    print(f"snapshot  {folder}: whole, {len(entries)} files, {size:,} bytes, every hash right")
-    print(f"run       {name}, {state.run_id[:8]}, attempt {state.attempt_id[:8]}")
-    print(f"step      {state.step:,}, epoch {state.epoch + 1}, seed {state.seed}")
+    _show(f"snapshot  {folder}: whole, {len(entries)} files, {size:,} bytes, every hash right")
+    _show(f"run       {name}, {state.run_id[:8]}, attempt {state.attempt_id[:8]}")
+    _show(f"step      {state.step:,}, epoch {state.epoch + 1}, seed {state.seed}")
     print(
         f"model     {shape.n_layer} layers, {shape.n_head} heads, {shape.n_embd} wide, context "
         f"{shape.block_size}, {shape.vocab_size} characters"
     )
-    print(f"text      {state.data.get('name')}, {str(state.data.get('fingerprint'))[:8]}")
-    print(f"loss      {loss}, the best held out so far")
-    print("optimizer AdamW, both moments and the step of every weight")
+    _show(f"text      {state.data.get('name')}, {str(state.data.get('fingerprint'))[:8]}")
+    _show(f"loss      {loss}, the best held out so far")
+    _show("optimizer AdamW, both moments and the step of every weight")
     made_with = read_json(folder / "state.json").get("versions")
     if isinstance(made_with, dict):
-        print(f"versions  {', '.join(f'{name} {found}' for name, found in made_with.items())}")
+        _show(f"versions  {', '.join(f'{name} {found}' for name, found in made_with.items())}")
 
 
 def _verify_remote(hub: Hub, revision: str) -> None:
     with tempfile.TemporaryDirectory() as place:
         found = fetch_newest(hub, revision, Path(place))
         for fault in found.faults:
-            print(f"warning: {fault}")
+            _show(f"warning: {fault}")
         assert found.path is not None
         _describe(found.path)
         if found.faults:
@@ -107,13 +139,17 @@ def _verify_remote(hub: Hub, revision: str) -> None:
 
 
 def _list(path: Path) -> None:
+    readable = False
     for folder in _folders_of(path):
         try:
             entries, state = manifest_entries(folder), read_state(folder)
         except SnapshotError as error:
-            print(f"{folder.name}  {error}")
+            _show(f"{folder.name}  {error}")
             continue
+        readable = True
         _line(state.step, sum(size for size, _ in entries.values()), str(folder))
+    if not readable:
+        raise SnapshotError(f"{path} holds no snapshot that can be read.")
 
 
 def _list_remote(hub: Hub, revision: str) -> None:
@@ -121,7 +157,7 @@ def _list_remote(hub: Hub, revision: str) -> None:
     for folder in folders_in(remote.files):
         _line(remote_step(folder), _bytes_in(remote, folder), f"{remote.name} {folder}")
     if remote.latest is not None:
-        print(f"latest.json: step {remote.latest.step}, run {remote.latest.run_id[:8]}")
+        _show(f"latest.json: step {remote.latest.step}, run {remote.latest.run_id[:8]}")
     if not folders_in(remote.files):
         raise SnapshotError(f"{remote.name} holds no snapshot.")
 
@@ -131,7 +167,7 @@ def _bytes_in(remote: Remote, folder: str) -> int:
 
 
 def _line(step: int, size: int, where: str) -> None:
-    print(f"step {step:>10,}  {size:>15,} bytes  {where}")
+    _show(f"step {step:>10,}  {size:>15,} bytes  {where}")
 
 
 if __name__ == "__main__":
