@@ -6,11 +6,10 @@ folder that appears when all of it is verified.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-
-from huggingface_hub import cached_assets_path
 
 from snapshot.contents import check_model
 from snapshot.errors import SnapshotError
@@ -21,9 +20,9 @@ from snapshot.files import (
     folder_name,
     manifest_entries,
     remove_folder,
-    verify,
 )
-from snapshot.hub import BRANCH, LATEST, SNAPSHOTS, Hub, Latest, RemoteFile
+from snapshot.hub import BRANCH, Hub, RemoteFile
+from snapshot.latest import LATEST, SNAPSHOTS, Latest
 from snapshot.state import check_snapshot
 
 LARGEST_MANIFEST_BYTES = 4 << 20
@@ -69,7 +68,7 @@ def look_at(hub: Hub, revision: str = BRANCH) -> Remote:
     commit, private = hub.head(revision)
     files = hub.files(commit)
     try:
-        latest = hub.latest(commit) if LATEST in files else None
+        latest = hub.latest(commit, files)
     except SnapshotError as error:
         return Remote(hub, commit, private, files, None, str(error))
     return Remote(hub, commit, private, files, latest)
@@ -136,19 +135,34 @@ def remove_partial(root: Path) -> None:
 
 
 def fetch_for_sampling(remote: Remote, folder: str) -> Path:
-    """The part of a snapshot that speaks, verified, in the client's cache; kept for the next time.
+    """The files of a snapshot that sampling needs, verified, in the Hub client's own cache.
 
-    Raises as `fetch` does.
+    There equal files of several commits take their room once, and `hf cache` shows and removes
+    them. Files that were damaged there are downloaded again. Raises as `fetch` does.
     """
-    cache = cached_assets_path("accelerate-gpt", remote.hub.repo_id, remote.commit)
     try:
-        downloaded = _downloaded(remote, folder, cache, is_for_sampling)
-        names = {name for name in manifest_entries(downloaded) if is_for_sampling(name)}
-        verify(downloaded, names)
-        check_model(downloaded)
-    except SnapshotError:
-        remove_folder(cache)
-        raise
+        try:
+            return _cached(remote, folder)
+        except SnapshotError:
+            return _cached(remote, folder, again=True)
+    except OSError as error:
+        raise SnapshotError(
+            f"{folder} of {remote.name} cannot be kept in the Hub client's cache: "
+            f"{error.strerror}. Make room there, or set HF_HOME to another folder."
+        ) from error
+
+
+def _cached(remote: Remote, folder: str, again: bool = False) -> Path:
+    downloaded = _downloaded(remote, folder, None, is_for_sampling, again)
+    for name, (_, digest) in manifest_entries(downloaded).items():
+        if is_for_sampling(name):
+            with open(downloaded / name, "rb") as opened:
+                found = hashlib.file_digest(opened, "sha256").hexdigest()
+            if found != digest:
+                raise SnapshotError(
+                    f"{folder} of {remote.name} is damaged: the content of {name} has changed"
+                )
+    check_model(downloaded)
     return downloaded
 
 
@@ -172,9 +186,16 @@ def is_for_sampling(name: str) -> bool:
 
 
 def _downloaded(
-    remote: Remote, folder: str, place: Path, wanted: Callable[[str], bool] = lambda name: True
+    remote: Remote,
+    folder: str,
+    place: Path | None,
+    wanted: Callable[[str], bool] = lambda name: True,
+    again: bool = False,
 ) -> Path:
-    """The wanted files of a snapshot below `place`, of the sizes that manifest and listing say."""
+    """The wanted files of a snapshot below `place`, of the sizes that manifest and listing say.
+
+    Without `place`, in the Hub client's cache; with `again`, what is there is replaced.
+    """
     inside = f"{folder}/"
     listed = {
         path.removeprefix(inside): file
@@ -184,7 +205,7 @@ def _downloaded(
     manifest = listed.pop(MANIFEST, None)
     if manifest is None or manifest.size > LARGEST_MANIFEST_BYTES:
         raise SnapshotError(f"{folder} of {remote.name} has no {MANIFEST} of a sensible size")
-    downloaded = remote.hub.download(remote.commit, inside + MANIFEST, place).parent
+    downloaded = remote.hub.download(remote.commit, inside + MANIFEST, place, again).parent
     entries = manifest_entries(downloaded)
     if unlisted := sorted(set(listed) ^ set(entries)):
         raise SnapshotError(f"{folder} of {remote.name}: {unlisted[0]} is not there, or too much")
@@ -192,7 +213,7 @@ def _downloaded(
         if listed[name].size != size or listed[name].sha256 not in (digest, None):
             raise SnapshotError(f"{folder} of {remote.name}: {name} is not as its manifest says")
     for name in filter(wanted, sorted(entries)):
-        remote.hub.download(remote.commit, inside + name, place)
+        remote.hub.download(remote.commit, inside + name, place, again)
     return downloaded
 
 

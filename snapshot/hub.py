@@ -6,10 +6,10 @@ Nothing here retries for long or decides anything: that is for those who call. T
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,19 +19,27 @@ from huggingface_hub import (
     CommitOperationAdd,
     CommitOperationDelete,
     HfApi,
+    constants,
     hf_hub_download,
     set_client_factory,
 )
 from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils import logging
+from huggingface_hub.utils import build_hf_headers, get_session, logging
 from huggingface_hub.utils._http import default_client_factory
 
 from snapshot.errors import SnapshotError
-from snapshot.files import LARGEST_STEP, SNAPSHOT_NAME, read_json
-from snapshot.hub_errors import ASKED, REMEDY, HubRefused, seconds_asked, told_apart
+from snapshot.hub_errors import (
+    ASKED,
+    REMEDY,
+    HubMissing,
+    HubNoRevision,
+    HubRefused,
+    HubUnreachable,
+    seconds_asked,
+    told_apart,
+)
+from snapshot.latest import LATEST, Latest, read_latest
 
-LATEST = "latest.json"
-SNAPSHOTS = "snapshots"
 BRANCH = "main"
 MOST_FILES = 100_000
 """More than any run keeps; a listing is not read further."""
@@ -39,20 +47,10 @@ LARGEST_LATEST_BYTES = 10_000
 LONGEST_SLEEP_SECONDS = 10.0
 """How long the client may wait by itself between its tries of one request."""
 REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+COMMIT_ID = re.compile(r"[A-Za-z0-9]{5,128}")
+XET_IS_THERE = (401, 402, 403, 408, 429)
+"""Refusals of a Xet token by a server that has Xet; any other one is that of a server without."""
 Operation = CommitOperationAdd | CommitOperationDelete
-
-
-@dataclass(frozen=True)
-class Latest:
-    """`latest.json`: whose the newest snapshot of a repo is, and which."""
-
-    run_id: str
-    attempt_id: str
-    step: int
-    folder: str
-    manifest_sha256: str
-    commits: int = 0
-    """Commits since the history was squashed."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,9 @@ class Hub:
 
     def __init__(self, repo_id: str, timeout: float = 60.0) -> None:
         """`timeout`: seconds after which a silent request is given up."""
-        self.repo_id = repo_id
+        self.repo_id, self.timeout = repo_id, timeout
+        self.notes: list[str] = []
+        """Sentences about the server for the person in front of the run, each once."""
         self._api = HfApi()
         logging.set_verbosity_error()  # its warnings would tear the progress bar
         set_client_factory(lambda: _client(timeout))
@@ -92,32 +92,34 @@ class Hub:
 
     def head(self, revision: str = BRANCH) -> tuple[str, bool]:
         """The commit that a revision means, and whether the repo is private."""
-        with told_apart(self.repo_id, revision):
+        not_found = HubMissing if revision == BRANCH else HubNoRevision
+        with told_apart(self.repo_id, revision, not_found):
             info = self._api.repo_info(self.repo_id, revision=revision)
-        return str(info.sha), bool(info.private)
+        commit = str(info.sha or "")
+        if COMMIT_ID.fullmatch(commit) is None:
+            raise HubRefused(f"{self.repo_id} has no commit id at {revision}, but {commit!r:.80}.")
+        return commit, bool(info.private)
 
     def files(self, commit: str) -> dict[str, RemoteFile]:
         """The files of a commit by path."""
-        with told_apart(self.repo_id, commit):
+        with told_apart(self.repo_id, commit, HubNoRevision):
             tree = self._api.list_repo_tree(self.repo_id, recursive=True, revision=commit)
             entries = list(islice(tree, MOST_FILES))
         return {
-            entry.path: RemoteFile(entry.size, entry.lfs.sha256 if entry.lfs else None)
+            entry.path: RemoteFile(entry.size, _digest(entry.lfs.sha256) if entry.lfs else None)
             for entry in entries
             if isinstance(entry, RepoFile)
         }
 
-    def latest(self, commit: str) -> Latest | None:
-        """`latest.json` of a commit; None where there is none.
+    def latest(self, commit: str, files: Mapping[str, RemoteFile]) -> Latest | None:
+        """`latest.json` of a commit that holds `files`; None where there is none.
 
         Raises SnapshotError where it is not what this project writes.
         """
-        with told_apart(self.repo_id, commit):
-            found = self._api.get_paths_info(self.repo_id, LATEST, revision=commit)
-        if not found or not isinstance(found[0], RepoFile):
+        if LATEST not in files:
             return None
-        if found[0].size > LARGEST_LATEST_BYTES:
-            raise SnapshotError(f"{LATEST} of {self.repo_id} has {found[0].size:,} bytes")
+        if files[LATEST].size > LARGEST_LATEST_BYTES:
+            raise SnapshotError(f"{LATEST} of {self.repo_id} has {files[LATEST].size:,} bytes")
         try:
             return self._read_latest(commit)
         except SnapshotError:  # perhaps on the way
@@ -127,13 +129,49 @@ class Hub:
         with TemporaryDirectory() as folder:
             return read_latest(self.download(commit, LATEST, Path(folder)), self.repo_id)
 
-    def download(self, commit: str, path: str, folder: Path | None) -> Path:
-        """A file of a commit, below `folder` under its own path, or in the client's cache."""
+    def download(self, commit: str, path: str, folder: Path | None, again: bool = False) -> Path:
+        """A file of a commit, below `folder` under its own path, or in the client's cache.
+
+        With `again`, one that is in the cache is replaced.
+        """
         with told_apart(self.repo_id, commit):
-            return Path(hf_hub_download(self.repo_id, path, revision=commit, local_dir=folder))
+            return Path(
+                hf_hub_download(
+                    self.repo_id, path, revision=commit, local_dir=folder, force_download=again
+                )
+            )
 
     def upload_contents(self, additions: Sequence[CommitOperationAdd]) -> None:
-        """Send the contents of large files that the Hub does not have yet; no commit."""
+        """Send the contents of large files that the Hub does not have yet; no commit.
+
+        Where the client uses Xet and the server has none, Xet is switched off for this process.
+        """
+        try:
+            self._send(additions)
+        except HubUnreachable:  # so looks a server without Xet
+            if not self._leaves_xet():
+                raise
+            self._send(additions)
+
+    def _leaves_xet(self) -> bool:
+        """Switch Xet off where the server has none; whether it was that."""
+        if constants.HF_HUB_DISABLE_XET or find_spec("hf_xet") is None:
+            return False
+        address = f"{self._api.endpoint}/api/models/{self.repo_id}/xet-write-token/{BRANCH}"
+        with told_apart(self.repo_id, BRANCH):
+            status = get_session().get(address, headers=build_hf_headers()).status_code
+        if status < 400 or status in XET_IS_THERE:
+            return False
+        # The client (huggingface_hub 2.4) reads its environment once, and this at every upload.
+        constants.HF_HUB_DISABLE_XET = True
+        self.notes.append(
+            f"{self._api.endpoint} has no Xet storage (HTTP {status}), with which the client "
+            "uploads large files; they are uploaded without it. If that fails, start with "
+            "HF_HUB_DISABLE_XET=1 in the environment, which also spares this first try."
+        )
+        return True
+
+    def _send(self, additions: Sequence[CommitOperationAdd]) -> None:
         with told_apart(self.repo_id, BRANCH):
             # An empty list of what git ignores: a .gitignore in the repo would silently take files
             # out of a snapshot.
@@ -142,10 +180,18 @@ class Hub:
             )
 
     def commit(self, operations: Sequence[Operation], message: str, parent: str) -> str:
-        """One commit on top of `parent`; its id. After any error the outcome is unknown."""
+        """One commit on top of `parent`; its id. After any error the outcome is unknown.
+
+        A server that ignores the parent, or names commits in a way that the client does not accept
+        as one (64 digits), commits on top of whatever its head is: read the head just before.
+        """
+        accepted = constants.REGEX_COMMIT_OID.fullmatch(parent) is not None
         with told_apart(self.repo_id, BRANCH):
             done = self._api.create_commit(
-                self.repo_id, operations, commit_message=message, parent_commit=parent
+                self.repo_id,
+                operations,
+                commit_message=message,
+                parent_commit=parent if accepted else None,
             )
         return str(done.oid)
 
@@ -155,25 +201,9 @@ class Hub:
             self._api.super_squash_history(self.repo_id, branch=BRANCH, commit_message=message)
 
 
-def read_latest(path: Path, repo_id: str) -> Latest:
-    """`latest.json`, checked. Raises SnapshotError."""
-    content = read_json(path)
-    names = {entry.name: entry.type for entry in fields(Latest)}
-    sound = isinstance(content, dict) and set(content) >= set(names)
-    if sound:
-        kinds = {"str": str, "int": int}
-        sound = all(type(content[name]) is kinds[str(kind)] for name, kind in names.items())
-    if sound:
-        name = SNAPSHOT_NAME.fullmatch(content["folder"].removeprefix(f"{SNAPSHOTS}/"))
-        sound = name is not None and int(name[1]) == content["step"] <= LARGEST_STEP
-    if not sound or not re.fullmatch("[0-9a-f]{64}", content["manifest_sha256"]):
-        raise SnapshotError(f"{LATEST} of {repo_id} is not one of this project's")
-    return Latest(**{name: content[name] for name in names})
-
-
-def latest_as_bytes(latest: Latest) -> bytes:
-    """`latest.json` as it is written."""
-    return (json.dumps(asdict(latest), indent=2) + "\n").encode()
+def _digest(oid: str) -> str:
+    """The hex digits of a content's SHA-256; some servers write `sha256:` before them."""
+    return oid.removeprefix("sha256:").lower()
 
 
 def _client(timeout: float) -> httpx2.Client:

@@ -9,7 +9,7 @@ README.md curves.png                             for people
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +19,9 @@ from data.tokenizer import TOKENIZER_FILES
 from snapshot.errors import SnapshotError
 from snapshot.fetch import folders_in, remote_step
 from snapshot.files import MANIFEST, identity, manifest_entries, step_of
-from snapshot.hub import LATEST, SNAPSHOTS, Hub, Latest, Operation, latest_as_bytes
+from snapshot.hub import Hub, Operation
 from snapshot.hub_errors import HubError
+from snapshot.latest import LATEST, SNAPSHOTS, Latest, latest_as_bytes
 
 WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
 CURVES = "curves.png"
@@ -70,10 +71,17 @@ def described(upload: Upload, run_id: str, attempt_id: str, commits: int) -> Lat
 
 
 def publish(
-    hub: Hub, upload: Upload, latest: Latest, before: Latest | None, keep: int, parent: str
+    hub: Hub,
+    upload: Upload,
+    latest: Latest,
+    before: Latest | None,
+    keep: int,
+    parent: str,
+    confirm: Callable[[], None] = lambda: None,
 ) -> str:
     """Upload a snapshot in one commit on top of `parent`, whose latest.json is `before`; its id.
 
+    `confirm` is called just before the commit, to raise where `parent` is no longer the head.
     Raises SnapshotError when the disk no longer holds what was written, OSError when the folder is
     gone, HubError: after that, the outcome is unknown.
     """
@@ -103,11 +111,13 @@ def publish(
     operations: list[Operation] = [*snapshot, *beside, *gone]
     card = CommitOperationAdd("README.md", upload.card.text.encode())
     message = f"Snapshot of step {latest.step}"
+    confirm()
     try:
         return hub.commit([*operations, card], message, parent)
     except HubError as error:
         if not error.about_card:
             raise
+        confirm()
         return hub.commit(operations, message, parent)  # a card is not worth a snapshot
 
 
@@ -128,10 +138,11 @@ def _superfluous(
 ) -> list[str]:
     """Snapshots beyond the newest `keep`, and weights of an earlier one in other pieces.
 
-    Snapshots of later steps are not ours to judge: the run passed over them, or went back.
+    Snapshots of later steps are not ours to judge: the run passed over them, or went back. Nor are
+    any where latest.json does not say whose they are.
     """
     paths = list(files)
-    folders = folders_in(paths)
+    folders = folders_in(paths) if before is not None else []
     if before is not None and before.run_id == latest.run_id:
         folders = [folder for folder in folders if remote_step(folder) < latest.step][keep - 1 :]
     here = {*folders, latest.folder}

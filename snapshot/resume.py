@@ -51,11 +51,16 @@ def snapshots_in(run_dir: Path) -> Path:
 
 
 def choose_start(
-    run_dir: Path, resume: str, store: Store | None = None, here: bool = True
+    run_dir: Path,
+    resume: str,
+    store: Store | None = None,
+    here: bool = True,
+    timeout: float = 60.0,
 ) -> Start:
     """What `snapshot.resume` (auto, never, a folder or a repo) means for this run.
 
-    `store` is the run's own repo; with `here` false, what this disk has does not count. Only the
+    `store` is the run's own repo; with `here` false, what this disk has does not count; `timeout`
+    is that of requests to a named repo, in seconds. Only the
     one process that writes in `run_dir` may call this: it clears what a killed one left. Raises
     SnapshotError when that would lose or mix something: a named snapshot that is damaged, a run of
     which no snapshot verifies, a directory or a repo that holds another run; HubError where the run
@@ -70,7 +75,7 @@ def choose_start(
         return own
     if own.state is not None and value_of(own.state.config, "snapshot.resume") == resume:
         return own  # the same words went on from there before; it may have moved since
-    named = _named_snapshot(resume, root)
+    named = _named_snapshot(resume, root, timeout)
     assert named.folder is not None
     assert named.state is not None
     origin = identity(named.folder)
@@ -163,7 +168,7 @@ def folder_for_step(path: Path, step: int) -> Path:
     return path
 
 
-def _named_snapshot(resume: str, root: Path) -> Start:
+def _named_snapshot(resume: str, root: Path, timeout: float) -> Start:
     path = Path(resume).expanduser()
     repo = NAMED_REPO.fullmatch(resume)
     if not path.exists() and repo is None:
@@ -176,7 +181,7 @@ def _named_snapshot(resume: str, root: Path) -> Start:
             folder = newest_of(path)
             return Start(folder, read_state(folder), f"{folder}, as snapshot.resume asks")
         assert repo is not None
-        found = fetch_newest(Hub(repo[1]), repo[2] or BRANCH, root / ORIGIN)
+        found = fetch_newest(Hub(repo[1], timeout), repo[2] or BRANCH, root / ORIGIN)
     except (SnapshotError, HubError) as error:
         raise SnapshotError(
             f"snapshot.resume={resume}: {str(error).rstrip('.')}. Name a snapshot that is whole, "

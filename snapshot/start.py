@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snapshot.files import TEMPORARY_PREFIX
-from snapshot.hub import Latest
+from snapshot.latest import Latest
 from snapshot.state import RunState
 
 
@@ -17,6 +17,8 @@ class Place:
     repo_id: str
     commit: str
     folder: str
+    timeout: float = 60.0
+    """Seconds after which a silent request is given up, as `hub.timeout_seconds` says."""
 
 
 @dataclass(frozen=True)

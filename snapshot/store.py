@@ -13,7 +13,7 @@ from snapshot.errors import SnapshotError
 from snapshot.fetch import Remote, fetch, foreign_content, look_at, remote_step
 from snapshot.files import identity
 from snapshot.hub import Hub
-from snapshot.hub_errors import HubError, HubMissing, HubRefused, HubUnreachable
+from snapshot.hub_errors import HubError, HubMissing, HubRefused, HubUnknown, HubUnreachable
 from snapshot.start import Place, Start
 from snapshot.state import RunState, read_state
 
@@ -70,7 +70,7 @@ def newest_of_both(
     if newest is not None and latest.step <= here:
         reason = f"{local.reason}; {store.hub.repo_id} has step {latest.step}"
         same = latest.manifest_sha256 == identity(newest)
-        place = Place(store.hub.repo_id, remote.commit, latest.folder) if same else None
+        place = _place(remote, latest.folder) if same else None
         return replace(local, reason=reason, place=place)
     newer = [folder for folder in remote.folders() if remote_step(folder) > here]
     try:
@@ -155,9 +155,13 @@ def fetch_newest(hub: Hub, revision: str, root: Path) -> Fetched:
 
 def fetch_place(place: Place, root: Path) -> Path:
     """The snapshot of a place, downloaded into `root`. Raises as `fetch_newest` does."""
-    hub = Hub(place.repo_id)
+    hub = Hub(place.repo_id, place.timeout)
     files = patiently(lambda: hub.files(place.commit))
     return fetch(Remote(hub, place.commit, True, files, None), place.folder, root)
+
+
+def _place(remote: Remote, folder: str) -> Place:
+    return Place(remote.hub.repo_id, remote.commit, folder, remote.hub.timeout)
 
 
 def patiently(work: Callable[[], Result]) -> Result:
@@ -180,8 +184,7 @@ def _first_whole(remote: Remote, folders: list[str], root: Path, run_id: str | N
         except SnapshotError as error:
             faults.append(f"{str(error).rstrip('.')}; passed over.")
         else:
-            place = Place(remote.hub.repo_id, remote.commit, folder)
-            return Fetched(path, place, tuple(faults))
+            return Fetched(path, _place(remote, folder), tuple(faults))
     return Fetched(None, None, tuple(faults))
 
 
@@ -214,7 +217,8 @@ def _asked(
 
 
 def _opened(store: Store) -> Remote:
-    with suppress(HubUnreachable):  # it is asked only to be able to say it in time
+    # Asked only to be able to say it in time; some servers do not know whose a token is.
+    with suppress(HubUnreachable, HubUnknown):
         store.hub.check_token()
     try:
         return look_at(store.hub)

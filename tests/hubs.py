@@ -6,6 +6,8 @@ import hashlib
 import json
 from pathlib import Path
 
+from huggingface_hub import constants, get_token
+
 from loopback_hub import LoopbackHub
 from loopback_store import Repo
 
@@ -23,6 +25,18 @@ def words(run_dir: Path, *more: str) -> list[str]:
         "hub.flush_seconds=60",
         *more,
     ]
+
+
+def lead_here(hub: LoopbackHub, monkeypatch) -> None:
+    """Lead the client in this process to the hub. What it read when it was imported is replaced."""
+    for name, value in hub.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+    template = hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", not hub.deviations.no_xet)
+    assert get_token() == hub.default_token
 
 
 def latest(hub: LoopbackHub, repo_id: str = REPO) -> dict:

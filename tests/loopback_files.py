@@ -151,7 +151,7 @@ def _commit(call: Call) -> Answer:
             message=header.get("description", ""),
             author=user,
             parent=header.get("parentCommit"),
-            ignore_parent="ignore-parent" in call.changes,
+            ignore_parent="ignore-parent" in call.changes or call.hub.deviations.parent_ignored,
         )
     except Refusal as refusal:
         if refusal.status == 412 and "parent-500" in call.changes:
@@ -197,7 +197,7 @@ def _tree(call: Call) -> Answer:
     if not _is_true(call, "recursive"):
         names = {name for name in names if "/" not in name}
     expand = _is_true(call, "expand")
-    return page(call, [_line(repo, commit, inside + name, expand) for name in sorted(names)])
+    return page(call, [_line(call, repo, commit, inside + name, expand) for name in sorted(names)])
 
 
 @ROUTES.answers("paths-info", "POST", "/api/models/{repo}/paths-info/{revision}")
@@ -208,20 +208,20 @@ def _paths_info(call: Call) -> Answer:
     expand = form.get("expand") == ["true"]
     folders = {path[:at] for path in commit.files for at, sign in enumerate(path) if sign == "/"}
     there = [path for path in form.get("paths", []) if path in commit.files or path in folders]
-    return json_answer([_line(repo, commit, path, expand) for path in there])
+    return json_answer([_line(call, repo, commit, path, expand) for path in there])
 
 
 def _is_true(call: Call, name: str) -> bool:
     return call.query.get(name, [""])[0].lower() in ("true", "1")
 
 
-def _line(repo: Repo, commit: Commit, path: str, expand: bool) -> dict[str, Any]:
+def _line(call: Call, repo: Repo, commit: Commit, path: str, expand: bool) -> dict[str, Any]:
     """A file or a folder in a listing."""
     line: dict[str, Any] = {"type": "directory", "path": path, "size": 0}
     if entry := commit.files.get(path):
         line.update(type="file", oid=entry.git_oid, size=entry.size)
         if entry.is_lfs:
-            line["lfs"] = lfs_of(entry)
+            line["lfs"] = lfs_of(call, entry)
     else:
         line["oid"] = repo.oid_of_folder(commit, path)
     if expand:

@@ -6,8 +6,8 @@
 
 Here is the hub as tests hold it. The rest, from the bottom up: loopback_contents (files),
 loopback_store (repos), loopback_messages (requests and answers), loopback_log, loopback_faults
-(which fault is due), loopback_routes, loopback_repos and loopback_files (what is answered), and
-loopback_http (connections, and how faults end them).
+(which fault is due), loopback_deviations (what other servers lack), loopback_routes, loopback_repos
+and loopback_files (what is answered), and loopback_http (connections, and how faults end them).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from typing import Any
 import loopback_files
 import loopback_repos
 from loopback_contents import Refusal
+from loopback_deviations import Deviations
 from loopback_faults import Fault, Faults
 from loopback_http import Doors
 from loopback_log import Log
@@ -56,7 +57,10 @@ class LoopbackHub:
     `host` is another address of this machine, where clients on other hosts reach it.
     """
 
-    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self, folder: Path, host: str = "127.0.0.1", deviations: Deviations | None = None
+    ) -> None:
+        self.deviations = deviations or Deviations()
         self.latency = (0.0, 0.0)
         """Seconds added to each request, from and to."""
         self.multipart_above = 5 * 10**9
@@ -105,7 +109,7 @@ class LoopbackHub:
         return {
             "HF_ENDPOINT": self.endpoint,
             "HF_TOKEN": self.default_token,
-            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_XET": "0" if self.deviations.no_xet else "1",
             "HF_HUB_DISABLE_TELEMETRY": "1",
             "HF_HUB_OFFLINE": "0",
             "NO_PROXY": self._host,
@@ -169,7 +173,8 @@ class LoopbackHub:
             if repo_id in self._repos:
                 raise Refusal(409, "You already created this model repo")
             self._created += 1  # so that a deleted repo's contents do not come back
-            repo = Repo(repo_id, self._folder / f"{repo_id}-{self._created}", private)
+            folder = self._folder / f"{repo_id}-{self._created}"
+            repo = Repo(repo_id, folder, private, self.deviations.long_ids)
             self._repos[repo_id] = repo
         self._log.notify()
         return repo
@@ -278,7 +283,8 @@ class LoopbackHub:
 
     def _find(self, origin: str, method: str, path: str) -> Found:
         for routes in (loopback_repos.ROUTES, loopback_files.ROUTES):
-            if found := routes.find(origin, method, path):
+            found = routes.find(origin, method, path)
+            if found and not self.deviations.without(found[0]):
                 return found
         return "unknown", unknown, {}
 

@@ -81,7 +81,7 @@ def _info(call: Call) -> Answer:
             entry = commit.files[sibling["rfilename"]]
             sibling.update(size=entry.size, blobId=entry.git_oid)
             if entry.is_lfs:
-                sibling["lfs"] = {**lfs_of(entry), "sha256": entry.sha256}
+                sibling["lfs"] = {**lfs_of(call, entry), "sha256": entry.sha256}
     return json_answer(
         {
             "id": repo.id,

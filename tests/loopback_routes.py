@@ -103,10 +103,11 @@ def page(call: Call, lines: list[dict[str, Any]]) -> Answer:
     return answer
 
 
-def lfs_of(entry: Entry) -> dict[str, Any]:
+def lfs_of(call: Call, entry: Entry) -> dict[str, Any]:
     """What listings say about a large file."""
     size = len(pointer(entry.sha256, entry.size))
-    return {"oid": entry.sha256, "size": entry.size, "pointerSize": size}
+    prefix = "sha256:" if call.hub.deviations.prefixed_hashes else ""
+    return {"oid": prefix + entry.sha256, "size": entry.size, "pointerSize": size}
 
 
 def as_date(date: datetime) -> str:

@@ -75,10 +75,11 @@ Operation = Add | AddLarge | Delete
 
 
 class Repo:
-    """One model repo. Commits are named by their ids, 40 hexadecimal digits."""
+    """One model repo. Commits are named by their ids, 40 hexadecimal digits or 64."""
 
-    def __init__(self, repo_id: str, folder: Path, private: bool) -> None:
+    def __init__(self, repo_id: str, folder: Path, private: bool, long_ids: bool = False) -> None:
         self.id, self.private = repo_id, private
+        self._names = hashlib.sha256 if long_ids else hashlib.sha1
         self.owner = repo_id.partition("/")[0]
         self.created = datetime.now(UTC)
         self.contents = Contents(folder)
@@ -279,7 +280,7 @@ class Repo:
         oids = {path: entry.git_oid for path, entry in sorted(files.items())}
         # Their number keeps apart what is the same: a squash twice, a branch that goes alike.
         content = json.dumps([oids, parent, title, message, author, len(self._commits)])
-        oid = hashlib.sha1(content.encode(), usedforsecurity=False).hexdigest()
+        oid = self._names(content.encode(), usedforsecurity=False).hexdigest()
         author = author or self.owner
         commit = Commit(oid, parent, title, message, author, datetime.now(UTC), files)
         self._commits[oid] = commit

@@ -204,7 +204,7 @@ def test_an_expired_token_in_the_middle_of_a_run(small, tmp_path, hub):
     assert "401" in behind[0]["hub_error"]
     assert behind[0]["hub_step"] >= 100
     assert behind[0]["hub_age_seconds"] >= 0
-    assert "old, last error: the Hub does not accept the token" in result.stdout
+    assert "old, last error: HTTP 401" in result.stdout
     assert_no_secrets(result, tmp_path / "run")
     repo = hub.repo(hubs.REPO)
     for commit in repo.every_head:

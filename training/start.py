@@ -106,7 +106,8 @@ def _chosen(config: Config, here: bool) -> Start:
     # A restart by the launcher is the same start of the run: it must not begin again.
     if resume == "never" and restarted_by_launcher() and snapshot_folders(snapshots_in(run_dir)):
         resume = "auto"
-    return choose_start(run_dir, resume, store_of(config), here=here)
+    timeout = config.hub.timeout_seconds
+    return choose_start(run_dir, resume, store_of(config), here=here, timeout=timeout)
 
 
 def _chosen_for_all(config: Config, first: Start | None) -> Start:

@@ -111,13 +111,17 @@ def finish_uploads(
     status = uploads.status()
     if done and not status.off and status.fault is None:
         console.say(f"hub       {repo} has step {status.step}")
-    elif not status.off:
-        reached = "nothing yet" if status.step is None else f"step {status.step}"
-        reason = f": {status.fault.rstrip('.')}" if status.fault else ""
+    elif status.off:
         console.warn(
-            f"{repo} has {reached}, not the newest{reason}. The same command uploads it at its "
-            "next start."
+            f"{repo} does not have this run's end: its uploads ended before, see above. What is "
+            f"here is in {snapshots_in(Path(config.run.dir))}."
         )
+    else:
+        reached = "has nothing yet" if status.known else "was never reached"
+        if status.step is not None:
+            reached = f"has step {status.step}, not the newest"
+        reason = f": {status.fault.rstrip('.')}" if status.fault else ""
+        console.warn(f"{repo} {reached}{reason}. The same command uploads it at its next start.")
 
 
 def finish_begun(seconds: float) -> None:
