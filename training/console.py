@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
+import stat
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 import torch
 from accelerate import Accelerator
@@ -14,13 +16,14 @@ from tqdm import tqdm
 
 from training.distribution import offloads, precision_here
 from training.environment import cores, processes_here
+from training.output import shown
 
 BAR = "{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt}{postfix} [{elapsed}<{remaining}]"
 
 
 @dataclass
 class Console:
-    """Lines on stdout; progress as a live bar on stderr, or as lines where that is no terminal."""
+    """Lines on stdout; progress as a live bar where stderr is a terminal, and as lines in a log."""
 
     shown: bool
     """Whether this process speaks."""
@@ -30,7 +33,7 @@ class Console:
 
     def __post_init__(self) -> None:
         self.bar: tqdm | None = None
-        if self.shown and sys.stderr.isatty():
+        if self.shown and sys.stderr.isatty() and not _is_pipe(sys.stdout):
             self.bar = tqdm(
                 total=self.max_steps, initial=self.step, bar_format=BAR, dynamic_ncols=True
             )
@@ -39,14 +42,10 @@ class Console:
         """Print a line, above the bar where there is one."""
         if not self.shown:
             return
-        try:
-            if self.bar is not None:
-                self.bar.write(text)
-            else:
-                print(text, flush=True)
-        except BrokenPipeError:  # nobody reads on; the run is worth more than its words
-            self.shown = False
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if self.bar is not None:
+            self.bar.write(shown(text))
+        else:
+            print(shown(text), flush=True)
 
     def warn(self, text: str) -> None:
         """Print a warning."""
@@ -78,9 +77,9 @@ class Console:
         if behind:
             figures += f", {behind}"
         if self.bar is not None:
-            self.bar.set_postfix_str(figures, refresh=False)
+            self.bar.set_postfix_str(shown(figures), refresh=False)
             self.bar.update(step - self.bar.n)
-        else:
+        if self.bar is None or not sys.stdout.isatty():
             self.say(f"step {step}/{self.max_steps}, {figures}, {_duration(seconds_left)} left")
 
     def close(self) -> None:
@@ -88,6 +87,11 @@ class Console:
         if self.bar is not None:
             self.bar.close()
             self.bar = None
+
+
+def _is_pipe(stream: TextIO) -> bool:
+    """Whether somebody reads it who may print it on the same terminal, as `| tee log` does."""
+    return stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode)
 
 
 def machine_line(accelerator: Accelerator) -> str:

@@ -36,6 +36,7 @@ from training.exits import (
     is_lasting,
 )
 from training.help import help_text
+from training.output import make_output_lossy, say_error
 from training.peers import is_lost_peer
 from training.saving import finish_writing
 from training.together import FailedElsewhere
@@ -59,9 +60,7 @@ def run_command(main: Callable[[Config, Signals], int]) -> NoReturn:
     signal or the run's own time has ended: see `training.exits`. `accelerate launch` turns every
     code but 0 into 1, so it is also left in the run's directory.
     """
-    for stream in (sys.stdout, sys.stderr):
-        # A character that the terminal lacks, of the text or of a sample, must not stop a run.
-        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    make_output_lossy()
     arguments = sys.argv[1:]
     if any(argument in ("-h", "--help") for argument in arguments):
         print(help_text())
@@ -104,7 +103,7 @@ def _say(error: Exception, hurry: bool) -> bool:
             time.sleep(SPEAKING_SECONDS)
             return False
         stopped = isinstance(error, TrainingStopped)
-        print(f"{'stopped' if stopped else 'error'}: {error}", file=sys.stderr, flush=True)
+        say_error(f"{'stopped' if stopped else 'error'}: {error}")
         if stopped:
             finish_begun(STOPPED_FLUSH_SECONDS)
         return is_lasting(error)
@@ -113,9 +112,9 @@ def _say(error: Exception, hurry: bool) -> bool:
             time.sleep(ECHO_SECONDS)
         if speaks and not hurry:
             words = str(error).splitlines()[0]
-            print(f"stopped: {LOST_PEER}: {words}. {GO_ON}", file=sys.stderr, flush=True)
+            say_error(f"stopped: {LOST_PEER}: {words}. {GO_ON}")
         return False
-    traceback.print_exception(error)
+    say_error("".join(traceback.format_exception(error)).rstrip())
     return False
 
 

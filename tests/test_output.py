@@ -1,0 +1,160 @@
+"""What a run says: shown to the letter but for what would act on a terminal, and never its end."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pty
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import runs
+from training.console import Console
+from training.output import LossyFile, make_output_lossy, say_error
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def lossy(monkeypatch):
+    """sys.stdout and sys.stderr on this descriptor, as a run has them."""
+
+    @contextlib.contextmanager
+    def on(descriptor: int):
+        with open(descriptor, "w", closefd=False, encoding="ascii") as stream:
+            monkeypatch.setattr(sys, "stdout", stream)
+            monkeypatch.setattr(sys, "stderr", stream)
+            make_output_lossy()
+            yield
+            monkeypatch.undo()
+
+    return on
+
+
+def test_a_full_disk_under_the_output_raises_nothing_and_words_come_again(lossy, tmp_path):
+    full = os.open("/dev/full", os.O_WRONLY)
+    file = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
+    with lossy(full):
+        console = Console(shown=True, max_steps=3, step=0)
+        console.say("lost")
+        console.progress(1, 1.0, 1.0, 1.0)
+        say_error("lost")
+        print("lost")
+        os.dup2(file, full)  # there is room again
+        console.say("kept, é")
+        say_error("kept")
+    assert (tmp_path / "log").read_text() == "kept, \\xe9\nkept\n"
+    assert console.shown
+    os.close(full)
+    os.close(file)
+
+
+def test_a_terminal_that_is_gone_raises_nothing(lossy):
+    ours, theirs = pty.openpty()
+    with lossy(theirs):
+        console = Console(shown=True, max_steps=3, step=0)
+        assert console.bar is not None
+        console.say("a line")
+        os.close(ours)
+        with pytest.raises(OSError, match="Input/output error"):
+            os.write(theirs, b"is it gone?")
+        for step in (1, 2, 3):
+            console.say("a line")
+            console.bar.last_print_t = 0  # draw it each time
+            console.progress(step, 1.0, 1.0, 1.0)
+        console.close()
+        say_error("a line")
+    os.close(theirs)
+
+
+def test_a_pipe_that_does_not_wait_is_waited_for():
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    got: list[bytes] = []
+
+    def read() -> None:
+        with open(reading, "rb") as pipe:
+            got.append(pipe.read())
+
+    reader = threading.Timer(0.2, read)
+    reader.start()
+    with io.BufferedWriter(LossyFile(writing, "w")) as stream:
+        for _ in range(300):  # 300 KB into a pipe of 64
+            stream.write(bytes(1000))
+    reader.join(10)
+    assert [len(content) for content in got] == [300_000]
+
+
+def test_an_output_that_was_closed_is_no_error(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    make_output_lossy()
+    Console(shown=True, max_steps=3, step=0).say("nothing")
+    say_error("nothing")
+
+
+def test_control_characters_are_shown_and_addresses_have_no_secrets(capsys):
+    console = Console(shown=True, max_steps=3, step=0)
+    console.say("a\x1b[2Jb\u202e\r")
+    console.warn("https://u:p@h/x?t=1 is\x07 not there.")
+    console.sample(7, "\x1b]0;title\x07é\n\tb")
+    console.progress(1, 1.0, 1.0, 1.0, behind="the Hub says \x1b[31mno")
+    say_error("error: \x9b31m")
+    said, errors = capsys.readouterr()
+    assert said.splitlines()[:5] == [
+        r"a\x1b[2Jb\u202e\r",
+        r"warning: https://h/x?*** is\x07 not there.",
+        "----- sample at step 7 -----",
+        r"\x1b]0;title\x07é",
+        "\tb",
+    ]
+    assert r"the Hub says \x1b[31mno, 0:01 left" in said
+    assert errors == "error: \\x9b31m\n"
+
+
+def test_a_log_has_the_steps_while_a_terminal_has_the_bar(monkeypatch, tmp_path):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with open(tmp_path / "log", "w") as log:
+        monkeypatch.setattr(sys, "stdout", log)
+        console = Console(shown=True, max_steps=3, step=0)
+        console.progress(2, 1.5, 10.0, 1.0)
+        console.close()
+        monkeypatch.undo()
+    assert (tmp_path / "log").read_text() == "step 2/3, loss 1.5000, 10 tokens/s, 0:01 left\n"
+    assert "step 2/3, loss 1.5000" in terminal.getvalue()
+
+
+def test_a_pipe_has_the_steps_and_no_bar_disturbs_them(monkeypatch):
+    reading, writing = os.pipe()
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with open(writing, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        Console(shown=True, max_steps=3, step=0).progress(2, 1.5, 10.0, 1.0)
+    said = sys.stderr.getvalue()
+    monkeypatch.undo()
+    with open(reading) as reader:
+        assert reader.read() == "step 2/3, loss 1.5000, 10 tokens/s, 0:01 left\n"
+    assert said == ""
+
+
+def test_a_run_ends_well_with_a_full_disk_under_its_words_and_its_terminal_gone(small, tmp_path):
+    ours, theirs = pty.openpty()
+    words = [*small, f"run.dir={tmp_path / 'run'}"]
+    with open("/dev/full", "w") as full:
+        process = subprocess.Popen(
+            runs.command(*words), env=runs.environment(), cwd=runs.ROOT, stdout=full, stderr=theirs
+        )
+    os.close(theirs)
+    assert os.read(ours, 1)  # the bar
+    os.close(ours)
+    assert process.wait(timeout=runs.DEADLINE_SECONDS) == 0
+    assert len(runs.losses(tmp_path / "run")) == 30
+    assert (tmp_path / "run" / "curves.png").exists()

@@ -1,0 +1,61 @@
+"""Standard output and error of a run, which must never end it."""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import sys
+from contextlib import suppress
+from typing import Any
+
+from tqdm import tqdm
+
+from data.address import without_secrets
+from data.printable import printable
+
+
+class LossyFile(io.FileIO):
+    """A file descriptor that loses what it cannot write, and tries again with what comes next.
+
+    A disk that is full, a reader or a terminal that is gone: the run is worth more than its words.
+    """
+
+    def write(self, content: Any, /) -> int:
+        try:
+            while (written := super().write(content)) is None:  # set to non-blocking, and full
+                select.select([], [self], [])
+        except OSError:
+            return len(content)
+        return written
+
+
+def make_output_lossy() -> None:
+    """Put sys.stdout and sys.stderr on `LossyFile`s, whole lines at once, in any encoding."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by who started this process
+            descriptor, encoding = os.open(os.devnull, os.O_WRONLY), "utf-8"
+        else:
+            descriptor, encoding = stream.fileno(), stream.encoding
+            with suppress(OSError):
+                stream.flush()
+        lossy = io.TextIOWrapper(
+            io.BufferedWriter(LossyFile(descriptor, "w", closefd=False)),
+            encoding=encoding,
+            errors="backslashreplace",  # a character that the terminal lacks
+            line_buffering=True,
+        )
+        lossy.replaced = stream  # type: ignore[attr-defined]  # or its end would close the file
+        setattr(sys, name, lossy)
+
+
+def shown(text: str) -> str:
+    """Lines as they may be shown: control characters escaped, addresses without their secrets."""
+    return printable(without_secrets(text), multiline=True)
+
+
+def say_error(text: str) -> None:
+    """Print on stderr, above the bar where there is one."""
+    tqdm.write(shown(text), file=sys.stderr)
+    sys.stderr.flush()
