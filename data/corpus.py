@@ -44,7 +44,7 @@ def prepare_corpus(
     """Load the corpus that `source` names, preparing it first where no cache holds it whole.
 
     `threads` look its characters up, at most four of them. `verify` reads all of what the cache
-    holds (two seconds a GB); one process of each machine does it. `say` is given lines on what
+    holds, about a second a GB; one process of each machine does it. `say` is given lines on what
     takes longer than a second, from a thread.
 
     Raises DataError where the text is missing, unreadable, empty or shorter than a block, and where

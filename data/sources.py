@@ -12,24 +12,20 @@ What reads a text is imported where it is read: most starts of a run find it pre
 
 from __future__ import annotations
 
-import glob
 import hashlib
-import os
 import re
-import stat
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from data.errors import BrokenText, DataError
 from data.fetch import fetched
-from data.formats import TABLE_READERS, TEXT_SUFFIXES, suffixes
+from data.files import digest_of, looks_like_files, matching_files, stamps_of
+from data.formats import TABLE_READERS, suffixes
 from data.pieces import Piece
 from data.progress import Progress
-
-PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -102,8 +98,8 @@ def open_source(
             "file by other means and give its path."
         )
     try:
-        is_local = _looks_like_files(source)
-        files = _matching_files(source) if is_local else []
+        is_local = looks_like_files(source)
+        files = matching_files(source) if is_local else []
     except (OSError, RuntimeError) as error:  # a name too long, folders closed to us; no such ~user
         reason = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
         raise DataError(f"data.source={source} cannot be opened: {reason}. Check it.") from error
@@ -139,46 +135,6 @@ def _python_stdlib() -> list[Path]:
     ]
 
 
-def _looks_like_files(source: str) -> bool:
-    suffix, compression = suffixes(source)
-    return (
-        Path(source).expanduser().exists()
-        or any(mark in source for mark in "*?[")
-        or source.startswith(("/", "./", "../", "~"))
-        or compression != ""
-        or suffix in (*TEXT_SUFFIXES, *TABLE_READERS)
-        or re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source) is None
-    )
-
-
-def _matching_files(source: str) -> list[Path]:
-    path = Path(source).expanduser()
-    if path.is_dir():
-        raise DataError(
-            f"data.source={source} is a directory. Name the files in it, for example "
-            f"'data.source=\"{source.rstrip('/')}/*.txt\"'."
-        )
-    if path.exists():
-        return [path]
-    if not any(mark in source for mark in "*?["):
-        raise DataError(f"data.source={source}: there is no such file. Check the path.")
-    _refuse_closed_folder(path)
-    files = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
-    files = [file for file in files if not file.is_dir()]
-    if not files:
-        raise DataError(
-            f"data.source={source} matches no file. Check the pattern; ** matches folders too."
-        )
-    return files
-
-
-def _refuse_closed_folder(pattern: Path) -> None:
-    """Raise OSError where the folder in which a pattern looks may not be read: it finds nothing."""
-    fixed = [part for part in pattern.parents if not glob.has_magic(str(part))]
-    if fixed and fixed[0].is_dir():
-        os.scandir(fixed[0]).close()
-
-
 def _files(name: str, files: list[Path], text_column: str, progress: Progress) -> Source:
     """All files must be texts, or all tables of one format."""
     readers = {TABLE_READERS.get(suffixes(str(file))[0], "text") for file in files}
@@ -188,7 +144,7 @@ def _files(name: str, files: list[Path], text_column: str, progress: Progress) -
             "Name files of one format."
         )
     reader = readers.pop()
-    stamps = _stamps(name, files)
+    stamps = stamps_of(name, files)
     size = sum(size for size, *_ in stamps)
     if size == 0:
         raise DataError(f"data.source={name} is empty: there is no text to train on.")
@@ -197,7 +153,7 @@ def _files(name: str, files: list[Path], text_column: str, progress: Progress) -
     for file in files:
         # The same bytes are another text, or none, when a name says that they are compressed.
         digest.update(suffixes(str(file))[1].encode())
-        digest.update(_digest(name, file, progress))
+        digest.update(digest_of(name, file, progress))
     if reader != "text":
         digest.update(text_column.encode())
 
@@ -209,40 +165,7 @@ def _files(name: str, files: list[Path], text_column: str, progress: Progress) -
             return text_pieces(files)
         return table_pieces(name, reader, files, text_column)
 
-    return Source(name, digest.hexdigest(), read, lambda: _stamps(name, files) == stamps)
-
-
-def _stamps(name: str, files: list[Path]) -> list[tuple[int, int, int]]:
-    """Size, time and number of each file: what changes when somebody writes to it."""
-    stamps = []
-    for file in files:
-        with _named(name, file):
-            found = file.stat()
-        if not stat.S_ISREG(found.st_mode):
-            raise DataError(
-                f"data.source={name}: {file} is no regular file, but a device, a pipe or the like. "
-                "Write its text into a file first."
-            )
-        stamps.append((found.st_size, found.st_mtime_ns, found.st_ino))
-    return stamps
-
-
-def _digest(name: str, file: Path, progress: Progress) -> bytes:
-    digest = hashlib.sha256()
-    with _named(name, file), open(file, "rb") as opened:
-        while piece := opened.read(PIECE_BYTES):
-            digest.update(piece)
-            progress.done += len(piece)
-    return digest.digest()
-
-
-@contextmanager
-def _named(name: str, file: Path) -> Iterator[None]:
-    """Raise DataError with the file's name for what goes wrong with it."""
-    try:
-        yield
-    except OSError as error:
-        raise DataError(f"data.source={name}: cannot read {file}: {error.strerror}.") from error
+    return Source(name, digest.hexdigest(), read, lambda: stamps_of(name, files) == stamps)
 
 
 def _hub_dataset(name: str, text_column: str, progress: Progress | None = None) -> Source:

@@ -408,6 +408,12 @@ def test_a_prepared_text_of_another_user_is_used_or_told(open_folder):
             prepare(source, cache)
         closed(cache / name / file, stat.S_IMODE(before))
 
+    (cache / name / "corpus.json").write_text("{}")  # damaged, and not to be mended
+    closed(cache, 0o555)
+    with as_nobody(), pytest.raises(DataError, match=r"data\.cache_dir=.*Permission denied"):
+        prepare(source, cache)
+    closed(cache, 0o755)
+
 
 @pytest.mark.parametrize(
     ("cache", "reason"),

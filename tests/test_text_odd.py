@@ -12,16 +12,19 @@ import os
 import tarfile
 import threading
 import zipfile
+from types import SimpleNamespace
 
 import pytest
 
 import data.prepare
 import data.progress
 import data.texts
+import training.start
 from data.corpus import prepare_corpus
 from data.errors import DataError
 from data.progress import Progress
 from data.sources import open_source
+from training.config import Config
 
 TEXT = "".join(f"line {i} of the text, é ü 日本\n" for i in range(400))
 ROWS = "".join(json.dumps({"text": f"row {i}"}) + "\n" for i in range(9))
@@ -359,9 +362,24 @@ def test_a_word_is_said_after_a_second_and_then_every_ten():
     assert lines == ["text      waiting"] * 3
 
 
-def test_a_reader_that_is_gone_does_not_stop_a_preparation(tmp_path, monkeypatch):
-    from training.start import _say_progress
+@pytest.mark.parametrize("first", [True, False])
+def test_one_process_of_each_machine_verifies_and_speaks(monkeypatch, first):
+    settings = {}
 
+    def prepare_corpus(source, **more):
+        settings.update(more)
+        return SimpleNamespace(info=SimpleNamespace(fingerprint="1"))
+
+    monkeypatch.setattr(training.start, "prepare_corpus", prepare_corpus)
+    monkeypatch.setattr(training.start, "first_on_each_machine", lambda _, work: work())
+    monkeypatch.setattr(training.start, "same_everywhere", lambda *_: True)
+    training.start.prepare_text(SimpleNamespace(is_local_main_process=first), Config())
+
+    assert settings["verify"] is first
+    assert (settings["say"] is not None) is first
+
+
+def test_a_reader_that_is_gone_does_not_stop_a_preparation(tmp_path, monkeypatch):
     class Gone:
         def write(self, text):
             raise BrokenPipeError
@@ -370,7 +388,7 @@ def test_a_reader_that_is_gone_does_not_stop_a_preparation(tmp_path, monkeypatch
             raise BrokenPipeError
 
     monkeypatch.setattr("sys.stderr", Gone())
-    _say_progress("text      preparing")
+    training.start._say_progress("text      preparing")
 
 
 # The disk of `datasets`' own cache is not needed for a file.

@@ -1,0 +1,101 @@
+"""Files of this disk that `data.source` names."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from data.errors import DataError
+from data.formats import TABLE_READERS, TEXT_SUFFIXES, suffixes
+from data.progress import Progress
+
+PIECE_BYTES = 1 << 20
+
+
+def looks_like_files(source: str) -> bool:
+    """Whether a source names files of this disk, and no data set of the Hub."""
+    suffix, compression = suffixes(source)
+    return (
+        Path(source).expanduser().exists()
+        or any(mark in source for mark in "*?[")
+        or source.startswith(("/", "./", "../", "~"))
+        or compression != ""
+        or suffix in (*TEXT_SUFFIXES, *TABLE_READERS)
+        or re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source) is None
+    )
+
+
+def matching_files(source: str) -> list[Path]:
+    """The files that a path or a pattern names, by name.
+
+    Raises DataError where there are none, OSError where folders are closed or a name is too long,
+    and RuntimeError for the home of an unknown user.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        raise DataError(
+            f"data.source={source} is a directory. Name the files in it, for example "
+            f"'data.source=\"{source.rstrip('/')}/*.txt\"'."
+        )
+    if path.exists():
+        return [path]
+    if not any(mark in source for mark in "*?["):
+        raise DataError(f"data.source={source}: there is no such file. Check the path.")
+    _refuse_closed_folder(path)
+    files = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
+    files = [file for file in files if not file.is_dir()]
+    if not files:
+        raise DataError(
+            f"data.source={source} matches no file. Check the pattern; ** matches folders too."
+        )
+    return files
+
+
+def _refuse_closed_folder(pattern: Path) -> None:
+    """Raise OSError where the folder in which a pattern looks may not be read: it finds nothing."""
+    fixed = [part for part in pattern.parents if not glob.has_magic(str(part))]
+    if fixed and fixed[0].is_dir():
+        os.scandir(fixed[0]).close()
+
+
+def stamps_of(name: str, files: list[Path]) -> list[tuple[int, int, int]]:
+    """Size, time and number of each file: what changes when somebody writes to it.
+
+    Raises DataError for what is no regular file: a device or a pipe can be read for ever.
+    """
+    stamps = []
+    for file in files:
+        with _named(name, file):
+            found = file.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise DataError(
+                f"data.source={name}: {file} is no regular file, but a device, a pipe or the like. "
+                "Write its text into a file first."
+            )
+        stamps.append((found.st_size, found.st_mtime_ns, found.st_ino))
+    return stamps
+
+
+def digest_of(name: str, file: Path, progress: Progress) -> bytes:
+    """SHA-256 of a file, whose bytes are counted. Raises DataError where it cannot be read."""
+    digest = hashlib.sha256()
+    with _named(name, file), open(file, "rb") as opened:
+        while piece := opened.read(PIECE_BYTES):
+            digest.update(piece)
+            progress.done += len(piece)
+    return digest.digest()
+
+
+@contextmanager
+def _named(name: str, file: Path) -> Iterator[None]:
+    """Raise DataError with the file's name for what goes wrong with it."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"data.source={name}: cannot read {file}: {error.strerror}.") from error
