@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import pytest
 from huggingface_hub import constants, scan_cache_dir
 
@@ -9,12 +12,15 @@ import hubs
 import runs
 from loopback_deviations import ALL, Deviations
 from loopback_hub import LoopbackHub
+from snapshot.errors import SnapshotError
 from snapshot.fetch import fetch, look_at, newest_for_sampling
 from snapshot.files import identity
 from snapshot.hub import Hub
 from snapshot.latest import Latest, latest_as_bytes
 from snapshot.publish import Card, Policy
-from snapshot.store import Store, newest_of_both
+from snapshot.resume import choose_start
+from snapshot.state import read_state
+from snapshot.store import Store, fetch_place, newest_of_both
 from snapshot.upload import Uploader
 
 pytestmark = pytest.mark.filterwarnings(
@@ -31,18 +37,21 @@ def hub(tmp_path, request, monkeypatch):
         yield hub
 
 
-def store() -> Store:
-    return Store(Hub(hubs.REPO, 5.0), private=True, takeover=False)
+def store(timeout: float = 5.0) -> Store:
+    return Store(Hub(hubs.REPO, timeout), private=True, takeover=False)
 
 
-def uploader(hub: LoopbackHub, seen=None, **changes) -> Uploader:
-    policy = {"keep": 3, "min_interval": 0.0, "squash_every": 100, "private": True}
-    names = {"run_id": "run", "attempt_id": "attempt", "ended": ()}
-    for name in list(changes):
-        if name in names:
-            names[name] = changes.pop(name)
-    own = Policy(**{**policy, "takeover": False, **changes})
-    return Uploader(Hub(hubs.REPO, 5.0), own, seen=seen, **names)
+def uploader(
+    hub: Hub | None = None,
+    *,
+    attempt_id: str = "attempt",
+    ended: tuple[str, ...] = (),
+    seen: Latest | None = None,
+    keep: int = 3,
+    squash_every: int = 100,
+) -> Uploader:
+    policy = Policy(keep, 0.0, squash_every, private=True, takeover=False)
+    return Uploader(hub or Hub(hubs.REPO, 5.0), policy, "run", attempt_id, seen, ended)
 
 
 NAMES = [name for name in Deviations.__dataclass_fields__ if name != "no_squash"]
@@ -53,7 +62,7 @@ ONE_EACH = [pytest.param(Deviations(**{name: True}), id=name) for name in NAMES]
 def test_a_run_is_uploaded_to_and_fetched_from_a_server_with(hub, finished_run, tmp_path):
     begun = newest_of_both(store(), None, None, tmp_path / "run", ())
     assert begun.hub_is_known
-    uploads = uploader(hub)
+    uploads = uploader()
     for step in (10, 20, 30):
         uploads.offer(runs.snapshot(finished_run, step), Card(f"# step {step}\n"))
         assert uploads.flush(30), uploads.status()
@@ -65,14 +74,16 @@ def test_a_run_is_uploaded_to_and_fetched_from_a_server_with(hub, finished_run, 
     assert newest_for_sampling(Hub(hubs.REPO, 5.0), "main").name == "step-00000030"
 
 
-def put(hub: LoopbackHub, snapshot, *steps: int) -> None:
+def put(
+    hub: LoopbackHub, snapshot, *steps: int, run: str = "run", attempt: str = "attempt"
+) -> None:
     """Commit a snapshot as those steps, a commit each, with no client."""
     if hub.repo(hubs.REPO) is None:
         hub.create(hubs.REPO)
     for step in steps:
         place = f"snapshots/step-{step:08d}"
         files = {f"{place}/{path.name}": path.read_bytes() for path in snapshot.iterdir()}
-        described = Latest("run", "attempt", step, place, identity(snapshot), step)
+        described = Latest(run, attempt, step, place, identity(snapshot), step)
         hub.commit_files(hubs.REPO, {**files, "latest.json": latest_as_bytes(described)})
 
 
@@ -118,3 +129,169 @@ def test_what_is_damaged_on_the_hub_itself_is_an_error_and_the_one_before_is_tak
     repo = hub.repo(hubs.REPO)
     hub.commit_files(hubs.REPO, {path: repo.read(repo.head, path).replace(b"32", b"23")})
     assert newest_for_sampling(Hub(hubs.REPO), "main").name == "step-00000010"
+
+
+class Interrupted(Hub):
+    """A hub at which something happens between an upload's contents and its commit."""
+
+    def __init__(self, repo_id: str, then: Callable[[], object]) -> None:
+        super().__init__(repo_id, 5.0)
+        self.then = then
+
+    def upload_contents(self, additions) -> None:
+        super().upload_contents(additions)
+        then, self.then = self.then, lambda: None
+        then()
+
+
+@pytest.mark.parametrize(
+    "hub",
+    [
+        pytest.param(Deviations(), id="huggingface.co"),
+        pytest.param(Deviations(parent_ignored=True), id="parent_ignored"),
+        pytest.param(Deviations(long_ids=True), id="long_ids"),
+        pytest.param(ALL, id="all"),
+    ],
+    indirect=True,
+)
+def test_a_takeover_during_an_upload_ends_it_before_its_commit(hub, finished_run):
+    hub.create(hubs.REPO)
+    newest = runs.snapshot(finished_run, 30)
+    between = Interrupted(hubs.REPO, lambda: put(hub, newest, 40, attempt="another"))
+    uploads = uploader(hub=between)
+    uploads.offer(newest, Card("# 30\n"))
+    assert uploads.flush(30)
+    told = "another attempt of this run has uploaded step 40"
+    assert len([message for message in uploads.messages() if message.startswith(told)]) == 1
+    assert uploads.status().off
+    assert hubs.latest(hub)["attempt_id"] == "another"
+    assert hub.count("commit") == 0
+
+
+@pytest.mark.parametrize("hub", [Deviations(parent_ignored=True), ALL], indirect=True)
+def test_somebody_s_own_file_that_comes_during_an_upload_stays(hub, finished_run):
+    hub.create(hubs.REPO)
+    edit = {"NOTES.md": b"mine"}
+    uploads = uploader(hub=Interrupted(hubs.REPO, lambda: hub.commit_files(hubs.REPO, edit)))
+    uploads.offer(runs.snapshot(finished_run, 30), Card("# 30\n"))
+    assert uploads.flush(30)
+    assert hubs.step_of(hub) == 30
+    repo = hub.repo(hubs.REPO)
+    assert repo.read(repo.head, "NOTES.md") == b"mine"
+
+
+@pytest.mark.parametrize("hub", [Deviations(), ALL], indirect=True)
+def test_where_latest_json_does_not_say_whose_they_are_no_snapshot_is_deleted(hub, finished_run):
+    put(hub, runs.snapshot(finished_run, 30), 3, 4, 5, 6)
+    hub.commit_files(hubs.REPO, {"latest.json": b"{}"})
+    uploads = uploader(keep=2)
+    uploads.offer(runs.snapshot(finished_run, 20), Card("# 20\n"))
+    assert uploads.flush(30)
+    assert hubs.steps_at_head(hub.repo(hubs.REPO)) == [3, 4, 5, 6, 20]
+    uploads.offer(runs.snapshot(finished_run, 30), Card("# 30\n"))  # now it is known
+    assert uploads.flush(30)
+    assert hubs.steps_at_head(hub.repo(hubs.REPO)) == [20, 30]
+
+
+@pytest.mark.parametrize("hub", [Deviations(no_xet=True)], indirect=True)
+def test_a_server_without_xet_is_named_once_with_the_remedy(hub, finished_run):
+    hub.create(hubs.REPO)
+    uploads = uploader()
+    for step in (20, 30):
+        uploads.offer(runs.snapshot(finished_run, step), Card(f"# {step}\n"))
+        assert uploads.flush(30), uploads.status()
+    (message,) = uploads.messages()
+    assert message.startswith(f"{hub.endpoint} has no Xet storage (HTTP 404)")
+    assert "HF_HUB_DISABLE_XET=1" in message
+    assert constants.HF_HUB_DISABLE_XET is True
+    asked = [one for one in hub.requests if "xet" in one.path]
+    assert len(asked) == 2  # by the client, and by us
+
+
+@pytest.mark.parametrize("status", [None, 403, 503])
+@pytest.mark.parametrize("hub", [Deviations()], indirect=True)
+def test_a_history_that_cannot_be_squashed_is_said_once(hub, finished_run, status):
+    if status is None:
+        hub.deviations = Deviations(no_squash=True)
+    else:
+        hub.fault("squash", "status", status=status, times=None)
+    hub.create(hubs.REPO)
+    uploads = uploader(squash_every=1)
+    for step in (10, 20, 30):
+        uploads.offer(runs.snapshot(finished_run, step), Card(f"# {step}\n"))
+        assert uploads.flush(30), uploads.status()
+    (message,) = uploads.messages()
+    assert f"history of {hubs.REPO} is not squashed" in message
+    assert f"HTTP {status or 404}" in message
+    assert "still take storage" in message
+
+
+@pytest.mark.parametrize("hub", [Deviations()], indirect=True)
+def test_the_first_commit_after_a_restart_does_not_squash_again(hub, finished_run):
+    hub.create(hubs.REPO)
+    first = uploader(squash_every=2)
+    for step in (10, 20):
+        first.offer(runs.snapshot(finished_run, step), Card(f"# {step}\n"))
+        assert first.flush(30)
+    assert hub.count("squash") == 1
+    seen = look_at(Hub(hubs.REPO)).latest
+    second = uploader(squash_every=2, seen=seen, attempt_id="second", ended=("attempt",))
+    second.offer(runs.snapshot(finished_run, 30), Card("# 30\n"))
+    assert second.flush(30)
+    assert hubs.step_of(hub) == 30
+    assert hub.count("squash") == 1
+    assert len(hub.repo(hubs.REPO).commits) == 2
+
+
+@pytest.mark.parametrize("hub", [Deviations()], indirect=True)
+def test_a_fault_is_a_warning_once_and_a_word_in_the_progress_line(hub, finished_run, monkeypatch):
+    monkeypatch.setattr("snapshot.upload.FIRST_DELAY_SECONDS", 0.01)
+    hub.create(hubs.REPO)
+    fault = hub.fault("commit", "status", status=500, times=None, message="the disk is on fire")
+    uploads = uploader()
+    uploads.offer(runs.snapshot(finished_run, 30), Card("# 30\n"))
+    hub.wait_for(lambda: fault.hits >= 5)
+    assert uploads.status().as_words() == "hub has none yet, last error: HTTP 500"
+    assert "the disk is on fire" in uploads.status().fault
+    (message,) = uploads.messages()
+    assert "the Hub answers HTTP 500: the disk is on fire" in message
+    hub.clear_faults()
+    assert uploads.flush(30)
+    assert uploads.status().as_words().startswith("hub at step 30, 0:0")
+    assert uploads.messages() == []
+
+
+@pytest.mark.parametrize("hub", [Deviations()], indirect=True)
+def test_what_the_client_refuses_to_send_is_a_warning_at_once_and_no_outage(
+    hub, finished_run, monkeypatch
+):
+    def refuse(*_, **__) -> None:
+        raise ValueError("`parent_commit` is not a valid commit OID")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.create_commit", refuse)
+    hub.create(hubs.REPO)
+    uploads = uploader()
+    uploads.offer(runs.snapshot(finished_run, 30), Card("# 30\n"))
+    assert not uploads.flush(60)
+    (message,) = uploads.messages()
+    assert "uploads wait: the Hub client (huggingface_hub) cannot work with this server" in message
+    assert "`parent_commit` is not a valid commit OID" in message
+
+
+@pytest.mark.parametrize("hub", [Deviations()], indirect=True)
+def test_every_request_of_a_start_ends_at_the_run_s_own_timeout(hub, finished_run, monkeypatch):
+    monkeypatch.setattr("snapshot.store.PATIENCE_SECONDS", ())
+    newest = runs.snapshot(finished_run, 30)
+    put(hub, newest, 30, run=read_state(newest).run_id)
+    found = newest_of_both(store(4.5), None, None, finished_run.parent / "other", ())
+    assert found.place.timeout == 4.5
+    asked = []
+    monkeypatch.setattr("snapshot.store.Hub", lambda *names: asked.append(names) or Hub(*names))
+    assert identity(fetch_place(found.place, finished_run.parent / "third")) == identity(newest)
+    assert asked == [(hubs.REPO, 4.5)]
+    fault = hub.fault("info", "hang", times=None)
+    started = time.monotonic()
+    with pytest.raises(SnapshotError, match="did not answer in time"):
+        choose_start(finished_run.parent / "fourth", hubs.REPO, timeout=0.5)
+    assert time.monotonic() - started < 30  # not the 60 of a Hub that nobody told
+    assert fault.hits == 1

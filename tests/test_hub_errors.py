@@ -1,0 +1,132 @@
+"""Whatever the Hub client raises becomes a sentence of the right kind, and a safe one."""
+
+from __future__ import annotations
+
+import json
+
+import httpx2
+import pytest
+from huggingface_hub.errors import FileMetadataError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.utils import hf_raise_for_status
+
+from snapshot.hub_errors import (
+    HubMissing,
+    HubNoRevision,
+    HubRefused,
+    HubUnknown,
+    HubUnreachable,
+    told_apart,
+)
+
+ADDRESS = "https://bucket.example.org/run?X-Amz-Signature=abc"
+XML = (
+    '<?xml version="1.0"?>\n<Error><Code>AccessDenied</Code><Message>Request has expired</Message>'
+    f"<Resource>{ADDRESS}</Resource><AWSAccessKeyId>AKIA123</AWSAccessKeyId></Error>"
+)
+
+
+def raised(error: Exception, **more) -> Exception:
+    """What comes out where the client raises an error."""
+    with pytest.raises(Exception) as caught, told_apart("me/run", more.pop("at", "main"), **more):  # noqa: PT011
+        raise error
+    return caught.value
+
+
+def answered(status: int, body: str = "", headers: dict | None = None, **more) -> Exception:
+    """What comes out where the server answers so."""
+    request = httpx2.Request("GET", "https://hub.example.org/api/models/me/run/revision/main")
+    with pytest.raises(httpx2.HTTPError) as caught:
+        hf_raise_for_status(httpx2.Response(status, headers=headers, content=body, request=request))
+    return raised(caught.value, **more)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("`parent_commit` is not a valid commit OID"),
+        HFValidationError("Repo id must be in the form 'namespace/name'"),
+        KeyError("pointerSize"),
+        TypeError("'NoneType' object is not iterable"),
+        FileMetadataError("Header 'X-Repo-Commit' is missing"),
+        UnicodeEncodeError("ascii", "ü", 0, 1, "ordinal not in range"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_the_client_itself_refuses_is_no_outage(error):
+    assert isinstance(raised(error), HubRefused)
+    wrapped = LocalEntryNotFoundError("An error happened while trying to locate the file")
+    wrapped.__cause__ = error
+    assert isinstance(raised(wrapped), HubRefused)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionError("refused"),
+        httpx2.ConnectError("refused"),
+        httpx2.ReadTimeout("slow"),
+        RuntimeError("a panic"),
+        json.JSONDecodeError("Expecting value", "<html>", 0),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_may_pass_is_an_outage(error):
+    assert isinstance(raised(error), HubUnreachable)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(400, HubRefused), (402, HubRefused), (403, HubRefused), (413, HubRefused), (422, HubRefused)]
+    + [(404, HubUnknown), (405, HubUnknown), (501, HubUnknown)]
+    + [(status, HubUnreachable) for status in (408, 409, 425, 429, 500, 502, 503, 504)],
+)
+def test_a_status_says_whether_another_try_can_help(status, kind):
+    error = answered(status, "{}")
+    assert type(error) is kind
+    assert error.short == f"HTTP {status}"
+    assert str(error).count("HTTP") == 1  # it is not said twice
+
+
+@pytest.mark.parametrize("said", ["", '{"error": "HTTP 401"}'])
+def test_a_server_that_says_only_the_number_is_quoted_once(said):
+    headers = {"X-Error-Message": "Invalid credentials in Authorization header"} if not said else {}
+    error = answered(401, said, headers)
+    assert str(error).count("401") == 1
+
+
+def test_404_without_an_error_code_means_what_was_asked_for():
+    assert type(answered(404, "{}")) is HubUnknown
+    assert type(answered(404, "{}", not_found=HubMissing)) is HubMissing
+    assert type(answered(404, "{}", not_found=HubNoRevision)) is HubNoRevision
+    with_code = answered(404, "{}", {"X-Error-Code": "EntryNotFound"}, not_found=HubMissing)
+    assert type(with_code) is HubUnknown
+
+
+def test_a_branch_that_is_not_there_was_not_squashed_away():
+    code = {"X-Error-Code": "RevisionNotFound"}
+    assert "no branch and no tag" in str(answered(404, "", code, at="nobranch"))
+    assert "squash" not in str(answered(404, "", code, at="nobranch"))
+    for commit in ("0a1b6fc", "8b5d64c" * 5 + "abcde", "8b5d64cf" * 8):
+        assert "what was before a squash is gone" in str(answered(404, "", code, at=commit))
+
+
+@pytest.mark.parametrize("kind", ["application/xml", "text/plain"])
+def test_of_an_object_storage_s_xml_only_its_reason_is_shown(kind):
+    said = str(answered(403, XML, {"Content-Type": kind}))
+    assert "(HTTP 403: AccessDenied: Request has expired)" in said
+    for part in ("<", "AKIA", "Signature", "bucket"):
+        assert part not in said
+    assert "Signature" not in str(raised(httpx2.ConnectError(f"no way to {ADDRESS}")))
+
+
+def test_nothing_that_a_server_says_acts_on_the_terminal():
+    headers = {"X-Error-Message": "quota \x1b]0;owned\x07"}
+    for error in (
+        answered(403, "", headers),
+        answered(503, json.dumps({"error": "\x1b[2J"})),
+        raised(httpx2.RemoteProtocolError("bad line '\x1b[31m'")),
+        raised(RuntimeError("\x1b[31m")),
+        HubRefused("\x1b[2J"),
+    ):
+        assert str(error).isprintable(), ascii(str(error))
+        assert "x1b" in str(error)
