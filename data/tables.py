@@ -83,7 +83,8 @@ def hub_pieces(name: str, text_column: str) -> list[Path] | tuple[IterableDatase
             ) from error
         raise DataError(
             f"data.source={name} is neither a file here nor a data set whose split 'train' could "
-            f"be loaded from the Hub: {reason}"
+            f"be loaded from the Hub: {reason.rstrip('.')}. For a private one log in with `hf auth "
+            "login`, or set HF_TOKEN."
         ) from error
     return _row_pieces(name, rows.to_iterable_dataset(), text_column), str(builder.cache_dir)
 

@@ -1,0 +1,67 @@
+"""Who installs requirements.txt can run the project, and with requirements-dev.txt the tests."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+from runs import ROOT
+
+DISTRIBUTIONS = packages_distributions()
+FOR_DEVELOPERS = ("tests", "benchmarks")
+FOLDERS = [
+    path
+    for path in ROOT.iterdir()
+    if path.is_dir() and path.name[0] != "." and not (path / "pyvenv.cfg").exists()
+]
+FILES = sorted([*ROOT.glob("*.py"), *(file for path in FOLDERS for file in path.rglob("*.py"))])
+OURS = {path.stem for path in FILES} | {path.parent.name for path in FILES}
+
+
+def declared(file: str) -> set[str]:
+    """The distributions that a requirements file names, and those of the files it includes."""
+    names = set()
+    for line in (ROOT / file).read_text().splitlines():
+        if line.startswith("-r "):
+            names |= declared(line.removeprefix("-r ").strip())
+        elif match := re.match(r"[\w.-]+", line):
+            names.add(canonical(match[0]))
+    return names
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def imported(path: Path) -> set[str]:
+    """The packages that a file imports, wherever in the file."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.split(".")[0])
+    return names - OURS - set(sys.stdlib_module_names)
+
+
+@pytest.mark.parametrize(
+    ("file", "is_meant"),
+    [
+        ("requirements.txt", lambda path: path.relative_to(ROOT).parts[0] not in FOR_DEVELOPERS),
+        ("requirements-dev.txt", lambda path: True),
+    ],
+)
+def test_what_is_imported_is_declared(file, is_meant):
+    known = declared(file)
+    missing = {
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in filter(is_meant, FILES)
+        for name in imported(path)
+        if not known & {canonical(found) for found in DISTRIBUTIONS.get(name, [name])}
+    }
+    assert not missing
