@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import copy
+import json
+import random
+import shlex
+from dataclasses import fields
+
 import pytest
 import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from model.gpt import GPT, GPTConfig, parameter_count
 from runs import ROOT
-from training.compose import all_keys, as_yaml, load_config
-from training.config import ConfigError, TrainConfig, accumulation_steps
+from training.checks import RANGES, problems
+from training.compose import all_keys, as_flat, as_plain, as_yaml, load_config
+from training.config import TEXT_KEYS, ConfigError, TrainConfig, accumulation_steps
 from training.help import key_rows
+from training.hints import ALIASES, OF_THE_LAUNCHER, quoted
+from training.start import changed_values
 
 
 def mistakes(*overrides: str) -> list[str]:
@@ -86,7 +96,16 @@ def test_the_run_is_named_after_its_text():
     [
         ("train.max_step", "train.max_steps"),
         ("max_steps", "train.max_steps"),
-        ("optim.lr", None),
+        ("optim.lr", "optim.learning_rate"),
+        ("lr", "optim.learning_rate"),
+        ("batch_size", "train.global_batch_size"),
+        ("epochs", "train.max_steps"),
+        ("output_dir", "run.dir"),
+        ("dataset", "data.source"),
+        ("steps", "train.max_steps"),
+        ("seed", "train.seed"),
+        ("resume", "snapshot.resume"),
+        ("n_layers", "model.n_layer"),
         ("optim.learningrate", "optim.learning_rate"),
         ("model.max_steps", "train.max_steps"),
         ("data", None),
@@ -143,6 +162,25 @@ def test_an_unknown_key_names_the_nearest(key, nearest):
         "run.collective_timeout_seconds=999999999999999",
         "train.global_batch_size=99999999999",
         "snapshot.resume=",
+        "optim.betas=[[0.9],0.95]",
+        "optim.weight_decay=" + "9" * 401,
+        "train.seed=" + "9" * 5000,
+        "model.n_embd=" + "9" * 4300,
+        "model.n_layer=" + "1" + "0" * 30,
+        "run.name=" + "x" * 256,
+        "run.name=" + "\u00fc" * 128,
+        "run.dir=" + "/x" * 2000,
+        "data.cache_dir=" + "/x" * 2000,
+        "snapshot.resume=" + "x" * 256,
+        "run.dir='~nobody-of-this-name/x'",
+        "data.source='~nobody-of-this-name/x'",
+        "data.source='a\udcff.txt'",
+        "data.source=a\udcff.txt",
+        "run.dir=é",
+        "train.max_steps=é",
+        "epochs=é",
+        "--config-name=x",
+        "--resume",
     ],
 )
 def test_a_value_out_of_its_range_is_one_sentence(override):
@@ -188,3 +226,121 @@ def test_a_batch_that_does_not_divide_names_the_nearest_sizes(size, micro, proce
         accumulation_steps(train, processes)
     for part in parts:
         assert part in str(caught.value)
+
+
+def test_every_whole_number_has_a_most_that_a_slip_of_the_finger_exceeds():
+    base = load_config([])
+    whole = {
+        f"{section.name}.{entry.name}": entry.type
+        for section in fields(base)
+        for entry in fields(getattr(base, section.name))
+        if str(entry.type).startswith("int")
+    }
+    assert set(RANGES) == set(whole)
+    for key in whole:
+        section, name = key.split(".")
+        for number in (10**16, 2**63, 10**30, -(10**30)):
+            config = copy.deepcopy(base)
+            setattr(getattr(config, section), name, number)
+            assert any(f"{key}={number} must be at " in sentence for sentence in problems(config))
+
+
+@pytest.mark.parametrize("text", ["1.10", "007", "1e3", "1_000", "true", "inf", "-5"])
+def test_a_text_that_looks_like_a_number_stays_as_it_was_typed(text):
+    assert load_config([f"run.name={text}"]).run.name == text
+
+
+def test_null_is_no_text_where_a_key_can_be_null():
+    assert load_config(["hub.repo_id=null"]).hub.repo_id is None
+    (sentence,) = mistakes("run.name=null")
+    assert "run.name=null must be a text" in sentence
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "é.txt",
+        "a#b",
+        "it's",
+        "~/x",
+        "a,b",
+        "[a]",
+        "a(1).txt",
+        "{a}",
+        "k=v",
+        "a,b\\",
+        'a\\"b',
+        "a\nb",
+    ],
+)
+def test_a_text_that_hydra_does_not_take_comes_back_as_the_argument_that_it_takes(text):
+    with pytest.raises(ConfigError) as caught:
+        load_config([f"data.source={text}"])
+    argument = str(caught.value).split("In a shell write ")[1].removesuffix(" instead.")
+    (word,) = shlex.split(argument)
+    assert load_config([word]).data.source == text
+
+
+def test_a_text_that_hydra_takes_needs_no_quotes():
+    for text in ("a b.txt", "a:b", "*.txt", "a?b", "a%b", "C:\\x", "a@b", "a+b"):
+        assert load_config([f"data.source={text}"]).data.source == text
+
+
+def test_quotes_keep_any_text_to_the_letter():
+    chosen, parser = random.Random(3), OverridesParser.create()
+    for _ in range(500):
+        text = "".join(chosen.choices('\\\\\\""\' ,=[]{}()~#;&$:*aé日\t', k=chosen.randrange(9)))
+        assert parser.parse_override(f"run.name={quoted(text)}").value() == text
+
+
+@pytest.mark.parametrize(
+    ("words", "argument"),
+    [
+        (["--max_steps=100"], "Write train.max_steps=100."),
+        (["--train.max_steps", "100"], "Write train.max_steps=100."),
+        (["--max-steps", "100"], "Write train.max_steps=100."),
+        (["--lr", "-1"], "Write optim.learning_rate=-1."),
+        (["-o", "x", "--output_dir", "my runs"], "Write 'run.dir=my runs'."),
+        (["--resume", "train.seed=1"], "The key is snapshot.resume."),
+        (["--resume", "--batch_size", "3"], "Write train.global_batch_size=3."),
+        (["--num_processes", "2"], "options of `accelerate launch`, before train.py"),
+        (["precision=bf16"], "options of `accelerate launch`, before train.py"),
+        (["--multirun"], "There are --help and --show, and key=value."),
+    ],
+)
+def test_an_option_of_another_program_names_our_key(words, argument):
+    assert argument in mistakes(*words)[-1]
+
+
+def test_every_alias_is_of_one_key_that_there_is_and_is_none_itself():
+    aliases = [alias for names in ALIASES.values() for alias in names.split()]
+    assert set(ALIASES) <= set(all_keys())
+    assert len(set(aliases)) == len(aliases)
+    assert not {*aliases, *OF_THE_LAUNCHER.split()} & {key.split(".")[1] for key in all_keys()}
+    assert not {*aliases} & {*OF_THE_LAUNCHER.split()}
+
+
+def test_a_home_folder_is_meant_by_a_tilde(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    config = load_config(["run.dir='~/runs/a'", "data.cache_dir='~'"])
+    assert (config.run.dir, config.data.cache_dir) == ("/home/me/runs/a", "/home/me")
+    assert load_config(["run.dir='./~/a'"]).run.dir == "./~/a"
+
+
+def test_the_secrets_of_an_address_are_not_in_what_is_stored_and_are_no_change():
+    address = "https://me:word@host/some/text.txt?token=abc"
+    config = load_config([f'data.source="{address}"'])
+    assert config.data.source == address  # to fetch it
+    assert config.run.dir == "out/text.txt"
+    assert as_plain(config)["data"]["source"] == "https://host/some/text.txt?***"
+    for stored in (as_yaml(config), json.dumps(as_plain(config)), json.dumps(as_flat(config))):
+        assert not any(secret in stored for secret in ("word", "token", "abc"))
+    assert changed_values(as_plain(config), as_plain(config)) == []
+    older = as_plain(config)
+    older["data"]["source"] = address
+    assert changed_values(older, as_plain(config)) == []
+
+
+def test_texts_are_the_keys_of_type_str():
+    assert {"data.source", "run.name", "hub.repo_id", "run.tracker"} < set(TEXT_KEYS)
+    assert "train.seed" not in TEXT_KEYS

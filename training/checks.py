@@ -3,34 +3,49 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from typing import Any
 
 from model.gpt import ACTIVATIONS
-from training.config import Config
+from training.config import TEXT_KEYS, Config
 
-COUNTS = (
-    "data.block_size",
-    "model.n_layer",
-    "model.n_head",
-    "model.n_embd",
-    "train.max_steps",
-    "train.global_batch_size",
-    "train.eval_every",
-    "train.log_every",
-    "snapshot.every",
-    "hub.keep",
-    "hub.squash_every",
-    "run.collective_timeout_seconds",
-    "run.start_timeout_seconds",
-)
-"""Keys whose value is at least 1."""
-MOST = {
-    "data.block_size": 1_000_000,
-    "train.max_steps": 1_000_000_000,
-    "train.global_batch_size": 1_000_000,
-    "run.collective_timeout_seconds": 1_000_000,
-    "run.start_timeout_seconds": 1_000_000,
+MOST = 1_000_000_000
+RANGES = {
+    "data.block_size": (1, 1_000_000),
+    "data.num_workers": (0, 1_000),
+    "model.n_layer": (1, 10_000),
+    "model.n_head": (1, 10_000),
+    "model.n_embd": (1, 1_000_000),
+    "optim.warmup_steps": (0, MOST),
+    "train.max_steps": (1, MOST),
+    "train.global_batch_size": (1, 1_000_000),
+    "train.micro_batch_size": (1, 1_000_000),
+    "train.eval_every": (1, MOST),
+    "train.eval_batches": (1, MOST),
+    "train.log_every": (1, MOST),
+    "train.sample_every": (0, MOST),
+    "train.max_skipped_steps": (0, MOST),
+    "train.seed": (0, 2**32 - 1),
+    "snapshot.every": (1, MOST),
+    "snapshot.keep": (2, 1_000_000),
+    "snapshot.piece_bytes": (1_000_000, 10**15),
+    "hub.keep": (1, 1_000_000),
+    "hub.squash_every": (1, MOST),
+    "run.collective_timeout_seconds": (1, 1_000_000),
+    "run.start_timeout_seconds": (1, 1_000_000),
 }
-"""Larger values are slips of the finger, and would end in a failure of memory or of a clock."""
+"""By key of a whole number: the least and the most, far above any use. What is larger is a slip of
+the finger, and would end in a failure of memory or of a clock, or in no end at all."""
+REMARKS = {
+    "train.micro_batch_size": ", or null",
+    "train.eval_batches": ", or null for the whole held-out text",
+    "snapshot.keep": ": one is the other's spare",
+}
+NEVER_EMPTY = ("data.source", "data.cache_dir", "snapshot.resume", "run.name", "run.dir")
+"""Texts that become paths, or may."""
+PART_BYTES, PATH_BYTES = 255, 3_900
+"""File systems take no longer names, nor the system longer paths; a run's own files come below."""
+TOO_LONG = f"is too long: a name has {PART_BYTES} bytes at most, and a path {PATH_BYTES}"
 
 
 def problems(config: Config) -> list[str]:
@@ -39,29 +54,31 @@ def problems(config: Config) -> list[str]:
 
     def need(holds: bool, key: str, rule: str) -> None:
         if not holds:
-            section, name = key.split(".")
-            value = getattr(getattr(config, section), name)
-            found.append(f"{key}={'null' if value is None else value} {rule}.")
+            found.append(f"{key}={_short(_value(config, key))} {rule}.")
 
-    for key in COUNTS:
-        section, name = key.split(".")
-        need(getattr(getattr(config, section), name) >= 1, key, "must be at least 1")
-    for key, most in MOST.items():
-        section, name = key.split(".")
-        need(getattr(getattr(config, section), name) <= most, key, f"must be at most {most}")
-    for key in ("data.source", "data.cache_dir", "snapshot.resume", "run.name", "run.dir"):
-        section, name = key.split(".")
-        need(getattr(getattr(config, section), name).strip() != "", key, "is empty")
-    data, model, optim, train = config.data, config.model, config.optim, config.train
+    for key, (least, most) in RANGES.items():
+        number, remark = _value(config, key), REMARKS.get(key, "")
+        need(number is None or number >= least, key, f"must be at least {least}{remark}")
+        need(number is None or number <= most, key, f"must be at most {most}{remark}")
+    for key in TEXT_KEYS:
+        text = _value(config, key)
+        need(text is None or is_storable(text), key, "has bytes that are no text in UTF-8")
+    for key in NEVER_EMPTY:
+        text = _value(config, key)
+        need(text.strip() != "", key, "is empty")
+        if key != "run.dir" or text != f"out/{config.run.name}":  # or it would be said twice
+            need("://" in text or _is_path(text), key, TOO_LONG)
+        if key != "run.name":
+            need(_has_home(text), key, f"names the home of a user who is not here: write ./{text}")
+    data, model, optim = config.data, config.model, config.optim
     need(0 < data.val_fraction <= 0.5, "data.val_fraction", "must be above 0 and at most 0.5")
-    need(data.num_workers >= 0, "data.num_workers", "must not be negative")
     need(0 <= model.dropout < 1, "model.dropout", "must be at least 0 and below 1")
     need(
         model.activation_function in ACTIVATIONS,
         "model.activation_function",
         f"must be {' or '.join(ACTIVATIONS)}",
     )
-    if model.n_head >= 1 and model.n_embd >= 1:
+    if model.n_head >= 1 and 1 <= model.n_embd <= RANGES["model.n_embd"][1]:
         near = sorted({max(1, model.n_embd // model.n_head), model.n_embd // model.n_head + 1})
         need(
             model.n_embd % model.n_head == 0,
@@ -76,33 +93,13 @@ def problems(config: Config) -> list[str]:
         "optim.min_learning_rate",
         f"must be between 0 and optim.learning_rate={optim.learning_rate}",
     )
-    need(optim.warmup_steps >= 0, "optim.warmup_steps", "must not be negative")
     need(0 <= optim.weight_decay < math.inf, "optim.weight_decay", "must not be negative")
     need(
-        len(optim.betas) == 2 and all(0 <= beta < 1 for beta in optim.betas),
+        len(optim.betas) == 2 and all(map(_is_share, optim.betas)),
         "optim.betas",
         "must be two numbers, each at least 0 and below 1",
     )
     need(optim.max_grad_norm > 0, "optim.max_grad_norm", "must be above 0")
-    need(
-        train.micro_batch_size is None or train.micro_batch_size >= 1,
-        "train.micro_batch_size",
-        "must be at least 1, or null",
-    )
-    need(
-        train.eval_batches is None or train.eval_batches >= 1,
-        "train.eval_batches",
-        "must be at least 1, or null for the whole held-out text",
-    )
-    need(train.sample_every >= 0, "train.sample_every", "must not be negative")
-    need(train.max_skipped_steps >= 0, "train.max_skipped_steps", "must not be negative")
-    need(0 <= train.seed < 2**32, "train.seed", "must be between 0 and 4294967295")
-    need(config.snapshot.keep >= 2, "snapshot.keep", "must be at least 2: one is the other's spare")
-    need(
-        config.snapshot.piece_bytes >= 1_000_000,
-        "snapshot.piece_bytes",
-        "must be at least 1000000 (1 MB)",
-    )
     hub = config.hub
     if hub.repo_id is not None:
         need(_is_repo_id(hub.repo_id), "hub.repo_id", "is not of the form owner/name")
@@ -118,6 +115,43 @@ def problems(config: Config) -> list[str]:
         "it, or null",
     )
     return found
+
+
+def _value(config: Config, key: str) -> Any:
+    section, name = key.split(".")
+    return getattr(getattr(config, section), name)
+
+
+def _short(value: object) -> str:
+    text = "null" if value is None else str(value)
+    return text if len(text) <= 60 else f"{text[:50]}... ({len(text)} characters)"
+
+
+def _is_share(beta: object) -> bool:
+    return isinstance(beta, int | float) and 0 <= beta < 1  # OmegaConf lets lists of lists through
+
+
+def is_storable(text: str) -> bool:
+    """Whether JSON, YAML and file names take it."""
+    try:
+        return "\0" not in text and text.encode("utf-8") is not None
+    except UnicodeEncodeError:  # broken bytes of the command line are lone surrogates
+        return False
+
+
+def _is_path(text: str) -> bool:
+    """Whether no file system finds it too long."""
+    sizes = [len(part.encode("utf-8", "surrogatepass")) for part in text.split("/")]
+    return max(sizes) <= PART_BYTES and sum(sizes) + len(sizes) <= PATH_BYTES
+
+
+def _has_home(path: str) -> bool:
+    """Whether the user of `~user` is known, where a path begins so."""
+    try:
+        Path(path).expanduser()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _is_repo_id(name: str) -> bool:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from contextlib import suppress
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +21,28 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from training.checks import problems
-from training.config import Config, ConfigError
+from data.address import without_secrets
+from training.checks import is_storable, problems
+from training.config import TEXT_KEYS, Config, ConfigError
+from training.hints import joined_options, quoted, quoted_argument, unknown_key, unknown_option
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "config"
 GROUPS = ("data", "model", "experiment")
+BAD_VALUE = (HydraException, OmegaConfBaseException, ArithmeticError, TypeError)
+"""What Hydra and OmegaConf raise for a value that its key does not take."""
 
 ConfigStore.instance().store(name="schema", node=Config)
 OmegaConf.register_new_resolver(
     "data_name",
-    lambda source: re.sub(r"[^\w.-]+", "-", Path(str(source)).name).strip("-.") or "run",
+    lambda source: _name_of(str(source)),
     replace=True,
 )
+
+
+def _name_of(source: str) -> str:
+    """A run's name: the last part of a path or an address, but for what follows a `?` in that."""
+    last = re.split("[?#]", source)[0] if "://" in source else source
+    return re.sub(r"[^\w.-]+", "-", Path(last).name).strip("-.") or "run"
 
 
 def load_config(arguments: Sequence[str]) -> Config:
@@ -44,9 +55,10 @@ def load_config(arguments: Sequence[str]) -> Config:
         mistakes: list[str] = []
         try:
             config = OmegaConf.to_object(_composed_of_sound(arguments, mistakes))
-        except (HydraException, OmegaConfBaseException, ValueError) as error:
+        except (*BAD_VALUE, ValueError) as error:
             raise ConfigError("\n".join([*mistakes, _sentence(error)])) from error
     assert isinstance(config, Config)
+    config.run.dir, config.data.cache_dir = map(_at_home, (config.run.dir, config.data.cache_dir))
     mistakes += problems(config)
     if mistakes:
         raise ConfigError("\n".join(mistakes))
@@ -54,15 +66,21 @@ def load_config(arguments: Sequence[str]) -> Config:
 
 
 def as_yaml(config: Config) -> str:
-    """The resolved configuration as YAML."""
-    return OmegaConf.to_yaml(OmegaConf.structured(config))
+    """The resolved configuration as YAML, without the secrets of an address."""
+    return OmegaConf.to_yaml(_public(config))
 
 
 def as_plain(config: Config) -> dict[str, Any]:
-    """The resolved configuration as dictionaries and lists."""
-    plain = OmegaConf.to_container(OmegaConf.structured(config))
+    """The resolved configuration as dictionaries and lists, without the secrets of an address."""
+    plain = OmegaConf.to_container(_public(config))
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
+
+
+def _public(config: Config) -> DictConfig:
+    """What may be stored, shown and uploaded."""
+    data = replace(config.data, source=without_secrets(config.data.source))
+    return OmegaConf.structured(replace(config, data=data))
 
 
 def as_flat(config: Config) -> dict[str, Any]:
@@ -72,6 +90,13 @@ def as_flat(config: Config) -> dict[str, Any]:
         for section, group in as_plain(config).items()
         for name, value in group.items()
     }
+
+
+def _at_home(path: str) -> str:
+    """A path with `~` made whole, which the shell does not do behind a `=`."""
+    with suppress(RuntimeError):  # of a user who is not here: see training.checks
+        return str(Path(path).expanduser()) if path.startswith("~") else path
+    return path
 
 
 def all_keys(schema: type = Config, prefix: str = "") -> Iterator[str]:
@@ -92,11 +117,23 @@ def _composed(arguments: Sequence[str]) -> DictConfig:
 
 def _composed_of_sound(arguments: Sequence[str], mistakes: list[str]) -> DictConfig:
     """What those of the arguments that can be used describe; the others go into `mistakes`."""
-    sound = _sound(arguments, _mistake_in_form, mistakes)
+    sound = _sound(list(joined_options(arguments)), _mistake_in_form, mistakes)
+    sound = [_as_typed(argument) for argument in sound]
     try:
         return _composed(sound)
-    except (HydraException, OmegaConfBaseException):  # only now is each tried by itself: it is slow
+    except BAD_VALUE:  # only now is each tried by itself: it is slow
         return _composed(_sound(sound, _mistake_in_value, mistakes))
+
+
+def _as_typed(argument: str) -> str:
+    """The argument with a text in quotes that Hydra would take for a number: 1.10 is not 1.1."""
+    key, text = argument.split("=", 1)
+    value = OverridesParser.create().parse_override(argument).value()
+    return (
+        f"{key}={quoted(text.strip())}"
+        if isinstance(value, int | float) and key in TEXT_KEYS
+        else argument
+    )
 
 
 def _sound(
@@ -109,50 +146,59 @@ def _sound(
 
 def _mistake_in_form(argument: str) -> str | None:
     """What is wrong with one argument but for its value; None when nothing is."""
+    keys = list(all_keys())
     if argument.startswith("-"):
-        return f"There is no option '{argument}'. There are --help and --show, and key=value."
+        return unknown_option(argument, keys)
+    key, _, text = argument.partition("=")
+    if not key.strip() or ("=" not in argument and not argument.startswith("~")):
+        return (
+            f"'{argument}' is not of the form key=value. An argument with spaces needs quotes: "
+            "'data.source=my text.txt'."
+        )
     try:
         override = OverridesParser.create().parse_override(argument)
-    except HydraException:
-        return (
-            f"'{argument}' is not of the form key=value. Values with spaces, commas, brackets, "
-            "'~' or '=' need inner quotes: 'data.source=\"my text.txt\"'."
-        )
+        value = override.value()
+    except (HydraException, ValueError):  # a number of thousands of digits is Python's own
+        if key not in keys:
+            return unknown_key(key, keys)
+        return _unreadable(key, text) if key in TEXT_KEYS else _wrong_type(key, text)
     key = override.key_or_group
     if override.package is not None or override.is_add() or override.is_delete():
         return f"'{argument}' adds, moves or deletes; every key exists, so write {key}=value."
+    if key in GROUPS:
+        if override.is_sweep_override():
+            return f"'{argument}' names several values; a run takes one."
+        return _unknown_option(key, str(value))
+    if key not in keys:
+        return unknown_key(key, keys)
+    if key in TEXT_KEYS and not isinstance(value, str | int | float | None):
+        return _unreadable(key, text)
     if override.is_sweep_override():
         return f"'{argument}' names several values; a run takes one."
-    if key in GROUPS:
-        return _unknown_option(key, str(override.value()))
-    keys = list(all_keys())
-    if key not in keys:
-        return f"{_unknown(key, keys)} All keys: --help."
     if argument.endswith("=???"):
         return f"{key}=??? is no value."
     return None
+
+
+def _unreadable(key: str, text: str) -> str:
+    """That Hydra does not read a value as one text, and the argument that it reads so."""
+
+    def read(argument: str) -> object:
+        return OmegaConf.select(_composed([argument]), key)
+
+    argument = quoted_argument(key, text, read) if is_storable(text) else None
+    remedy = "Name it otherwise." if argument is None else f"In a shell write {argument} instead."
+    return f"{key}={text} is not one text to Hydra. {remedy}"
 
 
 def _mistake_in_value(argument: str) -> str | None:
     """What is wrong with the value of one argument of a known key, taken alone."""
     try:
         _composed([argument])
-    except (HydraException, OmegaConfBaseException) as error:
+    except BAD_VALUE as error:
         key, value = argument.split("=", 1)
         return _type_mistake(key, value, error)
     return None
-
-
-def _unknown(key: str, keys: list[str]) -> str:
-    """The nearest by spelling; of a bare or misplaced name, the one in its right section."""
-    name = key.rsplit(".", 1)[-1]
-    near = [known for known in keys if known.rsplit(".", 1)[-1] == name]
-    near = near or difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
-    if not near:
-        last = {known.rsplit(".", 1)[-1]: known for known in keys}
-        near = [last[match] for match in difflib.get_close_matches(name, last, n=1, cutoff=0.5)]
-    hint = f" The nearest key is {near[0]}." if near else ""
-    return f"There is no key '{key}'.{hint}"
 
 
 def _unknown_option(group: str, value: str) -> str | None:
@@ -166,23 +212,34 @@ def _unknown_option(group: str, value: str) -> str | None:
 
 
 def _type_mistake(key: str, value: str, error: Exception) -> str:
+    reason = _sentence(error)
+    if "could not be converted" in reason or "is not a valid" in reason:
+        return _wrong_type(key, value)
+    if isinstance(error, ArithmeticError):
+        return _wrong_type(key, value)
+    return f"{key}={value} must be {_wanted(key)}: {reason}"
+
+
+def _wrong_type(key: str, value: str) -> str:
+    shortened = value if len(value) <= 60 else f"{value[:50]}... ({len(value)} characters)"
+    return f"{key}={shortened} is not {_wanted(key)}."
+
+
+def _wanted(key: str) -> str:
     section, name = key.split(".")
     declared = next(
         entry.type for entry in fields(getattr(Config(), section)) if entry.name == name
     )
-    wanted = {
+    return {
         "int": "a whole number",
         "float": "a number",
         "bool": "true or false",
         "str": "a text",
         "int | None": "a whole number or null",
+        "float | None": "a number or null",
         "str | None": "a text or null",
         "list[float]": "a list of numbers such as [0.9,0.95]",
-    }.get(str(declared), str(declared))
-    reason = _sentence(error)
-    if "could not be converted" in reason or "is not a valid" in reason:
-        return f"{key}={value} is not {wanted}."
-    return f"{key}={value} must be {wanted}: {reason}"
+    }[str(declared)]
 
 
 def _sentence(error: Exception) -> str:

@@ -7,7 +7,7 @@ owns it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 
 class ConfigError(ValueError):
@@ -143,6 +143,15 @@ class Config:
     snapshot: SnapshotConfig = field(default_factory=SnapshotConfig)
     hub: HubConfig = field(default_factory=HubConfig)
     run: RunConfig = field(default_factory=RunConfig)
+
+
+TEXT_KEYS = tuple(
+    f"{section.name}.{entry.name}"
+    for section in fields(Config)
+    for entry in fields(getattr(Config(), section.name))
+    if str(entry.type).startswith("str")
+)
+"""The keys whose value is a text, some of them perhaps null."""
 
 
 def accumulation_steps(train: TrainConfig, processes: int) -> int:

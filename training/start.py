@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
+from data.address import without_secrets
 from data.corpus import Corpus, prepare_corpus
 from data.errors import DataError
 from snapshot.errors import SnapshotError
@@ -222,7 +223,7 @@ def state_at(start: Start, config: Config, corpus: Corpus, computed_on: str) -> 
 def data_facts(corpus: Corpus) -> dict[str, Any]:
     """What a snapshot says of its text."""
     return {
-        "name": corpus.info.name,
+        "name": without_secrets(corpus.info.name),
         "fingerprint": corpus.info.fingerprint,
         "characters": corpus.info.characters,
         "vocabulary": corpus.tokenizer.vocab_size,
@@ -231,9 +232,13 @@ def data_facts(corpus: Corpus) -> dict[str, Any]:
 
 def changed_values(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """'key: old -> new' of every value of the configuration that is not the snapshot's."""
-    keys = [f"{section}.{name}" for section, group in now.items() for name in group]
+
+    def public(config: dict[str, Any], key: str) -> Any:
+        value = value_of(config, key)  # of older snapshots perhaps with the secrets of an address
+        return without_secrets(value) if isinstance(value, str) else value
+
     return [
-        f"{key}: {typed(value_of(before, key))} -> {typed(value_of(now, key))}"
-        for key in keys
-        if value_of(before, key) != value_of(now, key)
+        f"{key}: {typed(old)} -> {typed(new)}"
+        for key in (f"{section}.{name}" for section, group in now.items() for name in group)
+        if (old := public(before, key)) != (new := public(now, key))
     ]
