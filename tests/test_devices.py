@@ -86,6 +86,32 @@ def test_what_would_make_gpus_faster_is_said(monkeypatch, native, offload, threa
     assert all(re.search(part, hint) for part, hint in zip(hints, found, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("threads", "logical", "physical", "hints"),
+    [
+        (1, 2, 2, ["1 of 2 cores used. .*cpu.yaml --num_cpu_threads_per_process 2 uses all"]),
+        (2, 2, 2, []),
+        (1, 2, 1, []),  # two threads of one core: cpu.yaml's own choice is one
+        (1, 2, None, ["1 of 2 cores used"]),
+        (1, 1, 8, []),  # this process may use one
+    ],
+)
+def test_idle_cores_are_said_unless_they_are_a_second_thread_of_one(
+    monkeypatch, threads, logical, physical, hints
+):
+    accelerator = SimpleNamespace(
+        device=torch.device("cpu"), num_processes=1, mixed_precision="no", is_fsdp2=False
+    )
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(console, "cores", lambda: logical)
+    monkeypatch.setattr(console.psutil, "cpu_count", lambda logical: physical)
+
+    found = console.machine_hints(accelerator)
+
+    assert len(found) == len(hints)
+    assert all(re.search(part, hint) for part, hint in zip(hints, found, strict=True))
+
+
 def test_from_the_start_every_group_has_the_long_patience(monkeypatch):
     waits = {}
     monkeypatch.setattr(c10d, "_set_pg_timeout", lambda time, group: waits.update({group: time}))

@@ -151,6 +151,24 @@ def test_a_figure_that_is_not_finite_stops_the_run_and_names_the_step(tmp_path, 
     assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
 
 
+def test_a_snapshot_of_the_weights_that_broke_a_run_is_not_called_good(tmp_path):
+    report = report_of(tmp_path)
+    report.last_snapshot, report.saved_step = tmp_path / "step-00000002", 2
+    with pytest.raises(TrainingStopped, match="of step 2, has the weights that this comes of"):
+        report.refuse_broken(2, float("nan"))
+    for step in (3, 4):  # the loss of step 3 is of the weights after step 2, that of step 4 is not
+        report.add(step, 0.1, torch.tensor(float("nan")), torch.tensor(1.0))
+        with pytest.raises(TrainingStopped) as caught:
+            report.write(Accelerator(cpu=True))
+        good = "The last good snapshot stays" in str(caught.value)
+        assert good == (step == 4)
+        assert ("begin with an earlier one: snapshot.resume=" in str(caught.value)) == (not good)
+        report.steps.clear()
+        report.losses.clear()
+        report.norms.clear()
+        report.rates.clear()
+
+
 def test_a_held_out_loss_that_is_not_finite_stops_the_run(tmp_path):
     with pytest.raises(TrainingStopped, match="held-out loss is nan after step 7"):
         report_of(tmp_path).held_out(Accelerator(cpu=True), 7, float("nan"))

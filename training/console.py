@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+import psutil
 import torch
 from accelerate import Accelerator
 from tqdm import tqdm
@@ -147,10 +148,11 @@ def machine_hints(accelerator: Accelerator) -> list[str]:
     hints = []
     device, used = accelerator.device, torch.get_num_threads()
     share = cores() // processes_here()
-    if device.type == "cpu" and accelerator.num_processes == 1 and used < cores():
+    usable = min(cores(), psutil.cpu_count(logical=False) or cores())  # not two threads of a core
+    if device.type == "cpu" and accelerator.num_processes == 1 and used < usable:
         hints.append(
-            f"{used} of {cores()} cores used. accelerate launch --config_file "
-            "accelerate_configs/cpu.yaml uses all of them."
+            f"{used} of {usable} cores used. accelerate launch --config_file accelerate_configs/"
+            f"cpu.yaml --num_cpu_threads_per_process {usable} uses all of them."
         )
     if device.type != "cpu" and offloads(accelerator) and used < share:
         hints.append(

@@ -42,6 +42,8 @@ class Report:
         self.metrics = metrics  # None on all but the main process
         self.tokens_per_step = tokens_per_step
         self.last_snapshot = last_snapshot
+        self.saved_step = console.step
+        """After which the newest snapshot was begun; 0 where it failed, or there is none."""
         self.held: list[float] = []
         """Seconds for which each snapshot held the steps up."""
         self.durable: list[float] = []
@@ -128,7 +130,7 @@ class Report:
         behind = self._behind(records)
         self.record(accelerator, records)
         if fault is not None:
-            raise self._broken(fault)
+            raise self._broken(fault, 0 if skipped else step - 1)
         left = (self.console.max_steps - self.steps[-1]) * seconds / len(self.steps)
         self.console.progress(self.steps[-1], losses[-1], speed, left, self.skipped, behind)
         for collected in (self.steps, self.rates, self.losses, self.norms):
@@ -144,7 +146,7 @@ class Report:
     def refuse_broken(self, step: int, loss: float) -> None:
         """Raise TrainingStopped for weights whose held-out loss after a step is not finite."""
         if not math.isfinite(loss):
-            raise self._broken(f"the held-out loss is {loss} after step {step}")
+            raise self._broken(f"the held-out loss is {loss} after step {step}", step)
 
     def record(self, accelerator: Accelerator, records: list[dict[str, Any]]) -> None:
         """Add lines to metrics.jsonl and to the tracker, where there is one."""
@@ -196,7 +198,14 @@ class Report:
             return f"the gradient norm is {norm} at step {step}"
         return None
 
-    def _broken(self, what: str) -> TrainingStopped:
+    def _broken(self, what: str, weights: int) -> TrainingStopped:
+        """That the run cannot go on, because of the weights after a step."""
+        if 0 < weights <= self.saved_step:
+            return TrainingStopped(
+                f"{what}. The newest snapshot, of step {self.saved_step}, has the weights that "
+                "this comes of: the same command ends here again. A new run (another run.name, and "
+                "hub.repo_id) can begin with an earlier one: snapshot.resume=<its folder>."
+            )
         return TrainingStopped(
             f"{what}. {self.kept()} A lower optim.learning_rate or a lower optim.max_grad_norm may "
             "carry it past this step."

@@ -69,7 +69,7 @@ class Saving:
         """
         accelerator, begun = self._accelerator, time.perf_counter()
         self._join()  # what followed the one before, such as the curves
-        self.step = state.step
+        self.step = self._report.saved_step = state.step
         reshard(self._model)  # compiled whole, the root of FSDP's groups is not in the bare model
         if accelerator.scaler is not None:
             state.loss_scaler = accelerator.scaler.state_dict()
@@ -204,6 +204,7 @@ class Saving:
             return ""
         if not isinstance(fault, OSError):
             raise fault
+        self._report.saved_step = 0
         reason = f"the snapshot of step {self.step} could not be written: {fault}."
         return f"{reason} {self._report.kept()}"
 
