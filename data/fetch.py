@@ -12,6 +12,7 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
+from data.address import without_secrets
 from data.errors import DataError, cache_error
 from data.formats import HEAD_BYTES
 from data.once import remove_abandoned, temporary_name
@@ -39,7 +40,7 @@ def fetched(url: str, cache_dir: Path, progress: Progress) -> Path:
         raise cache_error(cache_dir, error) from error
     own = temporary_name(target)
     try:
-        progress.doing(f"fetching {url}")
+        progress.doing(f"fetching {without_secrets(url)}")
         _download(url, own, progress)
         if not (target.exists() and target.stat().st_size):
             own.rename(target)
@@ -49,8 +50,8 @@ def fetched(url: str, cache_dir: Path, progress: Progress) -> Path:
         if isinstance(error, OSError) and error.errno in OF_THE_DISK:
             raise cache_error(cache_dir, error) from error
         raise DataError(
-            f"data.source={url} could not be fetched: {error}. Check the address and the network, "
-            "or fetch the file by other means and give its path."
+            f"data.source={without_secrets(url)} could not be fetched: {error}. Check the address "
+            "and the network, or fetch the file by other means and give its path."
         ) from error
     finally:
         own.unlink(missing_ok=True)
@@ -65,12 +66,17 @@ def _name(url: str) -> str:
     try:
         parsed = urllib.parse.urlparse(url)
         if not parsed.hostname or (parsed.port or 0) < 0:
-            raise ValueError("it names no host")
-    except ValueError as error:
+            raise ValueError(url)
+    except ValueError as error:  # whose words may hold a password
         raise DataError(
-            f"data.source={url} is no address of a text: {error}. It should look like "
-            "https://host/path/text.txt."
+            f"data.source={without_secrets(url)} is no address of a text: it names no host, or no "
+            "proper port. It should look like https://host/path/text.txt."
         ) from error
+    if parsed.username is not None:
+        raise DataError(
+            f"data.source={without_secrets(url)} has a user or a password before its host, which "
+            "are not sent. Fetch the file by other means and give its path."
+        )
     return re.sub(r"[^A-Za-z0-9._-]", "_", Path(parsed.path).name)[-100:].lstrip(".") or "text.txt"
 
 
@@ -82,7 +88,9 @@ def _download(url: str, path: Path, progress: Progress) -> None:
         open(path, "xb") as opened,
     ):
         expected = answer.headers.get("Content-Length")
-        progress.doing(f"fetching {url}", int(expected) if expected is not None else None)
+        progress.doing(
+            f"fetching {without_secrets(url)}", int(expected) if expected is not None else None
+        )
         while piece := answer.read(PIECE_BYTES):
             if received == 0:
                 _refuse_page(url, answer.headers, piece)

@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from data.address import without_secrets
 from data.errors import BrokenText, DataError
 from data.fetch import fetched
 from data.files import digest_of, looks_like_files, matching_files, stamps_of
@@ -91,11 +92,11 @@ def open_source(
         return _files(source, _python_stdlib(), text_column, progress)
     if re.match(r"https?://", source, re.IGNORECASE):
         file = fetched(source, cache_dir, progress)
-        return replace(_files(source, [file], text_column, progress), fetched=file)
+        return replace(_files(without_secrets(source), [file], text_column, progress), fetched=file)
     if re.match(r"[a-z][a-z0-9+.-]*://", source, re.IGNORECASE):
         raise DataError(
-            f"data.source={source}: only http:// and https:// addresses are fetched. Fetch the "
-            "file by other means and give its path."
+            f"data.source={without_secrets(source)}: only http:// and https:// addresses are "
+            "fetched. Fetch the file by other means and give its path."
         )
     try:
         is_local = looks_like_files(source)

@@ -15,6 +15,7 @@ from data.corpus import prepare_corpus
 from data.errors import DataError
 from data.fetch import fetched
 from data.progress import Progress
+from data.sources import open_source
 
 TEXT = "".join(f"line {i} of the text, é ü 日本\n" for i in range(400)).encode()
 
@@ -258,3 +259,28 @@ def test_any_name_of_an_address_can_be_kept(served, tmp_path, name):
     assert kept[0].read_bytes() == content
     assert kept[0].is_relative_to(tmp_path / "fetched")
     assert isinstance(kept[0], Path)
+
+
+def test_a_token_of_an_address_is_in_no_word_and_no_file(tmp_path, served):
+    address, answers, asked = served
+    answers["/a.txt?token=secret"] = (200, {}, [TEXT])
+    answers["/none.txt?token=secret"] = (404, {}, [])
+    corpus = prepare(f"{address}/a.txt?token=secret", tmp_path)
+    assert [path for path, _ in asked] == ["/a.txt?token=secret"]
+    assert corpus.info.name == f"{address}/a.txt?***"
+    for path in tmp_path.rglob("*"):
+        assert "secret" not in str(path)
+        assert path.is_dir() or b"secret" not in path.read_bytes()
+    with pytest.raises(DataError) as caught:
+        open_source(f"{address}/none.txt?token=secret", "text", tmp_path)
+    assert f"data.source={address}/none.txt?*** could not be fetched" in str(caught.value)
+
+
+@pytest.mark.parametrize("user", ["me:secret@", "me:secret:or@", "secret@"])
+def test_a_password_in_an_address_is_neither_sent_nor_shown(tmp_path, served, user):
+    address, _, asked = served
+    with pytest.raises(DataError) as caught:
+        open_source(address.replace("//", f"//{user}") + "/a.txt", "text", tmp_path)
+    assert asked == []
+    assert "has a user or a password before its host, which are not sent" in str(caught.value)
+    assert "secret" not in str(caught.value)

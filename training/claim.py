@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from filelock import FileLock, Timeout
 from data.locks import acquired, file_lock
 from snapshot.resume import snapshots_in
 from training.config import ConfigError
+from training.output import say_error
 
 EXIT_CODE = "exit_code"
 """A file with the last attempt's exit code, because `accelerate launch` turns each into 1."""
@@ -33,10 +33,9 @@ def claim(run_dir: Path) -> None:
     try:
         snapshots_in(run_dir).mkdir(parents=True, exist_ok=True)
         if not _acquire(lock, run_dir):
-            print(
+            say_error(
                 f"warning: run.dir={run_dir} is on a file system without locks: nothing keeps a "
-                "second start out of it while this one trains.",
-                file=sys.stderr,
+                "second start out of it while this one trains."
             )
         _claims.append(lock)
         (run_dir / EXIT_CODE).unlink(missing_ok=True)
@@ -53,7 +52,7 @@ def _acquire(lock: FileLock, run_dir: Path) -> bool:
     try:
         return acquired(lock, SOON_SECONDS)
     except Timeout:
-        print(f"waiting for another process to end: it has {run_dir}", file=sys.stderr)
+        say_error(f"waiting for another process to end: it has {run_dir}")
         return acquired(lock, CLAIM_SECONDS - SOON_SECONDS)
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ from training.compose import as_plain, as_yaml
 from training.config import Config
 from training.environment import cores, restarted_by_launcher
 from training.metrics import MetricsFile, write_whole
+from training.output import say_error
 from training.together import (
     first_on_each_machine,
     on_all,
@@ -55,17 +54,12 @@ def prepare_text(accelerator: Accelerator, config: Config) -> Corpus:
             cache_dir=Path(data.cache_dir),
             threads=cores(),
             verify=first,
-            say=_say_progress if first else None,
+            say=say_error if first else None,
         ),
     )
     if not same_everywhere(accelerator, corpus.info.fingerprint):
         raise DataError(f"data.source={data.source} is not the same text on all machines.")
     return corpus
-
-
-def _say_progress(line: str) -> None:
-    with suppress(OSError):  # nobody reads on
-        print(line, file=sys.stderr, flush=True)
 
 
 def agree_on_start(accelerator: Accelerator, config: Config) -> Start:
