@@ -21,6 +21,7 @@ from model.gpt import GPT, GPTConfig
 from snapshot.errors import SnapshotError
 from snapshot.files import MANIFEST, parse_json, read_json
 from snapshot.gpt2_layout import gpt2_config, gpt_shape, is_transposed
+from snapshot.reading import names_in
 
 LARGEST_HEADER_BYTES = 4 << 20
 MOST_TENSORS = 20_000
@@ -47,7 +48,7 @@ def check_contents(folder: Path) -> None:
     known = {"state.json", "config.json", *TOKENIZER_FILES, MANIFEST}
     for stem in ("model", "optimizer"):
         known |= {path.name for path in files_of(folder, stem)} | {f"{stem}.safetensors.index.json"}
-    if additional := sorted({path.name for path in folder.iterdir()} - known):
+    if additional := sorted(names_in(folder) - known):
         raise SnapshotError(f"{folder} holds {additional[0]}, which no snapshot has")
 
 
@@ -90,7 +91,9 @@ def files_of(folder: Path, stem: str) -> list[Path]:
 
 
 def read_header(path: Path) -> dict[str, Shape]:
-    """Names and shapes in a safetensors file of float32, from its header, which is checked.
+    """Names and shapes in a safetensors file of float32, in the order of the file.
+
+    They are from its header, which is checked.
 
     Raises SnapshotError where it is too long, or is not true of the file: sizes, offsets, order.
     """
@@ -114,14 +117,15 @@ def read_header(path: Path) -> dict[str, Shape]:
     if not all(_is_entry(entry) for entry in header.values()):
         raise fault
     at = 0
-    for entry in sorted(header.values(), key=lambda entry: entry["data_offsets"]):
+    in_order = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
+    for _, entry in in_order:
         begin, end = entry["data_offsets"]
         if begin != at or end - begin != 4 * prod(entry["shape"]):
             raise fault
         at = end
     if at != size - 8 - length:
         raise fault
-    return {name: tuple(entry["shape"]) for name, entry in header.items()}
+    return {name: tuple(entry["shape"]) for name, entry in in_order}
 
 
 def _is_entry(entry: Any) -> bool:

@@ -6,7 +6,6 @@ folder that appears when all of it is verified.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,8 @@ from snapshot.files import (
 )
 from snapshot.hub import BRANCH, Hub, RemoteFile
 from snapshot.latest import LATEST, SNAPSHOTS, Latest
+from snapshot.numbers import Numbers
+from snapshot.reading import check_file
 from snapshot.state import check_snapshot
 
 LARGEST_MANIFEST_BYTES = 4 << 20
@@ -154,14 +155,10 @@ def fetch_for_sampling(remote: Remote, folder: str) -> Path:
 
 def _cached(remote: Remote, folder: str, again: bool = False) -> Path:
     downloaded = _downloaded(remote, folder, None, is_for_sampling, again)
+    numbers = Numbers()
     for name, (_, digest) in manifest_entries(downloaded).items():
         if is_for_sampling(name):
-            with open(downloaded / name, "rb") as opened:
-                found = hashlib.file_digest(opened, "sha256").hexdigest()
-            if found != digest:
-                raise SnapshotError(
-                    f"{folder} of {remote.name} is damaged: the content of {name} has changed"
-                )
+            check_file(downloaded / name, digest, numbers.of, f"{folder} of {remote.name}")
     check_model(downloaded)
     return downloaded
 

@@ -5,17 +5,18 @@ Nothing here knows what the files mean, only that a manifest names each with its
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 import shutil
+import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from snapshot.errors import SnapshotError
+from snapshot.reading import Inspect, check_file, names_in, not_inspected, readable, sha256_of
 
 MANIFEST = "manifest.json"
 MANIFEST_FORMAT = 1
@@ -24,8 +25,6 @@ MOST_JSON_VALUES = 400_000
 """More than any vocabulary. A value of three bytes in a file takes up to 200 in memory."""
 SNAPSHOT_NAME = re.compile(r"step-([0-9]{8,13})")
 LARGEST_STEP = 10**12
-HASHED_AT_ONCE = 8 << 20
-"""Bytes: few enough for any machine, and so many that a busy interpreter is seldom waited for."""
 TEMPORARY_PREFIX = ".tmp-"
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.(safetensors|json)")
 
@@ -36,25 +35,23 @@ def folder_name(step: int) -> str:
 
 
 @contextmanager
-def written_whole(root: Path, name: str) -> Iterator[Path]:
+def written_whole(root: Path, name: str, inspect: Inspect = not_inspected) -> Iterator[Path]:
     """A temporary folder that becomes `root/name` when the block ends, and vanishes when it fails.
 
     The block fills the folder; on leaving, the manifest is added, everything is flushed to the
     disk, and one rename makes it appear. A kill at any moment leaves either nothing that looks like
-    a snapshot or a complete one.
+    a snapshot or a complete one. Raises SnapshotError for a file of which `inspect` finds a fault.
     """
     with built_aside(root, name) as building:
         yield building
-        _write_manifest(building)
+        _write_manifest(building, inspect)
 
 
 @contextmanager
 def built_aside(root: Path, name: str) -> Iterator[Path]:
     """As `written_whole`, for a folder that brings its manifest."""
     root.mkdir(parents=True, exist_ok=True)
-    building = root / f"{TEMPORARY_PREFIX}{name}"
-    final = root / name
-    remove_folder(building)
+    building, final = root / _temporary(name), root / name
     try:
         building.mkdir()
         yield building
@@ -97,38 +94,39 @@ def parse_json(content: bytes, name: str) -> Any:
         raise SnapshotError(f"{name} cannot be read: {error}") from error
 
 
-def verify(folder: Path, names: Iterable[str] | None = None) -> None:
+def verify(
+    folder: Path, names: Iterable[str] | None = None, inspect: Inspect = not_inspected
+) -> None:
     """Read every file of a snapshot (or those of these names) and compare it with the manifest.
 
     Raises SnapshotError with the first fault found: a missing, additional, truncated or changed
-    file, or a manifest that does not hold together.
+    file, one that may not be read, a manifest that does not hold together, or what `inspect` finds
+    in a file that is as its manifest says.
     """
-    if not folder.is_dir():
-        raise SnapshotError(f"{folder} is not a folder")
-    if not (folder / MANIFEST).is_file() or (folder / MANIFEST).is_symlink():
-        raise SnapshotError(f"{folder} is no snapshot: it has no {MANIFEST}")
-    entries = manifest_entries(folder)
-    found = {path.name for path in folder.iterdir()} - {MANIFEST}
-    for name, (size, digest) in entries.items():
-        if names is not None and name not in names:
-            continue
-        path = folder / name
-        if name not in found:
-            raise SnapshotError(f"{folder} is damaged: {name} is missing")
-        if path.is_symlink() or not path.is_file():
-            raise SnapshotError(f"{folder} is damaged: {name} is not a plain file")
-        if path.stat().st_size != size:
-            raise SnapshotError(
-                f"{folder} is damaged: {name} has {path.stat().st_size:,} bytes instead of {size:,}"
-            )
-        try:
-            changed = _sha256(path) != digest
-        except OSError as error:
-            raise SnapshotError(f"{path} cannot be read: {error.strerror}") from error
-        if changed:
-            raise SnapshotError(f"{folder} is damaged: the content of {name} has changed")
-    if unlisted := sorted(found - set(entries)):
-        raise SnapshotError(f"{folder}: {unlisted[0]} is not in its manifest")
+    with readable(folder):
+        if not folder.is_dir():
+            raise SnapshotError(f"{folder} is not a folder")
+        if not (folder / MANIFEST).is_file() or (folder / MANIFEST).is_symlink():
+            raise SnapshotError(f"{folder} is no snapshot: it has no {MANIFEST}")
+        entries = manifest_entries(folder)
+        found = names_in(folder) - {MANIFEST}
+        for name, (size, digest) in entries.items():
+            if names is None or name in names:
+                if name not in found:
+                    raise SnapshotError(f"{folder} is damaged: {name} is missing")
+                _verify_file(folder / name, size, digest, inspect)
+        if unlisted := sorted(found - set(entries)):
+            raise SnapshotError(f"{folder}: {unlisted[0]} is not in its manifest")
+
+
+def _verify_file(path: Path, size: int, digest: str, inspect: Inspect) -> None:
+    damaged = f"{path.parent} is damaged:"
+    if path.is_symlink() or not path.is_file():
+        raise SnapshotError(f"{damaged} {path.name} is not a plain file")
+    if path.stat().st_size != size:
+        found = path.stat().st_size
+        raise SnapshotError(f"{damaged} {path.name} has {found:,} bytes instead of {size:,}")
+    check_file(path, digest, inspect, str(path.parent))
 
 
 def manifest_entries(folder: Path) -> dict[str, tuple[int, str]]:
@@ -158,16 +156,19 @@ def manifest_entries(folder: Path) -> dict[str, tuple[int, str]]:
 
 
 def identity(folder: Path) -> str:
-    """The sha256 of a snapshot's manifest, and so of everything in it."""
-    return _sha256(folder / MANIFEST)
+    """The sha256 of a snapshot's manifest, and so of everything in it. Raises OSError."""
+    return sha256_of(folder / MANIFEST)
 
 
 def snapshot_folders(root: Path) -> list[Path]:
-    """The snapshots of a folder, newest first, verified or not."""
-    if not root.is_dir():
-        return []
-    named = [path for path in root.iterdir() if SNAPSHOT_NAME.fullmatch(path.name)]
-    return sorted(named, key=step_of, reverse=True)
+    """The snapshots of a folder, newest first, verified or not.
+
+    Raises SnapshotError where it may not be read: nobody knows then whether there are any.
+    """
+    with readable(root), suppress(FileNotFoundError, NotADirectoryError):
+        named = [path for path in root.iterdir() if SNAPSHOT_NAME.fullmatch(path.name)]
+        return sorted(named, key=step_of, reverse=True)
+    return []
 
 
 def step_of(folder: Path) -> int:
@@ -218,26 +219,25 @@ def remove_folder(folder: Path) -> None:
         folder.unlink(missing_ok=True)
         return
     if not folder.name.startswith(TEMPORARY_PREFIX):
-        folder = folder.rename(folder.with_name(f"{TEMPORARY_PREFIX}removed-{folder.name}"))
+        folder = folder.rename(folder.with_name(_temporary(folder.name)))
     shutil.rmtree(folder)
 
 
-def _write_manifest(folder: Path) -> None:
-    files = [
-        {"path": path.name, "size": path.stat().st_size, "sha256": _sha256(path)}
-        for path in sorted(folder.iterdir())
-    ]
+def _temporary(name: str) -> str:
+    """A name of its own: on a disk without locks another process may build or remove the same."""
+    return f"{TEMPORARY_PREFIX}{name}-{uuid.uuid4().hex[:8]}"
+
+
+def _write_manifest(folder: Path, inspect: Inspect) -> None:
+    files = []
+    for name in sorted(names_in(folder)):
+        path = folder / name
+        inspection = inspect(path)
+        digest = sha256_of(path, inspection)
+        if inspection is not None and inspection.fault is not None:
+            raise SnapshotError(inspection.fault)
+        files.append({"path": name, "size": path.stat().st_size, "sha256": digest})
     write_json(folder / MANIFEST, {"format": MANIFEST_FORMAT, "files": files})
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb", buffering=0) as opened:
-        whole = os.fstat(opened.fileno()).st_size
-        part = memoryview(bytearray(min(whole, HASHED_AT_ONCE)))
-        while size := opened.readinto(part):
-            digest.update(part[:size])
-    return digest.hexdigest()
 
 
 def _flush(folder: Path) -> None:

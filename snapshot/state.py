@@ -29,6 +29,7 @@ from snapshot.files import (
     written_whole,
 )
 from snapshot.gpt2_layout import gpt2_config, is_transposed, to_file
+from snapshot.numbers import Numbers
 from snapshot.sharded import gather_full, is_sharded, local_part, local_place, reshard
 from snapshot.tensors import TensorReader, write_tensors
 
@@ -87,8 +88,8 @@ def begin_snapshot(
     The rest waits for no other process, so it may be done in another thread, beside the next
     forward and backward pass: until it has ended, neither weights nor optimizer may change.
 
-    Both raise OSError on the writer when the disk does not take it; the snapshots that were there
-    are then still there.
+    Both raise OSError on the writer when the disk does not take it, SnapshotError when it holds
+    numbers from which nothing can go on; the snapshots that were there are then still there.
     """
     place = root / folder_name(state.step)
     reshard(model)
@@ -105,7 +106,7 @@ def begin_snapshot(
     try:
         if writer:
             with ExitStack() as begun:
-                folder = begun.enter_context(written_whole(root, place.name))
+                folder = begun.enter_context(written_whole(root, place.name, Numbers().of))
                 if sharded:
                     write_files(folder)
                 rest = begun.pop_all()
@@ -207,9 +208,11 @@ def restore_weights(folder: Path, model: nn.Module) -> None:
 
 def check_snapshot(folder: Path) -> RunState:
     """Whether a snapshot is whole and holds what it must; its facts. Raises SnapshotError."""
-    verify(folder)
+    numbers = Numbers()
+    verify(folder, inspect=numbers.of)
     state = read_state(folder)
     check_contents(folder)
+    numbers.check_updates(folder, state.step, state.skipped_steps)
     return state
 
 

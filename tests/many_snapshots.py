@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file, save_file
 
 from snapshot.files import folder_name, identity, read_json, write_json, written_whole
@@ -43,6 +44,7 @@ def copied(source: Path, root: Path, step: int) -> Path:
             shutil.copy(path, folder)
         for path in folder.glob("*.safetensors"):
             moved = {name: tensor + step for name, tensor in load_file(path).items()}
+            moved |= {name: torch.tensor(float(step)) for name in moved if name.endswith(".step")}
             save_file(moved, path, metadata={"format": "pt"})
         write_json(folder / "state.json", {**read_json(folder / "state.json"), "step": step})
     assert identity(root / folder_name(step))

@@ -47,7 +47,8 @@ def bases(tmp_path_factory) -> dict[str, Path]:
     optimizer = torch.optim.AdamW(model.parameters())
     ids = torch.zeros((1, 4), dtype=torch.int64)
     model(ids, ids).backward()
-    optimizer.step()
+    for _ in range(STEP):
+        optimizer.step()
     config = {"run": {"name": "hostile"}, "data": {}}
     data = {"name": "text", "fingerprint": "0" * 64, "characters": 5, "vocabulary": 5}
     state = RunState("run", "attempt", STEP, 0, 1, 1.5, config, data)

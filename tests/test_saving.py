@@ -19,6 +19,7 @@ from snapshot.state import RunState
 from training import saving
 from training.compose import load_config
 from training.console import Console
+from training.exits import TrainingStopped
 from training.memory import available_memory
 from training.optimizer import adamw
 from training.report import Report
@@ -77,9 +78,9 @@ class Trained:
             Accelerator(cpu=True), config, model, optimizer, save_tokenizer, self.report
         )
 
-    def begin(self) -> None:
-        state = RunState("run", "attempt", 3, 0, 1337, None, {}, {})
-        self.saving.begin(state, None, last=False, stopping=False)
+    def begin(self, step: int = 3, last: bool = False) -> None:
+        state = RunState("run", "attempt", step, 0, 1337, None, {}, {})
+        self.saving.begin(state, None, last=last, stopping=False)
 
 
 def refuse(_: Path) -> None:
@@ -117,6 +118,26 @@ def test_a_mistake_in_the_writing_is_not_taken_for_a_full_disk(tmp_path):
     trained.begin()
     with pytest.raises(KeyError, match="a mistake"):
         trained.saving.finish()
+
+
+@pytest.mark.parametrize("moment", ["exp_avg", "exp_avg_sq", None])
+def test_numbers_of_no_use_are_not_written_over_good_snapshots(tmp_path, capsys, moment):
+    trained = Trained(tmp_path, CharTokenizer("abcdefg").save)
+    trained.begin()
+    trained.saving.finish()
+    good = trained.report.last_snapshot
+    parameter, held = next(iter(trained.saving._optimizer.state.items()))
+    with torch.no_grad():
+        (parameter if moment is None else held[moment])[0, 0] = float("inf")
+    trained.begin(4)
+    trained.saving.finish()
+    said = capsys.readouterr().out
+    assert "the snapshot of step 4 could not be written: " in said
+    assert "has inf in 'transformer.wte.weight" in said
+    assert f"The last good snapshot stays: {good}. Training goes on" in said
+    with pytest.raises(TrainingStopped, match=r"A lower optim\.learning_rate"):
+        trained.begin(5, last=True)
+    assert [path.name for path in (tmp_path / "snapshots").iterdir()] == [good.name]
 
 
 def test_without_memory_for_both_the_step_waits_which_is_said_once(tmp_path, capsys, monkeypatch):

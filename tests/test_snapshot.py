@@ -241,7 +241,7 @@ def test_a_path_means_the_newest_snapshot_in_it(tmp_path):
 def test_a_run_does_not_mix_with_another_in_its_directory(tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     write(first / "snapshots", 1, *trained(1))
-    named = write(second / "snapshots", 5, *trained(2))
+    named = write(second / "snapshots", 5, *trained(5))
     with pytest.raises(SnapshotError, match="is already further, at step 1"):
         choose_start(first, str(named))
     assert newest_verified(first / "snapshots")[0].name == "step-00000001"

@@ -13,6 +13,7 @@ from accelerate import Accelerator
 from torch import nn
 from torch.optim import Optimizer
 
+from snapshot.errors import SnapshotError
 from snapshot.files import prune
 from snapshot.resume import snapshots_in
 from snapshot.sharded import is_sharded, reshard
@@ -27,6 +28,10 @@ from training.uploading import hand_over
 
 ROOM = 2
 """Times the memory that writing takes: what must be free for it to be done beside a step."""
+NO_ROOM = "Make room and start the same command again."
+NO_NUMBERS = (
+    "A lower optim.learning_rate or a lower optim.max_grad_norm may carry it past this step."
+)
 _begun: list[Saving] = []  # at most one; for the end of a run that does not reach its own
 
 
@@ -98,15 +103,15 @@ class Saving:
                 self._write(rest, state.step, begun, nullcontext(), publish)
         self._report.held.append(time.perf_counter() - begun)
         if last or stopping:
+            remedy = NO_NUMBERS if isinstance(self._fault, SnapshotError) else NO_ROOM
             fault = self._refusal()
-            remedy = "Make room and start the same command again."
             end_if_any_failed(accelerator, TrainingStopped(f"{fault} {remedy}") if fault else None)
 
     def finish(self) -> None:
         """Wait until the snapshot that was begun is on the disk. Every process must call this.
 
-        A disk that does not take it costs this snapshot and nothing else: it is said, the earlier
-        ones stay, and the next is tried when it is due.
+        A disk that does not take it, or numbers that are not finite, cost this snapshot and nothing
+        else: it is said, the earlier ones stay, and the next is tried when it is due.
         """
         if self._writer is not None and not self._written.is_set():
             if self._stream is not None:  # what the device still computes is no waiting
@@ -194,15 +199,15 @@ class Saving:
         try:
             needed = set() if uploads is None else uploads.needed()
             prune(self._root, self._config.snapshot.keep, newest, needed)
-        except OSError as error:
+        except (OSError, SnapshotError) as error:
             report.console.warn(f"an old snapshot could not be removed: {error}.")
 
     def _refusal(self) -> str:
-        """What the disk had against the snapshot, in sentences; empty when nothing."""
+        """Why the snapshot was not written, in sentences; empty where it was."""
         fault, self._fault = self._fault, None
         if fault is None:
             return ""
-        if not isinstance(fault, OSError):
+        if not isinstance(fault, OSError | SnapshotError):
             raise fault
         self._report.saved_step = 0
         reason = f"the snapshot of step {self.step} could not be written: {fault}."

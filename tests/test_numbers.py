@@ -1,0 +1,185 @@
+"""A snapshot whose numbers are of no use is refused, however right its hashes are."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from test_snapshot import trained, write
+
+from snapshot.errors import SnapshotError
+from snapshot.fetch import Remote, fetch_for_sampling
+from snapshot.hub import RemoteFile
+from snapshot.numbers import FileNumbers
+from snapshot.resume import choose_start, newest_of
+from snapshot.state import check_snapshot
+
+QUERY = "transformer.h.0.attn.c_attn.weight"
+NAN, INF = float("nan"), float("inf")
+
+
+def change(folder: Path, name: str, value: float, at: int = 5) -> None:
+    """Put a number into a tensor of a snapshot, and make its manifest true again."""
+    stem = "optimizer" if name.endswith((".step", ".exp_avg", ".exp_avg_sq")) else "model"
+    tensors = load_file(folder / f"{stem}.safetensors")
+    tensors[name].view(-1)[min(at, tensors[name].numel() - 1)] = value
+    save_file(tensors, folder / f"{stem}.safetensors", metadata={"format": "pt"})
+    seal(folder)
+
+
+def seal(folder: Path, **state: object) -> None:
+    """Make the manifest fit whatever the files are now, with `state` changed."""
+    content = {**json.loads((folder / "state.json").read_text()), **state}
+    (folder / "state.json").write_text(json.dumps(content))
+    files = [
+        {
+            "path": path.name,
+            "size": path.stat().st_size,
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        }
+        for path in sorted(folder.iterdir())
+        if path.name != "manifest.json"
+    ]
+    (folder / "manifest.json").write_text(json.dumps({"format": 1, "files": files}))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """A run's folder with good snapshots of steps 1 and 2."""
+    run_dir = tmp_path_factory.mktemp("made")
+    for step in (1, 2):
+        check_snapshot(write(run_dir / "snapshots", step, *trained(step)))
+    return run_dir
+
+
+@pytest.fixture
+def run_dir(made, tmp_path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "run"))
+
+
+@pytest.fixture
+def folder(run_dir) -> Path:
+    """The newest snapshot, which a test may change."""
+    return run_dir / "snapshots" / "step-00000002"
+
+
+POISON = [
+    ("transformer.wte.weight", NAN, "has nan in 'transformer.wte.weight'"),
+    ("transformer.ln_f.bias", -INF, "has -inf in 'transformer.ln_f.bias'"),
+    (QUERY, INF, "has inf in"),
+    (QUERY, 1e30, r"has 1e\+30 in .*, where only numbers from -1e\+18 to 1e\+18 make sense"),
+    (QUERY, -1e19, r"has -1e\+19 in"),
+    (f"{QUERY}.exp_avg", NAN, "has nan in"),
+    (f"{QUERY}.exp_avg_sq", NAN, "has nan in"),
+    (f"{QUERY}.exp_avg_sq", -1e-12, r"has -1e-12 in .*exp_avg_sq', where only numbers from 0 to"),
+    (f"{QUERY}.exp_avg_sq", INF, "has inf in"),
+    (f"{QUERY}.step", NAN, "has nan in"),
+    (f"{QUERY}.step", -2.0, "has -2 in"),
+    (f"{QUERY}.step", 1.0, "is of step 2, but its optimizer has counted 1 updates"),
+    (f"{QUERY}.step", 1.5, "has counted 1.5 updates"),
+    (f"{QUERY}.step", 3.0, "has counted 3 updates"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "sentence"), POISON)
+def test_numbers_that_are_of_no_use_are_refused_and_an_older_snapshot_is_used(
+    run_dir, folder, name, value, sentence
+):
+    good = run_dir / "snapshots" / "step-00000001"
+    change(folder, name, value)
+    with pytest.raises(SnapshotError, match=sentence):
+        check_snapshot(folder)
+    assert newest_of(run_dir) == good
+    start = choose_start(run_dir, "auto")
+    assert start.folder == good
+    assert "passed over" in start.warnings[0]
+
+
+class LocalHub:
+    """Answers downloads with the files of a folder on this disk."""
+
+    repo_id = "me/run"
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def download(self, commit: str, path: str, *_: object) -> Path:
+        return self.root / path
+
+
+@pytest.mark.parametrize("value", [NAN, INF, 1e20])
+def test_what_sampling_fetches_from_the_hub_is_looked_at_as_well(run_dir, folder, value):
+    def fetched() -> Path:
+        names = [path.relative_to(run_dir) for path in folder.iterdir()]
+        files = {str(name): RemoteFile((run_dir / name).stat().st_size, None) for name in names}
+        remote = Remote(LocalHub(run_dir), "0" * 40, True, files, None)
+        return fetch_for_sampling(remote, "snapshots/step-00000002")
+
+    assert fetched() == folder
+    change(folder, QUERY, value)
+    with pytest.raises(SnapshotError, match=r"has .* in 'transformer"):
+        fetched()
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 7, 1000, 4097])
+def test_numbers_are_seen_wherever_the_parts_of_a_file_end(folder, at_once):
+    path = folder / "model.safetensors"
+    whole = path.read_bytes()
+    for at in (None, 4, 8, 4000, len(whole) // 8 * 4):
+        content = bytearray(whole)
+        if at is not None:
+            content[len(whole) - at : len(whole) - at + 4] = struct.pack("<f", NAN)
+        looking = FileNumbers(path, set())
+        for begin in range(0, len(content), at_once):
+            looking.update(memoryview(content)[begin : begin + at_once])
+        assert (looking.fault is None) == (at is None)
+
+
+def test_numbers_are_seen_where_the_header_has_an_odd_length(folder):
+    change(folder, QUERY, NAN)
+    path = folder / "model.safetensors"
+    content = path.read_bytes()
+    length = struct.unpack("<Q", content[:8])[0]
+    header = content[8 : 8 + length].rstrip() + b"   "
+    path.write_bytes(struct.pack("<Q", len(header)) + header + content[8 + length :])
+    seal(folder)
+    with pytest.raises(SnapshotError, match="has nan in"):
+        check_snapshot(folder)
+
+
+def test_a_flipped_bit_is_said_to_be_damage_whatever_number_it_makes(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-4] + struct.pack("<f", NAN))
+    with pytest.raises(SnapshotError, match=r"model\.safetensors has changed"):
+        check_snapshot(folder)
+
+
+@pytest.mark.parametrize(
+    ("step", "skipped", "counted"),
+    [(5, 0, 5), (5, 3, 2), (5, 5, 0), (5, 3, 4), (2**24 + 9, 0, 2**24), (2**24 + 9, 2, 2**24)],
+)
+def test_updates_that_a_loss_scaler_skipped_are_not_missed(folder, step, skipped, counted):
+    """Nor those beyond 2**24, from where a float32 that counts by ones stays."""
+    path = folder / "optimizer.safetensors"
+    tensors = load_file(path)
+    tensors |= {name: torch.tensor(float(counted)) for name in tensors if name.endswith(".step")}
+    save_file(tensors, path, metadata={"format": "pt"})
+    seal(folder, skipped_steps=skipped, step=step)
+    folder = folder.rename(folder.with_name(f"step-{step:08d}"))
+    assert check_snapshot(folder).step == step
+
+
+def test_torch_itself_stops_counting_there():
+    parameter = torch.nn.Parameter(torch.ones(1))
+    parameter.grad = torch.ones(1)
+    optimizer = torch.optim.AdamW([parameter], fused=True)
+    optimizer.step()
+    optimizer.state[parameter]["step"].fill_(2**24)
+    optimizer.step()
+    assert optimizer.state[parameter]["step"].item() == 2**24
