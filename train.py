@@ -22,7 +22,6 @@ from model.gpt import GPT, IGNORED, GPTConfig, parameter_count
 from snapshot.resume import refuse_other_run
 from snapshot.signals import Phase, Signals
 from snapshot.state import restore
-from training.claim import claim
 from training.compiling import compile_here
 from training.compose import as_flat
 from training.config import Config, accumulation_steps
@@ -49,7 +48,7 @@ from training.reproducible import compute_reproducibly, reseed, settle_gradient_
 from training.sampling import sample_text
 from training.saving import Saving
 from training.schedule import learning_rate_at, set_learning_rate
-from training.start import agree_on_start, open_run, prepare_text, state_at
+from training.start import agree_on_start, claim_run_dir, open_run, prepare_text, state_at
 from training.stop import Stop
 from training.summary import print_end, print_header, print_stop
 from training.together import on_all, on_main
@@ -83,7 +82,7 @@ def main(config: Config, signals: Signals) -> int:
     accumulation = accumulation_steps(train, accelerator.num_processes)
     accelerator.gradient_accumulation_steps = accumulation
     together = train.global_batch_size // accumulation  # sequences in flight, over all processes
-    on_main(accelerator, lambda: claim(run_dir))
+    claim_run_dir(accelerator, config)
 
     # What is trained on, and what this attempt goes on from.
     corpus = prepare_text(accelerator, config)

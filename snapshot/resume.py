@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,13 +20,14 @@ from snapshot.files import (
     remove_leftovers,
     snapshot_folders,
 )
-from snapshot.hub import BRANCH, REPO_ID, Hub
-from snapshot.hub_errors import HubError
+from snapshot.hub import Hub
+from snapshot.hub_errors import HubError, HubUnreachable
+from snapshot.named import named_repo
+from snapshot.never import GOES_ON, start_over, state_at_hand
 from snapshot.start import Start
 from snapshot.state import RunState, check_snapshot, read_state
-from snapshot.store import Store, begin_in, fetch_newest, newest_of_both
+from snapshot.store import Store, fetch_newest, newest_of_both
 
-NAMED_REPO = re.compile(rf"({REPO_ID.pattern})(?:@([\w./-]+))?")
 ATTEMPTS = "attempts.txt"
 """In a run's directory: which of the attempts in its repo's latest.json ran here."""
 ORIGIN = f"{TEMPORARY_PREFIX}origin"
@@ -56,20 +57,26 @@ def choose_start(
     store: Store | None = None,
     here: bool = True,
     timeout: float = 60.0,
+    is_same_start: Callable[[RunState], bool] = lambda state: False,
 ) -> Start:
     """What `snapshot.resume` (auto, never, a folder or a repo) means for this run.
 
     `store` is the run's own repo; with `here` false, what this disk has does not count; `timeout`
-    is that of requests to a named repo, in seconds. Only the
-    one process that writes in `run_dir` may call this: it clears what a killed one left. Raises
-    SnapshotError when that would lose or mix something: a named snapshot that is damaged, a run of
-    which no snapshot verifies, a directory or a repo that holds another run; HubError where the run
-    cannot begin without the Hub.
+    is that of requests to a named repo, in seconds. `never` starts over once: a run of which
+    `is_same_start` is true, because the same command began it and it has not ended, resumes.
+    Only the one process that writes in `run_dir` may call this: it clears what a killed one left.
+    Raises SnapshotError when that would lose or mix something: a named snapshot that is damaged, a
+    run of which no snapshot verifies, a directory or a repo that holds another run; HubError where
+    the run cannot begin without the Hub.
     """
     root = snapshots_in(run_dir)
     remove_leftovers(root)
     if resume == "never":
-        return _start_over(run_dir, store)
+        state = state_at_hand(root, store, here)
+        if state is None or not is_same_start(state):
+            return start_over(run_dir, root, store)
+        own = _own_newest(root, store, here)
+        return replace(own, warnings=(GOES_ON.format(run_dir=run_dir), *own.warnings))
     own = _own_newest(root, store, here)
     if resume == "auto":
         return own
@@ -170,18 +177,21 @@ def folder_for_step(path: Path, step: int) -> Path:
 
 def _named_snapshot(resume: str, root: Path, timeout: float) -> Start:
     path = Path(resume).expanduser()
-    repo = NAMED_REPO.fullmatch(resume)
+    repo = None if path.exists() else named_repo(resume)
     if not path.exists() and repo is None:
         raise SnapshotError(
             f"snapshot.resume={resume} is neither auto, never, nor a folder that exists, nor a "
             "repo of the Hub (owner/name or owner/name@revision)."
         )
     try:
-        if path.exists():
+        if repo is None:
             folder = newest_of(path)
             return Start(folder, read_state(folder), f"{folder}, as snapshot.resume asks")
-        assert repo is not None
-        found = fetch_newest(Hub(repo[1], timeout), repo[2] or BRANCH, root / ORIGIN)
+        found = fetch_newest(Hub(repo[0], timeout), repo[1], root / ORIGIN)
+    except HubUnreachable as error:
+        raise HubUnreachable(
+            f"snapshot.resume={resume}: {str(error).rstrip('.')}. Start again when it can be."
+        ) from error
     except (SnapshotError, HubError) as error:
         raise SnapshotError(
             f"snapshot.resume={resume}: {str(error).rstrip('.')}. Name a snapshot that is whole, "
@@ -227,27 +237,3 @@ def _attempts_in(run_dir: Path) -> frozenset[str]:
         return frozenset((run_dir / ATTEMPTS).read_text(encoding="utf-8").split())
     except (OSError, ValueError):
         return frozenset()
-
-
-def _start_over(run_dir: Path, store: Store | None) -> Start:
-    """Move what is in the run's directory aside; nothing is deleted."""
-    begun = Start(None, None, "")
-    if store is not None:
-        begun = begin_in(store)
-    if not (run_dir / "metrics.jsonl").exists() and not snapshot_folders(snapshots_in(run_dir)):
-        return replace(begun, reason="the beginning, as snapshot.resume=never asks")
-    place = run_dir.resolve()  # through a link: it is the folder that moves
-    number = 1
-    while (aside := place.with_name(f"{place.name}.old-{number}")).exists():
-        number += 1
-    try:
-        place.rename(aside)
-    except OSError as error:
-        raise SnapshotError(
-            f"snapshot.resume=never, but {run_dir} cannot be moved to {aside}: {error.strerror}. "
-            "Move what is in it yourself, or give the run another run.dir."
-        ) from error
-    return replace(
-        begun,
-        reason=f"the beginning, as snapshot.resume=never asks; the earlier run is now {aside}",
-    )

@@ -1,6 +1,6 @@
 """Signals: the first ends a run in order, within a bounded time; a second Ctrl-C at once.
 
-A thread sees to it. Python's own handlers run in the main thread alone, and not while that waits
+A thread handles them. Python's own handlers run in the main thread alone, and not while that waits
 inside torch for another process, which may be the very one whose death the signal is about.
 """
 
@@ -14,8 +14,17 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol
 
-TAKEN = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+TAKEN = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+LAUNCHER_GONE, WORKER_GONE, TIME_IS_OVER = 101, 102, 103
+"""Causes of an end that are no signals, beside the numbers of those."""
+NAMES = {
+    signal.SIGINT: "Ctrl-C",
+    LAUNCHER_GONE: "the death of its launcher",
+    WORKER_GONE: "the death of another process",
+    TIME_IS_OVER: "run.max_minutes",
+}
 PARENT_SECONDS = 1.0
 """How often to look whether the launcher still lives."""
 LAST_WORDS_SECONDS = 2.0
@@ -31,33 +40,52 @@ class Phase(enum.Enum):
     FAILED = "leave at once, without a word: the error is what counts"
 
 
+class Launcher(Protocol):
+    """What is asked about the process that started this one."""
+
+    @property
+    def hands_on(self) -> bool:
+        """Whether it hands a SIGTERM on to its workers before it ends."""
+
+    def lives(self) -> bool:
+        """Whether it still waits for this process."""
+
+    def lost_a_worker(self) -> bool:
+        """Whether a process that it started beside this one has ended by itself."""
+
+
 class Signals:
     """The signals of this process, from now until it ends. To be made by the main thread."""
 
     def __init__(
-        self, grace_seconds: float, leave: Callable[[int, str], object], watch_parent: bool
+        self,
+        grace_seconds: float,
+        leave: Callable[[int, str], object],
+        launcher: Launcher | None = None,
     ) -> None:
-        """Take SIGTERM, SIGUSR1 and SIGINT.
+        """Take SIGTERM, SIGUSR1, SIGINT and, unless it is ignored as under nohup, SIGHUP.
 
-        `leave(number, why)` ends the process; it is called from another thread, when a signal means
-        that or the time is over. With `watch_parent` the death of the parent process counts as a
-        SIGTERM: a launcher that is killed cannot send one.
+        `leave(cause, why)` ends the process; it is called from another thread, when a signal means
+        that or the time is over. The death of a launcher counts as a SIGTERM where it may have
+        been told to end and cannot say so; else the run was not told to stop, and is to be started
+        again. A launcher's SIGTERM because of another worker's death is no request to stop.
         """
         self.phase = Phase.NOTHING_BEGUN
-        self._grace, self._leave = grace_seconds, leave
-        self._parent = os.getppid() if watch_parent else None
+        self._grace, self._leave, self._launcher = grace_seconds, leave, launcher
+        self._watched = launcher is not None  # until it is seen to have ended
         self._asked: int | None = None
         self._until = math.inf
         self._reading, self._writing = os.pipe()
         os.set_blocking(self._writing, False)
         signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
         for number in TAKEN:
-            signal.signal(number, _nothing)  # or the default would end the process
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, _nothing)  # or the default would end the process
         threading.Thread(target=self._watch, name="signals", daemon=True).start()
 
     @property
     def asked(self) -> int | None:
-        """The signal that asks this run to end; None as long as none does."""
+        """The signal, or other cause, that asks this run to end; None as long as none does."""
         return self._asked
 
     def seconds_left(self) -> float:
@@ -65,33 +93,42 @@ class Signals:
         return self._until - time.monotonic()
 
     def ask(self, number: int) -> None:
-        """The run is to end as by this signal: another process got it, or its time is over."""
+        """The run is to end by this signal, which another process got, or by another cause."""
         if self._asked is None:
             self._asked, self._until = number, time.monotonic() + self._grace
             os.write(self._writing, bytes([0]))  # so that the thread counts the seconds
 
     def _watch(self) -> None:
         while True:
-            times = [self.seconds_left()] if self._asked is not None else []
-            if self._parent is not None:
-                times.append(PARENT_SECONDS)
-            ready, _, _ = select.select(
-                [self._reading], [], [], max(0.0, min(times)) if times else None
-            )
-            for number in os.read(self._reading, 64) if ready else b"":
-                if number in TAKEN:
-                    self._take(number)
-            if self._parent is not None and os.getppid() != self._parent:
-                self._parent = None
-                if self._asked is None:  # a launcher may end by the same Ctrl-C
-                    self._take(signal.SIGTERM)
-            if self._asked is not None and self.seconds_left() <= 0:
-                self._leave(self._asked, f"{name_of(self._asked)}, and its grace time is over")
+            try:
+                self._look()
+            except Exception:  # a thread that died would leave every later signal unanswered
+                time.sleep(PARENT_SECONDS)
+
+    def _look(self) -> None:
+        """Wait for a signal, the launcher's end or that of the grace time, and act on it."""
+        times = [self.seconds_left()] if self._asked is not None else []
+        if self._watched:
+            times.append(PARENT_SECONDS)
+        ready, _, _ = select.select(
+            [self._reading], [], [], max(0.0, min(times)) if times else None
+        )
+        for number in os.read(self._reading, 64) if ready else b"":
+            if number in TAKEN:
+                self._take(number)
+        if self._launcher is not None and self._watched and not self._launcher.lives():
+            self._watched = False
+            if self._asked is None:  # a launcher may end by the same Ctrl-C
+                self._take(LAUNCHER_GONE if self._launcher.hands_on else signal.SIGTERM)
+        if self._asked is not None and self.seconds_left() <= 0:
+            self._leave(self._asked, f"{name_of(self._asked)}, and its grace time is over")
 
     def _take(self, number: int) -> None:
+        if number == signal.SIGTERM and self._asked is None and self._launcher is not None:
+            number = WORKER_GONE if self._launcher.lost_a_worker() else number
         if self.phase is Phase.NOTHING_BEGUN:
             # A launcher that sends SIGTERM says why itself; mostly another process has failed.
-            silent = number == signal.SIGTERM and self._parent is not None
+            silent = number in (signal.SIGTERM, WORKER_GONE) and self._watched
             self._leave(number, "" if silent else f"{name_of(number)} before the first step")
         elif self.phase is Phase.FAILED:
             self._leave(number, "")
@@ -106,7 +143,7 @@ class Signals:
 
 def name_of(number: int) -> str:
     """As in 'SIGTERM'."""
-    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+    return NAMES.get(number) or signal.Signals(number).name
 
 
 def _nothing(number: int, frame: object) -> None:

@@ -36,6 +36,8 @@ NUMBERS = range(256)
 """Networks that may be there at the same time."""
 TEST, FIRST = 1, 11
 """The last numbers in the addresses of the test and of the first host."""
+NOWHERE = "02:77:00:00:ff:ff"
+"""The address of no interface."""
 TOOLS = ("ip", "tc", "nsenter", "unshare", "mount")
 PROBE = """
 ip link add probe0 type bridge && ip link add probe1 type veth peer name probe2 && mount --bind / /
@@ -139,6 +141,14 @@ class Host:
         """Put the cable back."""
         self._switch(f"link set {self._port} master bridge")
 
+    def lose(self) -> None:
+        """Lose the way to the test, and so to its hub, and to nothing else; without a word."""
+        self._find(NOWHERE)
+
+    def find(self) -> None:
+        """Have it back."""
+        self._find(self._network.hardware(TEST))
+
     def slow(self, kilobits: int) -> None:
         """Let so many kilobits a second through, each way. What is more waits."""
         # In pieces that the slowest line takes, and with room for ten seconds of them.
@@ -173,15 +183,18 @@ class Host:
         _ip(f"-n {self.name} link set {CARD} up")
         # Known for ever: a host that is gone is silent, as one behind a router, not unreachable.
         known = [(host.address, host.hardware) for host in self._network.hosts if host is not self]
-        known.append((self.outside, self._network.hardware(TEST)))
         for address, hardware in known:
             _ip(f"-n {self.name} neighbour replace {address} lladdr {hardware} dev {CARD}")
+        self.find()
 
     def inside(self, words: list[str]) -> list[str]:
         """The command that is `words` on this host; every step replaces the one before."""
         enter = ["nsenter", f"--net=/run/netns/{self.name}", "unshare", "--uts", "--mount"]
         names = [self.name, str(self._network.names)]
         return [*enter, "sh", "-c", f'{ENTER} exec "$@"', "sh", *names, *words]
+
+    def _find(self, hardware: str) -> None:
+        _ip(f"-n {self.name} neighbour replace {self.outside} lladdr {hardware} dev {CARD}")
 
     def _shape(self, line: str) -> None:
         for space, interface in ((self.name, CARD), (self._network.switch, self._port)):

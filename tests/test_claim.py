@@ -1,4 +1,4 @@
-"""A run's directory on a disk without locks."""
+"""A run's directory: who has it, on a disk without locks too, and the exit code in it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,20 @@ from training import claim
 from training.config import ConfigError
 
 
+@pytest.fixture(autouse=True)
+def attempt(monkeypatch):
+    """Has this process begin another attempt, as the first process of the only machine."""
+
+    def begin() -> None:
+        monkeypatch.setattr(claim, "_attempt", claim._Attempt())
+
+    begin()
+    return begin
+
+
 @pytest.fixture
 def answers(monkeypatch):
     """Have the disk answer each request for a lock with an error, without waiting for long."""
-    monkeypatch.setattr(claim, "_claims", [])
     monkeypatch.setattr(claim, "SOON_SECONDS", 0.1)
     monkeypatch.setattr(claim, "CLAIM_SECONDS", 0.2)
 
@@ -47,3 +57,62 @@ def test_a_disk_that_fails_at_locking_is_refused(answers, tmp_path):
     answers(errno.EIO)
     with pytest.raises(ConfigError, match=r"run\.dir=.* cannot be written: Input/output error"):
         claim.claim(tmp_path / "run")
+
+
+def test_the_first_cause_of_an_end_is_the_one_that_is_left(tmp_path):
+    run_dir = tmp_path / "run"
+    claim.claim(run_dir)
+    assert claim.note_exit(1) == 1
+    assert claim.note_exit(143) == 1  # the launcher's SIGTERM, because of the same crash
+    assert (run_dir / claim.EXIT_CODE).read_text() == "1\n"
+
+
+def test_a_mistake_before_the_lock_leaves_its_code_where_the_folder_is_there(tmp_path, attempt):
+    run_dir = tmp_path / "run"
+    claim.expect(run_dir)
+    claim.note_exit(2)
+    assert not run_dir.exists()  # a mistake makes nothing
+
+    run_dir.mkdir()
+    (run_dir / claim.EXIT_CODE).write_text("75\n")
+    attempt()
+    claim.expect(run_dir)
+    claim.note_exit(2)
+    assert (run_dir / claim.EXIT_CODE).read_text() == "2\n"
+
+
+def test_a_second_start_leaves_no_code_in_the_folder_of_a_run_that_trains(tmp_path, attempt):
+    run_dir = tmp_path / "run"
+    claim.claim(run_dir)
+    held = claim._attempt.lock
+    attempt()
+    claim.expect(run_dir)
+    claim.note_exit(2)
+    assert not (run_dir / claim.EXIT_CODE).exists()
+    held.release()
+
+
+def test_each_machine_has_the_exit_code_on_its_own_disk_and_one_on_a_shared_disk(tmp_path, attempt):
+    shared, own = tmp_path / "shared", tmp_path / "own"
+    claim.claim(shared)
+    held = claim._attempt.lock
+    attempt()
+    claim.claim_elsewhere(shared)  # the main process has it
+    claim.note_exit(143)
+    assert not (shared / claim.EXIT_CODE).exists()
+    held.release()
+
+    attempt()
+    own.mkdir()
+    (own / claim.EXIT_CODE).write_text("1\n")  # of the attempt before
+    claim.claim_elsewhere(own)
+    assert not (own / claim.EXIT_CODE).exists()
+    claim.note_exit(143)
+    assert (own / claim.EXIT_CODE).read_text() == "143\n"
+
+
+def test_a_process_that_is_not_its_machines_first_leaves_no_code(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    claim.expect(tmp_path)
+    claim.note_exit(2)
+    assert not (tmp_path / claim.EXIT_CODE).exists()

@@ -88,6 +88,18 @@ def test_a_cut_is_silence_and_what_was_sent_arrives_after_it():
         assert connection.recv(100) == b"meanwhile"
 
 
+def test_a_host_loses_its_way_to_the_test_alone():
+    with hosts(2) as (first, second), connected(first) as connection:
+        first.lose()
+        assert_silent(first, connection)
+        with echoing(second):
+            asked = first.run([sys.executable, "-c", ASK, second.name])
+        assert asked.stdout.split() == [first.address], asked.stderr
+        first.find()
+        connection.settimeout(LATER)
+        assert connection.recv(100) == b"meanwhile"
+
+
 def test_a_killed_host_says_nothing_and_starts_anew():
     with hosts(1) as (host,):
         with connected(host) as connection:

@@ -9,6 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 import hubs
@@ -76,6 +77,7 @@ def test_two_machines_have_the_losses_of_one(cluster, small, tmp_path):
     results = cluster.run(*small)
     assert [code for code, _, _ in results] == [0, 0], results
     assert "2 processes" in results[0][1]
+    assert [(disk / "run/exit_code").read_text() for disk in cluster.disks] == ["0\n", "0\n"]
     expected, found = runs.losses(tmp_path / "one"), runs.losses(cluster.run_dir)
     worst = max(abs(a - b) / a for a, b in zip(expected, found, strict=True))
     print(f"{cluster.config.name}: largest relative difference {worst:.1e}")
@@ -122,6 +124,7 @@ def test_a_link_that_is_cut_for_good_ends_both_sides_and_the_hub_has_the_run(
         assert "The same command goes on from the newest snapshot." in errors
     print(f"{cluster.config.name}: both have ended {seconds:.1f} s after the cut")
     assert seconds < GIVEN_UP_SECONDS + 30
+    assert [(disk / "run/exit_code").read_text() for disk in cluster.disks] == ["1\n", "1\n"]
     cluster.machines[1].join()
     cluster.disks[0] = tmp_path / "new disk"  # the other's copies are of no use to it
     stored = hubs.step_of(cluster.hub)
@@ -135,16 +138,34 @@ def test_a_link_that_is_cut_for_good_ends_both_sides_and_the_hub_has_the_run(
     hubs.assert_always_whole(cluster.hub)
 
 
-def the_loop_of_the_readme(cluster: Cluster, rank: int, *overrides: str) -> list[str]:
-    """What the README has a machine do, with this test's words for the run."""
+def the_loop_of_the_readme(words: list[str], run_dir: Path) -> list[str]:
+    """What the README has a machine do, with this test's words for the launch and its run."""
     readme = (runs.ROOT / "README.md").read_text()
     (loop,) = (block for block in readme.split("```") if block.lstrip().startswith("trap "))
     command = re.search(r"accelerate launch .*?(?=; do)", loop)
     assert command is not None
-    mine = shlex.join(cluster.words(rank, *overrides))
-    loop = loop.replace(command[0], mine)
+    loop = loop.replace(command[0], shlex.join(words))
     assert "out/run/exit_code" in loop
-    return ["bash", "-c", loop.replace("out/run", str(cluster.disks[rank] / "run"))]
+    return ["bash", "-c", loop.replace("out/run", str(run_dir))]
+
+
+def looping(cluster: Cluster, host: Host, into: Path, *overrides: str):
+    """The loop of the README on a host of the cluster."""
+    run_dir = cluster.disks[host.rank] / "run"
+    words = the_loop_of_the_readme(cluster.words(host.rank, *overrides), run_dir)
+    return host.start(words, into=into, **cluster.hub.environment())
+
+
+def kill_on(host: Host, what: str) -> None:
+    """kill -9 for the launcher, or the worker, on a host."""
+    for pid in host.processes():
+        process = psutil.Process(pid)
+        is_worker = "RANK" in process.environ()
+        is_launcher = "accelerate.commands.launch" in process.cmdline() and not is_worker
+        if (what == "worker" and is_worker) or (what == "launcher" and is_launcher):
+            process.kill()
+            return
+    raise AssertionError(f"no {what} on {host.name}")
 
 
 @pytest.mark.slow
@@ -159,11 +180,9 @@ def test_a_machine_that_loses_its_power_is_replaced_by_a_new_one(cluster, small,
     ]
     first, second = cluster.machines
     said = [tmp_path / "first said", tmp_path / "second said", tmp_path / "its successor said"]
-    environment = cluster.hub.environment()
 
     def start(host: Host, into: Path):
-        words = the_loop_of_the_readme(cluster, host.rank, *overrides)
-        return host.start(words, into=into, **environment)
+        return looping(cluster, host, into, *overrides)
 
     with start(first, said[0]) as one, start(second, said[1]) as other:
         runs.wait_until(lambda: hubs.step_of(cluster.hub) >= 30, one, 120)
@@ -182,3 +201,67 @@ def test_a_machine_that_loses_its_power_is_replaced_by_a_new_one(cluster, small,
     whole = tmp_path / "whole"
     assert runs.launch("ddp_cpu.yaml", *overrides, f"run.dir={whole}").returncode == 0
     runs.assert_same_bits(runs.snapshot(whole, 400), runs.snapshot(cluster.run_dir, 400))
+
+
+OUTAGE_SECONDS = 30
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("cluster", ["ddp_multinode.yaml"], indirect=True)
+def test_the_loop_of_the_readme_ends_done_whatever_fails_on_the_way(cluster, small, tmp_path):
+    overrides = [
+        *small,
+        "model.dropout=0.1",
+        "train.max_steps=900",
+        "train.eval_every=300",
+        "snapshot.every=20",
+        "run.collective_timeout_seconds=10",
+    ]
+    first, second = cluster.machines
+    said = [tmp_path / "first said", tmp_path / "second said", tmp_path / "its successor said"]
+
+    def goes_on(loop) -> None:
+        reached = hubs.step_of(cluster.hub)
+        runs.wait_until(lambda: hubs.step_of(cluster.hub) >= reached + 40, loop, 240)
+
+    def start(host: Host, into: Path):
+        return looping(cluster, host, into, *overrides)
+
+    with start(second, said[1]) as other:
+        with start(first, said[0]) as one:
+            goes_on(one)
+            kill_on(second, "worker")
+            goes_on(one)
+            kill_on(first, "launcher")
+            goes_on(one)
+            first.kill()
+            one.wait(timeout=30)
+        cluster.disks[0] = tmp_path / "an empty disk"
+        first.boot()
+        first.lose()
+        lost = time.monotonic()
+        with start(first, said[2]) as successor:
+            runs.wait_until(
+                lambda: (
+                    "nobody can say whether me/run holds" in said[2].read_text()
+                    and time.monotonic() - lost > OUTAGE_SECONDS
+                ),
+                successor,
+                240,
+            )
+            first.find()
+            assert successor.wait(timeout=300) == 0, said[2].read_text()
+        assert other.wait(timeout=60) == 0, said[1].read_text()
+    whole = tmp_path / "whole"
+    assert runs.launch("ddp_cpu.yaml", *overrides, f"run.dir={whole}").returncode == 0
+    runs.assert_same_bits(runs.snapshot(whole, 900), runs.snapshot(cluster.run_dir, 900))
+    assert runs.losses_from(cluster.run_dir, 880) == runs.losses_from(whole, 880)
+
+
+def test_the_loop_of_the_readme_ends_at_a_mistake(tmp_path):
+    run_dir = tmp_path / "run"
+    words = runs.launch_command("cpu.yaml", f"run.dir={run_dir}", "train.max_stepz=5")
+    result = runs.run(the_loop_of_the_readme(words, run_dir), deadline=60)
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.count("There is no key 'train.max_stepz'") == 1

@@ -14,7 +14,7 @@ import runs
 from snapshot.files import snapshot_folders
 
 ENDLESS = ["train.max_steps=100000", "snapshot.every=100000", "train.eval_every=100000"]
-CODES = {signal.SIGTERM: 143, signal.SIGUSR1: 75, signal.SIGINT: 130}
+CODES = {signal.SIGTERM: 143, signal.SIGUSR1: 75, signal.SIGINT: 130, signal.SIGHUP: 143}
 
 
 @pytest.fixture
@@ -31,6 +31,11 @@ def wait_for_steps(process, run_dir: Path, steps: int = 5) -> None:
     """Until the run has taken so many more steps."""
     goal = runs.newest_step(run_dir) + steps
     runs.wait_until(lambda: runs.newest_step(run_dir) >= goal, process)
+
+
+def exit_code(run_dir: Path) -> int:
+    """What the attempt has left for whoever started it."""
+    return int((run_dir / "exit_code").read_text())
 
 
 def only_snapshot(run_dir: Path) -> Path:
@@ -136,7 +141,7 @@ def test_a_launcher_that_is_killed_does_not_leave_workers_behind(words, tmp_path
         _, alive = psutil.wait_procs(workers, timeout=25)
         assert not alive
     only_snapshot(run_dir)
-    assert (run_dir / "exit_code").read_text() == "143\n"
+    assert exit_code(run_dir) == 75  # nobody told the run to stop: it is to be started again
 
 
 def test_a_launcher_that_ends_by_the_same_ctrl_c_does_not_cut_the_snapshot_short(words, tmp_path):
@@ -190,6 +195,7 @@ def test_a_second_ctrl_c_leaves_at_once(words, tmp_path):
         workers[1].kill()
         _, errors = launcher.communicate(timeout=60)
     assert "stopped by Ctrl-C again" in errors
+    assert exit_code(run_dir) == 130
 
 
 def test_before_the_first_step_a_signal_ends_the_run_at_once(words, tmp_path):
@@ -231,6 +237,7 @@ def test_the_death_of_one_process_is_told_by_the_launcher_alone(words, tmp_path)
         runs.workers(launcher)[1].kill()
         _, errors = launcher.communicate(timeout=60)
     assert launcher.returncode == 1
+    assert exit_code(run_dir) == 1  # not 143, although the launcher sent SIGTERM to rank 0
     assert "gloo" not in errors  # the echo in rank 0
     assert "exitcode  : -9" in errors
 
@@ -261,13 +268,16 @@ def test_an_error_of_one_process_is_told_once_and_first(words, tmp_path, config)
     before_the_launcher, _, _ = result.stderr.partition("ChildFailedError")
     assert before_the_launcher.count("ValueError: only rank 1 knows why") == 1
     assert "gloo" not in result.stderr
+    assert exit_code(tmp_path / "run") == 1
 
 
-def test_what_a_restart_cannot_mend_is_not_started_again(words):
+def test_what_a_restart_cannot_mend_is_not_started_again(words, tmp_path):
+    (tmp_path / "run").mkdir()
     words = [*words, "train.global_batch_size=7"]
     result = runs.launch("ddp_cpu.yaml", *words, options=("--max_restarts=5",))
     assert result.returncode == 1
     assert result.stderr.count("error: train.global_batch_size=7 cannot be shared") == 1
+    assert exit_code(tmp_path / "run") == 2
 
 
 def test_a_neighbour_that_says_nothing_is_given_up_in_time(words, tmp_path):
@@ -285,4 +295,5 @@ def test_a_neighbour_that_says_nothing_is_given_up_in_time(words, tmp_path):
     assert 2.5 < seconds < 15
     assert "stopped: another process is gone, or cannot be reached" in errors
     assert "Timed out waiting 3000ms" in errors
+    assert exit_code(run_dir) == 1
     assert "The same command goes on from the newest snapshot" in errors

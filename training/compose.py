@@ -65,6 +65,15 @@ def load_config(arguments: Sequence[str]) -> Config:
     return config
 
 
+def run_dir_of(arguments: Sequence[str]) -> Path | None:
+    """`run.dir` as those of the arguments that can be used say it; None where they do not."""
+    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+        try:
+            return Path(_composed_of_sound(arguments, []).run.dir)
+        except (HydraException, OmegaConfBaseException, ValueError):
+            return None
+
+
 def as_yaml(config: Config) -> str:
     """The resolved configuration as YAML, without the secrets of an address."""
     return OmegaConf.to_yaml(_public(config))

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
-
-import psutil
 
 
 def asked(name: str, default: str = "") -> str:
@@ -58,11 +55,6 @@ def speaks_for_the_run() -> bool:
     return asked("RANK", "0") == "0"
 
 
-def under_accelerate() -> bool:
-    """Whether the parent of this process is `accelerate launch`."""
-    return launched() or "ACCELERATE_MIXED_PRECISION" in os.environ
-
-
 def restarts_left() -> int:
     """How often the launcher would start the processes again, if one of them failed now."""
     most, done = asked("TORCHELASTIC_MAX_RESTARTS", "0"), asked("TORCHELASTIC_RESTART_COUNT", "0")
@@ -79,9 +71,3 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):  # not on every system
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def seconds_since_launch() -> float:
-    """Since the launcher was started, or this process where there is none; over all restarts."""
-    first = psutil.Process(os.getppid() if under_accelerate() else os.getpid())
-    return time.time() - first.create_time()

@@ -7,6 +7,7 @@ import signal
 from data.errors import DataError
 from snapshot.errors import SnapshotError
 from snapshot.hub_errors import HubError, HubUnreachable
+from snapshot.signals import LAUNCHER_GONE, TIME_IS_OVER, WORKER_GONE
 from training.config import ConfigError
 
 EXIT_DONE = 0
@@ -19,16 +20,28 @@ EXIT_TERMINATED = 143
 
 USER_MISTAKES = (ConfigError, DataError, SnapshotError, HubError)
 """A sentence and no traceback."""
-OF_SIGNALS = {
+TEMPORARY = (HubUnreachable,)
+"""Those of them that are nobody's mistake: the same start may succeed later."""
+OF_CAUSES = {
     signal.SIGUSR1: EXIT_AGAIN,
     signal.SIGINT: EXIT_INTERRUPTED,
     signal.SIGTERM: EXIT_TERMINATED,
+    signal.SIGHUP: EXIT_TERMINATED,
+    TIME_IS_OVER: EXIT_AGAIN,
+    LAUNCHER_GONE: EXIT_AGAIN,
+    WORKER_GONE: EXIT_FAILED,
 }
 
 
-def exit_code_of(number: int | None) -> int:
-    """The exit code of a run that a signal has ended."""
-    return OF_SIGNALS[signal.Signals(number)] if number is not None else EXIT_DONE
+def exit_code_of(cause: int | None) -> int:
+    """The exit code of a run that a signal, or another of the causes of an end, has ended."""
+    return OF_CAUSES[cause] if cause is not None else EXIT_DONE
+
+
+def exit_code_for(error: Exception) -> int:
+    """The exit code of a run that an error has ended."""
+    mistake = isinstance(error, USER_MISTAKES) and not isinstance(error, TEMPORARY)
+    return EXIT_USER_MISTAKE if mistake else EXIT_FAILED
 
 
 class TrainingStopped(Exception):
@@ -37,6 +50,4 @@ class TrainingStopped(Exception):
 
 def is_lasting(error: Exception) -> bool:
     """Whether the same start would end in the same error: nothing to restart for."""
-    return isinstance(error, (*USER_MISTAKES, TrainingStopped)) and not isinstance(
-        error, HubUnreachable
-    )
+    return isinstance(error, (*USER_MISTAKES, TrainingStopped)) and not isinstance(error, TEMPORARY)

@@ -3,39 +3,35 @@
 from __future__ import annotations
 
 import os
-import signal
+import select
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import NoReturn
 
 from accelerate.state import PartialState
 from accelerate.tracking import get_available_trackers
 
-from snapshot.signals import Phase, Signals
-from training.claim import note_exit
-from training.compose import as_yaml, load_config
+from snapshot.signals import LAST_WORDS_SECONDS, Phase, Signals
+from training.claim import expect, note_exit
+from training.compose import as_yaml, load_config, run_dir_of
 from training.config import Config, ConfigError
-from training.environment import (
-    first_on_its_machine,
-    launched,
-    restarts_left,
-    speaks_for_the_run,
-    under_accelerate,
-)
+from training.environment import first_on_its_machine, launched, restarts_left
 from training.exits import (
     EXIT_DONE,
-    EXIT_FAILED,
     EXIT_INTERRUPTED,
-    EXIT_USER_MISTAKE,
     USER_MISTAKES,
     TrainingStopped,
+    exit_code_for,
     exit_code_of,
     is_lasting,
 )
 from training.help import help_text
+from training.launcher import launcher
 from training.output import make_output_lossy, say_error
 from training.peers import is_lost_peer
 from training.saving import finish_writing
@@ -56,9 +52,8 @@ GO_ON = "The same command goes on from the newest snapshot."
 def run_command(main: Callable[[Config, Signals], int]) -> NoReturn:
     """Run `main` with the configuration of the command line, and end the process.
 
-    Exit codes: 0 done, 2 a mistake of the user's (a sentence, nothing lost), 1 failed; what a
-    signal or the run's own time has ended: see `training.exits`. `accelerate launch` turns every
-    code but 0 into 1, so it is also left in the run's directory.
+    Exit codes: see `training.exits`. `accelerate launch` turns every code but 0 into 1, so the
+    first process of each machine also leaves it in the run's directory.
     """
     make_output_lossy()
     arguments = sys.argv[1:]
@@ -66,26 +61,47 @@ def run_command(main: Callable[[Config, Signals], int]) -> NoReturn:
         print(help_text())
         sys.exit(0)
     signals: Signals | None = None
+    started_by = launcher()  # while it lives
     try:
-        config = load_config([argument for argument in arguments if argument != "--show"])
         if "--show" in arguments:
-            print(as_yaml(config), end="")
+            arguments.remove("--show")
+            print(as_yaml(load_config(arguments)), end="")
             code = EXIT_DONE
         else:
-            signals = Signals(config.run.grace_seconds, _end_by_signal, under_accelerate())
+            config = _load(arguments)
+            expect(Path(config.run.dir))
+            signals = Signals(config.run.grace_seconds, _end_by_signal, started_by)
             code = main(config, signals)
             if code != EXIT_DONE and first_on_its_machine():  # all have agreed to end
                 _end_launcher(code)
     except KeyboardInterrupt:  # before the signals are ours
         code = EXIT_INTERRUPTED
     except Exception as error:
+        code = note_exit(_code_for(error, signals))
         if signals is not None:
             signals.phase = Phase.FAILED
-        code = EXIT_USER_MISTAKE if isinstance(error, USER_MISTAKES) else EXIT_FAILED
         if _say(error, hurry=signals is not None and signals.asked is not None):
             _end_launcher(code)
         finish_writing()
     _leave(code)
+
+
+def _load(arguments: list[str]) -> Config:
+    try:
+        return load_config(arguments)
+    except ConfigError:
+        if (run_dir := run_dir_of(arguments)) is not None:
+            expect(run_dir)
+        raise
+
+
+def _code_for(error: Exception, signals: Signals | None) -> int:
+    """The exit code for an error. In a run that is told to stop, the others may be gone already."""
+    if isinstance(error, FailedElsewhere):
+        return error.code
+    if signals is not None and signals.asked is not None and is_lost_peer(error):
+        return exit_code_of(signals.asked)
+    return exit_code_for(error)
 
 
 def _say(error: Exception, hurry: bool) -> bool:
@@ -129,25 +145,36 @@ def known_tracker(name: str | None) -> str | None:
     return name
 
 
-def _end_by_signal(number: int, why: str) -> None:
-    """End the process from the thread that minds the signals, whatever the others hang in."""
-    if why and first_on_its_machine():
-        # Not by print: the main thread may hold the stream, waiting for a reader that is gone.
-        os.write(sys.stderr.fileno(), f"\nstopped by {why}. {GO_ON}\n".encode())
-    if not why:  # an error has ended the run before, perhaps beside a snapshot
-        finish_writing(WRITING_SECONDS)
-    code = exit_code_of(number)
-    if speaks_for_the_run():
-        note_exit(code)
-    os._exit(code)
+def _end_by_signal(cause: int, why: str) -> None:
+    """End the process from the thread that handles the signals, whatever the others hang in."""
+    code = exit_code_of(cause)
+    try:
+        code = note_exit(code)
+        if why and first_on_its_machine():
+            _write_now(f"\nstopped by {why}. {GO_ON}\n")
+        if not why:  # an error has ended the run before, perhaps while a snapshot is written
+            finish_writing(WRITING_SECONDS)
+    finally:
+        os._exit(code)
+
+
+def _write_now(text: str) -> None:
+    """Write to stderr, if it takes that at once: its terminal or reader may be gone, or stopped.
+
+    Not by print: the main thread may hold the stream, waiting for that reader.
+    """
+    with suppress(OSError, ValueError, AttributeError):
+        number = sys.stderr.fileno()
+        if select.select([], [number], [], LAST_WORDS_SECONDS)[1]:
+            os.write(number, text.encode())
 
 
 def _end_launcher(code: int) -> None:
     """Have the launcher not start again what would only end again."""
-    if restarts_left() > 0:
-        if speaks_for_the_run():
-            note_exit(code)  # while there is time: the launcher ends this process as well
-        os.kill(os.getppid(), signal.SIGTERM)
+    started_by = launcher()
+    if restarts_left() > 0 and started_by is not None:
+        note_exit(code)  # while there is time: the launcher ends this process as well
+        started_by.stop()
 
 
 def _leave(code: int) -> NoReturn:
@@ -156,10 +183,9 @@ def _leave(code: int) -> NoReturn:
     Among several gloo processes an ordinary exit aborts about half the time (seen with torch 2.13),
     and the launcher takes that for a failure; so those leave at once, with everything written.
     """
+    code = note_exit(code)
     sys.stdout.flush()
     sys.stderr.flush()
-    if speaks_for_the_run():
-        note_exit(code)
     uploading = any(not one.daemon for one in threading.enumerate()[1:])  # by the Hub client
     if PartialState._shared_state.get("_num_processes", 1) > 1 or launched() or uploading:
         os._exit(code)

@@ -17,15 +17,17 @@ from data.corpus import Corpus, prepare_corpus
 from data.errors import DataError
 from snapshot.errors import SnapshotError
 from snapshot.fetch import remove_partial
-from snapshot.files import identity, prune, remove_leftovers, snapshot_folders
+from snapshot.files import identity, prune, remove_leftovers
+from snapshot.never import refuse_to_move
 from snapshot.resume import choose_start, folder_for_step, snapshots_in, typed, value_of
 from snapshot.start import Place, Start
 from snapshot.state import RunState, check_snapshot, read_state
 from snapshot.store import fetch_place
-from training.claim import claim, not_writable
+from training.claim import LOCK, claim, claim_elsewhere, code_before, expect, not_writable
 from training.compose import as_plain, as_yaml
 from training.config import Config
 from training.environment import cores, restarted_by_launcher
+from training.exits import EXIT_DONE, EXIT_INTERRUPTED
 from training.metrics import MetricsFile, write_whole
 from training.output import say_error
 from training.together import (
@@ -60,6 +62,26 @@ def prepare_text(accelerator: Accelerator, config: Config) -> Corpus:
     if not same_everywhere(accelerator, corpus.info.fingerprint):
         raise DataError(f"data.source={data.source} is not the same text on all machines.")
     return corpus
+
+
+def claim_run_dir(accelerator: Accelerator, config: Config) -> None:
+    """Keep other starts out of the run's directory. Every process must call this.
+
+    Raises ConfigError as `claim` does, SnapshotError where `snapshot.resume=never` would move more
+    than a run aside.
+    """
+    run_dir = Path(config.run.dir)
+
+    def claimed() -> None:
+        if config.snapshot.resume == "never":
+            refuse_to_move(run_dir)
+        claim(run_dir)
+
+    if not accelerator.is_main_process:
+        expect(None)  # what keeps the main process out is not this machine's to note
+    on_main(accelerator, claimed)
+    if accelerator.is_local_main_process and not accelerator.is_main_process:
+        claim_elsewhere(run_dir)
 
 
 def agree_on_start(accelerator: Accelerator, config: Config) -> Start:
@@ -97,12 +119,34 @@ def _proposed(
 
 
 def _chosen(config: Config, here: bool) -> Start:
-    run_dir, resume = Path(config.run.dir), config.snapshot.resume
-    # A restart by the launcher is the same start of the run: it must not begin again.
-    if resume == "never" and restarted_by_launcher() and snapshot_folders(snapshots_in(run_dir)):
-        resume = "auto"
-    timeout = config.hub.timeout_seconds
-    return choose_start(run_dir, resume, store_of(config), here=here, timeout=timeout)
+    run_dir = Path(config.run.dir)
+    start = choose_start(
+        run_dir,
+        config.snapshot.resume,
+        store_of(config),
+        here=here,
+        timeout=config.hub.timeout_seconds,
+        is_same_start=lambda state: _is_same_start(state, config),
+    )
+    if not (run_dir / LOCK).exists():  # snapshot.resume=never has moved the directory aside
+        claim(run_dir)
+    return start
+
+
+def _is_same_start(state: RunState, config: Config) -> bool:
+    """Whether this very command began the run of a state, which has not ended.
+
+    Then it is a launcher's restart, or a job's or a loop's next attempt. A run that is done, or
+    that a person stopped by Ctrl-C, has ended.
+    """
+    if changed_values(state.config, as_plain(config)):
+        return False
+    if restarted_by_launcher():
+        return True
+    code = code_before()
+    if code is None:  # it was killed, or is on the Hub alone
+        return state.step < config.train.max_steps
+    return code not in (EXIT_DONE, EXIT_INTERRUPTED)
 
 
 def _chosen_for_all(config: Config, first: Start | None) -> Start:
@@ -179,8 +223,6 @@ def _same_start(proposed: dict[str, Any] | None, config: Config, lacks: bool) ->
 
 def open_run(run_dir: Path, config: Config, start: Start) -> MetricsFile:
     """Write config.yaml and continue metrics.jsonl where `start` is. For the main process only."""
-    if not (run_dir / ".lock").exists():  # snapshot.resume=never has moved the directory aside
-        claim(run_dir)
     try:
         write_whole(run_dir / "config.yaml", as_yaml(config))
         # A run that starts from another's snapshot has no lines of its own yet.

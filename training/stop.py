@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import signal
 import time
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from snapshot.signals import Signals, name_of
+from snapshot.signals import TIME_IS_OVER, Signals, name_of
 from training.config import RunConfig
-from training.environment import seconds_since_launch
 from training.exits import EXIT_DONE, exit_code_of
+from training.launcher import seconds_since_launch
 
 AGREE_SECONDS = 1.0
 """How often the processes ask each other: often enough for a signal, too seldom to cost a step."""
-TIME_IS_OVER = 1
-"""Beside the numbers of signals. It ends a run as a scheduler's SIGUSR1 does: to go on later."""
 
 
 class Stop:
@@ -61,7 +58,7 @@ class Stop:
         if not number:
             return False
         if number == TIME_IS_OVER:
-            self.reason, number = f"run.max_minutes={self._budget:g}", signal.SIGUSR1
+            self.reason = f"run.max_minutes={self._budget:g}"
         else:
             self.reason = name_of(number)
         self.signals.ask(number)
@@ -73,7 +70,7 @@ class Stop:
         return exit_code_of(self.signals.asked) if self.reason else EXIT_DONE
 
     def _wish(self, now: float, pace: float) -> int:
-        """This process's own: the number of a signal; 0 to go on."""
+        """This process's own: a signal's number, or another cause of an end; 0 to go on."""
         if self.signals.asked is not None:
             return self.signals.asked
         return TIME_IS_OVER if now + 2 * pace * self._every + self._reserve > self._ends else 0

@@ -9,17 +9,18 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast
 
-from training.exits import is_lasting
+from training.exits import exit_code_for, is_lasting
 
 Result = TypeVar("Result")
-THIS_TIME, FOR_GOOD = 1, 2
 
 
 class FailedElsewhere(Exception):
     """Another process has the error and says it; this one only ends."""
 
-    def __init__(self, for_good: bool) -> None:
+    def __init__(self, code: int, for_good: bool) -> None:
         super().__init__()
+        self.code = code
+        """The other process's exit code, and so this one's."""
         self.for_good = for_good
         """Whether another start would only fail again."""
 
@@ -94,12 +95,13 @@ def end_if_any_failed(accelerator: Accelerator, problem: Exception | None) -> No
 
     Every process must call this. So that one process says it, the problem is marked `said_here`.
     """
-    failed = 0 if problem is None else FOR_GOOD if is_lasting(problem) else THIS_TIME
-    flags = accelerator.gather(torch.tensor([failed], device=accelerator.device)).tolist()
-    if not any(flags):
+    mine = [0, 0] if problem is None else [exit_code_for(problem), int(is_lasting(problem))]
+    told = accelerator.gather(torch.tensor([mine], device=accelerator.device)).tolist()
+    failed = [process for process, (code, _) in enumerate(told) if code]
+    if not failed:
         return
-    first = next(process for process, flag in enumerate(flags) if flag)
-    if problem is not None and first == accelerator.process_index:
+    if problem is not None and failed[0] == accelerator.process_index:
         problem.said_here = True  # type: ignore[attr-defined]
         raise problem
-    raise FailedElsewhere(flags[first] == FOR_GOOD)
+    code, for_good = told[failed[0]]
+    raise FailedElsewhere(code, bool(for_good))

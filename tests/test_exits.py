@@ -1,0 +1,90 @@
+"""How a run ends: every cause has its exit code, and the README's table names a test for each."""
+
+from __future__ import annotations
+
+import re
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+import runs
+from data.errors import DataError
+from snapshot.errors import SnapshotError
+from snapshot.hub_errors import HubError, HubRefused, HubUnreachable
+from snapshot.signals import LAUNCHER_GONE, TIME_IS_OVER, WORKER_GONE, name_of
+from training.config import ConfigError
+from training.exits import OF_CAUSES, TrainingStopped, exit_code_of, is_lasting
+from training.launch import _code_for
+from training.together import FailedElsewhere
+
+README = (runs.ROOT / "README.md").read_text(encoding="utf-8")
+LOST = RuntimeError("[gloo] Connection closed by peer")
+
+
+@pytest.mark.parametrize(
+    ("cause", "code"),
+    [
+        (None, 0),
+        (signal.SIGUSR1, 75),
+        (TIME_IS_OVER, 75),
+        (LAUNCHER_GONE, 75),
+        (WORKER_GONE, 1),
+        (signal.SIGINT, 130),
+        (signal.SIGTERM, 143),
+        (signal.SIGHUP, 143),
+    ],
+)
+def test_what_asks_a_run_to_end_has_a_code(cause, code):
+    assert exit_code_of(cause) == code
+    assert cause is None or (cause in OF_CAUSES and name_of(cause))
+    assert set(OF_CAUSES.values()) == {1, 75, 130, 143}
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "again"),
+    [
+        (ConfigError("a key"), 2, False),
+        (DataError("a text"), 2, False),
+        (SnapshotError("a snapshot"), 2, False),
+        (HubRefused("a token"), 2, False),
+        (HubError("another repo"), 2, False),
+        (HubUnreachable("no answer"), 1, True),
+        (TrainingStopped("nan"), 1, False),
+        (ValueError("a bug"), 1, True),
+        (MemoryError(), 1, True),
+        (LOST, 1, True),
+        (FailedElsewhere(2, for_good=True), 2, False),
+        (FailedElsewhere(1, for_good=False), 1, True),
+    ],
+    ids=repr,
+)
+def test_an_error_has_a_code_and_ends_a_run_for_good_or_not(error, code, again):
+    assert _code_for(error, signals=None) == code
+    assert not isinstance(error, FailedElsewhere) or error.for_good != again
+    assert isinstance(error, FailedElsewhere) or is_lasting(error) != again
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "code"),
+    [
+        (signal.SIGTERM, LOST, 143),  # those that were told as well have left
+        (signal.SIGINT, LOST, 130),
+        (WORKER_GONE, LOST, 1),
+        (signal.SIGTERM, TrainingStopped("the disk is full"), 1),
+        (signal.SIGTERM, ValueError("a bug"), 1),
+        (None, LOST, 1),
+    ],
+)
+def test_the_first_cause_decides(asked, error, code):
+    assert _code_for(error, SimpleNamespace(asked=asked)) == code
+
+
+def test_the_readme_has_every_code_and_a_test_that_asserts_it():
+    rows = re.findall(r"^\| (\d+) \| .* \| (\w+): `(test_\w+)` \|$", README, flags=re.MULTILINE)
+    assert {int(code) for code, _, _ in rows} == {0, 1, 2, 75, 130, 143}
+    for code, file, name in rows:
+        text = (runs.ROOT / "tests" / f"{file}.py").read_text()
+        body = text[text.index(f"def {name}(") :].partition("\ndef test_")[0]
+        asserted = re.search(rf'(== |"){code}\b|CODES\[', body)
+        assert asserted, (code, name)

@@ -1,0 +1,169 @@
+"""`snapshot.resume=never` starts over once, not again at a requeue, and moves nothing but runs."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from test_snapshot import TOKENIZER, state_at, trained
+
+import hubs
+import runs
+from snapshot.errors import SnapshotError
+from snapshot.never import refuse_to_move
+from snapshot.resume import ATTEMPTS, note_attempt
+from snapshot.state import begin_snapshot
+from training import claim, start
+from training.compose import as_plain, load_config
+from training.config import Config
+
+STEPS = 100
+WORDS = ["snapshot.resume=never", f"train.max_steps={STEPS}"]
+
+
+@pytest.fixture(autouse=True)
+def begin(monkeypatch):
+    """Begin another attempt in this process."""
+
+    def attempt() -> None:
+        if claim._attempt.lock is not None:
+            claim._attempt.lock.release()
+        monkeypatch.setattr(claim, "_attempt", claim._Attempt())
+
+    monkeypatch.setattr(claim, "_attempt", claim._Attempt())
+    yield attempt
+    attempt()
+
+
+def config_of(run_dir: Path, *words: str) -> Config:
+    return load_config([*WORDS, f"run.dir={run_dir}", *words])
+
+
+def ended(config: Config, step: int, code: int | None) -> Path:
+    """The newest snapshot of a run that this configuration began, and that ended so."""
+    run_dir = Path(config.run.dir)
+    state = replace(state_at(step), config=as_plain(config))
+    rest = begin_snapshot(
+        run_dir / "snapshots", state, *trained(1), TOKENIZER.save, writer=True, piece_bytes=10**9
+    )
+    if code is not None:
+        (run_dir / "exit_code").write_text(f"{code}\n")
+    return rest()
+
+
+@pytest.mark.parametrize(
+    ("code", "step", "restarts", "resumes"),
+    [
+        (75, 7, 0, True),  # the time limit
+        (143, 7, 0, True),  # a preemption
+        (1, 7, 0, True),  # a crash
+        (None, 7, 0, True),  # a kill -9
+        (75, STEPS, 0, True),  # in its last upload
+        (0, STEPS, 0, False),  # done
+        (None, STEPS, 0, False),
+        (130, 7, 0, False),  # a person's Ctrl-C
+        (None, STEPS, 1, True),  # the launcher's restart of a run that failed at its very end
+    ],
+)
+def test_the_same_command_goes_on_with_the_run_that_it_began(
+    tmp_path, monkeypatch, capsys, code, step, restarts, resumes
+):
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
+    config = config_of(tmp_path / "run")
+    newest = ended(config, step, code)
+    claim.claim(tmp_path / "run")
+    found = start._chosen(config, here=True)
+    assert found.folder == (newest if resumes else None)
+    assert (tmp_path / "run.old-1").exists() != resumes
+    assert any("To start over all the same" in warning for warning in found.warnings) == resumes
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+@pytest.mark.parametrize(
+    "other", ["train.seed=0", "snapshot.resume=auto", "model.dropout=0.1", "run.grace_seconds=9"]
+)
+def test_a_run_that_other_words_began_is_moved_aside(tmp_path, monkeypatch, other, restarts):
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
+    run_dir = tmp_path / "run"
+    ended(config_of(run_dir, other), 7, 75)
+    claim.claim(run_dir)
+    assert start._chosen(config_of(run_dir), here=True).folder is None
+    assert (tmp_path / "run.old-1" / "snapshots" / "step-00000007").is_dir()
+
+
+def test_what_a_new_run_notes_is_in_its_own_folder(tmp_path):
+    run_dir = tmp_path / "run"
+    ended(config_of(run_dir), 7, 0)
+    claim.claim(run_dir)
+    start._chosen(config_of(run_dir), here=True)
+    note_attempt(run_dir, "new")
+    claim.note_exit(75)
+    assert (run_dir / ATTEMPTS).read_text() == "new\n"
+    assert (run_dir / "exit_code").read_text() == "75\n"
+    assert not (tmp_path / "run.old-1" / ATTEMPTS).exists()
+
+
+def test_a_run_behind_a_link_is_moved_and_the_link_leads_to_the_new_one(tmp_path, begin):
+    (tmp_path / "disk").mkdir()
+    link = tmp_path / "run"
+    link.symlink_to(tmp_path / "disk" / "target")
+    claim.claim(link)  # a link that leads nowhere yet
+    ended(config_of(link), 7, 0)
+    begin()
+    claim.claim(link)
+    start._chosen(config_of(link), here=True)
+    assert (tmp_path / "disk" / "target.old-1" / "snapshots" / "step-00000007").is_dir()
+    begin()
+    claim.claim(link)
+    assert link.is_symlink()
+    assert list((tmp_path / "disk" / "target" / "snapshots").iterdir()) == []
+
+
+def test_what_holds_more_than_a_run_is_not_moved(tmp_path, monkeypatch):
+    work = tmp_path / "home" / "work"
+    work.mkdir(parents=True)
+    monkeypatch.chdir(work)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "link").symlink_to(work)
+    kept = [".", "..", "../..", str(tmp_path / "link"), str(tmp_path / "home"), str(runs.ROOT)]
+    for run_dir in [*kept, str(runs.ROOT.parent), "/"]:
+        with pytest.raises(SnapshotError, match=r"would move run\.dir=.* aside, and .* with it"):
+            refuse_to_move(Path(run_dir))
+    for run_dir in ["run", "out/run", "../other", str(tmp_path / "home2")]:
+        refuse_to_move(Path(run_dir))
+
+
+def test_a_working_folder_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    alone = SimpleNamespace(
+        is_main_process=True,
+        is_local_main_process=True,
+        process_index=0,
+        device="cpu",
+        gather=lambda tensor: tensor,
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SnapshotError, match="and the working folder with it"):
+        start.claim_run_dir(alone, config_of(Path()))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_requeued_run_goes_on_from_its_repo_although_it_was_to_start_over(small, tmp_path, hub):
+    run_dir = tmp_path / "run"
+    words = [*small, *hubs.words(run_dir), "snapshot.resume=never", "train.max_steps=100"]
+    with runs.started(runs.command(*words), **hub.environment()) as process:
+        runs.wait_until(lambda: runs.newest_step(run_dir) >= 5, process)
+        process.send_signal(signal.SIGUSR1)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 75, errors
+    reached = hubs.step_of(hub)
+    assert reached >= 5
+    shutil.rmtree(run_dir)  # the next attempt is on another machine
+    again = runs.run(runs.command(*words), **hub.environment())
+    assert again.returncode == 0, again.stderr
+    assert f"step-{reached:08d}, fetched from" in again.stdout
+    assert "To start over all the same" in again.stdout
+    assert hubs.step_of(hub) == 100

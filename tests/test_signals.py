@@ -1,0 +1,180 @@
+"""The thread that handles signals: what each means, also with a terminal or a worker gone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+import runs
+from snapshot import signals
+from snapshot.signals import LAUNCHER_GONE, WORKER_GONE, Phase, Signals
+from training import launch
+from training.exits import exit_code_of
+
+# Without torch it is there in a tenth of a second.
+PROCESS = """
+import os, signal, sys, time
+sys.path.insert(0, {root!r})
+from snapshot.signals import Phase, Signals
+
+def leave(number, why):
+    os.write(1, f"{{number}} {{why}}\\n".encode())
+    if why != "an error":
+        os._exit(0)
+
+signals = Signals(0.3, leave)
+signals.phase = Phase.TRAINING
+print("ready", flush=True)
+time.sleep(30)
+"""
+
+
+def started(**options) -> subprocess.Popen:
+    """A process that would leave 0.3 seconds after a signal, and is ready for one."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROCESS.format(root=str(runs.ROOT))],
+        stdout=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def ignoring_hangup() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT])
+def test_each_signal_ends_a_run_in_order(number):
+    with started() as process:
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=10)
+    assert output.startswith(f"{int(number)} ")
+    assert "its grace time is over" in output
+
+
+def test_a_hangup_that_is_ignored_at_the_start_as_under_nohup_stays_ignored():
+    with started(preexec_fn=ignoring_hangup) as process:
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=10)
+    assert output.startswith(f"{int(signal.SIGTERM)} ")
+
+
+class Handler(Signals):
+    """One without a thread and without handlers: what it is told, it is told here."""
+
+    def __init__(self, phase: Phase, launcher: object = None) -> None:
+        self.phase, self.left = phase, []
+        self._grace, self._launcher, self._asked = 5.0, launcher, None
+        self._watched = launcher is not None
+        self._leave = lambda number, why: self.left.append((number, why))
+        self._reading, self._writing = os.pipe()
+
+    def tell(self, *numbers: int) -> None:
+        os.write(self._writing, bytes(numbers))
+        self._look()
+
+
+def parent(lives: bool = True, lost: bool = False, hands_on: bool = True) -> SimpleNamespace:
+    return SimpleNamespace(lives=lambda: lives, lost_a_worker=lambda: lost, hands_on=hands_on)
+
+
+@pytest.mark.parametrize(("lost", "code"), [(True, 1), (False, 143)])
+@pytest.mark.parametrize("phase", [Phase.NOTHING_BEGUN, Phase.TRAINING, Phase.UPLOADING])
+def test_sigterm_after_another_workers_death_is_a_failure_and_else_a_stop(phase, lost, code):
+    handler = Handler(phase, parent(lost=lost))
+    handler.tell(signal.SIGTERM)
+    cause = handler.left[0][0] if phase is Phase.NOTHING_BEGUN else handler.asked
+    assert exit_code_of(cause) == code
+    assert (cause == WORKER_GONE) == lost
+
+
+def test_a_worker_that_dies_after_the_run_was_told_to_stop_changes_nothing():
+    handler = Handler(Phase.TRAINING, parent(lost=True))
+    handler.tell(signal.SIGINT)
+    handler._launcher = parent(lost=True)
+    handler.tell(signal.SIGTERM)
+    assert handler.asked == signal.SIGINT
+
+
+@pytest.mark.parametrize(("hands_on", "code"), [(True, 75), (False, 143)])
+def test_a_launcher_that_could_have_said_so_did_not_tell_the_run_to_stop(
+    monkeypatch, hands_on, code
+):
+    monkeypatch.setattr(signals, "PARENT_SECONDS", 0.01)
+    handler = Handler(Phase.TRAINING, parent(lives=False, hands_on=hands_on))
+    handler._look()
+    assert exit_code_of(handler.asked) == code
+    assert (handler.asked == LAUNCHER_GONE) == hands_on
+
+
+def test_the_thread_outlives_whatever_goes_wrong_in_it(monkeypatch):
+    monkeypatch.setattr(signals, "PARENT_SECONDS", 0.01)
+    handler = Handler(Phase.TRAINING)
+    seen = []
+
+    def look():
+        seen.append(1)
+        if len(seen) < 3:
+            raise OSError("the terminal is gone")
+        raise SystemExit
+
+    handler._look = look
+    with pytest.raises(SystemExit):
+        handler._watch()
+    assert len(seen) == 3
+
+
+class Left(Exception):
+    """In the place of os._exit."""
+
+
+@pytest.fixture
+def left(monkeypatch):
+    """The codes that this process left with."""
+    codes = []
+
+    def leave(code):
+        codes.append(code)
+        raise Left
+
+    monkeypatch.setattr(launch.os, "_exit", leave)
+    monkeypatch.setattr(launch, "note_exit", lambda code: code)
+    return codes
+
+
+def test_a_signal_ends_a_run_whose_stderr_is_gone(left, monkeypatch):
+    reading, writing = os.pipe()
+    os.close(reading)
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(fileno=lambda: writing))
+    with pytest.raises(Left):
+        launch._end_by_signal(signal.SIGTERM, "SIGTERM, and its grace time is over")
+    assert left == [143]
+    os.close(writing)
+
+
+def test_a_signal_ends_a_run_whose_stderr_takes_nothing(left, monkeypatch):
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, bytes(4096))
+    os.set_blocking(writing, True)  # as a terminal that was stopped by Ctrl-S
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(fileno=lambda: writing))
+    monkeypatch.setattr(launch, "LAST_WORDS_SECONDS", 0.05)
+    begun = time.monotonic()
+    with pytest.raises(Left):
+        launch._end_by_signal(signal.SIGINT, "Ctrl-C again")
+    assert time.monotonic() - begun < 5
+    assert left == [130]
+    for end in (reading, writing):
+        os.close(end)
