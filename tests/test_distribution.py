@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
@@ -12,9 +13,10 @@ from accelerate.utils import DistributedType
 from accelerate.utils.launch import prepare_multi_gpu_env
 
 import runs
-from training import distribution
+from training import distribution, launcher
 from training.config import ConfigError
 from training.distribution import precision_here, refuse_broken_launch, settle_launch
+from training.launcher import Launcher
 
 TIMEOUT = timedelta(seconds=60)
 
@@ -226,6 +228,90 @@ def test_processes_that_do_not_see_each_other_are_refused(monkeypatch):
     with pytest.raises(ConfigError, match=r"started 2 processes, but each sees 1.*use_cpu: true"):
         refuse_broken_launch(alone)
     refuse_broken_launch(SimpleNamespace(num_processes=2, distributed_type=DistributedType.NO))
+
+
+@pytest.fixture
+def under_accelerate(monkeypatch, tmp_path):
+    """Make this process one that `accelerate launch` has started with these words."""
+
+    def launch(words: str, processes: int = 1, gpu: bool = False) -> None:
+        started_by = Launcher(psutil.Process(), ("accelerate", "launch", *words.split()))
+        monkeypatch.setattr(launcher, "launcher", lambda: started_by)
+        monkeypatch.setattr(launcher, "default_config_file", str(tmp_path / "none.yaml"))
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda: gpu)
+        monkeypatch.chdir(runs.ROOT)
+        if processes > 1:
+            monkeypatch.setenv("WORLD_SIZE", str(processes))
+
+    return launch
+
+
+MULTI_CPU = "distributed_type: MULTI_CPU\nnum_processes: 2\nnum_machines: 1\nuse_cpu: true\n"
+ALONE = {
+    "MULTI_CPU": (
+        "--config_file multi_cpu.yaml",
+        "num_processes: 2",
+        "distributed_type: MULTI_CPU",
+    ),
+    "NO": ("--config_file no.yaml", "num_processes: 2", "distributed_type: NO"),
+    "a flag": (
+        "--num_processes 2 --config_file accelerate_configs/cpu.yaml",
+        "num_processes: 2",
+        "distributed_type: NO",
+    ),
+    "a flag alone": ("--num_processes=2", "num_processes: 2", "without --multi_gpu"),
+    "machines": (
+        "--config_file accelerate_configs/ddp_multinode.yaml --machine_rank 1 --cpu",
+        "num_machines: 2 and num_processes: 8",
+        "--cpu",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_several_processes_of_which_accelerate_starts_one_are_refused(
+    under_accelerate, states, tmp_path, name
+):
+    words, told, kind = ALONE[name]
+    (tmp_path / "multi_cpu.yaml").write_text(MULTI_CPU)
+    (tmp_path / "no.yaml").write_text(MULTI_CPU.replace("MULTI_CPU", "'NO'"))
+    place = f"--config_file {tmp_path}/" if ".yaml" in words.split("/")[0] else "--config_file "
+    under_accelerate(f"{words.replace('--config_file ', place)} train.py train.max_steps=5")
+    (sentence,) = sentences(states)
+    assert f"{told}, but starts one process that trains alone" in sentence
+    assert f"({kind})" in sentence
+    assert "--num_machines 1 --num_processes 1" in sentence
+
+
+@pytest.mark.parametrize(
+    ("config", "processes"), [("single_gpu.yaml", 1), ("ddp.yaml", 4), ("fsdp_multinode.yaml", 8)]
+)
+def test_a_config_for_gpus_without_one_is_refused(under_accelerate, states, config, processes):
+    words = f"--config_file accelerate_configs/{config} train.py"
+    under_accelerate(words, processes)
+    (sentence,) = sentences(states)
+    assert "asks for GPUs" in sentence
+    assert "torch finds none" in sentence
+    under_accelerate(words, processes, gpu=True)
+    assert distribution._passed_over() == []
+
+
+@pytest.mark.parametrize(
+    ("words", "processes"),
+    [
+        ("train.py", 1),
+        ("--cpu train.py", 1),
+        ("--config_file accelerate_configs/single_gpu.yaml --cpu train.py", 1),
+        ("--config_file accelerate_configs/cpu.yaml train.py --num_processes=2", 1),
+        ("--config_file accelerate_configs/ddp_cpu.yaml train.py", 2),
+        ("--config_file accelerate_configs/fsdp_cpu.yaml --num_processes 3 train.py", 3),
+        ("--config_file accelerate_configs/none.yaml train.py", 1),  # accelerate says it
+        ("--no_such_option train.py", 1),
+    ],
+)
+def test_what_accelerate_honours_is_not_refused(under_accelerate, words, processes):
+    under_accelerate(words, processes)
+    assert distribution._passed_over() == []
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from model.gpt import GPT, Block
 from training.config import ConfigError
-from training.environment import asked, asked_precision, fsdp_asked, is_on, started_processes
+from training.environment import (
+    asked,
+    asked_precision,
+    fsdp_asked,
+    is_on,
+    launched,
+    started_processes,
+)
+from training.launcher import told_to_accelerate
 from training.peers import fresh_store
 
 BLOCK = Block.__name__
@@ -141,9 +149,32 @@ def offloads(accelerator: Accelerator) -> bool:
     return accelerator.is_fsdp2 and hasattr(accelerator.state.fsdp_plugin.cpu_offload, "pin_memory")
 
 
+def _passed_over() -> list[str]:
+    """A sentence for what `accelerate launch` was told and passes over without a word."""
+    told = told_to_accelerate()
+    if told is None:
+        return []
+    if not launched() and (told.processes > 1 or told.machines > 1):
+        return [
+            f"accelerate launch was told num_machines: {told.machines} and num_processes: "
+            f"{told.processes}, but starts one process that trains alone ({told.kind}). For "
+            "several write distributed_type: MULTI_GPU or FSDP, with use_cpu: true on CPUs, as "
+            "accelerate_configs/ddp_cpu.yaml has it; for one --num_machines 1 --num_processes 1."
+        ]
+    several = launched() and told.gpu_ids == "all"
+    wanted = several or any(name.strip().isdigit() for name in told.gpu_ids.split(","))
+    if wanted and not told.use_cpu and not is_on("ACCELERATE_USE_CPU") and on_cpu():
+        return [
+            f"{HERE} asks for GPUs ({told.kind}, gpu_ids: {told.gpu_ids}), and torch finds none. "
+            "Check the driver (nvidia-smi), and that torch is built for it. On CPUs take "
+            "accelerate_configs/cpu.yaml, ddp_cpu.yaml or fsdp_cpu.yaml."
+        ]
+    return []
+
+
 def _refused() -> list[str]:
     """A sentence for each entry of the accelerate config file that cannot be honoured."""
-    found = []
+    found = _passed_over()
     for name, kind in (
         ("ACCELERATE_USE_DEEPSPEED", "DEEPSPEED"),
         ("ACCELERATE_USE_MEGATRON_LM", "MEGATRON_LM"),
