@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import shutil
+import subprocess
 
 import runs
+from snapshot.__main__ import main
 
 
 def look(what: str, place: object):
@@ -59,3 +64,54 @@ def test_what_is_no_snapshot_gets_a_sentence(tmp_path):
     empty = look("verify", tmp_path)
     assert empty.returncode == 1
     assert "is no snapshot: it has no manifest.json" in empty.stderr
+
+
+def test_a_reader_that_leaves_gets_no_traceback(finished_run):
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as left:
+        result = subprocess.run(
+            [*runs.MODULE, "list", str(finished_run)],
+            stdout=left,
+            stderr=subprocess.PIPE,
+            cwd=runs.ROOT,
+            env=runs.environment(),
+            timeout=runs.DEADLINE_SECONDS,
+            check=False,
+        )
+    assert result.returncode == 141
+    assert result.stderr == b""
+
+
+def test_what_stands_in_a_snapshot_never_acts_on_the_terminal(finished_run, tmp_path, capsys):
+    folder = shutil.copytree(runs.snapshot(finished_run, 30), tmp_path / "step-00000030")
+    state = json.loads((folder / "state.json").read_text())
+    state["config"]["run"]["name"] = "\x1b]0;owned\x07\nsnapshot  fake: whole"
+    state["versions"] = {"torch\x1b[2J": "2\r"}
+    content = json.dumps(state).encode()
+    (folder / "state.json").write_bytes(content)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for entry in manifest["files"]:
+        if entry["path"] == "state.json":
+            entry.update(size=len(content), sha256=hashlib.sha256(content).hexdigest())
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert main(["verify", str(folder)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.replace("\n", "").isprintable()
+    assert r"run       \x1b]0;owned\x07\nsnapshot  fake: whole, " in shown
+    assert r"torch\x1b[2J 2\r" in shown
+
+
+def test_a_misspelled_path_is_not_asked_of_the_hub(finished_run, monkeypatch, capsys):
+    monkeypatch.chdir(finished_run.parent)
+    monkeypatch.setattr("snapshot.__main__.Hub", None)  # nobody is asked
+    for what in ("list", "verify"):
+        assert main([what, f"{finished_run.name}/none"]) == 2
+        assert "so the Hub is not asked" in capsys.readouterr().err
+
+
+def test_a_folder_without_snapshots_is_no_success(tmp_path, capsys):
+    (tmp_path / "notes.txt").write_text("nothing")
+    for what in ("list", "verify"):
+        assert main([what, str(tmp_path)]) == 1
+        assert "not whole: " in capsys.readouterr().err

@@ -1,0 +1,73 @@
+"""What the end of a run says about its repo on the Hub, whatever became of the uploads."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from data.errors import DataError
+from data.tables import hub_pieces
+from snapshot.behind import Fault, Uploaded
+from training.uploading import finish_uploads
+
+HTTP_503 = Fault("the Hub answers HTTP 503: maintenance", "HTTP 503")
+
+
+def said_at_the_end(tmp_path, status: Uploaded) -> str:
+    """What a run prints whose uploads stand so."""
+    lines: list[str] = []
+    console = SimpleNamespace(say=lines.append, warn=lambda text: lines.append(f"warning: {text}"))
+    uploads = SimpleNamespace(
+        needed=lambda: {tmp_path} if status.failure and not status.off else set(),
+        flush=lambda seconds, more: status.failure is None or status.off,
+        messages=list,
+        status=lambda: status,
+    )
+    config = SimpleNamespace(
+        hub=SimpleNamespace(repo_id="me/run", flush_seconds=1.0),
+        run=SimpleNamespace(dir=str(tmp_path)),
+    )
+    finish_uploads(console, config, uploads, SimpleNamespace(seconds_left=lambda: 1e9))
+    return lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "at_the_end"),
+    [
+        (Uploaded(30, 1.0, None, off=False), "hub at step 30, 0:01 old", "me/run has step 30"),
+        (
+            Uploaded(20, 90.0, HTTP_503, off=False),
+            "hub at step 20, 1:30 old, last error: HTTP 503",
+            "me/run has step 20, not the newest: the Hub answers HTTP 503: maintenance. The same",
+        ),
+        (
+            Uploaded(None, None, HTTP_503, off=False),
+            "hub has none yet, last error: HTTP 503",
+            "me/run has nothing yet: the Hub answers",
+        ),
+        (
+            Uploaded(None, None, HTTP_503, off=False, known=False),
+            "hub not reached yet, last error: HTTP 503",
+            "me/run was never reached: the Hub answers HTTP 503: maintenance. The same command",
+        ),
+        (
+            Uploaded(20, None, Fault("another attempt has it", "another"), off=True),
+            "hub at step 20, uploads off",
+            "me/run does not have this run's end: its uploads ended before",
+        ),
+    ],
+    ids=["done", "behind", "empty", "never reached", "fenced"],
+)
+def test_what_is_known_of_the_hub_is_said_and_no_more(tmp_path, status, words, at_the_end):
+    assert status.as_words() == words
+    assert at_the_end in said_at_the_end(tmp_path, status)
+
+
+def test_a_data_set_that_may_not_be_seen_names_the_login(monkeypatch):
+    def refuse(name: str) -> None:
+        raise ValueError(f"Dataset '{name}' doesn't exist on the Hub or cannot be accessed.")
+
+    monkeypatch.setattr("datasets.load_dataset_builder", refuse)
+    with pytest.raises(DataError, match=r"be accessed\. For a private one log in with `hf auth"):
+        hub_pieces("me/private", "text")
