@@ -188,7 +188,7 @@ def test_a_machine_that_loses_its_power_is_replaced_by_a_new_one(cluster, small,
         runs.wait_until(lambda: hubs.step_of(cluster.hub) >= 30, one, 120)
         second.kill()
         other.wait(timeout=30)
-        cluster.disks[1] = tmp_path / "an empty disk"
+        cluster.disks[1] = tmp_path / "empty_disk"
         second.boot()
         reached = runs.newest_step(cluster.run_dir)
         with start(second, said[2]) as successor:
@@ -221,7 +221,9 @@ def test_the_loop_of_the_readme_ends_done_whatever_fails_on_the_way(cluster, sma
     first, second = cluster.machines
     said = [tmp_path / "first said", tmp_path / "second said", tmp_path / "its successor said"]
 
-    def goes_on(loop) -> None:
+    def goes_on(loop, attempts: int) -> None:
+        begun = "machine   2 processes"
+        runs.wait_until(lambda: said[0].read_text().count(begun) == attempts, loop, 240)
         reached = hubs.step_of(cluster.hub)
         runs.wait_until(lambda: hubs.step_of(cluster.hub) >= reached + 40, loop, 240)
 
@@ -230,14 +232,14 @@ def test_the_loop_of_the_readme_ends_done_whatever_fails_on_the_way(cluster, sma
 
     with start(second, said[1]) as other:
         with start(first, said[0]) as one:
-            goes_on(one)
+            goes_on(one, attempts=1)
             kill_on(second, "worker")
-            goes_on(one)
+            goes_on(one, attempts=2)
             kill_on(first, "launcher")
-            goes_on(one)
+            goes_on(one, attempts=3)
             first.kill()
             one.wait(timeout=30)
-        cluster.disks[0] = tmp_path / "an empty disk"
+        cluster.disks[0] = tmp_path / "empty_disk"
         first.boot()
         first.lose()
         lost = time.monotonic()

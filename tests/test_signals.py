@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -63,7 +64,9 @@ def test_each_signal_ends_a_run_in_order(number):
 
 def test_a_hangup_that_is_ignored_at_the_start_as_under_nohup_stays_ignored():
     with started(preexec_fn=ignoring_hangup) as process:
-        process.send_signal(signal.SIGHUP)
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        (ignored,) = (line for line in status.splitlines() if line.startswith("SigIgn:"))
+        assert int(ignored.split()[1], 16) & 1 << signal.SIGHUP - 1
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=10)
     assert output.startswith(f"{int(signal.SIGTERM)} ")
