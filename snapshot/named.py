@@ -7,6 +7,7 @@ from pathlib import Path
 
 from snapshot.errors import SnapshotError
 from snapshot.hub import BRANCH, REPO_ID
+from snapshot.reading import visible
 
 PREFIX = "hf://"
 """Before a repo's name: it is one, whatever this disk holds."""
@@ -21,11 +22,11 @@ def named_repo(name: str) -> tuple[str, str] | None:
     asking the Hub could bring the model of whoever has the name `out` there.
     """
     match = NAMED_REPO.fullmatch(name)
-    if match is None or (match[1] is None and Path(name).exists()):
+    if match is None or (match[1] is None and visible(Path(name)).exists()):
         return None
     repo, revision = match[2], match[3] or BRANCH
     owner = repo.partition("/")[0]
-    if match[1] is None and Path(owner).exists():
+    if match[1] is None and visible(Path(owner)).exists():
         raise SnapshotError(
             f"there is no {name}, and {owner} is a folder or a file here, so the Hub is not asked. "
             f"Check the path; for the repo of that name on the Hub write {PREFIX}{name}."

@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -47,6 +47,13 @@ def readable(path: Path) -> Iterator[None]:
     except OSError as error:
         where = error.filename or path
         raise SnapshotError(f"{where} cannot be read: {error.strerror or error}") from error
+
+
+def visible(path: Path) -> Path:
+    """The path itself. Raises SnapshotError where nobody may look whether anything is there."""
+    with readable(path), suppress(FileNotFoundError, NotADirectoryError):
+        path.stat()
+    return path
 
 
 def names_in(folder: Path) -> set[str]:

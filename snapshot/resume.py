@@ -24,6 +24,7 @@ from snapshot.hub import Hub
 from snapshot.hub_errors import HubError, HubUnreachable
 from snapshot.named import named_repo
 from snapshot.never import GOES_ON, start_over, state_at_hand
+from snapshot.reading import visible
 from snapshot.start import Start
 from snapshot.state import RunState, check_snapshot, read_state
 from snapshot.store import Store, fetch_newest, newest_of_both
@@ -176,7 +177,7 @@ def folder_for_step(path: Path, step: int) -> Path:
 
 
 def _named_snapshot(resume: str, root: Path, timeout: float) -> Start:
-    path = Path(resume).expanduser()
+    path = visible(Path(resume).expanduser())
     repo = None if path.exists() else named_repo(resume)
     if not path.exists() and repo is None:
         raise SnapshotError(

@@ -1,0 +1,103 @@
+"""What lies in a snapshot's folder and is none of its files, and what may not be read."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from test_snapshot import trained, write
+
+from disks import as_anybody
+from snapshot.errors import SnapshotError
+from snapshot.files import newest_verified, snapshot_folders, written_whole
+from snapshot.named import named_repo
+from snapshot.resume import choose_start, newest_of
+from snapshot.state import check_snapshot
+
+OF_THE_SYSTEM = (".DS_Store", "._model.safetensors", "Thumbs.db", "desktop.ini", ".nfs0000000001a2")
+OTHERS = (".hidden", "DS_Store", "thumbs.db.exe", "model.pkl", "._", ".nfs", ".nfsx", "x.DS_Store")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """A run's folder with good snapshots of steps 1 and 2."""
+    run_dir = tmp_path_factory.mktemp("made")
+    for step in (1, 2):
+        write(run_dir / "snapshots", step, *trained(step))
+    return run_dir
+
+
+@pytest.fixture
+def run_dir(made, tmp_path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "run"))
+
+
+@pytest.mark.parametrize("name", OF_THE_SYSTEM)
+def test_what_file_managers_leave_in_a_snapshot_does_no_harm(run_dir, name):
+    for folder in snapshot_folders(run_dir / "snapshots"):
+        (folder / name).write_bytes(b"\0\0\0\1Bud1")
+        check_snapshot(folder)
+    (run_dir / "snapshots" / name).write_bytes(b"")
+    assert newest_of(run_dir).name == "step-00000002"
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_any_other_file_is_refused(run_dir, name):
+    folder = run_dir / "snapshots" / "step-00000002"
+    (folder / name).write_bytes(b"")
+    with pytest.raises(SnapshotError, match="is not in its manifest"):
+        check_snapshot(folder)
+
+
+def test_what_a_file_manager_leaves_while_it_is_written_is_no_part_of_it(tmp_path):
+    with written_whole(tmp_path, "step-00000001") as folder:
+        (folder / ".DS_Store").write_bytes(b"")
+        (folder / "state.json").write_text("{}")
+    assert ".DS_Store" not in (tmp_path / "step-00000001" / "manifest.json").read_text()
+
+
+@pytest.mark.parametrize(
+    "closed", [".", "manifest.json", "model.safetensors", "state.json", "tokenizer.json"]
+)
+def test_a_snapshot_that_may_not_be_read_is_passed_over_in_a_sentence(run_dir, closed):
+    (run_dir / "snapshots" / "step-00000002" / closed).chmod(0)
+    with as_anybody():
+        newest, faults = newest_verified(run_dir / "snapshots", check_snapshot)
+    assert newest == run_dir / "snapshots" / "step-00000001"
+    assert "cannot be read: Permission denied" in faults[0]
+
+
+@pytest.mark.parametrize("closed", [".", "snapshots"])
+def test_a_run_that_may_not_be_read_is_not_taken_for_one_without_snapshots(run_dir, closed):
+    (run_dir / closed).chmod(0)
+    with as_anybody():
+        for look in (choose_start, newest_of):
+            arguments = (run_dir, "auto") if look is choose_start else (run_dir,)
+            with pytest.raises(SnapshotError, match="snapshots cannot be read: Permission denied"):
+                look(*arguments)
+
+
+def test_a_path_that_may_not_be_looked_at_gets_a_sentence(run_dir, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_dir.chmod(0)
+    with as_anybody():
+        with pytest.raises(SnapshotError, match="snapshots cannot be read: Permission denied"):
+            choose_start(tmp_path / "new", str(run_dir / "snapshots"))
+        with pytest.raises(SnapshotError, match="run/snapshots cannot be read: Permission denied"):
+            named_repo("run/snapshots")
+
+
+def test_one_that_builds_the_same_snapshot_at_the_same_time_mixes_nothing_into_it(tmp_path):
+    """As two starts may, on a disk without locks."""
+
+    def build_both() -> None:
+        with written_whole(tmp_path, "step-00000001") as slow:
+            (slow / "state.json").write_text("slow")
+            with written_whole(tmp_path, "step-00000001") as fast:
+                (fast / "state.json").write_text("fast")
+            assert (slow / "state.json").read_text() == "slow"
+
+    build_both()
+    assert (tmp_path / "step-00000001" / "state.json").read_text() == "slow"
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
