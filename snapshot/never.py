@@ -15,6 +15,8 @@ from snapshot.start import Start
 from snapshot.state import STATE, RunState, read_state
 from snapshot.store import Store, begin_in
 
+METRICS = "metrics.jsonl"
+"""In a run's directory: its steps so far."""
 GOES_ON = (
     "this same command began the run with snapshot.resume=never, and it has not ended: it resumes. "
     "To start over all the same, name another run.name, or move {run_dir} away and name another "
@@ -63,7 +65,7 @@ def start_over(run_dir: Path, root: Path, store: Store | None) -> Start:
     begun = Start(None, None, "")
     if store is not None:
         begun = begin_in(store)
-    if not (run_dir / "metrics.jsonl").exists() and not snapshot_folders(root):
+    if not (run_dir / METRICS).exists() and not snapshot_folders(root):
         return replace(begun, reason="the beginning, as snapshot.resume=never asks")
     place = run_dir.resolve()  # through a link: it is the folder that moves, and is made anew
     number = 1

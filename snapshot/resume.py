@@ -23,7 +23,7 @@ from snapshot.files import (
 from snapshot.hub import Hub
 from snapshot.hub_errors import HubError, HubUnreachable
 from snapshot.named import named_repo
-from snapshot.never import GOES_ON, start_over, state_at_hand
+from snapshot.never import GOES_ON, METRICS, start_over, state_at_hand
 from snapshot.reading import visible
 from snapshot.start import Start
 from snapshot.state import RunState, check_snapshot, read_state
@@ -222,8 +222,34 @@ def _own_newest(root: Path, store: Store | None, here: bool) -> Start:
             "moved aside, not deleted)."
         )
     if local.folder is None:
+        if here and has_steps(root.parent):
+            local = replace(local, warnings=(*local.warnings, _without_snapshots(root)))
         return replace(local, reason="the beginning: no snapshot yet")
     return local
+
+
+def has_steps(run_dir: Path) -> bool:
+    """Whether a run has taken steps in its directory, whatever became of its snapshots."""
+    with suppress(OSError):
+        return (run_dir / METRICS).stat().st_size > 0
+    return False
+
+
+def _without_snapshots(root: Path) -> str:
+    """A warning for a run with steps and no snapshot, as one killed before its first leaves it.
+
+    Raises SnapshotError where not even their folder is there: it is made before the first step.
+    """
+    if not root.exists():
+        raise SnapshotError(
+            f"{root.parent} has the {METRICS} of a run, but its snapshots are gone: there is no "
+            f"{root}. Restore that from a copy, or start over with snapshot.resume=never (what is "
+            "there is moved aside, not deleted)."
+        )
+    return (
+        f"{root.parent / METRICS} has steps, but {root} has no snapshot: the run begins again at "
+        "step 1."
+    )
 
 
 def note_attempt(run_dir: Path, attempt_id: str) -> None:

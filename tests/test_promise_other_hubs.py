@@ -9,9 +9,6 @@ test_hub_servers.py.
 from __future__ import annotations
 
 import pytest
-
-import loopback_deviations
-from loopback_hub import LoopbackHub
 from test_promise_hub_faults import (  # noqa: F401 - pytest collects them here, with this file's hub
     test_takeover_replaces_what_another_run_has_there,
 )
@@ -20,6 +17,9 @@ from test_promise_hub_resume import (  # noqa: F401
     test_a_new_run_begins_from_a_repo,
     test_sample_speaks_from_a_repo,
 )
+
+import loopback_deviations
+from loopback_hub import LoopbackHub
 
 
 @pytest.fixture

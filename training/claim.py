@@ -10,7 +10,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from data.locks import acquired, file_lock
-from snapshot.resume import snapshots_in
+from snapshot.resume import has_steps, snapshots_in
 from training.config import ConfigError
 from training.environment import first_on_its_machine
 from training.output import say_error
@@ -56,7 +56,9 @@ def claim(run_dir: Path) -> None:
     folder = Path(os.path.realpath(run_dir))
     lock = file_lock(folder / LOCK)
     try:
-        snapshots_in(folder).mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        if not has_steps(folder):  # else that they are gone must be seen
+            snapshots_in(folder).mkdir(exist_ok=True)
         if not _acquire(lock, run_dir):
             say_error(
                 f"warning: run.dir={run_dir} is on a file system without locks: nothing keeps a "
