@@ -20,6 +20,11 @@ from training.pretend import DTYPES, Shape
 
 EXIT_NOTHING_FITS = 1
 EXIT_USER_MISTAKE = 2
+PEAK_IN = {
+    "evaluation": "in the evaluation",
+    "sampling": "in the sample",
+    "snapshot": "while a snapshot is written (snapshot.piece_bytes lowers it)",
+}
 BYTES_ON_DISK = 12
 """Of a parameter in a snapshot: the weight and AdamW's two moments, float32."""
 
@@ -41,7 +46,7 @@ def main(arguments: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USER_MISTAKE
     model = GPTConfig(options.vocab_size, config.data.block_size, **vars(config.model))
-    found = candidates(model, shape, options.machines)
+    found = candidates(model, shape, options.machines, config.snapshot.piece_bytes)
     share, asked = (
         config.train.global_batch_size // options.processes,
         config.train.micro_batch_size,
@@ -106,15 +111,26 @@ def print_plan(
     print(_table(fits))
     print()
     print(
-        "Tensors are counted in a traced update. They are not all there at once: the peak is less\n"
-        "than their sum. 'Outside' is an estimate: context, workspaces, communication, fragments."
+        "Tensors are counted in a traced update, evaluation and sample, and for a snapshot. They are\n"
+        "not all there at once: the peak is less than their sum. 'Outside' is an estimate: context,\n"
+        "workspaces, communication, fragments."
     )
     for row in fits:
+        if row.peak_in != "update":
+            print(
+                f"{row.strategy.name} has its peak {PEAK_IN[row.peak_in]}: an update takes "
+                f"{row.peaks['update'] / GIB:.2f}."
+            )
         if row.on_cpu:
             print(
                 f"{row.strategy.name} keeps weights, gradients and optimizer, "
                 f"{row.on_cpu / GIB:.2f} GiB a process, in the machine's memory."
             )
+    if writer := max(row.writer for row in fits):
+        print(
+            f"The main process needs {writer / GIB:.2f} GiB of the machine's memory to write a "
+            f"snapshot (snapshot.piece_bytes={config.snapshot.piece_bytes})."
+        )
     snapshot = parameters * BYTES_ON_DISK / 1e9
     kept, hub = config.snapshot.keep, config.hub
     print(

@@ -3,8 +3,9 @@
 accelerate launch [options] benchmarks/measured.py FOLDER key=value ...
 
 Writes FOLDER/<process>.json: bytes of weights, gradients and optimizer state that the process
-holds; the peak of tensor bytes in the third step and after, counted as they come and go; and what
-writing snapshots added to tensor bytes and to the process's resident memory.
+holds; the peak of tensor bytes in the third step and after, and in each phase of it, counted as
+they come and go; and what writing snapshots added to tensor bytes and to the process's resident
+memory. Of a sample there are the last characters only, which take the most.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from collections import defaultdict
 from pathlib import Path
 
 import psutil
+import torch
 from accelerate import Accelerator
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import train
+from model.generate import generate
 from training import saving
 from training.launch import run_command
 from training.ledger import LiveBytes
@@ -34,6 +37,15 @@ def local_bytes(tensors) -> int:
         local.numel() * local.element_size()
         for local in (getattr(tensor, "_local_tensor", tensor) for tensor in tensors)
     )
+
+
+def last_characters(accelerator, model, *_, **__) -> str:
+    """The end of a sample, where the context is full and slides."""
+    length = model.config.block_size - 1
+    prompt = torch.zeros(1, length, dtype=torch.int64, device=accelerator.device)
+    for _ in generate(model, prompt, 4, temperature=0.8, top_k=200):
+        pass
+    return ""
 
 
 class HighWater:
@@ -63,35 +75,44 @@ def main(config, signals) -> int:
         return clip(accelerator, parameters, *rest)
 
     def measured_reseed(seed, step, process):
-        tracker.place = ("step", step)
+        tracker.place = ("update", step)
         reseed(seed, step, process)
+
+    def in_phase(phase, work):
+        """`work`, what it allocates and frees being of this phase."""
+
+        def worked(*rest, **named):
+            before = tracker.place
+            tracker.place = (phase, before[1])
+            try:
+                return work(*rest, **named)
+            finally:
+                tracker.place = before
+
+        return worked
 
     def measured_begin(its, *rest, **named):
         optimizer = its._optimizer
         states = [tensor for state in optimizer.state.values() for tensor in state.values()]
         found["optimizer"] = local_bytes(states)
-        before = tracker.place
-        tracker.place = ("snapshot",)
         water = HighWater()
         begin(its, *rest, **named)
         found["snapshots"].append({"before": water.before, "added": water.added()})
-        tracker.place = before
 
     Accelerator.clip_grad_norm_ = measured_clip
-    train.reseed, Saving.begin = measured_reseed, measured_begin
+    train.reseed, Saving.begin = measured_reseed, in_phase("snapshot", measured_begin)
+    train.held_out_loss = in_phase("evaluation", train.held_out_loss)
+    train.sample_text = in_phase("sampling", last_characters)
     saving.available_memory = lambda: 0  # so that it is written here, where its tensors are counted
-    train.sample_text = lambda *_, **__: ""  # hundreds of passes that are not measured
     with tracker:
         code = train.main(config, signals)
-    by_place = defaultdict(list)
+    totals = defaultdict(list)
     for total, place in zip(tracker.ledger.totals(), tracker.ledger.places, strict=False):
-        by_place[place].append(int(total.sum()))
-    found["peak"] = max(
-        max(totals)
-        for place, totals in by_place.items()
-        if place[:1] == ("step",) and place[1] >= FIRST_MEASURED
-    )
-    found["tensors_added"] = max(by_place["snapshot",]) - by_place["snapshot",][0]
+        if place and place[1] >= FIRST_MEASURED:
+            totals[place[0]].append(int(total.sum()))
+    found["peaks"] = {phase: max(of_it) for phase, of_it in totals.items()}
+    found["peak"] = max(found["peaks"].values())
+    found["tensors_added"] = found["peaks"]["snapshot"] - totals["snapshot"][0]
     (folder / f"{found['process']}.json").write_text(json.dumps(found))
     return code
 

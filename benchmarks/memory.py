@@ -1,6 +1,6 @@
 """Memory, measured in real processes on this CPU, beside what plan.py says.
 
-python benchmarks/memory.py plan     the peak of tensor bytes, predicted and counted
+python benchmarks/memory.py plan     the peak of tensor bytes, predicted and counted, by phase
 python benchmarks/memory.py shards   what each process keeps, and what a snapshot adds to it
 """
 
@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from model.gpt import GPTConfig  # noqa: E402
 from training.compose import load_config  # noqa: E402
+from training.fits import Candidate, Strategy  # noqa: E402
 from training.pretend import Shape  # noqa: E402
 from training.survey import survey  # noqa: E402
 
@@ -57,7 +58,7 @@ def measured(
 
 
 def short_run(model: str, block: int, micro: int, processes: int, *more: str) -> list[str]:
-    """Four steps of two micro-batches, and as little as possible beside them."""
+    """Four steps of two micro-batches; an evaluation, a sample and a snapshot after the last."""
     return [
         f"model={model}",
         f"data.block_size={block}",
@@ -73,8 +74,8 @@ def short_run(model: str, block: int, micro: int, processes: int, *more: str) ->
 
 def compare_with_plan(folder: Path) -> None:
     print("| model | context | micro-batch | strategy | precision | checkpointing ", end="")
-    print("| plan, MB | counted, MB | plan / counted |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("| plan, MB | counted, MB | plan / counted: update | evaluation | sample | snapshot |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
     cases = [
         ("tiny", 64, 12, 1, "no", False),
         ("tiny", 64, 12, 1, "bf16", False),
@@ -95,14 +96,23 @@ def compare_with_plan(folder: Path) -> None:
         if processes > 1:
             kinds = [("DDP", "ddp_cpu.yaml", 1), ("FSDP", "fsdp_cpu.yaml", processes)]
         for name, config, shards in kinds:
-            sizes = load_config(overrides).model
+            loaded = load_config(overrides)
+            model_config = GPTConfig(VOCABULARY, block, **vars(loaded.model))
             shape = Shape("cpu", precision, processes, shards)
-            planned = survey(GPTConfig(VOCABULARY, block, **vars(sizes)), shape).peak(micro, True)
+            planned = Candidate(
+                Strategy(name, config, shape),
+                model_config,
+                survey(model_config, shape),
+                loaded.snapshot.piece_bytes,
+            ).peaks(micro, True)
             found = measured(folder, config, processes, overrides, precision)
-            counted = max(process["peak"] for process in found)
+            counted = {
+                phase: max(process["peaks"][phase] for process in found) for phase in planned
+            }
             strategy = name if processes == 1 else f"{name} on {processes}"
             cells = [model, block, micro, strategy, precision, "yes" if checkpointing else "no"]
-            cells += [f"{planned / MB:.1f}", f"{counted / MB:.1f}", f"{planned / counted:.4f}"]
+            cells += [f"{max(peaks.values()) / MB:.1f}" for peaks in (planned, counted)]
+            cells += [f"{planned[phase] / counted[phase]:.4f}" for phase in planned]
             print("| " + " | ".join(map(str, cells)) + " |", flush=True)
 
 

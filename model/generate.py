@@ -14,6 +14,10 @@ from torch import Tensor
 from model.gpt import GPT, KeyValueCache
 
 
+class BrokenModel(ValueError):
+    """A model from whose weights no text can be drawn; the message is a sentence."""
+
+
 def next_token_probabilities(
     logits: Tensor, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
 ) -> Tensor:
@@ -69,6 +73,8 @@ def generate(
 
     Under FSDP every process must call this, with the same arguments. The model is evaluated without
     dropout and left in the mode it came in.
+
+    Raises BrokenModel where logits are not finite, and ValueError as `next_token_probabilities`.
     """
     assert prompt.size(1) > 0, "the prompt needs at least one token"
     generator = torch.Generator().manual_seed(seed)  # on the CPU: the same text on every device
@@ -80,6 +86,11 @@ def generate(
         cache = KeyValueCache(model.config.n_layer)
         logits = model(text, cache=cache)[:, -1]  # (B, V)
         for drawn in range(new_tokens):
+            if not logits.isfinite().all():
+                raise BrokenModel(
+                    f"the model gives no numbers that a token can be drawn from, after {drawn} "
+                    "tokens: its weights are not finite, or far too large. Take an earlier snapshot."
+                )
             probabilities = next_token_probabilities(logits, temperature, top_k, top_p)
             token = torch.multinomial(probabilities.cpu(), 1, generator=generator).to(text.device)
             yield token[:, 0]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from model.generate import generate, next_token_probabilities
+from model.generate import BrokenModel, generate, next_token_probabilities
 from model.gpt import GPT, GPTConfig
 
 V, BLOCK = 17, 8
@@ -214,3 +214,30 @@ def test_the_model_is_left_in_the_mode_it_came_in(model, training, end):
         assert torch.is_grad_enabled()
     finally:
         model.eval()
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.0}, {"top_k": 3, "top_p": 0.9}])
+@pytest.mark.parametrize("weight", [float("nan"), float("inf"), -float("inf"), 3e38])
+def test_weights_that_are_broken_get_a_sentence(weight, settings):
+    """Also where the most likely token is taken, which an argmax would give for anything."""
+    torch.manual_seed(0)
+    broken = GPT(GPTConfig(vocab_size=V, block_size=BLOCK, n_layer=1, n_head=1, n_embd=4))
+    with torch.no_grad():
+        broken.transformer.h[0].mlp.c_proj.weight.fill_(weight)
+        broken.transformer.h[0].mlp.c_fc.weight.fill_(1.0)
+        broken.transformer.h[0].mlp.c_fc.bias.fill_(1.0)
+
+    with pytest.raises(BrokenModel, match=r"after 0 tokens: its weights are not finite, or far"):
+        tokens_of(broken, prompt_of(3), 5, **settings)
+    assert broken.training
+
+
+def test_weights_that_break_later_are_named_where_they_do(model):
+    """A position that only the sixth token sees."""
+    broken = GPT(model.config)
+    broken.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        broken.transformer.wpe.weight[7] = torch.nan
+
+    with pytest.raises(BrokenModel, match="after 5 tokens"):
+        tokens_of(broken, prompt_of(3), 20)

@@ -5,21 +5,30 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.utils.operations import ConvertOutputsToFp32
 from torch import nn
 
 import runs
+from model.generate import generate
 from model.gpt import GPT, GPTConfig
+from snapshot.state import RunState, begin_snapshot
 from training.config import OptimConfig
-from training.fits import GIB, Candidate, candidates, strategies
+from training.evaluation import held_out_loss
+from training.fits import GIB, Candidate, Strategy, candidates, strategies
 from training.ledger import LiveBytes
 from training.optimizer import adamw
-from training.pretend import DTYPES, Shape, traced_update
+from training.pretend import DTYPES, Shape, traced_phases
+from training.sampling import CHARACTERS
 from training.survey import survey
 
 TINY = GPTConfig(103, 64, n_layer=4, n_head=4, n_embd=128)
+PIECE = 100_000
+"""snapshot.piece_bytes: less than a snapshot."""
 CLAIM = ["data.block_size=1024", "train.global_batch_size=64", "--vocab-size", "50257"]
 TWO_OF_24 = [*CLAIM, "--processes", "2", "--memory", "24", "--json"]
 
@@ -28,10 +37,14 @@ def plan(*words: str) -> subprocess.CompletedProcess:
     return runs.run([sys.executable, str(runs.ROOT / "plan.py"), *words])
 
 
-def counted_update(config: GPTConfig, batch: int, precision: str) -> int:
-    """The peak of a real update of two micro-batches, after one that made the optimizer's state."""
+def counted_phases(config: GPTConfig, batch: int, precision: str, folder: Path) -> dict[str, int]:
+    """The peak of each phase of a real run: an update of two micro-batches, after one that made the
+    optimizer's state, an evaluation, a sample and a snapshot."""
     torch.manual_seed(0)
     model = GPT(config)
+    if precision != "no":  # as accelerate does it
+        autocast = torch.autocast("cpu", DTYPES[precision])
+        model.forward = ConvertOutputsToFp32(autocast(model.forward))
     optimizer = adamw(model, OptimConfig(), torch.device("cpu"))
     ids = torch.randint(config.vocab_size, (batch, config.block_size))
     tracker = LiveBytes()
@@ -40,27 +53,53 @@ def counted_update(config: GPTConfig, batch: int, precision: str) -> int:
         for update in range(2):
             tracker.place = ("update", update)
             for _ in range(2):
-                with torch.autocast("cpu", DTYPES[precision], enabled=precision != "no"):
-                    loss = model(ids, ids)
+                loss = model(ids, ids)
                 (loss.float() / 2).backward()
                 del loss
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
-    totals = tracker.ledger.totals().sum(axis=1)
-    places = tracker.ledger.places
-    return max(int(t) for t, place in zip(totals, places, strict=True) if place == ("update", 1))
+        tracker.place = ("evaluation", 1)
+        held_out_loss(Accelerator(cpu=True), model, [(ids, ids)])
+        tracker.place = ("sampling", 1)
+        for _ in generate(model, ids[:1, :5], CHARACTERS):
+            pass
+        tracker.place = ("snapshot", 1)
+        state = RunState("", "", 1, 0, 0, None, {}, {})
+        rest = lambda _: None  # noqa: E731
+        begin_snapshot(folder, state, model, optimizer, rest, writer=True, piece_bytes=PIECE)()
+    found: dict[str, int] = {}
+    for total, place in zip(tracker.ledger.totals(), tracker.ledger.places, strict=True):
+        if place[1:] == (1,):
+            found[place[0]] = max(found.get(place[0], 0), int(total.sum()))
+    return found
+
+
+def planned_phases(config: GPTConfig, batch: int, shape: Shape) -> dict[str, float]:
+    strategy = Strategy("", "", shape)
+    return Candidate(strategy, config, survey(config, shape), PIECE).peaks(batch, True)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_the_predicted_peak_is_the_one_of_a_real_update(dropout, precision, checkpointing):
+def test_the_predicted_peak_is_the_one_of_a_real_run(dropout, precision, checkpointing, tmp_path):
+    """In each phase."""
     config = GPTConfig(103, 64, 3, 4, 64, dropout, checkpointing)
-    predicted = survey(config, Shape("cpu", precision)).peak(3, accumulating=True)
-    counted = counted_update(config, 3, precision)
-    print(f"predicted {predicted / 1e6:.3f} MB, counted {counted / 1e6:.3f} MB")
+    predicted = planned_phases(config, 3, Shape("cpu", precision))
+    counted = counted_phases(config, 3, precision, tmp_path)
+    print(f"{predicted} bytes predicted, {counted} counted")
     assert predicted == pytest.approx(counted, rel=0.01)
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 4])
+def test_a_large_vocabulary_is_planned_for_in_every_phase(micro_batch_size, tmp_path):
+    """Where an evaluation once took more than an update; of one sequence a sample takes more."""
+    config = GPTConfig(5003, 64, 1, 2, 16)
+    predicted = planned_phases(config, micro_batch_size, Shape("cpu", "bf16"))
+    counted = counted_phases(config, micro_batch_size, "bf16", tmp_path)
+    assert predicted == pytest.approx(counted, rel=0.01)
+    assert counted["evaluation"] < counted["update"]
 
 
 @pytest.mark.parametrize(
@@ -73,14 +112,15 @@ def test_a_deep_model_needs_what_its_shallow_traces_say(device, processes, shard
     shape = Shape(device, "bf16", processes, shards)
     surveyed = survey(config, shape)
     for batch in (1, 8):
-        traced = traced_update(config, batch, shape).ledger.totals().sum(axis=1).max()
-        assert surveyed.peak(batch, accumulating=True) == pytest.approx(traced, rel=5e-3)
+        traced = traced_phases(config, batch, shape).ledger.totals().sum(axis=1).max()
+        peak = max(surveyed.peaks(batch, accumulating=True).values())
+        assert peak == pytest.approx(traced, rel=5e-3)
 
 
-def test_activation_checkpointing_lowers_the_counted_peak():
+def test_activation_checkpointing_lowers_the_counted_peak(tmp_path):
     config = GPTConfig(103, 128, 6, 4, 64, 0.1)
     smaller = GPTConfig(103, 128, 6, 4, 64, 0.1, activation_checkpointing=True)
-    peaks = [counted_update(shape, 8, "no") for shape in (config, smaller)]
+    peaks = [counted_phases(shape, 8, "no", tmp_path)["update"] for shape in (config, smaller)]
     print(f"counted peaks: {peaks[0] / 1e6:.1f} MB without, {peaks[1] / 1e6:.1f} MB with")
     assert peaks[1] < 0.5 * peaks[0]
 
@@ -89,12 +129,13 @@ def test_activation_checkpointing_lowers_the_counted_peak():
     ("config", "processes", "shards"), [("cpu.yaml", 1, 1), ("fsdp_cpu.yaml", 2, 2)]
 )
 def test_the_predicted_peak_is_the_one_of_train_py(small, tmp_path, config, processes, shards):
-    """Of the real program under the real launcher, counted in each process."""
+    """In each phase of the real program under the real launcher, counted in each process."""
     sizes = ["model.n_layer=3", "model.n_embd=64", "data.block_size=64"]
     words = runs.launch_command(runs.rehearsal(config, tmp_path, processes), *small, *sizes)
     words[words.index(str(runs.ROOT / "train.py"))] = str(runs.ROOT / "benchmarks" / "measured.py")
     words.insert(words.index(str(runs.ROOT / "benchmarks" / "measured.py")) + 1, str(tmp_path))
-    result = runs.run([*words, "train.micro_batch_size=2", f"run.dir={tmp_path / 'run'}"])
+    words += ["train.micro_batch_size=2", f"snapshot.piece_bytes={PIECE}"]
+    result = runs.run([*words, f"run.dir={tmp_path / 'run'}"])
     assert result.returncode == 0, result.stderr
     found = [json.loads((tmp_path / f"{n}.json").read_text()) for n in range(processes)]
     assert [process["processes"] for process in found] == [processes] * processes
@@ -102,10 +143,11 @@ def test_the_predicted_peak_is_the_one_of_train_py(small, tmp_path, config, proc
         (tmp_path / "run" / "snapshots" / "step-00000030" / "config.json").read_text()
     )
     model = GPTConfig(vocabulary["vocab_size"], 64, 3, 2, 64)
-    surveyed = survey(model, Shape("cpu", "no", processes, shards))
-    counted = max(process["peak"] for process in found)
-    print(f"{surveyed.peak(2, True) / 1e6:.3f} MB predicted, {counted / 1e6:.3f} MB counted")
-    assert surveyed.peak(2, accumulating=True) == pytest.approx(counted, rel=0.1)
+    shape = Shape("cpu", "no", processes, shards)
+    surveyed, predicted = survey(model, shape), planned_phases(model, 2, shape)
+    counted = {phase: max(one["peaks"][phase] for one in found) for phase in predicted}
+    print(f"{predicted} bytes predicted, {counted} counted")
+    assert predicted == pytest.approx(counted, rel=0.1)
     for kind in ("parameters", "gradients", "optimizer"):
         assert surveyed.largest(kind, 2, True) == pytest.approx(found[0][kind], rel=0.01)
 

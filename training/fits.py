@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from functools import cache
 
 from model.gpt import GPTConfig
+from training.config import SnapshotConfig
 from training.ledger import KINDS
 from training.pretend import DTYPES, Shape
 from training.survey import Survey, survey
+from training.written import written
 
 GIB = 2**30
+KEPT = ("parameters", "optimizer")
+"""What a process keeps between updates."""
 KEPT_ON_CPU = ("parameters", "gradients", "optimizer")
 """What offloading takes out of the GPU's memory."""
 MOST_SEQUENCES = 4096
@@ -49,10 +53,16 @@ class Fit:
     """The most at once of what travels between processes."""
     peak: float
     """The most of all that is in the memory asked about, at once: no more than their sum."""
+    peaks: dict[str, float]
+    """The same, in each phase of a run."""
+    peak_in: str
+    """The phase that has it."""
     outside: float
     """Beside tensors; an estimate."""
     on_cpu: float
     """What offloading keeps in the machine's memory instead."""
+    writer: float
+    """What the main process needs of a GPU's machine's memory to write a snapshot."""
     sent: float
     """Bytes that a process sends in a step."""
     largest_micro_batch: int
@@ -87,11 +97,14 @@ def strategies(shape: Shape, machines: int) -> Iterator[Strategy]:
 class Candidate:
     """A strategy with the survey of a model under it."""
 
-    def __init__(self, strategy: Strategy, config: GPTConfig, surveyed: Survey) -> None:
+    def __init__(
+        self, strategy: Strategy, config: GPTConfig, surveyed: Survey, piece_bytes: int
+    ) -> None:
         self.strategy = strategy
         self.config = config
         self.surveyed = surveyed
         self.elsewhere = KEPT_ON_CPU if strategy.offload else ()
+        self.written = written(config, strategy.shape, piece_bytes, strategy.offload)
 
     def outside(self, sequences: int) -> float:
         """Bytes beside the traced tensors: an estimate."""
@@ -110,9 +123,22 @@ class Candidate:
             beside += _largest_group(config) / shape.shards * (width + 4)
         return beside
 
+    def peaks(self, sequences: int, accumulating: bool) -> dict[str, float]:
+        """Bytes of tensors in the memory asked about, at most, in each phase of a run."""
+        shape = self.strategy.shape
+        # DDP's gradients stay in the buckets that they are sent from.
+        kept = KEPT if shape.processes == 1 or shape.shards > 1 else (*KEPT, "gradients")
+        resting = sum(
+            self.surveyed.largest(kind, sequences, accumulating)
+            for kind in kept
+            if kind not in self.elsewhere
+        )
+        traced = self.surveyed.peaks(sequences, accumulating, self.elsewhere)
+        return {**traced, "snapshot": resting + self.written.on_device}
+
     def needed(self, sequences: int, accumulating: bool) -> float:
         """Bytes of the memory asked about, at a micro-batch."""
-        return self.surveyed.peak(sequences, accumulating, self.elsewhere) + self.outside(sequences)
+        return max(self.peaks(sequences, accumulating).values()) + self.outside(sequences)
 
     def largest(self, memory: float) -> int:
         """The largest micro-batch that fits, also while gradients accumulate."""
@@ -122,23 +148,32 @@ class Candidate:
         """What it needs at this micro-batch, and whether that is at most `memory` bytes."""
         micro, accumulating, found = micro_batch_size, accumulation > 1, self.surveyed
         most = {kind: found.largest(kind, micro, accumulating) for kind in KINDS}
+        peaks = self.peaks(micro, accumulating)
         return Fit(
             self.strategy,
             **most,
-            peak=found.peak(micro, accumulating, self.elsewhere),
+            peak=max(peaks.values()),
+            peaks=peaks,
+            peak_in=max(peaks, key=peaks.__getitem__),
             outside=self.outside(micro),
             on_cpu=sum(most[kind] for kind in self.elsewhere),
+            writer=self.written.on_host,
             sent=found.sent(accumulation),
             largest_micro_batch=self.largest(memory),
             fits=self.needed(micro, accumulating) <= memory,
         )
 
 
-def candidates(config: GPTConfig, shape: Shape, machines: int) -> list[Candidate]:
+def candidates(
+    config: GPTConfig,
+    shape: Shape,
+    machines: int,
+    piece_bytes: int = SnapshotConfig.piece_bytes,
+) -> list[Candidate]:
     """All strategies that there are, surveyed: the fastest first, then by what they need."""
     surveyed = cache(survey)  # offloading is FSDP, kept elsewhere
     return [
-        Candidate(strategy, config, surveyed(config, strategy.shape))
+        Candidate(strategy, config, surveyed(config, strategy.shape), piece_bytes)
         for strategy in strategies(shape, machines)
     ]
 

@@ -129,7 +129,9 @@ class LiveBytes(TorchDispatchMode):
                 self.traffic[self.place[:2], word] += sum(t.nbytes for t in tensors)
 
     def _see(self, tensor: Tensor, kind: str) -> Lifetime:
-        storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
+        held = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
+        # The result of a collective operation on its way wraps the tensor that there is.
+        storage = getattr(held, "elem", held).untyped_storage()
         key = storage._cdata
         if key in self._known:
             return self._known[key][1]

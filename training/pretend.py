@@ -1,4 +1,4 @@
-"""One update of a model on fake tensors: all of its allocations, none of its memory or arithmetic.
+"""The phases of a run on fake tensors: all of their allocations, none of the memory or arithmetic.
 
 The real model, the real optimizer and the real wrapping of DDP and FSDP, as process 0 of a group
 that is only pretended and talks to nobody. So that no GPU is needed, all of it happens on fake CPU
@@ -25,11 +25,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import model.gpt
-from model.gpt import GPT, GPTConfig
+from model.gpt import GPT, GPTConfig, KeyValueCache
 from training.config import OptimConfig
 from training.distribution import BLOCK, REPLICATION, in_mixed_precision, keeps_gradients
 from training.ledger import LiveBytes
 from training.optimizer import adamw
+from training.sampling import CHARACTERS
 
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CUDA_GRANULE = 512
@@ -48,10 +49,12 @@ class Shape:
     """Processes that share one copy of the model: 1 is DDP, all of them FSDP, between is hybrid."""
 
 
-def traced_update(config: GPTConfig, micro_batch_size: int, shape: Shape) -> LiveBytes:
-    """The ledger of one update of two micro-batches (as good as more), after an earlier one.
+def traced_phases(config: GPTConfig, micro_batch_size: int, shape: Shape) -> LiveBytes:
+    """The ledger of one update of two micro-batches (as good as more), after an earlier one, and of
+    the evaluation and the sample that follow it.
 
-    Places are ("start" | "forward" | "head" | "backward", micro-batch, layer) and ("update",).
+    Places are ("start" | "forward" | "head" | "backward", phase, layer) and ("update",), the phase
+    being the number of a micro-batch, "evaluation" or "sampling".
     """
     half = shape.precision != "no"
     tracker = LiveBytes(CUDA_GRANULE if shape.device == "cuda" else 1)
@@ -85,15 +88,45 @@ def traced_update(config: GPTConfig, micro_batch_size: int, shape: Shape) -> Liv
                 tracker.place = ("start", micro)
                 quiet = micro == 0 and isinstance(model, DistributedDataParallel)
                 with model.no_sync() if quiet else contextlib.nullcontext():  # type: ignore
-                    with torch.autocast("cpu", DTYPES[shape.precision], enabled=half):
-                        loss = model(ids, ids)
+                    loss = _forward(model, shape, ids, ids)
                     (loss.float() / 2).backward()
                 del loss
             tracker.place = ("update",)
             nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=not keeps_gradients(model))
+            with torch.no_grad():
+                model.eval()
+                tracker.place = ("start", "evaluation")
+                _forward(model, shape, ids, ids)
+                tracker.place = ("start", "sampling")
+                _sample(bare, shape)
     return tracker
+
+
+def _forward(model: nn.Module, shape: Shape, *inputs: Tensor, **options: Any) -> Tensor:
+    """Under autocast, which lets go of its copies of the weights when the pass is over."""
+    with torch.autocast("cpu", DTYPES[shape.precision], enabled=shape.precision != "no"):
+        result: Tensor = model(*inputs, **options)
+    return result
+
+
+def _sample(model: GPT, shape: Shape) -> None:
+    """The last characters of a sample, as `model.generate` draws them: those take the most."""
+    config, dtype = model.config, DTYPES[shape.precision]
+    held = min(config.block_size, CHARACTERS) - 1
+    size = (1, config.n_head, held, config.n_embd // config.n_head)
+    cache = KeyValueCache(config.n_layer)
+    for layer in range(config.n_layer if held else 0):
+        cache.extend(layer, torch.empty(size, dtype=dtype), torch.empty(size, dtype=dtype))
+    window = torch.zeros(1, config.block_size, dtype=torch.int64)
+    logits = _forward(model, shape, window[:, :1], cache=cache)
+    if config.block_size <= CHARACTERS:  # the window slides, and the cache stays as it is
+        for _ in range(2):  # while the logits of the character before are still there
+            logits = _forward(model, shape, window)
+            if shape.shards == 1:
+                logits = logits.float()  # by accelerate
+    del logits
 
 
 def _follow(blocks: list[nn.Module], tracker: LiveBytes) -> None:

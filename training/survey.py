@@ -1,8 +1,9 @@
-"""What one update of a model needs, for any number of layers and sequences, of four small traces.
+"""What a run of a model needs, for any number of layers and sequences, of four small traces.
 
-Every allocation of an update is proportional to the layers, the sequences, both or neither. So the
-total after each event is known for every model of a width once it is known for two depths and two
-micro-batches; the peak is the largest of them. It is not extrapolated itself: it moves.
+Every allocation of an update, an evaluation or a sample is proportional to the layers, the
+sequences, both or neither. So the total after each event is known for every model of a width once
+it is known for two depths and two micro-batches; the peak is the largest of them. It is not
+extrapolated itself: it moves.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ import numpy as np
 
 from model.gpt import GPTConfig
 from training.ledger import KINDS, LiveBytes, Place
-from training.pretend import Shape, traced_update
+from training.pretend import Shape, traced_phases
 
 EDGE = 2
 """Layers at either end that may differ from those between: FSDP gathers the next one ahead."""
 SHALLOW, DEEP = 2 * EDGE + 1, 2 * EDGE + 2
 SIZES = (2, 3)
 """Sequences traced; a single one takes other kernels now and then."""
+
+PHASES = ("update", "evaluation", "sampling")
+"""Of a run, as far as they are traced."""
 
 ByPlace = dict[Place, np.ndarray]
 """Live bytes (events, kinds) at the places that models of every depth have."""
@@ -37,6 +41,8 @@ class Survey:
     per_sequence: np.ndarray
     first: np.ndarray
     """Which events there are also without accumulation (events,)."""
+    phases: np.ndarray
+    """Of each event, one of `PHASES` (events,)."""
     gathered: tuple[float, float]
     """Bytes of collective operations: in all micro-batches but the last, and in the last."""
 
@@ -45,12 +51,14 @@ class Survey:
         totals = self.base + micro_batch_size * self.per_sequence
         return totals if accumulating else totals[self.first]
 
-    def peak(
+    def peaks(
         self, micro_batch_size: int, accumulating: bool, elsewhere: tuple[str, ...] = ()
-    ) -> float:
-        """The largest total of the kinds that are not kept elsewhere, in bytes."""
-        here = [number for number, kind in enumerate(KINDS) if kind not in elsewhere]
-        return float(self.totals(micro_batch_size, accumulating)[:, here].sum(axis=1).max())
+    ) -> dict[str, float]:
+        """The largest total in each phase, of the kinds that are not kept elsewhere, in bytes."""
+        here = [kind not in elsewhere for kind in KINDS]
+        totals = self.totals(micro_batch_size, accumulating)[:, here].sum(axis=1)
+        phases = self.phases if accumulating else self.phases[self.first]
+        return {phase: float(totals[phases == phase].max()) for phase in PHASES}
 
     def largest(self, kind: str, micro_batch_size: int, accumulating: bool) -> float:
         """The most that there ever is of one kind, in bytes."""
@@ -68,7 +76,7 @@ def survey(config: GPTConfig, shape: Shape) -> Survey:
     layers = config.n_layer
     few = (layers, layers) if layers <= DEEP else (SHALLOW, DEEP)
     corners = {
-        (depth, size): traced_update(replace(config, n_layer=depth), size, shape)
+        (depth, size): traced_phases(replace(config, n_layer=depth), size, shape)
         for depth in set(few)
         for size in SIZES
     }
@@ -83,8 +91,14 @@ def survey(config: GPTConfig, shape: Shape) -> Survey:
             [_sent(corners[depth, SIZES[0]], shape, micro) for depth in few] for micro in (0, 1)
         )
     ]
-    first = np.array([place[0] == "update" or place[1] == 0 for place in places])
-    return Survey(shape, 3 * two - 2 * three, three - two, first, (sent[0], sent[1]))
+    phases = np.array([_phase(place) for place in places])
+    first = np.array([place[1:2] != (1,) for place in places])  # all but the second micro-batch
+    return Survey(shape, 3 * two - 2 * three, three - two, first, phases, (sent[0], sent[1]))
+
+
+def _phase(place: Place) -> str:
+    """Of `PHASES`."""
+    return place[1] if place[1:2] in (("evaluation",), ("sampling",)) else "update"
 
 
 def _at_common_places(trace: LiveBytes, depth: int, edge: int) -> ByPlace:
@@ -93,14 +107,18 @@ def _at_common_places(trace: LiveBytes, depth: int, edge: int) -> ByPlace:
     Between the ends totals only rise or only fall from layer to layer, so none is the largest.
     """
     events: dict[Place, list[np.ndarray]] = defaultdict(list)
-    for place, totals in zip(trace.ledger.places, trace.ledger.totals(), strict=True):
+    totals = trace.ledger.totals()
+    # Births alone: a peak is always one, and what dies between two of them dies in any order, such
+    # as autocast's copies of the weights.
+    for lifetime in trace.ledger.lifetimes:
+        place, total = trace.ledger.places[lifetime.born], totals[lifetime.born]
         if place and place[0] in ("forward", "backward"):
             name, micro, layer = place
             if edge <= layer < depth - edge:
                 continue
             place = (name, micro, layer if layer < edge else layer - depth)
         if place:
-            events[place].append(totals)
+            events[place].append(total)
     return {place: np.stack(totals) for place, totals in events.items()}
 
 
