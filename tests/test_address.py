@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
 import pytest
 
+import hubs
+import runs
 from data.address import without_secrets
 
 
@@ -33,3 +38,44 @@ def test_users_passwords_and_queries_are_removed(text, shown):
 )
 def test_what_holds_no_secret_is_left_alone(text):
     assert without_secrets(text) == text
+
+
+@pytest.fixture
+def address(text_file):
+    """The text behind an address that takes any query."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def __init__(self, *arguments):
+            super().__init__(*arguments, directory=str(text_file.parent))
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/{text_file.name}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_run_stores_shows_and_uploads_no_token_and_resumes_with_another(
+    small, tmp_path, hub, address
+):
+    words = [word for word in small if not word.startswith("data.")]
+    words += ["data.block_size=16", f"data.cache_dir={tmp_path / 'cache'}"]
+    for steps, token in ((2, "mysecret1"), (4, "mysecret2")):
+        result = runs.train(
+            *words,
+            *hubs.words(tmp_path / "run", f"train.max_steps={steps}"),
+            f'data.source="{address}?token={token}&x=1"',
+            **hub.environment(),
+        )
+        assert result.returncode == 0, result.stderr
+        assert "mysecret" not in result.stdout + result.stderr
+    assert f"{address}?***: " in result.stdout
+    assert "changed   data.source" not in result.stdout
+    assert hubs.step_of(hub) == 4
+    for path in tmp_path.rglob("*"):
+        assert "mysecret" not in str(path)
+        assert path.is_dir() or b"mysecret" not in path.read_bytes(), path

@@ -177,6 +177,8 @@ def test_an_unknown_key_names_the_nearest(key, nearest):
         "data.source='a\udcff.txt'",
         "data.source=a\udcff.txt",
         "run.dir=é",
+        "run.dir='a\x1b[31mb'",
+        "data.cache_dir='a\u202eb'",
         "train.max_steps=é",
         "epochs=é",
         "--config-name=x",

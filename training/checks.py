@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from data.printable import printable
 from model.gpt import ACTIVATIONS
 from training.config import TEXT_KEYS, Config
 
@@ -62,14 +63,16 @@ def problems(config: Config) -> list[str]:
         need(number is None or number <= most, key, f"must be at most {most}{remark}")
     for key in TEXT_KEYS:
         text = _value(config, key)
-        need(text is None or is_storable(text), key, "has bytes that are no text in UTF-8")
-    for key in NEVER_EMPTY:
-        text = _value(config, key)
-        need(text.strip() != "", key, "is empty")
-        if key != "run.dir" or text != f"out/{config.run.name}":  # or it would be said twice
+        if text is None or (key == "run.dir" and text == f"out/{config.run.name}"):
+            continue  # made from run.name, whose mistakes it has
+        need(is_storable(text), key, "has bytes that are no text in UTF-8")
+        if key in NEVER_EMPTY:
+            need(text.strip() != "", key, "is empty")
             need("://" in text or _is_path(text), key, TOO_LONG)
-        if key != "run.name":
+        if key in NEVER_EMPTY and key != "run.name":
             need(_has_home(text), key, f"names the home of a user who is not here: write ./{text}")
+        if key in ("data.cache_dir", "run.name", "run.dir"):
+            need(printable(text) == text, key, "has control characters: a terminal may act on them")
     data, model, optim = config.data, config.model, config.optim
     need(0 < data.val_fraction <= 0.5, "data.val_fraction", "must be above 0 and at most 0.5")
     need(0 <= model.dropout < 1, "model.dropout", "must be at least 0 and below 1")

@@ -18,6 +18,9 @@ Train a GPT:
   model=tiny|baby|gpt2|gpt2_medium|gpt2_large|gpt2_xl    a preset of sizes and learning rates
   experiment=shakespeare_char|shakespeare_char_cpu       a preset of a whole run
   --show                                                 print the configuration and stop
+
+A text with letters beyond ASCII, or with one of , = ( ) [ ] { } ' " # ; & ~, has quotes of its own
+inside those of the shell: 'data.source="naïve text (1).txt"'.
 """
 
 
