@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from model.gpt import GPT, GPTConfig, parameter_count
 from runs import ROOT
 from training.checks import RANGES, problems
-from training.compose import all_keys, as_flat, as_plain, as_yaml, load_config
+from training.compose import all_keys, as_flat, as_plain, as_yaml, load_config, run_dir_of
 from training.config import TEXT_KEYS, ConfigError, TrainConfig, accumulation_steps
 from training.help import key_rows
 from training.hints import ALIASES, OF_THE_LAUNCHER, quoted
@@ -327,6 +327,12 @@ def test_a_home_folder_is_meant_by_a_tilde(monkeypatch):
     config = load_config(["run.dir='~/runs/a'", "data.cache_dir='~'"])
     assert (config.run.dir, config.data.cache_dir) == ("/home/me/runs/a", "/home/me")
     assert load_config(["run.dir='./~/a'"]).run.dir == "./~/a"
+    assert str(run_dir_of(["run.dir='~/a'", "train.max_stepz=5"])) == "/home/me/a"
+
+
+def test_the_run_s_folder_is_known_whatever_else_is_wrong():
+    for mistake in ("optim.weight_decay=" + "9" * 401, "optim.betas=[[0.9],1]", "--steps", "é"):
+        assert str(run_dir_of(["run.dir=mine", mistake])) == "mine"
 
 
 def test_the_secrets_of_an_address_are_not_in_what_is_stored_and_are_no_change():

@@ -69,8 +69,8 @@ def run_dir_of(arguments: Sequence[str]) -> Path | None:
     """`run.dir` as those of the arguments that can be used say it; None where they do not."""
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         try:
-            return Path(_composed_of_sound(arguments, []).run.dir)
-        except (HydraException, OmegaConfBaseException, ValueError):
+            return Path(_at_home(_composed_of_sound(arguments, []).run.dir))
+        except (*BAD_VALUE, ValueError):
             return None
 
 
