@@ -94,6 +94,7 @@ def _whole(
 def _prepare(
     opened: Source, val_fraction: float, folder: Path, threads: int, progress: Progress
 ) -> Prepared:
+    progress.doing(f"preparing {opened.name}")
     from data.prepare import build  # with `datasets`, which a prepared text does without
 
     progress.doing(f"waiting for another process that prepares {opened.name}")

@@ -8,6 +8,8 @@ process its share (`split_batches=True`). So the order never depends on how many
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -111,6 +113,8 @@ def window_loader(
 
     `pinned` puts them into page-locked memory, from which a GPU fetches them while it computes.
     """
+    if workers:
+        atexit.register(_end_workers)
     return DataLoader(
         windows,
         batch_sampler=batches,
@@ -131,6 +135,18 @@ def _leave_signals_to_the_run(worker: int) -> None:
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
+
+
+def _end_workers() -> None:
+    """End the workers of a process that is about to exit.
+
+    An error's traceback can still hold their loader. Python then sends them SIGTERM, which they
+    ignore, and would wait for them for ever.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler takes their end for an error
+    for child in multiprocessing.active_children():
+        if child.daemon:
+            child.kill()
 
 
 def _as_it_is(batch: Any) -> Any:  # torch says: of a list of rows

@@ -78,7 +78,10 @@ def load_prepared(folder: Path, verify: bool, progress: Progress) -> Prepared:
 
 
 def _read(folder: Path) -> Prepared:
-    info = CorpusInfo(**json.loads((folder / INFO).read_text(encoding="utf-8")))
+    try:
+        info = CorpusInfo(**json.loads((folder / INFO).read_text(encoding="utf-8")))
+    except TypeError as error:  # it is no object, or has other keys
+        raise Damaged(f"{INFO} does not say what it should") from error
     tokenizer = CharTokenizer.load(folder)
     tokens = TokenStream.from_arrow(folder / TOKENS)
     for number in (info.characters, info.documents, info.split):

@@ -1,6 +1,8 @@
 """Windows of a stream of tokens, and the batches of training and of evaluation."""
 
 import os
+import subprocess
+import sys
 from itertools import pairwise
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -233,3 +235,33 @@ def test_workers_load_the_same_batches():
     for (inputs, targets), (same_inputs, same_targets) in zip(alone, helped, strict=True):
         assert torch.equal(inputs, same_inputs)
         assert torch.equal(targets, same_targets)
+
+
+HELD_AT_THE_END = """
+import numpy as np
+from data.loader import HeldOutBatches, Windows, window_loader
+from data.stream import TokenStream
+
+def main():
+    windows = Windows(TokenStream([np.arange(99, dtype=np.uint8)]), 8, -100)
+    batches = iter(window_loader(windows, HeldOutBatches([0, 8, 16, 24] * 9, 2), workers=2))
+    next(batches)
+    def held():  # as the frames of a traceback hold each other
+        return batches, held
+    raise SystemExit(7)
+
+main()
+"""
+
+
+def test_a_process_that_ends_with_workers_at_work_does_not_wait_for_them():
+    """They ignore the SIGTERM with which Python would end them."""
+    result = subprocess.run(
+        [sys.executable, "-c", HELD_AT_THE_END],
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert (result.returncode, result.stderr) == (7, "")
