@@ -129,11 +129,12 @@ def window_loader(
 def _leave_signals_to_the_run(worker: int) -> None:
     """A worker ends when the run does.
 
-    A Ctrl-C and a scheduler's signals reach every process; the run then finishes its step, and
-    needs its workers for it. Forked, they would also write into the run's own wake-up pipe.
+    A Ctrl-C, a scheduler's signals and the end of a terminal reach every process; the run then
+    finishes its step, and needs its workers for it. Forked, they would also write into the run's
+    own wake-up pipe.
     """
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
 

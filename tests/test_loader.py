@@ -1,6 +1,7 @@
 """Windows of a stream of tokens, and the batches of training and of evaluation."""
 
 import os
+import signal
 import subprocess
 import sys
 from itertools import pairwise
@@ -22,11 +23,13 @@ from data.loader import (
     HeldOutBatches,
     StepBatches,
     Windows,
+    _leave_signals_to_the_run,
     held_out_starts,
     window_loader,
 )
 from data.order import BlockOrder
 from data.stream import TokenStream
+from snapshot.signals import TAKEN
 
 IGNORED = -100
 LENGTHS = [2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 16, 17, 18, 31, 32, 33, 34, 100, 101]
@@ -235,6 +238,15 @@ def test_workers_load_the_same_batches():
     for (inputs, targets), (same_inputs, same_targets) in zip(alone, helped, strict=True):
         assert torch.equal(inputs, same_inputs)
         assert torch.equal(targets, same_targets)
+
+
+def test_a_worker_ignores_every_signal_that_the_run_takes(monkeypatch):
+    ignored = {}
+    monkeypatch.setattr(signal, "signal", ignored.__setitem__)
+    monkeypatch.setattr(signal, "set_wakeup_fd", lambda descriptor: None)
+    _leave_signals_to_the_run(worker=0)
+
+    assert ignored == dict.fromkeys(TAKEN, signal.SIG_IGN)
 
 
 HELD_AT_THE_END = """
