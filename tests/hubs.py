@@ -35,6 +35,7 @@ def lead_here(hub: LoopbackHub, monkeypatch) -> None:
     template = hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", not hub.deviations.no_xet)
     assert get_token() == hub.default_token
 

@@ -295,3 +295,39 @@ def test_every_request_of_a_start_ends_at_the_run_s_own_timeout(hub, finished_ru
         choose_start(finished_run.parent / "fourth", hubs.REPO, timeout=0.5)
     assert time.monotonic() - started < 30  # not the 60 of a Hub that nobody told
     assert fault.hits == 1
+
+
+IN_THE_DOCS = {
+    "whoami": "`GET /api/whoami-v2`",
+    "create": "`POST /api/repos/create`",
+    "info": "`GET /api/models/{id}/revision/{revision}`",
+    "tree": "`GET /api/models/{id}/tree/{commit}?recursive=true`",
+    "resolve-head": "`HEAD /{id}/resolve/{commit}/{path}`",
+    "resolve-get": "`GET` and `HEAD /{id}/resolve/{commit}/{path}`",
+    "blob-get": "downloads",
+    "preupload": "`POST /api/models/{id}/preupload/{branch}`",
+    "batch": "`POST /{id}.git/info/lfs/objects/batch`",
+    "put": "`PUT` to the addresses that it answers",
+    "verify": "`verify` address",
+    "validate-yaml": "`POST /api/validate-yaml`",
+    "commit": "`POST /api/models/{id}/commit/{branch}`",
+    "squash": "`POST /api/models/{id}/super-squash/{branch}`",
+    "unknown": "`GET /api/models/{id}/xet-write-token/{branch}`",
+}
+
+
+@pytest.mark.parametrize("hub", [Deviations(no_xet=True)], indirect=True)
+def test_what_is_asked_of_a_server_stands_in_the_docs(hub, finished_run, tmp_path):
+    newest_of_both(store(), None, None, tmp_path / "run", ())
+    uploads = uploader(squash_every=1)
+    uploads.offer(runs.snapshot(finished_run, 30), Card("# 30\n"))
+    assert uploads.flush(30)
+    remote = look_at(Hub(hubs.REPO, 5.0))
+    fetch(remote, remote.folders()[0], tmp_path)
+    asked = {one.endpoint for one in hub.requests}
+    assert asked == set(IN_THE_DOCS)
+    unknown = {one.path for one in hub.requests if one.endpoint == "unknown"}
+    assert unknown == {f"/api/models/{hubs.REPO}/xet-write-token/main"}
+    docs = (runs.ROOT / "docs" / "hub.md").read_text()
+    for endpoint in asked:
+        assert IN_THE_DOCS[endpoint] in docs, endpoint
