@@ -29,13 +29,12 @@ from training.console import Console, computed_on
 from training.distribution import (
     REPLICATION,
     keeps_gradients,
-    on_cpu,
     precision_here,
     refuse_broken_launch,
     settle_launch,
     settle_precision,
 )
-from training.environment import fsdp_asked
+from training.environment import fsdp_asked, on_cpu
 from training.evaluation import held_out_loss
 from training.exits import EXIT_DONE
 from training.launch import known_tracker, run_command

@@ -76,7 +76,10 @@ def choose_start(
         state = state_at_hand(root, store, here)
         if state is None or not is_same_start(state):
             return start_over(run_dir, root, store)
-        own = _own_newest(root, store, here)
+        try:
+            own = _own_newest(root, store, here)
+        except SnapshotError:  # nothing of it is whole: from the beginning it comes to the same
+            return start_over(run_dir, root, store)
         return replace(own, warnings=(GOES_ON.format(run_dir=run_dir), *own.warnings))
     own = _own_newest(root, store, here)
     if resume == "auto":

@@ -13,7 +13,7 @@ from accelerate.utils import DistributedType
 from accelerate.utils.launch import prepare_multi_gpu_env
 
 import runs
-from training import distribution, launcher
+from training import distribution, launcher, refusals
 from training.config import ConfigError
 from training.distribution import precision_here, refuse_broken_launch, settle_launch
 from training.launcher import Launcher
@@ -293,7 +293,7 @@ def test_a_config_for_gpus_without_one_is_refused(under_accelerate, states, conf
     assert "asks for GPUs" in sentence
     assert "torch finds none" in sentence
     under_accelerate(words, processes, gpu=True)
-    assert distribution._passed_over() == []
+    assert refusals._passed_over() == []
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_a_config_for_gpus_without_one_is_refused(under_accelerate, states, conf
 )
 def test_what_accelerate_honours_is_not_refused(under_accelerate, words, processes):
     under_accelerate(words, processes)
-    assert distribution._passed_over() == []
+    assert refusals._passed_over() == []
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from training import claim, start
 from training.compose import as_plain, load_config
 from training.config import Config
 
-STEPS = 100
+STEPS = 9
 WORDS = ["snapshot.resume=never", f"train.max_steps={STEPS}"]
 
 
@@ -48,7 +48,7 @@ def ended(config: Config, step: int, code: int | None) -> Path:
     run_dir = Path(config.run.dir)
     state = replace(state_at(step), config=as_plain(config))
     rest = begin_snapshot(
-        run_dir / "snapshots", state, *trained(1), TOKENIZER.save, writer=True, piece_bytes=10**9
+        run_dir / "snapshots", state, *trained(step), TOKENIZER.save, writer=True, piece_bytes=10**9
     )
     if code is not None:
         (run_dir / "exit_code").write_text(f"{code}\n")
@@ -90,6 +90,14 @@ def test_a_run_that_other_words_began_is_moved_aside(tmp_path, monkeypatch, othe
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
     run_dir = tmp_path / "run"
     ended(config_of(run_dir, other), 7, 75)
+    claim.claim(run_dir)
+    assert start._chosen(config_of(run_dir), here=True).folder is None
+    assert (tmp_path / "run.old-1" / "snapshots" / "step-00000007").is_dir()
+
+
+def test_a_run_of_which_nothing_is_whole_starts_over(tmp_path):
+    run_dir = tmp_path / "run"
+    (ended(config_of(run_dir), 7, 75) / "model.safetensors").unlink()
     claim.claim(run_dir)
     assert start._chosen(config_of(run_dir), here=True).folder is None
     assert (tmp_path / "run.old-1" / "snapshots" / "step-00000007").is_dir()

@@ -7,8 +7,7 @@ import shutil
 from accelerate.utils import TorchDynamoPlugin
 
 from training.config import Config
-from training.distribution import on_cpu
-from training.environment import asked, is_on, started_processes
+from training.environment import asked, is_on, on_cpu, started_processes
 
 WORTH_COMPILING = 5e15
 """Operations of a process from which on compiling is won back.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import torch
+
 
 def asked(name: str, default: str = "") -> str:
     """A value that `accelerate launch` hands on from its config file."""
@@ -64,6 +66,15 @@ def restarts_left() -> int:
 def launcher_patience() -> float:
     """Seconds after a signal in which the launcher kills its processes; infinite without one."""
     return float(asked("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")) if launched() else float("inf")
+
+
+def on_cpu() -> bool:
+    """Whether this process computes on the CPU: there is no GPU, or its config file says so.
+
+    Which the launcher tells a process that is the only one; to hide GPUs from several, a config
+    file needs `gpu_ids`, as accelerate_configs/ddp_cpu.yaml has it.
+    """
+    return is_on("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
 
 
 def cores() -> int:

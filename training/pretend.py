@@ -27,9 +27,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import model.gpt
 from model.gpt import GPT, GPTConfig, KeyValueCache
 from training.config import OptimConfig
-from training.distribution import BLOCK, REPLICATION, in_mixed_precision, keeps_gradients
+from training.distribution import REPLICATION, in_mixed_precision, keeps_gradients
 from training.ledger import LiveBytes
 from training.optimizer import adamw
+from training.refusals import BLOCK
 from training.sampling import CHARACTERS
 
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

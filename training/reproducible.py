@@ -11,7 +11,8 @@ from accelerate import Accelerator
 from torch import nn
 from torch.optim import Optimizer
 
-from training.distribution import keeps_gradients, on_cpu
+from training.distribution import keeps_gradients
+from training.environment import on_cpu
 
 
 def reseed(seed: int, step: int, process: int) -> None:
