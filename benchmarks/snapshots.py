@@ -2,12 +2,16 @@
 
     python benchmarks/snapshots.py disk [--every 100] [--pairs 4] [--precision bf16]
     python benchmarks/snapshots.py hub [--pairs 4] [--steps 60]
+    python benchmarks/snapshots.py history [--pairs 9] [--shape small]
+    python benchmarks/snapshots.py verify [--pairs 9] [--shape large]
 
 `disk`: a run that writes a snapshot every so many steps beside one that writes none, in turns of as
 many steps; and what a run says of how long one holds it, and how long it takes to be on the disk.
 `--every 10 --pairs 30` measures closely what one costs: long turns of a machine differ by more.
 `hub`: a run with a loopback Hub that takes its time, beside the same run without; both write a
 snapshot every 20 steps. The time is that of the loop, snapshots included.
+`history`: what a snapshot and a resume take after 100, 10,000 and 1,000,000 steps. `verify`: what
+looking at a snapshot's numbers adds to hashing its files.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ from common import (
     save,
     spread,
 )
+from history import histories, verifications
 from turns import ours, take_turns
 
 EVERY = 20
@@ -140,15 +145,19 @@ def on_disk(options: argparse.Namespace) -> None:
 def main() -> None:
     """Print a line for each pair, and the medians."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("kind", choices=("disk", "hub"))
+    parser.add_argument("kind", choices=("disk", "hub", "history", "verify"))
     parser.add_argument("--pairs", type=int, default=4)
     parser.add_argument("--steps", type=int, default=60, help="of a run beside a Hub")
     parser.add_argument("--every", type=int, default=100, help="steps between two, on disk")
     parser.add_argument("--precision", default="no", choices=("no", "bf16"))
+    parser.add_argument("--shape", default="small", choices=SHAPES, help="of history and verify")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     print(as_words(machine()))
-    if options.kind == "disk":
+    if options.kind in ("history", "verify"):
+        measure = histories if options.kind == "history" else verifications
+        measure(options.pairs, options.shape)
+    elif options.kind == "disk":
         on_disk(options)
     else:
         beside_a_hub(options)

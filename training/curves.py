@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -65,24 +66,21 @@ def draw_curves(records: list[Record], title: str, path: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _averaged(records: list[Record]) -> tuple[list[float], list[float]]:
+def _averaged(records: list[Record]) -> tuple[np.ndarray, np.ndarray]:
     """Mean step and loss over equal runs of consecutive steps: single steps are noise.
 
     They are about `MOST_POINTS` at most, and one for each place of a run too long for all steps.
     """
     if not records:
-        return [], []
+        return np.empty(0), np.empty(0)
     steps = np.array([record["step"] for record in records])
     losses = np.array([record["loss"] for record in records])
     usual = -(-(steps[-1] - steps[0] + 1) // MOST_POINTS)
-    consecutive = np.split(np.arange(len(steps)), np.flatnonzero(np.diff(steps) != 1) + 1)
-    groups = [
-        group
-        for indices in consecutive
-        for group in np.array_split(indices, max(1, round(len(indices) / usual)))
-    ]
-    means = [(steps[group].mean(), losses[group].mean()) for group in groups]
-    return [step for step, _ in means], [loss for _, loss in means]
+    begins = [0, *(np.flatnonzero(np.diff(steps) != 1) + 1), len(steps)]
+    runs = [(a, b, max(1, round((b - a) / usual))) for a, b in pairwise(begins)]
+    edges = np.concatenate([np.linspace(a, b, n, endpoint=False, dtype=int) for a, b, n in runs])
+    sizes = np.diff([*edges, len(steps)])
+    return np.add.reduceat(steps, edges) / sizes, np.add.reduceat(losses, edges) / sizes
 
 
 @cache

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO
@@ -17,11 +18,13 @@ from typing import Any, BinaryIO
 from training.config import ConfigError
 
 Record = dict[str, Any]
-MOST_PLACES = 128
+MOST_PLACES = 100
 """Steps of a long run around which lines are read for a picture."""
-PLACE_BYTES = 4 << 10
-"""Before each of these steps: some 25 lines, of which the mean is smooth enough."""
+PLACE_BYTES = 3 << 10
+"""Before each of these steps: some twenty lines, of which the mean is smooth enough."""
 COUNTED_AT_ONCE = 1 << 20
+OURS = re.compile(rb'\{"event": "(train|eval)", "step": (\d+), "loss": (\d[\d.e+-]*)[,}]')
+"""The beginning of a line as it is written here: read at a fifth of the time that JSON takes."""
 
 
 def read_metrics(path: Path) -> list[Record]:
@@ -36,7 +39,7 @@ def read_metrics(path: Path) -> list[Record]:
 
 
 def sample_metrics(path: Path, eval_every: int) -> list[Record]:
-    """Lines of a metrics file for a picture, at a cost that is bounded for any length.
+    """Event, step and loss of lines for a picture, at a cost that is bounded for any length.
 
     All lines of a short file. Of a long one, those just before evenly spaced steps, which are
     multiples of `eval_every`, because there the evaluations are. Raises as `read_metrics` does.
@@ -46,14 +49,14 @@ def sample_metrics(path: Path, eval_every: int) -> list[Record]:
         records: list[Record] = []
         end = 0
         if size <= MOST_PLACES * PLACE_BYTES:
-            return list(_records(opened, 0, size))
-        tail = _records(opened, _line_after(opened, size - PLACE_BYTES)[0], size)
+            return list(_records(opened, 0, size, _figures))
+        tail = _records(opened, _line_after(opened, size - PLACE_BYTES)[0], size, _figures)
         last = max((record["step"] for record in tail), default=0)
         for step in _places(last, eval_every):
             begun, end = end, place_after(opened, step, end)
             if end - begun > PLACE_BYTES:
                 begun = _line_after(opened, end - PLACE_BYTES)[0]
-            records += _records(opened, begun, end)
+            records += _records(opened, begun, end, _figures)
         return records
 
 
@@ -79,7 +82,7 @@ def place_after(opened: BinaryIO, step: int, begin: int = 0) -> int:
     def step_after(offset: int) -> int:
         at, line = _line_after(opened, offset)
         half = not line.endswith(b"\n")
-        return step + 1 if half else int(_parsed(opened, at, line)["step"])
+        return step + 1 if half else int(_figures(opened, at, line)["step"])
 
     size = os.fstat(opened.fileno()).st_size
     offsets = range(begin, max(begin, size))
@@ -169,12 +172,24 @@ def _line_after(opened: BinaryIO, offset: int) -> tuple[int, bytes]:
     return begin, opened.readline()
 
 
-def _records(opened: BinaryIO, begin: int, end: int) -> Iterator[Record]:
+def _records(
+    opened: BinaryIO,
+    begin: int,
+    end: int,
+    parse: Callable[[BinaryIO, int, bytes], Record] | None = None,
+) -> Iterator[Record]:
     """The whole lines between two places, of which the first is a line's beginning."""
     opened.seek(begin)
     for line in opened.read(end - begin).split(b"\n")[:-1]:
-        yield _parsed(opened, begin, line)
+        yield (parse or _parsed)(opened, begin, line)
         begin += len(line) + 1
+
+
+def _figures(opened: BinaryIO, begin: int, line: bytes) -> Record:
+    """Event, step and loss of a line."""
+    if (ours := OURS.match(line)) is None:
+        return _parsed(opened, begin, line)
+    return {"event": ours[1].decode(), "step": int(ours[2]), "loss": float(ours[3])}
 
 
 def _parsed(opened: BinaryIO, begin: int, line: bytes) -> Record:
