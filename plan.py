@@ -111,9 +111,9 @@ def print_plan(
     print(_table(fits))
     print()
     print(
-        "Tensors are counted in a traced update, evaluation and sample, and for a snapshot. They are\n"
-        "not all there at once: the peak is less than their sum. 'Outside' is an estimate: context,\n"
-        "workspaces, communication, fragments."
+        "Tensors are counted in a traced update, evaluation and sample, and for a snapshot. They\n"
+        "are not all there at once: the peak is less than their sum. 'Outside' is an estimate:\n"
+        "context, workspaces, communication, fragments."
     )
     for row in fits:
         if row.peak_in != "update":

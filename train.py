@@ -36,6 +36,7 @@ from training.distribution import (
 )
 from training.environment import fsdp_asked, on_cpu
 from training.evaluation import held_out_loss
+from training.exhausted import refuse_what_cannot_fit
 from training.exits import EXIT_DONE
 from training.launch import known_tracker, run_command
 from training.memory import keep_freed_memory
@@ -94,7 +95,9 @@ def main(config: Config, signals: Signals) -> int:
     compute_reproducibly()
     keep_freed_memory()
     reseed(train.seed, step=0, process=0)
-    model = GPT(GPTConfig(corpus.tokenizer.vocab_size, data.block_size, **vars(config.model)))
+    shape = GPTConfig(corpus.tokenizer.vocab_size, data.block_size, **vars(config.model))
+    refuse_what_cannot_fit(shape, in_training=on_cpu() and not fsdp_asked())
+    model = GPT(shape)
     console = Console(accelerator.is_main_process, train.max_steps, state.step)
     print_header(console, accelerator, config, corpus, model, start)
     uploads = on_main(accelerator, lambda: begin_uploads(console, config, start, state))

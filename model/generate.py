@@ -89,7 +89,7 @@ def generate(
             if not logits.isfinite().all():
                 raise BrokenModel(
                     f"the model gives no numbers that a token can be drawn from, after {drawn} "
-                    "tokens: its weights are not finite, or far too large. Take an earlier snapshot."
+                    "tokens: its weights are not finite, or far too large. Take another snapshot."
                 )
             probabilities = next_token_probabilities(logits, temperature, top_k, top_p)
             token = torch.multinomial(probabilities.cpu(), 1, generator=generator).to(text.device)

@@ -20,8 +20,6 @@ EXIT_TERMINATED = 143
 
 USER_MISTAKES = (ConfigError, DataError, SnapshotError, HubError)
 """A sentence and no traceback."""
-TEMPORARY = (HubUnreachable,)
-"""Those of them that are nobody's mistake: the same start may succeed later."""
 OF_CAUSES = {
     signal.SIGUSR1: EXIT_AGAIN,
     signal.SIGINT: EXIT_INTERRUPTED,
@@ -46,6 +44,14 @@ def exit_code_for(error: Exception) -> int:
 
 class TrainingStopped(Exception):
     """The run cannot go on; the message says why and what is kept."""
+
+
+class OutOfMemory(TrainingStopped):
+    """There was not enough memory for a step."""
+
+
+TEMPORARY = (HubUnreachable, OutOfMemory)
+"""Those that are nobody's mistake: the same start may succeed later."""
 
 
 def is_lasting(error: Exception) -> bool:

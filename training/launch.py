@@ -21,6 +21,7 @@ from training.claim import expect, note_exit
 from training.compose import as_yaml, load_config, run_dir_of
 from training.config import Config, ConfigError
 from training.environment import first_on_its_machine, launched, restarts_left
+from training.exhausted import in_words
 from training.exits import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
@@ -76,7 +77,9 @@ def run_command(main: Callable[[Config, Signals], int]) -> NoReturn:
                 _end_launcher(code)
     except KeyboardInterrupt:  # before the signals are ours
         code = EXIT_INTERRUPTED
-    except Exception as error:
+    except Exception as raised:
+        begun = signals is not None and signals.phase is not Phase.NOTHING_BEGUN
+        error = in_words(raised, begun)
         code = note_exit(_code_for(error, signals))
         if signals is not None:
             signals.phase = Phase.FAILED

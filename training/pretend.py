@@ -124,9 +124,9 @@ def _sample(model: GPT, shape: Shape) -> None:
     logits = _forward(model, shape, window[:, :1], cache=cache)
     if config.block_size <= CHARACTERS:  # the window slides, and the cache stays as it is
         for _ in range(2):  # while the logits of the character before are still there
-            logits = _forward(model, shape, window)
-            if shape.shards == 1:
-                logits = logits.float()  # by accelerate
+            halves = _forward(model, shape, window)
+            logits = halves.float() if shape.shards == 1 else halves  # accelerate does, without
+            del halves
     del logits
 
 

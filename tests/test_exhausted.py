@@ -1,0 +1,108 @@
+"""Memory that does not suffice is a sentence that names the keys, and no traceback."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+
+import training.exhausted
+from model.gpt import GPT, GPTConfig, parameter_count
+from snapshot.signals import Phase
+from training import launch
+from training.config import ConfigError
+from training.exhausted import in_words, refuse_what_cannot_fit
+from training.exits import EXIT_FAILED, EXIT_USER_MISTAKE, exit_code_for, is_lasting
+
+
+def no_room() -> None:
+    torch.empty(2**55)
+
+
+EXHAUSTED = [
+    (MemoryError(), EXIT_USER_MISTAKE),
+    (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."), 2),
+    (RuntimeError("Storage size calculation overflowed with sizes=[9, 9]"), EXIT_USER_MISTAKE),
+    (OSError(errno.ENOMEM, "Cannot allocate memory"), EXIT_USER_MISTAKE),
+    # What ran there before may not have let go of it yet: that is no mistake.
+    (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB."), EXIT_FAILED),
+    (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), EXIT_USER_MISTAKE),
+]
+
+
+@pytest.mark.parametrize(("error", "code"), EXHAUSTED)
+def test_memory_that_is_exhausted_is_a_sentence_with_the_remedy(error, code):
+    for begun, expected in ((False, code), (True, EXIT_FAILED)):
+        problem = in_words(error, begun)
+        for word in ("train.micro_batch_size", "model.n_embd", "model.n_layer", "plan.py"):
+            assert word in str(problem)
+        assert exit_code_for(problem) == expected
+        # A launcher with restarts left starts a step again, and a model that is too large not.
+        assert is_lasting(problem) == (expected == EXIT_USER_MISTAKE)
+
+
+def test_what_torch_itself_raises_is_known_and_its_figure_given():
+    with pytest.raises(RuntimeError) as raised:
+        no_room()
+    assert "144115188075855872 bytes more were asked for" in str(in_words(raised.value, True))
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("shapes differ"), OSError(errno.ENOSPC, "disk full"), ValueError("x")]
+)
+def test_another_error_stays_what_it_is(error):
+    assert in_words(error, True) is error
+
+
+@pytest.mark.parametrize(
+    ("phase", "code", "word"),
+    [
+        (Phase.NOTHING_BEGUN, EXIT_USER_MISTAKE, "error: "),
+        (Phase.TRAINING, EXIT_FAILED, "stopped: "),
+    ],
+)
+def test_a_run_without_memory_ends_with_a_sentence(
+    phase, code, word, tmp_path, monkeypatch, capsys
+):
+    def main(config, signals) -> int:
+        signals.phase = phase
+        no_room()
+        return 0
+
+    class Quiet:
+        """Signals that leave those of this process alone."""
+
+        asked = None
+        phase = Phase.NOTHING_BEGUN
+
+    monkeypatch.setattr(sys, "argv", ["train.py", f"run.dir={tmp_path / 'run'}"])
+    monkeypatch.setattr(launch, "Signals", lambda *_: Quiet())
+    monkeypatch.setattr(launch, "_leave", sys.exit)
+    monkeypatch.setattr(launch, "make_output_lossy", lambda: None)
+    monkeypatch.setattr(launch, "expect", lambda run_dir: None)
+    monkeypatch.setattr(launch, "note_exit", lambda code: code)  # the first of a process wins
+    with pytest.raises(SystemExit) as ended:
+        launch.run_command(main)
+    said = capsys.readouterr().err
+    assert ended.value.code == code
+    assert said.startswith(f"{word}there is not enough memory for ")
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("in_training", [False, True])
+def test_a_model_that_this_machine_cannot_hold_is_refused_before_it_is_made(
+    monkeypatch, in_training
+):
+    config = GPTConfig(vocab_size=11, block_size=7, n_layer=3, n_head=2, n_embd=8)
+    needed = 4 * parameter_count(GPT(config)) * (4 if in_training else 1)
+    left = needed - 100
+    monkeypatch.setattr(training.exhausted, "available_memory", lambda: left)
+    monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(free=100))
+    refuse_what_cannot_fit(config, in_training)
+    left -= 1
+    with pytest.raises(ConfigError, match=r"model\.n_layer=3 and model\.n_embd=8 need .* GB"):
+        refuse_what_cannot_fit(config, in_training)
