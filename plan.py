@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from dataclasses import asdict
 
@@ -193,7 +194,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--processes", type=_count, default=1, help="GPUs, over all machines")
     parser.add_argument("--machines", type=_count, default=1, help="which share the processes")
     parser.add_argument(
-        "--memory", type=_gib, metavar="GIB", help="of each process; default: what the GPU here has"
+        "--memory",
+        type=_gib,
+        metavar="GIB",
+        help="of each process, also as 24GB or 512MiB; default: what the GPU here has",
     )
     parser.add_argument("--precision", choices=list(DTYPES), default="bf16")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -215,10 +219,17 @@ def _count(text: str) -> int:
 
 
 def _gib(text: str) -> float:
+    found = re.fullmatch(r"([0-9.]+) ?([kmgt]?)(i?b?)", text.strip(), re.IGNORECASE)
     try:
-        value = float(text)
+        value = float(found[1] if found else text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of GiB") from None
+        raise argparse.ArgumentTypeError(
+            f"{text} is not a number of GiB, nor one with a unit such as 24GiB, 24g, 24GB (of "
+            "1000 MB), 512MiB or 1.5TB"
+        ) from None
+    if found and (found[2] or found[3]):
+        unit = 1000 if found[3].lower() == "b" else 1024
+        value *= unit ** " kmgt".index(found[2].lower() or " ") / GIB
     if not 0 < value < 10**6:
         raise argparse.ArgumentTypeError(f"{text} is not a size of memory in GiB")
     return value

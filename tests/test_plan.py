@@ -13,6 +13,7 @@ from accelerate import Accelerator
 from accelerate.utils.operations import ConvertOutputsToFp32
 from torch import nn
 
+import plan as plan_script
 import runs
 from model.generate import generate
 from model.gpt import GPT, GPTConfig
@@ -246,3 +247,32 @@ def test_wrong_input_gets_a_sentence_and_exit_code_2(words, sentence):
     result = plan(*words)
     assert result.returncode == 2
     assert sentence in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        *((text, 24 * GIB) for text in ("24", "24.0", "24GiB", "24 GiB", "24Gi", "24g", "24G")),
+        *((text, 24 * 10**9) for text in ("24GB", "24gb", "24 GB", "24000MB", "24000000000B")),
+        ("80g", 80 * GIB),
+        ("1.5TB", 1500 * 10**9),
+        ("1.5TiB", 1536 * GIB),
+        ("512MiB", GIB / 2),
+        ("524288k", GIB / 2),
+        ("2e1", 20 * GIB),
+    ],
+)
+def test_memory_may_have_a_unit(text, size):
+    assert plan_script.parse(["--memory", text]).memory * GIB == pytest.approx(size, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "24 apples", "24GiBs", "24PB", "1.2.3", "-24", "0GB", "nan", "inf", "1e9TB"]
+)
+def test_what_is_no_size_of_memory_gets_a_sentence(text, capsys):
+    with pytest.raises(SystemExit) as ended:
+        plan_script.parse([f"--memory={text}"])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert f"argument --memory: {text} is not a" in said
+    assert "GiB" in said

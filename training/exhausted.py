@@ -21,10 +21,11 @@ FAILURES = re.compile(
 own."""
 ASKED_FOR = re.compile(r"allocate ([\d.]+ (?:bytes|[KMGTP]i?B))")
 FLOAT_BYTES = 4
+PLAN = "'python plan.py', with the same arguments and --memory, says what fits."
 SMALLER = (
-    "'python plan.py', with the same arguments and --memory, says what fits. Less is needed with a "
-    "smaller train.micro_batch_size, model.activation_checkpointing=true, a smaller "
-    "data.block_size, model.n_layer or model.n_embd, or FSDP on more processes."
+    f"{PLAN} Less is needed with a smaller train.micro_batch_size, with "
+    "model.activation_checkpointing=true, and with a smaller data.block_size, model.n_layer or "
+    "model.n_embd."
 )
 
 
@@ -43,7 +44,8 @@ def refuse_what_cannot_fit(config: GPTConfig, in_training: bool) -> None:
     if needed > left:
         raise ConfigError(
             f"model.n_layer={layers} and model.n_embd={width} need {needed / 1e9:,.1f} GB of this "
-            f"machine's memory for each process, and {left / 1e9:,.1f} GB are left. {SMALLER}"
+            f"machine's memory for each process, and {left / 1e9:,.1f} GB are left, "
+            f"at any train.micro_batch_size. {PLAN}"
         )
 
 
