@@ -16,7 +16,7 @@ import torch
 from data.errors import DataError
 from data.printable import printable
 from data.tokenizer import CharTokenizer
-from model.generate import generate
+from model.generate import BrokenModel, generate
 from model.gpt import GPT, GPTConfig
 from snapshot.errors import SnapshotError
 from snapshot.fetch import newest_for_sampling
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
     try:
         for text in texts(options):
             show(text)
-    except (SnapshotError, HubError, DataError, DeviceError) as error:
+    except (SnapshotError, HubError, DataError, DeviceError, BrokenModel) as error:
         print(f"error: {printable(str(error), multiline=True)}", file=sys.stderr)
         return 2
     except (KeyboardInterrupt, BrokenPipeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
@@ -10,13 +11,17 @@ import pytest
 from accelerate import Accelerator
 
 import runs
+from data.tokenizer import CharTokenizer
+from model.gpt import GPT, GPTConfig
 from snapshot.files import verify
 from snapshot.start import Start
 from snapshot.state import RunState, read_state
 from training.compose import load_config
 from training.console import Console
+from training.exits import TrainingStopped
 from training.metrics import MetricsFile, read_metrics
 from training.pending import MOST_TRIES, evaluation_is_pending
+from training.sampling import sample_text
 from training.summary import rate_jump
 
 
@@ -48,6 +53,13 @@ def test_no_sample_is_drawn_from_weights_that_an_update_has_broken(small, tmp_pa
     assert result.returncode == 1
     assert "stopped: the held-out loss is nan after step 1. There is no snapshot" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_a_sample_of_broken_weights_is_a_sentence_in_the_loop_too():
+    model = GPT(GPTConfig(vocab_size=2, block_size=4, n_layer=1, n_head=1, n_embd=4))
+    model.transformer.wte.weight.data[0] = math.inf  # of a character that no probe may hold
+    with pytest.raises(TrainingStopped, match="its weights are not finite"):
+        sample_text(Accelerator(cpu=True), model, CharTokenizer("\na"), seed=1)
 
 
 class Resumed:

@@ -9,22 +9,29 @@ import torch
 from accelerate import Accelerator
 
 from data.tokenizer import CharTokenizer
-from model.generate import generate
+from model.generate import BrokenModel, generate
 from model.gpt import GPT, parameter_count
 from snapshot.sharded import reshard
+from training.exits import TrainingStopped
 from training.memory import available_memory
 
 CHARACTERS = 400
 
 
 def sample_text(accelerator: Accelerator, model: GPT, tokenizer: CharTokenizer, seed: int) -> str:
-    """A short text. Every process must call this, with its unwrapped model, and gets the same."""
+    """A short text. Every process must call this, with its unwrapped model, and gets the same.
+
+    Raises TrainingStopped where the weights are broken.
+    """
     beginning = tokenizer.encode(tokenizer.beginning).astype("int64")
     prompt = torch.from_numpy(beginning)[None].to(accelerator.device)
     # Compiled in place, as FSDP's are, blocks would be compiled anew for each layer's cache.
     with _blocks_kept_whole(accelerator, model), torch.compiler.set_stance("force_eager"):
         drawn = generate(model, prompt, CHARACTERS, temperature=0.8, top_k=200, seed=seed)
-        return tokenizer.decode([int(token) for token in drawn])
+        try:
+            return tokenizer.decode([int(token) for token in drawn])
+        except BrokenModel as error:
+            raise TrainingStopped(str(error)) from error
 
 
 @contextlib.contextmanager
