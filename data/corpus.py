@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from data.errors import BrokenText, DataError, cache_error
-from data.once import make_once
+from data.once import make_once, remove_abandoned
 from data.prepared import FORMAT, CorpusInfo, Damaged, Prepared, load_prepared
 from data.progress import Progress
 from data.sources import Source, open_source
@@ -56,6 +56,8 @@ def prepare_corpus(
         settings = f"{FORMAT}\0{opened.key}\0{val_fraction!r}"
         folder = cache_dir / hashlib.sha256(settings.encode()).hexdigest()[:16]
         try:
+            if verify:
+                remove_abandoned(folder, alone=False)
             prepared = _whole(folder, verify, progress, progress.say)
             if prepared is None:
                 prepared = _prepare(opened, val_fraction, folder, threads, progress)

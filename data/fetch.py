@@ -32,10 +32,10 @@ def fetched(url: str, cache_dir: Path, progress: Progress) -> Path:
     """
     target = cache_dir / "fetched" / hashlib.sha256(url.encode()).hexdigest()[:16] / _name(url)
     try:
+        remove_abandoned(target, alone=False)
         if target.exists() and target.stat().st_size:
             return target
         target.parent.mkdir(parents=True, exist_ok=True)
-        remove_abandoned(target, alone=False)
     except OSError as error:
         raise cache_error(cache_dir, error) from error
     own = temporary_name(target)

@@ -106,8 +106,7 @@ def open_source(
         raise DataError(f"data.source={source} cannot be opened: {reason}. Check it.") from error
     if is_local:
         return _files(source, files, text_column, progress)
-    progress.doing(f"loading {source} from the Hub")
-    return _hub_dataset(source, text_column, progress)
+    return _hub_dataset(source, text_column, cache_dir, progress)
 
 
 def _python_docs() -> Source:
@@ -169,12 +168,13 @@ def _files(name: str, files: list[Path], text_column: str, progress: Progress) -
     return Source(name, digest.hexdigest(), read, lambda: stamps_of(name, files) == stamps)
 
 
-def _hub_dataset(name: str, text_column: str, progress: Progress | None = None) -> Source:
-    from data.tables import hub_pieces
+def _hub_dataset(name: str, text_column: str, cache_dir: Path, progress: Progress) -> Source:
+    from data.hub import hub_pieces
 
-    found = hub_pieces(name, text_column)
+    progress.doing(f"loading {name} from the Hub")
+    found = hub_pieces(name, text_column, cache_dir, progress.say)
     if isinstance(found, list):
-        return _files(name, found, text_column, progress or Progress())
+        return _files(name, found, text_column, progress)
     pieces, version = found
     digest = hashlib.sha256(f"{name}\0{version}\0{text_column}".encode())
     return Source(name, digest.hexdigest(), lambda: pieces)

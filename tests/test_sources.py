@@ -17,7 +17,8 @@ import data.tables
 import data.texts
 from data.corpus import prepare_corpus
 from data.errors import DataError
-from data.sources import open_source
+from data.progress import Progress
+from data.sources import _hub_dataset, open_source
 
 TEXT = "First line, é ü 日本 🙂\nsecond line\r\nthird line without an end"
 ROWS = ["the first row", 'second, with "quotes"\n', "日本 and\ntwo lines", "last of four"]
@@ -77,6 +78,14 @@ def complaint(prepare):
         return sentence
 
     return complaint
+
+
+@pytest.fixture
+def hub_dataset(tmp_path):
+    def hub_dataset(name, text_column):
+        return _hub_dataset(name, text_column, tmp_path / "cache", Progress())
+
+    return hub_dataset
 
 
 def put(path, content):
@@ -215,7 +224,7 @@ def test_numbers_among_the_texts_of_a_csv_are_text_as_they_are_written(text_of, 
     assert text_of(put(tmp_path / "a.csv", csv(rows))) == "\n".join(rows) + "\n"
 
 
-def test_a_data_set_repository_gives_its_split_train(tmp_path):
+def test_a_data_set_repository_gives_its_split_train(hub_dataset, tmp_path):
     repository = tmp_path / "repository"
     put(
         repository / "README.md",
@@ -226,18 +235,18 @@ def test_a_data_set_repository_gives_its_split_train(tmp_path):
     parquet(repository / "data/train.parquet", ROWS)
     parquet(repository / "data/test.parquet", ["never"])
 
-    pieces = list(data.sources._hub_dataset(str(repository), "text").open())
+    pieces = list(hub_dataset(str(repository), "text").open())
 
     assert "".join(piece["text"] for piece in pieces) == JOINED
     with pytest.raises(DataError, match=r"data\.text_column=body is not a column .*: n, text\."):
-        data.sources._hub_dataset(str(repository), "body")
+        hub_dataset(str(repository), "body")
 
 
-def test_a_data_set_without_a_split_train_is_refused(tmp_path):
+def test_a_data_set_without_a_split_train_is_refused(hub_dataset, tmp_path):
     put(tmp_path / "repository/test.jsonl", jsonl(ROWS))
 
     with pytest.raises(DataError, match="split 'train'"):
-        data.sources._hub_dataset(str(tmp_path / "repository"), "text")
+        hub_dataset(str(tmp_path / "repository"), "text")
 
 
 @pytest.mark.parametrize("name", ["nobody/has-this", "nor-this"])

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gzip
 import os
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 import data.fetch
+import data.once
 from data.corpus import prepare_corpus
 from data.errors import DataError
 from data.fetch import fetched
@@ -105,6 +107,20 @@ def test_what_lies_in_the_cache_is_used_by_the_other_machine(served, tmp_path):
         assert fetched(f"{address}/a.txt", tmp_path, Progress()).read_bytes() == TEXT
 
     assert len(asked) == 1
+
+
+def test_what_a_killed_download_left_goes_a_day_later(served, tmp_path):
+    address, answers, _ = served
+    answers["/a.txt"] = (200, of_length(TEXT), [TEXT])
+    path = fetched(f"{address}/a.txt", tmp_path, Progress())
+    left, at_work = (data.fetch.temporary_name(path) for _ in range(2))
+    for half in (left, at_work):
+        half.write_bytes(TEXT[:99])
+    old = time.time() - data.once.ABANDONED_SECONDS - 60
+    os.utime(left, (old, old))
+
+    fetched(f"{address}/a.txt", tmp_path, Progress())
+    assert set(files_in(tmp_path)) == {path, at_work}
 
 
 PAGE = b"<!DOCTYPE html>\n<html><body>Log in first</body></html>"

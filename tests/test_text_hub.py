@@ -12,11 +12,13 @@ import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
 
 import pytest
 
 from data.corpus import prepare_corpus
 from data.errors import DataError
+from data.progress import Progress
 from data.sources import _hub_dataset, open_source
 from runs import ROOT
 
@@ -44,6 +46,14 @@ def repository(tmp_path):
     return repository
 
 
+@pytest.fixture
+def hub_dataset(tmp_path):
+    def hub_dataset(name, text_column):
+        return _hub_dataset(name, text_column, tmp_path / "cache", Progress())
+
+    return hub_dataset
+
+
 def text_of(source):
     return "".join(piece["text"] for piece in source.read())
 
@@ -52,55 +62,59 @@ def text_of(source):
     ("name", "pack"),
     [("train_txt", bytes), ("train_txt_gz", gzip.compress), ("train_txt_bz2", bz2.compress)],
 )
-def test_a_data_set_of_text_is_kept_to_the_letter(repository, name, pack):
-    source = _hub_dataset(repository(**{name: pack(TEXT.encode())}), "text")
+def test_a_data_set_of_text_is_kept_to_the_letter(hub_dataset, repository, name, pack):
+    source = hub_dataset(repository(**{name: pack(TEXT.encode())}), "text")
 
     assert text_of(source) == text_of(source) == LETTERS
 
 
-def test_a_data_set_of_several_texts_is_what_a_pattern_of_them_is(repository, tmp_path):
+def test_a_data_set_of_several_texts_is_what_a_pattern_of_them_is(
+    hub_dataset, repository, tmp_path
+):
     folder = repository(train1_txt=TEXT, train2_txt=TEXT)
     local = open_source(f"{folder}/*.txt", "text", tmp_path)
 
-    assert text_of(_hub_dataset(folder, "text")) == text_of(local) == (LETTERS + "\n") * 2
+    assert text_of(hub_dataset(folder, "text")) == text_of(local) == (LETTERS + "\n") * 2
 
 
-def test_another_split_is_not_read(repository):
+def test_another_split_is_not_read(hub_dataset, repository):
     folder = repository(train_txt=TEXT, test_txt="never")
 
-    assert text_of(_hub_dataset(folder, "text")) == LETTERS
+    assert text_of(hub_dataset(folder, "text")) == LETTERS
 
 
-def test_a_text_has_no_other_column_than_its_text(repository):
+def test_a_text_has_no_other_column_than_its_text(hub_dataset, repository):
     with pytest.raises(DataError, match=r"data\.text_column=body is not a column .*: text\."):
-        _hub_dataset(repository(train_txt=TEXT), "body")
+        hub_dataset(repository(train_txt=TEXT), "body")
 
 
-def test_a_data_set_of_text_without_a_split_train_is_refused(repository):
+def test_a_data_set_of_text_without_a_split_train_is_refused(hub_dataset, repository):
     with pytest.raises(DataError, match=r"split 'train'.*test"):
-        _hub_dataset(repository(test_txt=TEXT), "text")
+        hub_dataset(repository(test_txt=TEXT), "text")
 
 
-def test_a_data_set_in_another_encoding_is_refused(repository):
+def test_a_data_set_in_another_encoding_is_refused(hub_dataset, repository):
     card = "---\nconfigs:\n- config_name: default\n  data_files: '*.txt'\n  encoding: latin1\n---\n"
     folder = repository(train_txt=TEXT.encode("utf-8"), README_md=card)
 
     with pytest.raises(DataError, match="in latin1; only UTF-8 is read"):
-        _hub_dataset(folder, "text")
+        hub_dataset(folder, "text")
 
 
 @pytest.mark.filterwarnings("ignore:unclosed file .*[.]csv:ResourceWarning")
-def test_a_table_of_the_hub_is_read_as_one_on_this_disk(repository, tmp_path):
+def test_a_table_of_the_hub_is_read_as_one_on_this_disk(hub_dataset, repository, tmp_path):
     words = ["NA", "None", "007", "and a sentence"]
     folder = repository(train_csv="n,text\n" + "".join(f"1,{word}\n" for word in words))
 
-    assert text_of(_hub_dataset(folder, "text")) == "\n".join(words) + "\n"
+    assert text_of(hub_dataset(folder, "text")) == "\n".join(words) + "\n"
     local = open_source(f"{folder}/train.csv", "text", tmp_path)
     assert text_of(local) == "\n".join(words) + "\n"
     gc.collect()  # datasets 5.2 leaves every .csv that it reads open
 
 
-def test_a_cache_of_data_sets_that_cannot_be_used_is_named(repository, tmp_path, monkeypatch):
+def test_a_cache_of_data_sets_that_cannot_be_used_is_named(
+    hub_dataset, repository, tmp_path, monkeypatch
+):
     folder = repository(train_txt=TEXT)
 
     def refused(*_, **__):
@@ -108,14 +122,40 @@ def test_a_cache_of_data_sets_that_cannot_be_used_is_named(repository, tmp_path,
 
     monkeypatch.setattr("datasets.load_dataset_builder", refused)
     with pytest.raises(DataError, match=r"Permission denied\. Name a folder .* HF_DATASETS_CACHE"):
-        _hub_dataset(folder, "text")
+        hub_dataset(folder, "text")
+
+
+@pytest.mark.parametrize("damage", ["", "{}", '["gone.txt"]', "[3]", "nonsense"])
+def test_files_that_are_not_there_any_more_are_no_copy_of_a_data_set(
+    hub_dataset, repository, tmp_path, monkeypatch, damage
+):
+    folder = repository(train_txt=TEXT)
+    hub_dataset(folder, "text")
+    (record,) = (tmp_path / "cache/hub").iterdir()
+    monkeypatch.setattr("datasets.load_dataset_builder", unreachable)
+    assert text_of(hub_dataset(folder, "text")) == LETTERS
+
+    record.write_text(damage)
+    with pytest.raises(DataError, match="neither a file here nor a data set"):
+        hub_dataset(folder, "text")
+
+
+def unreachable(*_, **__):
+    raise ConnectionError("no network")
+
+
+CSV = "n,text\n1,NA\n2,007\n3,a sentence\n"
 
 
 class Hub(BaseHTTPRequestHandler):
-    """As much of the Hub's protocol as `datasets` speaks for one data set of one file."""
+    """As much of the Hub's protocol as `datasets` speaks, for two data sets of one file each."""
 
     protocol_version = "HTTP/1.1"
     sha = "a" * 40
+    files: ClassVar = {
+        "me/words": ("train.txt", TEXT.encode()),
+        "me/table": ("train.csv", CSV.encode()),
+    }
 
     def answer(self, content, **headers):
         body = content if isinstance(content, bytes) else json.dumps(content).encode()
@@ -128,20 +168,20 @@ class Hub(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def do_GET(self):
-        content = TEXT.encode()
-        oid = hashlib.sha1(content).hexdigest()
         path = self.path.split("?")[0]
-        if path.endswith(f"/resolve/{self.sha}/train.txt"):
+        repo = next(repo for repo in self.files if f"/datasets/{repo}" in path)
+        name, content = self.files[repo]
+        oid = hashlib.sha1(content).hexdigest()
+        if path.endswith(f"/resolve/{self.sha}/{name}"):
             self.answer(content, ETag=f'"{oid}"', X_Repo_Commit=self.sha)
         elif "/resolve/" in path:
             self.answer({}, status=404, X_Error_Code="EntryNotFound")
         elif path.endswith("/data"):
             self.answer([])
         elif "/tree/" in path:
-            entry = {"type": "file", "path": "train.txt", "oid": oid, "size": len(content)}
-            self.answer([entry])
+            self.answer([{"type": "file", "path": name, "oid": oid, "size": len(content)}])
         else:
-            self.answer({"id": "me/words", "sha": self.sha, "siblings": [], "private": False})
+            self.answer({"id": repo, "sha": self.sha, "siblings": [], "private": False})
 
     def do_HEAD(self):
         self.do_GET()
@@ -154,41 +194,55 @@ PREPARE = """
 import sys
 from pathlib import Path
 from data.corpus import prepare_corpus
-corpus = prepare_corpus("me/words", text_column="text", val_fraction=0.1, block_size=4,
-                        cache_dir=Path(sys.argv[1]))
-print(corpus.info.fingerprint, corpus.info.name)
+for name in ("me/words", "me/table"):
+    corpus = prepare_corpus(
+        name, text_column="text", val_fraction=0.1, block_size=4, cache_dir=Path(sys.argv[1]),
+        say=lambda line: print(line, file=sys.stderr),
+    )
+    print(corpus.info.name, corpus.info.fingerprint)
 """
 
 
-def test_a_text_has_one_fingerprint_from_the_hub_and_from_a_file(tmp_path):
+def prepared(tmp_path, **environment):
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    result = subprocess.run(
+        [sys.executable, "-c", PREPARE, str(tmp_path / "cache")],
+        cwd=ROOT,
+        env={**kept, "HF_HOME": str(tmp_path / "home"), **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    return dict(line.split() for line in result.stdout.splitlines()), result.stderr
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file .*[.]csv:ResourceWarning")
+def test_a_text_has_one_fingerprint_from_the_hub_from_a_file_and_without_a_network(tmp_path):
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("HF_")},
-            "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
-            "HF_HOME": str(tmp_path / "home"),
-            "HF_HUB_DISABLE_XET": "1",
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-        }
-        result = subprocess.run(
-            [sys.executable, "-c", PREPARE, str(tmp_path / "cache")],
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
+        there, _ = prepared(
+            tmp_path,
+            HF_ENDPOINT=f"http://127.0.0.1:{server.server_port}",
+            HF_HUB_DISABLE_XET="1",
+            HF_HUB_DISABLE_TELEMETRY="1",
         )
         server.shutdown()
         thread.join()
-    assert result.returncode == 0, result.stderr
-    (tmp_path / "a.txt").write_bytes(TEXT.encode())
-    local = prepare_corpus(
-        str(tmp_path / "a.txt"),
-        text_column="text",
-        val_fraction=0.1,
-        block_size=4,
-        cache_dir=tmp_path / "other",
-    )
+    later, said = prepared(tmp_path, HF_HUB_OFFLINE="1")
+    local = {}
+    for name, (file, content) in Hub.files.items():
+        (tmp_path / file).write_bytes(content)
+        corpus = prepare_corpus(
+            str(tmp_path / file),
+            text_column="text",
+            val_fraction=0.1,
+            block_size=4,
+            cache_dir=tmp_path / "other",
+        )
+        local[name] = corpus.info.fingerprint
+    gc.collect()  # datasets 5.2 leaves every .csv that it reads open
 
-    assert result.stdout.split() == [local.info.fingerprint, "me/words"]
+    assert there == later == local
+    assert "warning: me/words is read as it was downloaded before" in said

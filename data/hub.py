@@ -1,0 +1,131 @@
+"""Data sets of the Hub, which `datasets` downloads and keeps."""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import hashlib
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import datasets
+from datasets import DatasetBuilder, DownloadConfig, DownloadManager, IterableDataset
+from datasets.packaged_modules.cache.cache import Cache
+from datasets.packaged_modules.csv.csv import Csv
+from datasets.packaged_modules.text.text import Text
+
+from data.errors import DataError
+from data.locks import NO_LOCKS
+from data.once import temporary_name
+from data.tables import csv_options, no_column, row_pieces
+
+CLOSED = (*NO_LOCKS, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+"""What a disk answers on which `datasets` cannot keep what it downloads."""
+
+
+def hub_pieces(
+    name: str, text_column: str, cache_dir: Path, say: Callable[[str], None]
+) -> list[Path] | tuple[IterableDataset, str]:
+    """The split `train` of a data set on the Hub, kept in the cache of `datasets`.
+
+    Of a data set of texts the files themselves, which its rows, a line each, do not give to the
+    letter; of any other its rows, and the version that was downloaded. Where the Hub cannot be
+    reached, what was downloaded before; `cache_dir` remembers which files those of texts are.
+
+    Raises DataError when it cannot be had.
+    """
+    digest = hashlib.sha256(f"{name}\0{text_column}".encode()).hexdigest()[:16]
+    record = cache_dir / "hub" / f"{digest}.json"
+    try:
+        builder = _builder(name, text_column)
+        if isinstance(builder, Text):
+            return _remember(record, _files_of(builder, name, text_column))
+        builder.download_and_prepare()
+        rows = builder.as_dataset(split="train")
+    except DataError:
+        raise
+    except Exception as error:  # of many unrelated types: the Hub's, the network's, the builder's
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if isinstance(error, OSError) and error.errno in CLOSED:
+            raise DataError(
+                f"data.source={name} cannot be kept in {datasets.config.HF_DATASETS_CACHE}: "
+                f"{reason}. Name a folder on another disk in HF_DATASETS_CACHE."
+            ) from error
+        if files := _remembered(record):
+            say(f"warning: {name} is read as it was downloaded before: {reason}")
+            return files
+        raise DataError(
+            f"data.source={name} is neither a file here nor a data set whose split 'train' could "
+            f"be loaded from the Hub: {reason.rstrip('.')}. For a private one log in with `hf auth "
+            "login`, or set HF_TOKEN."
+        ) from error
+    return row_pieces(name, rows.to_iterable_dataset(), text_column), str(builder.cache_dir)
+
+
+def _builder(name: str, text_column: str) -> DatasetBuilder:
+    """What reads a data set; of its rows in the cache, where the Hub cannot be reached."""
+    options = csv_options(text_column)
+    try:
+        builder = datasets.load_dataset_builder(name)
+    except Exception:
+        with suppress(Exception):  # it finds no rows that were read with options
+            return _cached(name, options)
+        raise
+    if isinstance(builder, Csv):
+        return datasets.load_dataset_builder(name, **options)
+    if isinstance(builder, Cache) and builder.info.builder_name == "csv":
+        return _cached(name, options)  # others' rows lack texts such as "NA"
+    if isinstance(builder, Cache) and builder.info.builder_name == "text":
+        raise ConnectionError("the rows in the cache of datasets have lost the ends of their lines")
+    return builder
+
+
+def _cached(name: str, options: dict[str, Any]) -> DatasetBuilder:
+    dataset_name = name.rpartition("/")[2]
+    return Cache(repo_id=name, dataset_name=dataset_name, version="auto", hash="auto", **options)
+
+
+def _remember(record: Path, files: list[Path]) -> list[Path]:
+    with suppress(OSError):  # the text itself is there
+        record.parent.mkdir(parents=True, exist_ok=True)
+        own = temporary_name(record)
+        own.write_text(json.dumps([str(file) for file in files]) + "\n")
+        own.rename(record)
+    return files
+
+
+def _remembered(record: Path) -> list[Path]:
+    try:
+        files = [Path(name) for name in json.loads(record.read_text())]
+    except (OSError, ValueError, TypeError):
+        return []
+    return files if all(file.is_file() for file in files) else []
+
+
+def _files_of(builder: Text, name: str, text_column: str) -> list[Path]:
+    """The files of the split `train`, downloaded and unpacked."""
+    config = builder.config
+    columns = list(config.features or ("text",))
+    if text_column not in columns:
+        raise no_column(name, text_column, columns)
+    if codecs.lookup(config.encoding).name != "utf-8":
+        raise DataError(
+            f"data.source={name} says that its text is in {config.encoding}; only UTF-8 is read. "
+            "Download it, convert it and give its path."
+        )
+    if "train" not in config.data_files:
+        raise ValueError(f"it has the splits {', '.join(map(str, config.data_files))}")
+    downloads = DownloadManager(
+        dataset_name=builder.dataset_name,
+        download_config=DownloadConfig(
+            cache_dir=builder._cache_downloaded_dir,
+            token=builder.token,
+            storage_options=builder.storage_options,
+            use_etag=False,  # the address has the commit in it
+        ),
+    )
+    there = downloads.download_and_extract(config.data_files["train"])
+    return [Path(str(file)) for file in downloads.iter_files(there)]
