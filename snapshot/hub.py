@@ -37,6 +37,7 @@ from snapshot.hub_errors import (
     HubUnreachable,
     seconds_asked,
     told_apart,
+    without_secrets,
 )
 from snapshot.latest import LATEST, Latest, read_latest
 
@@ -48,8 +49,8 @@ LONGEST_SLEEP_SECONDS = 10.0
 """How long the client may wait by itself between its tries of one request."""
 REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 COMMIT_ID = re.compile(r"[A-Za-z0-9]{5,128}")
-XET_IS_THERE = (401, 402, 403, 408, 429)
-"""Refusals of a Xet token by a server that has Xet; any other one is that of a server without."""
+NO_SUCH_ADDRESS = (400, 404, 405, 410, 501)
+"""How a server without Xet answers where Xet's tokens are asked for; others may have it later."""
 Operation = CommitOperationAdd | CommitOperationDelete
 
 
@@ -160,14 +161,14 @@ class Hub:
         address = f"{self._api.endpoint}/api/models/{self.repo_id}/xet-write-token/{BRANCH}"
         with told_apart(self.repo_id, BRANCH):
             status = get_session().get(address, headers=build_hf_headers()).status_code
-        if status < 400 or status in XET_IS_THERE:
+        if status not in NO_SUCH_ADDRESS:
             return False
         # The client (huggingface_hub 2.4) reads its environment once, and this at every upload.
         constants.HF_HUB_DISABLE_XET = True
         self.notes.append(
-            f"{self._api.endpoint} has no Xet storage (HTTP {status}), with which the client "
-            "uploads large files; they are uploaded without it. If that fails, start with "
-            "HF_HUB_DISABLE_XET=1 in the environment, which also spares this first try."
+            f"{without_secrets(self._api.endpoint)} has no Xet storage (HTTP {status}), with which "
+            "the client uploads large files; they are uploaded without it. If that fails, start "
+            "with HF_HUB_DISABLE_XET=1 in the environment, which also spares this first try."
         )
         return True
 

@@ -24,6 +24,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import parse_ratelimit_headers
 
+from data import address
 from data.printable import printable
 
 ASKED = "asked_to_wait"
@@ -85,12 +86,11 @@ class HubMoved(HubError):
 
 
 def without_secrets(text: str) -> str:
-    """A text in which no token stands."""
+    """A text in which no token stands, and no password or signature of an address."""
     token = get_token()
     if token:
         text = text.replace(token, "hf_***")
-    text = re.sub(r"hf_\w+", "hf_***", text)
-    return re.sub(r"(https?://[^\s?'\"]+)\?[^\s'\"]+", r"\1", text)  # signed addresses
+    return address.without_secrets(re.sub(r"hf_\w+", "hf_***", text))
 
 
 @contextmanager

@@ -119,6 +119,15 @@ def test_of_an_object_storage_s_xml_only_its_reason_is_shown(kind):
     assert "Signature" not in str(raised(httpx2.ConnectError(f"no way to {ADDRESS}")))
 
 
+def test_an_address_is_shown_without_its_password_and_signature():
+    address = "https://jane:word@example.org/a/b?X-Amz-Signature=abc&token=hf_secret#frag"
+    for error in (httpx2.ConnectError(f"no way to {address}."), ValueError(f"'{address}'")):
+        said = str(raised(error))
+        assert "https://example.org/a/b?***" in said
+        for secret in ("jane", "word", "abc", "hf_secret", "frag"):
+            assert secret not in said
+
+
 def test_nothing_that_a_server_says_acts_on_the_terminal():
     headers = {"X-Error-Message": "quota \x1b]0;owned\x07"}
     for error in (

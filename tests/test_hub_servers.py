@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import constants, scan_cache_dir
@@ -16,6 +17,7 @@ from snapshot.errors import SnapshotError
 from snapshot.fetch import fetch, look_at, newest_for_sampling
 from snapshot.files import identity
 from snapshot.hub import Hub
+from snapshot.hub_errors import HubUnreachable
 from snapshot.latest import Latest, latest_as_bytes
 from snapshot.publish import Card, Policy
 from snapshot.resume import choose_start
@@ -206,6 +208,23 @@ def test_a_server_without_xet_is_named_once_with_the_remedy(hub, finished_run):
     assert constants.HF_HUB_DISABLE_XET is True
     asked = [one for one in hub.requests if "xet" in one.path]
     assert len(asked) == 2  # by the client, and by us
+
+
+def test_a_server_that_is_down_is_not_taken_for_one_without_xet(monkeypatch):
+    class Failing(Hub):
+        def _send(self, additions) -> None:
+            raise HubUnreachable("the Hub cannot be reached")
+
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
+    for status in (200, 401, 403, 429, 500, 503):
+        answer = SimpleNamespace(status_code=status)
+        client = SimpleNamespace(get=lambda *_, answer=answer, **__: answer)
+        monkeypatch.setattr("snapshot.hub.get_session", lambda client=client: client)
+        failing = Failing(hubs.REPO)
+        with pytest.raises(HubUnreachable, match="cannot be reached"):
+            failing.upload_contents([])
+        assert constants.HF_HUB_DISABLE_XET is False
+        assert failing.notes == []
 
 
 @pytest.mark.parametrize("status", [None, 403, 503])
