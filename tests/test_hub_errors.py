@@ -87,11 +87,13 @@ def test_a_status_says_whether_another_try_can_help(status, kind):
     assert str(error).count("HTTP") == 1  # it is not said twice
 
 
-@pytest.mark.parametrize("said", ["", '{"error": "HTTP 401"}'])
-def test_a_server_that_says_only_the_number_is_quoted_once(said):
-    headers = {"X-Error-Message": "Invalid credentials in Authorization header"} if not said else {}
-    error = answered(401, said, headers)
-    assert str(error).count("401") == 1
+@pytest.mark.parametrize("status", [401, 403, 503])
+def test_a_server_that_says_only_the_number_is_quoted_once(status):
+    number = f"HTTP {status}"
+    for said in ("", "{}", json.dumps({"error": number})):
+        error = answered(status, said, {"X-Error-Message": number, "X-Error-Code": "Other"})
+        assert str(error).count(str(status)) == 1
+    assert "(HTTP 403: quota)" in str(answered(403, "", {"X-Error-Message": "quota"}))
 
 
 def test_404_without_an_error_code_means_what_was_asked_for():

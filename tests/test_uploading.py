@@ -52,12 +52,17 @@ def said_at_the_end(tmp_path, status: Uploaded) -> str:
             "me/run was never reached: the Hub answers HTTP 503: maintenance. The same command",
         ),
         (
+            Uploaded(None, None, None, off=False, known=False),
+            "hub not reached yet",
+            "me/run was never reached. The same command",
+        ),
+        (
             Uploaded(20, None, Fault("another attempt has it", "another"), off=True),
             "hub at step 20, uploads off",
             "me/run does not have this run's end: its uploads ended before",
         ),
     ],
-    ids=["done", "behind", "empty", "never reached", "fenced"],
+    ids=["done", "behind", "empty", "never reached", "never asked", "fenced"],
 )
 def test_what_is_known_of_the_hub_is_said_and_no_more(tmp_path, status, words, at_the_end):
     assert status.as_words() == words

@@ -109,7 +109,7 @@ def finish_uploads(
     for message in uploads.messages():
         console.warn(message)
     status = uploads.status()
-    if done and not status.off and status.fault is None:
+    if done and not status.off and status.fault is None and status.step is not None:
         console.say(f"hub       {repo} has step {status.step}")
     elif status.off:
         console.warn(
