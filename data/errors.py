@@ -14,6 +14,10 @@ class BrokenText(DataError):
     """A text whose content cannot be read: where it was fetched, the download is of no use."""
 
 
+class TextUnreachable(DataError):
+    """A text behind a network or a server that does not answer. Another start may have it."""
+
+
 class TextLost(OSError):
     """A prepared text that became shorter while it was read. The next start prepares it anew."""
 

@@ -7,13 +7,14 @@ import hashlib
 import http.client
 import os
 import re
+import socket
 import urllib.error
 import urllib.parse
 import urllib.request
 from pathlib import Path
 
 from data.address import without_secrets
-from data.errors import DataError, cache_error
+from data.errors import DataError, TextUnreachable, cache_error
 from data.formats import HEAD_BYTES
 from data.once import remove_abandoned, temporary_name
 from data.progress import Progress
@@ -49,13 +50,26 @@ def fetched(url: str, cache_dir: Path, progress: Progress) -> Path:
             error.close()
         if isinstance(error, OSError) and error.errno in OF_THE_DISK:
             raise cache_error(cache_dir, error) from error
-        raise DataError(
+        kind = TextUnreachable if _may_pass(error) else DataError
+        raise kind(
             f"data.source={without_secrets(url)} could not be fetched: {error}. Check the address "
             "and the network, or fetch the file by other means and give its path."
         ) from error
     finally:
         own.unlink(missing_ok=True)
     return target
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether it is the network or the server that failed, and not the address that is wrong."""
+    if isinstance(error, urllib.error.HTTPError):
+        return error.code >= 500 or error.code in (408, 429)
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(reason, socket.gaierror):
+        return reason.errno != socket.EAI_NONAME
+    return isinstance(reason, (ConnectionError, TimeoutError, http.client.IncompleteRead)) or (
+        isinstance(reason, OSError) and reason.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH)
+    )
 
 
 def _name(url: str) -> str:

@@ -17,7 +17,7 @@ from datasets.packaged_modules.cache.cache import Cache
 from datasets.packaged_modules.csv.csv import Csv
 from datasets.packaged_modules.text.text import Text
 
-from data.errors import DataError
+from data.errors import DataError, TextUnreachable
 from data.locks import NO_LOCKS
 from data.once import temporary_name
 from data.tables import csv_options, no_column, row_pieces
@@ -57,7 +57,8 @@ def hub_pieces(
         if files := _remembered(record):
             say(f"warning: {name} is read as it was downloaded before: {reason}")
             return files
-        raise DataError(
+        kind = TextUnreachable if isinstance(error, (ConnectionError, TimeoutError)) else DataError
+        raise kind(
             f"data.source={name} is neither a file here nor a data set whose split 'train' could "
             f"be loaded from the Hub: {reason.rstrip('.')}. For a private one log in with `hf auth "
             "login`, or set HF_TOKEN."

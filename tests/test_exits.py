@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 import runs
-from data.errors import DataError
+from data.errors import DataError, TextUnreachable
 from snapshot.errors import SnapshotError
 from snapshot.hub_errors import HubError, HubRefused, HubUnreachable
 from snapshot.signals import LAUNCHER_GONE, TIME_IS_OVER, WORKER_GONE, name_of
 from training.config import ConfigError
-from training.exits import OF_CAUSES, TrainingStopped, exit_code_of, is_lasting
+from training.exits import OF_CAUSES, OutOfMemory, TrainingStopped, exit_code_of, is_lasting
 from training.launch import _code_for
 from training.together import FailedElsewhere
 
@@ -50,7 +50,9 @@ def test_what_asks_a_run_to_end_has_a_code(cause, code):
         (HubRefused("a token"), 2, False),
         (HubError("another repo"), 2, False),
         (HubUnreachable("no answer"), 1, True),
+        (TextUnreachable("no answer"), 1, True),
         (TrainingStopped("nan"), 1, False),
+        (OutOfMemory("a step"), 1, True),
         (ValueError("a bug"), 1, True),
         (MemoryError(), 1, True),
         (LOST, 1, True),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,7 +15,7 @@ import pytest
 import data.fetch
 import data.once
 from data.corpus import prepare_corpus
-from data.errors import DataError
+from data.errors import DataError, TextUnreachable
 from data.fetch import fetched
 from data.progress import Progress
 from data.sources import open_source
@@ -300,3 +301,19 @@ def test_a_password_in_an_address_is_neither_sent_nor_shown(tmp_path, served, us
     assert asked == []
     assert "has a user or a password before its host, which are not sent" in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("status", "kind"), [(404, DataError), (503, TextUnreachable)])
+def test_a_server_that_fails_is_no_mistake_in_the_address(served, tmp_path, status, kind):
+    address, answers, _ = served
+    answers["/a.txt"] = (status, of_length(), [])
+    with pytest.raises(DataError) as caught:
+        prepare(f"{address}/a.txt", tmp_path)
+    assert type(caught.value) is kind
+
+
+def test_a_server_that_is_down_is_no_mistake_in_the_address(tmp_path):
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        with pytest.raises(TextUnreachable, match="could not be fetched"):
+            prepare(f"http://127.0.0.1:{nobody.getsockname()[1]}/a.txt", tmp_path)
