@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
         discard_output()
         what = f"{error.filename or 'the output'}: {error.strerror or error}"
         print(f"error: {printable(what)}", file=sys.stderr)
-        return 1
+        return 1 if error.filename is None else 2
     return 0
 
 

@@ -10,6 +10,7 @@ import pytest
 import runs
 import sample as script
 from data.errors import DataError
+from model.generate import BrokenModel
 
 
 def sample(*arguments: str):
@@ -88,13 +89,19 @@ def test_an_ascii_terminal_shows_other_letters_as_escapes(says):
     assert says(["日", "é", "\n"], io.TextIOWrapper(io.BytesIO(), "ascii")) == "\\u65e5\\xe9\n"
 
 
-def test_an_error_s_control_characters_are_shown_too(monkeypatch, capsys):
+@pytest.mark.parametrize("kind", [DataError, BrokenModel])
+def test_an_error_s_control_characters_are_shown_too(monkeypatch, capsys, kind):
     def refuse(options):
-        raise DataError("a\x1b[31mtext")
+        raise kind("a\x1b[31mtext")
 
     monkeypatch.setattr(script, "texts", refuse)
     assert script.main(["anything"]) == 2
     assert capsys.readouterr().err == "error: a\\x1b[31mtext\n"
+
+
+def test_a_name_too_long_for_a_file_is_a_sentence(capsys):
+    assert script.main(["x" * 300]) == 2
+    assert "File name too long" in capsys.readouterr().err
 
 
 def test_a_full_disk_under_the_output_is_a_sentence_and_a_closed_output_none(monkeypatch, capsys):
