@@ -100,6 +100,17 @@ def test_an_output_that_was_closed_is_no_error(monkeypatch):
     say_error("nothing")
 
 
+def test_no_file_takes_the_place_of_an_output_that_was_closed(tmp_path):
+    script = (
+        "import sys; from training.output import make_output_lossy; make_output_lossy()\n"
+        "print('nothing'); print('nothing', file=sys.stderr)\n"
+        "with open(sys.argv[1], 'w') as file: file.write(str(file.fileno()))"
+    )
+    command = f'exec {sys.executable} -c "$0" {tmp_path}/number 0<&- 1>&- 2>&-'
+    assert subprocess.run(["sh", "-c", command, script], cwd=runs.ROOT, timeout=60).returncode == 0
+    assert int((tmp_path / "number").read_text()) > 2
+
+
 def test_control_characters_are_shown_and_addresses_have_no_secrets(capsys):
     console = Console(shown=True, max_steps=3, step=0)
     console.say("a\x1b[2Jb\u202e\r")

@@ -157,7 +157,7 @@ def _mistake_in_form(argument: str) -> str | None:
     """What is wrong with one argument but for its value; None when nothing is."""
     keys = list(all_keys())
     if argument.startswith("-"):
-        return unknown_option(argument, keys)
+        return unknown_option(argument, [*keys, "model", "experiment"])
     key, _, text = argument.partition("=")
     if not key.strip() or ("=" not in argument and not argument.startswith("~")):
         return (
@@ -217,6 +217,7 @@ def _unknown_option(group: str, value: str) -> str | None:
     near = difflib.get_close_matches(value, options, n=1)
     hint = f" The nearest is {near[0]}." if near else ""
     all_of_them = ", ".join(options)
+    hint += f" A text of your own is data.source={value}." if group == "data" else ""
     return f"{group}={value}: there is no config/{group}/{value}.yaml.{hint} All: {all_of_them}."
 
 

@@ -32,10 +32,13 @@ class LossyFile(io.FileIO):
 
 def make_output_lossy() -> None:
     """Put sys.stdout and sys.stderr on `LossyFile`s, whole lines at once, in any encoding."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    while nothing <= 2:  # closed by who started this process: a file would take its number, and
+        nothing = os.open(os.devnull, os.O_RDWR)  # what libraries write to it would go there
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # closed by who started this process
-            descriptor, encoding = os.open(os.devnull, os.O_WRONLY), "utf-8"
+        if stream is None:
+            descriptor, encoding = nothing, "utf-8"
         else:
             descriptor, encoding = stream.fileno(), stream.encoding
             with suppress(OSError):
