@@ -28,7 +28,7 @@ from training.sampling import CHARACTERS
 from training.survey import survey
 
 TINY = GPTConfig(103, 64, n_layer=4, n_head=4, n_embd=128)
-PIECE = 100_000
+PIECE = 1_000_000
 """snapshot.piece_bytes: less than a snapshot."""
 CLAIM = ["data.block_size=1024", "train.global_batch_size=64", "--vocab-size", "50257"]
 TWO_OF_24 = [*CLAIM, "--processes", "2", "--memory", "24", "--json"]
