@@ -56,6 +56,7 @@ def prepare_corpus(
         settings = f"{FORMAT}\0{opened.key}\0{val_fraction!r}"
         folder = cache_dir / hashlib.sha256(settings.encode()).hexdigest()[:16]
         try:
+            progress.doing(f"loading {opened.name} as it was prepared")
             if verify:
                 remove_abandoned(folder, alone=False)
             prepared = _whole(folder, verify, progress, progress.say)
