@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-import runs
-from disks import Tmpfs, mounted
-from loopback_hub import LoopbackHub
-
-# Float sums depend on the number of threads; children inherit this.
+# Float sums depend on the number of threads; children inherit this. Before torch, which reads it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["EMULATE_BF16"] = "1"  # what is tested in bf16 is tested on any CPU
 os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
+
+import runs
+from disks import Tmpfs, mounted
+from loopback_hub import LoopbackHub
 
 
 @pytest.fixture(scope="session")
