@@ -18,7 +18,7 @@ class TextUnreachable(DataError):
     """A text behind a network or a server that does not answer. Another start may have it."""
 
 
-class TextLost(OSError):
+class TextLost(DataError):
     """A prepared text that became shorter while it was read. The next start prepares it anew."""
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 import runs
-from data.errors import DataError, TextUnreachable
+from data.errors import DataError, TextLost, TextUnreachable
 from snapshot.errors import SnapshotError
 from snapshot.hub_errors import HubError, HubRefused, HubUnreachable
 from snapshot.signals import LAUNCHER_GONE, TIME_IS_OVER, WORKER_GONE, name_of
@@ -51,6 +51,7 @@ def test_what_asks_a_run_to_end_has_a_code(cause, code):
         (HubError("another repo"), 2, False),
         (HubUnreachable("no answer"), 1, True),
         (TextUnreachable("no answer"), 1, True),
+        (TextLost("became shorter"), 1, True),
         (TrainingStopped("nan"), 1, False),
         (OutOfMemory("a step"), 1, True),
         (ValueError("a bug"), 1, True),

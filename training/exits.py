@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from data.errors import DataError, TextUnreachable
+from data.errors import DataError, TextLost, TextUnreachable
 from snapshot.errors import SnapshotError
 from snapshot.hub_errors import HubError, HubUnreachable
 from snapshot.signals import LAUNCHER_GONE, TIME_IS_OVER, WORKER_GONE
@@ -50,7 +50,7 @@ class OutOfMemory(TrainingStopped):
     """There was not enough memory for a step."""
 
 
-TEMPORARY = (HubUnreachable, TextUnreachable, OutOfMemory)
+TEMPORARY = (HubUnreachable, TextUnreachable, TextLost, OutOfMemory)
 """Those that are nobody's mistake: the same start may succeed later."""
 
 

@@ -16,6 +16,7 @@ from typing import NoReturn
 from accelerate.state import PartialState
 from accelerate.tracking import get_available_trackers
 
+from data.errors import TextLost
 from snapshot.signals import LAST_WORDS_SECONDS, Phase, Signals
 from training.claim import expect, note_exit
 from training.compose import as_yaml, load_config, run_dir_of
@@ -112,7 +113,8 @@ def _say(error: Exception, hurry: bool) -> bool:
 
     Returns whether it ends the launcher too: another start would end in it as well.
     """
-    speaks = getattr(error, "said_here", False) or first_on_its_machine()
+    alone = isinstance(error, TextLost)  # in the process that read; the others only lose it
+    speaks = getattr(error, "said_here", False) or alone or first_on_its_machine()
     if isinstance(error, FailedElsewhere):
         # Once a process has ended, the launcher ends all: not before the one that says it.
         time.sleep(SPEAKING_SECONDS)
