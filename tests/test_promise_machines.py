@@ -267,3 +267,18 @@ def test_the_loop_of_the_readme_ends_at_a_mistake(tmp_path):
     result = runs.run(the_loop_of_the_readme(words, run_dir), deadline=60)
     assert result.returncode == 2, result.stderr
     assert result.stderr.count("There is no key 'train.max_stepz'") == 1
+
+
+@pytest.mark.slow
+def test_a_first_machine_that_cannot_be_reached_is_said_and_given_up_in_time(tmp_path):
+    there = {
+        "num_machines": 2,
+        "main_process_ip": "127.0.0.1",
+        "rdzv_backend": "static",
+        "same_network": True,
+    }
+    config = runs.rehearsal("ddp_multinode.yaml", tmp_path, 2, **there)
+    options = ("--machine_rank=1", "--rdzv_conf=timeout=2")
+    result = runs.run(runs.launch_command(config, options=options), deadline=60)
+    assert result.returncode == 1
+    assert "timed out after 2000ms while trying to connect to (127.0.0.1, " in result.stderr
