@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from data.printable import printable
 
 
@@ -21,6 +19,6 @@ def test_newlines_and_tabs_are_kept_where_that_is_asked_for():
 def test_letters_of_any_script_are_left_alone():
     text = "Größe 你好\u3000世界 שלום नमस्ते 👩‍👩‍👧 a\u00a0b \\x1b"
     assert printable(text) == text
-    shown = printable("".join(map(chr, range(sys.maxunicode + 1))))
+    shown = printable("".join(map(chr, [*range(0x3100), *range(0xD7F0, 0xE010)])))
     assert not {*map(chr, range(32)), *map(chr, range(127, 160))} & set(shown)
     shown.encode("utf-8")
