@@ -8,6 +8,7 @@ import os
 
 import pytest
 
+from disks import as_anybody
 from training import claim
 from training.config import ConfigError
 
@@ -51,6 +52,13 @@ def test_a_disk_without_locks_is_said_and_keeps_no_start_out(answers, tmp_path, 
 
     claim.note_exit(75)  # by which a job's script knows that it is to be started again
     assert (run_dir / claim.EXIT_CODE).read_text() == "75\n"
+
+
+def test_a_folder_of_snapshots_that_may_not_be_written_is_refused_before_any_work(tmp_path):
+    claim.snapshots_in(tmp_path).mkdir()
+    claim.snapshots_in(tmp_path).chmod(0o555)
+    with as_anybody(), pytest.raises(ConfigError, match=r"cannot be written: Permission denied"):
+        claim.claim(tmp_path)
 
 
 def test_a_disk_that_fails_at_locking_is_refused(answers, tmp_path):

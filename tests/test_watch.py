@@ -10,6 +10,7 @@ import pytest
 import hubs
 import runs
 import training.watch
+from disks import as_anybody
 from training.config import Config, RunConfig
 from training.console import Console
 from training.watch import REMEMBERED, Watch
@@ -208,6 +209,12 @@ def test_a_disk_that_will_be_full_is_said_before_the_next_snapshot(
     being_written.rmdir()
     watch._look_at_disk()
     assert "has 1.5 MB left" in said(capsys)
+
+
+def test_a_folder_that_is_closed_in_the_middle_of_a_run_does_not_end_the_watch(watch, tmp_path):
+    (tmp_path / "snapshots").chmod(0)
+    with as_anybody():
+        watch._look_at_disk()
 
 
 def test_a_neighbour_that_hangs_is_said_during_the_run(small, tmp_path):

@@ -6,6 +6,7 @@ import errno
 import os
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from filelock import FileLock, Timeout
 
@@ -59,6 +60,8 @@ def claim(run_dir: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if not has_steps(folder):  # else that they are gone must be seen
             snapshots_in(folder).mkdir(exist_ok=True)
+        if snapshots_in(folder).is_dir():  # what may not be written is said before any work
+            TemporaryFile(dir=snapshots_in(folder)).close()
         if not _acquire(lock, run_dir):
             say_error(
                 f"warning: run.dir={run_dir} is on a file system without locks: nothing keeps a "

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from snapshot.errors import SnapshotError
 from snapshot.files import TEMPORARY_PREFIX, snapshot_folders, step_of
 from snapshot.resume import snapshots_in
 from training.config import Config
@@ -130,9 +131,9 @@ class Watch:
             if any(self._root.glob(f"{TEMPORARY_PREFIX}step-*")):
                 return  # one is being written, and then the oldest goes
             free = shutil.disk_usage(self._root).free
-        except OSError:
+            newest = next(iter(snapshot_folders(self._root)), None)
+        except (OSError, SnapshotError):  # perhaps closed to us for now
             return
-        newest = next(iter(snapshot_folders(self._root)), None)
         every, last = self._config.snapshot.every, self._config.train.max_steps
         if newest is not None and step_of(newest) >= last:
             return  # there is no next one
