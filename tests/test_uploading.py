@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from data.errors import DataError
-from data.tables import hub_pieces
+from data.hub import hub_pieces
 from snapshot.behind import Fault, Uploaded
 from training.uploading import finish_uploads
 
@@ -69,10 +69,10 @@ def test_what_is_known_of_the_hub_is_said_and_no_more(tmp_path, status, words, a
     assert at_the_end in said_at_the_end(tmp_path, status)
 
 
-def test_a_data_set_that_may_not_be_seen_names_the_login(monkeypatch):
-    def refuse(name: str) -> None:
+def test_a_data_set_that_may_not_be_seen_names_the_login(monkeypatch, tmp_path):
+    def refuse(name: str, **options: object) -> None:
         raise ValueError(f"Dataset '{name}' doesn't exist on the Hub or cannot be accessed.")
 
     monkeypatch.setattr("datasets.load_dataset_builder", refuse)
     with pytest.raises(DataError, match=r"be accessed\. For a private one log in with `hf auth"):
-        hub_pieces("me/private", "text")
+        hub_pieces("me/private", "text", tmp_path, say=print)
