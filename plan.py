@@ -13,11 +13,11 @@ from dataclasses import asdict
 
 import torch
 
+from config.compose import load_config
+from config.schema import Config, ConfigError, accumulation_steps
 from model.gpt import GPT, GPTConfig, parameter_count
-from training.compose import load_config
-from training.config import Config, ConfigError, accumulation_steps
-from training.fits import GIB, Fit, candidates, micro_batch_that_fits
-from training.pretend import DTYPES, Shape
+from planning.fake_trace import DTYPES, Shape
+from planning.fits import GIB, Fit, candidates, micro_batch_that_fits
 
 EXIT_NOTHING_FITS = 1
 EXIT_USER_MISTAKE = 2

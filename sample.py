@@ -18,15 +18,15 @@ from data.printable import printable
 from data.tokenizer import CharTokenizer
 from model.generate import BrokenModel, generate
 from model.gpt import GPT, GPTConfig
+from snapshot.disk.files import read_json
+from snapshot.disk.gpt2_layout import gpt_shape
+from snapshot.disk.state import restore_weights
 from snapshot.errors import SnapshotError
-from snapshot.fetch import newest_for_sampling
-from snapshot.files import read_json
-from snapshot.gpt2_layout import gpt_shape
-from snapshot.hub import Hub
-from snapshot.hub_errors import HubError
-from snapshot.named import named_repo
+from snapshot.hub.client import Hub
+from snapshot.hub.errors import HubError
+from snapshot.hub.fetch import newest_for_sampling
+from snapshot.hub.names import named_repo
 from snapshot.resume import newest_of
-from snapshot.state import restore_weights
 
 SMALLEST = 1e-30
 """A temperature below it is 0: float32 has no logits to divide by it."""

@@ -16,44 +16,44 @@ from accelerate.utils import (
     send_to_device,
 )
 
+from config.compose import as_flat
+from config.schema import Config, accumulation_steps
 from data.loader import HeldOutBatches, StepBatches, Windows, held_out_starts, window_loader
 from data.order import BlockOrder
 from model.gpt import GPT, IGNORED, GPTConfig, parameter_count
+from snapshot.disk.state import restore
 from snapshot.resume import refuse_other_run
-from snapshot.signals import Phase, Signals
-from snapshot.state import restore
-from training.compiling import compile_here
-from training.compose import as_flat
-from training.config import Config, accumulation_steps
-from training.console import Console, computed_on
-from training.distribution import (
+from training.distributed.agreement import run_on_all, run_on_main
+from training.distributed.compiling import dynamo_plugin_for
+from training.distributed.environment import fsdp_requested, on_cpu
+from training.distributed.launch import (
     REPLICATION,
-    keeps_gradients,
-    precision_here,
+    configure_precision,
+    effective_precision,
+    grads_in_buckets,
+    init_processes,
     refuse_broken_launch,
-    settle_launch,
-    settle_precision,
 )
-from training.environment import fsdp_asked, on_cpu
+from training.distributed.timeouts import ProcessGroupTimeouts
 from training.evaluation import held_out_loss
-from training.exhausted import refuse_what_cannot_fit
 from training.exits import EXIT_DONE
-from training.launch import known_tracker, run_command
 from training.memory import keep_freed_memory
 from training.optimizer import adamw
-from training.peers import Patience
-from training.pending import evaluation_is_pending
-from training.report import Report
-from training.reproducible import compute_reproducibly, reseed, settle_gradient_buckets
+from training.out_of_memory import refuse_too_large
+from training.reporting.console import Console, computed_on
+from training.reporting.report import Report
+from training.reporting.summary import print_end, print_header, print_stop
+from training.reporting.watchdog import Watchdog
+from training.reproducibility import build_gradient_buckets, compute_reproducibly, reseed
+from training.run.command import check_tracker, run_command
+from training.run.pending_evaluation import evaluation_is_pending
+from training.run.saving import Saving
+from training.run.signals import Phase, Signals
+from training.run.start import agree_on_start, claim_run_dir, open_run, prepare_text, state_at
+from training.run.stop import Stop
+from training.run.uploading import begin_uploads, finish_uploads
 from training.sampling import sample_text
-from training.saving import Saving
 from training.schedule import learning_rate_at, set_learning_rate
-from training.start import agree_on_start, claim_run_dir, open_run, prepare_text, state_at
-from training.stop import Stop
-from training.summary import print_end, print_header, print_stop
-from training.together import on_all, on_main
-from training.uploading import begin_uploads, finish_uploads
-from training.watch import Watch
 
 
 def main(config: Config, signals: Signals) -> int:
@@ -64,18 +64,18 @@ def main(config: Config, signals: Signals) -> int:
     data, train, run_dir = config.data, config.train, Path(config.run.dir)
 
     # Who computes: what the accelerate config file says. Accumulation follows from it.
-    settle_launch(timedelta(seconds=config.run.start_timeout_seconds))
+    init_processes(timedelta(seconds=config.run.start_timeout_seconds))
     accelerator = Accelerator(
         cpu=on_cpu(),
-        mixed_precision=precision_here(),
-        dynamo_plugin=compile_here(config),
+        mixed_precision=effective_precision(),
+        dynamo_plugin=dynamo_plugin_for(config),
         dataloader_config=DataLoaderConfiguration(split_batches=True, non_blocking=True),
         gradient_accumulation_plugin=GradientAccumulationPlugin(
             sync_with_dataloader=False,
-            sync_each_batch=fsdp_asked(),  # or each process would hold all gradients meanwhile
+            sync_each_batch=fsdp_requested(),  # or each process would hold all gradients meanwhile
         ),
         kwargs_handlers=[REPLICATION],
-        log_with=known_tracker(config.run.tracker),
+        log_with=check_tracker(config.run.tracker),
         project_dir=str(run_dir),
     )
     refuse_broken_launch(accelerator)
@@ -96,11 +96,11 @@ def main(config: Config, signals: Signals) -> int:
     keep_freed_memory()
     reseed(train.seed, step=0, process=0)
     shape = GPTConfig(corpus.tokenizer.vocab_size, data.block_size, **vars(config.model))
-    refuse_what_cannot_fit(shape, in_training=on_cpu() and not fsdp_asked())
+    refuse_too_large(shape, in_training=on_cpu() and not fsdp_requested())
     model = GPT(shape)
     console = Console(accelerator.is_main_process, train.max_steps, state.step)
     print_header(console, accelerator, config, corpus, model, start)
-    uploads = on_main(accelerator, lambda: begin_uploads(console, config, start, state))
+    uploads = run_on_main(accelerator, lambda: begin_uploads(console, config, start, state))
     pending = evaluation_is_pending(accelerator, console, config, start, state)
     if state.step >= train.max_steps and not pending:
         console.say(
@@ -127,17 +127,17 @@ def main(config: Config, signals: Signals) -> int:
         held_out_windows, HeldOutBatches(starts, together), pinned=pinned
     )
     probe = send_to_device(held_out_windows.__getitems__(starts[:1]), accelerator.device)
-    settle_precision(accelerator, model)
+    configure_precision(accelerator, model)
     model, optimizer, train_loader, held_out_loader = accelerator.prepare(
         model, optimizer, train_loader, held_out_loader
     )
     bare_model = accelerator.unwrap_model(model, keep_torch_compile=False)
     if start.folder is not None:
         folder = start.folder
-        on_all(accelerator, lambda: restore(folder, bare_model, optimizer))
+        run_on_all(accelerator, lambda: restore(folder, bare_model, optimizer))
         if accelerator.scaler is not None and state.loss_scaler is not None:
             accelerator.scaler.load_state_dict(state.loss_scaler)
-    metrics = on_main(accelerator, lambda: open_run(run_dir, config, start))
+    metrics = run_on_main(accelerator, lambda: open_run(run_dir, config, start))
     accelerator.init_trackers(config.run.name, config=as_flat(config))
     report = Report(
         console,
@@ -147,19 +147,19 @@ def main(config: Config, signals: Signals) -> int:
         state.skipped_steps,
         train.max_skipped_steps,
         uploads,
-        Watch(console, config, parameter_count(bare_model), accelerator.num_processes),
+        Watchdog(console, config, parameter_count(bare_model), accelerator.num_processes),
     )
     saving = Saving(accelerator, config, model, optimizer, corpus.tokenizer.save, report)
     batches = iter(train_loader)
-    patience = Patience(accelerator, config.run)
+    patience = ProcessGroupTimeouts(accelerator, config.run)
     stop = Stop(accelerator, config.run, signals)
 
     text = None
     first_step = state.step + 1
     model.train()
-    kept = keeps_gradients(model)  # in DDP's buckets, where they are also sent from
+    kept = grads_in_buckets(model)  # in DDP's buckets, where they are also sent from
     micro_batch = (together // accelerator.num_processes, data.block_size)
-    settle_gradient_buckets(accelerator, model, optimizer, micro_batch)
+    build_gradient_buckets(accelerator, model, optimizer, micro_batch)
     if pending:  # the last attempt was killed between the snapshot and its evaluation
         held_out = held_out_loss(accelerator, model, held_out_loader)
         report.held_out(accelerator, state.step, held_out)
@@ -183,7 +183,7 @@ def main(config: Config, signals: Signals) -> int:
                 step_loss += loss.detach() / accumulation
                 if accelerator.sync_gradients:
                     if beside:
-                        patience.be_long()
+                        patience.relax()
                         saving.finish()
                     norm = accelerator.clip_grad_norm_(
                         model.parameters(), config.optim.max_grad_norm
@@ -202,8 +202,8 @@ def main(config: Config, signals: Signals) -> int:
         if due or step % train.log_every == 0:
             report.write(accelerator)
         if due:
-            report.rest_clock()
-            patience.be_long()
+            report.pause_clock()
+            patience.relax()
             # The figures above are of the weights before this step's update.
             report.refuse_broken(step, held_out_loss(accelerator, model, [probe]))
         if save:
@@ -222,7 +222,7 @@ def main(config: Config, signals: Signals) -> int:
         if due:
             report.resume_clock()  # speed is that of the steps
         if due or beside or step == first_step:
-            patience.be_short()
+            patience.tighten()
 
     signals.phase = Phase.UPLOADING
     if last:

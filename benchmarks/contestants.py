@@ -60,11 +60,11 @@ def ours(words: list[str]) -> None:
 
     import train
     from model.gpt import parameter_count
-    from training.environment import speaks_for_the_run
-    from training.launch import run_command
+    from training.distributed.environment import is_main_process
+    from training.run.command import run_command
 
     reseed, gpt = train.reseed, train.GPT
-    speaks = speaks_for_the_run()
+    speaks = is_main_process()
     left, begun = 0, 0.0
 
     def counted(config: Any) -> Any:

@@ -44,9 +44,9 @@ class Run:
         import torch
         from accelerate import Accelerator
 
+        from config.compose import load_config
         from data.tokenizer import CharTokenizer
         from model.gpt import GPT, GPTConfig
-        from training.compose import load_config
         from training.optimizer import adamw
 
         self.dir, self.steps = root / str(steps), steps
@@ -67,12 +67,12 @@ class Run:
 
     def resume(self) -> None:
         """All that a start does with what the run has left."""
+        from snapshot.disk.state import restore
         from snapshot.resume import choose_start
-        from snapshot.state import restore
-        from training.console import Console
-        from training.metrics import MetricsFile
-        from training.report import Report
-        from training.saving import Saving
+        from training.reporting.console import Console
+        from training.reporting.metrics import MetricsFile
+        from training.reporting.report import Report
+        from training.run.saving import Saving
 
         start = choose_start(self.dir, "auto")
         if start.folder is not None:
@@ -84,7 +84,7 @@ class Run:
 
     def snapshot(self) -> None:
         """A snapshot, and what follows it: the curves."""
-        from snapshot.state import RunState
+        from snapshot.disk.state import RunState
 
         plain = {"run": {"name": "history"}}
         state = RunState("run", "attempt", self.steps, 0, 1337, None, plain, {})
@@ -127,8 +127,8 @@ def histories(turns: int, shape: str) -> None:
 
 def verifications(turns: int, shape: str) -> None:
     """Print what verifying a snapshot takes beside hashing its files."""
-    from snapshot.files import verify
-    from snapshot.numbers import Numbers
+    from snapshot.disk.files import verify
+    from snapshot.disk.numbers import Numbers
 
     with tempfile.TemporaryDirectory() as place:
         run = Run(Path(place), 100, shape)

@@ -22,10 +22,10 @@ from accelerate import Accelerator
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import train
 from model.generate import generate
-from training import saving
-from training.launch import run_command
-from training.ledger import LiveBytes
-from training.saving import Saving
+from planning.allocation_log import LiveBytes
+from training.run import saving
+from training.run.command import run_command
+from training.run.saving import Saving
 
 FIRST_MEASURED = 3
 """DDP finds its buckets and AdamW makes its state before it."""
@@ -107,7 +107,7 @@ def main(config, signals) -> int:
     with tracker:
         code = train.main(config, signals)
     totals = defaultdict(list)
-    for total, place in zip(tracker.ledger.totals(), tracker.ledger.places, strict=False):
+    for total, place in zip(tracker.log.totals(), tracker.log.places, strict=False):
         if place and place[1] >= FIRST_MEASURED:
             totals[place[0]].append(int(total.sum()))
     found["peaks"] = {phase: max(of_it) for phase, of_it in totals.items()}

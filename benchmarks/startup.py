@@ -49,7 +49,7 @@ def make_snapshots(folder: Path) -> None:
     command = run_in(folder, "early", f"data.cache_dir={folder / 'data'}", "train.max_steps=1")
     subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
     sys.path.insert(0, str(ROOT))
-    from snapshot.files import MANIFEST, folder_name, written_whole
+    from snapshot.disk.files import MANIFEST, folder_name, written_whole
 
     early, late = folder / "early/snapshots" / folder_name(1), folder / "late/snapshots"
     with written_whole(late, folder_name(LATE)) as building:

@@ -1,1 +1,1 @@
-"""What is trained: GPT-2, its sizes, and generation. Needs torch and nothing else."""
+"""What is trained: GPT-2, its sizes, and text generation. Needs only torch."""

@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import TextIO
 
 from data.printable import printable
-from snapshot.contents import check_model
+from snapshot.disk.contents import check_model
+from snapshot.disk.files import manifest_entries, read_json, snapshot_folders
+from snapshot.disk.state import check_snapshot, read_state
 from snapshot.errors import SnapshotError
-from snapshot.fetch import Remote, folders_in, look_at, remote_step
-from snapshot.files import manifest_entries, read_json, snapshot_folders
-from snapshot.hub import Hub
-from snapshot.hub_errors import HubError
-from snapshot.named import named_repo
+from snapshot.hub.client import Hub
+from snapshot.hub.errors import HubError
+from snapshot.hub.fetch import Remote, folders_in, look_at, remote_step
+from snapshot.hub.names import named_repo
 from snapshot.resume import snapshots_in, value_of
-from snapshot.state import check_snapshot, read_state
-from snapshot.store import fetch_newest, patiently
+from snapshot.store import fetch_newest, with_retries
 
 BROKEN_PIPE = 141
 """What the shell shows for a program that SIGPIPE has ended."""
@@ -153,7 +153,7 @@ def _list(path: Path) -> None:
 
 
 def _list_remote(hub: Hub, revision: str) -> None:
-    remote = patiently(lambda: look_at(hub, revision))
+    remote = with_retries(lambda: look_at(hub, revision))
     for folder in folders_in(remote.files):
         _line(remote_step(folder), _bytes_in(remote, folder), f"{remote.name} {folder}")
     if remote.latest is not None:

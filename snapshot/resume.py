@@ -10,9 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from snapshot.errors import SnapshotError
-from snapshot.fetch import remote_step
-from snapshot.files import (
+from snapshot.disk.files import (
     TEMPORARY_PREFIX,
     folder_name,
     identity,
@@ -20,13 +18,15 @@ from snapshot.files import (
     remove_leftovers,
     snapshot_folders,
 )
-from snapshot.hub import Hub
-from snapshot.hub_errors import HubError, HubUnreachable
-from snapshot.named import named_repo
-from snapshot.never import GOES_ON, METRICS, start_over, state_at_hand
-from snapshot.reading import visible
+from snapshot.disk.reading import visible
+from snapshot.disk.state import RunState, check_snapshot, read_state
+from snapshot.errors import SnapshotError
+from snapshot.hub.client import Hub
+from snapshot.hub.errors import HubError, HubUnreachable
+from snapshot.hub.fetch import remote_step
+from snapshot.hub.names import named_repo
 from snapshot.start import Start
-from snapshot.state import RunState, check_snapshot, read_state
+from snapshot.start_over import GOES_ON, METRICS, start_over, state_at_hand
 from snapshot.store import Store, fetch_newest, newest_of_both
 
 ATTEMPTS = "attempts.txt"

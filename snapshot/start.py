@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from snapshot.files import TEMPORARY_PREFIX
-from snapshot.latest import Latest
-from snapshot.state import RunState
+from snapshot.disk.files import TEMPORARY_PREFIX
+from snapshot.disk.state import RunState
+from snapshot.hub.latest import Latest
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from snapshot.disk.files import identity
+from snapshot.disk.state import RunState, read_state
 from snapshot.errors import SnapshotError
-from snapshot.fetch import Remote, fetch, foreign_content, look_at, remote_step
-from snapshot.files import identity
-from snapshot.hub import Hub
-from snapshot.hub_errors import HubError, HubMissing, HubRefused, HubUnknown, HubUnreachable
+from snapshot.hub.client import Hub
+from snapshot.hub.errors import HubError, HubMissing, HubRefused, HubUnknown, HubUnreachable
+from snapshot.hub.fetch import Remote, fetch, foreign_content, look_at, remote_step
 from snapshot.start import Place, Start
-from snapshot.state import RunState, read_state
 
 Result = TypeVar("Result")
 PATIENCE_SECONDS = (1.0, 3.0)
@@ -144,7 +144,7 @@ def fetch_newest(hub: Hub, revision: str, root: Path) -> Fetched:
 
     Raises SnapshotError where there is none, HubError where it does not come.
     """
-    remote = patiently(lambda: look_at(hub, revision))
+    remote = with_retries(lambda: look_at(hub, revision))
     run_id = None if remote.latest is None else remote.latest.run_id
     found = _first_whole(remote, remote.folders(), root, run_id)
     if found.path is None:
@@ -156,7 +156,7 @@ def fetch_newest(hub: Hub, revision: str, root: Path) -> Fetched:
 def fetch_place(place: Place, root: Path) -> Path:
     """The snapshot of a place, downloaded into `root`. Raises as `fetch_newest` does."""
     hub = Hub(place.repo_id, place.timeout)
-    files = patiently(lambda: hub.files(place.commit))
+    files = with_retries(lambda: hub.files(place.commit))
     return fetch(Remote(hub, place.commit, True, files, None), place.folder, root)
 
 
@@ -164,7 +164,7 @@ def _place(remote: Remote, folder: str) -> Place:
     return Place(remote.hub.repo_id, remote.commit, folder, remote.hub.timeout)
 
 
-def patiently(work: Callable[[], Result]) -> Result:
+def with_retries(work: Callable[[], Result]) -> Result:
     """`work()`, tried again a few times while the Hub cannot be reached."""
     for seconds in PATIENCE_SECONDS:
         try:
@@ -178,7 +178,7 @@ def _first_whole(remote: Remote, folders: list[str], root: Path, run_id: str | N
     faults = []
     for folder in folders:
         try:
-            path = patiently(lambda folder=folder: fetch(remote, folder, root))  # type: ignore[misc]
+            path = with_retries(lambda folder=folder: fetch(remote, folder, root))  # type: ignore[misc]
             if run_id is not None and read_state(path).run_id != run_id:
                 raise SnapshotError(f"{folder} of {remote.name} belongs to another run")
         except SnapshotError as error:
@@ -193,7 +193,7 @@ def _asked(
 ) -> tuple[Remote | None, tuple[str, ...]]:
     """The repo, made if need be, or why it does not answer."""
     try:
-        remote = patiently(lambda: _opened(store))
+        remote = with_retries(lambda: _opened(store))
     except HubRefused as error:
         if not may_go_on:
             raise

@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import train
 from model.gpt import GPT
-from training import launch, saving
+from training.run import command, saving
 
 LONGEST_SECONDS = 20
 told_to_end = threading.Event()
@@ -82,5 +82,5 @@ def end_and_tell(number: int, why: str) -> None:
 
 if __name__ == "__main__":
     ending = sys.argv.pop(1)
-    end_by_signal, launch._end_by_signal = launch._end_by_signal, end_and_tell
-    launch.run_command(main)
+    end_by_signal, command._end_by_signal = command._end_by_signal, end_and_tell
+    command.run_command(main)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import train
-from training import launch
+from training.run import command
 
 
 def main(config, signals) -> int:
@@ -38,4 +38,4 @@ def main(config, signals) -> int:
 
 if __name__ == "__main__":
     killed_after = int(sys.argv.pop(1))
-    launch.run_command(main)
+    command.run_command(main)

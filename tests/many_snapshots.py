@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from snapshot.files import folder_name, identity, read_json, write_json, written_whole
-from snapshot.hub import Hub
-from snapshot.publish import Card, Policy
-from snapshot.state import read_state
-from snapshot.upload import Uploader
+from snapshot.disk.files import folder_name, identity, read_json, write_json, written_whole
+from snapshot.disk.state import read_state
+from snapshot.hub.client import Hub
+from snapshot.hub.publish import Card, Policy
+from snapshot.hub.uploader import Uploader
 
 COUNT = 100
 

@@ -19,9 +19,9 @@ from safetensors.torch import load_file
 
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT, GPTConfig
-from snapshot.files import read_json
-from snapshot.gpt2_layout import gpt_shape
-from snapshot.state import restore_weights
+from snapshot.disk.files import read_json
+from snapshot.disk.gpt2_layout import gpt_shape
+from snapshot.disk.state import restore_weights
 
 ROOT = Path(__file__).resolve().parent.parent
 BESIDE = ROOT / "tests" / "beside.py"
@@ -152,7 +152,7 @@ def workers(process: subprocess.Popen) -> dict[int, psutil.Process]:
 def wait_until(
     holds: Callable[[], object], process: subprocess.Popen, deadline: float = 60
 ) -> None:
-    """Watch a run that goes on until something holds; fails when it ends before or takes longer."""
+    """Watchdog a run that goes on until something holds; fails when it ends before or takes longer."""
     end = time.monotonic() + deadline
     while not holds():
         assert process.poll() is None, f"ended before: {process.communicate()}"

@@ -8,10 +8,10 @@ import pytest
 
 import runs
 from model.gpt import GPTConfig
-from snapshot.card import card_text
-from snapshot.files import read_json
-from snapshot.gpt2_layout import gpt_shape
-from snapshot.state import read_state
+from snapshot.disk.files import read_json
+from snapshot.disk.gpt2_layout import gpt_shape
+from snapshot.disk.state import read_state
+from snapshot.hub.card import card_text
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import shutil
 import pytest
 
 import runs
-from training.compiling import compile_here, why_not_compiled
-from training.compose import load_config
+from config.compose import load_config
+from training.distributed.compiling import dynamo_plugin_for, why_not_compiled
 
 
 @pytest.mark.parametrize(
@@ -40,10 +40,10 @@ def test_a_run_is_compiled_where_that_pays(
 
     assert (found is None) == (reason is None)
     if reason is None:
-        assert compile_here(config) is None
+        assert dynamo_plugin_for(config) is None
     else:
         assert re.search(reason, found)
-        assert compile_here(config).backend == "NO"
+        assert dynamo_plugin_for(config).backend == "NO"
 
 
 def test_a_short_run_says_that_it_is_not_compiled(small, tmp_path):

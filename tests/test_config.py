@@ -12,14 +12,14 @@ import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from config.checks import RANGES, problems
+from config.compose import all_keys, as_flat, as_plain, as_yaml, load_config, run_dir_of
+from config.help import key_rows
+from config.hints import ALIASES, OF_THE_LAUNCHER, quoted
+from config.schema import TEXT_KEYS, ConfigError, TrainConfig, accumulation_steps
 from model.gpt import GPT, GPTConfig, parameter_count
 from runs import ROOT
-from training.checks import RANGES, problems
-from training.compose import all_keys, as_flat, as_plain, as_yaml, load_config, run_dir_of
-from training.config import TEXT_KEYS, ConfigError, TrainConfig, accumulation_steps
-from training.help import key_rows
-from training.hints import ALIASES, OF_THE_LAUNCHER, quoted
-from training.start import changed_values
+from training.run.start import changed_values
 
 
 def mistakes(*overrides: str) -> list[str]:

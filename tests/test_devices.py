@@ -10,11 +10,13 @@ import pytest
 import torch
 from torch.distributed import distributed_c10d as c10d
 
-from training import console, distribution, stop
-from training.compiling import why_not_compiled
-from training.compose import load_config
-from training.peers import Patience
-from training.reproducible import compute_reproducibly
+from config.compose import load_config
+from training.distributed import launch
+from training.distributed.compiling import why_not_compiled
+from training.distributed.timeouts import ProcessGroupTimeouts
+from training.reporting import console
+from training.reproducibility import compute_reproducibly
+from training.run import stop
 
 
 @pytest.fixture
@@ -29,14 +31,14 @@ def test_a_run_on_the_cpu_beside_a_gpu_is_one_of_a_cpu(monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "inductor")
     monkeypatch.delenv("EMULATE_BF16", raising=False)
-    monkeypatch.setattr(distribution, "cpu_has_bf16", lambda: False)
+    monkeypatch.setattr(launch, "cpu_has_bf16", lambda: False)
     monkeypatch.setattr("shutil.which", lambda name: None)
-    assert distribution.precision_here() is None
+    assert launch.effective_precision() is None
     assert "gcc" in why_not_compiled(load_config([]))
 
     monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
 
-    assert distribution.precision_here() == "no"
+    assert launch.effective_precision() == "no"
     assert "g++" in why_not_compiled(load_config([]))
 
 
@@ -118,7 +120,7 @@ def test_from_the_start_every_group_has_the_long_patience(monkeypatch):
     monkeypatch.setattr(type(c10d._world), "pg_map", {"all": None, "shards": None})
     run = load_config(["run.start_timeout_seconds=700"]).run
 
-    Patience(SimpleNamespace(num_processes=2), run)
+    ProcessGroupTimeouts(SimpleNamespace(num_processes=2), run)
 
     assert waits == dict.fromkeys(("all", "shards"), timedelta(seconds=700))
 

@@ -13,10 +13,10 @@ from accelerate.utils import DistributedType
 from accelerate.utils.launch import prepare_multi_gpu_env
 
 import runs
-from training import distribution, launcher, refusals
-from training.config import ConfigError
-from training.distribution import precision_here, refuse_broken_launch, settle_launch
-from training.launcher import Launcher
+from config.schema import ConfigError
+from training.distributed import launch, launcher, refusals
+from training.distributed.launch import effective_precision, init_processes, refuse_broken_launch
+from training.distributed.launcher import Launcher
 
 TIMEOUT = timedelta(seconds=60)
 
@@ -96,8 +96,8 @@ def states(monkeypatch):
         made.append(SimpleNamespace(**words, distributed_type=DistributedType.MULTI_CPU))
         return made[-1]
 
-    monkeypatch.setattr(distribution, "PartialState", make)
-    monkeypatch.setattr(distribution, "fresh_store", lambda _: ("a store", 1, 2))
+    monkeypatch.setattr(launch, "PartialState", make)
+    monkeypatch.setattr(launch, "fresh_store", lambda _: ("a store", 1, 2))
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     return made
 
@@ -117,9 +117,9 @@ def launched(monkeypatch):
 
 
 def sentences(states) -> list[str]:
-    """What `settle_launch` refuses, before anything is started."""
+    """What `init_processes` refuses, before anything is started."""
     with pytest.raises(ConfigError) as caught:
-        settle_launch(TIMEOUT)
+        init_processes(TIMEOUT)
     assert states == []
     return str(caught.value).splitlines()
 
@@ -136,7 +136,7 @@ def test_what_fsdp_cannot_honour_is_refused(launched, states, tmp_path, entry, v
 def test_fp16_with_weights_on_the_cpu_of_gpus_is_refused(launched, states, monkeypatch, tmp_path):
     entries = {"fsdp_offload_params": True, "mixed_precision": "fp16"}
     launched(runs.rehearsal("fsdp_cpu.yaml", tmp_path, 2, **entries), 2)
-    settle_launch(TIMEOUT)  # on a CPU there is nothing to wait for
+    init_processes(TIMEOUT)  # on a CPU there is nothing to wait for
     states.clear()
 
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
@@ -186,7 +186,7 @@ def test_all_that_is_refused_is_said_at_once(launched, states, monkeypatch, tmp_
 @pytest.mark.parametrize("name", HONOURED)
 def test_what_can_be_honoured_passes_and_fsdp_runs_on_cpus(launched, states, tmp_path, name):
     launched(runs.rehearsal("fsdp_cpu.yaml", tmp_path, 2, **HONOURED[name]), 2)
-    settle_launch(TIMEOUT)
+    init_processes(TIMEOUT)
     joined = {"cpu": True, "store": "a store", "rank": 1, "world_size": 2, "timeout": TIMEOUT}
     assert [vars(state) for state in states] == [
         {**joined, "distributed_type": DistributedType.MULTI_GPU}
@@ -198,7 +198,7 @@ def test_every_shipped_file_passes_as_it_lies(launched, states, tmp_path, path):
     text = path.read_text()
     processes = int(text.split("num_processes:")[1].split()[0])
     launched(path, processes)
-    settle_launch(TIMEOUT)
+    init_processes(TIMEOUT)
     fsdp = "distributed_type: FSDP" in text
     assert len(states) == (processes > 1)
     kind = DistributedType.MULTI_GPU if fsdp else DistributedType.MULTI_CPU
@@ -218,7 +218,7 @@ def test_where_there_is_a_gpu_fsdp_is_left_to_accelerate(
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     launched(runs.rehearsal("fsdp_cpu.yaml", tmp_path, 2), 2)
     monkeypatch.setenv("ACCELERATE_USE_CPU", asked)
-    settle_launch(TIMEOUT)
+    init_processes(TIMEOUT)
     assert [(state.cpu, state.distributed_type) for state in states] == [found]
 
 
@@ -331,7 +331,7 @@ def test_bf16_is_for_cpus_that_have_it(monkeypatch, asked, has_bf16, gpu, emulat
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: gpu)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": has_bf16})
 
-    assert precision_here() == precision
+    assert effective_precision() == precision
 
 
 # train.py on a CPU without the instructions, whatever this one has.

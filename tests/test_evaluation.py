@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 
 from model.gpt import GPT, IGNORED, GPTConfig
+from planning.allocation_log import LiveBytes
 from training.evaluation import held_out_loss
-from training.ledger import LiveBytes
 
 T = 12
 MANY, FEW = 31, 9
@@ -69,7 +69,7 @@ def test_an_evaluation_takes_less_memory_than_a_step(accelerator, vocabulary):
     def added(work) -> int:
         with LiveBytes() as tracker:
             work()
-        return int(tracker.ledger.totals().sum(axis=1).max())
+        return int(tracker.log.totals().sum(axis=1).max())
 
     step = added(lambda: model(*batch).backward())
     model.zero_grad()

@@ -10,13 +10,13 @@ import psutil
 import pytest
 import torch
 
-import training.exhausted
+import training.out_of_memory
+from config.schema import ConfigError
 from model.gpt import GPT, GPTConfig, parameter_count
-from snapshot.signals import Phase
-from training import launch
-from training.config import ConfigError
-from training.exhausted import in_words, refuse_what_cannot_fit
 from training.exits import EXIT_FAILED, EXIT_USER_MISTAKE, exit_code_for, is_lasting
+from training.out_of_memory import in_words, refuse_too_large
+from training.run import command
+from training.run.signals import Phase
 
 
 def no_room() -> None:
@@ -80,13 +80,13 @@ def test_a_run_without_memory_ends_with_a_sentence(
         phase = Phase.NOTHING_BEGUN
 
     monkeypatch.setattr(sys, "argv", ["train.py", f"run.dir={tmp_path / 'run'}"])
-    monkeypatch.setattr(launch, "Signals", lambda *_: Quiet())
-    monkeypatch.setattr(launch, "_leave", sys.exit)
-    monkeypatch.setattr(launch, "make_output_lossy", lambda: None)
-    monkeypatch.setattr(launch, "expect", lambda run_dir: None)
-    monkeypatch.setattr(launch, "note_exit", lambda code: code)  # the first of a process wins
+    monkeypatch.setattr(command, "Signals", lambda *_: Quiet())
+    monkeypatch.setattr(command, "_leave", sys.exit)
+    monkeypatch.setattr(command, "make_output_lossy", lambda: None)
+    monkeypatch.setattr(command, "expect", lambda run_dir: None)
+    monkeypatch.setattr(command, "note_exit", lambda code: code)  # the first of a process wins
     with pytest.raises(SystemExit) as ended:
-        launch.run_command(main)
+        command.run_command(main)
     said = capsys.readouterr().err
     assert ended.value.code == code
     assert said.startswith(f"{word}there is not enough memory for ")
@@ -100,9 +100,9 @@ def test_a_model_that_this_machine_cannot_hold_is_refused_before_it_is_made(
     config = GPTConfig(vocab_size=11, block_size=7, n_layer=3, n_head=2, n_embd=8)
     needed = 4 * parameter_count(GPT(config)) * (4 if in_training else 1)
     left = needed - 100
-    monkeypatch.setattr(training.exhausted, "available_memory", lambda: left)
+    monkeypatch.setattr(training.out_of_memory, "available_memory", lambda: left)
     monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(free=100))
-    refuse_what_cannot_fit(config, in_training)
+    refuse_too_large(config, in_training)
     left -= 1
     with pytest.raises(ConfigError, match=r"model\.n_layer=3 and model\.n_embd=8 need .* GB"):
-        refuse_what_cannot_fit(config, in_training)
+        refuse_too_large(config, in_training)

@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import pytest
 
 import runs
+from config.schema import ConfigError
 from data.errors import DataError, TextLost, TextUnreachable
 from snapshot.errors import SnapshotError
-from snapshot.hub_errors import HubError, HubRefused, HubUnreachable
-from snapshot.signals import LAUNCHER_GONE, TIME_IS_OVER, WORKER_GONE, name_of
-from training.config import ConfigError
+from snapshot.hub.errors import HubError, HubRefused, HubUnreachable
+from training.distributed.agreement import FailedElsewhere
 from training.exits import OF_CAUSES, OutOfMemory, TrainingStopped, exit_code_of, is_lasting
-from training.launch import _code_for
-from training.together import FailedElsewhere
+from training.run.command import _code_for
+from training.run.signals import LAUNCHER_GONE, TIME_IS_OVER, WORKER_GONE, name_of
 
 README = (runs.ROOT / "README.md").read_text(encoding="utf-8")
 LOST = RuntimeError("[gloo] Connection closed by peer")

@@ -25,9 +25,9 @@ from hypothesis import strategies as st
 
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT, GPTConfig
+from snapshot.disk.files import MANIFEST
+from snapshot.disk.state import RunState, begin_snapshot, check_snapshot
 from snapshot.errors import SnapshotError
-from snapshot.files import MANIFEST
-from snapshot.state import RunState, begin_snapshot, check_snapshot
 
 FEW, ALL = 1_000, 10_000
 SLOW = [pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -9,13 +9,13 @@ import pytest
 from huggingface_hub.errors import FileMetadataError, HFValidationError, LocalEntryNotFoundError
 from huggingface_hub.utils import hf_raise_for_status
 
-from snapshot.hub_errors import (
+from snapshot.hub.errors import (
     HubMissing,
     HubNoRevision,
     HubRefused,
     HubUnknown,
     HubUnreachable,
-    told_apart,
+    translate_errors,
 )
 
 ADDRESS = "https://bucket.example.org/run?X-Amz-Signature=abc"
@@ -27,7 +27,10 @@ XML = (
 
 def raised(error: Exception, **more) -> Exception:
     """What comes out where the client raises an error."""
-    with pytest.raises(Exception) as caught, told_apart("me/run", more.pop("at", "main"), **more):  # noqa: PT011
+    with (
+        pytest.raises(Exception) as caught,
+        translate_errors("me/run", more.pop("at", "main"), **more),
+    ):  # noqa: PT011
         raise error
     return caught.value
 

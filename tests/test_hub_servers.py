@@ -13,16 +13,16 @@ import hubs
 import runs
 from loopback_deviations import ALL, Deviations
 from loopback_hub import LoopbackHub
-from snapshot.fetch import fetch, look_at, newest_for_sampling
-from snapshot.files import identity
-from snapshot.hub import Hub
-from snapshot.hub_errors import HubUnreachable
-from snapshot.latest import Latest, latest_as_bytes
-from snapshot.publish import Card, Policy
+from snapshot.disk.files import identity
+from snapshot.disk.state import read_state
+from snapshot.hub.client import Hub
+from snapshot.hub.errors import HubUnreachable
+from snapshot.hub.fetch import fetch, look_at, newest_for_sampling
+from snapshot.hub.latest import Latest, latest_as_bytes
+from snapshot.hub.publish import Card, Policy
+from snapshot.hub.uploader import Uploader
 from snapshot.resume import choose_start
-from snapshot.state import read_state
 from snapshot.store import Store, fetch_place, newest_of_both
-from snapshot.upload import Uploader
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Use 'content=:DeprecationWarning"  # huggingface_hub 2.4 calls httpx2 so
@@ -218,7 +218,7 @@ def test_a_server_that_is_down_is_not_taken_for_one_without_xet(monkeypatch):
     for status in (200, 401, 403, 429, 500, 503):
         answer = SimpleNamespace(status_code=status)
         client = SimpleNamespace(get=lambda *_, answer=answer, **__: answer)
-        monkeypatch.setattr("snapshot.hub.get_session", lambda client=client: client)
+        monkeypatch.setattr("snapshot.hub.client.get_session", lambda client=client: client)
         failing = Failing(hubs.REPO)
         with pytest.raises(HubUnreachable, match="cannot be reached"):
             failing.upload_contents([])
@@ -263,7 +263,7 @@ def test_the_first_commit_after_a_restart_does_not_squash_again(hub, finished_ru
 
 @pytest.mark.parametrize("hub", [Deviations()], indirect=True)
 def test_a_fault_is_a_warning_once_and_a_word_in_the_progress_line(hub, finished_run, monkeypatch):
-    monkeypatch.setattr("snapshot.upload.FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr("snapshot.hub.uploader.FIRST_DELAY_SECONDS", 0.01)
     hub.create(hubs.REPO)
     fault = hub.fault("commit", "status", status=500, times=None, message="the disk is on fire")
     uploads = uploader()

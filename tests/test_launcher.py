@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from training import launcher
-from training.launcher import seconds_since_launch
+from training.distributed import launcher
+from training.distributed.launcher import seconds_since_launch
 
 WAITING = "import sys; print('up', flush=True); sys.stdin.read()"
 TWO_WORKERS = """

@@ -29,7 +29,7 @@ from data.loader import (
 )
 from data.order import BlockOrder
 from data.stream import TokenStream
-from snapshot.signals import TAKEN
+from training.run.signals import TAKEN
 
 IGNORED = -100
 LENGTHS = [2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 16, 17, 18, 31, 32, 33, 34, 100, 101]

@@ -7,7 +7,7 @@ from test_snapshot import trained, write
 
 from snapshot.errors import SnapshotError
 from snapshot.resume import choose_start
-from training.claim import claim
+from training.run.run_lock import claim
 
 LINE = '{"event": "train", "step": 1, "loss": 1.0}\n'
 

@@ -9,11 +9,11 @@ import tracemalloc
 import pytest
 from matplotlib.figure import Figure
 
-from training import metrics as metrics_file
-from training.compose import load_config
-from training.console import Console
-from training.curves import draw_curves, draw_run
-from training.metrics import MetricsFile, place_after, read_metrics, sample_metrics
+from config.compose import load_config
+from training.reporting import metrics as metrics_file
+from training.reporting.console import Console
+from training.reporting.curves import draw_curves, draw_run
+from training.reporting.metrics import MetricsFile, place_after, read_metrics, sample_metrics
 
 EVERY = 250
 MOST_PARSED = 10_000

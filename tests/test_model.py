@@ -20,8 +20,8 @@ from model.gpt import (
     attend_by_scores,
     parameter_count,
 )
-from snapshot.gpt2_layout import gpt2_config, to_file
-from training.ledger import LiveBytes
+from planning.allocation_log import LiveBytes
+from snapshot.disk.gpt2_layout import gpt2_config, to_file
 
 B, T, V = 2, 12, 31
 SHAPE = {"vocab_size": V, "block_size": T, "n_layer": 3, "n_head": 4, "n_embd": 16}
@@ -128,7 +128,7 @@ def test_a_large_vocabulary_is_never_in_memory_as_logits(monkeypatch):
         with LiveBytes() as tracker:
             gpt(ids, ids).backward()
         gpt.zero_grad()
-        return tracker.ledger.totals().sum(axis=1).max()
+        return tracker.log.totals().sum(axis=1).max()
 
     assert peak(model.gpt.HEAD_PIECES) < 0.4 * peak(1)
 

@@ -13,13 +13,13 @@ from test_snapshot import TOKENIZER, state_at, trained
 
 import hubs
 import runs
+from config.compose import as_plain, load_config
+from config.schema import Config
+from snapshot.disk.state import begin_snapshot
 from snapshot.errors import SnapshotError
-from snapshot.never import refuse_to_move
 from snapshot.resume import ATTEMPTS, note_attempt
-from snapshot.state import begin_snapshot
-from training import claim, start
-from training.compose import as_plain, load_config
-from training.config import Config
+from snapshot.start_over import refuse_to_move
+from training.run import run_lock, start
 
 STEPS = 9
 WORDS = ["snapshot.resume=never", f"train.max_steps={STEPS}"]
@@ -30,11 +30,11 @@ def begin(monkeypatch):
     """Begin another attempt in this process."""
 
     def attempt() -> None:
-        if claim._attempt.lock is not None:
-            claim._attempt.lock.release()
-        monkeypatch.setattr(claim, "_attempt", claim._Attempt())
+        if run_lock._attempt.lock is not None:
+            run_lock._attempt.lock.release()
+        monkeypatch.setattr(run_lock, "_attempt", run_lock._Attempt())
 
-    monkeypatch.setattr(claim, "_attempt", claim._Attempt())
+    monkeypatch.setattr(run_lock, "_attempt", run_lock._Attempt())
     yield attempt
     attempt()
 
@@ -75,7 +75,7 @@ def test_the_same_command_goes_on_with_the_run_that_it_began(
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
     config = config_of(tmp_path / "run")
     newest = ended(config, step, code)
-    claim.claim(tmp_path / "run")
+    run_lock.claim(tmp_path / "run")
     found = start._chosen(config, here=True)
     assert found.folder == (newest if resumes else None)
     assert (tmp_path / "run.old-1").exists() != resumes
@@ -90,7 +90,7 @@ def test_a_run_that_other_words_began_is_moved_aside(tmp_path, monkeypatch, othe
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
     run_dir = tmp_path / "run"
     ended(config_of(run_dir, other), 7, 75)
-    claim.claim(run_dir)
+    run_lock.claim(run_dir)
     assert start._chosen(config_of(run_dir), here=True).folder is None
     assert (tmp_path / "run.old-1" / "snapshots" / "step-00000007").is_dir()
 
@@ -98,7 +98,7 @@ def test_a_run_that_other_words_began_is_moved_aside(tmp_path, monkeypatch, othe
 def test_a_run_of_which_nothing_is_whole_starts_over(tmp_path):
     run_dir = tmp_path / "run"
     (ended(config_of(run_dir), 7, 75) / "model.safetensors").unlink()
-    claim.claim(run_dir)
+    run_lock.claim(run_dir)
     assert start._chosen(config_of(run_dir), here=True).folder is None
     assert (tmp_path / "run.old-1" / "snapshots" / "step-00000007").is_dir()
 
@@ -106,10 +106,10 @@ def test_a_run_of_which_nothing_is_whole_starts_over(tmp_path):
 def test_what_a_new_run_notes_is_in_its_own_folder(tmp_path):
     run_dir = tmp_path / "run"
     ended(config_of(run_dir), 7, 0)
-    claim.claim(run_dir)
+    run_lock.claim(run_dir)
     start._chosen(config_of(run_dir), here=True)
     note_attempt(run_dir, "new")
-    claim.note_exit(75)
+    run_lock.note_exit(75)
     assert (run_dir / ATTEMPTS).read_text() == "new\n"
     assert (run_dir / "exit_code").read_text() == "75\n"
     assert not (tmp_path / "run.old-1" / ATTEMPTS).exists()
@@ -119,14 +119,14 @@ def test_a_run_behind_a_link_is_moved_and_the_link_leads_to_the_new_one(tmp_path
     (tmp_path / "disk").mkdir()
     link = tmp_path / "run"
     link.symlink_to(tmp_path / "disk" / "target")
-    claim.claim(link)  # a link that leads nowhere yet
+    run_lock.claim(link)  # a link that leads nowhere yet
     ended(config_of(link), 7, 0)
     begin()
-    claim.claim(link)
+    run_lock.claim(link)
     start._chosen(config_of(link), here=True)
     assert (tmp_path / "disk" / "target.old-1" / "snapshots" / "step-00000007").is_dir()
     begin()
-    claim.claim(link)
+    run_lock.claim(link)
     assert link.is_symlink()
     assert list((tmp_path / "disk" / "target" / "snapshots").iterdir()) == []
 

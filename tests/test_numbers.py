@@ -13,12 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from test_snapshot import trained, write
 
+from snapshot.disk.numbers import FileNumbers
+from snapshot.disk.state import check_snapshot
 from snapshot.errors import SnapshotError
-from snapshot.fetch import Remote, fetch_for_sampling
-from snapshot.hub import RemoteFile
-from snapshot.numbers import FileNumbers
+from snapshot.hub.client import RemoteFile
+from snapshot.hub.fetch import Remote, fetch_for_sampling
 from snapshot.resume import choose_start, newest_of
-from snapshot.state import check_snapshot
 
 QUERY = "transformer.h.0.attn.c_attn.weight"
 NAN, INF = float("nan"), float("inf")

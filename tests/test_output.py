@@ -13,8 +13,8 @@ import threading
 import pytest
 
 import runs
-from training.console import Console
-from training.output import LossyFile, make_output_lossy, say_error
+from training.reporting.console import Console
+from training.reporting.output import LossyFile, make_output_lossy, say_error
 
 
 class Terminal(io.StringIO):
@@ -102,7 +102,7 @@ def test_an_output_that_was_closed_is_no_error(monkeypatch):
 
 def test_no_file_takes_the_place_of_an_output_that_was_closed(tmp_path):
     script = (
-        "import sys; from training.output import make_output_lossy; make_output_lossy()\n"
+        "import sys; from training.reporting.output import make_output_lossy; make_output_lossy()\n"
         "print('nothing'); print('nothing', file=sys.stderr)\n"
         "with open(sys.argv[1], 'w') as file: file.write(str(file.fileno()))"
     )

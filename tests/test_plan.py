@@ -15,17 +15,17 @@ from torch import nn
 
 import plan as plan_script
 import runs
+from config.schema import OptimConfig
 from model.generate import generate
 from model.gpt import GPT, GPTConfig
-from snapshot.state import RunState, begin_snapshot
-from training.config import OptimConfig
+from planning.allocation_log import LiveBytes
+from planning.estimate import estimate_memory
+from planning.fake_trace import DTYPES, Shape, traced_phases
+from planning.fits import GIB, Candidate, Strategy, candidates, strategies
+from snapshot.disk.state import RunState, begin_snapshot
 from training.evaluation import held_out_loss
-from training.fits import GIB, Candidate, Strategy, candidates, strategies
-from training.ledger import LiveBytes
 from training.optimizer import adamw
-from training.pretend import DTYPES, Shape, traced_phases
 from training.sampling import CHARACTERS
-from training.survey import survey
 
 TINY = GPTConfig(103, 64, n_layer=4, n_head=4, n_embd=128)
 PIECE = 1_000_000
@@ -70,7 +70,7 @@ def counted_phases(config: GPTConfig, batch: int, precision: str, folder: Path) 
         rest = lambda _: None  # noqa: E731
         begin_snapshot(folder, state, model, optimizer, rest, writer=True, piece_bytes=PIECE)()
     found: dict[str, int] = {}
-    for total, place in zip(tracker.ledger.totals(), tracker.ledger.places, strict=True):
+    for total, place in zip(tracker.log.totals(), tracker.log.places, strict=True):
         if place[1:] == (1,):
             found[place[0]] = max(found.get(place[0], 0), int(total.sum()))
     return found
@@ -78,7 +78,7 @@ def counted_phases(config: GPTConfig, batch: int, precision: str, folder: Path) 
 
 def planned_phases(config: GPTConfig, batch: int, shape: Shape) -> dict[str, float]:
     strategy = Strategy("", "", shape)
-    return Candidate(strategy, config, survey(config, shape), PIECE).peaks(batch, True)
+    return Candidate(strategy, config, estimate_memory(config, shape), PIECE).peaks(batch, True)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -111,9 +111,9 @@ def test_a_deep_model_needs_what_its_shallow_traces_say(device, processes, shard
     """Four small traces give the peak of a model of nine layers, at any micro-batch."""
     config = GPTConfig(103, 64, 9, 4, 64, 0.1 if device == "cuda" else 0.0, checkpointing)
     shape = Shape(device, "bf16", processes, shards)
-    surveyed = survey(config, shape)
+    surveyed = estimate_memory(config, shape)
     for batch in (1, 8):
-        traced = traced_phases(config, batch, shape).ledger.totals().sum(axis=1).max()
+        traced = traced_phases(config, batch, shape).log.totals().sum(axis=1).max()
         peak = max(surveyed.peaks(batch, accumulating=True).values())
         assert peak == pytest.approx(traced, rel=5e-3)
 
@@ -145,7 +145,7 @@ def test_the_predicted_peak_is_the_one_of_train_py(small, tmp_path, config, proc
     )
     model = GPTConfig(vocabulary["vocab_size"], 64, 3, 2, 64)
     shape = Shape("cpu", "no", processes, shards)
-    surveyed, predicted = survey(model, shape), planned_phases(model, 2, shape)
+    surveyed, predicted = estimate_memory(model, shape), planned_phases(model, 2, shape)
     counted = {phase: max(one["peaks"][phase] for one in found) for phase in predicted}
     print(f"{predicted} bytes predicted, {counted} counted")
     assert predicted == pytest.approx(counted, rel=0.1)
@@ -155,22 +155,22 @@ def test_the_predicted_peak_is_the_one_of_train_py(small, tmp_path, config, proc
 
 def test_fsdp_shares_what_ddp_copies():
     """Parameters, gradients and optimizer state: 1/N and at most five percent of padding."""
-    whole = survey(TINY, Shape("cuda", "bf16", 4, 1))
+    whole = estimate_memory(TINY, Shape("cuda", "bf16", 4, 1))
     for shards in (2, 4):
-        part = survey(TINY, Shape("cuda", "bf16", 4, shards))
+        part = estimate_memory(TINY, Shape("cuda", "bf16", 4, shards))
         for kind in ("parameters", "gradients", "optimizer"):
             assert part.largest(kind, 1, True) <= 1.05 / shards * whole.largest(kind, 1, True)
 
 
 def test_communication_is_that_of_the_ring_algorithms():
     size = sum(p.numel() for p in GPT(TINY).parameters())
-    ddp = survey(TINY, Shape("cuda", "no", 4, 1))
+    ddp = estimate_memory(TINY, Shape("cuda", "no", 4, 1))
     assert ddp.sent(1) == ddp.sent(8) == pytest.approx(2 * 3 / 4 * 4 * size, rel=1e-6)
-    fsdp = survey(TINY, Shape("cuda", "no", 4, 4))
+    fsdp = estimate_memory(TINY, Shape("cuda", "no", 4, 4))
     # Gathered for the forward pass and, the blocks, for the backward pass; gradients scattered.
     assert 2.5 * 3 / 4 * 4 * size < fsdp.sent(1) < 3.1 * 3 / 4 * 4 * size
     assert fsdp.sent(3) == pytest.approx(3 * fsdp.sent(1))
-    hybrid = survey(TINY, Shape("cuda", "no", 4, 2))
+    hybrid = estimate_memory(TINY, Shape("cuda", "no", 4, 2))
     assert hybrid.sent(1) == pytest.approx(
         fsdp.sent(1) * (1 / 2) / (3 / 4) + 4 * size / 2, rel=0.02
     )

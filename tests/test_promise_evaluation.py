@@ -11,18 +11,18 @@ import pytest
 from accelerate import Accelerator
 
 import runs
+from config.compose import load_config
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT, GPTConfig
-from snapshot.files import verify
+from snapshot.disk.files import verify
+from snapshot.disk.state import RunState, read_state
 from snapshot.start import Start
-from snapshot.state import RunState, read_state
-from training.compose import load_config
-from training.console import Console
 from training.exits import TrainingStopped
-from training.metrics import MetricsFile, read_metrics
-from training.pending import MOST_TRIES, evaluation_is_pending
+from training.reporting.console import Console
+from training.reporting.metrics import MetricsFile, read_metrics
+from training.reporting.summary import rate_jump
+from training.run.pending_evaluation import MOST_TRIES, evaluation_is_pending
 from training.sampling import sample_text
-from training.summary import rate_jump
 
 
 def test_an_evaluation_that_is_killed_costs_no_snapshot_and_is_done_at_the_resume(

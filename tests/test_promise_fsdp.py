@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 
 import runs
 from model.gpt import GPT, GPTConfig
-from snapshot.files import identity, newest_verified, read_json, verify
-from snapshot.state import restore_weights
+from snapshot.disk.files import identity, newest_verified, read_json, verify
+from snapshot.disk.state import restore_weights
 
 PIECE_BYTES = 1_000_000
 

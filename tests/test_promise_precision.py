@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import runs
-from snapshot.files import snapshot_folders, verify, written_whole
+from snapshot.disk.files import snapshot_folders, verify, written_whole
 
 STEPS = 30
 SHAPES = {"one": ("cpu.yaml", 1), "DDP-2": ("ddp_cpu.yaml", 2), "FSDP-2": ("fsdp_cpu.yaml", 2)}

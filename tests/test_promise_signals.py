@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 import runs
-from snapshot.files import snapshot_folders
+from snapshot.disk.files import snapshot_folders
 
 ENDLESS = ["train.max_steps=100000", "snapshot.every=100000", "train.eval_every=100000"]
 CODES = {signal.SIGTERM: 143, signal.SIGUSR1: 75, signal.SIGINT: 130, signal.SIGHUP: 143}
@@ -247,7 +247,7 @@ import sys
 sys.path.insert(0, {root!r})
 import os
 import train
-from training.launch import run_command
+from training.run.command import run_command
 
 def broken(step, *rest):
     if step == 5 and os.environ["RANK"] == "1":

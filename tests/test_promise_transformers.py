@@ -10,9 +10,9 @@ import runs
 from data.tokenizer import CharTokenizer
 from model.generate import generate
 from model.gpt import GPT, GPTConfig
-from snapshot.files import read_json
-from snapshot.gpt2_layout import gpt_shape
-from snapshot.state import restore_weights
+from snapshot.disk.files import read_json
+from snapshot.disk.gpt2_layout import gpt_shape
+from snapshot.disk.state import restore_weights
 
 PROMPT = "The run goes\non"
 

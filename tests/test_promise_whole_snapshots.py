@@ -12,8 +12,8 @@ import pytest
 
 import runs
 from disks import Quota, Tmpfs, mounted
+from snapshot.disk.files import newest_verified, snapshot_folders, verify
 from snapshot.errors import SnapshotError
-from snapshot.files import newest_verified, snapshot_folders, verify
 
 
 @pytest.fixture

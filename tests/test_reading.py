@@ -9,11 +9,11 @@ import pytest
 from test_snapshot import trained, write
 
 from disks import as_anybody
+from snapshot.disk.files import newest_verified, snapshot_folders, written_whole
+from snapshot.disk.state import check_snapshot
 from snapshot.errors import SnapshotError
-from snapshot.files import newest_verified, snapshot_folders, written_whole
-from snapshot.named import named_repo
+from snapshot.hub.names import named_repo
 from snapshot.resume import choose_start, newest_of
-from snapshot.state import check_snapshot
 
 OF_THE_SYSTEM = (".DS_Store", "._model.safetensors", "Thumbs.db", "desktop.ini", ".nfs0000000001a2")
 OTHERS = (".hidden", "DS_Store", "thumbs.db.exe", "model.pkl", "._", ".nfs", ".nfsx", "x.DS_Store")

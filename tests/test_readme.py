@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 import runs
+from config.compose import load_config
+from config.help import key_rows
 from loopback_hub import LoopbackHub
 from runs import ROOT
-from training.compose import load_config
-from training.help import key_rows
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = [

@@ -6,7 +6,7 @@ import pytest
 
 from snapshot import resume
 from snapshot.errors import SnapshotError
-from snapshot.hub_errors import HubRefused, HubUnreachable
+from snapshot.hub.errors import HubRefused, HubUnreachable
 from snapshot.resume import choose_start
 
 

@@ -9,13 +9,13 @@ from dataclasses import fields
 import pytest
 
 import runs
+from config.checks import problems
+from config.compose import all_keys, as_plain, load_config
+from config.schema import Config
+from snapshot.disk.state import RunState
 from snapshot.errors import SnapshotError
 from snapshot.resume import FORMERLY, MUST_MATCH, refuse_other_run, value_of
-from snapshot.state import RunState
-from training.checks import problems
-from training.compose import all_keys, as_plain, load_config
-from training.config import Config
-from training.start import changed_values
+from training.run.start import changed_values
 
 DATA = {"vocabulary": 7, "fingerprint": "f", "name": "text"}
 FALSY = {"int": [0], "float": [0.0], "bool": [False], "str": [""], "list[float]": [[0.0, 0.0]]}

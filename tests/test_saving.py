@@ -12,18 +12,18 @@ import torch
 from accelerate import Accelerator
 
 import runs
+from config.compose import load_config
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT, GPTConfig
-from snapshot.files import verify
-from snapshot.state import RunState
-from training import saving
-from training.compose import load_config
-from training.console import Console
+from snapshot.disk.files import verify
+from snapshot.disk.state import RunState
 from training.exits import TrainingStopped
 from training.memory import available_memory
 from training.optimizer import adamw
-from training.report import Report
-from training.saving import Saving
+from training.reporting.console import Console
+from training.reporting.report import Report
+from training.run import saving
+from training.run.saving import Saving
 
 
 @pytest.mark.parametrize(

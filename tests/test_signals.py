@@ -14,16 +14,15 @@ from types import SimpleNamespace
 import pytest
 
 import runs
-from snapshot import signals
-from snapshot.signals import LAUNCHER_GONE, WORKER_GONE, Phase, Signals
-from training import launch
 from training.exits import exit_code_of
+from training.run import command, signals
+from training.run.signals import LAUNCHER_GONE, WORKER_GONE, Phase, Signals
 
 # Without torch it is there in a tenth of a second.
 PROCESS = """
 import os, signal, sys, time
 sys.path.insert(0, {root!r})
-from snapshot.signals import Phase, Signals
+from training.run.signals import Phase, Signals
 
 def leave(number, why):
     os.write(1, f"{{number}} {{why}}\\n".encode())
@@ -150,8 +149,8 @@ def left(monkeypatch):
         codes.append(code)
         raise Left
 
-    monkeypatch.setattr(launch.os, "_exit", leave)
-    monkeypatch.setattr(launch, "note_exit", lambda code: code)
+    monkeypatch.setattr(command.os, "_exit", leave)
+    monkeypatch.setattr(command, "note_exit", lambda code: code)
     return codes
 
 
@@ -160,7 +159,7 @@ def test_a_signal_ends_a_run_whose_stderr_is_gone(left, monkeypatch):
     os.close(reading)
     monkeypatch.setattr(sys, "stderr", SimpleNamespace(fileno=lambda: writing))
     with pytest.raises(Left):
-        launch._end_by_signal(signal.SIGTERM, "SIGTERM, and its grace time is over")
+        command._end_by_signal(signal.SIGTERM, "SIGTERM, and its grace time is over")
     assert left == [143]
     os.close(writing)
 
@@ -173,10 +172,10 @@ def test_a_signal_ends_a_run_whose_stderr_takes_nothing(left, monkeypatch):
             os.write(writing, bytes(4096))
     os.set_blocking(writing, True)  # as a terminal that was stopped by Ctrl-S
     monkeypatch.setattr(sys, "stderr", SimpleNamespace(fileno=lambda: writing))
-    monkeypatch.setattr(launch, "LAST_WORDS_SECONDS", 0.05)
+    monkeypatch.setattr(command, "LAST_WORDS_SECONDS", 0.05)
     begun = time.monotonic()
     with pytest.raises(Left):
-        launch._end_by_signal(signal.SIGINT, "Ctrl-C again")
+        command._end_by_signal(signal.SIGINT, "Ctrl-C again")
     assert time.monotonic() - begun < 5
     assert left == [130]
     for end in (reading, writing):

@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from config.schema import OptimConfig
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT, GPTConfig
-from snapshot.errors import SnapshotError
-from snapshot.files import (
+from snapshot.disk.files import (
     newest_verified,
     prune,
     read_json,
@@ -21,11 +21,11 @@ from snapshot.files import (
     verify,
     written_whole,
 )
-from snapshot.gpt2_layout import gpt2_config, gpt_shape
+from snapshot.disk.gpt2_layout import gpt2_config, gpt_shape
+from snapshot.disk.state import RunState, begin_snapshot, read_state, restore
+from snapshot.disk.tensors import plan_pieces
+from snapshot.errors import SnapshotError
 from snapshot.resume import choose_start, newest_of, refuse_other_run
-from snapshot.state import RunState, begin_snapshot, read_state, restore
-from snapshot.tensors import plan_pieces
-from training.config import OptimConfig
 from training.optimizer import adamw
 
 SHAPE = GPTConfig(vocab_size=7, block_size=6, n_layer=2, n_head=2, n_embd=8)

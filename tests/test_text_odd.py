@@ -19,13 +19,13 @@ import pytest
 import data.prepare
 import data.progress
 import data.texts
-import training.start
+import training.run.start
+from config.schema import Config
 from data.corpus import prepare_corpus
 from data.errors import DataError
 from data.progress import Progress
 from data.sources import open_source
-from training.config import Config
-from training.output import make_output_lossy, say_error
+from training.reporting.output import make_output_lossy, say_error
 
 TEXT = "".join(f"line {i} of the text, é ü 日本\n" for i in range(400))
 ROWS = "".join(json.dumps({"text": f"row {i}"}) + "\n" for i in range(9))
@@ -372,10 +372,10 @@ def test_one_process_of_each_machine_verifies_and_speaks(monkeypatch, first):
         settings.update(more)
         return SimpleNamespace(info=SimpleNamespace(fingerprint="1"))
 
-    monkeypatch.setattr(training.start, "prepare_corpus", prepare_corpus)
-    monkeypatch.setattr(training.start, "first_on_each_machine", lambda _, work: work())
-    monkeypatch.setattr(training.start, "same_everywhere", lambda *_: True)
-    training.start.prepare_text(SimpleNamespace(is_local_main_process=first), Config())
+    monkeypatch.setattr(training.run.start, "prepare_corpus", prepare_corpus)
+    monkeypatch.setattr(training.run.start, "local_main_first", lambda _, work: work())
+    monkeypatch.setattr(training.run.start, "equal_on_all", lambda *_: True)
+    training.run.start.prepare_text(SimpleNamespace(is_local_main_process=first), Config())
 
     assert settings["verify"] is first
     assert (settings["say"] is not None) is first

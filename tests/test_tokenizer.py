@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from data.errors import DataError
 from data.tokenizer import TOKENIZER_FILES, CharTokenizer
 from model.gpt import GPTConfig
-from snapshot.gpt2_layout import gpt2_config
+from snapshot.disk.gpt2_layout import gpt2_config
 
 AWKWARD = [
     " leading and trailing  ",

@@ -9,14 +9,14 @@ import pytest
 import torch
 from accelerate import Accelerator
 
+from config.schema import ConfigError, OptimConfig
 from model.gpt import GPT, GPTConfig
-from training.config import ConfigError, OptimConfig
-from training.console import Console
-from training.curves import draw_curves
-from training.metrics import MetricsFile, read_metrics
 from training.optimizer import adamw
-from training.report import Report, TrainingStopped
-from training.reproducible import reseed
+from training.reporting.console import Console
+from training.reporting.curves import draw_curves
+from training.reporting.metrics import MetricsFile, read_metrics
+from training.reporting.report import Report, TrainingStopped
+from training.reproducibility import reseed
 from training.schedule import learning_rate_at
 
 RATES = OptimConfig(learning_rate=1.0, min_learning_rate=0.1, warmup_steps=10)

@@ -8,13 +8,13 @@ import pytest
 
 from data.errors import DataError
 from data.hub import hub_pieces
-from snapshot.behind import Fault, Uploaded
-from training.uploading import finish_uploads
+from snapshot.hub.status import Fault, UploadStatus
+from training.run.uploading import finish_uploads
 
 HTTP_503 = Fault("the Hub answers HTTP 503: maintenance", "HTTP 503")
 
 
-def said_at_the_end(tmp_path, status: Uploaded) -> str:
+def said_at_the_end(tmp_path, status: UploadStatus) -> str:
     """What a run prints whose uploads stand so."""
     lines: list[str] = []
     console = SimpleNamespace(say=lines.append, warn=lambda text: lines.append(f"warning: {text}"))
@@ -35,29 +35,29 @@ def said_at_the_end(tmp_path, status: Uploaded) -> str:
 @pytest.mark.parametrize(
     ("status", "words", "at_the_end"),
     [
-        (Uploaded(30, 1.0, None, off=False), "hub at step 30, 0:01 old", "me/run has step 30"),
+        (UploadStatus(30, 1.0, None, off=False), "hub at step 30, 0:01 old", "me/run has step 30"),
         (
-            Uploaded(20, 90.0, HTTP_503, off=False),
+            UploadStatus(20, 90.0, HTTP_503, off=False),
             "hub at step 20, 1:30 old, last error: HTTP 503",
             "me/run has step 20, not the newest: the Hub answers HTTP 503: maintenance. The same",
         ),
         (
-            Uploaded(None, None, HTTP_503, off=False),
+            UploadStatus(None, None, HTTP_503, off=False),
             "hub has none yet, last error: HTTP 503",
             "me/run has nothing yet: the Hub answers",
         ),
         (
-            Uploaded(None, None, HTTP_503, off=False, known=False),
+            UploadStatus(None, None, HTTP_503, off=False, known=False),
             "hub not reached yet, last error: HTTP 503",
             "me/run was never reached: the Hub answers HTTP 503: maintenance. The same command",
         ),
         (
-            Uploaded(None, None, None, off=False, known=False),
+            UploadStatus(None, None, None, off=False, known=False),
             "hub not reached yet",
             "me/run was never reached. The same command",
         ),
         (
-            Uploaded(20, None, Fault("another attempt has it", "another"), off=True),
+            UploadStatus(20, None, Fault("another attempt has it", "another"), off=True),
             "hub at step 20, uploads off",
             "me/run does not have this run's end: its uploads ended before",
         ),

@@ -9,11 +9,11 @@ import pytest
 
 import hubs
 import runs
-import training.watch
+from config.schema import Config, RunConfig
 from disks import as_anybody
-from training.config import Config, RunConfig
-from training.console import Console
-from training.watch import REMEMBERED, Watch
+from training.reporting import watchdog
+from training.reporting.console import Console
+from training.reporting.watchdog import REMEMBERED, Watchdog
 
 
 class Clock:
@@ -36,16 +36,16 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(training.watch, "time", clock)
+    monkeypatch.setattr(watchdog, "time", clock)
     return clock
 
 
 @pytest.fixture
-def watch(clock, tmp_path) -> Watch:
+def watch(clock, tmp_path) -> Watchdog:
     """A watch whose thread does not run, of a model of 1,000 parameters on two processes."""
     (tmp_path / "snapshots").mkdir()
     silent = Console(shown=False, max_steps=1000, step=0)
-    watch = Watch(silent, Config(run=RunConfig(dir=str(tmp_path))), 1000, processes=2)
+    watch = Watchdog(silent, Config(run=RunConfig(dir=str(tmp_path))), 1000, processes=2)
     silent.shown = True
     watch.resume()
     return watch
@@ -55,7 +55,9 @@ def said(capsys) -> str:
     return capsys.readouterr().out
 
 
-def take_steps(watch: Watch, clock: Clock, seconds: float, first: int = 1, last: int = 60) -> None:
+def take_steps(
+    watch: Watchdog, clock: Clock, seconds: float, first: int = 1, last: int = 60
+) -> None:
     for step in range(first, last + 1):
         clock.pass_by(seconds)
         watch.done(step)
@@ -145,7 +147,7 @@ def test_the_next_snapshot_is_never_after_the_last_step(
     watch, clock, capsys, monkeypatch, tmp_path
 ):
     usage = type("Usage", (), {"free": 1})
-    monkeypatch.setattr(training.watch.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(watchdog.shutil, "disk_usage", lambda _: usage)
     watch._config.train.max_steps, watch._config.snapshot.every = 60, 40
     take_steps(watch, clock, 0.1, 1, 50)
     watch._look_at_disk()
@@ -159,9 +161,9 @@ def test_the_next_snapshot_is_never_after_the_last_step(
 def test_a_resumed_run_counts_from_where_it_was(clock, capsys, monkeypatch, tmp_path):
     (tmp_path / "snapshots").mkdir()
     usage = type("Usage", (), {"free": 1})
-    monkeypatch.setattr(training.watch.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(watchdog.shutil, "disk_usage", lambda _: usage)
     console = Console(shown=False, max_steps=1000, step=600)
-    watch = Watch(console, Config(run=RunConfig(dir=str(tmp_path))), 1000, processes=1)
+    watch = Watchdog(console, Config(run=RunConfig(dir=str(tmp_path))), 1000, processes=1)
     console.shown = True
     watch._look_at_disk()
     assert "the next snapshot, at step 750," in said(capsys)
@@ -182,7 +184,7 @@ def test_a_disk_that_will_be_full_is_said_before_the_next_snapshot(
 ):
     def disk_with(free: int) -> None:
         usage = type("Usage", (), {"free": free})
-        monkeypatch.setattr(training.watch.shutil, "disk_usage", lambda _: usage)
+        monkeypatch.setattr(watchdog.shutil, "disk_usage", lambda _: usage)
 
     take_steps(watch, clock, 0.1)
     disk_with(12_000)  # 1,000 parameters: as nothing is known yet, 12 bytes each
@@ -223,7 +225,7 @@ def test_a_neighbour_that_hangs_is_said_during_the_run(small, tmp_path):
         runs.wait_until(lambda: runs.newest_step(tmp_path / "run") > 60, launcher)
         one = runs.workers(launcher)[1]
         one.suspend()
-        time.sleep(training.watch.SLOW_SECONDS + 3 * training.watch.LOOK_SECONDS)
+        time.sleep(watchdog.SLOW_SECONDS + 3 * watchdog.LOOK_SECONDS)
         one.resume()
         step = runs.newest_step(tmp_path / "run")
         runs.wait_until(lambda: runs.newest_step(tmp_path / "run") > step + 5, launcher)
@@ -240,6 +242,6 @@ def test_a_last_upload_that_takes_its_time_is_no_slow_step(small, tmp_path, hub)
     words = hubs.words(tmp_path / "run", "snapshot.every=1000", "train.max_steps=60")
     result = runs.train(*small, *words, **hub.environment())
     assert result.returncode == 0, result.stderr
-    assert time.monotonic() - begun > 2 * training.watch.SLOW_SECONDS
+    assert time.monotonic() - begun > 2 * watchdog.SLOW_SECONDS
     assert "hub       me/run has step 60" in result.stdout
     assert "nothing has come after" not in result.stdout

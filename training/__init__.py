@@ -1,1 +1,1 @@
-"""How a model is trained: configuration, optimizer, schedule, progress, evaluation, reporting."""
+"""One update and what measures it: optimizer, schedule, evaluation, sampling, reproducibility."""

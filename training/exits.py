@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import signal
 
+from config.schema import ConfigError
 from data.errors import DataError, TextLost, TextUnreachable
 from snapshot.errors import SnapshotError
-from snapshot.hub_errors import HubError, HubUnreachable
-from snapshot.signals import LAUNCHER_GONE, TIME_IS_OVER, WORKER_GONE
-from training.config import ConfigError
+from snapshot.hub.errors import HubError, HubUnreachable
+from training.run.signals import LAUNCHER_GONE, TIME_IS_OVER, WORKER_GONE
 
 EXIT_DONE = 0
 EXIT_FAILED = 1

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
-from training.config import OptimConfig
+from config.schema import OptimConfig
 
 
 def adamw(model: nn.Module, optim: OptimConfig, device: torch.device) -> AdamW:

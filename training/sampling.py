@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from data.tokenizer import CharTokenizer
 from model.generate import BrokenModel, generate
 from model.gpt import GPT, parameter_count
-from snapshot.sharded import reshard
+from snapshot.disk.sharded import reshard
 from training.exits import TrainingStopped
 from training.memory import available_memory
 

@@ -6,7 +6,7 @@ import math
 
 from torch.optim import Optimizer
 
-from training.config import OptimConfig
+from config.schema import OptimConfig
 
 
 def learning_rate_at(step: int, optim: OptimConfig, max_steps: int) -> float:

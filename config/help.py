@@ -1,0 +1,68 @@
+"""`--help`: all keys with default and meaning, read from the schema itself."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from dataclasses import fields, is_dataclass
+
+import config.schema
+from config.compose import load_config
+from config.schema import Config
+
+USAGE = """\
+Train a GPT:
+
+  accelerate launch [--config_file accelerate_configs/WHICH.yaml] train.py [key=value ...]
+
+  model=tiny|baby|gpt2|gpt2_medium|gpt2_large|gpt2_xl    a preset of sizes and learning rates
+  experiment=shakespeare_char|shakespeare_char_cpu       a preset of a whole run
+  --show                                                 print the configuration and stop
+
+A text with letters beyond ASCII, or with one of , = ( ) [ ] { } ' " # ; & ~, has quotes of its own
+inside those of the shell: 'data.source="naïve text (1).txt"'.
+"""
+
+
+def meanings() -> dict[str, dict[str, str]]:
+    """By class and field of the schema, the line that stands below the field."""
+    found: dict[str, dict[str, str]] = {}
+    for node in ast.parse(inspect.getsource(config.schema)).body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        texts = found.setdefault(node.name, {})
+        for entry, below in zip(node.body, node.body[1:], strict=False):
+            if (
+                isinstance(entry, ast.AnnAssign)
+                and isinstance(entry.target, ast.Name)
+                and isinstance(below, ast.Expr)
+                and isinstance(below.value, ast.Constant)
+            ):
+                texts[entry.target.id] = str(below.value.value)
+    return found
+
+
+def key_rows() -> list[tuple[str, str, str]]:
+    """(key, default, meaning) of every key, the default as a run without overrides has it."""
+    texts = meanings()
+    default_run = load_config([])
+    rows = []
+    for section in fields(Config):
+        group = getattr(default_run, section.name)
+        assert is_dataclass(group)
+        for entry in fields(group):
+            default = getattr(group, entry.name)
+            shown = "null" if default is None else str(default)
+            if isinstance(default, bool):
+                shown = shown.lower()
+            rows.append(
+                (f"{section.name}.{entry.name}", shown, texts[type(group).__name__][entry.name])
+            )
+    return rows
+
+
+def help_text() -> str:
+    """The whole text of `--help`."""
+    width = max(len(key) for key, _, _ in key_rows())
+    lines = [f"  {key:<{width}}  {meaning} [{default}]" for key, default, meaning in key_rows()]
+    return USAGE + "\nKeys [default]:\n" + "\n".join(lines)

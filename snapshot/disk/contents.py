@@ -1,0 +1,196 @@
+"""What the files of a snapshot must hold, checked before anything is built from them.
+
+A manifest says that nothing has changed since it was written, not that somebody honest wrote it.
+So names, shapes and offsets are compared with what the configuration makes necessary, from the
+headers alone: no number in a file decides how much memory is taken.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data.errors import DataError
+from data.tokenizer import TOKENIZER_FILES, CharTokenizer
+from model.gpt import GPT, GPTConfig
+from snapshot.disk.files import MANIFEST, parse_json, read_json
+from snapshot.disk.gpt2_layout import gpt2_config, gpt_shape, is_transposed
+from snapshot.disk.reading import names_in
+from snapshot.errors import SnapshotError
+
+LARGEST_HEADER_BYTES = 4 << 20
+MOST_TENSORS = 20_000
+"""In one file; a header of 300,000 takes seconds to read."""
+LARGEST_SIZE = 2**24
+MOMENTS = ("exp_avg", "exp_avg_sq")
+METADATA = "__metadata__"
+
+Shape = tuple[int, ...]
+
+
+def check_contents(folder: Path) -> None:
+    """Whether a snapshot is a GPT-2 with its tokenizer and optimizer, and nothing else.
+
+    Raises SnapshotError.
+    """
+    config = check_model(folder)
+    weights = dict(expected_weights(config))
+    moments: dict[str, Shape] = {}
+    for name, shape in weights.items():
+        moments |= {f"{name}.{moment}": shape for moment in MOMENTS}
+        moments[f"{name}.step"] = ()
+    _compare(folder, "optimizer", moments)
+    known = {"state.json", "config.json", *TOKENIZER_FILES, MANIFEST}
+    for stem in ("model", "optimizer"):
+        known |= {path.name for path in files_of(folder, stem)} | {f"{stem}.safetensors.index.json"}
+    if additional := sorted(names_in(folder) - known):
+        raise SnapshotError(f"{folder} holds {additional[0]}, which no snapshot has")
+
+
+def check_model(folder: Path) -> GPTConfig:
+    """As `check_contents`, of what sampling needs. The model's sizes."""
+    content = read_json(folder / "config.json")
+    shape = gpt_shape(content)
+    if additional := sorted(set(content) - set(gpt2_config({**shape, "dropout": 0.0}))):
+        raise SnapshotError(f"{folder / 'config.json'} has an unknown entry {additional[0]!r}")
+    sizes = [size for size in shape.values() if isinstance(size, int)]
+    if not all(1 <= size <= LARGEST_SIZE for size in sizes):
+        raise SnapshotError(f"{folder / 'config.json'} has sizes that no model has")
+    if shape["n_embd"] % shape["n_head"]:
+        raise SnapshotError(f"{folder / 'config.json'} has an n_embd that n_head does not divide")
+    if shape["n_layer"] > MOST_TENSORS:
+        raise SnapshotError(f"{folder / 'config.json'} has more layers than a file has tensors")
+    config = GPTConfig(**shape)
+    _check_tokenizer(folder, config.vocab_size)
+    _compare(folder, "model", dict(expected_weights(config)))
+    return config
+
+
+def expected_weights(config: GPTConfig) -> Iterator[tuple[str, Shape]]:
+    """Name and shape, as GPT-2's files have it, of every weight of a model of these sizes."""
+    with torch.device("meta"):
+        one_block = GPT(GPTConfig(**{**vars(config), "n_layer": 1}))
+    for name, parameter in one_block.named_parameters():
+        shape = tuple(parameter.shape)[:: -1 if is_transposed(name) else 1]
+        copies = config.n_layer if ".h.0." in name else 1
+        for i in range(copies):
+            yield name.replace(".h.0.", f".h.{i}."), shape
+
+
+def files_of(folder: Path, stem: str) -> list[Path]:
+    """The files that hold the tensors `stem`, by the index where there is one.
+
+    Raises SnapshotError for an index that is none.
+    """
+    return sorted(set(_file_by_name(folder, stem).values()))
+
+
+def read_header(path: Path) -> dict[str, Shape]:
+    """Names and shapes in a safetensors file of float32, in the order of the file.
+
+    They are from its header, which is checked.
+
+    Raises SnapshotError where it is too long, or is not true of the file: sizes, offsets, order.
+    """
+    fault = SnapshotError(f"{path} is no safetensors file of float32, or its header is not true")
+    try:
+        size = path.stat().st_size
+        with open(path, "rb") as opened:
+            beginning = opened.read(8)
+            length = struct.unpack("<Q", beginning)[0] if len(beginning) == 8 else size
+            if length > size - 8:
+                raise fault
+            if length > LARGEST_HEADER_BYTES:
+                raise SnapshotError(f"{path} has a header of {length:,} bytes: too long")
+            header = parse_json(opened.read(length), f"the header of {path}")
+    except OSError as error:
+        raise SnapshotError(f"{path} cannot be read: {error.strerror}") from error
+    if not isinstance(header, dict) or header.pop(METADATA, {"format": "pt"}) != {"format": "pt"}:
+        raise fault
+    if len(header) > MOST_TENSORS:
+        raise SnapshotError(f"{path} has {len(header):,} tensors: too many")
+    if not all(_is_entry(entry) for entry in header.values()):
+        raise fault
+    at = 0
+    in_order = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
+    for _, entry in in_order:
+        begin, end = entry["data_offsets"]
+        if begin != at or end - begin != 4 * prod(entry["shape"]):
+            raise fault
+        at = end
+    if at != size - 8 - length:
+        raise fault
+    return {name: tuple(entry["shape"]) for name, entry in in_order}
+
+
+def _is_entry(entry: Any) -> bool:
+    return (
+        isinstance(entry, dict)
+        and set(entry) == {"dtype", "shape", "data_offsets"}
+        and entry["dtype"] == "F32"
+        and _are_sizes(entry["shape"], most=4)
+        and _are_sizes(entry["data_offsets"], most=2)
+        and len(entry["data_offsets"]) == 2
+    )
+
+
+def _are_sizes(numbers: Any, most: int) -> bool:
+    return (
+        isinstance(numbers, list)
+        and len(numbers) <= most
+        and all(type(number) is int and 0 <= number < 2**63 for number in numbers)
+    )
+
+
+def _compare(folder: Path, stem: str, expected: dict[str, Shape]) -> None:
+    """The tensors of all files of a stem, against their names and shapes."""
+    place = _file_by_name(folder, stem)
+    for path in sorted(set(place.values())):
+        for name, shape in read_header(path).items():
+            if name not in expected:
+                raise SnapshotError(f"{path} holds {name!r}, which the model does not have")
+            if place.get(name, place.get("")) != path:
+                raise SnapshotError(f"{path} holds {name!r}, which the index has elsewhere")
+            if expected.pop(name) != shape:
+                raise SnapshotError(f"{path} has {name!r} in another shape than the model's")
+    if expected:
+        raise SnapshotError(f"{folder} lacks {next(iter(expected))!r} of the {stem}")
+
+
+def _file_by_name(folder: Path, stem: str) -> dict[str, Path]:
+    """In which file each tensor lies; under "" the only file of a snapshot that has no index."""
+    single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
+    pieces = set(folder.glob(f"{stem}*.safetensors"))
+    if pieces == {single} and not index.exists():
+        return {"": single}
+    content = read_json(index)
+    names = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(names, dict) or not all(isinstance(file, str) for file in names.values()):
+        raise SnapshotError(f"{index} is not an index")
+    paths = {file: folder / file for file in set(names.values())}
+    for file in paths:
+        if Path(file).name != file:
+            raise SnapshotError(f"{index} leads outside, to {file!r}")
+    if set(paths.values()) != pieces:
+        raise SnapshotError(f"{index} names other files than there are")
+    return {name: paths[file] for name, file in names.items()}
+
+
+def _check_tokenizer(folder: Path, vocab_size: int) -> None:
+    known: tuple[set[str], ...] = ({"tokenizer_class", "clean_up_tokenization_spaces"}, set())
+    for name, keys in zip(TOKENIZER_FILES[1:], known, strict=True):
+        content = read_json(folder / name)
+        if not isinstance(content, dict) or not set(content) <= keys:
+            raise SnapshotError(f"{folder / name} has entries that no tokenizer here needs")
+    read_json(folder / TOKENIZER_FILES[0])  # within bounds
+    try:
+        size = CharTokenizer.load(folder).vocab_size
+    except DataError as error:
+        raise SnapshotError(str(error)) from error
+    if size != vocab_size:
+        raise SnapshotError(f"{folder}: the tokenizer has {size} characters, not {vocab_size}")

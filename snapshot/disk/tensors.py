@@ -1,0 +1,88 @@
+"""Named tensors in safetensors files: pieces of bounded size, with transformers' index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from snapshot.disk.contents import MOST_TENSORS, files_of, read_header
+from snapshot.disk.files import write_json
+from snapshot.errors import SnapshotError
+
+
+def plan_pieces(sizes: dict[str, int], stem: str, piece_bytes: int) -> dict[str, list[str]]:
+    """Which tensors (name to bytes) go into which file, in order; one file where they all fit."""
+    pieces: list[list[str]] = [[]]
+    filled = 0
+    for name, size in sizes.items():
+        if pieces[-1] and (filled + size > piece_bytes or len(pieces[-1]) == MOST_TENSORS):
+            pieces.append([])
+            filled = 0
+        pieces[-1].append(name)
+        filled += size
+    if len(pieces) == 1:
+        return {f"{stem}.safetensors": pieces[0]}
+    return {
+        f"{stem}-{i:05d}-of-{len(pieces):05d}.safetensors": piece
+        for i, piece in enumerate(pieces, start=1)
+    }
+
+
+def write_tensors(
+    folder: Path, stem: str, sizes: dict[str, int], tensors: Iterator[Tensor], piece_bytes: int
+) -> None:
+    """Write the next tensors of `tensors`, named by `sizes` in that order, a piece at a time.
+
+    Raises OSError when the disk does not take them.
+    """
+    plan = plan_pieces(sizes, stem, piece_bytes)
+    for file, names in plan.items():
+        piece = {name: next(tensors) for name in names}
+        try:
+            save_file(piece, folder / file, metadata={"format": "pt"})
+        except SafetensorError as error:  # how it reports a full disk
+            raise OSError(f"{file}: {error}") from error
+        del piece  # before the next is gathered
+    if len(plan) > 1:
+        index = {
+            "metadata": {"total_size": sum(sizes.values())},
+            "weight_map": {name: file for file, names in plan.items() for name in names},
+        }
+        write_json(folder / f"{stem}.safetensors.index.json", index)
+
+
+class TensorReader:
+    """Tensors of a verified snapshot by name, read slice by slice.
+
+    Files are read, not memory-mapped: truncating a mapped file would kill the process.
+    """
+
+    def __init__(self, folder: Path, stem: str) -> None:
+        self._stack = ExitStack()
+        self._file_of: dict[str, Any] = {}
+        try:
+            for path in files_of(folder, stem):
+                read_header(path)
+                opened = self._stack.enter_context(safe_open(path, "pt", backend="pread"))
+                self._file_of.update(dict.fromkeys(opened.keys(), opened))
+        except (OSError, SafetensorError) as error:
+            raise SnapshotError(f"{folder}: {stem} cannot be read: {error}") from error
+        self._where = folder / stem
+
+    def slice_of(self, name: str) -> Any:
+        """A tensor on disk; indexing it reads. Raises SnapshotError for an unknown name."""
+        if name not in self._file_of:
+            raise SnapshotError(f"{self._where} does not hold {name}")
+        return self._file_of[name].get_slice(name)
+
+    def __enter__(self) -> TensorReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()

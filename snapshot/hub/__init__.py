@@ -1,0 +1,1 @@
+"""Snapshots on the Hugging Face Hub: client, errors, download, commit, card, uploader."""

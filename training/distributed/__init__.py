@@ -1,0 +1,1 @@
+"""Who computes: the launch, what is refused, agreement between processes, timeouts, compile."""

@@ -1,0 +1,77 @@
+"""Where memory does not suffice: a sentence before a model is made, or for the error of a step."""
+
+from __future__ import annotations
+
+import errno
+import re
+
+import psutil
+import torch
+
+from config.schema import ConfigError
+from model.gpt import GPTConfig
+from training.exits import OutOfMemory
+from training.memory import available_memory
+
+FAILURES = re.compile(
+    r"out of memory|not enough memory|allocate memory|ALLOC_FAILED|Storage size calculation overfl",
+    re.IGNORECASE,
+)
+"""How torch's allocators, CUDA's libraries and the system say it, in errors without a type of their
+own."""
+ASKED_FOR = re.compile(r"allocate ([\d.]+ (?:bytes|[KMGTP]i?B))")
+FLOAT_BYTES = 4
+PLAN = "'python plan.py', with the same arguments and --memory, says what fits."
+SMALLER = (
+    f"{PLAN} Less is needed with a smaller train.micro_batch_size, with "
+    "model.activation_checkpointing=true, and with a smaller data.block_size, model.n_layer or "
+    "model.n_embd."
+)
+
+
+def refuse_too_large(config: GPTConfig, in_training: bool) -> None:
+    """Raise ConfigError where a process needs more of this machine's memory than there is.
+
+    That is for its weights, which each process makes, and where they stay here `in_training`, for
+    their gradients and AdamW's two moments as well. The system gives memory out before it has it:
+    it would end the process, and nobody would say why.
+    """
+    numbers = 4 if in_training else 1
+    width, layers = config.n_embd, config.n_layer
+    embedded = config.vocab_size + config.block_size + 2
+    needed = FLOAT_BYTES * numbers * (12 * layers * width**2 + (13 * layers + embedded) * width)
+    left = available_memory() + psutil.swap_memory().free
+    if needed > left:
+        raise ConfigError(
+            f"model.n_layer={layers} and model.n_embd={width} need {needed / 1e9:,.1f} GB of this "
+            f"machine's memory for each process, and {left / 1e9:,.1f} GB are left, "
+            f"at any train.micro_batch_size. {PLAN}"
+        )
+
+
+def in_words(error: Exception, begun: bool) -> Exception:
+    """The error itself, or, where it says that memory is exhausted, one with a sentence for it.
+
+    That is a ConfigError before training has `begun`, and OutOfMemory after; also before, where it
+    is a device's: what ran there before may not have let go of it yet.
+    """
+    if not is_out_of_memory(error):
+        return error
+    asked = ASKED_FOR.search(str(error))
+    more = f": {asked[1]} more were asked for" if asked else ""
+    if begun or isinstance(error, torch.OutOfMemoryError):
+        sentence = f"there is not enough memory for a step{more}. The run can be resumed. {SMALLER}"
+        problem: Exception = OutOfMemory(sentence)
+    else:
+        problem = ConfigError(f"there is not enough memory for this model{more}. {SMALLER}")
+    problem.reported_here = True  # type: ignore[attr-defined]  # perhaps it is short in this process alone
+    return problem
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error means that there is no more memory, of the machine or of a device."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    if isinstance(error, RuntimeError):
+        return FAILURES.search(str(error)) is not None
+    return isinstance(error, MemoryError)

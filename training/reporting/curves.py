@@ -1,0 +1,108 @@
+"""curves.png: training and held-out loss over steps, drawn from metrics.jsonl."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from config.schema import Config
+from training.reporting.console import Console
+from training.reporting.metrics import Record, sample_metrics
+
+MOST_POINTS = 500
+LONGEST_TITLE = 80
+"""Characters, as many as the picture is wide."""
+NOT_FOR_TITLES = ("Last Resort", "Emoji")
+"""Fonts whose glyphs are boxes that name a character, or pictures of one size."""
+
+
+def draw_run(console: Console, config: Config) -> None:
+    """Draw curves.png of a run anew; for the main process. A failure is said, never raised."""
+    run_dir = Path(config.run.dir)
+    try:
+        records = sample_metrics(run_dir / "metrics.jsonl", config.train.eval_every)
+        draw_curves(records, config.run.name, run_dir / "curves.png")
+    except Exception as error:  # a picture is not worth a run
+        console.warn(f"curves.png was not drawn: {error}.")
+
+
+def draw_curves(records: list[Record], title: str, path: Path) -> None:
+    """Draw the train and eval events of a run into a PNG file, atomically."""
+    # Imported here: a second of start-up for what is used at the end.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    train = [record for record in records if record["event"] == "train"]
+    held_out = [record for record in records if record["event"] == "eval"]
+    figure = Figure(figsize=(8, 4.5), dpi=120)  # no layout engine: it would draw all twice
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    figure.subplots_adjust(left=0.09, right=0.97, bottom=0.12, top=0.84)
+    axes.plot(*_averaged(train), color="tab:blue", linewidth=1, label="training")
+    axes.plot(
+        [r["step"] for r in held_out],
+        [r["loss"] for r in held_out],
+        color="tab:orange",
+        marker="o",
+        markersize=4,
+        label="held out" + (f", last {held_out[-1]['loss']:.3f}" if held_out else ""),
+    )
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss (nats per character)")
+    title = title if len(title) <= LONGEST_TITLE else f"{title[: LONGEST_TITLE - 3]}..."
+    if (fonts := _fonts_for(title)) is not None:
+        figure.suptitle(title, parse_math=False, fontfamily=fonts)
+    axes.grid(alpha=0.3)
+    # Above the axes, where no curve can be, whatever its course.
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, frameon=False)
+    partial = path.with_suffix(".png.new")
+    try:
+        figure.savefig(partial, format="png")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _averaged(records: list[Record]) -> tuple[np.ndarray, np.ndarray]:
+    """Mean step and loss over equal runs of consecutive steps: single steps are noise.
+
+    They are about `MOST_POINTS` at most, and one for each place of a run too long for all steps.
+    """
+    if not records:
+        return np.empty(0), np.empty(0)
+    steps = np.array([record["step"] for record in records])
+    losses = np.array([record["loss"] for record in records])
+    usual = -(-(steps[-1] - steps[0] + 1) // MOST_POINTS)
+    begins = [0, *(np.flatnonzero(np.diff(steps) != 1) + 1), len(steps)]
+    runs = [(a, b, max(1, round((b - a) / usual))) for a, b in pairwise(begins)]
+    edges = np.concatenate([np.linspace(a, b, n, endpoint=False, dtype=int) for a, b, n in runs])
+    sizes = np.diff([*edges, len(steps)])
+    return np.add.reduceat(steps, edges) / sizes, np.add.reduceat(losses, edges) / sizes
+
+
+@cache
+def _fonts_for(title: str) -> list[str] | None:
+    """Fonts of this machine that have all characters of a title; None where there are none.
+
+    A character without a glyph would be a box, and a warning at every drawing.
+    """
+    from matplotlib import rcParams
+    from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
+
+    usual = findfont(FontProperties(family=rcParams["font.family"]))
+    missing = {c for c in title if not get_font(usual).get_char_index(ord(c))}
+    if not missing:
+        return list(rcParams["font.family"])
+    for entry in fontManager.ttflist:
+        if any(word in entry.name for word in NOT_FOR_TITLES):
+            continue
+        try:
+            font = get_font(entry.fname)
+            if font.scalable and all(font.get_char_index(ord(c)) for c in missing):
+                return [*rcParams["font.family"], entry.name]
+        except (OSError, RuntimeError):  # removed since, or damaged
+            continue
+    return None

@@ -1,0 +1,157 @@
+"""The lines before and after a run."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import statistics
+from pathlib import Path
+
+from accelerate import Accelerator
+
+from config.compose import as_plain
+from config.schema import Config, OptimConfig
+from data.corpus import Corpus
+from model.gpt import GPT, parameter_count
+from snapshot.disk.state import RunState
+from snapshot.start import Start
+from training.distributed.compiling import why_not_compiled
+from training.distributed.environment import shutdown_timeout
+from training.reporting.console import Console, computed_on, counted, machine_hints, machine_line
+from training.reporting.report import Report
+from training.run.start import changed_values
+from training.run.stop import Stop
+from training.schedule import learning_rate_at
+
+STEEP = 1.5
+"""A learning rate of so many times the last step's is worth a word."""
+
+
+def print_header(
+    console: Console,
+    accelerator: Accelerator,
+    config: Config,
+    corpus: Corpus,
+    model: GPT,
+    start: Start,
+) -> None:
+    """What will be trained on what, where, and from which step."""
+    info, train, shape = corpus.info, config.train, model.config
+    batch = train.global_batch_size
+    accumulation = accelerator.gradient_accumulation_steps
+    micro = batch // (accelerator.num_processes * accumulation)
+    epochs = train.max_steps * batch * shape.block_size / max(1, info.split)
+    console.say(
+        f"text      {info.name}: {info.characters:,} characters, {corpus.tokenizer.vocab_size} "
+        f"different, {info.characters - info.split:,} held out"
+    )
+    console.say(
+        f"model     {parameter_count(model):,} parameters: {shape.n_layer} layers, {shape.n_head} "
+        f"heads, {shape.n_embd} wide, context {shape.block_size}"
+    )
+    console.say(f"machine   {machine_line(accelerator)}")
+    console.say(
+        f"step      {batch * shape.block_size:,} tokens: {micro} sequences x "
+        f"{counted(accelerator.num_processes, 'process')} x {accumulation} accumulated; "
+        f"{train.max_steps:,} steps are {epochs:.2g} epochs"
+    )
+    console.say(f"run       {config.run.dir}, from {start.reason}")
+    for warning in start.warnings:
+        console.warn(warning)
+    if start.state is not None:
+        for change in changed_values(start.state.config, as_plain(config)):
+            console.say(f"changed   {change}")
+        before, now = start.state.computed_on, computed_on(accelerator)
+        if before not in (None, now):
+            console.say(
+                f"hint      computed on {now}, before on {before}: it resumes from the same state, "
+                "but the last bits of its sums may differ."
+            )
+        if jump := rate_jump(start.state, config):
+            console.say(f"hint      {jump}")
+    for hint in machine_hints(accelerator):
+        console.say(f"hint      {hint}")
+    reason = why_not_compiled(config)
+    if reason is not None:
+        console.say(f"hint      not compiled, as the accelerate config file asks: {reason}.")
+    if config.run.grace_seconds > shutdown_timeout():
+        console.warn(
+            f"run.grace_seconds={config.run.grace_seconds:g}, but {shutdown_timeout():g} seconds "
+            "after a signal the launcher kills its processes. Give it "
+            f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={config.run.grace_seconds + 5:.0f} in its environment."
+        )
+    console.say()
+
+
+def rate_jump(state: RunState, config: Config) -> str | None:
+    """That the learning rate of the next step is much more than the last one's; None when not.
+
+    The cosine reaches over all steps: with more of them, a run that had come to its end is in the
+    middle again.
+    """
+    try:
+        before = OptimConfig(**state.config["optim"])
+        last = learning_rate_at(state.step, before, state.config["train"]["max_steps"])
+    except (KeyError, TypeError, ArithmeticError):  # a snapshot of another version
+        return None
+    rate = learning_rate_at(state.step + 1, config.optim, config.train.max_steps)
+    if rate < STEEP * last:
+        return None
+    return (
+        f"the learning rate rises from {last:.2g} to {rate:.2g}, {rate / last:.1f} times: the "
+        f"cosine is over all {config.train.max_steps:,} steps. optim.learning_rate={last:g} and "
+        f"optim.min_learning_rate={min(last, config.optim.min_learning_rate):g} keep it."
+    )
+
+
+def loss_text(loss: float) -> str:
+    """A loss in both units: a token is a character, so nats per token are nats per character."""
+    return f"{loss:.4f} nats, {loss / math.log(2):.4f} bits per character"
+
+
+def print_stop(console: Console, config: Config, report: Report, stop: Stop) -> None:
+    """That the run ended before its last step, why, and what it goes on from."""
+    console.close()
+    console.say()
+    console.say(
+        f"stopped   by {stop.reason} at step {console.step:,} of {config.train.max_steps:,}; "
+        "the same command goes on from there"
+    )
+    console.say(f"snapshot  {report.last_snapshot}")
+
+
+def print_end(
+    console: Console,
+    config: Config,
+    corpus: Corpus,
+    held_out: float,
+    report: Report,
+) -> None:
+    """What came of the run, and what to do next."""
+    console.close()
+    train = config.train
+    block, everything = config.data.block_size, len(corpus.held_out) - 1
+    characters = everything
+    if train.eval_batches is not None:
+        characters = min(everything, train.eval_batches * train.global_batch_size * block)
+    part = "all" if characters == everything else f"{characters:,} of"
+    console.say()
+    console.say(f"held out  {loss_text(held_out)}, over {part} {everything:,} held-out characters")
+    waits = ""
+    if report.held:  # none was written where only an evaluation was left to do
+        held, durable = statistics.median(report.held), statistics.median(report.durable)
+        waits = f"; training waits {held:.2f} s for one, which is on the disk after {durable:.2f} s"
+    console.say(f"snapshot  {report.last_snapshot}{waits}")
+    console.say(f"curves    {Path(config.run.dir) / 'curves.png'}")
+    if report.skipped:
+        updates = f"{report.skipped} of {train.max_steps:,} updates"
+        console.say(f"skipped   {updates}, which overflowed fp16")
+    console.say()
+    console.say("Generate text:     " + shlex.join(["python", "sample.py", config.run.dir]))
+    longer, least = 2 * train.max_steps, config.optim.min_learning_rate
+    again = learning_rate_at(train.max_steps + 1, config.optim, longer)
+    console.say(
+        f"Continue training: the same command with train.max_steps={longer}. Its learning rate "
+        f"begins at {again:.2g}, in the\n                   middle of the longer cosine; "
+        f"optim.learning_rate={least:g} as well keeps it at the last {least:g}."
+    )

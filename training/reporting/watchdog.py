@@ -1,0 +1,156 @@
+"""What goes wrong slowly, said in a sentence while there is time to act; no run is ended by it."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from config.schema import Config
+from snapshot.disk.files import TEMPORARY_PREFIX, snapshot_folders, step_of
+from snapshot.errors import SnapshotError
+from snapshot.resume import snapshots_in
+from training.reporting.console import Console
+
+LOOK_SECONDS = 1.0
+REMEMBERED = 50
+"""Steps, of which the median is the usual."""
+SLOW_TIMES, SLOW_SECONDS = 10, 5.0
+"""A step that takes so many times the usual, and so long at least."""
+STEEP_TIMES = 100
+"""A gradient norm of so many times the usual."""
+JUMP_SECONDS = 5.0
+"""Between the system's clock and one that only runs forward; corrections are smaller."""
+BYTES_A_PARAMETER = 12
+"""Of a snapshot in float32: the weight and AdamW's two moments."""
+
+
+class Watchdog:
+    """Watches the steps, the gradient, the disk and the clock of a run, on the main process."""
+
+    def __init__(self, console: Console, config: Config, parameters: int, processes: int) -> None:
+        self._console, self._config = console, config
+        self._alone = processes == 1
+        self._root = snapshots_in(Path(config.run.dir))
+        self._estimate = BYTES_A_PARAMETER * parameters
+        self._times: deque[float] = deque(maxlen=REMEMBERED)
+        self._norms: deque[float] = deque(maxlen=REMEMBERED)
+        self._step, self._since = console.step, math.inf
+        self._told_slow = self._told_full = False
+        self._offset = time.time() - time.monotonic()
+        if console.shown:
+            threading.Thread(target=self._look, name="watch", daemon=True).start()
+
+    def rest(self) -> None:
+        """No step is under way: what follows takes as long as it takes."""
+        self._since = math.inf
+
+    def wait_for(self, work: Callable[[], object]) -> None:
+        """Do in a step what is no part of it, and takes as long as it takes."""
+        since, begun = self._since, time.monotonic()
+        self.rest()
+        work()
+        self._since = since + time.monotonic() - begun
+
+    def resume(self) -> None:
+        """The next step begins."""
+        self._since = time.monotonic()
+
+    def done(self, step: int) -> None:
+        """A step is known to be done, on the device as well, and the next begins."""
+        now = time.monotonic()
+        if math.isfinite(self._since):
+            if self._told_slow:
+                self._console.warn(f"step {step} has come after {now - self._since:.0f} s.")
+            self._times.append(now - self._since)
+        self._step, self._since, self._told_slow = step, now, False
+
+    def gradient(self, step: int, norm: float) -> None:
+        """The norm of a step's gradient, before it was scaled down.
+
+        One that is not finite is no steep gradient: fp16's loss scaler leaves that update out, and
+        without a scaler it ends the run.
+        """
+        if not math.isfinite(norm):
+            return
+        usual = statistics.median(self._norms) if len(self._norms) == REMEMBERED else math.inf
+        if norm > STEEP_TIMES * usual > 0:
+            most = self._config.optim.max_grad_norm
+            done = "It was scaled down to" if norm > most else "That is within"
+            self._console.warn(
+                f"the gradient norm is {norm:.3g} at step {step}, {norm / usual:.0f} times the "
+                f"usual {usual:.2g}. {done} optim.max_grad_norm={most:g}; where the loss does not "
+                f"come back, a lower optim.learning_rate helps."
+            )
+        self._norms.append(norm)
+
+    def _look(self) -> None:
+        while True:
+            time.sleep(LOOK_SECONDS)
+            self._look_at_step()
+            self._look_at_clock()
+            self._look_at_disk()
+
+    def _look_at_step(self) -> None:
+        since, usual = self._since, statistics.median(self._times) if self._times else math.inf
+        taken = time.monotonic() - since
+        if self._told_slow or taken < max(SLOW_TIMES * usual, SLOW_SECONDS):
+            return
+        self._told_slow = True
+        why = "this machine is busy, or hangs."
+        if not self._alone:
+            seconds = self._config.run.collective_timeout_seconds
+            why = (
+                "a process is busy, or hangs, or cannot be reached. One that does not answer for "
+                f"run.collective_timeout_seconds={seconds} is given up."
+            )
+        self._console.warn(
+            f"nothing has come after step {self._step} for {taken:.0f} s, over {SLOW_TIMES} times "
+            f"the usual {usual:.2g} s: {why}"
+        )
+
+    def _look_at_clock(self) -> None:
+        offset = time.time() - time.monotonic()
+        jump = offset - self._offset
+        if abs(jump) < JUMP_SECONDS:
+            return
+        self._offset = offset
+        self._console.warn(
+            f"the system's clock has jumped by {jump:+.0f} s, or the machine has slept. The run "
+            "counts by another clock; only times of day in files and logs are off."
+        )
+
+    def _look_at_disk(self) -> None:
+        try:
+            if any(self._root.glob(f"{TEMPORARY_PREFIX}step-*")):
+                return  # one is being written, and then the oldest goes
+            free = shutil.disk_usage(self._root).free
+            newest = next(iter(snapshot_folders(self._root)), None)
+        except (OSError, SnapshotError):  # perhaps closed to us for now
+            return
+        every, last = self._config.snapshot.every, self._config.train.max_steps
+        if newest is not None and step_of(newest) >= last:
+            return  # there is no next one
+        needed = _bytes_of(newest) or self._estimate
+        if free >= needed:
+            self._told_full = False
+        elif not self._told_full:
+            self._told_full = True
+            step = min((self._step // every + 1) * every, last)
+            self._console.warn(
+                f"the disk of {self._root} has {free / 1e6:,.1f} MB left and the next snapshot, "
+                f"at step {step}, takes {needed / 1e6:,.1f} MB. Make room, or it cannot be written."
+            )
+
+
+def _bytes_of(folder: Path | None) -> int:
+    try:
+        return sum(entry.stat().st_size for entry in os.scandir(folder)) if folder else 0
+    except OSError:  # just removed
+        return 0

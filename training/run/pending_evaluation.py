@@ -1,0 +1,62 @@
+"""The evaluation of a snapshot's step. It follows the snapshot, so a kill can come between them."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from accelerate import Accelerator
+
+from config.schema import Config
+from snapshot.disk.state import RunState
+from snapshot.resume import snapshots_in
+from snapshot.start import Start
+from training.distributed.agreement import broadcast_text
+from training.reporting.console import Console
+from training.reporting.metrics import held_out_at, write_whole
+
+TRIES = "evaluation_tries"
+"""A file in the run's directory: a step, and how often its evaluation was begun at a resume."""
+MOST_TRIES = 2
+"""An evaluation that ends the run each time must not keep it from training."""
+
+
+def evaluation_is_pending(
+    accelerator: Accelerator, console: Console, config: Config, start: Start, state: RunState
+) -> bool:
+    """Whether the step that this attempt resumes from has still to be evaluated.
+
+    Every process must call this. Where it has been evaluated, the loss counts for
+    `state.best_loss`, which the snapshot was written too early to know.
+    """
+    pending = accelerator.is_main_process and _is_pending(console, config, start, state)
+    return bool(broadcast_text(accelerator, "pending" if pending else ""))
+
+
+def _is_pending(console: Console, config: Config, start: Start, state: RunState) -> bool:
+    run_dir, step = Path(config.run.dir), state.step
+    if start.folder is None or start.folder.parent != snapshots_in(run_dir):
+        return False  # a run that begins, perhaps from another's snapshot
+    loss = held_out_at(run_dir / "metrics.jsonl", step)
+    if loss is not None:
+        state.note_held_out(loss)
+        return False
+    if step % config.train.eval_every and step < config.train.max_steps:
+        return False
+    tries = _tries_of(run_dir / TRIES, step)
+    if tries == MOST_TRIES:
+        console.warn(
+            f"the evaluation of step {step} was interrupted {tries + 1} times, and is left out."
+        )
+        return False
+    with suppress(OSError):  # a full disk: it may be tried more often than that
+        write_whole(run_dir / TRIES, f"{step} {tries + 1}\n")
+    return True
+
+
+def _tries_of(path: Path, step: int) -> int:
+    try:
+        known, tries = map(int, path.read_text().split())
+    except (OSError, ValueError):
+        return 0
+    return tries if known == step else 0

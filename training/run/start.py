@@ -1,0 +1,280 @@
+"""The start of an attempt: one decision for all processes, and the run's directory made ready."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from config.compose import as_plain, as_yaml
+from config.schema import Config
+from data.address import without_secrets
+from data.corpus import Corpus, prepare_corpus
+from data.errors import DataError
+from snapshot.disk.files import identity, prune, remove_leftovers
+from snapshot.disk.state import RunState, check_snapshot, read_state
+from snapshot.errors import SnapshotError
+from snapshot.hub.fetch import remove_partial
+from snapshot.resume import choose_start, folder_for_step, snapshots_in, typed, value_of
+from snapshot.start import Place, Start
+from snapshot.start_over import refuse_to_move
+from snapshot.store import fetch_place
+from training.distributed.agreement import (
+    broadcast_text,
+    equal_on_all,
+    local_main_first,
+    run_on_all,
+    run_on_main,
+)
+from training.distributed.environment import cores, restarted_by_launcher
+from training.exits import EXIT_DONE, EXIT_INTERRUPTED
+from training.reporting.metrics import MetricsFile, write_whole
+from training.reporting.output import say_error
+from training.run.run_lock import LOCK, claim, claim_elsewhere, code_before, expect, not_writable
+from training.run.uploading import store_of
+
+
+def prepare_text(accelerator: Accelerator, config: Config) -> Corpus:
+    """The corpus, prepared once on each machine and verified there by its first process.
+
+    Every process must call this.
+    """
+    data, first = config.data, accelerator.is_local_main_process
+    corpus = local_main_first(
+        accelerator,
+        lambda: prepare_corpus(
+            data.source,
+            text_column=data.text_column,
+            val_fraction=data.val_fraction,
+            block_size=data.block_size,
+            cache_dir=Path(data.cache_dir),
+            threads=cores(),
+            verify=first,
+            say=say_error if first else None,
+        ),
+    )
+    if not equal_on_all(accelerator, corpus.info.fingerprint):
+        raise DataError(f"data.source={data.source} is not the same text on all machines.")
+    return corpus
+
+
+def claim_run_dir(accelerator: Accelerator, config: Config) -> None:
+    """Keep other starts out of the run's directory. Every process must call this.
+
+    Raises ConfigError as `claim` does, SnapshotError where `snapshot.resume=never` would move more
+    than a run aside.
+    """
+    run_dir = Path(config.run.dir)
+
+    def claimed() -> None:
+        if config.snapshot.resume == "never":
+            refuse_to_move(run_dir)
+        claim(run_dir)
+
+    if not accelerator.is_main_process:
+        expect(None)  # what keeps the main process out is not this machine's to note
+    run_on_main(accelerator, claimed)
+    if accelerator.is_local_main_process and not accelerator.is_main_process:
+        claim_elsewhere(run_dir)
+
+
+def agree_on_start(accelerator: Accelerator, config: Config) -> Start:
+    """What this attempt goes on from: the main process chooses and verifies, all use the same.
+
+    Every process must call this. Where machines have disks of their own, one process on each
+    fetches what it lacks from the Hub. Raises SnapshotError where a snapshot cannot be used, and
+    where another machine can neither see nor fetch the one that the main process chose.
+    """
+    start, proposed = _proposed(accelerator, config, lambda: _chosen(config, here=True))
+    lacks = run_on_all(accelerator, lambda: _lacks(accelerator, proposed, config))
+    anybody = accelerator.gather(torch.tensor([int(lacks)], device=accelerator.device)).any()
+    can_fetch = proposed is None or proposed["place"] is not None
+    if anybody and not can_fetch and config.hub.repo_id is not None:
+        # What only the first machine has is of no use to the others: what all can fetch is.
+        first = start
+        start, proposed = _proposed(accelerator, config, lambda: _chosen_for_all(config, first))
+        lacks = run_on_all(accelerator, lambda: _lacks(accelerator, proposed, config))
+    theirs = local_main_first(accelerator, lambda: _same_start(proposed, config, lacks))
+    return theirs if start is None else start
+
+
+def _proposed(
+    accelerator: Accelerator, config: Config, choose: Callable[[], Start]
+) -> tuple[Start | None, dict[str, Any] | None]:
+    """The main process's choice, there, and what all need to know of it."""
+
+    def choice() -> tuple[Start, str]:
+        start = choose()
+        return start, _proposal(start, config)
+
+    chosen = run_on_main(accelerator, choice)
+    told = broadcast_text(accelerator, None if chosen is None else chosen[1])
+    return None if chosen is None else chosen[0], json.loads(told)
+
+
+def _chosen(config: Config, here: bool) -> Start:
+    run_dir = Path(config.run.dir)
+    start = choose_start(
+        run_dir,
+        config.snapshot.resume,
+        store_of(config),
+        here=here,
+        timeout=config.hub.timeout_seconds,
+        is_same_start=lambda state: _is_same_start(state, config),
+    )
+    if not (run_dir / LOCK).exists():  # snapshot.resume=never has moved the directory aside
+        claim(run_dir)
+    return start
+
+
+def _is_same_start(state: RunState, config: Config) -> bool:
+    """Whether this very command began the run of a state, which has not ended.
+
+    Then it is a launcher's restart, or a job's or a loop's next attempt. A run that is done, or
+    that a person stopped by Ctrl-C, has ended.
+    """
+    if changed_values(state.config, as_plain(config)):
+        return False
+    if restarted_by_launcher():
+        return True
+    code = code_before()
+    if code is None:  # it was killed, or is on the Hub alone
+        return state.step < config.train.max_steps
+    return code not in (EXIT_DONE, EXIT_INTERRUPTED)
+
+
+def _chosen_for_all(config: Config, first: Start | None) -> Start:
+    """What every machine can fetch, where the first choice is only on the first machine's disk."""
+    assert first is not None
+    assert first.state is not None
+    start = _chosen(config, here=False)
+    if start.state is not None and start.state.run_id == first.state.run_id:
+        lost = f"step {first.state.step} is on the first machine's disk only, and not on the Hub"
+        return replace(
+            start,
+            reason=f"{start.folder}, the newest that all machines can have",
+            warnings=(*start.warnings, f"{lost}; the run goes back to step {start.state.step}."),
+        )
+    raise SnapshotError(
+        f"only the first machine has a snapshot of this run, in {config.run.dir}, and "
+        f"hub.repo_id={config.hub.repo_id} has none. Copy it to the other machines, or start on "
+        "the first alone until it is uploaded."
+    )
+
+
+def _proposal(start: Start, config: Config) -> str:
+    if start.folder is None or start.state is None:
+        return json.dumps(None)
+    root = snapshots_in(Path(config.run.dir))
+    inside = start.folder.relative_to(root) if start.folder.is_relative_to(root) else None
+    return json.dumps(
+        {
+            "inside": None if inside is None else str(inside),
+            "step": start.state.step,
+            "identity": identity(start.folder),
+            "place": None if start.place is None else vars(start.place),
+        }
+    )
+
+
+def _folder_of(proposed: dict[str, Any], config: Config) -> Path:
+    if proposed["inside"] is not None:
+        return snapshots_in(Path(config.run.dir)) / str(proposed["inside"])
+    return folder_for_step(Path(config.snapshot.resume).expanduser(), proposed["step"])
+
+
+def _lacks(accelerator: Accelerator, proposed: dict[str, Any] | None, config: Config) -> bool:
+    """Whether this machine's first process finds that what is proposed is not here, or not whole.
+
+    The main process has verified its own.
+    """
+    if proposed is None or accelerator.is_main_process or not accelerator.is_local_main_process:
+        return False
+    folder = _folder_of(proposed, config)
+    try:
+        check_snapshot(folder)
+        return identity(folder) != proposed["identity"]
+    except (SnapshotError, OSError):
+        return True
+
+
+def _same_start(proposed: dict[str, Any] | None, config: Config, lacks: bool) -> Start:
+    if proposed is None:
+        return Start(None, None, "")
+    folder = _folder_of(proposed, config)
+    if lacks:
+        if proposed["place"] is None:
+            raise SnapshotError(
+                f"{folder} is not here as the main process has it: every machine must see the same "
+                "run.dir. Put it on a disk that they share, or give the run a hub.repo_id."
+            )
+        folder = fetch_place(Place(**proposed["place"]), folder.parent)
+        prune(folder.parent, config.snapshot.keep, proposed["step"])
+    if identity(folder) != proposed["identity"]:
+        raise SnapshotError(f"{folder} is not what the main process has.")
+    return Start(folder, read_state(folder), "")
+
+
+def open_run(run_dir: Path, config: Config, start: Start) -> MetricsFile:
+    """Write config.yaml and continue metrics.jsonl where `start` is. For the main process only."""
+    try:
+        write_whole(run_dir / "config.yaml", as_yaml(config))
+        # A run that starts from another's snapshot has no lines of its own yet.
+        own = start.folder is not None and start.folder.parent == snapshots_in(run_dir)
+        step = start.state.step if own and start.state is not None else 0
+        remove_leftovers(snapshots_in(run_dir))  # another run's snapshot, fetched to begin from
+        remove_partial(snapshots_in(run_dir))
+        return MetricsFile(run_dir / "metrics.jsonl", step)
+    except OSError as error:
+        raise not_writable(run_dir, error) from error
+
+
+def state_at(start: Start, config: Config, corpus: Corpus, computed_on: str) -> RunState:
+    """The run's state at the start of this attempt, with today's configuration and machine."""
+    attempt = uuid.uuid4().hex
+    plain, facts = as_plain(config), data_facts(corpus)
+    if start.state is not None:
+        return replace(
+            start.state, attempt_id=attempt, config=plain, data=facts, computed_on=computed_on
+        )
+    return RunState(
+        run_id=uuid.uuid4().hex,
+        attempt_id=attempt,
+        step=0,
+        epoch=0,
+        seed=config.train.seed,
+        best_loss=None,
+        config=plain,
+        data=facts,
+        computed_on=computed_on,
+    )
+
+
+def data_facts(corpus: Corpus) -> dict[str, Any]:
+    """What a snapshot says of its text."""
+    return {
+        "name": without_secrets(corpus.info.name),
+        "fingerprint": corpus.info.fingerprint,
+        "characters": corpus.info.characters,
+        "vocabulary": corpus.tokenizer.vocab_size,
+    }
+
+
+def changed_values(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """'key: old -> new' of every value of the configuration that is not the snapshot's."""
+
+    def public(config: dict[str, Any], key: str) -> Any:
+        value = value_of(config, key)  # of older snapshots perhaps with the secrets of an address
+        return without_secrets(value) if isinstance(value, str) else value
+
+    return [
+        f"{key}: {typed(old)} -> {typed(new)}"
+        for key in (f"{section}.{name}" for section, group in now.items() for name in group)
+        if (old := public(before, key)) != (new := public(now, key))
+    ]

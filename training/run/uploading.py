@@ -1,0 +1,140 @@
+"""A run and its Hub repo: opened at the start, fed at each snapshot, waited for at the end.
+
+What a run does with the Hub is decided here and in `snapshot`; that it can do without is seen to in
+`snapshot.hub.uploader`, from which no error comes out.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from config.schema import Config
+from snapshot.disk.contents import check_model
+from snapshot.disk.files import identity
+from snapshot.disk.state import RunState, read_state, versions
+from snapshot.hub.card import card_text
+from snapshot.hub.client import Hub
+from snapshot.hub.publish import Card, Policy
+from snapshot.hub.uploader import Uploader
+from snapshot.resume import note_attempt, snapshots_in
+from snapshot.start import Start
+from snapshot.store import Store
+from training.reporting.console import Console
+from training.run.signals import LAST_WORDS_SECONDS, Signals
+
+_begun: list[Uploader] = []  # at most one; for the end of a run that does not reach its own
+
+
+def store_of(config: Config) -> Store | None:
+    """The repo that `hub.repo_id` names; None without."""
+    hub = config.hub
+    if hub.repo_id is None:
+        return None
+    return Store(Hub(hub.repo_id, hub.timeout_seconds), hub.private, hub.takeover)
+
+
+def begin_uploads(
+    console: Console, config: Config, start: Start, state: RunState
+) -> Uploader | None:
+    """The uploads of this attempt; None without a repo. For the main process only.
+
+    What an earlier attempt did not get to the Hub goes first.
+    """
+    store, hub = store_of(config), config.hub
+    if store is None:
+        return None
+    note_attempt(Path(config.run.dir), state.attempt_id)
+    policy = Policy(hub.keep, hub.min_interval_seconds, hub.squash_every, hub.private, hub.takeover)
+    uploads = Uploader(
+        store.hub,
+        policy,
+        state.run_id,
+        state.attempt_id,
+        start.seen,
+        start.ended,
+        unknown=not start.hub_is_known,
+    )
+    _begun.append(uploads)
+    root = snapshots_in(Path(config.run.dir))
+    if start.folder is not None and start.folder.parent == root and _is_behind(start):
+        hand_over(console, uploads, config, start.folder)
+    return uploads
+
+
+def hand_over(
+    console: Console,
+    uploads: Uploader | None,
+    config: Config,
+    snapshot: Path | None,
+    sample: str | None = None,
+    best_loss: float | None = None,
+) -> None:
+    """Offer a finished snapshot for upload, with a card and the curves as they are now.
+
+    `best_loss` is for the card, where it is newer than what the snapshot knows.
+    """
+    if uploads is None or snapshot is None or uploads.status().off:
+        return
+    curves = Path(config.run.dir) / "curves.png"
+    try:
+        picture = curves.read_bytes() if curves.exists() else None
+        state = read_state(snapshot)
+        if best_loss is not None:
+            state.note_held_out(best_loss)
+        text = card_text(
+            str(config.hub.repo_id),
+            state,
+            check_model(snapshot),
+            versions(),
+            sample=sample,
+            has_curves=picture is not None,
+        )
+    except Exception as error:  # gone or damaged since it was written; no card is worth a run
+        console.warn(f"{snapshot} is not uploaded: {error}.")
+        return
+    uploads.offer(snapshot, Card(text, picture))
+
+
+def finish_uploads(
+    console: Console, config: Config, uploads: Uploader | None, signals: Signals
+) -> None:
+    """Wait for the last upload, not for ever, and say how it stands."""
+    if uploads is None:
+        return
+    repo = config.hub.repo_id
+    seconds = min(config.hub.flush_seconds, signals.seconds_left() - LAST_WORDS_SECONDS)
+    if uploads.needed():
+        console.say(f"hub       uploading to {repo}; at most {seconds:.0f} s, Ctrl-C leaves it")
+    done = uploads.flush(seconds, lambda: signals.seconds_left() > LAST_WORDS_SECONDS)
+    for message in uploads.messages():
+        console.warn(message)
+    status = uploads.status()
+    if done and not status.off and status.fault is None and status.step is not None:
+        console.say(f"hub       {repo} has step {status.step}")
+    elif status.off:
+        console.warn(
+            f"{repo} does not have this run's end: its uploads ended before, see above. What is "
+            f"here is in {snapshots_in(Path(config.run.dir))}."
+        )
+    else:
+        reached = "has nothing yet" if status.known else "was never reached"
+        if status.step is not None:
+            reached = f"has step {status.step}, not the newest"
+        reason = f": {status.fault.rstrip('.')}" if status.fault else ""
+        console.warn(f"{repo} {reached}{reason}. The same command uploads it at its next start.")
+
+
+def finish_begun(seconds: float) -> None:
+    """Give the uploads of a run that was stopped this long."""
+    for uploads in _begun:
+        uploads.flush(seconds)
+
+
+def _is_behind(start: Start) -> bool:
+    """Whether the repo lacks the snapshot that this attempt goes on from."""
+    assert start.folder is not None
+    assert start.state is not None
+    seen = start.seen
+    if seen is None or seen.run_id != start.state.run_id:
+        return True
+    return seen.step < start.state.step and seen.manifest_sha256 != identity(start.folder)
