@@ -152,7 +152,7 @@ def workers(process: subprocess.Popen) -> dict[int, psutil.Process]:
 def wait_until(
     holds: Callable[[], object], process: subprocess.Popen, deadline: float = 60
 ) -> None:
-    """Watchdog a run that goes on until something holds; fails when it ends before or takes longer."""
+    """Wait until something holds; fails when the run ends before, or it takes longer."""
     end = time.monotonic() + deadline
     while not holds():
         assert process.poll() is None, f"ended before: {process.communicate()}"

@@ -145,7 +145,7 @@ class Cluster:
         self.call("scancel", f"--signal={name}", str(job))
 
     def wait_until(self, holds: Callable[[], object], job: int, seconds: float) -> None:
-        """Watchdog until something holds; fails with the job's story at the deadline."""
+        """Wait until something holds; fails with the job's story at the deadline."""
         end = time.monotonic() + seconds
         while not holds():
             assert time.monotonic() < end, f"not within {seconds} s\n{self.story(job)}"
@@ -186,7 +186,7 @@ class Cluster:
         self._kill()
 
     def wait_for_start(self, holds: Callable[[], object]) -> None:
-        """Watchdog until something holds that the daemons are to bring about."""
+        """Wait until something holds that the daemons are to bring about."""
         end = time.monotonic() + START_SECONDS
         while not holds():
             assert time.monotonic() < end, f"not within {START_SECONDS} s\n{self._said()}"

@@ -28,9 +28,9 @@ XML = (
 def raised(error: Exception, **more) -> Exception:
     """What comes out where the client raises an error."""
     with (
-        pytest.raises(Exception) as caught,
+        pytest.raises(Exception) as caught,  # noqa: PT011
         translate_errors("me/run", more.pop("at", "main"), **more),
-    ):  # noqa: PT011
+    ):
         raise error
     return caught.value
 

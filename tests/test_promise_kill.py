@@ -17,7 +17,7 @@ KILLS = 10
 
 
 def wait_for(moment, process: subprocess.Popen, deadline: float = 60.0) -> bool:
-    """Watchdog until `moment()` holds, closely enough to hit the inside of a snapshot's writing."""
+    """Wait until `moment()` holds, closely enough to hit the inside of a snapshot's writing."""
     end = time.monotonic() + deadline
     while time.monotonic() < end:
         if moment():

@@ -93,7 +93,7 @@ def _together(accelerator: Accelerator, mine: bool, work: Callable[[], Result]) 
 def raise_if_any_failed(accelerator: Accelerator, problem: Exception | None) -> None:
     """Raise the first process's problem there, and FailedElsewhere on all others.
 
-    Every process must call this. So that one process says it, the problem is marked `reported_here`.
+    Every process must call this. The problem is marked `reported_here`: one process reports it.
     """
     mine = [0, 0] if problem is None else [exit_code_for(problem), int(is_lasting(problem))]
     told = accelerator.gather(torch.tensor([mine], device=accelerator.device)).tolist()
