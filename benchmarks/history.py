@@ -72,7 +72,7 @@ class Run:
         from training.reporting.console import Console
         from training.reporting.metrics import MetricsFile
         from training.reporting.report import Report
-        from training.run.saving import Saving
+        from training.run.saving import SnapshotWriter
 
         start = choose_start(self.dir, "auto")
         if start.folder is not None:
@@ -80,7 +80,7 @@ class Run:
         metrics = MetricsFile(self.dir / "metrics.jsonl", self.steps)
         self.report = Report(Console(True, self.steps, 0), metrics, 64, start.folder)
         arguments = (self.accelerator, self.config, self.model, self.optimizer)
-        self.saving = Saving(*arguments, self.save_tokenizer, self.report)
+        self.saving = SnapshotWriter(*arguments, self.save_tokenizer, self.report)
 
     def snapshot(self) -> None:
         """A snapshot, and what follows it: the curves."""

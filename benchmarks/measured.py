@@ -23,9 +23,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import train
 from model.generate import generate
 from planning.allocation_log import LiveBytes
+from training.evaluation import held_out_loss
 from training.run import saving
+from training.run import session as session_file
 from training.run.command import run_command
-from training.run.saving import Saving
+from training.run.saving import SnapshotWriter
 
 FIRST_MEASURED = 3
 """DDP finds its buckets and AdamW makes its state before it."""
@@ -41,6 +43,7 @@ def local_bytes(tensors) -> int:
 
 def last_characters(accelerator, model, *_, **__) -> str:
     """The end of a sample, where the context is full and slides."""
+    model = accelerator.unwrap_model(model, keep_torch_compile=False)
     length = model.config.block_size - 1
     prompt = torch.zeros(1, length, dtype=torch.int64, device=accelerator.device)
     for _ in generate(model, prompt, 4, temperature=0.8, top_k=200):
@@ -61,10 +64,10 @@ class HighWater:
         return 1024 * int(line.split()[1]) - self.before
 
 
-def main(config, signals) -> int:
+def main(config, session) -> int:
     found: dict = {"snapshots": []}
     tracker = LiveBytes()
-    clip, reseed, begin = Accelerator.clip_grad_norm_, train.reseed, Saving.begin
+    clip, reseed, begin = Accelerator.clip_grad_norm_, train.reseed, SnapshotWriter.begin
 
     def measured_clip(accelerator, parameters, *rest):
         parameters = list(parameters)
@@ -100,12 +103,13 @@ def main(config, signals) -> int:
         found["snapshots"].append({"before": water.before, "added": water.added()})
 
     Accelerator.clip_grad_norm_ = measured_clip
-    train.reseed, Saving.begin = measured_reseed, in_phase("snapshot", measured_begin)
-    train.held_out_loss = in_phase("evaluation", train.held_out_loss)
+    train.reseed, SnapshotWriter.begin = measured_reseed, in_phase("snapshot", measured_begin)
+    for room in (train, session_file):  # the loop's evaluation, and the probe before a snapshot
+        room.held_out_loss = in_phase("evaluation", held_out_loss)
     train.sample_text = in_phase("sampling", last_characters)
     saving.available_memory = lambda: 0  # so that it is written here, where its tensors are counted
     with tracker:
-        code = train.main(config, signals)
+        code = train.main(config, session)
     totals = defaultdict(list)
     for total, place in zip(tracker.log.totals(), tracker.log.places, strict=False):
         if place and place[1] >= FIRST_MEASURED:

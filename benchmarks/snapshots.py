@@ -85,7 +85,7 @@ def timed(command: list[str], steps: int, environment: dict[str, str]) -> tuple[
 def waited(printed: str) -> tuple[float, float]:
     """Seconds for which a snapshot held the run, and until it was on the disk: medians."""
     held, durable = re.findall(
-        r"waits ([\d.]+) s for one, which is on the disk after ([\d.]+) s", printed
+        r"stalls training for ([\d.]+) s and is durable after ([\d.]+) s", printed
     )[0]
     return float(held), float(durable)
 

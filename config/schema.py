@@ -132,6 +132,10 @@ class RunConfig:
     """How long a process waits in a step for the others, one of which may be gone."""
     start_timeout_seconds: int = 3600
     """The same before the first step and around a snapshot, where one works and the others wait."""
+    emulate_bf16: bool = False
+    """Compute in bf16 also on a CPU without bf16 instructions; false: in float32 there."""
+    compile_short_runs: bool = False
+    """Compile as the accelerate config file says also where it takes longer than it saves."""
 
 
 @dataclass

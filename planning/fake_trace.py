@@ -28,8 +28,9 @@ import model.gpt
 from config.schema import OptimConfig
 from model.gpt import GPT, GPTConfig, KeyValueCache
 from planning.allocation_log import LiveBytes
-from training.distributed.launch import REPLICATION, grads_in_buckets, in_mixed_precision
+from training.distributed.precision import sums_in_float32
 from training.distributed.refusals import BLOCK
+from training.distributed.strategy import DDP_OPTIONS, grads_in_buckets
 from training.optimizer import adamw
 from training.sampling import CHARACTERS
 
@@ -187,7 +188,7 @@ def _sharded(model: GPT, mesh: DeviceMesh, shape: Shape) -> nn.Module:
     )
     if shape.precision != "no":
         plugin.set_mixed_precision(shape.precision)
-        plugin.mixed_precision_policy = in_mixed_precision(plugin.mixed_precision_policy)
+        plugin.mixed_precision_policy = sums_in_float32(plugin.mixed_precision_policy)
     names = mesh.mesh_dim_names
     stand_in = SimpleNamespace(
         state=SimpleNamespace(fsdp_plugin=plugin),
@@ -204,7 +205,7 @@ def _sharded(model: GPT, mesh: DeviceMesh, shape: Shape) -> nn.Module:
 def _replicated(model: nn.Module, tracker: LiveBytes) -> DistributedDataParallel:
     """As `Accelerator.prepare` does it; the fake group gives no sums back, so they are made up."""
     before = len(tracker.log.lifetimes)
-    replicated = DistributedDataParallel(model, init_sync=False, **REPLICATION.to_kwargs())
+    replicated = DistributedDataParallel(model, init_sync=False, **DDP_OPTIONS.to_kwargs())
     for lifetime in tracker.log.lifetimes[before:]:
         lifetime.kind = "buffers"
 

@@ -18,12 +18,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import train
 from model.gpt import GPT
 from training.run import command, saving
+from training.run.session import Session
 
 LONGEST_SECONDS = 20
 told_to_end = threading.Event()
 
 
-def main(config, signals) -> int:
+def main(config, session) -> int:
     begun, in_step, whole = threading.Event(), threading.Event(), threading.Event()
     beside: list[int] = []
     begin, forward, adamw = saving.begin_snapshot, GPT.forward, train.adamw
@@ -69,18 +70,18 @@ def main(config, signals) -> int:
         forward_and_tell,
         watched_adamw,
     )
-    code = train.main(config, signals)
+    code = train.main(config, session)
     if beside:
         print(f"beside a step: {beside}")
     return code
 
 
-def end_and_tell(number: int, why: str) -> None:
+def end_and_tell(session: Session, number: int, why: str) -> None:
     told_to_end.set()
-    end_by_signal(number, why)
+    end_by_signal(session, number, why)
 
 
 if __name__ == "__main__":
     ending = sys.argv.pop(1)
-    end_by_signal, command._end_by_signal = command._end_by_signal, end_and_tell
+    end_by_signal, Session._end_by_signal = Session._end_by_signal, end_and_tell
     command.run_command(main)

@@ -11,7 +11,6 @@ import pytest
 # Float sums depend on the number of threads; children inherit this. Before torch, which reads it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["EMULATE_BF16"] = "1"  # what is tested in bf16 is tested on any CPU
 os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
 
 import runs
@@ -47,6 +46,7 @@ def small(text_file, tmp_path_factory) -> list[str]:
         "train.eval_every=15",
         "train.log_every=1",
         "snapshot.every=10",
+        "run.emulate_bf16=true",  # what is tested in bf16 is tested on any CPU
     ]
 
 

@@ -12,12 +12,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import train
+from training.reporting.report import Report
 from training.run import command
 
 
-def main(config, signals) -> int:
+def main(config, session) -> int:
     evaluate = train.held_out_loss
-    stepped = train.Report.add
+    stepped = Report.add
     at = [0]
 
     def add(report, step, *figures):
@@ -32,8 +33,8 @@ def main(config, signals) -> int:
             os._exit(9)
         return evaluate(accelerator, model, batches)
 
-    train.Report.add, train.held_out_loss = add, evaluate_or_die
-    return train.main(config, signals)
+    Report.add, train.held_out_loss = add, evaluate_or_die
+    return train.main(config, session)
 
 
 if __name__ == "__main__":

@@ -10,25 +10,22 @@ import pytest
 
 from config.schema import ConfigError
 from disks import as_anybody
+from snapshot.disk.files import snapshots_in
 from training.run import run_lock
+from training.run.run_lock import EXIT_CODE, RunLock
 
 
-@pytest.fixture(autouse=True)
-def attempt(monkeypatch):
-    """Has this process begin another attempt, as the first process of the only machine."""
-
-    def begin() -> None:
-        monkeypatch.setattr(run_lock, "_attempt", run_lock._Attempt())
-
-    begin()
-    return begin
+@pytest.fixture
+def lock():
+    """That of an attempt of the first process on the only machine."""
+    return RunLock()
 
 
 @pytest.fixture
 def answers(monkeypatch):
     """Have the disk answer each request for a lock with an error, without waiting for long."""
-    monkeypatch.setattr(run_lock, "SOON_SECONDS", 0.1)
-    monkeypatch.setattr(run_lock, "CLAIM_SECONDS", 0.2)
+    monkeypatch.setattr(run_lock, "NOTICE_SECONDS", 0.1)
+    monkeypatch.setattr(run_lock, "WAIT_SECONDS", 0.2)
 
     def each(number: int) -> None:
         def flock(descriptor, operation):
@@ -40,87 +37,85 @@ def answers(monkeypatch):
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK])
-def test_a_disk_without_locks_is_said_and_keeps_no_start_out(answers, tmp_path, capsys, number):
+def test_a_disk_without_locks_is_said_and_keeps_no_start_out(
+    answers, tmp_path, capsys, number, lock
+):
     answers(number)
     run_dir = tmp_path / "run"
-    run_lock.claim(run_dir)
+    lock.acquire(run_dir)
     assert f"run.dir={run_dir} is on a file system without locks" in capsys.readouterr().err
 
     # As another machine finds it, where the first one's process was killed: it cannot see whether
     # that still runs. A mark of it would keep the run from ever going on there.
-    run_lock.claim(run_dir)
+    lock.acquire(run_dir)
 
-    run_lock.note_exit(75)  # by which a job's script knows that it is to be started again
-    assert (run_dir / run_lock.EXIT_CODE).read_text() == "75\n"
+    lock.note_exit(75)  # by which a job's script knows that it is to be started again
+    assert (run_dir / EXIT_CODE).read_text() == "75\n"
 
 
-def test_a_folder_of_snapshots_that_may_not_be_written_is_refused_before_any_work(tmp_path):
-    run_lock.snapshots_in(tmp_path).mkdir()
-    run_lock.snapshots_in(tmp_path).chmod(0o555)
+def test_a_folder_of_snapshots_that_may_not_be_written_is_refused_before_any_work(tmp_path, lock):
+    snapshots_in(tmp_path).mkdir()
+    snapshots_in(tmp_path).chmod(0o555)
     with as_anybody(), pytest.raises(ConfigError, match=r"cannot be written: Permission denied"):
-        run_lock.claim(tmp_path)
+        lock.acquire(tmp_path)
 
 
-def test_a_disk_that_fails_at_locking_is_refused(answers, tmp_path):
+def test_a_disk_that_fails_at_locking_is_refused(answers, tmp_path, lock):
     answers(errno.EIO)
     with pytest.raises(ConfigError, match=r"run\.dir=.* cannot be written: Input/output error"):
-        run_lock.claim(tmp_path / "run")
+        lock.acquire(tmp_path / "run")
 
 
-def test_the_first_cause_of_an_end_is_the_one_that_is_left(tmp_path):
+def test_the_first_cause_of_an_end_is_the_one_that_is_left(tmp_path, lock):
     run_dir = tmp_path / "run"
-    run_lock.claim(run_dir)
-    assert run_lock.note_exit(1) == 1
-    assert run_lock.note_exit(143) == 1  # the launcher's SIGTERM, because of the same crash
-    assert (run_dir / run_lock.EXIT_CODE).read_text() == "1\n"
+    lock.acquire(run_dir)
+    assert lock.note_exit(1) == 1
+    assert lock.note_exit(143) == 1  # the launcher's SIGTERM, because of the same crash
+    assert (run_dir / EXIT_CODE).read_text() == "1\n"
 
 
-def test_a_mistake_before_the_lock_leaves_its_code_where_the_folder_is_there(tmp_path, attempt):
+def test_a_mistake_before_the_lock_leaves_its_code_where_the_folder_is_there(tmp_path, lock):
     run_dir = tmp_path / "run"
-    run_lock.expect(run_dir)
-    run_lock.note_exit(2)
+    lock.leave_code_in(run_dir)
+    lock.note_exit(2)
     assert not run_dir.exists()  # a mistake makes nothing
 
     run_dir.mkdir()
-    (run_dir / run_lock.EXIT_CODE).write_text("75\n")
-    attempt()
-    run_lock.expect(run_dir)
-    run_lock.note_exit(2)
-    assert (run_dir / run_lock.EXIT_CODE).read_text() == "2\n"
+    (run_dir / EXIT_CODE).write_text("75\n")
+    later = RunLock()
+    later.leave_code_in(run_dir)
+    later.note_exit(2)
+    assert (run_dir / EXIT_CODE).read_text() == "2\n"
 
 
-def test_a_second_start_leaves_no_code_in_the_folder_of_a_run_that_trains(tmp_path, attempt):
+def test_a_second_start_leaves_no_code_in_the_folder_of_a_run_that_trains(tmp_path, lock):
     run_dir = tmp_path / "run"
-    run_lock.claim(run_dir)
-    held = run_lock._attempt.lock
-    attempt()
-    run_lock.expect(run_dir)
-    run_lock.note_exit(2)
-    assert not (run_dir / run_lock.EXIT_CODE).exists()
-    held.release()
+    lock.acquire(run_dir)
+    second = RunLock()
+    second.leave_code_in(run_dir)
+    second.note_exit(2)
+    assert not (run_dir / EXIT_CODE).exists()
 
 
-def test_each_machine_has_the_exit_code_on_its_own_disk_and_one_on_a_shared_disk(tmp_path, attempt):
+def test_each_machine_has_the_exit_code_on_its_own_disk_and_one_on_a_shared_disk(tmp_path, lock):
     shared, own = tmp_path / "shared", tmp_path / "own"
-    run_lock.claim(shared)
-    held = run_lock._attempt.lock
-    attempt()
-    run_lock.claim_elsewhere(shared)  # the main process has it
-    run_lock.note_exit(143)
-    assert not (shared / run_lock.EXIT_CODE).exists()
-    held.release()
+    lock.acquire(shared)
+    other = RunLock()
+    other.acquire_on_other_machine(shared)  # the main process has it
+    other.note_exit(143)
+    assert not (shared / EXIT_CODE).exists()
 
-    attempt()
+    other = RunLock()
     own.mkdir()
-    (own / run_lock.EXIT_CODE).write_text("1\n")  # of the attempt before
-    run_lock.claim_elsewhere(own)
-    assert not (own / run_lock.EXIT_CODE).exists()
-    run_lock.note_exit(143)
-    assert (own / run_lock.EXIT_CODE).read_text() == "143\n"
+    (own / EXIT_CODE).write_text("1\n")  # of the attempt before
+    other.acquire_on_other_machine(own)
+    assert not (own / EXIT_CODE).exists()
+    other.note_exit(143)
+    assert (own / EXIT_CODE).read_text() == "143\n"
 
 
-def test_a_process_that_is_not_its_machines_first_leaves_no_code(tmp_path, monkeypatch):
+def test_a_process_that_is_not_its_machines_first_leaves_no_code(tmp_path, monkeypatch, lock):
     monkeypatch.setenv("LOCAL_RANK", "1")
-    run_lock.expect(tmp_path)
-    run_lock.note_exit(2)
-    assert not (tmp_path / run_lock.EXIT_CODE).exists()
+    lock.leave_code_in(tmp_path)
+    lock.note_exit(2)
+    assert not (tmp_path / EXIT_CODE).exists()

@@ -15,14 +15,14 @@ from training.distributed.compiling import dynamo_plugin_for, why_not_compiled
 @pytest.mark.parametrize(
     ("backend", "processes", "max_steps", "forced", "compilers", "reason"),
     [
-        ("INDUCTOR", "1", 10**6, "", {"g++"}, None),
-        ("inductor", "1", 10**6, "", {"clang++"}, None),
-        ("INDUCTOR", "1", 2000, "", {"g++"}, "this run is 3e13 operations for each process"),
-        ("INDUCTOR", "1", 2000, "1", {"g++"}, None),
-        ("INDUCTOR", "4000", 10**6, "", {"g++"}, "4e12 operations for each process"),
-        ("INDUCTOR", "1", 10**6, "", set(), r"no compiler \(g\+\+ or clang\+\+\)"),
-        ("AOT_EAGER", "1", 2000, "", set(), None),
-        ("NO", "1", 2000, "", set(), None),
+        ("INDUCTOR", "1", 10**6, "false", {"g++"}, None),
+        ("inductor", "1", 10**6, "false", {"clang++"}, None),
+        ("INDUCTOR", "1", 2000, "false", {"g++"}, "this run is 3e13 operations for each process"),
+        ("INDUCTOR", "1", 2000, "true", {"g++"}, None),
+        ("INDUCTOR", "4000", 10**6, "false", {"g++"}, "4e12 operations for each process"),
+        ("INDUCTOR", "1", 10**6, "false", set(), r"no compiler \(g\+\+ or clang\+\+\)"),
+        ("AOT_EAGER", "1", 2000, "false", set(), None),
+        ("NO", "1", 2000, "false", set(), None),
     ],
 )
 def test_a_run_is_compiled_where_that_pays(
@@ -31,10 +31,10 @@ def test_a_run_is_compiled_where_that_pays(
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", backend)
     monkeypatch.setenv("WORLD_SIZE", processes)
-    monkeypatch.setenv("COMPILE_SHORT_RUNS", forced)
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(shutil, "which", lambda name: name if name in compilers else None)
-    config = load_config(["data.block_size=256", f"train.max_steps={max_steps}"])
+    words = ["data.block_size=256", f"train.max_steps={max_steps}"]
+    config = load_config([*words, f"run.compile_short_runs={forced}"])
 
     found = why_not_compiled(config)
 

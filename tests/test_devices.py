@@ -11,10 +11,11 @@ import torch
 from torch.distributed import distributed_c10d as c10d
 
 from config.compose import load_config
-from training.distributed import launch
+from config.schema import RunConfig
+from training.distributed import precision
 from training.distributed.compiling import why_not_compiled
 from training.distributed.timeouts import ProcessGroupTimeouts
-from training.reporting import console
+from training.reporting import machine
 from training.reproducibility import compute_reproducibly
 from training.run import stop
 
@@ -30,15 +31,14 @@ def gpu(monkeypatch):
 def test_a_run_on_the_cpu_beside_a_gpu_is_one_of_a_cpu(monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "inductor")
-    monkeypatch.delenv("EMULATE_BF16", raising=False)
-    monkeypatch.setattr(launch, "cpu_has_bf16", lambda: False)
+    monkeypatch.setattr(precision, "cpu_has_bf16", lambda: False)
     monkeypatch.setattr("shutil.which", lambda name: None)
-    assert launch.effective_precision() is None
+    assert precision.effective_precision(RunConfig()) is None
     assert "gcc" in why_not_compiled(load_config([]))
 
     monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
 
-    assert launch.effective_precision() == "no"
+    assert precision.effective_precision(RunConfig()) == "no"
     assert "g++" in why_not_compiled(load_config([]))
 
 
@@ -80,9 +80,9 @@ def test_what_would_make_gpus_faster_is_said(monkeypatch, native, offload, threa
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A Tesla")
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(console, "cores", lambda: 18)
+    monkeypatch.setattr(machine, "cores", lambda: 18)
 
-    found = console.machine_hints(accelerator)
+    found = machine.machine_hints(accelerator, RunConfig())
 
     assert len(found) == len(hints)
     assert all(re.search(part, hint) for part, hint in zip(hints, found, strict=True))
@@ -105,10 +105,10 @@ def test_idle_cores_are_said_unless_they_are_a_second_thread_of_one(
         device=torch.device("cpu"), num_processes=1, mixed_precision="no", is_fsdp2=False
     )
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(console, "cores", lambda: logical)
-    monkeypatch.setattr(console.psutil, "cpu_count", lambda logical: physical)
+    monkeypatch.setattr(machine, "cores", lambda: logical)
+    monkeypatch.setattr(machine.psutil, "cpu_count", lambda logical: physical)
 
-    found = console.machine_hints(accelerator)
+    found = machine.machine_hints(accelerator, RunConfig())
 
     assert len(found) == len(hints)
     assert all(re.search(part, hint) for part, hint in zip(hints, found, strict=True))

@@ -13,10 +13,11 @@ from accelerate.utils import DistributedType
 from accelerate.utils.launch import prepare_multi_gpu_env
 
 import runs
-from config.schema import ConfigError
+from config.schema import ConfigError, RunConfig
 from training.distributed import launch, launcher, refusals
-from training.distributed.launch import effective_precision, init_processes, refuse_broken_launch
+from training.distributed.launch import init_processes, refuse_broken_launch
 from training.distributed.launcher import Launcher
+from training.distributed.precision import effective_precision
 
 TIMEOUT = timedelta(seconds=60)
 
@@ -44,8 +45,8 @@ UNSPLIT = [
     ({"dp_shard_size": 2, "sp_size": 2}, 2, "sp_size: 2. Sequences and layers are not split"),
     ({"dp_replicate_size": 2, "dp_shard_size": 1}, 2, "dp_shard_size: 1. With one shard nothing"),
     ({"dp_replicate_size": 2}, 2, "dp_shard_size: 1. With one shard nothing"),
-    ({"dp_replicate_size": 2, "dp_shard_size": 2}, 2, "dp_shard_size: 2, together 4 processes"),
-    ({"dp_replicate_size": 2, "dp_shard_size": 2}, 8, "dp_shard_size: 2, together 4 processes"),
+    ({"dp_replicate_size": 2, "dp_shard_size": 2}, 2, "dp_shard_size: 2, which are 4 processes"),
+    ({"dp_replicate_size": 2, "dp_shard_size": 2}, 8, "dp_shard_size: 2, which are 4 processes"),
 ]
 # What the launcher of another kind says in the environment, and the entry and value for it.
 FOREIGN = {
@@ -293,7 +294,7 @@ def test_a_config_for_gpus_without_one_is_refused(under_accelerate, states, conf
     assert "asks for GPUs" in sentence
     assert "torch finds none" in sentence
     under_accelerate(words, processes, gpu=True)
-    assert refusals._passed_over() == []
+    assert refusals._ignored_by_launcher() == []
 
 
 @pytest.mark.parametrize(
@@ -311,27 +312,26 @@ def test_a_config_for_gpus_without_one_is_refused(under_accelerate, states, conf
 )
 def test_what_accelerate_honours_is_not_refused(under_accelerate, words, processes):
     under_accelerate(words, processes)
-    assert refusals._passed_over() == []
+    assert refusals._ignored_by_launcher() == []
 
 
 @pytest.mark.parametrize(
     ("asked", "has_bf16", "gpu", "emulated", "precision"),
     [
-        ("bf16", False, False, "", "no"),
-        ("bf16", True, False, "", None),
-        ("bf16", False, True, "", None),
-        ("bf16", False, False, "1", None),
-        ("fp16", False, False, "", None),
-        ("no", False, False, "", None),
+        ("bf16", False, False, False, "no"),
+        ("bf16", True, False, False, None),
+        ("bf16", False, True, False, None),
+        ("bf16", False, False, True, None),
+        ("fp16", False, False, False, None),
+        ("no", False, False, False, None),
     ],
 )
 def test_bf16_is_for_cpus_that_have_it(monkeypatch, asked, has_bf16, gpu, emulated, precision):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", asked)
-    monkeypatch.setenv("EMULATE_BF16", emulated)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: gpu)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": has_bf16})
 
-    assert effective_precision() == precision
+    assert effective_precision(RunConfig(emulate_bf16=emulated)) == precision
 
 
 # train.py on a CPU without the instructions, whatever this one has.
@@ -350,17 +350,18 @@ def test_a_run_on_a_cpu_without_bf16_says_that_it_is_in_float32(small, tmp_path,
     script = tmp_path / "train.py"
     script.write_text(WITHOUT_BF16)
     words = [*small, "train.max_steps=2", f"run.dir={tmp_path / 'run'}"]
+    words.append("run.emulate_bf16=false")
     command = runs.launch_command(
         config, *words, options=("--mixed_precision=bf16",), script=script
     )
 
-    result = runs.run(command, EMULATE_BF16="")
+    result = runs.run(command)
 
     assert result.returncode == 0, result.stderr
     (machine,) = (line for line in result.stdout.splitlines() if line.startswith("machine"))
     assert "float32" in machine
     assert "bf16" not in machine
-    assert "bf16 is asked for, but this CPU has no bf16 instructions: float32" in result.stdout
+    assert "says bf16, but this CPU has no bf16 instructions: float32" in result.stdout
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,10 @@ import torch
 import training.out_of_memory
 from config.schema import ConfigError
 from model.gpt import GPT, GPTConfig, parameter_count
-from training.exits import EXIT_FAILED, EXIT_USER_MISTAKE, exit_code_for, is_lasting
+from training.errors import exit_code_for, is_lasting
+from training.exits import EXIT_FAILED, EXIT_USER_MISTAKE
 from training.out_of_memory import in_words, refuse_too_large
-from training.run import command
+from training.run import command, session
 from training.run.signals import Phase
 
 
@@ -68,23 +69,21 @@ def test_another_error_stays_what_it_is(error):
 def test_a_run_without_memory_ends_with_a_sentence(
     phase, code, word, tmp_path, monkeypatch, capsys
 ):
-    def main(config, signals) -> int:
-        signals.phase = phase
+    def main(config, session) -> int:
+        session.signals.phase = phase
         no_room()
         return 0
 
     class Quiet:
         """Signals that leave those of this process alone."""
 
-        asked = None
+        cause = None
         phase = Phase.NOTHING_BEGUN
 
     monkeypatch.setattr(sys, "argv", ["train.py", f"run.dir={tmp_path / 'run'}"])
-    monkeypatch.setattr(command, "Signals", lambda *_: Quiet())
-    monkeypatch.setattr(command, "_leave", sys.exit)
+    monkeypatch.setattr(session, "Signals", lambda *_: Quiet())
+    monkeypatch.setattr(command, "_leave", lambda code, lock: sys.exit(code))
     monkeypatch.setattr(command, "make_output_lossy", lambda: None)
-    monkeypatch.setattr(command, "expect", lambda run_dir: None)
-    monkeypatch.setattr(command, "note_exit", lambda code: code)  # the first of a process wins
     with pytest.raises(SystemExit) as ended:
         command.run_command(main)
     said = capsys.readouterr().err
@@ -102,7 +101,9 @@ def test_a_model_that_this_machine_cannot_hold_is_refused_before_it_is_made(
     left = needed - 100
     monkeypatch.setattr(training.out_of_memory, "available_memory", lambda: left)
     monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(free=100))
-    refuse_too_large(config, in_training)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", str(not in_training))
+    refuse_too_large(config)
     left -= 1
     with pytest.raises(ConfigError, match=r"model\.n_layer=3 and model\.n_embd=8 need .* GB"):
-        refuse_too_large(config, in_training)
+        refuse_too_large(config)

@@ -14,9 +14,17 @@ from data.errors import DataError, TextLost, TextUnreachable
 from snapshot.errors import SnapshotError
 from snapshot.hub.errors import HubError, HubRefused, HubUnreachable
 from training.distributed.agreement import FailedElsewhere
-from training.exits import OF_CAUSES, OutOfMemory, TrainingStopped, exit_code_of, is_lasting
+from training.errors import is_lasting
+from training.exits import OutOfMemory, TrainingStopped
 from training.run.command import _code_for
-from training.run.signals import LAUNCHER_GONE, TIME_IS_OVER, WORKER_GONE, name_of
+from training.run.signals import (
+    EXIT_CODES,
+    LAUNCHER_GONE,
+    TIME_IS_OVER,
+    WORKER_GONE,
+    exit_code_of,
+    name_of,
+)
 
 README = (runs.ROOT / "README.md").read_text(encoding="utf-8")
 LOST = RuntimeError("[gloo] Connection closed by peer")
@@ -37,8 +45,8 @@ LOST = RuntimeError("[gloo] Connection closed by peer")
 )
 def test_what_asks_a_run_to_end_has_a_code(cause, code):
     assert exit_code_of(cause) == code
-    assert cause is None or (cause in OF_CAUSES and name_of(cause))
-    assert set(OF_CAUSES.values()) == {1, 75, 130, 143}
+    assert cause is None or (cause in EXIT_CODES and name_of(cause))
+    assert set(EXIT_CODES.values()) == {1, 75, 130, 143}
 
 
 @pytest.mark.parametrize(

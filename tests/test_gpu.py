@@ -14,7 +14,7 @@ CONFIG = "single_gpu.yaml"
 GPU = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")}
 
 
-@pytest.mark.parametrize("compiled", ["", "1"])
+@pytest.mark.parametrize("compiled", ["false", "true"])
 def test_a_run_that_failed_beside_a_snapshot_ends_with_the_bits_of_one_that_did_not(
     small, tmp_path, compiled
 ):
@@ -24,13 +24,14 @@ def test_a_run_that_failed_beside_a_snapshot_ends_with_the_bits_of_one_that_did_
 
     def run(kind: str, folder: str):
         words = [kind, *overrides, f"run.dir={tmp_path / folder}"]
+        words.append(f"run.compile_short_runs={compiled}")
         command = runs.launch_command(CONFIG, *words, script=runs.BESIDE)
-        return runs.run(command, **GPU, COMPILE_SHORT_RUNS=compiled)
+        return runs.run(command, **GPU)
 
     whole = run("goes_on", "whole")
     assert whole.returncode == 0, whole.stdout + whole.stderr
     assert "beside a step: [10, 20]" in whole.stdout
-    assert ("compiled by block" in whole.stdout) == bool(compiled)
+    assert ("compiled by block" in whole.stdout) == (compiled == "true")
     failed = run("fails", "parts")
     assert "ArithmeticError: in the step beside a snapshot" in failed.stderr
     rest = run("goes_on", "parts")

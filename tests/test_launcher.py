@@ -64,7 +64,7 @@ def test_a_launcher_is_known_by_its_command(under, tmp_path, name):
         assert found.process.pid == parent.pid
         assert Path(found.command[0]).name == name
         assert found.command[1:] == ("launch", "train.py")
-        assert found.lives()
+        assert found.is_alive()
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_an_orphan_signals_nobody_in_its_launchers_place(under, tmp_path, monkey
     with under(sys.executable, program(tmp_path, "torchrun")) as parent:
         found = launcher.launcher()
         monkeypatch.setattr(launcher.os, "getppid", lambda: 1)
-        assert not found.lives()
+        assert not found.is_alive()
         found.stop()
         assert parent.poll() is None
         monkeypatch.setattr(launcher.os, "getppid", lambda: parent.pid)

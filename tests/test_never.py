@@ -18,25 +18,20 @@ from config.schema import Config
 from snapshot.disk.state import begin_snapshot
 from snapshot.errors import SnapshotError
 from snapshot.resume import ATTEMPTS, note_attempt
+from snapshot.start import Start
 from snapshot.start_over import refuse_to_move
-from training.run import run_lock, start
+from training.run import start
+from training.run.run_lock import RunLock
 
 STEPS = 9
 WORDS = ["snapshot.resume=never", f"train.max_steps={STEPS}"]
 
 
-@pytest.fixture(autouse=True)
-def begin(monkeypatch):
-    """Begin another attempt in this process."""
-
-    def attempt() -> None:
-        if run_lock._attempt.lock is not None:
-            run_lock._attempt.lock.release()
-        monkeypatch.setattr(run_lock, "_attempt", run_lock._Attempt())
-
-    monkeypatch.setattr(run_lock, "_attempt", run_lock._Attempt())
-    yield attempt
-    attempt()
+def chosen(config: Config) -> tuple[Start, RunLock]:
+    """What an attempt resumes from, and its lock of the run's directory."""
+    lock = RunLock()
+    lock.acquire(Path(config.run.dir))
+    return start._choose(config, lock, use_local=True), lock
 
 
 def config_of(run_dir: Path, *words: str) -> Config:
@@ -75,8 +70,7 @@ def test_the_same_command_goes_on_with_the_run_that_it_began(
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
     config = config_of(tmp_path / "run")
     newest = ended(config, step, code)
-    run_lock.claim(tmp_path / "run")
-    found = start._chosen(config, here=True)
+    found, _ = chosen(config)
     assert found.folder == (newest if resumes else None)
     assert (tmp_path / "run.old-1").exists() != resumes
     assert any("To start over all the same" in warning for warning in found.warnings) == resumes
@@ -90,43 +84,40 @@ def test_a_run_that_other_words_began_is_moved_aside(tmp_path, monkeypatch, othe
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
     run_dir = tmp_path / "run"
     ended(config_of(run_dir, other), 7, 75)
-    run_lock.claim(run_dir)
-    assert start._chosen(config_of(run_dir), here=True).folder is None
+    assert chosen(config_of(run_dir))[0].folder is None
     assert (tmp_path / "run.old-1" / "snapshots" / "step-00000007").is_dir()
 
 
 def test_a_run_of_which_nothing_is_whole_starts_over(tmp_path):
     run_dir = tmp_path / "run"
     (ended(config_of(run_dir), 7, 75) / "model.safetensors").unlink()
-    run_lock.claim(run_dir)
-    assert start._chosen(config_of(run_dir), here=True).folder is None
+    assert chosen(config_of(run_dir))[0].folder is None
     assert (tmp_path / "run.old-1" / "snapshots" / "step-00000007").is_dir()
 
 
 def test_what_a_new_run_notes_is_in_its_own_folder(tmp_path):
     run_dir = tmp_path / "run"
     ended(config_of(run_dir), 7, 0)
-    run_lock.claim(run_dir)
-    start._chosen(config_of(run_dir), here=True)
+    _, lock = chosen(config_of(run_dir))
     note_attempt(run_dir, "new")
-    run_lock.note_exit(75)
+    lock.note_exit(75)
     assert (run_dir / ATTEMPTS).read_text() == "new\n"
     assert (run_dir / "exit_code").read_text() == "75\n"
     assert not (tmp_path / "run.old-1" / ATTEMPTS).exists()
 
 
-def test_a_run_behind_a_link_is_moved_and_the_link_leads_to_the_new_one(tmp_path, begin):
+def test_a_run_behind_a_link_is_moved_and_the_link_leads_to_the_new_one(tmp_path):
     (tmp_path / "disk").mkdir()
     link = tmp_path / "run"
     link.symlink_to(tmp_path / "disk" / "target")
-    run_lock.claim(link)  # a link that leads nowhere yet
+    lock = RunLock()
+    lock.acquire(link)  # a link that leads nowhere yet
+    del lock
     ended(config_of(link), 7, 0)
-    begin()
-    run_lock.claim(link)
-    start._chosen(config_of(link), here=True)
+    _, lock = chosen(config_of(link))
     assert (tmp_path / "disk" / "target.old-1" / "snapshots" / "step-00000007").is_dir()
-    begin()
-    run_lock.claim(link)
+    del lock
+    RunLock().acquire(link)
     assert link.is_symlink()
     assert list((tmp_path / "disk" / "target" / "snapshots").iterdir()) == []
 

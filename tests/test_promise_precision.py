@@ -32,7 +32,7 @@ def start(small, tmp_path_factory):
             result = runs.train(*words, ACCELERATE_MIXED_PRECISION=precision)
         else:
             path = runs.rehearsal(config, folder, processes, mixed_precision=precision, **changes)
-            result = runs.launch(path, *words, COMPILE_SHORT_RUNS="1")
+            result = runs.launch(path, *words, "run.compile_short_runs=true")
         assert f"{processes} process{'es' if processes > 1 else ''}, CPU" in result.stdout
         assert f", {HEADERS[precision]}" in result.stdout
         return result

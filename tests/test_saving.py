@@ -23,7 +23,7 @@ from training.optimizer import adamw
 from training.reporting.console import Console
 from training.reporting.report import Report
 from training.run import saving
-from training.run.saving import Saving
+from training.run.saving import SnapshotWriter
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ class Trained:
         model(ids, ids).backward()
         optimizer.step()
         self.report = Report(Console(True, 10, 0), None, tokens_per_step=64, last_snapshot=None)
-        self.saving = Saving(
+        self.saving = SnapshotWriter(
             Accelerator(cpu=True), config, model, optimizer, save_tokenizer, self.report
         )
 
@@ -94,7 +94,7 @@ def test_a_disk_that_refuses_is_said_once_and_the_run_goes_on(tmp_path, capsys):
     trained.saving.finish()
     said = capsys.readouterr().out
     assert said.count("the snapshot of step 3 could not be written: [Errno 28]") == 1
-    assert "There is no snapshot yet. Training goes on; the next is tried." in said
+    assert "There is no snapshot yet. Training continues; the next is tried." in said
     assert trained.report.last_snapshot is None
     assert not list((tmp_path / "snapshots").iterdir())
 
@@ -134,7 +134,7 @@ def test_numbers_of_no_use_are_not_written_over_good_snapshots(tmp_path, capsys,
     said = capsys.readouterr().out
     assert "the snapshot of step 4 could not be written: " in said
     assert "has inf in 'transformer.wte.weight" in said
-    assert f"The last good snapshot stays: {good}. Training goes on" in said
+    assert f"The last good snapshot stays: {good}. Training continues" in said
     with pytest.raises(TrainingStopped, match=r"A lower optim\.learning_rate"):
         trained.begin(5, last=True)
     assert [path.name for path in (tmp_path / "snapshots").iterdir()] == [good.name]
@@ -148,7 +148,7 @@ def test_without_memory_for_both_the_step_waits_which_is_said_once(tmp_path, cap
         assert (tmp_path / "snapshots" / "step-00000003" / "manifest.json").exists()
         trained.saving.finish()
     said = capsys.readouterr().out
-    assert said.count("training waits while a snapshot is written") == 1
+    assert said.count("training stalls while a snapshot is written") == 1
     assert "0 MB are left" in said
 
 

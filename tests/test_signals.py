@@ -14,9 +14,9 @@ from types import SimpleNamespace
 import pytest
 
 import runs
-from training.exits import exit_code_of
-from training.run import command, signals
-from training.run.signals import LAUNCHER_GONE, WORKER_GONE, Phase, Signals
+from training.run import session, signals
+from training.run.session import Session
+from training.run.signals import LAUNCHER_GONE, WORKER_GONE, Phase, Signals, exit_code_of
 
 # Without torch it is there in a tenth of a second.
 PROCESS = """
@@ -76,7 +76,7 @@ class Handler(Signals):
 
     def __init__(self, phase: Phase, launcher: object = None) -> None:
         self.phase, self.left = phase, []
-        self._grace, self._launcher, self._asked = 5.0, launcher, None
+        self._grace, self._launcher, self._cause = 5.0, launcher, None
         self._watched = launcher is not None
         self._leave = lambda number, why: self.left.append((number, why))
         self._reading, self._writing = os.pipe()
@@ -86,8 +86,10 @@ class Handler(Signals):
         self._look()
 
 
-def parent(lives: bool = True, lost: bool = False, hands_on: bool = True) -> SimpleNamespace:
-    return SimpleNamespace(lives=lambda: lives, lost_a_worker=lambda: lost, hands_on=hands_on)
+def parent(lives: bool = True, lost: bool = False, forwards: bool = True) -> SimpleNamespace:
+    return SimpleNamespace(
+        is_alive=lambda: lives, lost_a_worker=lambda: lost, forwards_sigterm=forwards
+    )
 
 
 @pytest.mark.parametrize(("lost", "code"), [(True, 1), (False, 143)])
@@ -95,7 +97,7 @@ def parent(lives: bool = True, lost: bool = False, hands_on: bool = True) -> Sim
 def test_sigterm_after_another_workers_death_is_a_failure_and_else_a_stop(phase, lost, code):
     handler = Handler(phase, parent(lost=lost))
     handler.tell(signal.SIGTERM)
-    cause = handler.left[0][0] if phase is Phase.NOTHING_BEGUN else handler.asked
+    cause = handler.left[0][0] if phase is Phase.NOTHING_BEGUN else handler.cause
     assert exit_code_of(cause) == code
     assert (cause == WORKER_GONE) == lost
 
@@ -105,18 +107,18 @@ def test_a_worker_that_dies_after_the_run_was_told_to_stop_changes_nothing():
     handler.tell(signal.SIGINT)
     handler._launcher = parent(lost=True)
     handler.tell(signal.SIGTERM)
-    assert handler.asked == signal.SIGINT
+    assert handler.cause == signal.SIGINT
 
 
-@pytest.mark.parametrize(("hands_on", "code"), [(True, 75), (False, 143)])
+@pytest.mark.parametrize(("forwards", "code"), [(True, 75), (False, 143)])
 def test_a_launcher_that_could_have_said_so_did_not_tell_the_run_to_stop(
-    monkeypatch, hands_on, code
+    monkeypatch, forwards, code
 ):
     monkeypatch.setattr(signals, "PARENT_SECONDS", 0.01)
-    handler = Handler(Phase.TRAINING, parent(lives=False, hands_on=hands_on))
+    handler = Handler(Phase.TRAINING, parent(lives=False, forwards=forwards))
     handler._look()
-    assert exit_code_of(handler.asked) == code
-    assert (handler.asked == LAUNCHER_GONE) == hands_on
+    assert exit_code_of(handler.cause) == code
+    assert (handler.cause == LAUNCHER_GONE) == forwards
 
 
 def test_the_thread_outlives_whatever_goes_wrong_in_it(monkeypatch):
@@ -149,9 +151,15 @@ def left(monkeypatch):
         codes.append(code)
         raise Left
 
-    monkeypatch.setattr(command.os, "_exit", leave)
-    monkeypatch.setattr(command, "note_exit", lambda code: code)
+    monkeypatch.setattr(session.os, "_exit", leave)
     return codes
+
+
+class Ending:
+    """A session, as far as the end by a signal needs one."""
+
+    note_exit = staticmethod(lambda code: code)
+    end = Session._end_by_signal
 
 
 def test_a_signal_ends_a_run_whose_stderr_is_gone(left, monkeypatch):
@@ -159,7 +167,7 @@ def test_a_signal_ends_a_run_whose_stderr_is_gone(left, monkeypatch):
     os.close(reading)
     monkeypatch.setattr(sys, "stderr", SimpleNamespace(fileno=lambda: writing))
     with pytest.raises(Left):
-        command._end_by_signal(signal.SIGTERM, "SIGTERM, and its grace time is over")
+        Ending().end(signal.SIGTERM, "SIGTERM, and its grace time is over")
     assert left == [143]
     os.close(writing)
 
@@ -172,10 +180,10 @@ def test_a_signal_ends_a_run_whose_stderr_takes_nothing(left, monkeypatch):
             os.write(writing, bytes(4096))
     os.set_blocking(writing, True)  # as a terminal that was stopped by Ctrl-S
     monkeypatch.setattr(sys, "stderr", SimpleNamespace(fileno=lambda: writing))
-    monkeypatch.setattr(command, "LAST_WORDS_SECONDS", 0.05)
+    monkeypatch.setattr(session, "LAST_WORDS_SECONDS", 0.05)
     begun = time.monotonic()
     with pytest.raises(Left):
-        command._end_by_signal(signal.SIGINT, "Ctrl-C again")
+        Ending().end(signal.SIGINT, "Ctrl-C again")
     assert time.monotonic() - begun < 5
     assert left == [130]
     for end in (reading, writing):

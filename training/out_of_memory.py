@@ -1,4 +1,4 @@
-"""Where memory does not suffice: a sentence before a model is made, or for the error of a step."""
+"""Too little memory: a sentence before the model is created, or for the error of a step."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 from config.schema import ConfigError
 from model.gpt import GPTConfig
+from training.distributed.environment import fsdp_requested, on_cpu
 from training.exits import OutOfMemory
 from training.memory import available_memory
 
@@ -17,9 +18,8 @@ FAILURES = re.compile(
     r"out of memory|not enough memory|allocate memory|ALLOC_FAILED|Storage size calculation overfl",
     re.IGNORECASE,
 )
-"""How torch's allocators, CUDA's libraries and the system say it, in errors without a type of their
-own."""
-ASKED_FOR = re.compile(r"allocate ([\d.]+ (?:bytes|[KMGTP]i?B))")
+"""Texts of torch's allocators, CUDA's libraries and the system, in errors of no special type."""
+REQUESTED = re.compile(r"allocate ([\d.]+ (?:bytes|[KMGTP]i?B))")
 FLOAT_BYTES = 4
 PLAN = "'python plan.py', with the same arguments and --memory, says what fits."
 SMALLER = (
@@ -29,14 +29,14 @@ SMALLER = (
 )
 
 
-def refuse_too_large(config: GPTConfig, in_training: bool) -> None:
-    """Raise ConfigError where a process needs more of this machine's memory than there is.
+def refuse_too_large(config: GPTConfig) -> None:
+    """Raise ConfigError where a process needs more of this machine's memory than is available.
 
-    That is for its weights, which each process makes, and where they stay here `in_training`, for
-    their gradients and AdamW's two moments as well. The system gives memory out before it has it:
-    it would end the process, and nobody would say why.
+    Each process creates the weights. On a CPU without FSDP, their gradients and AdamW's two moments
+    stay in the same memory. The system promises more memory than it has: later it would end the
+    process without a message.
     """
-    numbers = 4 if in_training else 1
+    numbers = 4 if on_cpu() and not fsdp_requested() else 1
     width, layers = config.n_embd, config.n_layer
     embedded = config.vocab_size + config.block_size + 2
     needed = FLOAT_BYTES * numbers * (12 * layers * width**2 + (13 * layers + embedded) * width)
@@ -50,21 +50,21 @@ def refuse_too_large(config: GPTConfig, in_training: bool) -> None:
 
 
 def in_words(error: Exception, begun: bool) -> Exception:
-    """The error itself, or, where it says that memory is exhausted, one with a sentence for it.
+    """The error itself, or one with a sentence where the error means that memory is exhausted.
 
-    That is a ConfigError before training has `begun`, and OutOfMemory after; also before, where it
-    is a device's: what ran there before may not have let go of it yet.
+    The latter is a ConfigError before training has `begun` and OutOfMemory after. For a device it
+    is always OutOfMemory: another program may not have freed the device's memory yet.
     """
     if not is_out_of_memory(error):
         return error
-    asked = ASKED_FOR.search(str(error))
-    more = f": {asked[1]} more were asked for" if asked else ""
+    requested = REQUESTED.search(str(error))
+    more = f": {requested[1]} more were requested" if requested else ""
     if begun or isinstance(error, torch.OutOfMemoryError):
         sentence = f"there is not enough memory for a step{more}. The run can be resumed. {SMALLER}"
         problem: Exception = OutOfMemory(sentence)
     else:
         problem = ConfigError(f"there is not enough memory for this model{more}. {SMALLER}")
-    problem.reported_here = True  # type: ignore[attr-defined]  # perhaps it is short in this process alone
+    problem.reported_here = True  # type: ignore[attr-defined]  # perhaps only this process lacks memory
     return problem
 
 

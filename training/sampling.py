@@ -1,4 +1,4 @@
-"""A text of the model's own, in the middle of training."""
+"""Text that the model generates during training."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import torch
 from accelerate import Accelerator
+from torch import nn
 
 from data.tokenizer import CharTokenizer
 from model.generate import BrokenModel, generate
@@ -18,16 +19,19 @@ from training.memory import available_memory
 CHARACTERS = 400
 
 
-def sample_text(accelerator: Accelerator, model: GPT, tokenizer: CharTokenizer, seed: int) -> str:
-    """A short text. Every process must call this, with its unwrapped model, and gets the same.
+def sample_text(
+    accelerator: Accelerator, model: nn.Module, tokenizer: CharTokenizer, seed: int
+) -> str:
+    """Generate a short text, the same on every process. Every process must call this.
 
-    Raises TrainingStopped where the weights are broken.
+    Raises TrainingStopped where the weights are not finite.
     """
+    bare_model: GPT = accelerator.unwrap_model(model, keep_torch_compile=False)
     beginning = tokenizer.encode(tokenizer.beginning).astype("int64")
     prompt = torch.from_numpy(beginning)[None].to(accelerator.device)
-    # Compiled in place, as FSDP's are, blocks would be compiled anew for each layer's cache.
-    with _blocks_kept_whole(accelerator, model), torch.compiler.set_stance("force_eager"):
-        drawn = generate(model, prompt, CHARACTERS, temperature=0.8, top_k=200, seed=seed)
+    # FSDP compiles blocks in place; each layer's cache would compile them again.
+    with _unsharded_blocks(accelerator, bare_model), torch.compiler.set_stance("force_eager"):
+        drawn = generate(bare_model, prompt, CHARACTERS, temperature=0.8, top_k=200, seed=seed)
         try:
             return tokenizer.decode([int(token) for token in drawn])
         except BrokenModel as error:
@@ -35,8 +39,8 @@ def sample_text(accelerator: Accelerator, model: GPT, tokenizer: CharTokenizer, 
 
 
 @contextlib.contextmanager
-def _blocks_kept_whole(accelerator: Accelerator, model: GPT) -> Iterator[None]:
-    """Have FSDP gather each block once instead of once for every character, where there is room."""
+def _unsharded_blocks(accelerator: Accelerator, model: GPT) -> Iterator[None]:
+    """Have FSDP gather each block once and not once a character, where memory is sufficient."""
     if not accelerator.is_fsdp2 or not accelerator.state.fsdp_plugin.reshard_after_forward:
         yield
         return
@@ -59,7 +63,7 @@ def _reshard_blocks_after_forward(model: GPT, value: bool) -> None:
 
 
 def _free_bytes(accelerator: Accelerator) -> int:
-    """Memory of this process's device that nobody uses, or torch keeps for nothing."""
+    """Memory of this process's device that is free, or that torch caches without use."""
     device = accelerator.device
     if device.type == "cuda":
         idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -1,4 +1,4 @@
-"""What all processes must agree on before a run, without one failing while the others wait."""
+"""Agreement between the processes of a run: when one fails, all end instead of waiting for it."""
 
 from __future__ import annotations
 
@@ -9,62 +9,62 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast
 
-from training.exits import exit_code_for, is_lasting
+from training.errors import exit_code_for, is_lasting
 
 Result = TypeVar("Result")
 
 
 class FailedElsewhere(Exception):
-    """Another process has the error and says it; this one only ends."""
+    """Another process has the error and reports it; this one only ends."""
 
     def __init__(self, code: int, for_good: bool) -> None:
         super().__init__()
         self.code = code
-        """The other process's exit code, and so this one's."""
+        """The other process's exit code, which this one returns as well."""
         self.for_good = for_good
-        """Whether another start would only fail again."""
+        """Whether a restart would fail again."""
 
 
 def local_main_first(accelerator: Accelerator, work: Callable[[], Result]) -> Result:
-    """`work()` on the main process of each machine, then on the others, which find its results.
+    """Run `work()` on the first process of each machine, then on the others, which use its results.
 
-    Every process must call this. When it fails on one, all end at once instead of waiting.
+    Every process must call this. When it fails on one process, all end.
     """
-    first = _together(accelerator, accelerator.is_local_main_process, work)
-    others = _together(accelerator, not accelerator.is_local_main_process, work)
+    first = _run_where(accelerator, accelerator.is_local_main_process, work)
+    others = _run_where(accelerator, not accelerator.is_local_main_process, work)
     result = first if accelerator.is_local_main_process else others
     assert result is not None
     return result
 
 
 def run_on_main(accelerator: Accelerator, work: Callable[[], Result]) -> Result | None:
-    """`work()` on the main process, None on the others, and an end for all when it fails.
+    """Run `work()` on the main process; None on the others. When it fails, all end.
 
     Every process must call this.
     """
-    return _together(accelerator, accelerator.is_main_process, work)
+    return _run_where(accelerator, accelerator.is_main_process, work)
 
 
 def run_on_all(accelerator: Accelerator, work: Callable[[], Result]) -> Result:
-    """`work()` on every process, and an end for all when it fails on one.
+    """Run `work()` on every process. When it fails on one process, all end.
 
     Every process must call this.
     """
-    return cast(Result, _together(accelerator, True, work))
+    return cast(Result, _run_where(accelerator, True, work))
 
 
 def broadcast_text(accelerator: Accelerator, text: str | None) -> str:
-    """The main process's text, on every process. Every process must call this.
+    """Return the main process's text on every process. Every process must call this.
 
-    As bytes in tensors: what accelerate offers for objects pickles them.
+    The text travels as bytes in tensors, because accelerate's functions for objects pickle them.
     """
     content = (text or "").encode()
     length = torch.tensor([len(content)], device=accelerator.device)
     length = broadcast(length)
-    told = torch.zeros(int(length), dtype=torch.uint8, device=accelerator.device)
+    sent = torch.zeros(int(length), dtype=torch.uint8, device=accelerator.device)
     if accelerator.is_main_process:
-        told = torch.tensor(list(content), dtype=torch.uint8, device=accelerator.device)
-    return bytes(broadcast(told).tolist()).decode()
+        sent = torch.tensor(list(content), dtype=torch.uint8, device=accelerator.device)
+    return bytes(broadcast(sent).tolist()).decode()
 
 
 def equal_on_all(accelerator: Accelerator, digest: str) -> bool:
@@ -74,14 +74,14 @@ def equal_on_all(accelerator: Accelerator, digest: str) -> bool:
 
 
 def digest_number(digest: str) -> int:
-    """A hexadecimal digest, cut to what fits into an int64."""
+    """The first 60 bits of a hexadecimal digest, which fit into an int64."""
     return int(digest[:15], 16)
 
 
-def _together(accelerator: Accelerator, mine: bool, work: Callable[[], Result]) -> Result | None:
+def _run_where(accelerator: Accelerator, here: bool, work: Callable[[], Result]) -> Result | None:
     result: Result | None = None
     problem: Exception | None = None
-    if mine:
+    if here:
         try:
             result = work()
         except Exception as error:
@@ -96,12 +96,12 @@ def raise_if_any_failed(accelerator: Accelerator, problem: Exception | None) -> 
     Every process must call this. The problem is marked `reported_here`: one process reports it.
     """
     mine = [0, 0] if problem is None else [exit_code_for(problem), int(is_lasting(problem))]
-    told = accelerator.gather(torch.tensor([mine], device=accelerator.device)).tolist()
-    failed = [process for process, (code, _) in enumerate(told) if code]
+    all_codes = accelerator.gather(torch.tensor([mine], device=accelerator.device)).tolist()
+    failed = [process for process, (code, _) in enumerate(all_codes) if code]
     if not failed:
         return
     if problem is not None and failed[0] == accelerator.process_index:
         problem.reported_here = True  # type: ignore[attr-defined]
         raise problem
-    code, for_good = told[failed[0]]
+    code, for_good = all_codes[failed[0]]
     raise FailedElsewhere(code, bool(for_good))

@@ -1,4 +1,4 @@
-"""Whether a run is compiled: where the accelerate config file asks for it, and it pays."""
+"""Whether a run is compiled: the accelerate config file requests it and it saves time."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ import shutil
 from accelerate.utils import TorchDynamoPlugin
 
 from config.schema import Config
-from training.distributed.environment import env_var, is_on, on_cpu, started_processes
+from training.distributed.environment import env_var, on_cpu, started_processes
 
 WORTH_COMPILING = 5e15
-"""Operations of a process from which on compiling is won back.
+"""Floating-point operations of a process above which compiling saves time.
 
-An estimate: about a minute of a GPU. The compiler takes a third of it, and the steps are then up to
-a third faster. On a CPU, where it is hours, they are 0 to 9 percent faster (benchmarks/RESULTS.md).
+An estimate: about a minute of a GPU. The compiler takes a third of that, and the steps are then up
+to a third faster. On a CPU this takes hours, and steps are 0 to 9 percent faster
+(benchmarks/RESULTS.md).
 """
 COMPILERS = {"cpu": ("CXX", "g++", "clang++"), "cuda": ("CC", "gcc", "clang", "cc")}
-"""What inductor builds with: the environment's name for it, and those that it looks for."""
+"""The compilers that inductor uses: their environment variable, and the names it searches."""
 
 
 def dynamo_plugin_for(config: Config) -> TorchDynamoPlugin | None:
-    """`dynamo_plugin` for the Accelerator: None, which is what its config file says, or "no"."""
+    """`dynamo_plugin` for the Accelerator: None for the config file's own, or "no"."""
     return None if why_not_compiled(config) is None else TorchDynamoPlugin(backend="no")
 
 
 def why_not_compiled(config: Config) -> str | None:
-    """Why what the accelerate config file asks for does not pay here, or cannot be; else None.
+    """Why the run is not compiled although the accelerate config file requests it; else None.
 
-    It follows from the configuration and not from what of the run is left: a run that is stopped
-    and goes on must not change its arithmetic.
+    This depends on the configuration and not on the steps that are left: a resumed run must not
+    change its arithmetic.
     """
     if env_var("ACCELERATE_DYNAMO_BACKEND").upper() != "INDUCTOR":  # others are for debugging
         return None
@@ -36,17 +37,16 @@ def why_not_compiled(config: Config) -> str | None:
     if not any(shutil.which(name) for name in (env_var(variable), *names) if name):
         return f"there is no compiler ({' or '.join(names)}) on this machine"
     operations = _operations(config)
-    if operations < WORTH_COMPILING and not is_on("COMPILE_SHORT_RUNS"):
+    if operations < WORTH_COMPILING and not config.run.compile_short_runs:
         return (
-            f"this run is {_rounded(operations)} operations for each process, and compiling is won "
-            f"back from about {_rounded(WORTH_COMPILING)} on. COMPILE_SHORT_RUNS=1 in the "
-            "environment compiles it all the same"
+            f"this run is {_rounded(operations)} operations for each process, and compiling saves "
+            f"time above about {_rounded(WORTH_COMPILING)}. run.compile_short_runs=true compiles it"
         )
     return None
 
 
 def _operations(config: Config) -> float:
-    """Of the whole run, for each process: six for each weight in a block and each token."""
+    """Operations of the whole run for each process: six for each block weight and token."""
     model, train = config.model, config.train
     weights = 12 * model.n_layer * model.n_embd**2
     tokens = train.max_steps * train.global_batch_size * config.data.block_size

@@ -1,4 +1,4 @@
-"""What the launcher and the system say: the one place that looks at the environment."""
+"""What the launcher and the system provide: the only file that reads environment variables."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import torch
 
 
 def env_var(name: str, default: str = "") -> str:
-    """A value that `accelerate launch` hands on from its config file."""
+    """An environment variable, such as those that `accelerate launch` sets from its config file."""
     return os.environ.get(name, default)
 
 
 def is_on(name: str) -> bool:
-    """A value of true or false, in the words that accelerate takes."""
+    """Whether a variable is true, in the words that accelerate accepts."""
     return env_var(name, "false").lower() in ("y", "yes", "t", "true", "on", "1")
 
 
@@ -43,12 +43,12 @@ def processes_here() -> int:
 
 
 def is_local_main_process() -> bool:
-    """Whether this is the process that speaks for its machine."""
+    """Whether this is the first process of its machine."""
     return env_var("LOCAL_RANK", "0") == "0"
 
 
 def restarted_by_launcher() -> bool:
-    """Whether this is a restart by `accelerate launch --max_restarts`, not a person's start."""
+    """Whether `accelerate launch --max_restarts` restarted this process."""
     return int(env_var("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
@@ -58,7 +58,7 @@ def is_main_process() -> bool:
 
 
 def restarts_left() -> int:
-    """How often the launcher would start the processes again, if one of them failed now."""
+    """How often the launcher would still restart the processes after a failure."""
     most, done = (
         env_var("TORCHELASTIC_MAX_RESTARTS", "0"),
         env_var("TORCHELASTIC_RESTART_COUNT", "0"),
@@ -67,21 +67,21 @@ def restarts_left() -> int:
 
 
 def shutdown_timeout() -> float:
-    """Seconds after a signal in which the launcher kills its processes; infinite without one."""
+    """Seconds from a signal until the launcher kills its processes; infinite without one."""
     return float(env_var("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")) if launched() else float("inf")
 
 
 def on_cpu() -> bool:
-    """Whether this process computes on the CPU: there is no GPU, or its config file says so.
+    """Whether this process computes on the CPU: there is no GPU, or the config file says so.
 
-    Which the launcher tells a process that is the only one; to hide GPUs from several, a config
-    file needs `gpu_ids`, as accelerate_configs/ddp_cpu.yaml has it.
+    The launcher passes `use_cpu` only to a single process. To hide GPUs from several processes, a
+    config file needs `gpu_ids`, as accelerate_configs/ddp_cpu.yaml has it.
     """
     return is_on("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
 
 
 def cores() -> int:
-    """That this process may use."""
+    """The CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):  # not on every system
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""The launcher of this process, where there is one: its end, its workers, what it was told."""
+"""The launcher of this process, if there is one: its workers, its end, its options."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from training.distributed.environment import launched, processes_here
 
 PROGRAMS = {"accelerate", "accelerate-launch", "torchrun"}
 MODULES = ("accelerate.commands.", "torch.")
-"""How the names begin of the modules that python -m runs as a launcher."""
+"""Prefixes of the modules that `python -m` runs as a launcher."""
 
 
 @dataclass(frozen=True)
@@ -26,41 +26,42 @@ class Launcher:
 
     process: psutil.Process
     command: tuple[str, ...]
-    """From the launcher's own name on."""
+    """The command line from the launcher's own name on."""
 
     @property
-    def hands_on(self) -> bool:
-        """Whether it hands a SIGTERM on to its workers before it ends, as torch's launcher does."""
+    def forwards_sigterm(self) -> bool:
+        """Whether it forwards a SIGTERM to its workers before it ends, as torch's launcher does."""
         return launched()
 
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether it still waits for this process."""
         return os.getppid() == self.process.pid
 
     def lost_a_worker(self) -> bool:
-        """Whether one of the processes that it started here has ended, other than by its SIGTERM.
+        """Whether one of the processes that it started here has ended without its SIGTERM.
 
-        A worker whose own end makes the launcher stop the others is gone when they are told. One
-        that ends because it is told stays, as a zombie, until the first on the machine has ended:
-        the launcher waits for them in that order. So only the first can ask this.
+        When a worker's own end makes the launcher stop the others, that worker is gone by then. A
+        worker that the launcher stops stays a zombie until the first worker of the machine has
+        ended, because the launcher waits for them in that order. So only the first worker may call
+        this.
         """
         try:
-            return self.lives() and len(self.process.children()) < processes_here()
+            return self.is_alive() and len(self.process.children()) < processes_here()
         except psutil.Error:
             return False
 
     def stop(self) -> None:
-        """Send it SIGTERM, unless it has ended and its number is another process's by now."""
-        if self.lives():
+        """Send it SIGTERM, unless it has ended: its number may be another process's by now."""
+        if self.is_alive():
             self.process.terminate()
 
 
 @cache
 def launcher() -> Launcher | None:
-    """The launcher that started this process; None without. To be called while it lives.
+    """The launcher that started this process, or None. Call this while the launcher is alive.
 
-    By the parent's command line. Variables of the environment prove nothing: those that a launcher
-    sets may as well be exported in the shell.
+    It is recognized by the parent's command line. Environment variables prove nothing: a shell may
+    export the same ones.
     """
     try:
         parent = psutil.Process(os.getppid())
@@ -68,7 +69,7 @@ def launcher() -> Launcher | None:
     except psutil.Error:
         return None
     if not command or not Path(command[0]).name.lower().startswith("python"):
-        return None  # a shell, whose script may have any word
+        return None  # a shell, whose script may contain any word
     for place, word in enumerate(command):
         if Path(word).name in PROGRAMS or (command[place - 1] == "-m" and word.startswith(MODULES)):
             return Launcher(parent, tuple(command[place:]))
@@ -77,18 +78,18 @@ def launcher() -> Launcher | None:
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """What `accelerate launch` was told, by its command line and its config file."""
+    """What the command line and the config file of `accelerate launch` request."""
 
     processes: int
     machines: int
     kind: str
-    """How that asks for the processes: '--cpu', or 'distributed_type: MULTI_CPU'."""
+    """The words that request the kind of processes: '--cpu', or 'distributed_type: MULTI_CPU'."""
     use_cpu: bool
     gpu_ids: str
 
 
 def launch_options() -> LaunchOptions | None:
-    """What `accelerate launch` was told, read as it reads it; None where it did not start this."""
+    """The options of `accelerate launch`, parsed by its own parser; None without it."""
     started_by = launcher()
     if started_by is None or "accelerate" not in Path(started_by.command[0]).name:
         return None
@@ -99,7 +100,7 @@ def launch_options() -> LaunchOptions | None:
         file = None
         if options.config_file or (Path(default_config_file).is_file() and not options.cpu):
             file = load_config_from_file(options.config_file)
-    except (SystemExit, OSError, ValueError):  # another version's
+    except (SystemExit, OSError, ValueError):  # options of another version
         return None
 
     def either(name: str) -> Any:
@@ -121,7 +122,7 @@ def launch_options() -> LaunchOptions | None:
 
 
 def seconds_since_launch() -> float:
-    """Since the launcher was started, or this process where there is none; over all restarts."""
+    """Seconds since the launcher started, over all restarts; without one, since this process."""
     found = launcher()
     first = psutil.Process() if found is None else found.process
     return time.time() - first.create_time()

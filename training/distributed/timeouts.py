@@ -1,21 +1,15 @@
-"""The other processes when they do not answer: how long to wait, and how their loss looks.
+"""How long a process waits for the others, and how it recognizes that one of them is gone.
 
-torch alone knows both, so this file talks to it past the accelerator.
+accelerate has no interface for this, so the file uses torch.distributed itself.
 """
 
 from __future__ import annotations
 
-import time
-import uuid
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from accelerate import Accelerator
 
 from config.schema import RunConfig
-
-if TYPE_CHECKING:
-    from torch.distributed import Store
 
 LOST = (
     "DistNetworkError",  # torch's store
@@ -31,74 +25,32 @@ LOST = (
     "remote process exited",
     "Watchdog caught collective operation timeout",
 )
-"""What is in the words of an error of torch's that is only the echo of another process's end."""
-ARRIVAL_SECONDS = 0.02
-"""How often the main process looks for the others at the start."""
-
-
-def fresh_store(timeout: timedelta) -> tuple[Store, int, int]:
-    """The store by which processes find each other, this one's rank, and how many there are.
-
-    The launcher keeps its store over a restart of the processes, and torch 2.13 writes the same
-    keys into it each time. A process that starts a little sooner than another then reads the
-    address of a dead one, and from three on nearly every restart hangs or fails. So the main
-    process tells all that are there now a part of the store that nobody has written into.
-    """
-    from torch.distributed import PrefixStore, rendezvous
-
-    store, rank, processes = next(rendezvous("env://", timeout=timeout))
-    own = uuid.uuid4().hex  # of this process, in this start
-    store.set(f"here/{rank}", own)
-    if rank > 0:
-        part = store.get(f"answer/{own}").decode()  # waits
-        store.set(f"known/{part}/{own}", "")
-    else:
-        part = own
-        _answer_all(store, processes, part, time.monotonic() + timeout.total_seconds())
-    return PrefixStore(part, store), rank, processes
-
-
-def _answer_all(store: Store, processes: int, part: str, end: float) -> None:
-    """Tell every process the part, until each that is here now, not an earlier start's, has it."""
-    others = [f"here/{rank}" for rank in range(1, processes)]
-    missing = set(others)
-    while missing:
-        for key in sorted(missing):
-            if not store.check([key]):
-                continue
-            other = store.get(key).decode()
-            store.set(f"answer/{other}", part)
-            if store.check([f"known/{part}/{other}"]):
-                missing.remove(key)
-        if missing and time.monotonic() > end:
-            ranks = ", ".join(sorted(key.removeprefix("here/") for key in missing))
-            raise ConnectionError(f"the processes {ranks} of {processes} did not arrive")
-        time.sleep(ARRIVAL_SECONDS)
+"""Texts in torch's errors that only report the end of another process."""
 
 
 class ProcessGroupTimeouts:
-    """How long this process waits for the others: short in a step, long where one of them works.
+    """The timeout of collectives: short within a step, long where one process works alone.
 
-    A machine that is cut off says nothing, so only the time tells it from a slow one. Before the
-    first step the others may prepare a text, fetch a snapshot or compile; around a snapshot they
-    wait for the process that writes it.
+    A machine that is cut off sends nothing, so only the time distinguishes it from a slow one.
+    Before the first step other processes may prepare a text, download a snapshot or compile. Around
+    a snapshot they wait for the process that writes it.
     """
 
     def __init__(self, accelerator: Accelerator, run: RunConfig) -> None:
-        """Long from now on."""
+        """The timeout is long from now on."""
         self._alone = accelerator.num_processes == 1
         self._short = timedelta(seconds=run.collective_timeout_seconds)
         self._long = timedelta(
             seconds=max(run.start_timeout_seconds, run.collective_timeout_seconds)
         )
-        self.relax()  # hybrid sharding's own groups were not made so
+        self.relax()  # the groups of hybrid sharding were created with another timeout
 
     def relax(self) -> None:
-        """Until `tighten`: one process may work while the others wait."""
+        """Use the long timeout: one process may work while the others wait."""
         self._set(self._long)
 
     def tighten(self) -> None:
-        """From now on nobody has a reason to be late."""
+        """Use the short timeout: no process has a reason to be late."""
         self._set(self._short)
 
     def _set(self, timeout: timedelta) -> None:
@@ -106,13 +58,13 @@ class ProcessGroupTimeouts:
             return
         from torch.distributed import distributed_c10d as c10d
 
-        for group in list(c10d._world.pg_map):  # hybrid sharding has some of its own
+        for group in list(c10d._world.pg_map):  # hybrid sharding has groups of its own
             c10d._set_pg_timeout(timeout, group)
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Whether an error only says that another process is gone or cannot be reached."""
-    words = f"{type(error).__name__}: {error}"
+    """Whether an error only reports that another process is gone or cannot be reached."""
+    text = f"{type(error).__name__}: {error}"
     if isinstance(error, ConnectionError):
         return True
-    return isinstance(error, RuntimeError) and any(word in words for word in LOST)
+    return isinstance(error, RuntimeError) and any(word in text for word in LOST)

@@ -16,9 +16,9 @@ from data.printable import printable
 
 
 class LossyFile(io.FileIO):
-    """A file descriptor that loses what it cannot write, and tries again with what comes next.
+    """A file descriptor that drops what it cannot write, and tries again with what comes next.
 
-    A disk that is full, a reader or a terminal that is gone: the run is worth more than its words.
+    A full disk, or a reader or a terminal that is gone, must not end a run.
     """
 
     def write(self, content: Any, /) -> int:
@@ -59,6 +59,17 @@ def shown(text: str) -> str:
 
 
 def say_error(text: str) -> None:
-    """Print on stderr, above the bar where there is one."""
+    """Print on stderr, above the progress bar if there is one."""
     tqdm.write(shown(text), file=sys.stderr)
     sys.stderr.flush()
+
+
+def write_now(text: str, seconds: float) -> None:
+    """Write to stderr if it accepts that in time: its terminal or reader may be gone, or stopped.
+
+    `print` would not do: the main thread may hold the stream while it waits for that reader.
+    """
+    with suppress(OSError, ValueError, AttributeError):
+        number = sys.stderr.fileno()
+        if select.select([], [number], [], seconds)[1]:
+            os.write(number, text.encode())

@@ -1,4 +1,4 @@
-"""The figures of the steps: collected on the device, read back only when they are due."""
+"""The metrics of the steps: collected on the device, read back only when they are due."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from training.reporting.watchdog import Watchdog
 
 
 class Report:
-    """Takes the loss and the gradient norm of each step as tensors, and makes lines of them.
+    """Collects the loss and the gradient norm of each step as tensors, and writes them as lines.
 
-    Reading a tensor waits for the device and reducing it waits for the other processes, so both
-    happen only in `write`, for all the steps since the last one.
+    Reading a tensor waits for the device, and reducing it waits for the other processes. So both
+    happen only in `write`, for all steps since the last call.
     """
 
     def __init__(
@@ -36,23 +36,23 @@ class Report:
         skipped: int = 0,
         max_skipped: int = 0,
         uploads: Uploader | None = None,
-        watch: Watchdog | None = None,
+        watchdog: Watchdog | None = None,
     ) -> None:
         self.console = console
         self.metrics = metrics  # None on all but the main process
         self.tokens_per_step = tokens_per_step
         self.last_snapshot = last_snapshot
         self.saved_step = console.step
-        """After which the newest snapshot was begun; 0 where it failed, or there is none."""
-        self.held: list[float] = []
-        """Seconds for which each snapshot held the steps up."""
-        self.durable: list[float] = []
-        """Seconds until each was on the disk."""
+        """The step of the newest snapshot that has begun; 0 where it failed, or there is none."""
+        self.stall_seconds: list[float] = []
+        """How long each snapshot stalled the steps."""
+        self.durable_seconds: list[float] = []
+        """How long it took until each snapshot was on the disk."""
         self.skipped = skipped
-        """Steps of the run so far whose update fp16's loss scaler left out."""
+        """Steps of the run so far whose update fp16's loss scaler skipped."""
         self.max_skipped = max_skipped
         self.uploads = uploads
-        self.watch = watch
+        self.watchdog = watchdog
         self.skipped_in_a_row = 0
         self.steps: list[int] = []
         self.rates: list[float] = []
@@ -61,46 +61,46 @@ class Report:
         self.resume_clock()
 
     def resume_clock(self) -> None:
-        """Begin to time steps, after something else: speed is that of the steps alone."""
+        """Continue to time the steps: their speed does not include evaluation and snapshots."""
         self.since = time.perf_counter()
-        if self.watch is not None:
-            self.watch.resume()
+        if self.watchdog is not None:
+            self.watchdog.resume()
 
     def pause_clock(self) -> None:
-        """Something else comes than steps."""
-        if self.watch is not None:
-            self.watch.rest()
+        """Stop timing: what follows is no step."""
+        if self.watchdog is not None:
+            self.watchdog.rest()
 
     def wait_for(self, work: Callable[[], object]) -> float:
-        """Do what is no part of the step under way; the seconds it took."""
+        """Run `work`, which is not part of the present step, and return its seconds."""
         begun = time.perf_counter()
-        if self.watch is None:
+        if self.watchdog is None:
             work()
         else:
-            self.watch.wait_for(work)
+            self.watchdog.wait_for(work)
         seconds = time.perf_counter() - begun
         self.since += seconds
         return seconds
 
     def add(self, step: int, learning_rate: float, loss: Tensor, grad_norm: Tensor) -> None:
-        """The figures of one step: this process's mean loss, and the norm before clipping."""
+        """Add the metrics of a step: this process's mean loss, and the norm before clipping."""
         self.steps.append(step)
         self.rates.append(learning_rate)
         self.losses.append(loss)
         self.norms.append(grad_norm)
         self.console.advance(step)
-        if self.watch is not None and loss.device.type == "cpu":
-            self.watch.done(step)  # a GPU is far behind, until `write` waits for it
+        if self.watchdog is not None and loss.device.type == "cpu":
+            self.watchdog.done(step)  # a GPU runs behind until `write` waits for it
 
     def write(self, accelerator: Accelerator) -> None:
         """Write a line for each step since the last call. Every process must call this.
 
-        Raises TrainingStopped on all processes when a loss or a gradient norm is not finite; under
-        fp16 a gradient that overflows only means that the loss scaler has left the update out.
+        Raises TrainingStopped on all processes when a loss or a gradient norm is not finite. Under
+        fp16, a gradient that overflows only means that the loss scaler has skipped the update.
         """
         if not self.steps:
             return
-        # Losses differ between processes, norms are of the shared gradient already.
+        # Losses differ between processes; norms are of the common gradient.
         losses = accelerator.reduce(torch.stack(self.losses).float(), "mean").tolist()
         norms = torch.stack([gather_full(norm) for norm in self.norms]).float().tolist()
         seconds = time.perf_counter() - self.since
@@ -112,8 +112,8 @@ class Report:
             fault = self._fault(step, loss, norm, skipped)
             if fault is not None:
                 break
-            if self.watch is not None:
-                self.watch.gradient(step, norm)
+            if self.watchdog is not None:
+                self.watchdog.gradient(step, norm)
             records.append(
                 {
                     "event": "train",
@@ -125,31 +125,31 @@ class Report:
                     **({"skipped": True} if skipped else {}),
                 }
             )
-        if self.watch is not None and self.losses[-1].device.type != "cpu":
-            self.watch.done(self.steps[-1])
-        behind = self._behind(records)
+        if self.watchdog is not None and self.losses[-1].device.type != "cpu":
+            self.watchdog.done(self.steps[-1])
+        hub_status = self._add_hub_status(records)
         self.record(accelerator, records)
         if fault is not None:
             raise self._broken(fault, 0 if skipped else step - 1)
         left = (self.console.max_steps - self.steps[-1]) * seconds / len(self.steps)
-        self.console.progress(self.steps[-1], losses[-1], speed, left, self.skipped, behind)
+        self.console.progress(self.steps[-1], losses[-1], speed, left, self.skipped, hub_status)
         for collected in (self.steps, self.rates, self.losses, self.norms):
             collected.clear()
         self.since = time.perf_counter()
 
     def held_out(self, accelerator: Accelerator, step: int, loss: float) -> None:
-        """The figure of an evaluation. Raises TrainingStopped when it is not finite."""
+        """Report an evaluation. Raises TrainingStopped when its loss is not finite."""
         self.refuse_broken(step, loss)
         self.record(accelerator, [{"event": "eval", "step": step, "loss": loss}])
         self.console.say(f"step {step}: held-out loss {loss:.4f}")
 
     def refuse_broken(self, step: int, loss: float) -> None:
-        """Raise TrainingStopped for weights whose held-out loss after a step is not finite."""
+        """Raise TrainingStopped when the held-out loss after a step is not finite."""
         if not math.isfinite(loss):
             raise self._broken(f"the held-out loss is {loss} after step {step}", step)
 
     def record(self, accelerator: Accelerator, records: list[dict[str, Any]]) -> None:
-        """Add lines to metrics.jsonl and to the tracker, where there is one."""
+        """Add lines to metrics.jsonl and to the tracker, if there is one."""
         for record in records if accelerator.trackers else []:
             prefix = f"{record['event']}/"
             figures = {prefix + k: v for k, v in record.items() if k not in ("event", "step")}
@@ -162,18 +162,18 @@ class Report:
             self.console.warn(f"metrics wait until they can be written: {self.metrics.fault}.")
 
     def flush(self) -> None:
-        """Have the disk hold all that was recorded. Raises OSError when it does not take it."""
+        """Write all metrics to the disk. Raises OSError when the disk refuses them."""
         if self.metrics is not None:
             self.metrics.flush()
 
-    def kept(self) -> str:
-        """Which snapshot there is to go on from, as a sentence."""
+    def newest_snapshot(self) -> str:
+        """Which snapshot the run can resume from, as a sentence."""
         if self.last_snapshot is None:
             return "There is no snapshot yet."
         return f"The last good snapshot stays: {self.last_snapshot}."
 
-    def _behind(self, records: list[dict[str, Any]]) -> str:
-        """How far the Hub is behind, also into the last of the records; what was said of it."""
+    def _add_hub_status(self, records: list[dict[str, Any]]) -> str:
+        """Add the Hub's lag to the last record, print the uploader's messages, return the lag."""
         if self.uploads is None or not records:
             return ""
         for message in self.uploads.messages():
@@ -184,7 +184,7 @@ class Report:
         return status.as_words()
 
     def _fault(self, step: int, loss: float, norm: float, skipped: bool) -> str | None:
-        """Why the run cannot go on from a step; None when it can."""
+        """Why the run cannot continue after a step; None when it can."""
         self.skipped += skipped
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
         if not math.isfinite(loss):
@@ -199,14 +199,14 @@ class Report:
         return None
 
     def _broken(self, what: str, weights: int) -> TrainingStopped:
-        """That the run cannot go on, because of the weights after a step."""
+        """The error that the weights after step `weights` end the run with."""
         if 0 < weights <= self.saved_step:
             return TrainingStopped(
                 f"{what}. The newest snapshot, of step {self.saved_step}, has the weights that "
-                "this comes of: the same command ends here again. A new run (another run.name, and "
+                "cause this: the same command ends here again. A new run (another run.name, and "
                 "hub.repo_id) can begin with an earlier one: snapshot.resume=<its folder>."
             )
         return TrainingStopped(
-            f"{what}. {self.kept()} A lower optim.learning_rate or a lower optim.max_grad_norm may "
-            "carry it past this step."
+            f"{what}. {self.newest_snapshot()} A lower optim.learning_rate or a lower "
+            "optim.max_grad_norm may carry it past this step."
         )

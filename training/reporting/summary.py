@@ -1,4 +1,4 @@
-"""The lines before and after a run."""
+"""The lines that a run prints before its first and after its last step."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from snapshot.disk.state import RunState
 from snapshot.start import Start
 from training.distributed.compiling import why_not_compiled
 from training.distributed.environment import shutdown_timeout
-from training.reporting.console import Console, computed_on, counted, machine_hints, machine_line
+from training.reporting.console import Console, counted
+from training.reporting.machine import computed_on, machine_hints, machine_line
 from training.reporting.report import Report
 from training.run.start import changed_values
-from training.run.stop import Stop
 from training.schedule import learning_rate_at
 
 STEEP = 1.5
-"""A learning rate of so many times the last step's is worth a word."""
+"""A learning rate this many times the last step's is worth a hint."""
 
 
 def print_header(
@@ -35,7 +35,7 @@ def print_header(
     model: GPT,
     start: Start,
 ) -> None:
-    """What will be trained on what, where, and from which step."""
+    """Print the text, the model, the machine, the step and the snapshot that the run resumes."""
     info, train, shape = corpus.info, config.train, model.config
     batch = train.global_batch_size
     accumulation = accelerator.gradient_accumulation_steps
@@ -69,7 +69,7 @@ def print_header(
             )
         if jump := rate_jump(start.state, config):
             console.say(f"hint      {jump}")
-    for hint in machine_hints(accelerator):
+    for hint in machine_hints(accelerator, config.run):
         console.say(f"hint      {hint}")
     reason = why_not_compiled(config)
     if reason is not None:
@@ -84,10 +84,9 @@ def print_header(
 
 
 def rate_jump(state: RunState, config: Config) -> str | None:
-    """That the learning rate of the next step is much more than the last one's; None when not.
+    """A hint that the next learning rate is much higher than the last one; None where it is not.
 
-    The cosine reaches over all steps: with more of them, a run that had come to its end is in the
-    middle again.
+    The cosine spans all steps. With more steps, a finished run is in its middle again.
     """
     try:
         before = OptimConfig(**state.config["optim"])
@@ -109,13 +108,13 @@ def loss_text(loss: float) -> str:
     return f"{loss:.4f} nats, {loss / math.log(2):.4f} bits per character"
 
 
-def print_stop(console: Console, config: Config, report: Report, stop: Stop) -> None:
-    """That the run ended before its last step, why, and what it goes on from."""
+def print_stop(console: Console, config: Config, report: Report, reason: str) -> None:
+    """Print that the run ended before its last step, why, and what it resumes from."""
     console.close()
     console.say()
     console.say(
-        f"stopped   by {stop.reason} at step {console.step:,} of {config.train.max_steps:,}; "
-        "the same command goes on from there"
+        f"stopped   by {reason} at step {console.step:,} of {config.train.max_steps:,}; "
+        "the same command resumes there"
     )
     console.say(f"snapshot  {report.last_snapshot}")
 
@@ -127,7 +126,7 @@ def print_end(
     held_out: float,
     report: Report,
 ) -> None:
-    """What came of the run, and what to do next."""
+    """Print the result of the run, and what to do next."""
     console.close()
     train = config.train
     block, everything = config.data.block_size, len(corpus.held_out) - 1
@@ -137,11 +136,12 @@ def print_end(
     part = "all" if characters == everything else f"{characters:,} of"
     console.say()
     console.say(f"held out  {loss_text(held_out)}, over {part} {everything:,} held-out characters")
-    waits = ""
-    if report.held:  # none was written where only an evaluation was left to do
-        held, durable = statistics.median(report.held), statistics.median(report.durable)
-        waits = f"; training waits {held:.2f} s for one, which is on the disk after {durable:.2f} s"
-    console.say(f"snapshot  {report.last_snapshot}{waits}")
+    cost = ""
+    if report.stall_seconds:  # no snapshot was written where only an evaluation was left
+        stall = statistics.median(report.stall_seconds)
+        durable = statistics.median(report.durable_seconds)
+        cost = f"; each stalls training for {stall:.2f} s and is durable after {durable:.2f} s"
+    console.say(f"snapshot  {report.last_snapshot}{cost}")
     console.say(f"curves    {Path(config.run.dir) / 'curves.png'}")
     if report.skipped:
         updates = f"{report.skipped} of {train.max_steps:,} updates"

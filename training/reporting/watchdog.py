@@ -1,4 +1,4 @@
-"""What goes wrong slowly, said in a sentence while there is time to act; no run is ended by it."""
+"""Warnings of what goes wrong slowly, while there is time to act. They never end a run."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from training.reporting.console import Console
 
 LOOK_SECONDS = 1.0
 REMEMBERED = 50
-"""Steps, of which the median is the usual."""
+"""Steps whose median is the usual value."""
 SLOW_TIMES, SLOW_SECONDS = 10, 5.0
-"""A step that takes so many times the usual, and so long at least."""
+"""A step is slow when it takes this many times the usual time, and at least this long."""
 STEEP_TIMES = 100
-"""A gradient norm of so many times the usual."""
+"""A gradient is steep when its norm is this many times the usual one."""
 JUMP_SECONDS = 5.0
-"""Between the system's clock and one that only runs forward; corrections are smaller."""
+"""Least difference between the system's clock and the monotonic one; corrections are smaller."""
 BYTES_A_PARAMETER = 12
-"""Of a snapshot in float32: the weight and AdamW's two moments."""
+"""Bytes of a snapshot for each parameter in float32: the weight and AdamW's two moments."""
 
 
 class Watchdog:
-    """Watches the steps, the gradient, the disk and the clock of a run, on the main process."""
+    """Watches the steps, the gradient, the disk and the clock of a run on the main process."""
 
     def __init__(self, console: Console, config: Config, parameters: int, processes: int) -> None:
         self._console, self._config = console, config
@@ -42,17 +42,17 @@ class Watchdog:
         self._times: deque[float] = deque(maxlen=REMEMBERED)
         self._norms: deque[float] = deque(maxlen=REMEMBERED)
         self._step, self._since = console.step, math.inf
-        self._told_slow = self._told_full = False
+        self._warned_slow = self._warned_full = False
         self._offset = time.time() - time.monotonic()
         if console.shown:
             threading.Thread(target=self._look, name="watch", daemon=True).start()
 
     def rest(self) -> None:
-        """No step is under way: what follows takes as long as it takes."""
+        """No step is running: what follows may take any time."""
         self._since = math.inf
 
     def wait_for(self, work: Callable[[], object]) -> None:
-        """Do in a step what is no part of it, and takes as long as it takes."""
+        """Run work inside a step that is not part of it and may take any time."""
         since, begun = self._since, time.monotonic()
         self.rest()
         work()
@@ -63,19 +63,19 @@ class Watchdog:
         self._since = time.monotonic()
 
     def done(self, step: int) -> None:
-        """A step is known to be done, on the device as well, and the next begins."""
+        """A step is done, on the device as well, and the next one begins."""
         now = time.monotonic()
         if math.isfinite(self._since):
-            if self._told_slow:
+            if self._warned_slow:
                 self._console.warn(f"step {step} has come after {now - self._since:.0f} s.")
             self._times.append(now - self._since)
-        self._step, self._since, self._told_slow = step, now, False
+        self._step, self._since, self._warned_slow = step, now, False
 
     def gradient(self, step: int, norm: float) -> None:
-        """The norm of a step's gradient, before it was scaled down.
+        """Take the norm of a step's gradient before clipping.
 
-        One that is not finite is no steep gradient: fp16's loss scaler leaves that update out, and
-        without a scaler it ends the run.
+        A norm that is not finite is not steep: fp16's loss scaler skips that update, and without a
+        scaler it ends the run.
         """
         if not math.isfinite(norm):
             return
@@ -100,9 +100,9 @@ class Watchdog:
     def _look_at_step(self) -> None:
         since, usual = self._since, statistics.median(self._times) if self._times else math.inf
         taken = time.monotonic() - since
-        if self._told_slow or taken < max(SLOW_TIMES * usual, SLOW_SECONDS):
+        if self._warned_slow or taken < max(SLOW_TIMES * usual, SLOW_SECONDS):
             return
-        self._told_slow = True
+        self._warned_slow = True
         why = "this machine is busy, or hangs."
         if not self._alone:
             seconds = self._config.run.collective_timeout_seconds
@@ -129,19 +129,19 @@ class Watchdog:
     def _look_at_disk(self) -> None:
         try:
             if any(self._root.glob(f"{TEMPORARY_PREFIX}step-*")):
-                return  # one is being written, and then the oldest goes
+                return  # a snapshot is being written, and then the oldest is removed
             free = shutil.disk_usage(self._root).free
             newest = next(iter(snapshot_folders(self._root)), None)
-        except (OSError, SnapshotError):  # perhaps closed to us for now
+        except (OSError, SnapshotError):  # perhaps not readable for now
             return
         every, last = self._config.snapshot.every, self._config.train.max_steps
         if newest is not None and step_of(newest) >= last:
-            return  # there is no next one
+            return  # this was the last one
         needed = _bytes_of(newest) or self._estimate
         if free >= needed:
-            self._told_full = False
-        elif not self._told_full:
-            self._told_full = True
+            self._warned_full = False
+        elif not self._warned_full:
+            self._warned_full = True
             step = min((self._step // every + 1) * every, last)
             self._console.warn(
                 f"the disk of {self._root} has {free / 1e6:,.1f} MB left and the next snapshot, "

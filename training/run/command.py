@@ -1,20 +1,17 @@
-"""The outside of a run: from the command line to `main(config)`, from its end to an exit code."""
+"""From the command line to `main(config, session)`, and from its end to an exit code."""
 
 from __future__ import annotations
 
 import os
-import select
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
 from accelerate.state import PartialState
-from accelerate.tracking import get_available_trackers
 
 from config.compose import as_yaml, load_config, run_dir_of
 from config.help import help_text
@@ -24,34 +21,24 @@ from training.distributed.agreement import FailedElsewhere
 from training.distributed.environment import is_local_main_process, launched, restarts_left
 from training.distributed.launcher import launcher
 from training.distributed.timeouts import is_lost_peer
-from training.exits import (
-    EXIT_DONE,
-    EXIT_INTERRUPTED,
-    USER_MISTAKES,
-    TrainingStopped,
-    exit_code_for,
-    exit_code_of,
-    is_lasting,
-)
+from training.errors import USER_MISTAKES, exit_code_for, is_lasting
+from training.exits import EXIT_DONE, EXIT_INTERRUPTED, TrainingStopped
 from training.out_of_memory import in_words
 from training.reporting.output import make_output_lossy, say_error
-from training.run.run_lock import expect, note_exit
-from training.run.saving import finish_writing
-from training.run.signals import LAST_WORDS_SECONDS, Phase, Signals
-from training.run.uploading import finish_begun
+from training.run.run_lock import RunLock
+from training.run.session import RESUME, Session
+from training.run.signals import Phase, exit_code_of
 
-SPEAKING_SECONDS = 30
+REPORTING_SECONDS = 30
+"""How long a process waits for another one that reports the error of both."""
 ECHO_SECONDS = 3
 """After the loss of another process: on the same machine the launcher ends this one sooner."""
 STOPPED_FLUSH_SECONDS = 20
-"""For the upload of the last good snapshot, when a run stops by itself: while the others wait."""
-WRITING_SECONDS = 25
-"""For a snapshot that was begun before an error: a little less than the launcher's patience."""
+"""For the upload of the last good snapshot when a run stops by itself, while the others wait."""
 LOST_PEER = "another process is gone, or cannot be reached"
-GO_ON = "The same command goes on from the newest snapshot."
 
 
-def run_command(main: Callable[[Config, Signals], int]) -> NoReturn:
+def run_command(main: Callable[[Config, Session], int]) -> NoReturn:
     """Run `main` with the configuration of the command line, and end the process.
 
     Exit codes: see `training.exits`. `accelerate launch` turns every code but 0 into 1, so the
@@ -62,136 +49,107 @@ def run_command(main: Callable[[Config, Signals], int]) -> NoReturn:
     if any(argument in ("-h", "--help") for argument in arguments):
         print(help_text())
         sys.exit(0)
-    signals: Signals | None = None
-    started_by = launcher()  # while it lives
+    lock, session = RunLock(), None
+    launcher()  # while it is alive
     try:
         if "--show" in arguments:
             arguments.remove("--show")
             print(as_yaml(load_config(arguments)), end="")
             code = EXIT_DONE
         else:
-            config = _load(arguments)
-            expect(Path(config.run.dir))
-            signals = Signals(config.run.grace_seconds, _end_by_signal, started_by)
-            code = main(config, signals)
+            config = _load(arguments, lock)
+            lock.leave_code_in(Path(config.run.dir))
+            session = Session(config, lock)
+            code = main(config, session)
             if code != EXIT_DONE and is_local_main_process():  # all have agreed to end
-                _end_launcher(code)
-    except KeyboardInterrupt:  # before the signals are ours
+                _end_launcher(code, lock)
+    except KeyboardInterrupt:  # before the session handles signals
         code = EXIT_INTERRUPTED
     except Exception as raised:
-        begun = signals is not None and signals.phase is not Phase.NOTHING_BEGUN
-        error = in_words(raised, begun)
-        code = note_exit(_code_for(error, signals))
-        if signals is not None:
-            signals.phase = Phase.FAILED
-        if _say(error, hurry=signals is not None and signals.asked is not None):
-            _end_launcher(code)
-        finish_writing()
-    _leave(code)
+        code = _report(raised, session, lock)
+    _leave(code, lock)
 
 
-def _load(arguments: list[str]) -> Config:
+def _load(arguments: list[str], lock: RunLock) -> Config:
     try:
         return load_config(arguments)
     except ConfigError:
         if (run_dir := run_dir_of(arguments)) is not None:
-            expect(run_dir)
+            lock.leave_code_in(run_dir)
         raise
 
 
-def _code_for(error: Exception, signals: Signals | None) -> int:
-    """The exit code for an error. In a run that is told to stop, the others may be gone already."""
+def _report(raised: Exception, session: Session | None, lock: RunLock) -> int:
+    """Report an error that ended the attempt, and return its exit code."""
+    signals = None if session is None else session.signals
+    begun = signals is not None and signals.phase is not Phase.NOTHING_BEGUN
+    error = in_words(raised, begun)
+    stopping = signals is not None and signals.cause is not None
     if isinstance(error, FailedElsewhere):
-        return error.code
-    if signals is not None and signals.asked is not None and is_lost_peer(error):
-        return exit_code_of(signals.asked)
-    return exit_code_for(error)
+        code = error.code
+    elif signals is not None and stopping and is_lost_peer(error):  # the others have stopped before
+        code = exit_code_of(signals.cause)
+    else:
+        code = exit_code_for(error)
+    code = lock.note_exit(code)
+    if signals is not None:
+        signals.phase = Phase.FAILED
+    if _print(error, stopping, session):
+        _end_launcher(code, lock)
+    if session is not None:
+        session.finish_writing()
+    return code
 
 
-def _say(error: Exception, hurry: bool) -> bool:
-    """Say an error once, first, and not among its echoes in other processes.
+def _print(error: Exception, stopping: bool, session: Session | None) -> bool:
+    """Print an error in one process only, before the echoes of it in the others.
 
-    Returns whether it ends the launcher too: another start would end in it as well.
+    Returns whether it ends the launcher too, because a restart would fail again.
     """
-    alone = isinstance(error, TextLost)  # in the process that read; the others only lose it
-    speaks = getattr(error, "reported_here", False) or alone or is_local_main_process()
+    alone = isinstance(error, TextLost)  # in the process that read; the others only lose that one
+    prints = getattr(error, "reported_here", False) or alone or is_local_main_process()
     if isinstance(error, FailedElsewhere):
-        # Once a process has ended, the launcher ends all: not before the one that says it.
-        time.sleep(SPEAKING_SECONDS)
-        return error.for_good and speaks
+        # When a process ends, the launcher ends all: the one that reports must be the first.
+        time.sleep(REPORTING_SECONDS)
+        return error.for_good and prints
     if isinstance(error, (*USER_MISTAKES, TrainingStopped)):
-        if not speaks:
-            time.sleep(SPEAKING_SECONDS)
+        if not prints:
+            time.sleep(REPORTING_SECONDS)
             return False
         stopped = isinstance(error, TrainingStopped)
         say_error(f"{'stopped' if stopped else 'error'}: {error}")
-        if stopped:
-            finish_begun(STOPPED_FLUSH_SECONDS)
+        if stopped and session is not None:
+            session.flush_uploads(STOPPED_FLUSH_SECONDS)
         return is_lasting(error)
     if is_lost_peer(error):
-        if not hurry:
+        if not stopping:
             time.sleep(ECHO_SECONDS)
-        if speaks and not hurry:
-            words = str(error).splitlines()[0]
-            say_error(f"stopped: {LOST_PEER}: {words}. {GO_ON}")
+        if prints and not stopping:
+            first_line = str(error).splitlines()[0]
+            say_error(f"stopped: {LOST_PEER}: {first_line}. {RESUME}")
         return False
     say_error("".join(traceback.format_exception(error)).rstrip())
     return False
 
 
-def check_tracker(name: str | None) -> str | None:
-    """`run.tracker`, as Accelerator takes it. Raises ConfigError for one that is not installed."""
-    installed = sorted(str(tracker) for tracker in get_available_trackers())
-    if name is not None and name not in installed:
-        raise ConfigError(
-            f"run.tracker={name} is not installed, or is no tracker of accelerate's. "
-            f"Installed: {', '.join(installed) or 'none'}."
-        )
-    return name
-
-
-def _end_by_signal(cause: int, why: str) -> None:
-    """End the process from the thread that handles the signals, whatever the others hang in."""
-    code = exit_code_of(cause)
-    try:
-        code = note_exit(code)
-        if why and is_local_main_process():
-            _write_now(f"\nstopped by {why}. {GO_ON}\n")
-        if not why:  # an error has ended the run before, perhaps while a snapshot is written
-            finish_writing(WRITING_SECONDS)
-    finally:
-        os._exit(code)
-
-
-def _write_now(text: str) -> None:
-    """Write to stderr, if it takes that at once: its terminal or reader may be gone, or stopped.
-
-    Not by print: the main thread may hold the stream, waiting for that reader.
-    """
-    with suppress(OSError, ValueError, AttributeError):
-        number = sys.stderr.fileno()
-        if select.select([], [number], [], LAST_WORDS_SECONDS)[1]:
-            os.write(number, text.encode())
-
-
-def _end_launcher(code: int) -> None:
-    """Have the launcher not start again what would only end again."""
+def _end_launcher(code: int, lock: RunLock) -> None:
+    """Keep the launcher from restarting what would only end again."""
     started_by = launcher()
     if restarts_left() > 0 and started_by is not None:
-        note_exit(code)  # while there is time: the launcher ends this process as well
+        lock.note_exit(code)  # before the launcher ends this process as well
         started_by.stop()
 
 
-def _leave(code: int) -> NoReturn:
+def _leave(code: int, lock: RunLock) -> NoReturn:
     """End the process.
 
-    Among several gloo processes an ordinary exit aborts about half the time (seen with torch 2.13),
-    and the launcher takes that for a failure; so those leave at once, with everything written.
+    With several gloo processes an ordinary exit aborts about half the time (seen with torch 2.13),
+    and the launcher takes that for a failure. So those leave at once, with everything written.
     """
-    code = note_exit(code)
+    code = lock.note_exit(code)
     sys.stdout.flush()
     sys.stderr.flush()
-    uploading = any(not one.daemon for one in threading.enumerate()[1:])  # by the Hub client
+    uploading = any(not one.daemon for one in threading.enumerate()[1:])  # the Hub client's threads
     if PartialState._shared_state.get("_num_processes", 1) > 1 or launched() or uploading:
         os._exit(code)
     sys.exit(code)

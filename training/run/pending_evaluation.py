@@ -1,4 +1,4 @@
-"""The evaluation of a snapshot's step. It follows the snapshot, so a kill can come between them."""
+"""The evaluation that follows a snapshot, where a kill came between the two."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from training.reporting.console import Console
 from training.reporting.metrics import held_out_at, write_whole
 
 TRIES = "evaluation_tries"
-"""A file in the run's directory: a step, and how often its evaluation was begun at a resume."""
+"""A file in the run's directory: a step, and how often a resume has begun its evaluation."""
 MOST_TRIES = 2
-"""An evaluation that ends the run each time must not keep it from training."""
+"""An evaluation that crashes each time must not keep the run from training."""
 
 
 def evaluation_is_pending(
     accelerator: Accelerator, console: Console, config: Config, start: Start, state: RunState
 ) -> bool:
-    """Whether the step that this attempt resumes from has still to be evaluated.
+    """Whether the step that this attempt resumes from has not been evaluated.
 
-    Every process must call this. Where it has been evaluated, the loss counts for
-    `state.best_loss`, which the snapshot was written too early to know.
+    Every process must call this. Where it has been evaluated, its loss updates `state.best_loss`,
+    because the snapshot is older than its evaluation.
     """
     pending = accelerator.is_main_process and _is_pending(console, config, start, state)
     return bool(broadcast_text(accelerator, "pending" if pending else ""))
@@ -36,7 +36,7 @@ def evaluation_is_pending(
 def _is_pending(console: Console, config: Config, start: Start, state: RunState) -> bool:
     run_dir, step = Path(config.run.dir), state.step
     if start.folder is None or start.folder.parent != snapshots_in(run_dir):
-        return False  # a run that begins, perhaps from another's snapshot
+        return False  # a new run, perhaps from another run's snapshot
     loss = held_out_at(run_dir / "metrics.jsonl", step)
     if loss is not None:
         state.note_held_out(loss)
@@ -46,10 +46,10 @@ def _is_pending(console: Console, config: Config, start: Start, state: RunState)
     tries = _tries_of(run_dir / TRIES, step)
     if tries == MOST_TRIES:
         console.warn(
-            f"the evaluation of step {step} was interrupted {tries + 1} times, and is left out."
+            f"the evaluation of step {step} was interrupted {tries + 1} times and is skipped."
         )
         return False
-    with suppress(OSError):  # a full disk: it may be tried more often than that
+    with suppress(OSError):  # on a full disk it may be tried more often
         write_whole(run_dir / TRIES, f"{step} {tries + 1}\n")
     return True
 

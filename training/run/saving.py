@@ -1,4 +1,4 @@
-"""Snapshots in the middle of a run: when they are written, what may go wrong, what is then said."""
+"""Writes the snapshots of an attempt, each in the background of the step that follows it."""
 
 from __future__ import annotations
 
@@ -26,21 +26,20 @@ from training.reporting.curves import draw_run
 from training.reporting.report import Report
 from training.run.uploading import hand_over
 
-ROOM = 2
-"""Times the memory that writing takes: what must be free for it to be done beside a step."""
+MEMORY_FACTOR = 2
+"""Free memory that writing in the background requires, as a multiple of what writing takes."""
 NO_ROOM = "Make room and start the same command again."
 NO_NUMBERS = (
     "A lower optim.learning_rate or a lower optim.max_grad_norm may carry it past this step."
 )
-_begun: list[Saving] = []  # at most one; for the end of a run that does not reach its own
 
 
-class Saving:
-    """Writes the snapshots of an attempt, each beside the step that follows it.
+class SnapshotWriter:
+    """Writes, hashes and flushes a snapshot while the next step runs forward and backward.
 
-    A snapshot is written, hashed and flushed while the next step goes forward and backward, which
-    changes nothing that is in it; only the update waits until it is on the disk. So there is never
-    a second copy of the whole, and never are more than `snapshot.every` steps lost.
+    Neither pass changes what the snapshot holds. Only the update must wait until the snapshot is on
+    the disk. So there is never a second copy of model and optimizer, and a crash never costs more
+    than `snapshot.every` steps.
     """
 
     def __init__(
@@ -52,36 +51,36 @@ class Saving:
         save_tokenizer: Callable[[Path], None],
         report: Report,
     ) -> None:
-        self.step: int | None = None
-        """After which a snapshot was begun last."""
+        self.pending = False
+        """Whether a snapshot has begun that the next update must wait for."""
+        self._step = 0
         self._accelerator, self._config, self._report = accelerator, config, report
         self._model, self._optimizer = model, optimizer
         self._save_tokenizer = save_tokenizer
         self._root = snapshots_in(Path(config.run.dir))
         self._stream: torch.Stream | None = None
-        self._writer: Thread | None = None
+        self._thread: Thread | None = None
         self._written = Event()
-        self._fault: BaseException | None = None
-        self._told = False
-        _begun[:] = [self]
+        self._error: BaseException | None = None
+        self._hinted = False
 
     def begin(self, state: RunState, sample: str | None, last: bool, stopping: bool) -> None:
-        """Begin the snapshot after `state.step`, which goes to the Hub with an earlier `sample`.
+        """Begin the snapshot after `state.step`; it is uploaded with an earlier `sample`.
 
-        Every process must call this, and then `finish` before the next update. That of the `last`
-        step, or of a run that is `stopping`, is finished here; raises TrainingStopped when it
-        could not be written. That of the last step goes to the Hub by `publish`.
+        Every process must call this, and `finish` before the next update. The snapshot of the
+        `last` step, or of a run that is `stopping`, is finished here; raises TrainingStopped when
+        it cannot be written. `publish` uploads that of the last step.
         """
         accelerator, begun = self._accelerator, time.perf_counter()
-        self._join()  # what followed the one before, such as the curves
-        self.step = self._report.saved_step = state.step
-        reshard(self._model)  # compiled whole, the root of FSDP's groups is not in the bare model
+        self._join()  # the thread of the snapshot before may still draw the curves
+        self._step = self._report.saved_step = state.step
+        reshard(self._model)  # a wholly compiled model hides the root of FSDP's groups
         if accelerator.scaler is not None:
             state.loss_scaler = accelerator.scaler.state_dict()
         state.skipped_steps = self._report.skipped
         self._written.clear()
         try:
-            rest = begin_snapshot(
+            finish = begin_snapshot(
                 self._root,
                 state,
                 accelerator.unwrap_model(self._model, keep_torch_compile=False),
@@ -91,36 +90,37 @@ class Saving:
                 piece_bytes=self._config.snapshot.piece_bytes,
             )
         except OSError as error:
-            self._fault = error
+            self._error = error
             self._written.set()
         else:
             publish = None if last else lambda: self.publish(sample)
-            if accelerator.is_main_process and not (last or stopping) and self._has_room():
-                work = (rest, state.step, begun, self._beside_the_step(), publish)
-                self._writer = Thread(target=self._write, args=work, name="snapshot")
-                self._writer.start()
+            if accelerator.is_main_process and not (last or stopping) and self._has_memory():
+                arguments = (finish, begun, self._background_stream(), publish)
+                self._thread = Thread(target=self._write, args=arguments, name="snapshot")
+                self._thread.start()
             else:
-                self._write(rest, state.step, begun, nullcontext(), publish)
-        self._report.held.append(time.perf_counter() - begun)
-        if last or stopping:
-            remedy = NO_NUMBERS if isinstance(self._fault, SnapshotError) else NO_ROOM
-            fault = self._refusal()
-            raise_if_any_failed(
-                accelerator, TrainingStopped(f"{fault} {remedy}") if fault else None
-            )
+                self._write(finish, begun, nullcontext(), publish)
+        self._report.stall_seconds.append(time.perf_counter() - begun)
+        self.pending = not (last or stopping)
+        if not self.pending:
+            remedy = NO_NUMBERS if isinstance(self._error, SnapshotError) else NO_ROOM
+            failure = self._failure()
+            stopped = TrainingStopped(f"{failure} {remedy}") if failure else None
+            raise_if_any_failed(accelerator, stopped)
 
     def finish(self) -> None:
-        """Wait until the snapshot that was begun is on the disk. Every process must call this.
+        """Wait until the pending snapshot is on the disk. Every process must call this.
 
-        A disk that does not take it, or numbers that are not finite, cost this snapshot and nothing
-        else: it is said, the earlier ones stay, and the next is tried when it is due.
+        A disk that refuses it, or numbers that are not finite, cost this snapshot and nothing else:
+        the console shows a warning, earlier snapshots stay, and the next one is tried when due.
         """
-        if self._writer is not None and not self._written.is_set():
-            if self._stream is not None:  # what the device still computes is no waiting
+        self.pending = False
+        if self._thread is not None and not self._written.is_set():
+            if self._stream is not None:  # the device's own computing is no stall
                 torch.accelerator.current_stream(self._accelerator.device).synchronize()
-            self._report.held[-1] += self._report.wait_for(self._written.wait)
-        if fault := self._refusal():
-            self._report.console.warn(f"{fault} Training goes on; the next is tried.")
+            self._report.stall_seconds[-1] += self._report.wait_for(self._written.wait)
+        if failure := self._failure():
+            self._report.console.warn(f"{failure} Training continues; the next is tried.")
 
     def publish(self, sample: str | None, best_loss: float | None = None) -> None:
         """Draw the curves, and offer the newest snapshot for upload."""
@@ -131,35 +131,36 @@ class Saving:
             hand_over(report.console, report.uploads, self._config, saved, sample, best_loss)
 
     def end(self, seconds: float | None = None) -> None:
-        """Wait, so long at most, for what was begun before an error, which is as good as any."""
+        """Wait at most so long for a snapshot that began before an error: it is a good one."""
         self._join(seconds)
-        if self._fault is not None:
-            self._report.console.warn(f"a snapshot could not be written: {self._fault!r}.")
+        if self._error is not None:
+            self._report.console.warn(f"a snapshot could not be written: {self._error!r}.")
 
     def _join(self, seconds: float | None = None) -> None:
-        if self._writer is not None:
-            self._writer.join(seconds)
+        if self._thread is not None:
+            self._thread.join(seconds)
 
-    def _has_room(self) -> bool:
-        """Whether this machine has the memory for a step and a snapshot's writing at once."""
+    def _has_memory(self) -> bool:
+        """Whether this machine has the memory for a step and the writing of a snapshot at once."""
         if self._accelerator.device.type not in ("cpu", "cuda"):
             return False  # others may have no streams
-        moments = [tensor for held in self._optimizer.state.values() for tensor in held.values()]
+        moments = [tensor for state in self._optimizer.state.values() for tensor in state.values()]
         if any(map(is_sharded, moments)):
-            return True  # what takes memory has been done, by all processes together
+            return True  # all processes together have gathered the tensors already
         sizes = [tensor.numel() * tensor.element_size() for tensor in moments]
-        piece = min(sum(sizes), max(self._config.snapshot.piece_bytes, *sizes))
+        file = min(sum(sizes), max(self._config.snapshot.piece_bytes, *sizes))
         available = available_memory()
-        if available < ROOM * piece and not self._told:
-            self._told = True
+        if available < MEMORY_FACTOR * file and not self._hinted:
+            self._hinted = True
             self._report.console.say(
-                "hint      training waits while a snapshot is written: beside a step it needs "
-                f"{ROOM * piece / 1e6:,.0f} MB of memory, and {available / 1e6:,.0f} MB are left."
+                "hint      training stalls while a snapshot is written: in the background that "
+                f"needs {MEMORY_FACTOR * file / 1e6:,.0f} MB of memory, and "
+                f"{available / 1e6:,.0f} MB are left."
             )
-        return available >= ROOM * piece
+        return available >= MEMORY_FACTOR * file
 
-    def _beside_the_step(self) -> AbstractContextManager[object]:
-        """Where tensors are copied from the device while it computes."""
+    def _background_stream(self) -> AbstractContextManager[object]:
+        """The stream that copies tensors from the device while the device computes."""
         device = self._accelerator.device
         if device.type == "cpu":
             return nullcontext()
@@ -170,25 +171,24 @@ class Saving:
 
     def _write(
         self,
-        rest: Callable[[], Path],
-        step: int,
+        finish: Callable[[], Path],
         begun: float,
-        place: AbstractContextManager[object],
+        stream: AbstractContextManager[object],
         publish: Callable[[], None] | None,
     ) -> None:
-        """The rest of a snapshot, and what follows it. May run in a thread: it raises nothing."""
-        report = self._report
+        """Write the snapshot, prune, publish. May run in a thread, so it raises nothing."""
+        report, step = self._report, self._step
         try:
-            with place:
-                report.last_snapshot = rest()
-            report.durable.append(time.perf_counter() - begun)
+            with stream:
+                report.last_snapshot = finish()
+            report.durable_seconds.append(time.perf_counter() - begun)
             self._written.set()
             if self._accelerator.is_main_process:
                 self._prune(step)
             if publish is not None:
                 publish()
         except BaseException as error:
-            self._fault = error
+            self._error = error
         finally:
             self._written.set()
 
@@ -204,19 +204,13 @@ class Saving:
         except (OSError, SnapshotError) as error:
             report.console.warn(f"an old snapshot could not be removed: {error}.")
 
-    def _refusal(self) -> str:
+    def _failure(self) -> str:
         """Why the snapshot was not written, in sentences; empty where it was."""
-        fault, self._fault = self._fault, None
-        if fault is None:
+        error, self._error = self._error, None
+        if error is None:
             return ""
-        if not isinstance(fault, OSError | SnapshotError):
-            raise fault
+        if not isinstance(error, OSError | SnapshotError):
+            raise error
         self._report.saved_step = 0
-        reason = f"the snapshot of step {self.step} could not be written: {fault}."
-        return f"{reason} {self._report.kept()}"
-
-
-def finish_writing(seconds: float | None = None) -> None:
-    """Give the snapshot that was begun before an error ended the run this long."""
-    for saving in _begun:
-        saving.end(seconds)
+        reason = f"the snapshot of step {self._step} could not be written: {error}."
+        return f"{reason} {self._report.newest_snapshot()}"

@@ -1,4 +1,4 @@
-"""The start of an attempt: one decision for all processes, and the run's directory made ready."""
+"""The start of an attempt: its text, its directory, and the snapshot that all processes resume."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from training.distributed.environment import cores, restarted_by_launcher
 from training.exits import EXIT_DONE, EXIT_INTERRUPTED
 from training.reporting.metrics import MetricsFile, write_whole
 from training.reporting.output import say_error
-from training.run.run_lock import LOCK, claim, claim_elsewhere, code_before, expect, not_writable
+from training.run.run_lock import LOCK, RunLock, not_writable
 from training.run.uploading import store_of
 
 
 def prepare_text(accelerator: Accelerator, config: Config) -> Corpus:
-    """The corpus, prepared once on each machine and verified there by its first process.
+    """Prepare the corpus once on each machine, where the first process verifies it.
 
-    Every process must call this.
+    Every process must call this. Raises DataError when the machines have different texts.
     """
     data, first = config.data, accelerator.is_local_main_process
     corpus = local_main_first(
@@ -64,50 +64,52 @@ def prepare_text(accelerator: Accelerator, config: Config) -> Corpus:
     return corpus
 
 
-def claim_run_dir(accelerator: Accelerator, config: Config) -> None:
-    """Keep other starts out of the run's directory. Every process must call this.
+def lock_run_dir(accelerator: Accelerator, config: Config, lock: RunLock) -> None:
+    """Keep other attempts out of the run's directory. Every process must call this.
 
-    Raises ConfigError as `claim` does, SnapshotError where `snapshot.resume=never` would move more
-    than a run aside.
+    Raises ConfigError as `RunLock.acquire` does, SnapshotError where `snapshot.resume=never` would
+    move more than a run aside.
     """
     run_dir = Path(config.run.dir)
 
-    def claimed() -> None:
+    def acquire() -> None:
         if config.snapshot.resume == "never":
             refuse_to_move(run_dir)
-        claim(run_dir)
+        lock.acquire(run_dir)
 
     if not accelerator.is_main_process:
-        expect(None)  # what keeps the main process out is not this machine's to note
-    run_on_main(accelerator, claimed)
+        lock.leave_code_in(None)  # the main process's refusal is not this machine's exit code
+    run_on_main(accelerator, acquire)
     if accelerator.is_local_main_process and not accelerator.is_main_process:
-        claim_elsewhere(run_dir)
+        lock.acquire_on_other_machine(run_dir)
 
 
-def agree_on_start(accelerator: Accelerator, config: Config) -> Start:
-    """What this attempt goes on from: the main process chooses and verifies, all use the same.
+def agree_on_start(accelerator: Accelerator, config: Config, lock: RunLock) -> Start:
+    """Choose the snapshot that this attempt resumes from; the main process chooses and verifies.
 
     Every process must call this. Where machines have disks of their own, one process on each
-    fetches what it lacks from the Hub. Raises SnapshotError where a snapshot cannot be used, and
-    where another machine can neither see nor fetch the one that the main process chose.
+    downloads what it lacks from the Hub. Raises SnapshotError where a snapshot cannot be used, and
+    where another machine can neither see nor download the one that the main process chose.
     """
-    start, proposed = _proposed(accelerator, config, lambda: _chosen(config, here=True))
+    start, proposed = _propose(accelerator, config, lambda: _choose(config, lock, use_local=True))
     lacks = run_on_all(accelerator, lambda: _lacks(accelerator, proposed, config))
     anybody = accelerator.gather(torch.tensor([int(lacks)], device=accelerator.device)).any()
     can_fetch = proposed is None or proposed["place"] is not None
     if anybody and not can_fetch and config.hub.repo_id is not None:
-        # What only the first machine has is of no use to the others: what all can fetch is.
+        # Only the first machine has that snapshot: take one that all machines can download.
         first = start
-        start, proposed = _proposed(accelerator, config, lambda: _chosen_for_all(config, first))
+        start, proposed = _propose(
+            accelerator, config, lambda: _choose_for_all(config, lock, first)
+        )
         lacks = run_on_all(accelerator, lambda: _lacks(accelerator, proposed, config))
     theirs = local_main_first(accelerator, lambda: _same_start(proposed, config, lacks))
     return theirs if start is None else start
 
 
-def _proposed(
+def _propose(
     accelerator: Accelerator, config: Config, choose: Callable[[], Start]
 ) -> tuple[Start | None, dict[str, Any] | None]:
-    """The main process's choice, there, and what all need to know of it."""
+    """The main process's choice (None on the others), and what all processes need to know of it."""
 
     def choice() -> tuple[Start, str]:
         start = choose()
@@ -118,42 +120,42 @@ def _proposed(
     return None if chosen is None else chosen[0], json.loads(told)
 
 
-def _chosen(config: Config, here: bool) -> Start:
+def _choose(config: Config, lock: RunLock, use_local: bool) -> Start:
     run_dir = Path(config.run.dir)
     start = choose_start(
         run_dir,
         config.snapshot.resume,
         store_of(config),
-        here=here,
+        here=use_local,
         timeout=config.hub.timeout_seconds,
-        is_same_start=lambda state: _is_same_start(state, config),
+        is_same_start=lambda state: _is_same_start(state, config, lock),
     )
     if not (run_dir / LOCK).exists():  # snapshot.resume=never has moved the directory aside
-        claim(run_dir)
+        lock.acquire(run_dir)
     return start
 
 
-def _is_same_start(state: RunState, config: Config) -> bool:
-    """Whether this very command began the run of a state, which has not ended.
+def _is_same_start(state: RunState, config: Config, lock: RunLock) -> bool:
+    """Whether this command began the run of a state, and the run has not ended.
 
-    Then it is a launcher's restart, or a job's or a loop's next attempt. A run that is done, or
-    that a person stopped by Ctrl-C, has ended.
+    Then a launcher, a job or a loop starts the next attempt. A run that is done, or that a person
+    stopped with Ctrl-C, has ended.
     """
     if changed_values(state.config, as_plain(config)):
         return False
     if restarted_by_launcher():
         return True
-    code = code_before()
-    if code is None:  # it was killed, or is on the Hub alone
+    code = lock.code_before
+    if code is None:  # the attempt was killed, or the run is only on the Hub
         return state.step < config.train.max_steps
     return code not in (EXIT_DONE, EXIT_INTERRUPTED)
 
 
-def _chosen_for_all(config: Config, first: Start | None) -> Start:
-    """What every machine can fetch, where the first choice is only on the first machine's disk."""
+def _choose_for_all(config: Config, lock: RunLock, first: Start | None) -> Start:
+    """A start that every machine can download; the first choice is on one machine's disk."""
     assert first is not None
     assert first.state is not None
-    start = _chosen(config, here=False)
+    start = _choose(config, lock, use_local=False)
     if start.state is not None and start.state.run_id == first.state.run_id:
         lost = f"step {first.state.step} is on the first machine's disk only, and not on the Hub"
         return replace(
@@ -190,9 +192,9 @@ def _folder_of(proposed: dict[str, Any], config: Config) -> Path:
 
 
 def _lacks(accelerator: Accelerator, proposed: dict[str, Any] | None, config: Config) -> bool:
-    """Whether this machine's first process finds that what is proposed is not here, or not whole.
+    """Whether this machine lacks the proposed snapshot, or has a damaged one.
 
-    The main process has verified its own.
+    The first process of each machine checks; the main process has verified its own.
     """
     if proposed is None or accelerator.is_main_process or not accelerator.is_local_main_process:
         return False
@@ -222,13 +224,13 @@ def _same_start(proposed: dict[str, Any] | None, config: Config, lacks: bool) ->
 
 
 def open_run(run_dir: Path, config: Config, start: Start) -> MetricsFile:
-    """Write config.yaml and continue metrics.jsonl where `start` is. For the main process only."""
+    """Write config.yaml and continue metrics.jsonl at `start`. Only the main process calls this."""
     try:
         write_whole(run_dir / "config.yaml", as_yaml(config))
-        # A run that starts from another's snapshot has no lines of its own yet.
+        # A run that begins from another run's snapshot has no lines of its own yet.
         own = start.folder is not None and start.folder.parent == snapshots_in(run_dir)
         step = start.state.step if own and start.state is not None else 0
-        remove_leftovers(snapshots_in(run_dir))  # another run's snapshot, fetched to begin from
+        remove_leftovers(snapshots_in(run_dir))  # another run's snapshot, to begin from
         remove_partial(snapshots_in(run_dir))
         return MetricsFile(run_dir / "metrics.jsonl", step)
     except OSError as error:
@@ -236,7 +238,7 @@ def open_run(run_dir: Path, config: Config, start: Start) -> MetricsFile:
 
 
 def state_at(start: Start, config: Config, corpus: Corpus, computed_on: str) -> RunState:
-    """The run's state at the start of this attempt, with today's configuration and machine."""
+    """The run's state at the start of this attempt, with its configuration and machine."""
     attempt = uuid.uuid4().hex
     plain, facts = as_plain(config), data_facts(corpus)
     if start.state is not None:
@@ -257,7 +259,7 @@ def state_at(start: Start, config: Config, corpus: Corpus, computed_on: str) -> 
 
 
 def data_facts(corpus: Corpus) -> dict[str, Any]:
-    """What a snapshot says of its text."""
+    """What a snapshot records of its text."""
     return {
         "name": without_secrets(corpus.info.name),
         "fingerprint": corpus.info.fingerprint,

@@ -1,4 +1,4 @@
-"""The end of a run before its last step, by a signal or by its own time, agreed by all."""
+"""The end of a run before its last step, by a signal or a time limit. All processes agree on it."""
 
 from __future__ import annotations
 
@@ -10,36 +10,35 @@ from torch import Tensor
 
 from config.schema import RunConfig
 from training.distributed.launcher import seconds_since_launch
-from training.exits import EXIT_DONE, exit_code_of
-from training.run.signals import TIME_IS_OVER, Signals, name_of
+from training.exits import EXIT_DONE
+from training.run.signals import TIME_IS_OVER, Signals, exit_code_of, name_of
 
 AGREE_SECONDS = 1.0
-"""How often the processes ask each other: often enough for a signal, too seldom to cost a step."""
+"""How often the processes compare: soon enough for a signal, too seldom to slow the steps."""
 
 
 class Stop:
-    """Whether the run ends after a step; the same answer on all processes, at the same step.
+    """Whether the run ends after a step: the same answer on all processes, at the same step.
 
-    A process that alone knew of a signal would write a snapshot that the others are not part of, or
-    wait for them for ever. Asking after each step would have all of them wait for each other once
-    more, so they ask about once a second, and on a GPU read the answer at the next time, when it
-    has long been computed.
+    A process that stopped alone would write a snapshot without the others, or wait for them
+    forever. Comparing after each step would add one more wait, so the processes compare about once
+    a second. On a GPU they read the result at the next comparison, when it is long computed.
     """
 
     def __init__(self, accelerator: Accelerator, run: RunConfig, signals: Signals) -> None:
         self.accelerator = accelerator
         self.signals = signals
         self.reason = ""
-        """Why the run ends; empty as long as it goes on."""
+        """Why the run ends; empty while it continues."""
         self._budget = run.max_minutes
         self._reserve = run.grace_seconds  # of the budget, for the last step and its snapshot
         self._ends = float("inf")
         if run.max_minutes is not None:
             self._ends = time.monotonic() + 60 * run.max_minutes - seconds_since_launch()
-        self._every = 1  # steps between two questions
+        self._every = 1  # steps between two comparisons
         self._steps = 0  # since the last one
-        self._asked_at = time.monotonic()
-        self._answer: Tensor | None = None
+        self._compared_at = time.monotonic()
+        self._result: Tensor | None = None
         self._computed: torch.Event | None = None
 
     def agreed(self) -> bool:
@@ -48,47 +47,47 @@ class Stop:
         if self._steps < self._every:
             return False
         now = time.monotonic()
-        pace = (now - self._asked_at) / self._steps
-        number, pace = self._of_all(self._wish(now, pace), pace)
-        self._asked_at, self._steps = now, 0
+        pace = (now - self._compared_at) / self._steps
+        number, pace = self._largest_of_all(self._own_cause(now, pace), pace)
+        self._compared_at, self._steps = now, 0
         every = max(1, int(AGREE_SECONDS / max(pace, 1e-4)))
-        self._every = min(every, 2 * self._every)  # a GPU's first paces are of queueing
+        self._every = min(every, 2 * self._every)  # a GPU's first steps are only queued
         if self.accelerator.num_processes == 1:
-            self._every = 1  # nobody to ask
+            self._every = 1
         if not number:
             return False
         if number == TIME_IS_OVER:
             self.reason = f"run.max_minutes={self._budget:g}"
         else:
             self.reason = name_of(number)
-        self.signals.ask(number)
+        self.signals.stop(number)
         return True
 
     @property
     def exit_code(self) -> int:
-        """Of the process, once the run has ended."""
-        return exit_code_of(self.signals.asked) if self.reason else EXIT_DONE
+        """The exit code of the process, once the run has ended."""
+        return exit_code_of(self.signals.cause) if self.reason else EXIT_DONE
 
-    def _wish(self, now: float, pace: float) -> int:
-        """This process's own: a signal's number, or another cause of an end; 0 to go on."""
-        if self.signals.asked is not None:
-            return self.signals.asked
+    def _own_cause(self, now: float, pace: float) -> int:
+        """This process's cause to end: a signal's number, or another one; 0 to continue."""
+        if self.signals.cause is not None:
+            return self.signals.cause
         return TIME_IS_OVER if now + 2 * pace * self._every + self._reserve > self._ends else 0
 
-    def _of_all(self, number: int, pace: float) -> tuple[int, float]:
-        """The greatest number and pace of all processes, on a GPU those of the last time."""
+    def _largest_of_all(self, number: int, pace: float) -> tuple[int, float]:
+        """The largest cause and pace of all processes; on a GPU those of the last comparison."""
         if self.accelerator.num_processes == 1:
             return number, pace
         device = self.accelerator.device
         mine = torch.tensor([[float(number), pace]], device=device)
-        told = self.accelerator.gather(mine)  # (processes, 2)
+        gathered = self.accelerator.gather(mine)  # (processes, 2)
         if device.type != "cpu":
-            before, computed = self._answer, self._computed
-            self._answer = told.to("cpu", non_blocking=True)
+            before, computed = self._result, self._computed
+            self._result = gathered.to("cpu", non_blocking=True)
             self._computed = torch.accelerator.current_stream().record_event()
             if before is None or computed is None:
                 return 0, AGREE_SECONDS  # the same everywhere, unlike this process's own pace
             computed.synchronize()
-            told = before
-        greatest = told.max(dim=0).values.tolist()
+            gathered = before
+        greatest = gathered.max(dim=0).values.tolist()
         return int(greatest[0]), greatest[1]

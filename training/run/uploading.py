@@ -1,7 +1,6 @@
-"""A run and its Hub repo: opened at the start, fed at each snapshot, waited for at the end.
+"""A run and its Hub repo: begin the uploads, hand over each snapshot, wait at the end.
 
-What a run does with the Hub is decided here and in `snapshot`; that it can do without is seen to in
-`snapshot.hub.uploader`, from which no error comes out.
+No error leaves `snapshot.hub.uploader`, so a run continues without the Hub.
 """
 
 from __future__ import annotations
@@ -22,8 +21,6 @@ from snapshot.store import Store
 from training.reporting.console import Console
 from training.run.signals import LAST_WORDS_SECONDS, Signals
 
-_begun: list[Uploader] = []  # at most one; for the end of a run that does not reach its own
-
 
 def store_of(config: Config) -> Store | None:
     """The repo that `hub.repo_id` names; None without."""
@@ -36,9 +33,9 @@ def store_of(config: Config) -> Store | None:
 def begin_uploads(
     console: Console, config: Config, start: Start, state: RunState
 ) -> Uploader | None:
-    """The uploads of this attempt; None without a repo. For the main process only.
+    """Begin the uploads of this attempt; None without a repo. Only the main process calls this.
 
-    What an earlier attempt did not get to the Hub goes first.
+    A snapshot that an earlier attempt did not upload goes first.
     """
     store, hub = store_of(config), config.hub
     if store is None:
@@ -54,7 +51,6 @@ def begin_uploads(
         start.ended,
         unknown=not start.hub_is_known,
     )
-    _begun.append(uploads)
     root = snapshots_in(Path(config.run.dir))
     if start.folder is not None and start.folder.parent == root and _is_behind(start):
         hand_over(console, uploads, config, start.folder)
@@ -69,9 +65,9 @@ def hand_over(
     sample: str | None = None,
     best_loss: float | None = None,
 ) -> None:
-    """Offer a finished snapshot for upload, with a card and the curves as they are now.
+    """Offer a finished snapshot for upload, with a model card and the present curves.
 
-    `best_loss` is for the card, where it is newer than what the snapshot knows.
+    `best_loss` goes into the card where it is newer than the snapshot's.
     """
     if uploads is None or snapshot is None or uploads.status().off:
         return
@@ -89,7 +85,7 @@ def hand_over(
             sample=sample,
             has_curves=picture is not None,
         )
-    except Exception as error:  # gone or damaged since it was written; no card is worth a run
+    except Exception as error:  # it was removed or damaged meanwhile; a run matters more
         console.warn(f"{snapshot} is not uploaded: {error}.")
         return
     uploads.offer(snapshot, Card(text, picture))
@@ -98,7 +94,7 @@ def hand_over(
 def finish_uploads(
     console: Console, config: Config, uploads: Uploader | None, signals: Signals
 ) -> None:
-    """Wait for the last upload, not for ever, and say how it stands."""
+    """Wait a limited time for the last upload, and print its outcome."""
     if uploads is None:
         return
     repo = config.hub.repo_id
@@ -113,8 +109,8 @@ def finish_uploads(
         console.say(f"hub       {repo} has step {status.step}")
     elif status.off:
         console.warn(
-            f"{repo} does not have this run's end: its uploads ended before, see above. What is "
-            f"here is in {snapshots_in(Path(config.run.dir))}."
+            f"{repo} does not have the end of this run: its uploads ended before, see above. The "
+            f"local snapshots are in {snapshots_in(Path(config.run.dir))}."
         )
     else:
         reached = "has nothing yet" if status.known else "was never reached"
@@ -124,14 +120,8 @@ def finish_uploads(
         console.warn(f"{repo} {reached}{reason}. The same command uploads it at its next start.")
 
 
-def finish_begun(seconds: float) -> None:
-    """Give the uploads of a run that was stopped this long."""
-    for uploads in _begun:
-        uploads.flush(seconds)
-
-
 def _is_behind(start: Start) -> bool:
-    """Whether the repo lacks the snapshot that this attempt goes on from."""
+    """Whether the repo lacks the snapshot that this attempt resumes from."""
     assert start.folder is not None
     assert start.state is not None
     seen = start.seen

@@ -1,0 +1,60 @@
+"""The arguments of a run's Accelerator, from the accelerate config file and the configuration."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.tracking import get_available_trackers
+from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin
+
+from config.schema import Config, ConfigError, accumulation_steps
+from training.distributed.compiling import dynamo_plugin_for
+from training.distributed.environment import fsdp_requested, on_cpu
+from training.distributed.launch import init_processes, refuse_broken_launch
+from training.distributed.precision import effective_precision
+from training.distributed.strategy import DDP_OPTIONS
+
+
+def accelerator_options(config: Config) -> dict[str, Any]:
+    """Connect the processes of the launcher, and return the arguments of `Accelerator`.
+
+    What the accelerate config file says needs no argument. Raises ConfigError for entries of that
+    file that cannot be honoured, and for a tracker that is not installed.
+    """
+    init_processes(timedelta(seconds=config.run.start_timeout_seconds))
+    return {
+        "cpu": on_cpu(),
+        "mixed_precision": effective_precision(config.run),
+        "dynamo_plugin": dynamo_plugin_for(config),
+        "dataloader_config": DataLoaderConfiguration(split_batches=True, non_blocking=True),
+        "gradient_accumulation_plugin": GradientAccumulationPlugin(
+            sync_with_dataloader=False,
+            sync_each_batch=fsdp_requested(),  # otherwise each process would hold all gradients
+        ),
+        "kwargs_handlers": [DDP_OPTIONS],
+        "log_with": _installed_tracker(config.run.tracker),
+        "project_dir": config.run.dir,
+    }
+
+
+def set_accumulation(accelerator: Accelerator, config: Config) -> None:
+    """Derive gradient accumulation from the batch sizes and the number of processes.
+
+    Raises ConfigError where the launch is broken, or the global batch cannot be divided.
+    """
+    refuse_broken_launch(accelerator)
+    steps = accumulation_steps(config.train, accelerator.num_processes)
+    accelerator.gradient_accumulation_steps = steps
+
+
+def _installed_tracker(name: str | None) -> str | None:
+    """`run.tracker`. Raises ConfigError for a tracker that is not installed."""
+    installed = sorted(str(tracker) for tracker in get_available_trackers())
+    if name is not None and name not in installed:
+        raise ConfigError(
+            f"run.tracker={name} is not installed, or is no tracker of accelerate's. "
+            f"Installed: {', '.join(installed) or 'none'}."
+        )
+    return name

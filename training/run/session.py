@@ -1,0 +1,298 @@
+"""One attempt of a run: everything that surrounds its updates, and all state of the attempt.
+
+The loop in train.py computes; the session opens the run, yields the steps, says what is due after
+each, and ends the attempt. Around each step it handles timeouts, clocks, barriers, signals, the
+snapshot that is being written, and the agreement of all processes to stop.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from accelerate import Accelerator
+from accelerate.data_loader import DataLoaderShard
+from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.utils import send_to_device
+from torch import Tensor, nn
+
+from config.compose import as_flat
+from config.schema import Config
+from data.corpus import Corpus
+from model.gpt import GPT, parameter_count
+from snapshot.disk.state import RunState, restore
+from snapshot.hub.uploader import Uploader
+from snapshot.resume import refuse_other_run
+from snapshot.start import Start
+from training.distributed.agreement import run_on_all, run_on_main
+from training.distributed.environment import is_local_main_process
+from training.distributed.launcher import launcher
+from training.distributed.timeouts import ProcessGroupTimeouts
+from training.evaluation import held_out_loss
+from training.exits import EXIT_DONE
+from training.memory import keep_freed_memory
+from training.reporting.console import Console
+from training.reporting.machine import computed_on
+from training.reporting.output import write_now
+from training.reporting.report import Report
+from training.reporting.summary import print_end, print_header, print_stop
+from training.reporting.watchdog import Watchdog
+from training.reproducibility import build_gradient_buckets, compute_reproducibly
+from training.run.accelerator import set_accumulation
+from training.run.pending_evaluation import evaluation_is_pending
+from training.run.run_lock import RunLock
+from training.run.saving import SnapshotWriter
+from training.run.signals import LAST_WORDS_SECONDS, Phase, Signals, exit_code_of
+from training.run.start import agree_on_start, lock_run_dir, open_run, state_at
+from training.run.stop import Stop
+from training.run.uploading import begin_uploads, finish_uploads
+from training.sampling import sample_text
+
+WRITING_SECONDS = 25
+"""Time for a snapshot that began before an error: a little less than the launcher waits."""
+RESUME = "The same command resumes from the newest snapshot."
+
+
+class Due(NamedTuple):
+    """What the loop does after a step, in this order."""
+
+    save: bool
+    evaluate: bool
+    sample: bool
+
+
+class Session:
+    """One attempt of a run.
+
+    Every process creates one. Call the methods in the order in which they stand here.
+    """
+
+    state: RunState
+    """The run's state after the newest step."""
+    finished: bool
+    """Whether the run had taken all of its steps before this attempt, and evaluated the last."""
+
+    def __init__(self, config: Config, lock: RunLock) -> None:
+        self.config = config
+        self.signals = Signals(config.run.grace_seconds, self._end_by_signal, launcher())
+        self.finished = False
+        self._lock = lock
+        self._uploads: Uploader | None = None
+        self._writer: SnapshotWriter | None = None
+        self._awaited = False
+        self._due = Due(False, False, False)
+        self._last = self._stopping = False
+        self._sample: str | None = None
+        self._held_out = float("nan")
+
+    def begin(self, accelerator: Accelerator) -> None:
+        """Derive accumulation, lock the run's directory, and set up torch in this process.
+
+        Raises ConfigError for a broken launch, a batch that cannot be divided, and a directory that
+        another process trains in.
+        """
+        self.accelerator = accelerator
+        set_accumulation(accelerator, self.config)
+        lock_run_dir(accelerator, self.config, self._lock)
+        compute_reproducibly()
+        keep_freed_memory()
+
+    def choose_start(self, corpus: Corpus) -> None:
+        """Choose the snapshot to resume from, the same on all processes, and read its state.
+
+        Raises SnapshotError when it belongs to another run.
+        """
+        accelerator, config = self.accelerator, self.config
+        self.corpus = corpus
+        self.start: Start = agree_on_start(accelerator, config, self._lock)
+        self.state = state_at(self.start, config, corpus, computed_on(accelerator))
+        if self.start.state is not None:
+            refuse_other_run(self.start.state, self.state.config, self.state.data)
+
+    @property
+    def next_step(self) -> int:
+        """The first step of this attempt, counted from 1."""
+        return self.state.step + 1
+
+    def announce(self, model: GPT) -> None:
+        """Print the header, begin the uploads, and find out whether the run is finished."""
+        accelerator, config, start, state = self.accelerator, self.config, self.start, self.state
+        self.console = Console(accelerator.is_main_process, config.train.max_steps, state.step)
+        print_header(self.console, accelerator, config, self.corpus, model, start)
+        self._uploads = run_on_main(
+            accelerator, lambda: begin_uploads(self.console, config, start, state)
+        )
+        self._pending = evaluation_is_pending(accelerator, self.console, config, start, state)
+        self._last = state.step >= config.train.max_steps
+        self.finished = self._last and not self._pending
+
+    def restore(
+        self, model: nn.Module, optimizer: AcceleratedOptimizer, held_out_loader: DataLoaderShard
+    ) -> None:
+        """Read weights and optimizer state from the snapshot, and prepare for the first step.
+
+        `model`, `optimizer` and `held_out_loader` come from `accelerator.prepare`. Where a kill
+        came between the snapshot and its evaluation, the evaluation takes place here.
+        """
+        accelerator, config, start, state = self.accelerator, self.config, self.start, self.state
+        self._model = model
+        bare_model = accelerator.unwrap_model(model, keep_torch_compile=False)
+        if (folder := start.folder) is not None:
+            run_on_all(accelerator, lambda: restore(folder, bare_model, optimizer))
+            if accelerator.scaler is not None and state.loss_scaler is not None:
+                accelerator.scaler.load_state_dict(state.loss_scaler)
+        metrics = run_on_main(accelerator, lambda: open_run(Path(config.run.dir), config, start))
+        accelerator.init_trackers(config.run.name, config=as_flat(config))
+        self.report = Report(
+            self.console,
+            metrics,
+            config.train.global_batch_size * config.data.block_size,
+            start.kept,
+            state.skipped_steps,
+            config.train.max_skipped_steps,
+            self._uploads,
+            Watchdog(self.console, config, parameter_count(bare_model), accelerator.num_processes),
+        )
+        save_tokenizer = self.corpus.tokenizer.save
+        self._writer = SnapshotWriter(
+            accelerator, config, model, optimizer, save_tokenizer, self.report
+        )
+        optimizer.optimizer.register_step_pre_hook(lambda *_: self._finish_snapshot())
+        self._timeouts = ProcessGroupTimeouts(accelerator, config.run)
+        self._stop = Stop(accelerator, config.run, self.signals)
+        model.train()
+        build_gradient_buckets(accelerator, model, optimizer, self._micro_batch())
+        first_window = held_out_loader.dataset.__getitems__([0])
+        self._probe = send_to_device(first_window, accelerator.device)
+        if self._pending:
+            self.evaluated(held_out_loss(accelerator, model, held_out_loader))
+            self._sample = sample_text(accelerator, model, self.corpus.tokenizer, state.step)
+            self.report.resume_clock()
+
+    def steps(self) -> Iterator[int]:
+        """Yield the steps that are left, counted from 1; the loop computes one update for each.
+
+        Ends early when all processes have agreed to stop.
+        """
+        first = self.next_step
+        self.signals.phase = Phase.TRAINING  # a signal finishes the step and writes a snapshot
+        for step in range(first, self.config.train.max_steps + 1):
+            self._awaited = False
+            yield step
+            assert self.state.step == step, "finish_step was not called"
+            any_due = any(self._due)
+            if any_due or self._awaited:
+                self.accelerator.wait_for_everyone()
+            if self._last or self._stopping:
+                return
+            if any_due:
+                self.report.resume_clock()  # the speed is that of the steps
+            if any_due or self._awaited or step == first:
+                self._timeouts.tighten()
+
+    def finish_step(
+        self, step: int, epoch: int, learning_rate: float, loss: Tensor, grad_norm: Tensor
+    ) -> Due:
+        """Record an update and return what is due after it. Every process must call this.
+
+        `loss` is this process's mean over the step, `grad_norm` the norm before clipping. Raises
+        TrainingStopped when a loss or a norm is not finite.
+        """
+        train, snapshot = self.config.train, self.config.snapshot
+        self._finish_snapshot()  # fp16's loss scaler may have skipped the update
+        self.state.step, self.state.epoch = step, epoch
+        self.report.add(step, learning_rate, loss, grad_norm)
+        self._last, self._stopping = step == train.max_steps, self._stop.agreed()
+        self._due = Due(
+            save=self._last or self._stopping or step % snapshot.every == 0,
+            evaluate=self._last or step % train.eval_every == 0,
+            sample=self._last or (train.sample_every > 0 and step % train.sample_every == 0),
+        )
+        if any(self._due) or step % train.log_every == 0:
+            self.report.write(self.accelerator)
+        if any(self._due):
+            self.report.pause_clock()
+            self._timeouts.relax()
+            # The metrics above are of the weights before this update; the probe is of those after.
+            probe = held_out_loss(self.accelerator, self._model, [self._probe])
+            self.report.refuse_broken(step, probe)
+        return self._due
+
+    def save(self) -> None:
+        """Begin the snapshot of the step; the next update waits for it. All processes call this."""
+        assert self._writer is not None
+        self._writer.begin(self.state, self._sample, self._last, self._stopping)
+
+    def evaluated(self, loss: float) -> None:
+        """Report the held-out loss of the step. Raises TrainingStopped when it is not finite."""
+        self.report.held_out(self.accelerator, self.state.step, loss)
+        self.state.note_held_out(loss)
+        self._held_out = loss
+
+    def sampled(self, text: str) -> None:
+        """Print a sample; the next upload carries it."""
+        self._sample = text
+        self.console.sample(self.state.step, text)
+
+    def end(self) -> int:
+        """Publish the last snapshot, wait for the upload, and return the exit code."""
+        self.signals.phase = Phase.UPLOADING
+        if self.finished:
+            self.console.say(
+                f"The run is finished at step {self.state.step}. A larger train.max_steps "
+                "extends it."
+            )
+            finish_uploads(self.console, self.config, self._uploads, self.signals)
+            return EXIT_DONE
+        if self._last:
+            assert self._writer is not None
+            self._writer.publish(self._sample, self.state.best_loss)
+            print_end(self.console, self.config, self.corpus, self._held_out, self.report)
+        else:
+            print_stop(self.console, self.config, self.report, self._stop.reason)
+        finish_uploads(self.console, self.config, self._uploads, self.signals)
+        # When the first process leaves, the launcher ends the others.
+        self.accelerator.wait_for_everyone()
+        self.accelerator.end_training()
+        return EXIT_DONE if self._last else self._stop.exit_code
+
+    def note_exit(self, code: int) -> int:
+        """Leave an exit code in the run's directory, as `RunLock.note_exit` does."""
+        return self._lock.note_exit(code)
+
+    def finish_writing(self, seconds: float | None = None) -> None:
+        """After an error: wait at most so long for a snapshot that began before it."""
+        if self._writer is not None:
+            self._writer.end(seconds)
+
+    def flush_uploads(self, seconds: float) -> None:
+        """After an error: wait at most so long for the uploads."""
+        if self._uploads is not None:
+            self._uploads.flush(seconds)
+
+    def _finish_snapshot(self) -> None:
+        """Wait for the pending snapshot: the update must not change what it holds."""
+        if self._writer is not None and self._writer.pending:
+            self._timeouts.relax()  # the other processes wait for the one that writes
+            self._writer.finish()
+            self._awaited = True
+
+    def _micro_batch(self) -> tuple[int, int]:
+        """The shape (B, T) of the micro-batch of one process."""
+        train, accelerator = self.config.train, self.accelerator
+        global_micro_batch = train.global_batch_size // accelerator.gradient_accumulation_steps
+        return global_micro_batch // accelerator.num_processes, self.config.data.block_size
+
+    def _end_by_signal(self, cause: int, why: str) -> None:
+        """End the process from the thread that handles signals, whatever the others wait for."""
+        code = exit_code_of(cause)
+        try:
+            code = self.note_exit(code)
+            if why and is_local_main_process():
+                write_now(f"\nstopped by {why}. {RESUME}\n", LAST_WORDS_SECONDS)
+            if not why:  # an error ended the run before, perhaps while it writes a snapshot
+                self.finish_writing(WRITING_SECONDS)
+        finally:
+            os._exit(code)
