@@ -26,7 +26,7 @@ from snapshot.hub.client import Hub
 from snapshot.hub.errors import HubError
 from snapshot.hub.fetch import newest_for_sampling
 from snapshot.hub.names import named_repo
-from snapshot.resume import newest_of
+from snapshot.resume import newest_snapshot
 
 SMALLEST = 1e-30
 """A temperature below it is 0: float32 has no logits to divide by it."""
@@ -99,7 +99,7 @@ def found(snapshot: str) -> Path:
     """The folder of a snapshot, of a run, or of a Hub repo (owner/name or owner/name@revision)."""
     repo = named_repo(snapshot)
     if repo is None:
-        return newest_of(Path(snapshot))
+        return newest_snapshot(Path(snapshot))
     name, revision = repo
     return newest_for_sampling(Hub(name), revision)
 

@@ -49,10 +49,10 @@ def make_snapshots(folder: Path) -> None:
     command = run_in(folder, "early", f"data.cache_dir={folder / 'data'}", "train.max_steps=1")
     subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
     sys.path.insert(0, str(ROOT))
-    from snapshot.disk.files import MANIFEST, folder_name, written_whole
+    from snapshot.disk.files import MANIFEST, atomic_snapshot, folder_name
 
     early, late = folder / "early/snapshots" / folder_name(1), folder / "late/snapshots"
-    with written_whole(late, folder_name(LATE)) as building:
+    with atomic_snapshot(late, folder_name(LATE)) as building:
         for file in early.iterdir():
             if file.name == "state.json":
                 state = json.loads(file.read_text())

@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from config.checks import is_storable, problems
 from config.hints import joined_options, quoted, quoted_argument, unknown_key, unknown_option
 from config.schema import TEXT_KEYS, Config, ConfigError
-from data.address import without_secrets
+from data.urls import redact_urls
 
 CONFIG_DIR = Path(__file__).resolve().parent
 GROUPS = ("data", "model", "experiment")
@@ -88,7 +88,7 @@ def as_plain(config: Config) -> dict[str, Any]:
 
 def _public(config: Config) -> DictConfig:
     """What may be stored, shown and uploaded."""
-    data = replace(config.data, source=without_secrets(config.data.source))
+    data = replace(config.data, source=redact_urls(config.data.source))
     return OmegaConf.structured(replace(config, data=data))
 
 

@@ -13,11 +13,11 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
-from data.address import without_secrets
 from data.errors import DataError, TextUnreachable, cache_error
 from data.formats import HEAD_BYTES
 from data.once import remove_abandoned, temporary_name
 from data.progress import Progress
+from data.urls import redact_urls
 
 TIMEOUT_SECONDS = 60
 PIECE_BYTES = 1 << 20
@@ -41,7 +41,7 @@ def fetched(url: str, cache_dir: Path, progress: Progress) -> Path:
         raise cache_error(cache_dir, error) from error
     own = temporary_name(target)
     try:
-        progress.doing(f"fetching {without_secrets(url)}")
+        progress.doing(f"fetching {redact_urls(url)}")
         _download(url, own, progress)
         if not (target.exists() and target.stat().st_size):
             own.rename(target)
@@ -52,7 +52,7 @@ def fetched(url: str, cache_dir: Path, progress: Progress) -> Path:
             raise cache_error(cache_dir, error) from error
         kind = TextUnreachable if _may_pass(error) else DataError
         raise kind(
-            f"data.source={without_secrets(url)} could not be fetched: {error}. Check the address "
+            f"data.source={redact_urls(url)} could not be fetched: {error}. Check the address "
             "and the network, or fetch the file by other means and give its path."
         ) from error
     finally:
@@ -83,12 +83,12 @@ def _name(url: str) -> str:
             raise ValueError(url)
     except ValueError as error:  # whose words may hold a password
         raise DataError(
-            f"data.source={without_secrets(url)} is no address of a text: it names no host, or no "
+            f"data.source={redact_urls(url)} is no address of a text: it names no host, or no "
             "proper port. It should look like https://host/path/text.txt."
         ) from error
     if parsed.username is not None:
         raise DataError(
-            f"data.source={without_secrets(url)} has a user or a password before its host, which "
+            f"data.source={redact_urls(url)} has a user or a password before its host, which "
             "are not sent. Fetch the file by other means and give its path."
         )
     return re.sub(r"[^A-Za-z0-9._-]", "_", Path(parsed.path).name)[-100:].lstrip(".") or "text.txt"
@@ -103,7 +103,7 @@ def _download(url: str, path: Path, progress: Progress) -> None:
     ):
         expected = answer.headers.get("Content-Length")
         progress.doing(
-            f"fetching {without_secrets(url)}", int(expected) if expected is not None else None
+            f"fetching {redact_urls(url)}", int(expected) if expected is not None else None
         )
         while piece := answer.read(PIECE_BYTES):
             if received == 0:

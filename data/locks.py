@@ -17,7 +17,7 @@ def file_lock(path: Path) -> FileLock:
     return FileLock(path, fallback_to_soft=False)
 
 
-def acquired(lock: FileLock, seconds: float = -1) -> bool:
+def acquire(lock: FileLock, seconds: float = -1) -> bool:
     """Wait for the lock, without a limit if `seconds` is negative. False where there are no locks.
 
     Raises filelock.Timeout when another process still has it, and OSError where its file cannot be

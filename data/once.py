@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from data.locks import acquired, file_lock
+from data.locks import acquire, file_lock
 
 ABANDONED_SECONDS = 24 * 60 * 60
 """After this time without a change, what another machine was writing is taken for abandoned."""
@@ -31,7 +31,7 @@ def make_once(target: Path, make: Callable[[Path], None], is_ready: Callable[[],
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     lock = file_lock(target.with_name(f".{target.name}.lock"))
-    alone = acquired(lock)
+    alone = acquire(lock)
     try:
         if is_ready():
             return

@@ -20,13 +20,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from data.address import without_secrets
 from data.errors import BrokenText, DataError
 from data.fetch import fetched
 from data.files import digest_of, looks_like_files, matching_files, stamps_of
 from data.formats import TABLE_READERS, suffixes
 from data.pieces import Piece
 from data.progress import Progress
+from data.urls import redact_urls
 
 
 @dataclass(frozen=True)
@@ -92,10 +92,10 @@ def open_source(
         return _files(source, _python_stdlib(), text_column, progress)
     if re.match(r"https?://", source, re.IGNORECASE):
         file = fetched(source, cache_dir, progress)
-        return replace(_files(without_secrets(source), [file], text_column, progress), fetched=file)
+        return replace(_files(redact_urls(source), [file], text_column, progress), fetched=file)
     if re.match(r"[a-z][a-z0-9+.-]*://", source, re.IGNORECASE):
         raise DataError(
-            f"data.source={without_secrets(source)}: only http:// and https:// addresses are "
+            f"data.source={redact_urls(source)}: only http:// and https:// addresses are "
             "fetched. Fetch the file by other means and give its path."
         )
     try:

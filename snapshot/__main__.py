@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import TextIO
 
 from data.printable import printable
+from snapshot.config_values import value_of
 from snapshot.disk.contents import check_model
-from snapshot.disk.files import manifest_entries, read_json, snapshot_folders
+from snapshot.disk.files import manifest_entries, read_json, snapshot_folders, snapshots_in
 from snapshot.disk.state import check_snapshot, read_state
 from snapshot.errors import SnapshotError
 from snapshot.hub.client import Hub
 from snapshot.hub.errors import HubError
-from snapshot.hub.fetch import Remote, folders_in, look_at, remote_step
+from snapshot.hub.fetch import RepoContents, folders_in, read_repo, remote_step
 from snapshot.hub.names import named_repo
-from snapshot.resume import snapshots_in, value_of
 from snapshot.store import fetch_newest, with_retries
 
 BROKEN_PIPE = 141
@@ -153,7 +153,7 @@ def _list(path: Path) -> None:
 
 
 def _list_remote(hub: Hub, revision: str) -> None:
-    remote = with_retries(lambda: look_at(hub, revision))
+    remote = with_retries(lambda: read_repo(hub, revision))
     for folder in folders_in(remote.files):
         _line(remote_step(folder), _bytes_in(remote, folder), f"{remote.name} {folder}")
     if remote.latest is not None:
@@ -162,7 +162,7 @@ def _list_remote(hub: Hub, revision: str) -> None:
         raise SnapshotError(f"{remote.name} holds no snapshot.")
 
 
-def _bytes_in(remote: Remote, folder: str) -> int:
+def _bytes_in(remote: RepoContents, folder: str) -> int:
     return sum(file.size for path, file in remote.files.items() if path.startswith(f"{folder}/"))
 
 

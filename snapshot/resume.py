@@ -1,8 +1,7 @@
-"""Where a run starts: from nothing, from its own newest snapshot, or from one that is named."""
+"""Which snapshot an attempt starts from: none, the run's own newest, or a named one."""
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,13 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from snapshot.config_values import as_argument, value_of
 from snapshot.disk.files import (
     TEMPORARY_PREFIX,
     folder_name,
-    identity,
+    manifest_sha256,
     newest_verified,
     remove_leftovers,
     snapshot_folders,
+    snapshots_in,
 )
 from snapshot.disk.reading import visible
 from snapshot.disk.state import RunState, check_snapshot, read_state
@@ -26,13 +27,13 @@ from snapshot.hub.errors import HubError, HubUnreachable
 from snapshot.hub.fetch import remote_step
 from snapshot.hub.names import named_repo
 from snapshot.start import Start
-from snapshot.start_over import GOES_ON, METRICS, start_over, state_at_hand
-from snapshot.store import Store, fetch_newest, newest_of_both
+from snapshot.start_over import METRICS, RESUMES_INSTEAD, newest_state, start_over
+from snapshot.store import Store, fetch_newest, newest_of_disk_and_repo
 
 ATTEMPTS = "attempts.txt"
-"""In a run's directory: which of the attempts in its repo's latest.json ran here."""
+"""In a run's directory: the ids of the attempts that ran there, to compare with latest.json."""
 ORIGIN = f"{TEMPORARY_PREFIX}origin"
-"""Where another run's snapshot lies until this one's weights are made from it."""
+"""The temporary folder for another run's snapshot, until this run has loaded its weights."""
 MUST_MATCH = (
     "data.block_size",
     "model.n_layer",
@@ -42,83 +43,85 @@ MUST_MATCH = (
     "train.global_batch_size",
     "train.seed",
 )
-"""Keys that make the global batches or the model: another value is another run."""
-FORMERLY = {"model.activation_function": "gelu_new"}
-"""Values of keys that snapshots of older versions lack."""
-
-
-def snapshots_in(run_dir: Path) -> Path:
-    """Where a run keeps its snapshots."""
-    return run_dir / "snapshots"
+"""Keys that decide the model and the global batches: with another value it is another run."""
 
 
 def choose_start(
     run_dir: Path,
     resume: str,
     store: Store | None = None,
-    here: bool = True,
+    use_local: bool = True,
     timeout: float = 60.0,
-    is_same_start: Callable[[RunState], bool] = lambda state: False,
+    is_restart: Callable[[RunState], bool] = lambda state: False,
 ) -> Start:
-    """What `snapshot.resume` (auto, never, a folder or a repo) means for this run.
+    """The start that `snapshot.resume` (auto, never, a folder or a repo) means for this run.
 
-    `store` is the run's own repo; with `here` false, what this disk has does not count; `timeout`
-    is that of requests to a named repo, in seconds. `never` starts over once: a run of which
-    `is_same_start` is true, because the same command began it and it has not ended, resumes.
-    Only the one process that writes in `run_dir` may call this: it clears what a killed one left.
-    Raises SnapshotError when that would lose or mix something: a named snapshot that is damaged, a
-    run of which no snapshot verifies, a directory or a repo that holds another run; HubError where
+    `store` is the run's own repo. With `use_local` false, snapshots on this disk are ignored.
+    `timeout` is that of requests to a named repo, in seconds. `never` starts over once: if the same
+    command began the run of a state, and that run has not ended (`is_restart`), it resumes.
+
+    Only the process that writes to `run_dir` may call this: it removes what a killed process left.
+
+    Raises SnapshotError if the start would lose or mix runs: a named snapshot is damaged, no
+    snapshot of the run verifies, or the directory or the repo holds another run. Raises HubError if
     the run cannot begin without the Hub.
     """
     root = snapshots_in(run_dir)
     remove_leftovers(root)
     if resume == "never":
-        state = state_at_hand(root, store, here)
-        if state is None or not is_same_start(state):
+        state = newest_state(root, store, use_local)
+        if state is None or not is_restart(state):
             return start_over(run_dir, root, store)
         try:
-            own = _own_newest(root, store, here)
-        except SnapshotError:  # nothing of it is whole: from the beginning it comes to the same
+            own = _own_newest(root, store, use_local)
+        except SnapshotError:  # no snapshot is whole, so a resume would also start from scratch
             return start_over(run_dir, root, store)
-        return replace(own, warnings=(GOES_ON.format(run_dir=run_dir), *own.warnings))
-    own = _own_newest(root, store, here)
+        return replace(own, warnings=(RESUMES_INSTEAD.format(run_dir=run_dir), *own.warnings))
+    own = _own_newest(root, store, use_local)
     if resume == "auto":
         return own
     if own.state is not None and value_of(own.state.config, "snapshot.resume") == resume:
-        return own  # the same words went on from there before; it may have moved since
-    named = _named_snapshot(resume, root, timeout)
+        return own  # an earlier attempt of this command started there; the named one may be gone
+    return _branch(own, _named_snapshot(resume, root, timeout), run_dir, resume)
+
+
+def _branch(own: Start, named: Start, run_dir: Path, resume: str) -> Start:
+    """A new run from the named snapshot, or this run's newest if that started from it before.
+
+    Raises SnapshotError if the run has other snapshots.
+    """
     assert named.folder is not None
     assert named.state is not None
-    origin = identity(named.folder)
+    origin = manifest_sha256(named.folder)
     if own.folder is None:
         named.state.origin, named.state.run_id = origin, uuid.uuid4().hex
         return replace(
             named,
             warnings=own.warnings + named.warnings,
-            seen=own.seen,
-            hub_is_known=own.hub_is_known,
-            ended=own.ended,
+            known_latest=own.known_latest,
+            repo_was_read=own.repo_was_read,
+            ended_attempts=own.ended_attempts,
         )
     assert own.state is not None
-    if own.state.origin == origin or identity(own.folder) == origin:
-        return own  # this run did start from it, and has come further
+    if own.state.origin == origin or manifest_sha256(own.folder) == origin:
+        return own
     relation = (
         f"is already further, at step {own.state.step}"
         if own.state.run_id == named.state.run_id
         else f"already holds another run, at step {own.state.step}"
     )
-    where = run_dir if own.place is None else f"hub.repo_id={own.place.repo_id}"
+    where = run_dir if own.remote is None else f"hub.repo_id={own.remote.repo_id}"
     raise SnapshotError(
         f"snapshot.resume={resume}, but {where} {relation}. Give the new run another run.name "
-        "(and another hub.repo_id); to go back in this one, remove its newer snapshots from "
-        f"{root} and leave snapshot.resume=auto."
+        "(and another hub.repo_id); to return to that step in this run, remove its newer "
+        f"snapshots from {snapshots_in(run_dir)} and leave snapshot.resume=auto."
     )
 
 
 def refuse_other_run(state: RunState, config: dict[str, Any], data: dict[str, Any]) -> None:
-    """Raise SnapshotError with all differences that make this another run than the snapshot's."""
+    """Raise SnapshotError with all differences, if the snapshot belongs to another run."""
     differences = [
-        f"{key}: {typed(before)} in the snapshot, {typed(now)} now"
+        f"{key}: {as_argument(before)} in the snapshot, {as_argument(now)} now"
         for key in MUST_MATCH
         if (before := value_of(state.config, key)) != (now := value_of(config, key))
     ]
@@ -141,25 +144,10 @@ def refuse_other_run(state: RunState, config: dict[str, Any], data: dict[str, An
         )
 
 
-def value_of(config: dict[str, Any], key: str) -> Any:
-    """The value of a dotted key in nested dictionaries; where it is absent, FORMERLY's, or None."""
-    found: Any = config
-    for name in key.split("."):
-        if not isinstance(found, dict) or name not in found:
-            return FORMERLY.get(key)
-        found = found[name]
-    return found
+def newest_snapshot(path: Path) -> Path:
+    """The snapshot at `path`, or the newest verified one of the run at `path`.
 
-
-def typed(value: Any) -> str:
-    """A value of the configuration as the command line takes it: null, true, 0.1, a text."""
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def newest_of(path: Path) -> Path:
-    """The snapshot that a path means: itself, or the newest verified one of a run's directory.
-
-    Raises SnapshotError when there is none.
+    Raises SnapshotError if there is none.
     """
     for root in (snapshots_in(path), path):
         if snapshot_folders(root):
@@ -172,7 +160,7 @@ def newest_of(path: Path) -> Path:
 
 
 def folder_for_step(path: Path, step: int) -> Path:
-    """Where `newest_of(path)`, known to be of `step`, lies; nothing is read."""
+    """The folder that `newest_snapshot(path)` returns, if its step is `step`; reads no file."""
     for root in (snapshots_in(path), path):
         if (root / folder_name(step)).is_dir():
             return root / folder_name(step)
@@ -189,12 +177,13 @@ def _named_snapshot(resume: str, root: Path, timeout: float) -> Start:
         )
     try:
         if repo is None:
-            folder = newest_of(path)
+            folder = newest_snapshot(path)
             return Start(folder, read_state(folder), f"{folder}, as snapshot.resume asks")
         found = fetch_newest(Hub(repo[0], timeout), repo[1], root / ORIGIN)
     except HubUnreachable as error:
         raise HubUnreachable(
-            f"snapshot.resume={resume}: {str(error).rstrip('.')}. Start again when it can be."
+            f"snapshot.resume={resume}: {str(error).rstrip('.')}. Start again when the Hub can "
+            "be reached."
         ) from error
     except (SnapshotError, HubError) as error:
         raise SnapshotError(
@@ -202,52 +191,52 @@ def _named_snapshot(resume: str, root: Path, timeout: float) -> Start:
             "a run's folder, or its repo."
         ) from error
     assert found.path is not None
-    assert found.place is not None
-    reason = f"{resume}, step {remote_step(found.place.folder)}, as snapshot.resume asks"
-    return Start(found.path, read_state(found.path), reason, found.faults, found.place)
+    assert found.remote is not None
+    reason = f"{resume}, step {remote_step(found.remote.folder)}, as snapshot.resume asks"
+    return Start(found.path, read_state(found.path), reason, found.faults, found.remote)
 
 
-def _own_newest(root: Path, store: Store | None, here: bool) -> Start:
-    """The newest snapshot of this run that is whole, here or in its repo."""
-    newest, faults = newest_verified(root, check_snapshot) if here else (None, [])
+def _own_newest(root: Path, store: Store | None, use_local: bool) -> Start:
+    """The newest whole snapshot of this run, on this disk or in its repo."""
+    newest, faults = newest_verified(root, check_snapshot) if use_local else (None, [])
     state = None if newest is None else read_state(newest)
-    warnings = tuple(f"{fault.rstrip('.')}; passed over." for fault in faults)
+    warnings = tuple(f"{fault.rstrip('.')}; skipped." for fault in faults)
     if store is None:
-        local = Start(newest, state, f"{newest}, the newest of this run", warnings)
+        start = Start(newest, state, f"{newest}, the newest of this run", warnings)
     else:
-        ended = _attempts_in(root.parent)
-        local = newest_of_both(store, newest, state, root, warnings)
-        local = replace(local, ended=ended)
-    if local.folder is None and faults:
+        ended = _recorded_attempts(root.parent)
+        start = newest_of_disk_and_repo(store, newest, state, root, warnings)
+        start = replace(start, ended_attempts=ended)
+    if start.folder is None and faults:
         raise SnapshotError(
             f"none of the {len(faults)} snapshots in {root} is whole: {faults[0].rstrip('.')}. "
-            "Restore one from a copy, or start over with snapshot.resume=never (what is there is "
-            "moved aside, not deleted)."
+            "Restore one from a copy, or start over with snapshot.resume=never (the existing run "
+            "is moved aside, not deleted)."
         )
-    if local.folder is None:
-        if here and has_steps(root.parent):
-            local = replace(local, warnings=(*local.warnings, _without_snapshots(root)))
-        return replace(local, reason="the beginning: no snapshot yet")
-    return local
+    if start.folder is None:
+        if use_local and has_steps(root.parent):
+            start = replace(start, warnings=(*start.warnings, _without_snapshots(root)))
+        return replace(start, reason="the beginning: no snapshot yet")
+    return start
 
 
 def has_steps(run_dir: Path) -> bool:
-    """Whether a run has taken steps in its directory, whatever became of its snapshots."""
+    """Whether a run has recorded metrics in its directory, with or without snapshots."""
     with suppress(OSError):
         return (run_dir / METRICS).stat().st_size > 0
     return False
 
 
 def _without_snapshots(root: Path) -> str:
-    """A warning for a run with steps and no snapshot, as one killed before its first leaves it.
+    """A warning for a run that has steps but no snapshot: it was killed before the first one.
 
-    Raises SnapshotError where not even their folder is there: it is made before the first step.
+    Raises SnapshotError if even the snapshot folder is missing: a run creates it before step 1.
     """
     if not root.exists():
         raise SnapshotError(
             f"{root.parent} has the {METRICS} of a run, but its snapshots are gone: there is no "
-            f"{root}. Restore that from a copy, or start over with snapshot.resume=never (what is "
-            "there is moved aside, not deleted)."
+            f"{root}. Restore that from a copy, or start over with snapshot.resume=never (the "
+            "existing run is moved aside, not deleted)."
         )
     return (
         f"{root.parent / METRICS} has steps, but {root} has no snapshot: the run begins again at "
@@ -255,13 +244,13 @@ def _without_snapshots(root: Path) -> str:
     )
 
 
-def note_attempt(run_dir: Path, attempt_id: str) -> None:
-    """Note that an attempt begins to upload from this directory."""
+def record_attempt(run_dir: Path, attempt_id: str) -> None:
+    """Record that an attempt uploads from this directory."""
     with suppress(OSError), open(run_dir / ATTEMPTS, "a", encoding="utf-8") as opened:
         opened.write(f"{attempt_id}\n")
 
 
-def _attempts_in(run_dir: Path) -> frozenset[str]:
+def _recorded_attempts(run_dir: Path) -> frozenset[str]:
     """The attempts that ran here. They are over: one process at a time trains in a directory."""
     try:
         return frozenset((run_dir / ATTEMPTS).read_text(encoding="utf-8").split())

@@ -1,4 +1,4 @@
-"""What an attempt goes on from."""
+"""Where an attempt starts."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from snapshot.hub.latest import Latest
 
 
 @dataclass(frozen=True)
-class Place:
-    """A snapshot on the Hub, by a commit that cannot change."""
+class RemoteSnapshot:
+    """A snapshot on the Hub, at a commit, so that it cannot change."""
 
     repo_id: str
     commit: str
     folder: str
     timeout: float = 60.0
-    """Seconds after which a silent request is given up, as `hub.timeout_seconds` says."""
+    """`hub.timeout_seconds`: how long a request waits for a response."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """What a run goes on from."""
+    """The snapshot that an attempt resumes from, if any."""
 
     folder: Path | None
-    """The verified snapshot; None for a run from the beginning."""
+    """The verified snapshot; None if the run starts from scratch."""
     state: RunState | None
     reason: str
     """Which snapshot and why, for the header."""
     warnings: tuple[str, ...] = ()
-    """What is wrong with newer snapshots that were passed over, and with the Hub."""
-    place: Place | None = None
-    """Where on the Hub the same snapshot lies, for machines that do not have it."""
-    seen: Latest | None = None
-    """`latest.json` of the run's own repo; None where there is none, or it could not be asked."""
-    hub_is_known: bool = False
-    """Whether the run's own repo could be asked."""
-    ended: frozenset[str] = frozenset()
-    """Attempts of this run that ran on this disk, and are over."""
+    """Problems with newer snapshots that were skipped, and with the Hub."""
+    remote: RemoteSnapshot | None = None
+    """The same snapshot on the Hub, for machines that do not have it."""
+    known_latest: Latest | None = None
+    """`latest.json` of the run's own repo; None if there is none, or it could not be read."""
+    repo_was_read: bool = False
+    """Whether the run's own repo could be read."""
+    ended_attempts: frozenset[str] = frozenset()
+    """Attempts of this run that used this disk and are over."""
 
     @property
-    def kept(self) -> Path | None:
-        """The snapshot, unless it was fetched to begin another run from, and goes again."""
-        fetched = self.folder is not None and self.folder.parent.name.startswith(TEMPORARY_PREFIX)
-        return None if fetched else self.folder
+    def permanent_folder(self) -> Path | None:
+        """`folder`, unless it is a temporary download that another run starts from."""
+        temporary = self.folder is not None and self.folder.parent.name.startswith(TEMPORARY_PREFIX)
+        return None if temporary else self.folder

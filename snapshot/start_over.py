@@ -1,4 +1,4 @@
-"""`snapshot.resume=never`: a run starts over, once, and what is in its directory is moved aside."""
+"""`snapshot.resume=never`: start over once; the existing run directory is moved aside."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from snapshot.disk.files import LARGEST_JSON_BYTES, snapshot_folders
 from snapshot.disk.state import STATE, RunState, read_state
 from snapshot.errors import SnapshotError
 from snapshot.hub.errors import HubError
-from snapshot.hub.fetch import look_at
+from snapshot.hub.fetch import read_repo
 from snapshot.start import Start
-from snapshot.store import Store, begin_in
+from snapshot.store import Store, start_in_empty_repo
 
 METRICS = "metrics.jsonl"
-"""In a run's directory: its steps so far."""
-GOES_ON = (
+"""In a run's directory: the metrics of its steps."""
+RESUMES_INSTEAD = (
     "this same command began the run with snapshot.resume=never, and it has not ended: it resumes. "
     "To start over all the same, name another run.name, or move {run_dir} away and name another "
     "hub.repo_id, if there is one."
 )
 
 
-def state_at_hand(root: Path, store: Store | None, here: bool) -> RunState | None:
-    """The state of this run's newest snapshot here, or else in its repo; None without.
+def newest_state(root: Path, store: Store | None, use_local: bool) -> RunState | None:
+    """The state of this run's newest snapshot on this disk, else in its repo; None without.
 
-    It is read alone: nothing else of the snapshot is fetched or verified.
+    Only `state.json` is read: the rest of the snapshot is neither fetched nor verified.
     """
-    local = snapshot_folders(root) if here else []
+    local = snapshot_folders(root) if use_local else []
     for folder in local:
         with suppress(SnapshotError):
             return read_state(folder)
     if store is None or local:
         return None
     with suppress(SnapshotError, HubError), TemporaryDirectory() as fetched:
-        remote = look_at(store.hub)
-        path = f"{remote.latest.folder}/{STATE}" if remote.latest is not None else ""
-        if path in remote.files and remote.files[path].size <= LARGEST_JSON_BYTES:
-            return read_state(store.hub.download(remote.commit, path, Path(fetched)).parent)
+        repo = read_repo(store.hub)
+        path = f"{repo.latest.folder}/{STATE}" if repo.latest is not None else ""
+        if path in repo.files and repo.files[path].size <= LARGEST_JSON_BYTES:
+            return read_state(store.hub.download(repo.commit, path, Path(fetched)).parent)
     return None
 
 
-def refuse_to_move(run_dir: Path) -> None:
-    """Raise SnapshotError where moving a run's directory would take more than a run along."""
-    place = run_dir.resolve()
+def check_can_move_aside(run_dir: Path) -> None:
+    """Raise SnapshotError if `run_dir` holds more than a run, so that it must not be moved."""
+    folder = run_dir.resolve()
     others = {"the working folder": Path.cwd(), "this project": Path(__file__).parent}
-    with suppress(RuntimeError):  # a user without one
+    with suppress(RuntimeError):  # a user without a home
         others["your home"] = Path.home()
     for name, other in others.items():
-        if other.resolve().is_relative_to(place):
+        if other.resolve().is_relative_to(folder):
             raise SnapshotError(
                 f"snapshot.resume=never would move run.dir={run_dir} aside, and {name} with it. "
                 "Give the run a folder of its own, such as run.dir=out/new."
@@ -58,27 +58,27 @@ def refuse_to_move(run_dir: Path) -> None:
 
 
 def start_over(run_dir: Path, root: Path, store: Store | None) -> Start:
-    """Move what is in the run's directory aside, where there is a run; nothing is deleted.
+    """Move the run's directory aside if it holds a run. Nothing is deleted.
 
-    Raises SnapshotError where it cannot be moved, or the run's own repo holds a run.
+    Raises SnapshotError if it cannot be moved, or if the run's own repo holds a run.
     """
-    begun = Start(None, None, "")
+    start = Start(None, None, "")
     if store is not None:
-        begun = begin_in(store)
+        start = start_in_empty_repo(store)
     if not (run_dir / METRICS).exists() and not snapshot_folders(root):
-        return replace(begun, reason="the beginning, as snapshot.resume=never asks")
-    place = run_dir.resolve()  # through a link: it is the folder that moves, and is made anew
+        return replace(start, reason="the beginning, as snapshot.resume=never asks")
+    folder = run_dir.resolve()  # of a link, the target moves, and is created again
     number = 1
-    while (aside := place.with_name(f"{place.name}.old-{number}")).exists():
+    while (aside := folder.with_name(f"{folder.name}.old-{number}")).exists():
         number += 1
     try:
-        place.rename(aside)
+        folder.rename(aside)
     except OSError as error:
         raise SnapshotError(
             f"snapshot.resume=never, but {run_dir} cannot be moved to {aside}: {error.strerror}. "
-            "Move what is in it yourself, or give the run another run.dir."
+            "Move its content yourself, or give the run another run.dir."
         ) from error
     return replace(
-        begun,
+        start,
         reason=f"the beginning, as snapshot.resume=never asks; the earlier run is now {aside}",
     )

@@ -1,4 +1,4 @@
-"""A run's own repo at the start of an attempt: opened, asked what it holds, and resumed from."""
+"""A run's own repo at the start of an attempt: create it if needed, read it, resume from it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from snapshot.disk.files import identity
+from snapshot.disk.files import manifest_sha256
 from snapshot.disk.state import RunState, read_state
 from snapshot.errors import SnapshotError
 from snapshot.hub.client import Hub
-from snapshot.hub.errors import HubError, HubMissing, HubRefused, HubUnknown, HubUnreachable
-from snapshot.hub.fetch import Remote, fetch, foreign_content, look_at, remote_step
-from snapshot.start import Place, Start
+from snapshot.hub.errors import (
+    HubError,
+    HubMissing,
+    HubRefused,
+    HubUnreachable,
+    HubUnsupported,
+)
+from snapshot.hub.fetch import RepoContents, fetch, foreign_file_message, read_repo, remote_step
+from snapshot.start import RemoteSnapshot, Start
 
 Result = TypeVar("Result")
-PATIENCE_SECONDS = (1.0, 3.0)
-"""Between the tries of a start; somebody may be waiting in front of it."""
+RETRY_DELAYS_SECONDS = (1.0, 3.0)
+"""Between tries at the start of a run; few, because a user may be waiting for it."""
 
 
 @dataclass(frozen=True)
@@ -32,33 +38,33 @@ class Store:
 
     @property
     def key(self) -> str:
-        """As it stands on the command line."""
+        """The configuration key and value that name it."""
         return f"hub.repo_id={self.hub.repo_id}"
 
 
-def newest_of_both(
+def newest_of_disk_and_repo(
     store: Store,
     newest: Path | None,
     state: RunState | None,
     root: Path,
     warnings: tuple[str, ...],
 ) -> Start:
-    """The newer of this disk's newest snapshot and the repo's, which is downloaded into `root`.
+    """The newer of two snapshots: the newest on this disk, and the repo's, downloaded to `root`.
 
-    Raises SnapshotError where the repo holds something else, or nothing that is whole and the disk
-    neither; HubError where there is no snapshot here and the Hub does not say whether it has one.
+    Raises SnapshotError if the repo holds something else, or if neither has a whole snapshot but
+    the repo should; HubError if this disk has no snapshot and the Hub cannot tell whether it has.
     """
     local = Start(newest, state, f"{newest}, the newest of this run", warnings)
-    remote, faults = _asked(store, may_go_on=newest is not None)
+    repo, faults = _open_repo(store, can_do_without=newest is not None)
     local = replace(local, warnings=warnings + faults)
-    if remote is None:
+    if repo is None:
         return local
-    latest, here = remote.latest, -1 if state is None else state.step
-    local = replace(local, hub_is_known=True, seen=latest)
+    latest, local_step = repo.latest, -1 if state is None else state.step
+    local = replace(local, repo_was_read=True, known_latest=latest)
     if latest is None:
-        if remote.fault is None or newest is not None:
+        if repo.fault is None or newest is not None:
             return local
-        return _newest_without_latest(remote, local, root)
+        return _newest_without_latest(repo, local, root)
     if state is not None and latest.run_id != state.run_id:
         if store.takeover:
             return local
@@ -67,106 +73,111 @@ def newest_of_both(
             "another repo, or give the new run another run.name; hub.takeover=true replaces what "
             "is in the repo."
         )
-    if newest is not None and latest.step <= here:
+    if newest is not None and latest.step <= local_step:
         reason = f"{local.reason}; {store.hub.repo_id} has step {latest.step}"
-        same = latest.manifest_sha256 == identity(newest)
-        place = _place(remote, latest.folder) if same else None
-        return replace(local, reason=reason, place=place)
-    newer = [folder for folder in remote.folders() if remote_step(folder) > here]
+        same = latest.manifest_sha256 == manifest_sha256(newest)
+        remote = _remote_snapshot(repo, latest.folder) if same else None
+        return replace(local, reason=reason, remote=remote)
+    newer = [folder for folder in repo.folders() if remote_step(folder) > local_step]
     try:
-        found = _first_whole(remote, newer, root, latest.run_id)
+        found = _first_whole(repo, newer, root, latest.run_id)
     except HubError as error:
         if newest is None:
             raise
-        fault = f"step {latest.step} of {remote.name} could not be fetched: {error}"
+        fault = f"step {latest.step} of {repo.name} could not be fetched: {error}"
         return replace(local, warnings=(*local.warnings, fault))
     local = replace(local, warnings=local.warnings + found.faults)
     if found.path is None:
         if newest is None:
-            raise _none_whole(remote, found.faults)
+            raise _none_whole(repo, found.faults)
         return local
-    why = "there is none here" if newest is None else f"newer than step {here} here"
-    taken = read_state(found.path)
-    reason = f"{found.path}, fetched from {remote.name}: {why}"
-    return replace(local, folder=found.path, state=taken, reason=reason, place=found.place)
+    why = "there is none here" if newest is None else f"newer than step {local_step} here"
+    return _fetched_start(local, repo, found, why)
 
 
-def _newest_without_latest(remote: Remote, local: Start, root: Path) -> Start:
-    """The newest snapshot of a repo whose latest.json says nothing."""
-    found = _first_whole(remote, remote.folders(), root, None)
+def _newest_without_latest(repo: RepoContents, local: Start, root: Path) -> Start:
+    """The newest snapshot of a repo whose latest.json is not usable."""
+    found = _first_whole(repo, repo.folders(), root, None)
     if found.path is None:
-        raise _none_whole(remote, found.faults)
-    reason = f"{found.path}, fetched from {remote.name}: there is none here"
+        raise _none_whole(repo, found.faults)
+    local = replace(local, warnings=local.warnings + found.faults)
+    return _fetched_start(local, repo, found, "there is none here")
+
+
+def _fetched_start(local: Start, repo: RepoContents, found: Fetched, why: str) -> Start:
+    assert found.path is not None
     return replace(
         local,
         folder=found.path,
         state=read_state(found.path),
-        reason=reason,
-        warnings=local.warnings + found.faults,
-        place=found.place,
+        reason=f"{found.path}, fetched from {repo.name}: {why}",
+        remote=found.remote,
     )
 
 
-def _none_whole(remote: Remote, faults: tuple[str, ...]) -> SnapshotError:
+def _none_whole(repo: RepoContents, faults: tuple[str, ...]) -> SnapshotError:
     what = faults[0] if faults else "there is none left."
     return SnapshotError(
-        f"none of the snapshots in {remote.name} is whole: {what} Begin again in another repo, or "
+        f"none of the snapshots in {repo.name} is whole: {what} Start again in another repo, or "
         "with snapshot.resume=never and hub.takeover=true."
     )
 
 
-def begin_in(store: Store) -> Start:
-    """A run from the beginning in a repo that holds none. Raises as `newest_of_both` does."""
-    remote, faults = _asked(store, may_go_on=False, is_new=True)
-    if remote is None:
+def start_in_empty_repo(store: Store) -> Start:
+    """A start from scratch, in a repo that holds no run.
+
+    Raises as `newest_of_disk_and_repo` does.
+    """
+    repo, faults = _open_repo(store, can_do_without=False, is_new=True)
+    if repo is None:
         return Start(None, None, "", faults)
-    if remote.folders() and not store.takeover:
-        newest = remote_step(remote.folders()[0])
+    if repo.folders() and not store.takeover:
+        newest = remote_step(repo.folders()[0])
         raise SnapshotError(
             f"snapshot.resume=never, but {store.key} holds a run, at step {newest}. Name a new "
             "repo; hub.takeover=true replaces what is in this one."
         )
-    return Start(None, None, "", faults, seen=remote.latest, hub_is_known=True)
+    return Start(None, None, "", faults, known_latest=repo.latest, repo_was_read=True)
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """What came of looking for a whole snapshot in a repo."""
+    """The result of a search for a whole snapshot in a repo."""
 
     path: Path | None
-    place: Place | None
+    remote: RemoteSnapshot | None
     faults: tuple[str, ...]
-    """What is wrong with those before it."""
+    """What is wrong with those that were tried before it."""
 
 
 def fetch_newest(hub: Hub, revision: str, root: Path) -> Fetched:
-    """The newest whole snapshot of any repo, downloaded into `root`.
+    """The newest whole snapshot of any repo, downloaded to `root`.
 
-    Raises SnapshotError where there is none, HubError where it does not come.
+    Raises SnapshotError if there is none, HubError if the download fails.
     """
-    remote = with_retries(lambda: look_at(hub, revision))
-    run_id = None if remote.latest is None else remote.latest.run_id
-    found = _first_whole(remote, remote.folders(), root, run_id)
+    repo = with_retries(lambda: read_repo(hub, revision))
+    run_id = None if repo.latest is None else repo.latest.run_id
+    found = _first_whole(repo, repo.folders(), root, run_id)
     if found.path is None:
         what = f"is whole: {found.faults[0]}" if found.faults else "is there."
-        raise SnapshotError(f"no snapshot in {remote.name} {what}")
+        raise SnapshotError(f"no snapshot in {repo.name} {what}")
     return found
 
 
-def fetch_place(place: Place, root: Path) -> Path:
-    """The snapshot of a place, downloaded into `root`. Raises as `fetch_newest` does."""
-    hub = Hub(place.repo_id, place.timeout)
-    files = with_retries(lambda: hub.files(place.commit))
-    return fetch(Remote(hub, place.commit, True, files, None), place.folder, root)
+def fetch_remote_snapshot(remote: RemoteSnapshot, root: Path) -> Path:
+    """Download a snapshot to `root`. Raises as `fetch_newest` does."""
+    hub = Hub(remote.repo_id, remote.timeout)
+    files = with_retries(lambda: hub.files(remote.commit))
+    return fetch(RepoContents(hub, remote.commit, True, files, None), remote.folder, root)
 
 
-def _place(remote: Remote, folder: str) -> Place:
-    return Place(remote.hub.repo_id, remote.commit, folder, remote.hub.timeout)
+def _remote_snapshot(repo: RepoContents, folder: str) -> RemoteSnapshot:
+    return RemoteSnapshot(repo.hub.repo_id, repo.commit, folder, repo.hub.timeout)
 
 
 def with_retries(work: Callable[[], Result]) -> Result:
-    """`work()`, tried again a few times while the Hub cannot be reached."""
-    for seconds in PATIENCE_SECONDS:
+    """`work()`, with a few retries while the Hub cannot be reached."""
+    for seconds in RETRY_DELAYS_SECONDS:
         try:
             return work()
         except HubUnreachable:
@@ -174,54 +185,57 @@ def with_retries(work: Callable[[], Result]) -> Result:
     return work()
 
 
-def _first_whole(remote: Remote, folders: list[str], root: Path, run_id: str | None) -> Fetched:
+def _first_whole(repo: RepoContents, folders: list[str], root: Path, run_id: str | None) -> Fetched:
     faults = []
     for folder in folders:
         try:
-            path = with_retries(lambda folder=folder: fetch(remote, folder, root))  # type: ignore[misc]
+            path = with_retries(lambda folder=folder: fetch(repo, folder, root))  # type: ignore[misc]
             if run_id is not None and read_state(path).run_id != run_id:
-                raise SnapshotError(f"{folder} of {remote.name} belongs to another run")
+                raise SnapshotError(f"{folder} of {repo.name} belongs to another run")
         except SnapshotError as error:
-            faults.append(f"{str(error).rstrip('.')}; passed over.")
+            faults.append(f"{str(error).rstrip('.')}; skipped.")
         else:
-            return Fetched(path, _place(remote, folder), tuple(faults))
+            return Fetched(path, _remote_snapshot(repo, folder), tuple(faults))
     return Fetched(None, None, tuple(faults))
 
 
-def _asked(
-    store: Store, may_go_on: bool, is_new: bool = False
-) -> tuple[Remote | None, tuple[str, ...]]:
-    """The repo, made if need be, or why it does not answer."""
+def _open_repo(
+    store: Store, can_do_without: bool, is_new: bool = False
+) -> tuple[RepoContents | None, tuple[str, ...]]:
+    """The contents of the repo, which is created if it does not exist; or None and a warning.
+
+    `can_do_without`: this disk has a snapshot; `is_new`: the run starts from scratch.
+    """
     try:
-        remote = with_retries(lambda: _opened(store))
+        repo = with_retries(lambda: _read_or_create(store))
     except HubRefused as error:
-        if not may_go_on:
+        if not can_do_without:
             raise
-        return None, (f"{error} The run goes on from what is here; uploads are tried again.",)
+        return None, (f"{error} The run continues from what is here; uploads are retried.",)
     except HubError as error:
-        if not may_go_on and not is_new:
+        if not can_do_without and not is_new:
             raise HubUnreachable(
-                f"{error}: nobody can say whether {store.hub.repo_id} holds a snapshot of this "
+                f"{error}: it is unknown whether {store.hub.repo_id} holds a snapshot of this "
                 "run, and there is none here. Start again when the Hub can be reached; a run "
                 "that is new can begin with snapshot.resume=never."
             ) from error
-        return None, (f"{error}. The run goes on without it; uploads are tried again.",)
-    if store.private and not remote.private:
+        return None, (f"{error}. The run continues without it; uploads are retried.",)
+    if store.private and not repo.private:
         raise SnapshotError(
             f"{store.key} is a public repo, and hub.private=true. Make it private, name another, "
             "or allow it with hub.private=false."
         )
-    if foreign := remote.holds_something_else():
-        raise SnapshotError(foreign_content(store.hub, foreign))
-    return remote, () if remote.fault is None else (f"{remote.fault}; it is written anew.",)
+    if foreign := repo.foreign_file():
+        raise SnapshotError(foreign_file_message(store.hub, foreign))
+    return repo, () if repo.fault is None else (f"{repo.fault}; it is rewritten.",)
 
 
-def _opened(store: Store) -> Remote:
-    # Asked only to be able to say it in time; some servers do not know whose a token is.
-    with suppress(HubUnreachable, HubUnknown):
+def _read_or_create(store: Store) -> RepoContents:
+    # Only for an early error message; some servers do not know whose token it is.
+    with suppress(HubUnreachable, HubUnsupported):
         store.hub.check_token()
     try:
-        return look_at(store.hub)
+        return read_repo(store.hub)
     except HubMissing:
         store.hub.create(store.private)
-        return look_at(store.hub)
+        return read_repo(store.hub)

@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from snapshot.disk.files import folder_name, identity, read_json, write_json, written_whole
+from snapshot.disk.files import atomic_snapshot, folder_name, manifest_sha256, read_json, write_json
 from snapshot.disk.state import read_state
+from snapshot.hub.attempt import UploadTarget
 from snapshot.hub.client import Hub
 from snapshot.hub.publish import Card, Policy
 from snapshot.hub.uploader import Uploader
@@ -25,7 +26,7 @@ def upload(template: str, repo_id: str) -> None:
     hub = Hub(repo_id)
     hub.create(private=True)
     policy = Policy(keep=3, min_interval=0.0, squash_every=10, private=True, takeover=False)
-    uploads = Uploader(hub, policy, state.run_id, "attempt", None, ())
+    uploads = Uploader(UploadTarget(hub, policy, state.run_id, "attempt"))
     for step in range(1, COUNT + 1):
         folder = copied(source, root, step)
         uploads.offer(folder, Card(f"# step {step}\n"))
@@ -37,7 +38,7 @@ def upload(template: str, repo_id: str) -> None:
 
 def copied(source: Path, root: Path, step: int) -> Path:
     """A whole snapshot of that step, no tensor of which is the template's."""
-    with written_whole(root, folder_name(step)) as folder:
+    with atomic_snapshot(root, folder_name(step)) as folder:
         for path in source.iterdir():
             if path.name == "manifest.json":
                 continue
@@ -47,5 +48,5 @@ def copied(source: Path, root: Path, step: int) -> Path:
             moved |= {name: torch.tensor(float(step)) for name in moved if name.endswith(".step")}
             save_file(moved, path, metadata={"format": "pt"})
         write_json(folder / "state.json", {**read_json(folder / "state.json"), "step": step})
-    assert identity(root / folder_name(step))
+    assert manifest_sha256(root / folder_name(step))
     return root / folder_name(step)

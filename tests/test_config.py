@@ -19,7 +19,7 @@ from config.hints import ALIASES, OF_THE_LAUNCHER, quoted
 from config.schema import TEXT_KEYS, ConfigError, TrainConfig, accumulation_steps
 from model.gpt import GPT, GPTConfig, parameter_count
 from runs import ROOT
-from training.run.start import changed_values
+from snapshot.config_values import changed_values
 
 
 def mistakes(*overrides: str) -> list[str]:

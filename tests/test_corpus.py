@@ -302,7 +302,7 @@ def say(word):
     print(word, flush=True)
     assert sys.stdin.readline() == "go\\n"
 
-def acquired(lock):
+def acquire(lock):
     say("locking")
     return really_acquired(lock)
 
@@ -311,7 +311,7 @@ def build(*args):
     return really_build(*args)
 
 really_build, data.prepare.build = data.prepare.build, build
-really_acquired, data.once.acquired = data.once.acquired, acquired
+really_acquired, data.once.acquire = data.once.acquire, acquire
 corpus = data.corpus.prepare_corpus(
     sys.argv[1], text_column="text", val_fraction=0.1, block_size=8, cache_dir=Path(sys.argv[2])
 )

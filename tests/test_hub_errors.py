@@ -13,8 +13,8 @@ from snapshot.hub.errors import (
     HubMissing,
     HubNoRevision,
     HubRefused,
-    HubUnknown,
     HubUnreachable,
+    HubUnsupported,
     translate_errors,
 )
 
@@ -80,7 +80,7 @@ def test_what_may_pass_is_an_outage(error):
 @pytest.mark.parametrize(
     ("status", "kind"),
     [(400, HubRefused), (402, HubRefused), (403, HubRefused), (413, HubRefused), (422, HubRefused)]
-    + [(404, HubUnknown), (405, HubUnknown), (501, HubUnknown)]
+    + [(404, HubUnsupported), (405, HubUnsupported), (501, HubUnsupported)]
     + [(status, HubUnreachable) for status in (408, 409, 425, 429, 500, 502, 503, 504)],
 )
 def test_a_status_says_whether_another_try_can_help(status, kind):
@@ -100,11 +100,11 @@ def test_a_server_that_says_only_the_number_is_quoted_once(status):
 
 
 def test_404_without_an_error_code_means_what_was_asked_for():
-    assert type(answered(404, "{}")) is HubUnknown
+    assert type(answered(404, "{}")) is HubUnsupported
     assert type(answered(404, "{}", not_found=HubMissing)) is HubMissing
     assert type(answered(404, "{}", not_found=HubNoRevision)) is HubNoRevision
     with_code = answered(404, "{}", {"X-Error-Code": "EntryNotFound"}, not_found=HubMissing)
-    assert type(with_code) is HubUnknown
+    assert type(with_code) is HubUnsupported
 
 
 def test_a_branch_that_is_not_there_was_not_squashed_away():

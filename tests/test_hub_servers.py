@@ -13,16 +13,17 @@ import hubs
 import runs
 from loopback_deviations import ALL, Deviations
 from loopback_hub import LoopbackHub
-from snapshot.disk.files import identity
+from snapshot.disk.files import manifest_sha256
 from snapshot.disk.state import read_state
+from snapshot.hub.attempt import UploadTarget
 from snapshot.hub.client import Hub
 from snapshot.hub.errors import HubUnreachable
-from snapshot.hub.fetch import fetch, look_at, newest_for_sampling
+from snapshot.hub.fetch import fetch, newest_for_sampling, read_repo
 from snapshot.hub.latest import Latest, latest_as_bytes
 from snapshot.hub.publish import Card, Policy
 from snapshot.hub.uploader import Uploader
 from snapshot.resume import choose_start
-from snapshot.store import Store, fetch_place, newest_of_both
+from snapshot.store import Store, fetch_remote_snapshot, newest_of_disk_and_repo
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Use 'content=:DeprecationWarning"  # huggingface_hub 2.4 calls httpx2 so
@@ -52,7 +53,9 @@ def uploader(
     squash_every: int = 100,
 ) -> Uploader:
     policy = Policy(keep, 0.0, squash_every, private=True, takeover=False)
-    return Uploader(hub or Hub(hubs.REPO, 5.0), policy, "run", attempt_id, seen, ended)
+    return Uploader(
+        UploadTarget(hub or Hub(hubs.REPO, 5.0), policy, "run", attempt_id, seen, ended)
+    )
 
 
 NAMES = [name for name in Deviations.__dataclass_fields__ if name != "no_squash"]
@@ -61,17 +64,20 @@ ONE_EACH = [pytest.param(Deviations(**{name: True}), id=name) for name in NAMES]
 
 @pytest.mark.parametrize("hub", [*ONE_EACH, pytest.param(ALL, id="all")], indirect=True)
 def test_a_run_is_uploaded_to_and_fetched_from_a_server_with(hub, finished_run, tmp_path):
-    begun = newest_of_both(store(), None, None, tmp_path / "run", ())
-    assert begun.hub_is_known
+    begun = newest_of_disk_and_repo(store(), None, None, tmp_path / "run", ())
+    assert begun.repo_was_read
     uploads = uploader()
     for step in (10, 20, 30):
         uploads.offer(runs.snapshot(finished_run, step), Card(f"# step {step}\n"))
         assert uploads.flush(30), uploads.status()
     assert hubs.steps_at_head(hub.repo(hubs.REPO)) == [10, 20, 30]
     hubs.assert_always_whole(hub)
-    remote = look_at(Hub(hubs.REPO, 5.0))
+    remote = read_repo(Hub(hubs.REPO, 5.0))
     assert remote.latest.step == 30
-    assert identity(fetch(remote, remote.folders()[0], tmp_path)) == remote.latest.manifest_sha256
+    assert (
+        manifest_sha256(fetch(remote, remote.folders()[0], tmp_path))
+        == remote.latest.manifest_sha256
+    )
     assert newest_for_sampling(Hub(hubs.REPO, 5.0), "main").name == "step-00000030"
 
 
@@ -84,7 +90,7 @@ def put(
     for step in steps:
         place = f"snapshots/step-{step:08d}"
         files = {f"{place}/{path.name}": path.read_bytes() for path in snapshot.iterdir()}
-        described = Latest(run, attempt, step, place, identity(snapshot), step)
+        described = Latest(run, attempt, step, place, manifest_sha256(snapshot), step)
         hub.commit_files(hubs.REPO, {**files, "latest.json": latest_as_bytes(described)})
 
 
@@ -241,7 +247,7 @@ def test_a_history_that_cannot_be_squashed_is_said_once(hub, finished_run, statu
     (message,) = uploads.messages()
     assert f"history of {hubs.REPO} is not squashed" in message
     assert f"HTTP {status or 404}" in message
-    assert "still take storage" in message
+    assert "still use storage" in message
 
 
 @pytest.mark.parametrize("hub", [Deviations()], indirect=True)
@@ -252,7 +258,7 @@ def test_the_first_commit_after_a_restart_does_not_squash_again(hub, finished_ru
         first.offer(runs.snapshot(finished_run, step), Card(f"# {step}\n"))
         assert first.flush(30)
     assert hub.count("squash") == 1
-    seen = look_at(Hub(hubs.REPO)).latest
+    seen = read_repo(Hub(hubs.REPO)).latest
     second = uploader(squash_every=2, seen=seen, attempt_id="second", ended=("attempt",))
     second.offer(runs.snapshot(finished_run, 30), Card("# 30\n"))
     assert second.flush(30)
@@ -270,7 +276,7 @@ def test_a_fault_is_a_warning_once_and_a_word_in_the_progress_line(hub, finished
     uploads.offer(runs.snapshot(finished_run, 30), Card("# 30\n"))
     hub.wait_for(lambda: fault.hits >= 5)
     assert uploads.status().as_words() == "hub has none yet, last error: HTTP 500"
-    assert "the disk is on fire" in uploads.status().fault
+    assert "the disk is on fire" in uploads.status().failure_text
     (message,) = uploads.messages()
     assert "the Hub answers HTTP 500: the disk is on fire" in message
     hub.clear_faults()
@@ -298,14 +304,16 @@ def test_what_the_client_refuses_to_send_is_a_warning_at_once_and_no_outage(
 
 @pytest.mark.parametrize("hub", [Deviations()], indirect=True)
 def test_every_request_of_a_start_ends_at_the_run_s_own_timeout(hub, finished_run, monkeypatch):
-    monkeypatch.setattr("snapshot.store.PATIENCE_SECONDS", ())
+    monkeypatch.setattr("snapshot.store.RETRY_DELAYS_SECONDS", ())
     newest = runs.snapshot(finished_run, 30)
     put(hub, newest, 30, run=read_state(newest).run_id)
-    found = newest_of_both(store(4.5), None, None, finished_run.parent / "other", ())
-    assert found.place.timeout == 4.5
+    found = newest_of_disk_and_repo(store(4.5), None, None, finished_run.parent / "other", ())
+    assert found.remote.timeout == 4.5
     asked = []
     monkeypatch.setattr("snapshot.store.Hub", lambda *names: asked.append(names) or Hub(*names))
-    assert identity(fetch_place(found.place, finished_run.parent / "third")) == identity(newest)
+    assert manifest_sha256(
+        fetch_remote_snapshot(found.remote, finished_run.parent / "third")
+    ) == manifest_sha256(newest)
     assert asked == [(hubs.REPO, 4.5)]
     fault = hub.fault("info", "hang", times=None)
     started = time.monotonic()
@@ -336,11 +344,11 @@ IN_THE_DOCS = {
 
 @pytest.mark.parametrize("hub", [Deviations(no_xet=True)], indirect=True)
 def test_what_is_asked_of_a_server_stands_in_the_docs(hub, finished_run, tmp_path):
-    newest_of_both(store(), None, None, tmp_path / "run", ())
+    newest_of_disk_and_repo(store(), None, None, tmp_path / "run", ())
     uploads = uploader(squash_every=1)
     uploads.offer(runs.snapshot(finished_run, 30), Card("# 30\n"))
     assert uploads.flush(30)
-    remote = look_at(Hub(hubs.REPO, 5.0))
+    remote = read_repo(Hub(hubs.REPO, 5.0))
     fetch(remote, remote.folders()[0], tmp_path)
     asked = {one.endpoint for one in hub.requests}
     assert asked == set(IN_THE_DOCS)

@@ -17,9 +17,9 @@ from config.compose import as_plain, load_config
 from config.schema import Config
 from snapshot.disk.state import begin_snapshot
 from snapshot.errors import SnapshotError
-from snapshot.resume import ATTEMPTS, note_attempt
+from snapshot.resume import ATTEMPTS, record_attempt
 from snapshot.start import Start
-from snapshot.start_over import refuse_to_move
+from snapshot.start_over import check_can_move_aside
 from training.run import start
 from training.run.run_lock import RunLock
 
@@ -99,7 +99,7 @@ def test_what_a_new_run_notes_is_in_its_own_folder(tmp_path):
     run_dir = tmp_path / "run"
     ended(config_of(run_dir), 7, 0)
     _, lock = chosen(config_of(run_dir))
-    note_attempt(run_dir, "new")
+    record_attempt(run_dir, "new")
     lock.note_exit(75)
     assert (run_dir / ATTEMPTS).read_text() == "new\n"
     assert (run_dir / "exit_code").read_text() == "75\n"
@@ -131,9 +131,9 @@ def test_what_holds_more_than_a_run_is_not_moved(tmp_path, monkeypatch):
     kept = [".", "..", "../..", str(tmp_path / "link"), str(tmp_path / "home"), str(runs.ROOT)]
     for run_dir in [*kept, str(runs.ROOT.parent), "/"]:
         with pytest.raises(SnapshotError, match=r"would move run\.dir=.* aside, and .* with it"):
-            refuse_to_move(Path(run_dir))
+            check_can_move_aside(Path(run_dir))
     for run_dir in ["run", "out/run", "../other", str(tmp_path / "home2")]:
-        refuse_to_move(Path(run_dir))
+        check_can_move_aside(Path(run_dir))
 
 
 def test_a_working_folder_is_refused_before_anything_is_written(tmp_path, monkeypatch):

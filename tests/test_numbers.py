@@ -17,8 +17,8 @@ from snapshot.disk.numbers import FileNumbers
 from snapshot.disk.state import check_snapshot
 from snapshot.errors import SnapshotError
 from snapshot.hub.client import RemoteFile
-from snapshot.hub.fetch import Remote, fetch_for_sampling
-from snapshot.resume import choose_start, newest_of
+from snapshot.hub.fetch import RepoContents, fetch_for_sampling
+from snapshot.resume import choose_start, newest_snapshot
 
 QUERY = "transformer.h.0.attn.c_attn.weight"
 NAN, INF = float("nan"), float("inf")
@@ -95,10 +95,10 @@ def test_numbers_that_are_of_no_use_are_refused_and_an_older_snapshot_is_used(
     change(folder, name, value)
     with pytest.raises(SnapshotError, match=sentence):
         check_snapshot(folder)
-    assert newest_of(run_dir) == good
+    assert newest_snapshot(run_dir) == good
     start = choose_start(run_dir, "auto")
     assert start.folder == good
-    assert "passed over" in start.warnings[0]
+    assert "skipped" in start.warnings[0]
 
 
 class LocalHub:
@@ -118,7 +118,7 @@ def test_what_sampling_fetches_from_the_hub_is_looked_at_as_well(run_dir, folder
     def fetched() -> Path:
         names = [path.relative_to(run_dir) for path in folder.iterdir()]
         files = {str(name): RemoteFile((run_dir / name).stat().st_size, None) for name in names}
-        remote = Remote(LocalHub(run_dir), "0" * 40, True, files, None)
+        remote = RepoContents(LocalHub(run_dir), "0" * 40, True, files, None)
         return fetch_for_sampling(remote, "snapshots/step-00000002")
 
     assert fetched() == folder

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 import runs
 from model.gpt import GPT, GPTConfig
-from snapshot.disk.files import identity, newest_verified, read_json, verify
+from snapshot.disk.files import manifest_sha256, newest_verified, read_json, verify
 from snapshot.disk.state import restore_weights
 
 PIECE_BYTES = 1_000_000
@@ -101,11 +101,11 @@ def test_a_snapshot_in_pieces_is_a_transformers_model(large_run):
 
 def test_a_finished_run_started_again_does_nothing(launch, large_run):
     words, run_dir = large_run
-    before = identity(runs.snapshot(run_dir, 2)), (run_dir / "metrics.jsonl").read_bytes()
+    before = manifest_sha256(runs.snapshot(run_dir, 2)), (run_dir / "metrics.jsonl").read_bytes()
     result = launch("fsdp_cpu.yaml", 2, *words)
     assert "The run is finished at step 2." in result.stdout
     assert "step 1/2" not in result.stdout
-    after = identity(runs.snapshot(run_dir, 2)), (run_dir / "metrics.jsonl").read_bytes()
+    after = manifest_sha256(runs.snapshot(run_dir, 2)), (run_dir / "metrics.jsonl").read_bytes()
     assert after == before
 
 

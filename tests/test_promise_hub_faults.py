@@ -410,7 +410,7 @@ def test_with_a_snapshot_here_a_start_needs_no_hub_and_without_it_does(small, tm
     shutil.rmtree(tmp_path / "run")
     refused = runs.train(*words, **hub.environment())
     assert refused.returncode == 1  # nobody's mistake: to be started again
-    assert "nobody can say whether me/run holds a snapshot" in refused.stderr
+    assert "it is unknown whether me/run holds a snapshot" in refused.stderr
     new = runs.train(*words, "snapshot.resume=never", "hub.flush_seconds=0", **hub.environment())
     assert new.returncode == 0, new.stderr
     hub.up()

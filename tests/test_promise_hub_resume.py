@@ -152,7 +152,7 @@ def test_the_newer_wins_wherever_it_is(small, tmp_path, hub):
     hub.down()  # the Hub misses the next ones
     local = runs.train(*words, "train.max_steps=40", "hub.flush_seconds=0", **hub.environment())
     assert local.returncode == 0, local.stderr
-    assert "The run goes on without it" in local.stdout
+    assert "The run continues without it" in local.stdout
     hub.up()
     assert hubs.step_of(hub) == 30
     newer_here = runs.train(*words, "train.max_steps=50", **hub.environment())
@@ -192,7 +192,7 @@ def test_a_damaged_repo_is_passed_over_and_said(small, tmp_path, hub):
     there = [*small, *hubs.words(tmp_path / "b")]
     result = runs.train(*there, **hub.environment())
     assert result.returncode == 0, result.stderr
-    assert "optimizer.safetensors is not as its manifest says; passed over" in result.stdout
+    assert "optimizer.safetensors is not as its manifest says; skipped" in result.stdout
     assert "step-00000020, fetched from" in result.stdout
     assert hubs.step_of(hub) == 30
     listed = runs.run([*runs.MODULE, "list", hubs.REPO], **hub.environment())

@@ -246,7 +246,7 @@ def test_the_loop_of_the_readme_ends_done_whatever_fails_on_the_way(cluster, sma
         with start(first, said[2]) as successor:
             runs.wait_until(
                 lambda: (
-                    "nobody can say whether me/run holds" in said[2].read_text()
+                    "it is unknown whether me/run holds" in said[2].read_text()
                     and time.monotonic() - lost > OUTAGE_SECONDS
                 ),
                 successor,

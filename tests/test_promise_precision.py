@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import runs
-from snapshot.disk.files import snapshot_folders, verify, written_whole
+from snapshot.disk.files import atomic_snapshot, snapshot_folders, verify
 
 STEPS = 30
 SHAPES = {"one": ("cpu.yaml", 1), "DDP-2": ("ddp_cpu.yaml", 2), "FSDP-2": ("fsdp_cpu.yaml", 2)}
@@ -78,7 +78,7 @@ def begun_with_a_large_scale(source: Path, run_dir: Path) -> Path:
     """Another run directory with the snapshot of step 10, whole, but for its loss scale."""
     state = state_of(source, 10)
     state["loss_scaler"]["scale"] = TOO_LARGE
-    with written_whole(run_dir / "snapshots", "step-00000010") as folder:
+    with atomic_snapshot(run_dir / "snapshots", "step-00000010") as folder:
         for path in runs.snapshot(source, 10).iterdir():
             if path.name != "manifest.json":
                 shutil.copy(path, folder)

@@ -100,7 +100,7 @@ def test_a_damaged_newest_is_passed_over_and_made_again(copied_run, finished_run
     result = runs.train(*small, "model.dropout=0.1", f"run.dir={copied_run}")
     assert result.returncode == 0, result.stderr
     assert "warning:" in result.stdout
-    assert "model.safetensors has changed; passed over" in result.stdout
+    assert "model.safetensors has changed; skipped" in result.stdout
     assert "step-00000020, the newest of this run" in result.stdout
     runs.assert_same_bits(runs.snapshot(finished_run, 30), runs.snapshot(copied_run, 30))
     verify(runs.snapshot(copied_run, 30))

@@ -9,11 +9,11 @@ import pytest
 from test_snapshot import trained, write
 
 from disks import as_anybody
-from snapshot.disk.files import newest_verified, snapshot_folders, written_whole
+from snapshot.disk.files import atomic_snapshot, newest_verified, snapshot_folders
 from snapshot.disk.state import check_snapshot
 from snapshot.errors import SnapshotError
 from snapshot.hub.names import named_repo
-from snapshot.resume import choose_start, newest_of
+from snapshot.resume import choose_start, newest_snapshot
 
 OF_THE_SYSTEM = (".DS_Store", "._model.safetensors", "Thumbs.db", "desktop.ini", ".nfs0000000001a2")
 OTHERS = (".hidden", "DS_Store", "thumbs.db.exe", "model.pkl", "._", ".nfs", ".nfsx", "x.DS_Store")
@@ -39,7 +39,7 @@ def test_what_file_managers_leave_in_a_snapshot_does_no_harm(run_dir, name):
         (folder / name).write_bytes(b"\0\0\0\1Bud1")
         check_snapshot(folder)
     (run_dir / "snapshots" / name).write_bytes(b"")
-    assert newest_of(run_dir).name == "step-00000002"
+    assert newest_snapshot(run_dir).name == "step-00000002"
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -51,7 +51,7 @@ def test_any_other_file_is_refused(run_dir, name):
 
 
 def test_what_a_file_manager_leaves_while_it_is_written_is_no_part_of_it(tmp_path):
-    with written_whole(tmp_path, "step-00000001") as folder:
+    with atomic_snapshot(tmp_path, "step-00000001") as folder:
         (folder / ".DS_Store").write_bytes(b"")
         (folder / "state.json").write_text("{}")
     assert ".DS_Store" not in (tmp_path / "step-00000001" / "manifest.json").read_text()
@@ -72,7 +72,7 @@ def test_a_snapshot_that_may_not_be_read_is_passed_over_in_a_sentence(run_dir, c
 def test_a_run_that_may_not_be_read_is_not_taken_for_one_without_snapshots(run_dir, closed):
     (run_dir / closed).chmod(0)
     with as_anybody():
-        for look in (choose_start, newest_of):
+        for look in (choose_start, newest_snapshot):
             arguments = (run_dir, "auto") if look is choose_start else (run_dir,)
             with pytest.raises(SnapshotError, match="snapshots cannot be read: Permission denied"):
                 look(*arguments)
@@ -92,9 +92,9 @@ def test_one_that_builds_the_same_snapshot_at_the_same_time_mixes_nothing_into_i
     """As two starts may, on a disk without locks."""
 
     def build_both() -> None:
-        with written_whole(tmp_path, "step-00000001") as slow:
+        with atomic_snapshot(tmp_path, "step-00000001") as slow:
             (slow / "state.json").write_text("slow")
-            with written_whole(tmp_path, "step-00000001") as fast:
+            with atomic_snapshot(tmp_path, "step-00000001") as fast:
                 (fast / "state.json").write_text("fast")
             assert (slow / "state.json").read_text() == "slow"
 

@@ -12,10 +12,10 @@ import runs
 from config.checks import problems
 from config.compose import all_keys, as_plain, load_config
 from config.schema import Config
+from snapshot.config_values import LEGACY_VALUES, changed_values, value_of
 from snapshot.disk.state import RunState
 from snapshot.errors import SnapshotError
-from snapshot.resume import FORMERLY, MUST_MATCH, refuse_other_run, value_of
-from training.run.start import changed_values
+from snapshot.resume import MUST_MATCH, refuse_other_run
 
 DATA = {"vocabulary": 7, "fingerprint": "f", "name": "text"}
 FALSY = {"int": [0], "float": [0.0], "bool": [False], "str": [""], "list[float]": [[0.0, 0.0]]}
@@ -78,9 +78,9 @@ def test_a_difference_is_told_in_the_words_of_the_command_line():
 
 
 def test_a_key_that_an_older_snapshot_lacks_is_no_change_from_what_it_was():
-    now = as_plain(load_config([f"{key}={value}" for key, value in FORMERLY.items()]))
+    now = as_plain(load_config([f"{key}={value}" for key, value in LEGACY_VALUES.items()]))
     before = json.loads(json.dumps(now))
-    for key in FORMERLY:
+    for key in LEGACY_VALUES:
         section, name = key.split(".")
         del before[section][name]
     assert changed_values(before, now) == []

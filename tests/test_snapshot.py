@@ -13,19 +13,19 @@ from config.schema import OptimConfig
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT, GPTConfig
 from snapshot.disk.files import (
+    atomic_snapshot,
     newest_verified,
     prune,
     read_json,
     remove_leftovers,
     snapshot_folders,
     verify,
-    written_whole,
 )
 from snapshot.disk.gpt2_layout import gpt2_config, gpt_shape
 from snapshot.disk.state import RunState, begin_snapshot, read_state, restore
 from snapshot.disk.tensors import plan_pieces
 from snapshot.errors import SnapshotError
-from snapshot.resume import choose_start, newest_of, refuse_other_run
+from snapshot.resume import choose_start, newest_snapshot, refuse_other_run
 from training.optimizer import adamw
 
 SHAPE = GPTConfig(vocab_size=7, block_size=6, n_layer=2, n_head=2, n_embd=8)
@@ -96,7 +96,7 @@ def test_a_writing_that_fails_leaves_nothing_and_keeps_the_earlier(tmp_path):
     earlier = write(tmp_path, 1, model, optimizer)
 
     def fill_half(root) -> None:
-        with written_whole(root, "step-00000002") as folder:
+        with atomic_snapshot(root, "step-00000002") as folder:
             (folder / "model.safetensors").write_bytes(b"half")
             raise OSError(28, "No space left on device")
 
@@ -202,7 +202,7 @@ def remake(folder, contents: dict[str, str]) -> None:
     whole = {path.name: path.read_bytes() for path in folder.iterdir()}
     whole.pop("manifest.json")
     whole.update({name: content.encode() for name, content in contents.items()})
-    with written_whole(folder.parent, folder.name) as building:
+    with atomic_snapshot(folder.parent, folder.name) as building:
         for name, content in whole.items():
             (building / name).write_bytes(content)
 
@@ -231,11 +231,16 @@ def test_a_path_means_the_newest_snapshot_in_it(tmp_path):
     run_dir = tmp_path / "run"
     write(run_dir / "snapshots", 1, *trained(1))
     newest = write(run_dir / "snapshots", 2, *trained(2))
-    assert newest_of(run_dir) == newest_of(run_dir / "snapshots") == newest_of(newest) == newest
+    assert (
+        newest_snapshot(run_dir)
+        == newest_snapshot(run_dir / "snapshots")
+        == newest_snapshot(newest)
+        == newest
+    )
     with pytest.raises(SnapshotError, match="not a folder"):
-        newest_of(tmp_path / "nothing")
+        newest_snapshot(tmp_path / "nothing")
     with pytest.raises(SnapshotError, match="no snapshot"):
-        newest_of(tmp_path)
+        newest_snapshot(tmp_path)
 
 
 def test_a_run_does_not_mix_with_another_in_its_directory(tmp_path):

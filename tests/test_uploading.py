@@ -8,10 +8,10 @@ import pytest
 
 from data.errors import DataError
 from data.hub import hub_pieces
-from snapshot.hub.status import Fault, UploadStatus
+from snapshot.hub.status import UploadFailure, UploadStatus
 from training.run.uploading import finish_uploads
 
-HTTP_503 = Fault("the Hub answers HTTP 503: maintenance", "HTTP 503")
+HTTP_503 = UploadFailure("the Hub answers HTTP 503: maintenance", "HTTP 503")
 
 
 def said_at_the_end(tmp_path, status: UploadStatus) -> str:
@@ -19,7 +19,7 @@ def said_at_the_end(tmp_path, status: UploadStatus) -> str:
     lines: list[str] = []
     console = SimpleNamespace(say=lines.append, warn=lambda text: lines.append(f"warning: {text}"))
     uploads = SimpleNamespace(
-        needed=lambda: {tmp_path} if status.failure and not status.off else set(),
+        pending_folders=lambda: {tmp_path} if status.failure and not status.off else set(),
         flush=lambda seconds, more: status.failure is None or status.off,
         messages=list,
         status=lambda: status,
@@ -47,17 +47,17 @@ def said_at_the_end(tmp_path, status: UploadStatus) -> str:
             "me/run has nothing yet: the Hub answers",
         ),
         (
-            UploadStatus(None, None, HTTP_503, off=False, known=False),
+            UploadStatus(None, None, HTTP_503, off=False, repo_was_read=False),
             "hub not reached yet, last error: HTTP 503",
             "me/run was never reached: the Hub answers HTTP 503: maintenance. The same command",
         ),
         (
-            UploadStatus(None, None, None, off=False, known=False),
+            UploadStatus(None, None, None, off=False, repo_was_read=False),
             "hub not reached yet",
             "me/run was never reached. The same command",
         ),
         (
-            UploadStatus(20, None, Fault("another attempt has it", "another"), off=True),
+            UploadStatus(20, None, UploadFailure("another attempt has it", "another"), off=True),
             "hub at step 20, uploads off",
             "me/run does not have this run's end: its uploads ended before",
         ),

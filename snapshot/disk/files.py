@@ -29,27 +29,32 @@ TEMPORARY_PREFIX = ".tmp-"
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.(safetensors|json)")
 
 
+def snapshots_in(run_dir: Path) -> Path:
+    """The folder with the snapshots of a run."""
+    return run_dir / "snapshots"
+
+
 def folder_name(step: int) -> str:
     """The name of the snapshot after `step`; the only name from which state is read back."""
     return f"step-{step:08d}"
 
 
 @contextmanager
-def written_whole(root: Path, name: str, inspect: Inspect = not_inspected) -> Iterator[Path]:
+def atomic_snapshot(root: Path, name: str, inspect: Inspect = not_inspected) -> Iterator[Path]:
     """A temporary folder that becomes `root/name` when the block ends, and vanishes when it fails.
 
     The block fills the folder; on leaving, the manifest is added, everything is flushed to the
     disk, and one rename makes it appear. A kill at any moment leaves either nothing that looks like
     a snapshot or a complete one. Raises SnapshotError for a file of which `inspect` finds a fault.
     """
-    with built_aside(root, name) as building:
+    with atomic_folder(root, name) as building:
         yield building
         _write_manifest(building, inspect)
 
 
 @contextmanager
-def built_aside(root: Path, name: str) -> Iterator[Path]:
-    """As `written_whole`, for a folder that brings its manifest."""
+def atomic_folder(root: Path, name: str) -> Iterator[Path]:
+    """As `atomic_snapshot`, for a folder that brings its manifest."""
     root.mkdir(parents=True, exist_ok=True)
     building, final = root / _temporary(name), root / name
     try:
@@ -155,7 +160,7 @@ def manifest_entries(folder: Path) -> dict[str, tuple[int, str]]:
     return entries
 
 
-def identity(folder: Path) -> str:
+def manifest_sha256(folder: Path) -> str:
     """The sha256 of a snapshot's manifest, and so of everything in it. Raises OSError."""
     return sha256_of(folder / MANIFEST)
 

@@ -25,7 +25,7 @@ TENSORS = ".safetensors"
 
 
 class Numbers:
-    """Of all files of a snapshot; `of` is for `verify` and `written_whole`."""
+    """Of all files of a snapshot; `of` is for `verify` and `atomic_snapshot`."""
 
     def __init__(self) -> None:
         self.updates: set[float] = set()

@@ -20,12 +20,12 @@ from snapshot.disk.contents import MOMENTS, check_contents
 from snapshot.disk.files import (
     LARGEST_STEP,
     SNAPSHOT_NAME,
+    atomic_snapshot,
     folder_name,
     read_json,
     step_of,
     verify,
     write_json,
-    written_whole,
 )
 from snapshot.disk.gpt2_layout import gpt2_config, is_transposed, to_file
 from snapshot.disk.numbers import Numbers
@@ -61,7 +61,7 @@ class RunState:
     computed_on: str | None = None
     """Processes, device, precision and torch of this attempt, on which the last bits depend."""
 
-    def note_held_out(self, loss: float) -> None:
+    def update_best_loss(self, loss: float) -> None:
         """Keep the lowest held-out loss."""
         self.best_loss = loss if self.best_loss is None else min(loss, self.best_loss)
 
@@ -106,7 +106,7 @@ def begin_snapshot(
     try:
         if writer:
             with ExitStack() as begun:
-                folder = begun.enter_context(written_whole(root, place.name, Numbers().of))
+                folder = begun.enter_context(atomic_snapshot(root, place.name, Numbers().of))
                 if sharded:
                     write_files(folder)
                 rest = begun.pop_all()

@@ -35,9 +35,9 @@ from snapshot.hub.errors import (
     HubNoRevision,
     HubRefused,
     HubUnreachable,
+    redact_secrets,
     seconds_asked,
     translate_errors,
-    without_secrets,
 )
 from snapshot.hub.latest import LATEST, Latest, read_latest
 
@@ -166,7 +166,7 @@ class Hub:
         # The client (huggingface_hub 2.4) reads its environment once, and this at every upload.
         constants.HF_HUB_DISABLE_XET = True
         self.notes.append(
-            f"{without_secrets(self._api.endpoint)} has no Xet storage (HTTP {status}), with which "
+            f"{redact_secrets(self._api.endpoint)} has no Xet storage (HTTP {status}), with which "
             "the client uploads large files; they are uploaded without it. If that fails, start "
             "with HF_HUB_DISABLE_XET=1 in the environment, which also spares this first try."
         )

@@ -24,8 +24,8 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import parse_ratelimit_headers
 
-from data import address
 from data.printable import printable
+from data.urls import redact_urls
 
 ASKED = "asked_to_wait"
 """Where an answer's own wish, how long to wait, is kept from the client."""
@@ -77,25 +77,25 @@ class HubNoRevision(HubRefused):
     """The repo is there, but not that commit or branch."""
 
 
-class HubUnknown(HubRefused):
+class HubUnsupported(HubRefused):
     """The Hub does not know what it was asked for: an older or another server."""
 
 
-class HubMoved(HubError):
+class HubConflict(HubError):
     """Somebody else's commit came first."""
 
 
-def without_secrets(text: str) -> str:
+def redact_secrets(text: str) -> str:
     """A text in which no token stands, and no password or signature of an address."""
     token = get_token()
     if token:
         text = text.replace(token, "hf_***")
-    return address.without_secrets(re.sub(r"hf_\w+", "hf_***", text))
+    return redact_urls(re.sub(r"hf_\w+", "hf_***", text))
 
 
 @contextmanager
 def translate_errors(
-    repo_id: str, revision: str, not_found: type[HubRefused] = HubUnknown
+    repo_id: str, revision: str, not_found: type[HubRefused] = HubUnsupported
 ) -> Iterator[None]:
     """Turn whatever the client raises into a HubError of the right kind.
 
@@ -172,7 +172,7 @@ def _kind_of_answer(
     status = error.response.status_code
     short, answer = f"HTTP {status}", _answer(status, error.server_message)
     if status == 412:
-        return HubMoved(f"{repo_id} has moved on (HTTP 412)", "moved on")
+        return HubConflict(f"{repo_id} has moved on (HTTP 412)", "moved on")
     if status == 404 and "X-Error-Code" not in error.response.headers:
         is_repo, is_revision = not_found is HubMissing, not_found is HubNoRevision
     else:
@@ -201,7 +201,7 @@ def _kind_of_answer(
             short,
         )
     if status in (404, 405, 501):
-        return HubUnknown(
+        return HubUnsupported(
             f"the Hub does not know what it was asked for ({answer}). Check hub.repo_id and "
             "HF_ENDPOINT.",
             short,
@@ -236,5 +236,5 @@ def _short(text: object) -> str:
     said = str(text).strip()
     if said.startswith("<"):  # object storage: the rest holds keys, signatures and host names
         said = ": ".join(re.findall(r"<(?:Code|Message|title)>([^<]*)</", said, re.IGNORECASE))
-    lines = without_secrets(said).strip().splitlines()
+    lines = redact_secrets(said).strip().splitlines()
     return printable(lines[0][:200].rstrip(".")) if lines else ""

@@ -14,7 +14,7 @@ from snapshot.disk.contents import check_model
 from snapshot.disk.files import (
     MANIFEST,
     SNAPSHOT_NAME,
-    built_aside,
+    atomic_folder,
     folder_name,
     manifest_entries,
     remove_folder,
@@ -34,7 +34,7 @@ NOT_FOR_SAMPLING = ("optimizer", "state.json")
 
 
 @dataclass(frozen=True)
-class Remote:
+class RepoContents:
     """A repo as of one commit."""
 
     hub: Hub
@@ -58,24 +58,24 @@ class Remote:
             found.insert(0, self.latest.folder)
         return found
 
-    def holds_something_else(self) -> str | None:
+    def foreign_file(self) -> str | None:
         """A file that no run put there; None in the repo of a run, and in a new one."""
         others = sorted(set(self.files) - OWN_FILES)
         return others[0] if others and LATEST not in self.files else None
 
 
-def look_at(hub: Hub, revision: str = BRANCH) -> Remote:
+def read_repo(hub: Hub, revision: str = BRANCH) -> RepoContents:
     """What a repo holds. Raises HubError."""
     commit, private = hub.head(revision)
     files = hub.files(commit)
     try:
         latest = hub.latest(commit, files)
     except SnapshotError as error:
-        return Remote(hub, commit, private, files, None, str(error))
-    return Remote(hub, commit, private, files, latest)
+        return RepoContents(hub, commit, private, files, None, str(error))
+    return RepoContents(hub, commit, private, files, latest)
 
 
-def foreign_content(hub: Hub, file: str) -> str:
+def foreign_file_message(hub: Hub, file: str) -> str:
     """Why a repo that holds such a file is left alone."""
     return (
         f"hub.repo_id={hub.repo_id} holds {file}, which no run of this project put there. Name a "
@@ -101,7 +101,7 @@ def remote_step(folder: str) -> int:
     return int(match[1])
 
 
-def fetch(remote: Remote, folder: str, root: Path) -> Path:
+def fetch(remote: RepoContents, folder: str, root: Path) -> Path:
     """Download a snapshot of a repo's commit below `root` and verify it; where it then lies.
 
     Raises SnapshotError where it is not a good one, HubError where it does not come.
@@ -114,7 +114,7 @@ def fetch(remote: Remote, folder: str, root: Path) -> Path:
             remove_partial(root)
             downloaded = _checked(remote, folder, partial)
         final = root / folder_name(remote_step(folder))
-        with built_aside(root, final.name) as building:
+        with atomic_folder(root, final.name) as building:
             for path in downloaded.iterdir():
                 path.rename(building / path.name)
         remove_partial(root)
@@ -135,7 +135,7 @@ def remove_partial(root: Path) -> None:
         remove_folder(root / PARTIAL)
 
 
-def fetch_for_sampling(remote: Remote, folder: str) -> Path:
+def fetch_for_sampling(remote: RepoContents, folder: str) -> Path:
     """The files of a snapshot that sampling needs, verified, in the Hub client's own cache.
 
     There equal files of several commits take their room once, and `hf cache` shows and removes
@@ -153,7 +153,7 @@ def fetch_for_sampling(remote: Remote, folder: str) -> Path:
         ) from error
 
 
-def _cached(remote: Remote, folder: str, again: bool = False) -> Path:
+def _cached(remote: RepoContents, folder: str, again: bool = False) -> Path:
     downloaded = _downloaded(remote, folder, None, is_for_sampling, again)
     numbers = Numbers()
     for name, (_, digest) in manifest_entries(downloaded).items():
@@ -165,7 +165,7 @@ def _cached(remote: Remote, folder: str, again: bool = False) -> Path:
 
 def newest_for_sampling(hub: Hub, revision: str) -> Path:
     """`fetch_for_sampling` of the newest snapshot that is whole. Raises as `fetch` does."""
-    remote = look_at(hub, revision)
+    remote = read_repo(hub, revision)
     faults = []
     for folder in remote.folders():
         try:
@@ -183,7 +183,7 @@ def is_for_sampling(name: str) -> bool:
 
 
 def _downloaded(
-    remote: Remote,
+    remote: RepoContents,
     folder: str,
     place: Path | None,
     wanted: Callable[[str], bool] = lambda name: True,
@@ -214,7 +214,7 @@ def _downloaded(
     return downloaded
 
 
-def _checked(remote: Remote, folder: str, place: Path) -> Path:
+def _checked(remote: RepoContents, folder: str, place: Path) -> Path:
     """All files of a snapshot below `place`, verified."""
     try:
         downloaded = _downloaded(remote, folder, place)

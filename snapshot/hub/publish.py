@@ -16,7 +16,7 @@ from pathlib import Path
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
 from data.tokenizer import TOKENIZER_FILES
-from snapshot.disk.files import MANIFEST, identity, manifest_entries, step_of
+from snapshot.disk.files import MANIFEST, manifest_entries, manifest_sha256, step_of
 from snapshot.errors import SnapshotError
 from snapshot.hub.client import Hub, Operation
 from snapshot.hub.errors import HubError
@@ -58,14 +58,14 @@ class Upload:
         return step_of(self.folder)
 
 
-def described(upload: Upload, run_id: str, attempt_id: str, commits: int) -> Latest:
+def latest_for(upload: Upload, run_id: str, attempt_id: str, commits: int) -> Latest:
     """`latest.json` for an upload. Raises OSError where the snapshot is gone."""
     return Latest(
         run_id=run_id,
         attempt_id=attempt_id,
         step=upload.step,
         folder=f"{SNAPSHOTS}/{upload.folder.name}",
-        manifest_sha256=identity(upload.folder),
+        manifest_sha256=manifest_sha256(upload.folder),
         commits=commits,
     )
 
@@ -130,7 +130,7 @@ def _snapshot_files(folder: Path, place: str) -> list[CommitOperationAdd]:
 
 def _digests(folder: Path) -> dict[str, str]:
     digests = {name: digest for name, (_, digest) in manifest_entries(folder).items()}
-    return {**digests, MANIFEST: identity(folder)}
+    return {**digests, MANIFEST: manifest_sha256(folder)}
 
 
 def _superfluous(

@@ -1,4 +1,4 @@
-"""How far the Hub is behind a run, for its progress line and its metrics."""
+"""How far the Hub lags behind a run, for the progress line and the metrics."""
 
 from __future__ import annotations
 
@@ -6,44 +6,45 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Fault:
-    """Why a try failed."""
+class UploadFailure:
+    """Why an upload failed."""
 
-    sentence: str
-    """All of it, for a warning and for the metrics."""
+    text: str
+    """The complete message, for a warning and for the metrics."""
     short: str
-    """In a word or two, for the progress line."""
+    """One or two words, for the progress line."""
     lasting: bool = False
-    """Whether it stays until somebody changes something."""
+    """Whether it persists until somebody changes something."""
 
 
 @dataclass(frozen=True)
 class UploadStatus:
-    """How far the Hub is behind."""
+    """How far the Hub lags behind a run."""
 
     step: int | None
-    """The newest step on the Hub; None when there is none, or it is not known."""
-    seconds: float | None
-    """Since the snapshot of that step was handed over."""
-    failure: Fault | None
-    """Why the last try failed; None when it did not."""
+    """The newest step on the Hub; None if it has none, or if that is unknown."""
+    age_seconds: float | None
+    """Seconds since the snapshot of that step was queued."""
+    failure: UploadFailure | None
+    """Why the last upload failed; None if it succeeded."""
     off: bool
-    """Nothing will be uploaded any more."""
-    known: bool = True
-    """Whether the Hub has said what it holds."""
+    """Whether uploads have ended for good."""
+    repo_was_read: bool = True
+    """Whether the repo has been read at least once."""
 
     @property
-    def fault(self) -> str | None:
-        """The sentence of `failure`."""
-        return None if self.failure is None else self.failure.sentence
+    def failure_text(self) -> str | None:
+        """The message of `failure`."""
+        return None if self.failure is None else self.failure.text
 
     def as_words(self) -> str:
         """For the progress line: 'hub at step 40, 1:30 old, last error: HTTP 503'."""
-        words = "hub has none yet" if self.known else "hub not reached yet"
+        words = "hub has none yet" if self.repo_was_read else "hub not reached yet"
         if self.step is not None:
             words = f"hub at step {self.step}"
         if self.off:
             return f"{words}, uploads off"
-        if self.seconds is not None:
-            words += f", {int(self.seconds) // 60}:{int(self.seconds) % 60:02d} old"
+        if self.age_seconds is not None:
+            seconds = int(self.age_seconds)
+            words += f", {seconds // 60}:{seconds % 60:02d} old"
         return words if self.failure is None else f"{words}, last error: {self.failure.short}"

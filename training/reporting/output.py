@@ -11,8 +11,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from data.address import without_secrets
 from data.printable import printable
+from data.urls import redact_urls
 
 
 class LossyFile(io.FileIO):
@@ -55,7 +55,7 @@ def make_output_lossy() -> None:
 
 def shown(text: str) -> str:
     """Lines as they may be shown: control characters escaped, addresses without their secrets."""
-    return printable(without_secrets(text), multiline=True)
+    return printable(redact_urls(text), multiline=True)
 
 
 def say_error(text: str) -> None:

@@ -179,8 +179,12 @@ class Report:
         for message in self.uploads.messages():
             self.console.warn(message)
         status = self.uploads.status()
-        age = None if status.seconds is None else round(status.seconds, 1)
-        records[-1] |= {"hub_step": status.step, "hub_age_seconds": age, "hub_error": status.fault}
+        age = None if status.age_seconds is None else round(status.age_seconds, 1)
+        records[-1] |= {
+            "hub_step": status.step,
+            "hub_age_seconds": age,
+            "hub_error": status.failure_text,
+        }
         return status.as_words()
 
     def _fault(self, step: int, loss: float, norm: float, skipped: bool) -> str | None:

@@ -13,6 +13,7 @@ from config.compose import as_plain
 from config.schema import Config, OptimConfig
 from data.corpus import Corpus
 from model.gpt import GPT, parameter_count
+from snapshot.config_values import changed_values
 from snapshot.disk.state import RunState
 from snapshot.start import Start
 from training.distributed.compiling import why_not_compiled
@@ -20,7 +21,6 @@ from training.distributed.environment import shutdown_timeout
 from training.reporting.console import Console, counted
 from training.reporting.machine import computed_on, machine_hints, machine_line
 from training.reporting.report import Report
-from training.run.start import changed_values
 from training.schedule import learning_rate_at
 
 STEEP = 1.5

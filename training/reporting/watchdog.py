@@ -13,9 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from config.schema import Config
-from snapshot.disk.files import TEMPORARY_PREFIX, snapshot_folders, step_of
+from snapshot.disk.files import TEMPORARY_PREFIX, snapshot_folders, snapshots_in, step_of
 from snapshot.errors import SnapshotError
-from snapshot.resume import snapshots_in
 from training.reporting.console import Console
 
 LOOK_SECONDS = 1.0

@@ -8,8 +8,8 @@ from pathlib import Path
 from accelerate import Accelerator
 
 from config.schema import Config
+from snapshot.disk.files import snapshots_in
 from snapshot.disk.state import RunState
-from snapshot.resume import snapshots_in
 from snapshot.start import Start
 from training.distributed.agreement import broadcast_text
 from training.reporting.console import Console
@@ -39,7 +39,7 @@ def _is_pending(console: Console, config: Config, start: Start, state: RunState)
         return False  # a new run, perhaps from another run's snapshot
     loss = held_out_at(run_dir / "metrics.jsonl", step)
     if loss is not None:
-        state.note_held_out(loss)
+        state.update_best_loss(loss)
         return False
     if step % config.train.eval_every and step < config.train.max_steps:
         return False

@@ -11,8 +11,9 @@ from tempfile import TemporaryFile
 from filelock import FileLock, Timeout
 
 from config.schema import ConfigError
-from data.locks import acquired, file_lock
-from snapshot.resume import has_steps, snapshots_in
+from data.locks import acquire, file_lock
+from snapshot.disk.files import snapshots_in
+from snapshot.resume import has_steps
 from training.distributed.environment import is_local_main_process
 from training.reporting.output import say_error
 
@@ -81,7 +82,7 @@ class RunLock:
         lock = file_lock(run_dir / LOCK)
         with suppress(OSError, Timeout):
             run_dir.mkdir(parents=True, exist_ok=True)
-            if acquired(lock, 0):
+            if acquire(lock, 0):
                 self._hold(lock)
 
     def release(self) -> None:
@@ -103,7 +104,7 @@ class RunLock:
                 _code_file(self._lock).write_text(f"{self._code}\n")
             elif self._run_dir is not None and self._run_dir.is_dir():
                 lock = file_lock(self._run_dir / LOCK)
-                acquired(lock, 0)
+                acquire(lock, 0)
                 _code_file(lock).write_text(f"{self._code}\n")
                 lock.release()
         return self._code
@@ -119,10 +120,10 @@ class RunLock:
 def _acquired(lock: FileLock, run_dir: Path) -> bool:
     """Whether the lock is held; False on a file system without locks."""
     try:
-        return acquired(lock, NOTICE_SECONDS)
+        return acquire(lock, NOTICE_SECONDS)
     except Timeout:
         say_error(f"waiting for another process to end: it has {run_dir}")
-        return acquired(lock, WAIT_SECONDS - NOTICE_SECONDS)
+        return acquire(lock, WAIT_SECONDS - NOTICE_SECONDS)
 
 
 def _code_file(lock: FileLock) -> Path:

@@ -14,11 +14,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from config.schema import Config
-from snapshot.disk.files import prune
+from snapshot.disk.files import prune, snapshots_in
 from snapshot.disk.sharded import is_sharded, reshard
 from snapshot.disk.state import RunState, begin_snapshot
 from snapshot.errors import SnapshotError
-from snapshot.resume import snapshots_in
 from training.distributed.agreement import raise_if_any_failed
 from training.exits import TrainingStopped
 from training.memory import available_memory
@@ -199,7 +198,7 @@ class SnapshotWriter:
     def _prune(self, newest: int) -> None:
         report, uploads = self._report, self._report.uploads
         try:
-            needed = set() if uploads is None else uploads.needed()
+            needed = set() if uploads is None else uploads.pending_folders()
             prune(self._root, self._config.snapshot.keep, newest, needed)
         except (OSError, SnapshotError) as error:
             report.console.warn(f"an old snapshot could not be removed: {error}.")

@@ -149,7 +149,7 @@ class Session:
             self.console,
             metrics,
             config.train.global_batch_size * config.data.block_size,
-            start.kept,
+            start.permanent_folder,
             state.skipped_steps,
             config.train.max_skipped_steps,
             self._uploads,
@@ -228,7 +228,7 @@ class Session:
     def evaluated(self, loss: float) -> None:
         """Report the held-out loss of the step. Raises TrainingStopped when it is not finite."""
         self.report.held_out(self.accelerator, self.state.step, loss)
-        self.state.note_held_out(loss)
+        self.state.update_best_loss(loss)
         self._held_out = loss
 
     def sampled(self, text: str) -> None:

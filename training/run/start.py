@@ -14,17 +14,18 @@ from accelerate import Accelerator
 
 from config.compose import as_plain, as_yaml
 from config.schema import Config
-from data.address import without_secrets
 from data.corpus import Corpus, prepare_corpus
 from data.errors import DataError
-from snapshot.disk.files import identity, prune, remove_leftovers
+from data.urls import redact_urls
+from snapshot.config_values import changed_values
+from snapshot.disk.files import manifest_sha256, prune, remove_leftovers, snapshots_in
 from snapshot.disk.state import RunState, check_snapshot, read_state
 from snapshot.errors import SnapshotError
 from snapshot.hub.fetch import remove_partial
-from snapshot.resume import choose_start, folder_for_step, snapshots_in, typed, value_of
-from snapshot.start import Place, Start
-from snapshot.start_over import refuse_to_move
-from snapshot.store import fetch_place
+from snapshot.resume import choose_start, folder_for_step
+from snapshot.start import RemoteSnapshot, Start
+from snapshot.start_over import check_can_move_aside
+from snapshot.store import fetch_remote_snapshot
 from training.distributed.agreement import (
     broadcast_text,
     equal_on_all,
@@ -74,7 +75,7 @@ def lock_run_dir(accelerator: Accelerator, config: Config, lock: RunLock) -> Non
 
     def acquire() -> None:
         if config.snapshot.resume == "never":
-            refuse_to_move(run_dir)
+            check_can_move_aside(run_dir)
         lock.acquire(run_dir)
 
     if not accelerator.is_main_process:
@@ -126,9 +127,9 @@ def _choose(config: Config, lock: RunLock, use_local: bool) -> Start:
         run_dir,
         config.snapshot.resume,
         store_of(config),
-        here=use_local,
+        use_local=use_local,
         timeout=config.hub.timeout_seconds,
-        is_same_start=lambda state: _is_same_start(state, config, lock),
+        is_restart=lambda state: _is_same_start(state, config, lock),
     )
     if not (run_dir / LOCK).exists():  # snapshot.resume=never has moved the directory aside
         lock.acquire(run_dir)
@@ -179,8 +180,8 @@ def _proposal(start: Start, config: Config) -> str:
         {
             "inside": None if inside is None else str(inside),
             "step": start.state.step,
-            "identity": identity(start.folder),
-            "place": None if start.place is None else vars(start.place),
+            "identity": manifest_sha256(start.folder),
+            "place": None if start.remote is None else vars(start.remote),
         }
     )
 
@@ -201,7 +202,7 @@ def _lacks(accelerator: Accelerator, proposed: dict[str, Any] | None, config: Co
     folder = _folder_of(proposed, config)
     try:
         check_snapshot(folder)
-        return identity(folder) != proposed["identity"]
+        return manifest_sha256(folder) != proposed["identity"]
     except (SnapshotError, OSError):
         return True
 
@@ -216,9 +217,9 @@ def _same_start(proposed: dict[str, Any] | None, config: Config, lacks: bool) ->
                 f"{folder} is not here as the main process has it: every machine must see the same "
                 "run.dir. Put it on a disk that they share, or give the run a hub.repo_id."
             )
-        folder = fetch_place(Place(**proposed["place"]), folder.parent)
+        folder = fetch_remote_snapshot(RemoteSnapshot(**proposed["place"]), folder.parent)
         prune(folder.parent, config.snapshot.keep, proposed["step"])
-    if identity(folder) != proposed["identity"]:
+    if manifest_sha256(folder) != proposed["identity"]:
         raise SnapshotError(f"{folder} is not what the main process has.")
     return Start(folder, read_state(folder), "")
 
@@ -261,22 +262,8 @@ def state_at(start: Start, config: Config, corpus: Corpus, computed_on: str) -> 
 def data_facts(corpus: Corpus) -> dict[str, Any]:
     """What a snapshot records of its text."""
     return {
-        "name": without_secrets(corpus.info.name),
+        "name": redact_urls(corpus.info.name),
         "fingerprint": corpus.info.fingerprint,
         "characters": corpus.info.characters,
         "vocabulary": corpus.tokenizer.vocab_size,
     }
-
-
-def changed_values(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """'key: old -> new' of every value of the configuration that is not the snapshot's."""
-
-    def public(config: dict[str, Any], key: str) -> Any:
-        value = value_of(config, key)  # of older snapshots perhaps with the secrets of an address
-        return without_secrets(value) if isinstance(value, str) else value
-
-    return [
-        f"{key}: {typed(old)} -> {typed(new)}"
-        for key in (f"{section}.{name}" for section, group in now.items() for name in group)
-        if (old := public(before, key)) != (new := public(now, key))
-    ]

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from config.schema import Config
 from snapshot.disk.contents import check_model
-from snapshot.disk.files import identity
+from snapshot.disk.files import manifest_sha256, snapshots_in
 from snapshot.disk.state import RunState, read_state, versions
+from snapshot.hub.attempt import UploadTarget
 from snapshot.hub.card import card_text
 from snapshot.hub.client import Hub
 from snapshot.hub.publish import Card, Policy
 from snapshot.hub.uploader import Uploader
-from snapshot.resume import note_attempt, snapshots_in
+from snapshot.resume import record_attempt
 from snapshot.start import Start
 from snapshot.store import Store
 from training.reporting.console import Console
@@ -40,16 +41,18 @@ def begin_uploads(
     store, hub = store_of(config), config.hub
     if store is None:
         return None
-    note_attempt(Path(config.run.dir), state.attempt_id)
+    record_attempt(Path(config.run.dir), state.attempt_id)
     policy = Policy(hub.keep, hub.min_interval_seconds, hub.squash_every, hub.private, hub.takeover)
     uploads = Uploader(
-        store.hub,
-        policy,
-        state.run_id,
-        state.attempt_id,
-        start.seen,
-        start.ended,
-        unknown=not start.hub_is_known,
+        UploadTarget(
+            store.hub,
+            policy,
+            state.run_id,
+            state.attempt_id,
+            start.known_latest,
+            start.ended_attempts,
+            start.repo_was_read,
+        )
     )
     root = snapshots_in(Path(config.run.dir))
     if start.folder is not None and start.folder.parent == root and _is_behind(start):
@@ -76,7 +79,7 @@ def hand_over(
         picture = curves.read_bytes() if curves.exists() else None
         state = read_state(snapshot)
         if best_loss is not None:
-            state.note_held_out(best_loss)
+            state.update_best_loss(best_loss)
         text = card_text(
             str(config.hub.repo_id),
             state,
@@ -99,13 +102,13 @@ def finish_uploads(
         return
     repo = config.hub.repo_id
     seconds = min(config.hub.flush_seconds, signals.seconds_left() - LAST_WORDS_SECONDS)
-    if uploads.needed():
+    if uploads.pending_folders():
         console.say(f"hub       uploading to {repo}; at most {seconds:.0f} s, Ctrl-C leaves it")
     done = uploads.flush(seconds, lambda: signals.seconds_left() > LAST_WORDS_SECONDS)
     for message in uploads.messages():
         console.warn(message)
     status = uploads.status()
-    if done and not status.off and status.fault is None and status.step is not None:
+    if done and not status.off and status.failure_text is None and status.step is not None:
         console.say(f"hub       {repo} has step {status.step}")
     elif status.off:
         console.warn(
@@ -113,10 +116,10 @@ def finish_uploads(
             f"local snapshots are in {snapshots_in(Path(config.run.dir))}."
         )
     else:
-        reached = "has nothing yet" if status.known else "was never reached"
+        reached = "has nothing yet" if status.repo_was_read else "was never reached"
         if status.step is not None:
             reached = f"has step {status.step}, not the newest"
-        reason = f": {status.fault.rstrip('.')}" if status.fault else ""
+        reason = f": {status.failure_text.rstrip('.')}" if status.failure_text else ""
         console.warn(f"{repo} {reached}{reason}. The same command uploads it at its next start.")
 
 
@@ -124,7 +127,7 @@ def _is_behind(start: Start) -> bool:
     """Whether the repo lacks the snapshot that this attempt resumes from."""
     assert start.folder is not None
     assert start.state is not None
-    seen = start.seen
+    seen = start.known_latest
     if seen is None or seen.run_id != start.state.run_id:
         return True
-    return seen.step < start.state.step and seen.manifest_sha256 != identity(start.folder)
+    return seen.step < start.state.step and seen.manifest_sha256 != manifest_sha256(start.folder)

@@ -11,7 +11,7 @@ QUERY = re.compile(rf"{START}[^\s?#]*[?#])\S*?(?=[.,;:)\]}}'\"]*(?:\s|$))", re.I
 """What follows `?` or `#`; not the punctuation of a sentence around the address."""
 
 
-def without_secrets(text: str) -> str:
+def redact_urls(text: str) -> str:
     """`text` without `user:password@` in its addresses, and with `?***` for all behind a `?`.
 
     Passwords, tokens and signatures stand there: they must not be stored, shown or uploaded.

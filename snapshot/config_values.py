@@ -1,0 +1,40 @@
+"""Values of a configuration that a snapshot holds, and how they differ from today's."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from data.urls import redact_urls
+
+LEGACY_VALUES = {"model.activation_function": "gelu_new"}
+"""By key, the value that a snapshot implies which was written before the key existed."""
+
+
+def value_of(config: dict[str, Any], key: str) -> Any:
+    """The value of a dotted key in nested dictionaries; if absent, its LEGACY_VALUES, or None."""
+    found: Any = config
+    for name in key.split("."):
+        if not isinstance(found, dict) or name not in found:
+            return LEGACY_VALUES.get(key)
+        found = found[name]
+    return found
+
+
+def as_argument(value: Any) -> str:
+    """A value as the command line expects it: null, true, 0.1, a text."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def changed_values(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """'key: old -> new' for every value that differs between two configurations."""
+
+    def public(config: dict[str, Any], key: str) -> Any:
+        value = value_of(config, key)  # older snapshots may hold a URL with its secrets
+        return redact_urls(value) if isinstance(value, str) else value
+
+    return [
+        f"{key}: {as_argument(old)} -> {as_argument(new)}"
+        for key in (f"{section}.{name}" for section, group in now.items() for name in group)
+        if (old := public(before, key)) != (new := public(now, key))
+    ]
