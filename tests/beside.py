@@ -27,7 +27,7 @@ told_to_end = threading.Event()
 def main(config, session) -> int:
     begun, in_step, whole = threading.Event(), threading.Event(), threading.Event()
     beside: list[int] = []
-    begin, forward, adamw = saving.begin_snapshot, GPT.forward, train.adamw
+    begin, forward, restore = saving.begin_snapshot, GPT.forward, Session.restore
     whole.set()
 
     def begin_and_linger(root, state, *rest, **named):
@@ -60,16 +60,12 @@ def main(config, session) -> int:
     def refuse_to_change(*_) -> None:
         assert whole.is_set() or os.environ.get("RANK", "0") != "0", "the weights change under it"
 
-    def watched_adamw(*arguments):
-        optimizer = adamw(*arguments)
-        optimizer.register_step_pre_hook(refuse_to_change)
-        return optimizer
+    def restore_and_watch(session, model, optimizer, *rest):
+        restore(session, model, optimizer, *rest)
+        optimizer.optimizer.register_step_pre_hook(refuse_to_change)  # after the session's own
 
-    saving.begin_snapshot, GPT.forward, train.adamw = (
-        begin_and_linger,
-        forward_and_tell,
-        watched_adamw,
-    )
+    saving.begin_snapshot, GPT.forward = begin_and_linger, forward_and_tell
+    Session.restore = restore_and_watch
     code = train.main(config, session)
     if beside:
         print(f"beside a step: {beside}")

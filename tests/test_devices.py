@@ -137,7 +137,7 @@ def test_processes_do_not_trust_the_pace_of_the_first_steps(monkeypatch):
 
     monkeypatch.setattr(stop.time, "monotonic", iter(i * 1e-3 for i in range(10**6)).__next__)
     two = Two()
-    stopping = stop.Stop(two, load_config([]).run, SimpleNamespace(asked=None))
+    stopping = stop.Stop(two, load_config([]).run, SimpleNamespace(cause=None))
     asked = []
     for step in range(1, 64):
         before = two.gathers

@@ -49,7 +49,7 @@ def test_memory_that_is_exhausted_is_a_sentence_with_the_remedy(error, code):
 def test_what_torch_itself_raises_is_known_and_its_figure_given():
     with pytest.raises(RuntimeError) as raised:
         no_room()
-    assert "144115188075855872 bytes more were asked for" in str(in_words(raised.value, True))
+    assert "144115188075855872 bytes more were requested" in str(in_words(raised.value, True))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-from types import SimpleNamespace
 
 import pytest
 
@@ -71,13 +70,13 @@ def test_what_asks_a_run_to_end_has_a_code(cause, code):
     ids=repr,
 )
 def test_an_error_has_a_code_and_ends_a_run_for_good_or_not(error, code, again):
-    assert _code_for(error, signals=None) == code
+    assert _code_for(error, cause=None) == code
     assert not isinstance(error, FailedElsewhere) or error.for_good != again
     assert isinstance(error, FailedElsewhere) or is_lasting(error) != again
 
 
 @pytest.mark.parametrize(
-    ("asked", "error", "code"),
+    ("cause", "error", "code"),
     [
         (signal.SIGTERM, LOST, 143),  # those that were told as well have left
         (signal.SIGINT, LOST, 130),
@@ -87,8 +86,8 @@ def test_an_error_has_a_code_and_ends_a_run_for_good_or_not(error, code, again):
         (None, LOST, 1),
     ],
 )
-def test_the_first_cause_decides(asked, error, code):
-    assert _code_for(error, SimpleNamespace(asked=asked)) == code
+def test_the_first_cause_decides(cause, error, code):
+    assert _code_for(error, cause) == code
 
 
 def test_the_readme_has_every_code_and_a_test_that_asserts_it():

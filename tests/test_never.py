@@ -146,7 +146,7 @@ def test_a_working_folder_is_refused_before_anything_is_written(tmp_path, monkey
     )
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SnapshotError, match="and the working folder with it"):
-        start.claim_run_dir(alone, config_of(Path()))
+        start.lock_run_dir(alone, config_of(Path()), RunLock())
     assert list(tmp_path.iterdir()) == []
 
 

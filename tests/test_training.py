@@ -154,7 +154,7 @@ def test_a_figure_that_is_not_finite_stops_the_run_and_names_the_step(tmp_path, 
 def test_a_snapshot_of_the_weights_that_broke_a_run_is_not_called_good(tmp_path):
     report = report_of(tmp_path)
     report.last_snapshot, report.saved_step = tmp_path / "step-00000002", 2
-    with pytest.raises(TrainingStopped, match="of step 2, has the weights that this comes of"):
+    with pytest.raises(TrainingStopped, match="of step 2, has the weights that cause this"):
         report.refuse_broken(2, float("nan"))
     for step in (3, 4):  # the loss of step 3 is of the weights after step 2, that of step 4 is not
         report.add(step, 0.1, torch.tensor(float("nan")), torch.tensor(1.0))

@@ -81,24 +81,27 @@ def _load(arguments: list[str], lock: RunLock) -> Config:
 
 def _report(raised: Exception, session: Session | None, lock: RunLock) -> int:
     """Report an error that ended the attempt, and return its exit code."""
-    signals = None if session is None else session.signals
-    begun = signals is not None and signals.phase is not Phase.NOTHING_BEGUN
+    cause, begun = None, False
+    if session is not None:
+        cause, begun = session.signals.cause, session.signals.phase is not Phase.NOTHING_BEGUN
     error = in_words(raised, begun)
-    stopping = signals is not None and signals.cause is not None
-    if isinstance(error, FailedElsewhere):
-        code = error.code
-    elif signals is not None and stopping and is_lost_peer(error):  # the others have stopped before
-        code = exit_code_of(signals.cause)
-    else:
-        code = exit_code_for(error)
-    code = lock.note_exit(code)
-    if signals is not None:
-        signals.phase = Phase.FAILED
-    if _print(error, stopping, session):
+    code = lock.note_exit(_code_for(error, cause))
+    if session is not None:
+        session.signals.phase = Phase.FAILED
+    if _print(error, cause is not None, session):
         _end_launcher(code, lock)
     if session is not None:
         session.finish_writing()
     return code
+
+
+def _code_for(error: Exception, cause: int | None) -> int:
+    """The exit code for an error in a run that `cause` stops, if there is one."""
+    if isinstance(error, FailedElsewhere):
+        return error.code
+    if cause is not None and is_lost_peer(error):  # the other processes have stopped already
+        return exit_code_of(cause)
+    return exit_code_for(error)
 
 
 def _print(error: Exception, stopping: bool, session: Session | None) -> bool:
