@@ -128,7 +128,7 @@ def histories(turns: int, shape: str) -> None:
 def verifications(turns: int, shape: str) -> None:
     """Print what verifying a snapshot takes beside hashing its files."""
     from snapshot.disk.files import verify
-    from snapshot.disk.numbers import Numbers
+    from snapshot.disk.numbers import NumberChecks
 
     with tempfile.TemporaryDirectory() as place:
         run = Run(Path(place), 100, shape)
@@ -140,7 +140,9 @@ def verifications(turns: int, shape: str) -> None:
         for _ in range(turns):
             taken["sha256"].append(timed(lambda: hash_all(folder)))
             taken["verify"].append(timed(lambda: verify(folder)))
-            taken["numbers"].append(timed(lambda: verify(folder, inspect=Numbers().of)))
+            taken["numbers"].append(
+                timed(lambda: verify(folder, inspector_for=NumberChecks().inspector_for))
+            )
         size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
     figures = {kind: min(seconds) for kind, seconds in taken.items()}
     cells = [f"{figure:.3f} ({figure / figures['sha256']:.2f})" for figure in figures.values()]

@@ -21,7 +21,7 @@ from model.gpt import (
     parameter_count,
 )
 from planning.allocation_log import LiveBytes
-from snapshot.disk.gpt2_layout import gpt2_config, to_file
+from snapshot.disk.gpt2_layout import gpt2_config, to_gpt2_layout
 
 B, T, V = 2, 12, 31
 SHAPE = {"vocab_size": V, "block_size": T, "n_layer": 3, "n_head": 4, "n_embd": 16}
@@ -87,7 +87,7 @@ def test_no_gradient_flows_back_from_an_earlier_loss():
 def test_logits_and_loss_are_those_of_transformers(n_head, activation):
     model = random_model(n_head=n_head, activation_function=activation).eval()
     reference = GPT2LMHeadModel(GPT2Config(**gpt2_config(asdict(model.config)))).eval()
-    weights = {name: to_file(name, p.detach()) for name, p in model.named_parameters()}
+    weights = {name: to_gpt2_layout(name, p.detach()) for name, p in model.named_parameters()}
     missing, unexpected = reference.load_state_dict(weights, strict=False)
     assert set(missing) <= {"lm_head.weight"}
     assert not unexpected

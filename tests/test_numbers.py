@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from test_snapshot import trained, write
 
-from snapshot.disk.numbers import FileNumbers
+from snapshot.disk.numbers import FileNumberCheck
 from snapshot.disk.state import check_snapshot
 from snapshot.errors import SnapshotError
 from snapshot.hub.client import RemoteFile
@@ -135,7 +135,7 @@ def test_numbers_are_seen_wherever_the_parts_of_a_file_end(folder, at_once):
         content = bytearray(whole)
         if at is not None:
             content[len(whole) - at : len(whole) - at + 4] = struct.pack("<f", NAN)
-        looking = FileNumbers(path, set())
+        looking = FileNumberCheck(path, set())
         for begin in range(0, len(content), at_once):
             looking.update(memoryview(content)[begin : begin + at_once])
         assert (looking.fault is None) == (at is None)

@@ -239,7 +239,7 @@ def test_a_path_means_the_newest_snapshot_in_it(tmp_path):
     )
     with pytest.raises(SnapshotError, match="not a folder"):
         newest_snapshot(tmp_path / "nothing")
-    with pytest.raises(SnapshotError, match="no snapshot"):
+    with pytest.raises(SnapshotError, match="not a snapshot"):
         newest_snapshot(tmp_path)
 
 

@@ -63,7 +63,7 @@ def test_what_is_no_snapshot_gets_a_sentence(tmp_path):
     assert look("list", tmp_path / "none").returncode == 2
     empty = look("verify", tmp_path)
     assert empty.returncode == 1
-    assert "is no snapshot: it has no manifest.json" in empty.stderr
+    assert "is not a snapshot: it has no manifest.json" in empty.stderr
 
 
 def test_a_reader_that_leaves_gets_no_traceback(finished_run):

@@ -1,8 +1,8 @@
 """What the files of a snapshot must hold, checked before anything is built from them.
 
-A manifest says that nothing has changed since it was written, not that somebody honest wrote it.
-So names, shapes and offsets are compared with what the configuration makes necessary, from the
-headers alone: no number in a file decides how much memory is taken.
+A manifest proves that nothing has changed since it was written, not that its author is honest: a
+snapshot is untrusted input. So names, shapes and offsets are compared with those that the
+configuration implies, from the headers alone: no number in a file decides how much memory is used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from snapshot.errors import SnapshotError
 
 LARGEST_HEADER_BYTES = 4 << 20
 MOST_TENSORS = 20_000
-"""In one file; a header of 300,000 takes seconds to read."""
+"""In one file; a header with 300,000 takes seconds to parse."""
 LARGEST_SIZE = 2**24
 MOMENTS = ("exp_avg", "exp_avg_sq")
 METADATA = "__metadata__"
@@ -34,10 +34,7 @@ Shape = tuple[int, ...]
 
 
 def check_contents(folder: Path) -> None:
-    """Whether a snapshot is a GPT-2 with its tokenizer and optimizer, and nothing else.
-
-    Raises SnapshotError.
-    """
+    """Raise SnapshotError unless a snapshot holds a GPT-2, tokenizer and optimizer, and no more."""
     config = check_model(folder)
     weights = dict(expected_weights(config))
     moments: dict[str, Shape] = {}
@@ -47,13 +44,15 @@ def check_contents(folder: Path) -> None:
     _compare(folder, "optimizer", moments)
     known = {"state.json", "config.json", *TOKENIZER_FILES, MANIFEST}
     for stem in ("model", "optimizer"):
-        known |= {path.name for path in files_of(folder, stem)} | {f"{stem}.safetensors.index.json"}
+        known |= {path.name for path in tensor_files(folder, stem)} | {
+            f"{stem}.safetensors.index.json"
+        }
     if additional := sorted(names_in(folder) - known):
         raise SnapshotError(f"{folder} holds {additional[0]}, which no snapshot has")
 
 
 def check_model(folder: Path) -> GPTConfig:
-    """As `check_contents`, of what sampling needs. The model's sizes."""
+    """As `check_contents`, for the files needed for inference. Returns the model's sizes."""
     content = read_json(folder / "config.json")
     shape = gpt_shape(content)
     if additional := sorted(set(content) - set(gpt2_config({**shape, "dropout": 0.0}))):
@@ -72,7 +71,7 @@ def check_model(folder: Path) -> GPTConfig:
 
 
 def expected_weights(config: GPTConfig) -> Iterator[tuple[str, Shape]]:
-    """Name and shape, as GPT-2's files have it, of every weight of a model of these sizes."""
+    """Name and shape, in GPT-2's layout, of every weight of a model of these sizes."""
     with torch.device("meta"):
         one_block = GPT(GPTConfig(**{**vars(config), "n_layer": 1}))
     for name, parameter in one_block.named_parameters():
@@ -82,22 +81,21 @@ def expected_weights(config: GPTConfig) -> Iterator[tuple[str, Shape]]:
             yield name.replace(".h.0.", f".h.{i}."), shape
 
 
-def files_of(folder: Path, stem: str) -> list[Path]:
-    """The files that hold the tensors `stem`, by the index where there is one.
+def tensor_files(folder: Path, stem: str) -> list[Path]:
+    """The files with the tensors of `stem`, according to the index if there is one.
 
-    Raises SnapshotError for an index that is none.
+    Raises SnapshotError if the index is not valid.
     """
     return sorted(set(_file_by_name(folder, stem).values()))
 
 
 def read_header(path: Path) -> dict[str, Shape]:
-    """Names and shapes in a safetensors file of float32, in the order of the file.
+    """Names and shapes of the tensors in a safetensors file of float32, in the order of the file.
 
-    They are from its header, which is checked.
-
-    Raises SnapshotError where it is too long, or is not true of the file: sizes, offsets, order.
+    Raises SnapshotError if the header is too long, or if sizes, offsets or order do not match the
+    file.
     """
-    fault = SnapshotError(f"{path} is no safetensors file of float32, or its header is not true")
+    fault = SnapshotError(f"{path} is not a safetensors file of float32, or its header is wrong")
     try:
         size = path.stat().st_size
         with open(path, "rb") as opened:
@@ -116,14 +114,14 @@ def read_header(path: Path) -> dict[str, Shape]:
         raise SnapshotError(f"{path} has {len(header):,} tensors: too many")
     if not all(_is_entry(entry) for entry in header.values()):
         raise fault
-    at = 0
+    expected_begin = 0
     in_order = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
     for _, entry in in_order:
         begin, end = entry["data_offsets"]
-        if begin != at or end - begin != 4 * prod(entry["shape"]):
+        if begin != expected_begin or end - begin != 4 * prod(entry["shape"]):
             raise fault
-        at = end
-    if at != size - 8 - length:
+        expected_begin = end
+    if expected_begin != size - 8 - length:
         raise fault
     return {name: tuple(entry["shape"]) for name, entry in in_order}
 
@@ -148,14 +146,14 @@ def _are_sizes(numbers: Any, most: int) -> bool:
 
 
 def _compare(folder: Path, stem: str, expected: dict[str, Shape]) -> None:
-    """The tensors of all files of a stem, against their names and shapes."""
-    place = _file_by_name(folder, stem)
-    for path in sorted(set(place.values())):
+    """Raise SnapshotError unless the files of a stem hold exactly the expected tensors."""
+    file_of = _file_by_name(folder, stem)
+    for path in sorted(set(file_of.values())):
         for name, shape in read_header(path).items():
             if name not in expected:
                 raise SnapshotError(f"{path} holds {name!r}, which the model does not have")
-            if place.get(name, place.get("")) != path:
-                raise SnapshotError(f"{path} holds {name!r}, which the index has elsewhere")
+            if file_of.get(name, file_of.get("")) != path:
+                raise SnapshotError(f"{path} holds {name!r}, which the index has in another file")
             if expected.pop(name) != shape:
                 raise SnapshotError(f"{path} has {name!r} in another shape than the model's")
     if expected:
@@ -163,7 +161,7 @@ def _compare(folder: Path, stem: str, expected: dict[str, Shape]) -> None:
 
 
 def _file_by_name(folder: Path, stem: str) -> dict[str, Path]:
-    """In which file each tensor lies; under "" the only file of a snapshot that has no index."""
+    """The file of each tensor; without an index, the only file, under the name ""."""
     single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
     pieces = set(folder.glob(f"{stem}*.safetensors"))
     if pieces == {single} and not index.exists():
@@ -177,7 +175,7 @@ def _file_by_name(folder: Path, stem: str) -> dict[str, Path]:
         if Path(file).name != file:
             raise SnapshotError(f"{index} leads outside, to {file!r}")
     if set(paths.values()) != pieces:
-        raise SnapshotError(f"{index} names other files than there are")
+        raise SnapshotError(f"{index} names other files than exist")
     return {name: paths[file] for name, file in names.items()}
 
 
@@ -187,7 +185,7 @@ def _check_tokenizer(folder: Path, vocab_size: int) -> None:
         content = read_json(folder / name)
         if not isinstance(content, dict) or not set(content) <= keys:
             raise SnapshotError(f"{folder / name} has entries that no tokenizer here needs")
-    read_json(folder / TOKENIZER_FILES[0])  # within bounds
+    read_json(folder / TOKENIZER_FILES[0])  # raises if it is too large
     try:
         size = CharTokenizer.load(folder).vocab_size
     except DataError as error:

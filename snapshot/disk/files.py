@@ -1,6 +1,6 @@
-"""Snapshot folders on a disk: written whole or not at all, verified by hash, kept and pruned.
+"""Snapshot folders on disk: written atomically, verified by hash, pruned.
 
-Nothing here knows what the files mean, only that a manifest names each with its size and sha256.
+Nothing here interprets the files: a manifest lists each with its size and sha256.
 """
 
 from __future__ import annotations
@@ -15,14 +15,21 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from snapshot.disk.reading import Inspect, check_file, names_in, not_inspected, readable, sha256_of
+from snapshot.disk.reading import (
+    InspectorFor,
+    check_file,
+    names_in,
+    no_inspector,
+    readable,
+    sha256_of,
+)
 from snapshot.errors import SnapshotError
 
 MANIFEST = "manifest.json"
 MANIFEST_FORMAT = 1
 LARGEST_JSON_BYTES = 16 << 20
 MOST_JSON_VALUES = 400_000
-"""More than any vocabulary. A value of three bytes in a file takes up to 200 in memory."""
+"""More than any vocabulary needs. A value of three bytes in a file takes up to 200 in memory."""
 SNAPSHOT_NAME = re.compile(r"step-([0-9]{8,13})")
 LARGEST_STEP = 10**12
 TEMPORARY_PREFIX = ".tmp-"
@@ -35,33 +42,35 @@ def snapshots_in(run_dir: Path) -> Path:
 
 
 def folder_name(step: int) -> str:
-    """The name of the snapshot after `step`; the only name from which state is read back."""
+    """The name of the snapshot after `step`: the only name that holds state."""
     return f"step-{step:08d}"
 
 
 @contextmanager
-def atomic_snapshot(root: Path, name: str, inspect: Inspect = not_inspected) -> Iterator[Path]:
-    """A temporary folder that becomes `root/name` when the block ends, and vanishes when it fails.
+def atomic_snapshot(
+    root: Path, name: str, inspector_for: InspectorFor = no_inspector
+) -> Iterator[Path]:
+    """A temporary folder that becomes `root/name` when the block ends, and is removed if it fails.
 
-    The block fills the folder; on leaving, the manifest is added, everything is flushed to the
-    disk, and one rename makes it appear. A kill at any moment leaves either nothing that looks like
-    a snapshot or a complete one. Raises SnapshotError for a file of which `inspect` finds a fault.
+    The block fills the folder. At its end the manifest is added, everything is flushed to the disk,
+    and one rename makes the snapshot visible. A kill at any moment leaves either a complete
+    snapshot or nothing that looks like one. Raises SnapshotError if an inspector finds a fault.
     """
     with atomic_folder(root, name) as building:
         yield building
-        _write_manifest(building, inspect)
+        _write_manifest(building, inspector_for)
 
 
 @contextmanager
 def atomic_folder(root: Path, name: str) -> Iterator[Path]:
-    """As `atomic_snapshot`, for a folder that brings its manifest."""
+    """As `atomic_snapshot`, for a folder whose content includes the manifest."""
     root.mkdir(parents=True, exist_ok=True)
     building, final = root / _temporary(name), root / name
     try:
         building.mkdir()
         yield building
         _flush(building)
-        remove_folder(final)  # a damaged one, where there is one: a good one is resumed from
+        remove_folder(final)  # if one exists it is damaged: a good one would have been resumed from
         building.rename(final)
         _flush(root)
     except BaseException:
@@ -75,7 +84,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read JSON of bounded size. Raises SnapshotError where it is not that."""
+    """Read JSON of bounded size. Raises SnapshotError if it is larger, unreadable or not JSON."""
     try:
         size = path.stat().st_size
         if size > LARGEST_JSON_BYTES:
@@ -88,57 +97,55 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(content: bytes, name: str) -> Any:
-    """JSON that may come from a stranger. Raises SnapshotError, before it can fill the memory."""
+    """Parse untrusted JSON. Raises SnapshotError before the values can fill the memory."""
     if sum(content.count(mark) for mark in (b",", b"[", b"{")) > MOST_JSON_VALUES:
         raise SnapshotError(f"{name} holds more values than any JSON file of a snapshot")
     try:
         return json.loads(content.decode("utf-8"))
     except RecursionError:
-        raise SnapshotError(f"{name} cannot be read: it is nested too deep") from None
+        raise SnapshotError(f"{name} cannot be read: it is nested too deeply") from None
     except ValueError as error:
         raise SnapshotError(f"{name} cannot be read: {error}") from error
 
 
 def verify(
-    folder: Path, names: Iterable[str] | None = None, inspect: Inspect = not_inspected
+    folder: Path,
+    names: Iterable[str] | None = None,
+    inspector_for: InspectorFor = no_inspector,
 ) -> None:
-    """Read every file of a snapshot (or those of these names) and compare it with the manifest.
+    """Compare every file of a snapshot (or only those in `names`) with the manifest.
 
-    Raises SnapshotError with the first fault found: a missing, additional, truncated or changed
-    file, one that may not be read, a manifest that does not hold together, or what `inspect` finds
-    in a file that is as its manifest says.
+    Raises SnapshotError with the first fault found: a missing, additional, truncated, changed or
+    unreadable file, an invalid manifest, or a fault that an inspector finds.
     """
     with readable(folder):
         if not folder.is_dir():
             raise SnapshotError(f"{folder} is not a folder")
         if not (folder / MANIFEST).is_file() or (folder / MANIFEST).is_symlink():
-            raise SnapshotError(f"{folder} is no snapshot: it has no {MANIFEST}")
+            raise SnapshotError(f"{folder} is not a snapshot: it has no {MANIFEST}")
         entries = manifest_entries(folder)
         found = names_in(folder) - {MANIFEST}
         for name, (size, digest) in entries.items():
             if names is None or name in names:
                 if name not in found:
                     raise SnapshotError(f"{folder} is damaged: {name} is missing")
-                _verify_file(folder / name, size, digest, inspect)
+                _verify_file(folder / name, size, digest, inspector_for)
         if unlisted := sorted(found - set(entries)):
             raise SnapshotError(f"{folder}: {unlisted[0]} is not in its manifest")
 
 
-def _verify_file(path: Path, size: int, digest: str, inspect: Inspect) -> None:
+def _verify_file(path: Path, size: int, digest: str, inspector_for: InspectorFor) -> None:
     damaged = f"{path.parent} is damaged:"
     if path.is_symlink() or not path.is_file():
         raise SnapshotError(f"{damaged} {path.name} is not a plain file")
     if path.stat().st_size != size:
         found = path.stat().st_size
         raise SnapshotError(f"{damaged} {path.name} has {found:,} bytes instead of {size:,}")
-    check_file(path, digest, inspect, str(path.parent))
+    check_file(path, digest, inspector_for, str(path.parent))
 
 
 def manifest_entries(folder: Path) -> dict[str, tuple[int, str]]:
-    """Size and sha256 by file name, of a manifest whose form has been checked.
-
-    Raises SnapshotError.
-    """
+    """Size and sha256 by file name, from the manifest. Raises SnapshotError if it is not valid."""
     manifest = read_json(folder / MANIFEST)
     fault = SnapshotError(f"{folder / MANIFEST} is not a manifest of this format")
     if not isinstance(manifest, dict) or type(manifest.get("format")) is not int:
@@ -161,14 +168,14 @@ def manifest_entries(folder: Path) -> dict[str, tuple[int, str]]:
 
 
 def manifest_sha256(folder: Path) -> str:
-    """The sha256 of a snapshot's manifest, and so of everything in it. Raises OSError."""
+    """The sha256 of a snapshot's manifest, which identifies all of its content. Raises OSError."""
     return sha256_of(folder / MANIFEST)
 
 
 def snapshot_folders(root: Path) -> list[Path]:
     """The snapshots of a folder, newest first, verified or not.
 
-    Raises SnapshotError where it may not be read: nobody knows then whether there are any.
+    Raises SnapshotError if the folder cannot be read, because it may then hold snapshots.
     """
     with readable(root), suppress(FileNotFoundError, NotADirectoryError):
         named = [path for path in root.iterdir() if SNAPSHOT_NAME.fullmatch(path.name)]
@@ -177,7 +184,7 @@ def snapshot_folders(root: Path) -> list[Path]:
 
 
 def step_of(folder: Path) -> int:
-    """The step after which a snapshot was taken, by its name."""
+    """The step of a snapshot, from its name."""
     match = SNAPSHOT_NAME.fullmatch(folder.name)
     assert match is not None, f"{folder} is not named as a snapshot"
     return int(match[1])
@@ -199,10 +206,10 @@ def newest_verified(
 
 
 def prune(root: Path, keep: int, newest: int, needed: Collection[Path] = ()) -> None:
-    """Remove the oldest snapshots beyond `keep`, counted down from step `newest`.
+    """Remove all snapshots up to step `newest` but the `keep` newest of them.
 
-    What is named as newer was passed over as damaged; it must not take the place of a good one.
-    What is `needed` (by an upload) stays as well.
+    Snapshots of later steps were skipped as damaged, and must not count instead of good ones.
+    Those in `needed` (by an upload) stay as well.
     """
     known = [folder for folder in snapshot_folders(root) if step_of(folder) <= newest]
     for folder in known[keep:]:
@@ -211,15 +218,15 @@ def prune(root: Path, keep: int, newest: int, needed: Collection[Path] = ()) -> 
 
 
 def remove_leftovers(root: Path) -> None:
-    """Remove what a killed process left unfinished. Only for the one process that writes here."""
-    with suppress(OSError):  # where nobody may look, that is said when a snapshot is looked for
+    """Remove unfinished folders of killed processes. Only for the one process that writes here."""
+    with suppress(OSError):  # an unreadable folder is reported by the search for a snapshot
         for path in root.glob(f"{TEMPORARY_PREFIX}*"):
             with suppress(OSError):
                 remove_folder(path)
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder, renamed first: half a removal must not look like a snapshot."""
+    """Remove a folder, after a rename: a half-removed one must not look like a snapshot."""
     if not folder.is_dir() or folder.is_symlink():
         folder.unlink(missing_ok=True)
         return
@@ -229,24 +236,24 @@ def remove_folder(folder: Path) -> None:
 
 
 def _temporary(name: str) -> str:
-    """A name of its own: on a disk without locks another process may build or remove the same."""
+    """A unique name: without locks another process may build or remove the same folder."""
     return f"{TEMPORARY_PREFIX}{name}-{uuid.uuid4().hex[:8]}"
 
 
-def _write_manifest(folder: Path, inspect: Inspect) -> None:
+def _write_manifest(folder: Path, inspector_for: InspectorFor) -> None:
     files = []
     for name in sorted(names_in(folder)):
         path = folder / name
-        inspection = inspect(path)
-        digest = sha256_of(path, inspection)
-        if inspection is not None and inspection.fault is not None:
-            raise SnapshotError(inspection.fault)
+        inspector = inspector_for(path)
+        digest = sha256_of(path, inspector)
+        if inspector is not None and inspector.fault is not None:
+            raise SnapshotError(inspector.fault)
         files.append({"path": name, "size": path.stat().st_size, "sha256": digest})
     write_json(folder / MANIFEST, {"format": MANIFEST_FORMAT, "files": files})
 
 
 def _flush(folder: Path) -> None:
-    """fsync a folder and its files: a rename must not reach the disk before the content."""
+    """fsync a folder and its files: the rename must not reach the disk before the content."""
     for path in [*(path for path in folder.iterdir() if path.is_file()), folder]:
         descriptor = os.open(path, os.O_RDONLY)
         try:

@@ -1,8 +1,8 @@
 """The boundary between our modules and GPT-2's files.
 
 Parameter names are the same on both sides. GPT-2 stores the weights of its projections as
-(inputs, outputs), the transpose of `nn.Linear`; the tied output layer is not stored. Nowhere else
-in the project is a weight transposed.
+(inputs, outputs), the transpose of `nn.Linear`; the tied output layer is not stored. No other file
+of the project transposes weights.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from torch import Tensor
 from model.gpt import ACTIVATIONS
 from snapshot.errors import SnapshotError
 
-KNOWN = " or ".join(ACTIVATIONS)
+ACTIVATION_NAMES = " or ".join(ACTIVATIONS)
 
 TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 
 
 def is_transposed(name: str) -> bool:
-    """Whether GPT-2's file holds the transpose of this parameter; its moments follow it."""
+    """Whether GPT-2's files store this parameter, and so its moments, transposed."""
     return name.endswith(TRANSPOSED)
 
 
-def to_file(name: str, tensor: Tensor) -> Tensor:
-    """A whole parameter (or a moment of it) as GPT-2's files hold it: contiguous.
+def to_gpt2_layout(name: str, tensor: Tensor) -> Tensor:
+    """A full parameter (or a moment of it) in the layout of GPT-2's files, contiguous.
 
-    The tensor itself where it lies like that already.
+    Returns the tensor itself if it has that layout.
     """
-    if is_transposed(name) and tensor.ndim == 2:  # not the optimizer's step, which is a number
+    if is_transposed(name) and tensor.ndim == 2:  # the optimizer's step is a scalar
         return tensor.t().contiguous()
     return tensor.contiguous()
 
 
 def gpt2_config(shape: dict[str, Any]) -> dict[str, Any]:
-    """transformers' GPT2Config for a model of this shape (the fields of our GPTConfig)."""
+    """transformers' GPT2Config for a model with the fields of our GPTConfig."""
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -62,7 +62,7 @@ def gpt2_config(shape: dict[str, Any]) -> dict[str, Any]:
 
 
 def gpt_shape(config: dict[str, Any]) -> dict[str, Any]:
-    """The fields of our GPTConfig in a snapshot's config.json. Raises SnapshotError for others."""
+    """The fields of our GPTConfig from a config.json. Raises SnapshotError for another model."""
     names = {
         "vocab_size": "vocab_size",
         "block_size": "n_positions",
@@ -76,7 +76,9 @@ def gpt_shape(config: dict[str, Any]) -> dict[str, Any]:
         raise SnapshotError(f"config.json lacks one of {', '.join(names.values())}")
     activation = config.get("activation_function")
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
-        raise SnapshotError(f"config.json has an activation_function that is not {KNOWN}")
+        raise SnapshotError(
+            f"config.json has an activation_function that is not {ACTIVATION_NAMES}"
+        )
     return {
         **{ours: config[theirs] for ours, theirs in names.items()},
         "activation_function": activation,

@@ -1,4 +1,4 @@
-"""How a snapshot's folder is read: its names, and each file once, for its hash and its numbers."""
+"""Reading a snapshot folder: its file names, and each file once, for its hash and its numbers."""
 
 from __future__ import annotations
 
@@ -12,36 +12,34 @@ from typing import Protocol
 
 from snapshot.errors import SnapshotError
 
-HASHED_AT_ONCE = 8 << 20
-"""Bytes: few enough for any machine, and so many that a busy interpreter is seldom waited for."""
-OF_THE_SYSTEM = re.compile(
-    r"\.DS_Store|\._.+|Thumbs\.db|desktop\.ini|\.nfs[0-9a-f]+", re.IGNORECASE
-)
-"""Files that file managers and NFS put anywhere, and that nobody reads here."""
+CHUNK_BYTES = 8 << 20
+"""Small enough for any machine; large enough that hashing seldom waits for the interpreter lock."""
+SYSTEM_FILES = re.compile(r"\.DS_Store|\._.+|Thumbs\.db|desktop\.ini|\.nfs[0-9a-f]+", re.IGNORECASE)
+"""Files that file managers and NFS create in any folder; they are ignored."""
 
 
-class Inspection(Protocol):
-    """Looks at a file's content while it is read for its hash."""
+class Inspector(Protocol):
+    """Checks a file's content while the file is read for its hash."""
 
     fault: str | None
-    """What is wrong with it, once all of it has been seen."""
+    """What is wrong with the file; final after the last `update`."""
 
     def update(self, part: memoryview) -> None:
-        """Look at the next part, which is gone afterwards."""
+        """Check the next part; the memory is reused afterwards."""
 
 
-Inspect = Callable[[Path], Inspection | None]
-"""What looks at a file; None where nothing does."""
+InspectorFor = Callable[[Path], Inspector | None]
+"""Returns the inspector of a file; None for a file that needs none."""
 
 
-def not_inspected(_: Path) -> Inspection | None:
-    """Look at no file's content."""
+def no_inspector(_: Path) -> Inspector | None:
+    """An `InspectorFor` that checks no content."""
     return None
 
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """What may not be read, or cannot be, is a fault of the snapshot: raises SnapshotError."""
+    """Turn OSError into SnapshotError: a file that cannot be read is a fault of the snapshot."""
     try:
         yield
     except OSError as error:
@@ -50,42 +48,42 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def visible(path: Path) -> Path:
-    """The path itself. Raises SnapshotError where nobody may look whether anything is there."""
+    """`path` itself. Raises SnapshotError if permissions hide whether it exists."""
     with readable(path), suppress(FileNotFoundError, NotADirectoryError):
         path.stat()
     return path
 
 
 def names_in(folder: Path) -> set[str]:
-    """The names in a snapshot's folder, without what the system's own tools leave anywhere.
+    """The file names in a snapshot folder, without `SYSTEM_FILES`.
 
-    Raises SnapshotError where it may not be read.
+    Raises SnapshotError if the folder cannot be read.
     """
     with readable(folder):
         names = {path.name for path in folder.iterdir()}
-    return {name for name in names if OF_THE_SYSTEM.fullmatch(name) is None}
+    return {name for name in names if SYSTEM_FILES.fullmatch(name) is None}
 
 
-def sha256_of(path: Path, inspection: Inspection | None = None) -> str:
-    """The hash of a file, which `inspection` sees at the same time. Raises OSError."""
+def sha256_of(path: Path, inspector: Inspector | None = None) -> str:
+    """The hash of a file, whose content is passed to `inspector` as well. Raises OSError."""
     digest = hashlib.sha256()
     with open(path, "rb", buffering=0) as opened:
-        whole = os.fstat(opened.fileno()).st_size
-        part = memoryview(bytearray(min(whole, HASHED_AT_ONCE)))
+        file_size = os.fstat(opened.fileno()).st_size
+        part = memoryview(bytearray(min(file_size, CHUNK_BYTES)))
         while size := opened.readinto(part):
             digest.update(part[:size])
-            if inspection is not None:
-                inspection.update(part[:size])
+            if inspector is not None:
+                inspector.update(part[:size])
     return digest.hexdigest()
 
 
-def check_file(path: Path, digest: str, inspect: Inspect, where: str) -> None:
-    """Raise SnapshotError for a file of another hash, and for what `inspect` finds in a right one.
+def check_file(path: Path, digest: str, inspector_for: InspectorFor, snapshot: str) -> None:
+    """Raise SnapshotError if the hash of a file differs, or if its inspector finds a fault.
 
-    `where` names the snapshot. Raises OSError too.
+    `snapshot` names the snapshot in messages. Raises OSError too.
     """
-    inspection = inspect(path)
-    if sha256_of(path, inspection) != digest:
-        raise SnapshotError(f"{where} is damaged: the content of {path.name} has changed")
-    if inspection is not None and inspection.fault is not None:
-        raise SnapshotError(inspection.fault)
+    inspector = inspector_for(path)
+    if sha256_of(path, inspector) != digest:
+        raise SnapshotError(f"{snapshot} is damaged: the content of {path.name} has changed")
+    if inspector is not None and inspector.fault is not None:
+        raise SnapshotError(inspector.fault)

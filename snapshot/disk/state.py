@@ -1,4 +1,4 @@
-"""A run's state to a snapshot and back: weights, optimizer, and what cannot be derived."""
+"""A run's state, written to a snapshot and restored: weights, optimizer, and `state.json`."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from snapshot.disk.files import (
     verify,
     write_json,
 )
-from snapshot.disk.gpt2_layout import gpt2_config, is_transposed, to_file
-from snapshot.disk.numbers import Numbers
-from snapshot.disk.sharded import gather_full, is_sharded, local_part, local_place, reshard
+from snapshot.disk.gpt2_layout import gpt2_config, is_transposed, to_gpt2_layout
+from snapshot.disk.numbers import NumberChecks
+from snapshot.disk.sharded import gather_full, is_sharded, local_part, local_slices, reshard
 from snapshot.disk.tensors import TensorReader, write_tensors
 from snapshot.errors import SnapshotError
 
@@ -40,7 +40,7 @@ PACKAGES = ("torch", "accelerate", "datasets", "safetensors", "tokenizers", "num
 
 @dataclass
 class RunState:
-    """`state.json`. Everything random is derived from seed and step, so no generator is in it."""
+    """`state.json`. All randomness follows from seed and step, so it holds no generator state."""
 
     run_id: str
     attempt_id: str
@@ -53,21 +53,21 @@ class RunState:
     data: dict[str, Any]
     """name, fingerprint, characters, vocabulary."""
     origin: str | None = None
-    """Identity of the snapshot of another run that this run started from."""
+    """Manifest sha256 of the snapshot of another run that this run started from."""
     loss_scaler: dict[str, float] | None = None
     """State of fp16's GradScaler; None in other precisions."""
     skipped_steps: int = 0
-    """Steps so far whose update the loss scaler left out, because a gradient overflowed."""
+    """Steps so far whose update the loss scaler skipped because a gradient overflowed."""
     computed_on: str | None = None
-    """Processes, device, precision and torch of this attempt, on which the last bits depend."""
+    """Processes, device, precision and torch of the attempt: the last bits depend on them."""
 
     def update_best_loss(self, loss: float) -> None:
-        """Keep the lowest held-out loss."""
+        """Record a held-out loss, if it is the lowest so far."""
         self.best_loss = loss if self.best_loss is None else min(loss, self.best_loss)
 
 
 def versions() -> dict[str, str]:
-    """What this snapshot was made with, for people: nothing depends on it."""
+    """Versions of the packages in use, for information: nothing depends on them."""
     return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
 
 
@@ -81,17 +81,17 @@ def begin_snapshot(
     writer: bool,
     piece_bytes: int,
 ) -> Callable[[], Path]:
-    """Begin the snapshot after `state.step` below `root`; what is returned does the rest.
+    """Begin the snapshot after `state.step` in `root`; returns a function that completes it.
 
-    Every process must call this, with its unwrapped model; the one with `writer` writes, and calls
-    `save_rest(folder)` for the files that are not ours; the others help to gather what is sharded.
-    The rest waits for no other process, so it may be done in another thread, beside the next
-    forward and backward pass: until it has ended, neither weights nor optimizer may change.
+    Every process must call this, with its unwrapped model. The process with `writer` writes, and
+    calls `save_rest(folder)` for additional files; the others take part in gathering shards. The
+    returned function contains no collective, so it may run in a background thread during the next
+    forward and backward pass; until it returns, neither weights nor optimizer may change.
 
-    Both raise OSError on the writer when the disk does not take it, SnapshotError when it holds
-    numbers from which nothing can go on; the snapshots that were there are then still there.
+    Both raise OSError on the writer if the disk rejects the files, and SnapshotError if numbers are
+    out of bounds (see `snapshot.disk.numbers`). Earlier snapshots then remain.
     """
-    place = root / folder_name(state.step)
+    target = root / folder_name(state.step)
     reshard(model)
     files = {"model": _weights(model), "optimizer": _moments(model, optimizer)}
     sharded = any(map(is_sharded, model.parameters()))
@@ -105,13 +105,15 @@ def begin_snapshot(
 
     try:
         if writer:
-            with ExitStack() as begun:
-                folder = begun.enter_context(atomic_snapshot(root, place.name, Numbers().of))
+            with ExitStack() as stack:
+                folder = stack.enter_context(
+                    atomic_snapshot(root, target.name, NumberChecks().inspector_for)
+                )
                 if sharded:
                     write_files(folder)
-                rest = begun.pop_all()
+                rest = stack.pop_all()
     finally:
-        # Also when the disk is full: the others wait for this process's share of every tensor.
+        # Even if the disk is full: the other processes wait for this one's shard of every tensor.
         for _ in gathered if sharded else ():
             pass
 
@@ -123,13 +125,13 @@ def begin_snapshot(
                 save_rest(folder)
                 write_json(folder / "config.json", gpt2_config(asdict(model.config)))
                 write_json(folder / STATE, {**content, "versions": versions()})
-        return place
+        return target
 
     return finish
 
 
 def read_state(folder: Path) -> RunState:
-    """The facts of a verified snapshot. Raises SnapshotError where they are of another format."""
+    """Read `state.json` of a verified snapshot. Raises SnapshotError if it is not valid."""
     content = read_json(folder / STATE)
     found = content.get("format_version") if isinstance(content, dict) else None
     if type(found) is not int or found != FORMAT_VERSION:
@@ -150,27 +152,27 @@ def read_state(folder: Path) -> RunState:
         "skipped_steps": int,
         "computed_on": (str, type(None)),
     }
-    content.setdefault("computed_on", None)  # which older snapshots lack
+    content.setdefault("computed_on", None)  # older snapshots lack it
     for name, kind in expected.items():
         value = content.get(name)
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise SnapshotError(f"{folder / STATE} has no proper {name}")
+            raise SnapshotError(f"{folder / STATE} has no valid {name}")
     state = RunState(**{entry.name: content[entry.name] for entry in fields(RunState)})
     if not 1 <= state.step <= LARGEST_STEP or not 0 <= state.epoch <= LARGEST_STEP:
-        raise SnapshotError(f"{folder / STATE} has no proper step and epoch")
+        raise SnapshotError(f"{folder / STATE} has no valid step and epoch")
     if not 0 <= state.seed < 2**32 or state.skipped_steps < 0:
-        raise SnapshotError(f"{folder / STATE} has no proper seed and skipped_steps")
+        raise SnapshotError(f"{folder / STATE} has no valid seed and skipped_steps")
     if state.best_loss is not None and not math.isfinite(state.best_loss):
-        raise SnapshotError(f"{folder / STATE} has no proper best_loss")
+        raise SnapshotError(f"{folder / STATE} has no valid best_loss")
     if state.loss_scaler is not None and not _is_loss_scaler(state.loss_scaler):
-        raise SnapshotError(f"{folder / STATE} has no proper loss_scaler")
+        raise SnapshotError(f"{folder / STATE} has no valid loss_scaler")
     if SNAPSHOT_NAME.fullmatch(folder.name) and step_of(folder) != state.step:
-        raise SnapshotError(f"{folder} holds step {state.step}, not the one of its name")
+        raise SnapshotError(f"{folder} holds step {state.step}, not the step of its name")
     return state
 
 
 def _is_loss_scaler(content: dict[str, Any]) -> bool:
-    """Whether it is what torch's GradScaler takes back."""
+    """Whether torch's GradScaler can load it."""
     names = {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}
     return set(content) == names and all(
         type(value) in (int, float) and math.isfinite(value) and value >= 0
@@ -180,10 +182,10 @@ def _is_loss_scaler(content: dict[str, Any]) -> bool:
 
 @torch.no_grad()
 def restore(folder: Path, model: GPT, optimizer: Optimizer) -> None:
-    """Put the weights and the optimizer state of a verified snapshot into place, bit by bit.
+    """Load the weights and the optimizer state of a verified snapshot, bit by bit.
 
-    Every process calls this for itself. Raises SnapshotError where a tensor is missing or has
-    another shape.
+    Every process must call this; it reads only its own slices, without a collective. Raises
+    SnapshotError if a tensor is missing or has another shape.
     """
     restore_weights(folder, model)
     with TensorReader(folder, "optimizer") as reader:
@@ -191,25 +193,25 @@ def restore(folder: Path, model: GPT, optimizer: Optimizer) -> None:
             moments = {moment: torch.empty_like(parameter) for moment in MOMENTS}
             for moment, target in moments.items():
                 _read_into(target, reader, f"{name}.{moment}", is_transposed(name))
-            # Where torch keeps it: beside the parameter when fused, else on the CPU.
+            # As torch does: on the parameter's device if the optimizer is fused, else on the CPU.
             fused = optimizer.param_groups[0].get("fused")
-            taken = reader.slice_of(f"{name}.step")[...]
-            step = taken.to(parameter.device) if fused else taken.clone()
+            stored = reader.slice_of(f"{name}.step")[...]
+            step = stored.to(parameter.device) if fused else stored.clone()
             optimizer.state[parameter] = {"step": step, **moments}
 
 
 @torch.no_grad()
 def restore_weights(folder: Path, model: nn.Module) -> None:
-    """The weights alone, as sampling needs them."""
+    """Load the weights alone, for inference."""
     with TensorReader(folder, "model") as reader:
         for name, parameter in model.named_parameters():
             _read_into(parameter, reader, name, is_transposed(name))
 
 
 def check_snapshot(folder: Path) -> RunState:
-    """Whether a snapshot is whole and holds what it must; its facts. Raises SnapshotError."""
-    numbers = Numbers()
-    verify(folder, inspect=numbers.of)
+    """Verify a whole snapshot, hashes and contents; its state. Raises SnapshotError."""
+    numbers = NumberChecks()
+    verify(folder, inspector_for=numbers.inspector_for)
     state = read_state(folder)
     check_contents(folder)
     numbers.check_updates(folder, state.step, state.skipped_steps)
@@ -217,16 +219,18 @@ def check_snapshot(folder: Path) -> RunState:
 
 
 Tensors = dict[str, tuple[str, Tensor]]
-"""By the name in the file: the parameter that decides the layout, and the tensor (or a shard)."""
+"""By the name in the file: the parameter that decides the layout, and the tensor (or its shard)."""
 
 
 def _weights(model: GPT) -> Tensors:
-    return {name: (name, parameter) for name, parameter in model.named_parameters()}  # tied: once
+    return {
+        name: (name, parameter) for name, parameter in model.named_parameters()
+    }  # tied weights appear once
 
 
 def _moments(model: GPT, optimizer: Optimizer) -> Tensors:
     known = [parameter in optimizer.state for parameter in model.parameters()]
-    assert all(known), "the optimizer knows other parameters than the model"
+    assert all(known), "the optimizer has other parameters than the model"
     return {
         f"{name}.{key}": (name, value)
         for name, parameter in model.named_parameters()
@@ -235,35 +239,36 @@ def _moments(model: GPT, optimizer: Optimizer) -> Tensors:
 
 
 def _sizes(tensors: Tensors) -> dict[str, int]:
-    """Bytes of the whole of each tensor."""
+    """Bytes of each full tensor."""
     return {key: tensor.numel() * tensor.element_size() for key, (_, tensor) in tensors.items()}
 
 
 def _gathered(files: dict[str, Tensors], writer: bool) -> Iterator[Tensor]:
-    """Each tensor whole, one at a time, in the order of the files; for the writer, as they hold it.
+    """Gather each full tensor in the order of the files; for the writer, in the files' layout.
 
-    Nothing is held while the next is gathered: one whole tensor is all that is added to a shard.
-    On a CPU it may be the weight or moment itself, which stays as it is until all is written.
+    At most one full tensor is in memory in addition to the shards, and the one before it while it
+    is gathered. On a CPU it may be the weight or moment itself, which does not change until all is
+    written.
     """
     for tensors in files.values():
         for name, tensor in tensors.values():
-            whole = gather_full(tensor)
+            full = gather_full(tensor)
             if not writer:
-                yield whole
+                yield full
             elif is_sharded(tensor):
-                yield to_file(name, whole).cpu()
-            else:  # perhaps beside a step that fills the device: transposed where it goes to
-                yield to_file(name, whole.cpu())
+                yield to_gpt2_layout(name, full).cpu()
+            else:  # a step in progress may fill the device's memory: transpose in the CPU's
+                yield to_gpt2_layout(name, full.cpu())
 
 
 def _read_into(target: Tensor, reader: TensorReader, name: str, transposed: bool) -> None:
     stored = reader.slice_of(name)
-    shape, place = list(target.shape), local_place(target)
+    shape, slices = list(target.shape), local_slices(target)
     if transposed:
-        shape, place = shape[::-1], place[::-1]
+        shape, slices = shape[::-1], slices[::-1]
     if stored.get_shape() != shape:
         raise SnapshotError(f"{name} has the shape {stored.get_shape()}, the model needs {shape}")
-    mine = local_part(target)
-    if mine.numel():  # of a small tensor among many processes, some have none
-        tensor = stored[place]
-        mine.copy_(tensor.t() if transposed else tensor)
+    local = local_part(target)
+    if local.numel():  # with many processes, some have no part of a small tensor
+        tensor = stored[slices]
+        local.copy_(tensor.t() if transposed else tensor)

@@ -1,4 +1,4 @@
-"""Named tensors in safetensors files: pieces of bounded size, with transformers' index."""
+"""Named tensors in safetensors files of bounded size, with transformers' index."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from snapshot.disk.contents import MOST_TENSORS, files_of, read_header
+from snapshot.disk.contents import MOST_TENSORS, read_header, tensor_files
 from snapshot.disk.files import write_json
 from snapshot.errors import SnapshotError
 
 
 def plan_pieces(sizes: dict[str, int], stem: str, piece_bytes: int) -> dict[str, list[str]]:
-    """Which tensors (name to bytes) go into which file, in order; one file where they all fit."""
+    """Assign tensors (name to bytes) to files, in order; to one file if they all fit."""
     pieces: list[list[str]] = [[]]
     filled = 0
     for name, size in sizes.items():
@@ -37,18 +37,18 @@ def plan_pieces(sizes: dict[str, int], stem: str, piece_bytes: int) -> dict[str,
 def write_tensors(
     folder: Path, stem: str, sizes: dict[str, int], tensors: Iterator[Tensor], piece_bytes: int
 ) -> None:
-    """Write the next tensors of `tensors`, named by `sizes` in that order, a piece at a time.
+    """Write the next tensors of `tensors`, which have the names of `sizes`, one file at a time.
 
-    Raises OSError when the disk does not take them.
+    Raises OSError if the disk rejects them, for example because it is full.
     """
     plan = plan_pieces(sizes, stem, piece_bytes)
     for file, names in plan.items():
         piece = {name: next(tensors) for name in names}
         try:
             save_file(piece, folder / file, metadata={"format": "pt"})
-        except SafetensorError as error:  # how it reports a full disk
+        except SafetensorError as error:  # raised for a full disk
             raise OSError(f"{file}: {error}") from error
-        del piece  # before the next is gathered
+        del piece  # frees its memory before the next tensors are gathered
     if len(plan) > 1:
         index = {
             "metadata": {"total_size": sum(sizes.values())},
@@ -58,27 +58,27 @@ def write_tensors(
 
 
 class TensorReader:
-    """Tensors of a verified snapshot by name, read slice by slice.
+    """Reads tensors of a verified snapshot by name, slice by slice.
 
-    Files are read, not memory-mapped: truncating a mapped file would kill the process.
+    Files are read, not memory-mapped: a mapped file that is truncated kills the process (SIGBUS).
     """
 
     def __init__(self, folder: Path, stem: str) -> None:
         self._stack = ExitStack()
         self._file_of: dict[str, Any] = {}
         try:
-            for path in files_of(folder, stem):
+            for path in tensor_files(folder, stem):
                 read_header(path)
                 opened = self._stack.enter_context(safe_open(path, "pt", backend="pread"))
                 self._file_of.update(dict.fromkeys(opened.keys(), opened))
         except (OSError, SafetensorError) as error:
             raise SnapshotError(f"{folder}: {stem} cannot be read: {error}") from error
-        self._where = folder / stem
+        self._path = folder / stem
 
     def slice_of(self, name: str) -> Any:
-        """A tensor on disk; indexing it reads. Raises SnapshotError for an unknown name."""
+        """A tensor on disk; indexing reads it. Raises SnapshotError for an unknown name."""
         if name not in self._file_of:
-            raise SnapshotError(f"{self._where} does not hold {name}")
+            raise SnapshotError(f"{self._path} does not hold {name}")
         return self._file_of[name].get_slice(name)
 
     def __enter__(self) -> TensorReader:

@@ -19,7 +19,7 @@ from snapshot.disk.files import (
     manifest_entries,
     remove_folder,
 )
-from snapshot.disk.numbers import Numbers
+from snapshot.disk.numbers import NumberChecks
 from snapshot.disk.reading import check_file
 from snapshot.disk.state import check_snapshot
 from snapshot.errors import SnapshotError
@@ -155,10 +155,12 @@ def fetch_for_sampling(remote: RepoContents, folder: str) -> Path:
 
 def _cached(remote: RepoContents, folder: str, again: bool = False) -> Path:
     downloaded = _downloaded(remote, folder, None, is_for_sampling, again)
-    numbers = Numbers()
+    numbers = NumberChecks()
     for name, (_, digest) in manifest_entries(downloaded).items():
         if is_for_sampling(name):
-            check_file(downloaded / name, digest, numbers.of, f"{folder} of {remote.name}")
+            check_file(
+                downloaded / name, digest, numbers.inspector_for, f"{folder} of {remote.name}"
+            )
     check_model(downloaded)
     return downloaded
 
