@@ -1,43 +1,78 @@
-"""The rooms and their arrows, read from the imports."""
+"""The rooms and their arrows, read from the source; what train.py and every file may hold."""
 
 from __future__ import annotations
 
 import ast
 import re
+from functools import cache
+from pathlib import Path
 
 import pytest
 
 from runs import ROOT
 
-ROOMS = ("model", "data", "config", "training", "snapshot", "planning")
-MAY_KNOW = {
-    "model": {"model"},
-    "data": {"data"},
-    "config": {"config", "model", "data"},
-    "snapshot": {"snapshot", "model", "data"},
-    "training": {"training", "snapshot", "config", "model", "data"},
-    "planning": {"planning", "training", "snapshot", "config", "model", "data"},
+# What each room may import besides itself. A leaf is one file that a room above it may import too.
+ARROWS = {
+    "model": set(),
+    "data": set(),
+    "config": {"model", "data"},
+    "snapshot/disk": {"model", "data", "snapshot/errors", "snapshot/config_values"},
+    "snapshot/hub": {"model", "data", "snapshot/disk", "snapshot/errors", "snapshot/config_values"},
+    "snapshot": {"model", "data", "snapshot/disk", "snapshot/hub"},
+    "training/distributed": {"model", "config", "training/errors"},
+    "training": {"model", "data", "config", "snapshot", "training/distributed"},
+    "training/reporting": {
+        "model",
+        "data",
+        "config",
+        "snapshot",
+        "training",
+        "training/distributed",
+    },
+    "training/run": {
+        "model",
+        "data",
+        "config",
+        "snapshot",
+        "training",
+        "training/distributed",
+        "training/reporting",
+    },
+    "planning": {"model", "config", "snapshot", "training"},
 }
+ROOMS = tuple(ARROWS)
+TOPS = {room.split("/")[0] for room in ROOMS}
 MAY_NOT_IMPORT = {
     "model": {"hydra", "omegaconf", "accelerate", "huggingface_hub", "datasets", "numpy"},
     "data": {"hydra", "omegaconf", "accelerate", "huggingface_hub"},
-    "snapshot": {"hydra", "omegaconf"},
     "config": {"accelerate"},
-    "training": set(),
-    "planning": set(),
+    "snapshot": {"hydra", "omegaconf"},
+    "snapshot/disk": {"hydra", "omegaconf", "huggingface_hub"},
+    "snapshot/hub": {"hydra", "omegaconf"},
 }
-SOURCES = [
-    path
-    for room in ("", *ROOMS)
-    for path in sorted((ROOT / room).glob("**/*.py" if room else "*.py"))
-    if room or path.name in ("train.py", "sample.py", "plan.py")
-]
+TALKS_TO_TORCH_DISTRIBUTED = {
+    "snapshot/disk/sharded.py",  # gathers shards
+    "training/distributed/rendezvous.py",
+    "training/distributed/timeouts.py",
+    "planning/fake_trace.py",  # a process group whose other members do not exist
+}
+SCRIPTS = [ROOT / name for name in ("train.py", "sample.py", "plan.py")]
+SOURCES = SCRIPTS + [path for top in sorted(TOPS) for path in sorted((ROOT / top).rglob("*.py"))]
 
 
-def imported(path) -> set[str]:
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported(path: Path) -> set[str]:
     """The full names of what a file imports, wherever in the file."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -46,13 +81,52 @@ def imported(path) -> set[str]:
     return names
 
 
+@cache
+def known_files(path: Path) -> frozenset[Path]:
+    """The files of the project that a file imports."""
+    files = (ROOT / f"{name.replace('.', '/')}.py" for name in imported(path))
+    return frozenset(file for file in files if file in SOURCES)
+
+
 @pytest.mark.parametrize("room", ROOMS)
 def test_arrows_point_one_way(room):
-    for path in (ROOT / room).rglob("*.py"):
+    for path in (ROOT / room).glob("*.py"):
+        for file in known_files(path):
+            place, leaf = name_of(file.parent), name_of(file.with_suffix(""))
+            top = place.split("/")[0]
+            allowed = {room, *ARROWS[room]}
+            # The name of a room stands for the rooms in it too, but not in its own house.
+            whole = top in allowed and not room.startswith(top)
+            assert place in allowed or whole or leaf in allowed, (name_of(path), leaf)
         tops = {name.split(".")[0] for name in imported(path)}
-        assert tops & set(ROOMS) <= MAY_KNOW[room], path
-        assert not tops & MAY_NOT_IMPORT[room], path
+        assert not tops & MAY_NOT_IMPORT.get(room, set()), path
         assert not tops & {"train", "sample", "plan"}, path
+
+
+def test_no_file_imports_itself_through_others():
+    finished: set[Path] = set()
+
+    def visit(path: Path, above: tuple[Path, ...]) -> None:
+        assert path not in above, [name_of(one) for one in (*above, path)]
+        if path not in finished:
+            for file in known_files(path):
+                visit(file, (*above, path))
+            finished.add(path)
+
+    for path in SOURCES:
+        visit(path, ())
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_tells_its_idea_in_one_line(room):
+    text = (ROOT / room / "__init__.py").read_text(encoding="utf-8")
+    assert re.fullmatch(r'""".+"""\n', text), room
+
+
+def test_nothing_in_a_run_knows_the_planner():
+    for path in SOURCES:
+        if name_of(path).startswith(("training/", "snapshot/")) or path.name == "train.py":
+            assert not [file for file in known_files(path) if file.parent.name == "planning"], path
 
 
 def test_model_needs_torch_and_nothing_else():
@@ -61,25 +135,76 @@ def test_model_needs_torch_and_nothing_else():
         assert not {name.split(".")[0] for name in imported(path)} & third_party
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_nobody_asks_for_ranks_or_talks_to_the_others_past_the_accelerator(path):
-    # peers.py finds the others and waits for them; those of the planner do not exist.
-    if path.name not in ("sharded.py", "timeouts.py", "rendezvous.py", "fake_trace.py"):
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_few_files_bypass_the_accelerator_and_one_reads_the_environment(path):
+    if name_of(path) not in TALKS_TO_TORCH_DISTRIBUTED:
         assert not [n for n in imported(path) if n.startswith("torch.distributed")]
-        assert "torch.distributed" not in path.read_text()
-    if path.name != "environment.py":
-        assert not re.search(r"\benviron\b|\bgetenv\b", path.read_text())
+        assert "torch.distributed" not in text(path)
+    if name_of(path) != "training/distributed/environment.py":
+        assert not re.search(r"\benviron\b|\bgetenv\b", text(path))
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
 def test_promise_5_nothing_is_pickled(path):
     """Promise 5: no pickle is written or read."""
     names = {name.split(".")[0] for name in imported(path)}
     assert not names & {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
     for forbidden in (r"torch\.(load|save)\b", r"\b(save|load)_state\(", r"allow_pickle"):
-        assert not re.search(forbidden, path.read_text())
+        assert not re.search(forbidden, text(path))
 
 
-def test_no_file_of_the_project_is_too_long_to_read():
-    for path in SOURCES:
-        assert len(path.read_text().splitlines()) <= 300, path
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_a_file_is_short_and_so_are_its_functions(path):
+    assert len(text(path).splitlines()) <= 300
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.FunctionDef) and (path.name, node.name) != ("train.py", "main"):
+            assert node.end_lineno - node.lineno < 60, node.name
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_state_belongs_to_objects_and_not_to_modules(path):
+    for node in ast.walk(tree_of(path)):
+        assert not isinstance(node, ast.Global), path
+    for node in tree_of(path).body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(
+            node.value, ast.List | ast.Dict | ast.Set | ast.Call
+        ):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for target in targets:  # a constant has capitals
+                assert (isinstance(target, ast.Name) and target.id == target.id.upper()) or (
+                    isinstance(target, ast.Name) and target.id[0].isupper()  # a type
+                ), ast.unparse(target)
+
+
+def test_train_py_is_a_plain_loop():
+    path = ROOT / "train.py"
+    (main,) = (node for node in tree_of(path).body if isinstance(node, ast.FunctionDef))
+    names = [
+        alias.name
+        for node in tree_of(path).body
+        if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] in TOPS
+        for alias in node.names
+    ]
+    assert len(text(path).splitlines()) <= 130
+    assert main.end_lineno - main.lineno < 75
+    assert len(names) <= 25
+    stages = (
+        "Accelerator(",
+        "prepare_text(",
+        "session.choose_start(",
+        "GPT(",
+        "adamw(",
+        "window_loader(",
+        "accelerator.prepare(",
+        "session.restore(",
+        "for step in session.steps()",
+        "accelerator.backward(",
+        "session.save(",
+        "session.end()",
+    )
+    places = [ast.get_source_segment(text(path), main).rindex(stage) for stage in stages]
+    assert places == sorted(places)
