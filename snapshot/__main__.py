@@ -1,8 +1,8 @@
-"""Look at snapshots without training.
+"""Inspect snapshots without training.
 
-python -m snapshot list PATH_OR_REPO      what there is, a line each, newest first
-python -m snapshot verify PATH_OR_REPO    read all of a folder's, or a repo's newest: hashes,
-                                          headers, what it holds
+python -m snapshot list PATH_OR_REPO      list the snapshots, newest first
+python -m snapshot verify PATH_OR_REPO    verify all snapshots of a folder, or the newest of a
+                                          repo: hashes, headers, contents
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from snapshot.hub.names import named_repo
 from snapshot.store import fetch_newest, with_retries
 
 BROKEN_PIPE = 141
-"""What the shell shows for a program that SIGPIPE has ended."""
+"""The exit code that a shell shows for a program that SIGPIPE ended."""
 
 
 def main(arguments: list[str]) -> int:
-    """Print what was found; the exit code: 1 for a snapshot that is not whole, 2 for a mistake."""
+    """Run the command; the exit code: 1 for a snapshot that is not whole, 2 for a user error."""
     parser = argparse.ArgumentParser(prog="python -m snapshot", description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("verify", "list"))
-    parser.add_argument("place", metavar="PATH_OR_REPO", help="a folder, or owner/name[@revision]")
+    parser.add_argument("command", choices=("verify", "list"))
+    parser.add_argument("source", metavar="PATH_OR_REPO", help="a folder, or owner/name[@revision]")
     options = parser.parse_args(arguments)
     try:
-        code = _looked(options.what, options.place)
-        sys.stdout.flush()  # a reader that has left is noticed here, not while Python ends
+        code = _run(options.command, options.source)
+        sys.stdout.flush()  # a closed pipe raises here, not while Python exits
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
@@ -51,15 +51,15 @@ def main(arguments: list[str]) -> int:
     return code
 
 
-def _looked(what: str, place: str) -> int:
-    path, repo = Path(place), named_repo(place)
+def _run(command: str, source: str) -> int:
+    path, repo = Path(source), named_repo(source)
     if repo is None and not path.exists():
-        return _failed(f"{place} is neither a folder nor a repo's name.")
+        return _failed(f"{source} is neither a folder nor a repo's name.")
     try:
         if repo is None:
-            (_verify if what == "verify" else _list)(path)
+            (_verify if command == "verify" else _list)(path)
         else:
-            (_verify_remote if what == "verify" else _list_remote)(Hub(repo[0]), repo[1])
+            (_verify_remote if command == "verify" else _list_remote)(Hub(repo[0]), repo[1])
     except SnapshotError as error:
         _show(f"not whole: {error}", to=sys.stderr)
         return 1
@@ -72,7 +72,7 @@ def _failed(sentence: str) -> int:
 
 
 def _show(text: str, to: TextIO | None = None) -> None:
-    """Print a line that may hold a stranger's text; what the terminal lacks becomes an escape."""
+    """Print untrusted text; characters that the terminal's encoding lacks become escapes."""
     stream = to or sys.stdout
     encoding = stream.encoding or "utf-8"
     shown = (
@@ -100,12 +100,12 @@ def _verify(path: Path) -> None:
 
 
 def _folders_of(path: Path) -> list[Path]:
-    """The snapshots of a run's folder, newest first, or a snapshot itself."""
+    """The snapshots of a run's folder, newest first, or the folder itself."""
     return snapshot_folders(snapshots_in(path)) or snapshot_folders(path) or [path]
 
 
 def _describe(folder: Path) -> None:
-    """What a verified snapshot holds."""
+    """Print what a verified snapshot holds."""
     state = read_state(folder)
     shape = check_model(folder)
     entries = manifest_entries(folder)
@@ -128,14 +128,14 @@ def _describe(folder: Path) -> None:
 
 
 def _verify_remote(hub: Hub, revision: str) -> None:
-    with tempfile.TemporaryDirectory() as place:
-        found = fetch_newest(hub, revision, Path(place))
+    with tempfile.TemporaryDirectory() as folder:
+        found = fetch_newest(hub, revision, Path(folder))
         for fault in found.faults:
             _show(f"warning: {fault}")
         assert found.path is not None
         _describe(found.path)
         if found.faults:
-            raise SnapshotError("a newer one is there, see above")
+            raise SnapshotError("newer snapshots are damaged, see above")
 
 
 def _list(path: Path) -> None:
@@ -153,17 +153,17 @@ def _list(path: Path) -> None:
 
 
 def _list_remote(hub: Hub, revision: str) -> None:
-    remote = with_retries(lambda: read_repo(hub, revision))
-    for folder in folders_in(remote.files):
-        _line(remote_step(folder), _bytes_in(remote, folder), f"{remote.name} {folder}")
-    if remote.latest is not None:
-        _show(f"latest.json: step {remote.latest.step}, run {remote.latest.run_id[:8]}")
-    if not folders_in(remote.files):
-        raise SnapshotError(f"{remote.name} holds no snapshot.")
+    repo = with_retries(lambda: read_repo(hub, revision))
+    for folder in folders_in(repo.files):
+        _line(remote_step(folder), _bytes_in(repo, folder), f"{repo.name} {folder}")
+    if repo.latest is not None:
+        _show(f"latest.json: step {repo.latest.step}, run {repo.latest.run_id[:8]}")
+    if not folders_in(repo.files):
+        raise SnapshotError(f"{repo.name} holds no snapshot.")
 
 
-def _bytes_in(remote: RepoContents, folder: str) -> int:
-    return sum(file.size for path, file in remote.files.items() if path.startswith(f"{folder}/"))
+def _bytes_in(repo: RepoContents, folder: str) -> int:
+    return sum(file.size for path, file in repo.files.items() if path.startswith(f"{folder}/"))
 
 
 def _line(step: int, size: int, where: str) -> None:

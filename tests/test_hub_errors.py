@@ -112,7 +112,9 @@ def test_a_branch_that_is_not_there_was_not_squashed_away():
     assert "no branch and no tag" in str(answered(404, "", code, at="nobranch"))
     assert "squash" not in str(answered(404, "", code, at="nobranch"))
     for commit in ("0a1b6fc", "8b5d64c" * 5 + "abcde", "8b5d64cf" * 8):
-        assert "what was before a squash is gone" in str(answered(404, "", code, at=commit))
+        assert "commits from before a squash no longer exist" in str(
+            answered(404, "", code, at=commit)
+        )
 
 
 @pytest.mark.parametrize("kind", ["application/xml", "text/plain"])

@@ -346,7 +346,7 @@ def test_a_hundred_snapshots_stay_within_four(small, tmp_path, hub):
 REFUSALS = {
     "no token": ({"HF_TOKEN": ""}, [], "needs a token, and there is none"),
     "an unknown token": ({"HF_TOKEN": "hf_wrong"}, [], "does not accept the token"),
-    "a token that may only read": ({"HF_TOKEN": "hf_read"}, [], "may only read"),
+    "a token that may only read": ({"HF_TOKEN": "hf_read"}, [], "is read-only"),
     "somebody else's name": ({}, ["hub.repo_id=you/run"], "the Hub refuses (HTTP 403"),
     "a public repo": ({}, ["hub.repo_id=me/public"], "me/public is a public repo"),
     "a repo of something else": ({}, ["hub.repo_id=me/other"], "holds config.json"),

@@ -1,4 +1,4 @@
-"""The model card of a run's repo: what was trained on what, how far, and what to do with it."""
+"""The model card of a run's repo: model, text, progress, and how to use them."""
 
 from __future__ import annotations
 
@@ -34,17 +34,32 @@ def card_text(
     sample: str | None = None,
     has_curves: bool = False,
 ) -> str:
-    """README.md of a repo whose newest snapshot is of `state`.
+    """README.md of a repo whose newest snapshot is that of `state`.
 
-    `sample`: a text of the model's own.
+    `sample` is a text that the model has generated.
     """
-    data = ModelCardData(
+    metadata = ModelCardData(
         library_name="transformers",
         pipeline_tag="text-generation",
         tags=["gpt2", "character-level", "accelerate"],
     )
-    name = state.config["run"]["name"]
-    loss = state.best_loss
+    parts = [
+        f"---\n{metadata.to_yaml()}\n---",
+        f"# {_cell(state.config['run']['name'])}",
+        "A GPT of characters, trained with accelerate-gpt. This repo is its checkpoint store: the "
+        f"files at the top are the newest snapshot's weights, of step {state.step:,}; "
+        "`snapshots/` holds what is needed to continue training.",
+        _facts_table(state, shape, versions),
+    ]
+    if has_curves:
+        parts.append(f"![Training and held-out loss over steps]({CURVES})")
+    if sample:
+        parts.append(f"## A sample\n\n{_fenced(printable(sample.strip(), multiline=True))}")
+    parts += [_generate_text(repo_id, shape, sample), _continue_training(repo_id)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _facts_table(state: RunState, shape: GPTConfig, versions: Mapping[str, str]) -> str:
     facts = [
         ("text", f"{_public_name(state.data['name'])}, {state.data['characters']:,} characters"),
         ("vocabulary", f"{shape.vocab_size} characters"),
@@ -55,46 +70,40 @@ def card_text(
         ),
         ("step", f"{state.step:,} (epoch {state.epoch + 1})"),
     ]
-    if loss is not None:
+    if (loss := state.best_loss) is not None:
         bits = f"{loss / math.log(2):.4f} bits"
         facts.append(("best held-out loss", f"{loss:.4f} nats per character, {bits}"))
     facts += [(label, _value(state.config, key)) for key, label in SHOWN]
     facts.append(("versions", ", ".join(f"{name} {found}" for name, found in versions.items())))
     rows = "\n".join(f"| {label} | {_cell(value)} |" for label, value in facts)
-    parts = [
-        f"---\n{data.to_yaml()}\n---",
-        f"# {_cell(name)}",
-        "A GPT of characters, trained with accelerate-gpt. This repo is its checkpoint store: the "
-        f"files at the top are the newest snapshot's weights, of step {state.step:,}; "
-        "`snapshots/` holds what is needed to go on.",
-        f"| | |\n|---|---|\n{rows}",
-    ]
-    if has_curves:
-        parts.append(f"![Training and held-out loss over steps]({CURVES})")
-    if sample:
-        parts.append(f"## A sample\n\n{_fenced(printable(sample.strip(), multiline=True))}")
-    parts.append(
-        "## Use it\n\n"
+    return f"| | |\n|---|---|\n{rows}"
+
+
+def _generate_text(repo_id: str, shape: GPTConfig, sample: str | None) -> str:
+    length = max(1, shape.block_size - 16)
+    return (
+        "## Generate text\n\n"
         "```python\n"
         "from transformers import pipeline\n\n"
-        f'speak = pipeline("text-generation", model="{repo_id}")\n'
-        f"print(speak({_prompt(sample)!r}, max_new_tokens={max(1, shape.block_size - 16)}"
-        ")[0]"
-        '["generated_text"])\n'
+        f'generate = pipeline("text-generation", model="{repo_id}")\n'
+        f"outputs = generate({_prompt(sample)!r}, max_new_tokens={length})\n"
+        'print(outputs[0]["generated_text"])\n'
         "```\n\n"
-        "It knows the characters of its text and no others, and a context of "
-        f"{shape.block_size} characters. With this project's own sampling, which goes past the "
-        f"context: `python sample.py {repo_id}`."
+        "The model has the characters of its training text and no others, and a context of "
+        f"{shape.block_size} characters. This project's own sampling also generates texts longer "
+        f"than the context: `python sample.py {repo_id}`."
     )
-    parts.append(
-        "## Go on training\n\n"
-        "The command that began it goes on with it, on any machine that may write here: it has "
-        f"`hub.repo_id={repo_id}`. To begin another run from it:\n\n"
+
+
+def _continue_training(repo_id: str) -> str:
+    return (
+        "## Continue training\n\n"
+        "The command that started the run continues it, on any machine that may write to this "
+        f"repo: it has `hub.repo_id={repo_id}`. To start another run from it:\n\n"
         "```bash\n"
         f"accelerate launch train.py run.name=another snapshot.resume={repo_id} ...\n"
         "```"
     )
-    return "\n\n".join(parts) + "\n"
 
 
 def _value(config: Mapping[str, Any], key: str) -> str:
@@ -103,7 +112,7 @@ def _value(config: Mapping[str, Any], key: str) -> str:
 
 
 def _public_name(source: str) -> str:
-    """What `data.source` names, without this machine's folders and an address's credentials."""
+    """`data.source` without the folders of this machine and without credentials in a URL."""
     if re.match(r"https?://", source):
         return re.sub(r"^(https?://)(?:[^/?#]*@)?([^?#]*).*", r"\1\2", source, flags=re.DOTALL)
     suffix, compression = suffixes(source)
@@ -118,13 +127,13 @@ def _public_name(source: str) -> str:
 
 
 def _cell(text: str) -> str:
-    """As it is, on one line: no markup, and not the end of a table's cell."""
+    """A text on one line, escaped: neither markup nor the end of a table's cell."""
     plain = html.escape(printable(" ".join(str(text).split())), quote=False)
     return re.sub(r"([\\`*\[\]|])", r"\\\1", plain)
 
 
 def _fenced(text: str) -> str:
-    """A text that may itself hold fences."""
+    """A code block of a text that may itself contain fences."""
     fence = "```"
     while fence in text:
         fence += "`"
@@ -132,6 +141,6 @@ def _fenced(text: str) -> str:
 
 
 def _prompt(sample: str | None) -> str:
-    """Something the model knows: the beginning of its own sample."""
+    """A prompt of characters that the model has: the beginning of its own sample."""
     words = (sample or "").split()
     return words[0][:8] if words else "a"

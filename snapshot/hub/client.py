@@ -1,7 +1,7 @@
-"""The Hub, as far as a store needs it: requests with a bound, and errors of a few kinds.
+"""The Hub operations that a store needs, each with a timeout and a few kinds of errors.
 
-Nothing here retries for long or decides anything: that is for those who call. The client
-(huggingface_hub) has no timeout of its own. What is raised: snapshot/hub/errors.py.
+Retries and decisions are left to the callers. huggingface_hub, "the Hub client" in comments, has no
+timeouts of its own. The errors are in snapshot/hub/errors.py.
 """
 
 from __future__ import annotations
@@ -29,70 +29,70 @@ from huggingface_hub.utils._http import default_client_factory
 
 from snapshot.errors import SnapshotError
 from snapshot.hub.errors import (
-    ASKED,
     REMEDY,
+    RETRY_AFTER,
     HubMissing,
     HubNoRevision,
     HubRefused,
     HubUnreachable,
     redact_secrets,
-    seconds_asked,
+    retry_after_seconds,
     translate_errors,
 )
 from snapshot.hub.latest import LATEST, Latest, read_latest
 
 BRANCH = "main"
 MOST_FILES = 100_000
-"""More than any run keeps; a listing is not read further."""
+"""More than any run has; a longer listing is cut off."""
 LARGEST_LATEST_BYTES = 10_000
 LONGEST_SLEEP_SECONDS = 10.0
-"""How long the client may wait by itself between its tries of one request."""
+"""The longest delay between the Hub client's own retries of a request."""
 REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 COMMIT_ID = re.compile(r"[A-Za-z0-9]{5,128}")
-NO_SUCH_ADDRESS = (400, 404, 405, 410, 501)
-"""How a server without Xet answers where Xet's tokens are asked for; others may have it later."""
+NO_SUCH_ENDPOINT = (400, 404, 405, 410, 501)
+"""Statuses of a server without Xet for a Xet token request; other statuses may be transient."""
 Operation = CommitOperationAdd | CommitOperationDelete
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file of a repo, as the listing has it."""
+    """A file of a repo, as listed."""
 
     size: int
     sha256: str | None
-    """Of a large file; None of one that lies in git itself."""
+    """None for a small file, which is stored in git itself."""
 
 
 class Hub:
-    """One model repo. Every method raises HubError of one of the kinds above."""
+    """One model repo. Every method raises HubError."""
 
     def __init__(self, repo_id: str, timeout: float = 60.0) -> None:
-        """`timeout`: seconds after which a silent request is given up."""
+        """`timeout`: seconds that a request waits for data."""
         self.repo_id, self.timeout = repo_id, timeout
         self.notes: list[str] = []
-        """Sentences about the server for the person in front of the run, each once."""
+        """Sentences about the server for the user, each once."""
         self._api = HfApi()
-        logging.set_verbosity_error()  # its warnings would tear the progress bar
+        logging.set_verbosity_error()  # its warnings would break our progress line
         set_client_factory(lambda: _client(timeout))
 
     def check_token(self) -> None:
-        """Raises HubRefused where there is no token, or one that may only read."""
+        """Raise HubRefused if there is no token, or a read-only one."""
         with translate_errors(self.repo_id, BRANCH):
             who = self._api.whoami()
         token = (who.get("auth") or {}).get("accessToken") or {}
         if token.get("role") == "read":
             raise HubRefused(
-                f"the token of {who.get('name')} may only read, but {self.repo_id} is to be "
-                f"written. {REMEDY}"
+                f"the token of {who.get('name')} is read-only, but the run writes to "
+                f"{self.repo_id}. {REMEDY}"
             )
 
     def create(self, private: bool) -> None:
-        """Make the repo where there is none."""
+        """Create the repo if it does not exist."""
         with translate_errors(self.repo_id, BRANCH):
             self._api.create_repo(self.repo_id, private=private, exist_ok=True)
 
     def head(self, revision: str = BRANCH) -> tuple[str, bool]:
-        """The commit that a revision means, and whether the repo is private."""
+        """The commit of a revision, and whether the repo is private."""
         not_found = HubMissing if revision == BRANCH else HubNoRevision
         with translate_errors(self.repo_id, revision, not_found):
             info = self._api.repo_info(self.repo_id, revision=revision)
@@ -113,9 +113,9 @@ class Hub:
         }
 
     def latest(self, commit: str, files: Mapping[str, RemoteFile]) -> Latest | None:
-        """`latest.json` of a commit that holds `files`; None where there is none.
+        """`latest.json` of a commit that holds `files`; None if it is not among them.
 
-        Raises SnapshotError where it is not what this project writes.
+        Raises SnapshotError if it is not a `latest.json` of this project.
         """
         if LATEST not in files:
             return None
@@ -123,7 +123,7 @@ class Hub:
             raise SnapshotError(f"{LATEST} of {self.repo_id} has {files[LATEST].size:,} bytes")
         try:
             return self._read_latest(commit)
-        except SnapshotError:  # perhaps on the way
+        except SnapshotError:  # perhaps damaged in transit
             return self._read_latest(commit)
 
     def _read_latest(self, commit: str) -> Latest:
@@ -131,9 +131,9 @@ class Hub:
             return read_latest(self.download(commit, LATEST, Path(folder)), self.repo_id)
 
     def download(self, commit: str, path: str, folder: Path | None, again: bool = False) -> Path:
-        """A file of a commit, below `folder` under its own path, or in the client's cache.
+        """Download a file of a commit to `folder`, under its own path, or to the client's cache.
 
-        With `again`, one that is in the cache is replaced.
+        With `again`, a cached file is replaced.
         """
         with translate_errors(self.repo_id, commit):
             return Path(
@@ -143,96 +143,94 @@ class Hub:
             )
 
     def upload_contents(self, additions: Sequence[CommitOperationAdd]) -> None:
-        """Send the contents of large files that the Hub does not have yet; no commit.
+        """Upload the large files that the Hub does not have yet, without a commit.
 
-        Where the client uses Xet and the server has none, Xet is switched off for this process.
+        If the client uses Xet and the server does not support it, Xet is disabled in this process.
         """
         try:
             self._send(additions)
-        except HubUnreachable:  # so looks a server without Xet
-            if not self._leaves_xet():
+        except HubUnreachable:  # also raised for a server without Xet
+            if not self._disable_xet_if_unsupported():
                 raise
             self._send(additions)
 
-    def _leaves_xet(self) -> bool:
-        """Switch Xet off where the server has none; whether it was that."""
+    def _disable_xet_if_unsupported(self) -> bool:
+        """Disable Xet if the server does not support it; whether that was the case."""
         if constants.HF_HUB_DISABLE_XET or find_spec("hf_xet") is None:
             return False
-        address = f"{self._api.endpoint}/api/models/{self.repo_id}/xet-write-token/{BRANCH}"
+        url = f"{self._api.endpoint}/api/models/{self.repo_id}/xet-write-token/{BRANCH}"
         with translate_errors(self.repo_id, BRANCH):
-            status = get_session().get(address, headers=build_hf_headers()).status_code
-        if status not in NO_SUCH_ADDRESS:
+            status = get_session().get(url, headers=build_hf_headers()).status_code
+        if status not in NO_SUCH_ENDPOINT:
             return False
-        # The client (huggingface_hub 2.4) reads its environment once, and this at every upload.
+        # huggingface_hub 2.4 reads the environment only once, but this constant at every upload.
         constants.HF_HUB_DISABLE_XET = True
         self.notes.append(
             f"{redact_secrets(self._api.endpoint)} has no Xet storage (HTTP {status}), with which "
             "the client uploads large files; they are uploaded without it. If that fails, start "
-            "with HF_HUB_DISABLE_XET=1 in the environment, which also spares this first try."
+            "with HF_HUB_DISABLE_XET=1 in the environment, which also avoids the first try."
         )
         return True
 
     def _send(self, additions: Sequence[CommitOperationAdd]) -> None:
         with translate_errors(self.repo_id, BRANCH):
-            # An empty list of what git ignores: a .gitignore in the repo would silently take files
-            # out of a snapshot.
+            # An empty gitignore, or a .gitignore in the repo would silently drop files.
             self._api.preupload_lfs_files(
                 self.repo_id, additions, free_memory=False, gitignore_content=""
             )
 
     def commit(self, operations: Sequence[Operation], message: str, parent: str) -> str:
-        """One commit on top of `parent`; its id. After any error the outcome is unknown.
+        """Create a commit on top of `parent`; returns its id. After an error, the outcome is open.
 
-        A server that ignores the parent, or names commits in a way that the client does not accept
-        as one (64 digits), commits on top of whatever its head is: read the head just before.
+        If the server ignores the parent, or if its commit ids are not valid for the client (64
+        digits), the commit is on top of any head: read the head just before.
         """
         accepted = constants.REGEX_COMMIT_OID.fullmatch(parent) is not None
         with translate_errors(self.repo_id, BRANCH):
-            done = self._api.create_commit(
+            created = self._api.create_commit(
                 self.repo_id,
                 operations,
                 commit_message=message,
                 parent_commit=parent if accepted else None,
             )
-        return str(done.oid)
+        return str(created.oid)
 
     def squash(self, message: str) -> None:
-        """Forget the history, so that what no commit needs any more can be freed."""
+        """Squash the history, so that the Hub can free files which only earlier commits need."""
         with translate_errors(self.repo_id, BRANCH):
             self._api.super_squash_history(self.repo_id, branch=BRANCH, commit_message=message)
 
 
 def _digest(oid: str) -> str:
-    """The hex digits of a content's SHA-256; some servers write `sha256:` before them."""
+    """The hex digits of a SHA-256; some servers prefix them with `sha256:`."""
     return oid.removeprefix("sha256:").lower()
 
 
 def _client(timeout: float) -> httpx2.Client:
-    """The client's own, which waits for no answer and no turn longer than it should."""
+    """The Hub client's default HTTP client, with a timeout and without long delays for retries."""
 
-    def bound(request: httpx2.Request) -> None:
-        # Some of its calls (repo_info, list_repo_tree) ask for no timeout, whatever the client's.
-        asked = request.extensions.get("timeout", {})
-        bounds = dict.fromkeys(("connect", "read", "write", "pool"), timeout)
+    def set_timeouts(request: httpx2.Request) -> None:
+        # Some calls (repo_info, list_repo_tree) disable the timeout of the client.
+        given = request.extensions.get("timeout", {})
         request.extensions["timeout"] = {
-            name: seconds if asked.get(name) is None else asked[name]
-            for name, seconds in bounds.items()
+            name: timeout if given.get(name) is None else given[name]
+            for name in ("connect", "read", "write", "pool")
         }
 
     client = default_client_factory()
     client.timeout = httpx2.Timeout(timeout)
     hooks = client.event_hooks
     client.event_hooks = {
-        "request": [*hooks["request"], bound],
-        "response": [*hooks["response"], _keep_from_sleeping],
+        "request": [*hooks["request"], set_timeouts],
+        "response": [*hooks["response"], _hide_long_retry_delay],
     }
     return client
 
 
-def _keep_from_sleeping(response: httpx2.Response) -> None:
-    """Hide from the client how long to wait, which it does however long: we wait ourselves."""
-    seconds = seconds_asked(response.headers)
+def _hide_long_retry_delay(response: httpx2.Response) -> None:
+    """Hide a long Retry-After from the Hub client, which would sleep so long: we wait ourselves."""
+    seconds = retry_after_seconds(response.headers)
     if response.is_error and seconds is not None and seconds > LONGEST_SLEEP_SECONDS:
-        response.extensions[ASKED] = seconds
+        response.extensions[RETRY_AFTER] = seconds
         for name in ("ratelimit", "Retry-After"):
             response.headers.pop(name, None)

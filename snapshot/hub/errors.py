@@ -1,6 +1,6 @@
-"""What can go wrong with the Hub, in a few kinds: the client reports it in many types.
+"""Errors of the Hub, in a few kinds: the Hub client raises many unrelated types.
 
-Every message is a sentence in which no token stands, and no control character.
+Every message is a sentence without tokens and without control characters.
 """
 
 from __future__ import annotations
@@ -27,66 +27,64 @@ from huggingface_hub.utils import parse_ratelimit_headers
 from data.printable import printable
 from data.urls import redact_urls
 
-ASKED = "asked_to_wait"
-"""Where an answer's own wish, how long to wait, is kept from the client."""
-JUDGES_CARDS = "/api/validate-yaml"
-OF_THIS_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOENT, errno.EIO)
-"""Errors that no Hub has."""
+RETRY_AFTER = "hidden_retry_after"
+"""The extension of a response that holds a delay which is hidden from the Hub client."""
+CARD_VALIDATION_PATH = "/api/validate-yaml"
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOENT, errno.EIO)
+"""Errors of the local disk, not of the Hub."""
 REMEDY = "Log in with `hf auth login`, or set HF_TOKEN, with a token that may write."
-
-
 COMMIT_ID = re.compile("[0-9a-f]{7,64}")
-CLIENT_GAVE_UP = (ValueError, LookupError, TypeError, AttributeError)
-"""What the client raises before it asks, or on an answer of another form than it knows."""
-MAY_PASS = (408, 409, 425, 429)
-"""Statuses below 500 that another try may mend."""
+CLIENT_ERRORS = (ValueError, LookupError, TypeError, AttributeError)
+"""Raised by the Hub client before a request, or for a response in an unexpected format."""
+TRANSIENT_STATUSES = (408, 409, 425, 429)
+"""Statuses below 500 after which a retry may succeed."""
 
 
 class HubError(Exception):
-    """The Hub did not do what was asked. The message is a sentence, without a token."""
+    """A request to the Hub failed. The message is a sentence, without a token."""
 
     def __init__(self, message: str, short: str = "refused") -> None:
         super().__init__(printable(message))
         self.short = short
-        """The fault in a word or two, for the progress line."""
+        """The error in one or two words, for the progress line."""
 
     about_card = False
-    """Whether it is README.md that it did not like, or could not judge."""
+    """Whether the Hub rejected README.md, or could not validate it."""
 
 
 class HubUnreachable(HubError):
-    """It may do it later."""
+    """A transient failure: a retry may succeed."""
 
     def __init__(
         self, message: str, short: str = "not reachable", retry_after: float | None = None
     ) -> None:
         super().__init__(message, short)
         self.retry_after = retry_after
-        """Seconds that the Hub asks to wait; None where it does not say."""
+        """The delay that the Hub requests, in seconds; None if it requests none."""
 
 
 class HubRefused(HubError):
-    """It will not, until somebody changes a token, a right or a name."""
+    """A lasting failure, until somebody changes a token, a permission or a name."""
 
 
 class HubMissing(HubRefused):
-    """There is no such repo, or the token may not see it."""
+    """The repo does not exist, or the token may not see it."""
 
 
 class HubNoRevision(HubRefused):
-    """The repo is there, but not that commit or branch."""
+    """The repo exists, but not the commit or branch."""
 
 
 class HubUnsupported(HubRefused):
-    """The Hub does not know what it was asked for: an older or another server."""
+    """The server does not support the request: it is an older one, or another implementation."""
 
 
 class HubConflict(HubError):
-    """Somebody else's commit came first."""
+    """Another commit came first."""
 
 
 def redact_secrets(text: str) -> str:
-    """A text in which no token stands, and no password or signature of an address."""
+    """A text without tokens, and without passwords and signatures in URLs."""
     token = get_token()
     if token:
         text = text.replace(token, "hf_***")
@@ -97,28 +95,28 @@ def redact_secrets(text: str) -> str:
 def translate_errors(
     repo_id: str, revision: str, not_found: type[HubRefused] = HubUnsupported
 ) -> Iterator[None]:
-    """Turn whatever the client raises into a HubError of the right kind.
+    """Turn any error of the Hub client into a HubError of the right kind.
 
-    `not_found` is what 404 means here from a server that does not send X-Error-Code.
+    `not_found` is the kind for a 404 from a server that does not send X-Error-Code.
     """
     try:
         yield
     except HubError:
         raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in OF_THIS_DISK:
+        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
             raise
-        told = _kind_of(error, repo_id, revision, not_found)
-        told.about_card = _is_about_card(error)
-        raise told from error
+        translated = _translate(error, repo_id, revision, not_found)
+        translated.about_card = _is_about_card(error)
+        raise translated from error
 
 
-def _kind_of(
+def _translate(
     error: BaseException, repo_id: str, revision: str, not_found: type[HubRefused]
 ) -> HubError:
     chain: list[BaseException] = []
     cause: BaseException | None = error
-    while cause is not None and cause not in chain:  # uploads come wrapped in RuntimeError
+    while cause is not None and cause not in chain:  # errors of uploads are wrapped in RuntimeError
         chain.append(cause)
         cause = cause.__cause__
     for found in chain:
@@ -129,48 +127,48 @@ def _kind_of(
         if isinstance(found, HFValidationError):
             return HubRefused(f"{repo_id} is not a name that the Hub allows: {_short(found)}.")
         if isinstance(found, OfflineModeIsEnabled):
-            return HubUnreachable("the Hub may not be asked: HF_HUB_OFFLINE is set", "offline")
+            return HubUnreachable("HF_HUB_OFFLINE is set, so the Hub is not reached", "offline")
         if isinstance(found, HfHubHTTPError) and found.response is not None:
-            return _kind_of_answer(found, repo_id, revision, not_found)
+            return _translate_response(found, repo_id, revision, not_found)
     for found in chain:
         if isinstance(found, httpx2.TimeoutException):
             return HubUnreachable("the Hub did not answer in time", "no answer in time")
         if isinstance(found, httpx2.TransportError | ConnectionError):
             return HubUnreachable(f"the Hub cannot be reached ({_short(found)})")
     last = chain[-1]
-    said = f"{type(last).__name__}: {_short(last)}"
+    reason = f"{type(last).__name__}: {_short(last)}"
     if isinstance(last, json.JSONDecodeError):
         return HubUnreachable(
-            "what answers is no Hub: it sends something else where JSON is due (a proxy's page, or "
-            "a wrong HF_ENDPOINT)",
-            "no Hub",
+            "the server is not a Hub: its response is not JSON (a proxy's page, or a wrong "
+            "HF_ENDPOINT)",
+            "not a Hub",
         )
-    if isinstance(last, (*CLIENT_GAVE_UP, FileMetadataError)):
+    if isinstance(last, (*CLIENT_ERRORS, FileMetadataError)):
         return HubRefused(
-            f"the Hub client (huggingface_hub) cannot work with this server ({said}). What it "
-            "needs of one: docs/hub.md.",
-            "client gave up",
+            f"the Hub client (huggingface_hub) cannot work with this server ({reason}). What "
+            "it needs of a server: docs/hub.md.",
+            "client error",
         )
-    return HubUnreachable(f"the Hub client failed: {said}", type(last).__name__)
+    return HubUnreachable(f"the Hub client failed: {reason}", type(last).__name__)
 
 
 def _is_about_card(error: Exception) -> bool:
     if isinstance(error, HfHubHTTPError) and error.response is not None:
-        return error.response.url.path.endswith(JUDGES_CARDS)
+        return error.response.url.path.endswith(CARD_VALIDATION_PATH)
     if isinstance(error, httpx2.TransportError):
-        with suppress(RuntimeError):  # none is known
-            return error.request.url.path.endswith(JUDGES_CARDS)
-    # A server without that address answers with a page, which the client reads as JSON.
+        with suppress(RuntimeError):  # the error has no request
+            return error.request.url.path.endswith(CARD_VALIDATION_PATH)
+    # A server without that endpoint sends a page, which the client parses as JSON.
     return isinstance(error, json.JSONDecodeError) or (
         isinstance(error, ValueError) and "README.md" in str(error)
     )
 
 
-def _kind_of_answer(
+def _translate_response(
     error: HfHubHTTPError, repo_id: str, revision: str, not_found: type[HubRefused]
 ) -> HubError:
     status = error.response.status_code
-    short, answer = f"HTTP {status}", _answer(status, error.server_message)
+    short, answer = f"HTTP {status}", _status_text(status, error.server_message)
     if status == 412:
         return HubConflict(f"{repo_id} has moved on (HTTP 412)", "moved on")
     if status == 404 and "X-Error-Code" not in error.response.headers:
@@ -179,11 +177,15 @@ def _kind_of_answer(
         is_repo = isinstance(error, RepositoryNotFoundError)
         is_revision = isinstance(error, RevisionNotFoundError)
     if is_revision:
-        gone = COMMIT_ID.fullmatch(revision) is not None
-        why = "what was before a squash is gone" if gone else "no branch and no tag is called so"
+        is_commit = COMMIT_ID.fullmatch(revision) is not None
+        why = (
+            "commits from before a squash no longer exist"
+            if is_commit
+            else "no branch and no tag has that name"
+        )
         return HubNoRevision(
-            f"{repo_id} has no revision {revision}: {why}. What there is: "
-            f"`python -m snapshot list {repo_id}`.",
+            f"{repo_id} has no revision {revision}: {why}. To list "
+            f"what exists: `python -m snapshot list {repo_id}`.",
             short,
         )
     if is_repo:
@@ -196,45 +198,45 @@ def _kind_of_answer(
         return HubRefused(f"the Hub does not accept the token ({answer}). {REMEDY}", short)
     if status in (402, 403):
         return HubRefused(
-            f"the Hub refuses ({answer}). Check the token's rights on {repo_id}, and the storage "
-            "that is left.",
+            f"the Hub refuses ({answer}). Check the token's permissions on {repo_id}, and the "
+            "free storage.",
             short,
         )
     if status in (404, 405, 501):
         return HubUnsupported(
-            f"the Hub does not know what it was asked for ({answer}). Check hub.repo_id and "
-            "HF_ENDPOINT.",
+            f"the Hub does not support the request ({answer}). Check hub.repo_id and HF_ENDPOINT.",
             short,
         )
-    if status < 500 and status not in MAY_PASS:
-        return HubRefused(f"the Hub does not take what it was sent ({answer}).", short)
+    if status < 500 and status not in TRANSIENT_STATUSES:
+        return HubRefused(f"the Hub rejects the request ({answer}).", short)
     return HubUnreachable(f"the Hub answers {answer}", short, _retry_after(error))
 
 
-def _answer(status: int, said: str | None) -> str:
-    """`HTTP 403: quota exceeded`; the number alone where the server says nothing more."""
-    words, number = _short(said or ""), f"HTTP {status}"
-    return number if words in ("", number) else f"{number}: {words}"
+def _status_text(status: int, server_message: str | None) -> str:
+    """`HTTP 403: quota exceeded`, or the number alone if the server sends no message."""
+    message, number = _short(server_message or ""), f"HTTP {status}"
+    return number if message in ("", number) else f"{number}: {message}"
 
 
 def _retry_after(error: HfHubHTTPError) -> float | None:
-    hidden = error.response.extensions.get(ASKED)
-    return seconds_asked(error.response.headers) if hidden is None else float(hidden)
+    hidden = error.response.extensions.get(RETRY_AFTER)
+    return retry_after_seconds(error.response.headers) if hidden is None else float(hidden)
 
 
-def seconds_asked(headers: httpx2.Headers) -> float | None:
-    """How long an answer asks to wait; None where it does not say."""
+def retry_after_seconds(headers: httpx2.Headers) -> float | None:
+    """The delay that a response requests, in seconds; None if it requests none."""
     limit = parse_ratelimit_headers(headers)
     if limit is not None and limit.remaining == 0:
         return float(limit.reset_in_seconds)
-    said = headers.get("Retry-After", "")
-    return float(said) if said.isdigit() else None
+    value = headers.get("Retry-After", "")
+    return float(value) if value.isdigit() else None
 
 
 def _short(text: object) -> str:
-    """The first line of what somebody says; of XML and HTML what it is about."""
-    said = str(text).strip()
-    if said.startswith("<"):  # object storage: the rest holds keys, signatures and host names
-        said = ": ".join(re.findall(r"<(?:Code|Message|title)>([^<]*)</", said, re.IGNORECASE))
-    lines = redact_secrets(said).strip().splitlines()
+    """The first line of a message; of XML and HTML, the code, message and title."""
+    message = str(text).strip()
+    if message.startswith("<"):  # object storage: the rest holds keys, signatures and host names
+        parts = re.findall(r"<(?:Code|Message|title)>([^<]*)</", message, re.IGNORECASE)
+        message = ": ".join(parts)
+    lines = redact_secrets(message).strip().splitlines()
     return printable(lines[0][:200].rstrip(".")) if lines else ""

@@ -1,7 +1,7 @@
-"""Snapshots from the Hub to this disk: found, listed, downloaded and verified before they are used.
+"""Downloads of snapshots from the Hub, verified before they are used.
 
-Only names that a manifest may have are taken, only at the sizes that the manifest says, into a
-folder that appears when all of it is verified.
+Only files whose names a manifest may list are downloaded, and only if they have the manifest's
+sizes. The snapshot's folder becomes visible when all of it is verified.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ from snapshot.hub.latest import LATEST, SNAPSHOTS, Latest
 
 LARGEST_MANIFEST_BYTES = 4 << 20
 OWN_FILES = {"README.md", ".gitattributes"}
-"""What a repo may hold that is to become a run's."""
+"""Files that a repo may hold before a run uploads to it."""
 PARTIAL = ".download"
+"""The folder of an unfinished download, below the snapshots."""
 NOT_FOR_SAMPLING = ("optimizer", "state.json")
+"""Prefixes of the files that inference does not need."""
 
 
 @dataclass(frozen=True)
 class RepoContents:
-    """A repo as of one commit."""
+    """The contents of a repo at one commit."""
 
     hub: Hub
     commit: str
@@ -43,15 +45,15 @@ class RepoContents:
     files: dict[str, RemoteFile]
     latest: Latest | None
     fault: str | None = None
-    """What is wrong with its latest.json."""
+    """What is wrong with its latest.json, if anything."""
 
     @property
     def name(self) -> str:
-        """Repo and commit, for people."""
+        """Repo and commit, for messages."""
         return f"{self.hub.repo_id}@{self.commit[:8]}"
 
     def folders(self) -> list[str]:
-        """The snapshots there, the one of latest.json first, then from the newest."""
+        """Its snapshot folders, the one of latest.json first, then the newest first."""
         found = folders_in(self.files)
         if self.latest is not None and self.latest.folder in found:
             found.remove(self.latest.folder)
@@ -59,13 +61,13 @@ class RepoContents:
         return found
 
     def foreign_file(self) -> str | None:
-        """A file that no run put there; None in the repo of a run, and in a new one."""
+        """A file that no run uploaded; None if the repo belongs to a run, or is new."""
         others = sorted(set(self.files) - OWN_FILES)
         return others[0] if others and LATEST not in self.files else None
 
 
 def read_repo(hub: Hub, revision: str = BRANCH) -> RepoContents:
-    """What a repo holds. Raises HubError."""
+    """Read the contents of a repo. Raises HubError."""
     commit, private = hub.head(revision)
     files = hub.files(commit)
     try:
@@ -76,9 +78,9 @@ def read_repo(hub: Hub, revision: str = BRANCH) -> RepoContents:
 
 
 def foreign_file_message(hub: Hub, file: str) -> str:
-    """Why a repo that holds such a file is left alone."""
+    """Why a repo that holds such a file is not used."""
     return (
-        f"hub.repo_id={hub.repo_id} holds {file}, which no run of this project put there. Name a "
+        f"hub.repo_id={hub.repo_id} holds {file}, which no run of this project uploaded. Name a "
         "repo that is new or empty."
     )
 
@@ -101,18 +103,18 @@ def remote_step(folder: str) -> int:
     return int(match[1])
 
 
-def fetch(remote: RepoContents, folder: str, root: Path) -> Path:
-    """Download a snapshot of a repo's commit below `root` and verify it; where it then lies.
+def fetch(repo: RepoContents, folder: str, root: Path) -> Path:
+    """Download a snapshot to `root` and verify it; returns its folder.
 
-    Raises SnapshotError where it is not a good one, HubError where it does not come.
+    Raises SnapshotError if it is not valid, HubError if the download fails.
     """
     partial = root / PARTIAL
     try:
         try:
-            downloaded = _checked(remote, folder, partial)
-        except SnapshotError:  # perhaps on the way: once more, all of it
+            downloaded = _download_verified(repo, folder, partial)
+        except SnapshotError:  # perhaps damaged in transit: download all of it once more
             remove_partial(root)
-            downloaded = _checked(remote, folder, partial)
+            downloaded = _download_verified(repo, folder, partial)
         final = root / folder_name(remote_step(folder))
         with atomic_folder(root, final.name) as building:
             for path in downloaded.iterdir():
@@ -124,106 +126,107 @@ def fetch(remote: RepoContents, folder: str, root: Path) -> Path:
         raise
     except OSError as error:
         raise SnapshotError(
-            f"{folder} of {remote.name} cannot be put into {root}: {error.strerror}. Make room, or "
-            "name another run.dir."
+            f"{folder} of {repo.name} cannot be written to {root}: {error.strerror}. Free some "
+            "space, or name another run.dir."
         ) from error
 
 
 def remove_partial(root: Path) -> None:
-    """Remove what has come of a download that did not end; until then the next goes on with it."""
+    """Remove an unfinished download, which the next download would otherwise continue."""
     if (root / PARTIAL).exists():
         remove_folder(root / PARTIAL)
 
 
-def fetch_for_sampling(remote: RepoContents, folder: str) -> Path:
-    """The files of a snapshot that sampling needs, verified, in the Hub client's own cache.
+def fetch_for_sampling(repo: RepoContents, folder: str) -> Path:
+    """Download the files needed for inference to the Hub client's cache and verify them.
 
-    There equal files of several commits take their room once, and `hf cache` shows and removes
-    them. Files that were damaged there are downloaded again. Raises as `fetch` does.
+    The cache stores equal files of several commits once, and `hf cache` lists and removes them.
+    Damaged files in it are downloaded again. Raises as `fetch` does.
     """
     try:
         try:
-            return _cached(remote, folder)
+            return _download_for_sampling(repo, folder)
         except SnapshotError:
-            return _cached(remote, folder, again=True)
+            return _download_for_sampling(repo, folder, again=True)
     except OSError as error:
         raise SnapshotError(
-            f"{folder} of {remote.name} cannot be kept in the Hub client's cache: "
-            f"{error.strerror}. Make room there, or set HF_HOME to another folder."
+            f"{folder} of {repo.name} cannot be stored in the Hub client's cache: "
+            f"{error.strerror}. Free some space there, or set HF_HOME to another folder."
         ) from error
 
 
-def _cached(remote: RepoContents, folder: str, again: bool = False) -> Path:
-    downloaded = _downloaded(remote, folder, None, is_for_sampling, again)
+def _download_for_sampling(repo: RepoContents, folder: str, again: bool = False) -> Path:
+    downloaded = _download(repo, folder, None, is_for_sampling, again)
     numbers = NumberChecks()
     for name, (_, digest) in manifest_entries(downloaded).items():
         if is_for_sampling(name):
-            check_file(
-                downloaded / name, digest, numbers.inspector_for, f"{folder} of {remote.name}"
-            )
+            check_file(downloaded / name, digest, numbers.inspector_for, f"{folder} of {repo.name}")
     check_model(downloaded)
     return downloaded
 
 
 def newest_for_sampling(hub: Hub, revision: str) -> Path:
-    """`fetch_for_sampling` of the newest snapshot that is whole. Raises as `fetch` does."""
-    remote = read_repo(hub, revision)
+    """`fetch_for_sampling` of the newest whole snapshot. Raises as `fetch` does."""
+    repo = read_repo(hub, revision)
     faults = []
-    for folder in remote.folders():
+    for folder in repo.folders():
         try:
-            return fetch_for_sampling(remote, folder)
+            return fetch_for_sampling(repo, folder)
         except SnapshotError as error:
             faults.append(str(error))
     raise SnapshotError(
-        f"{remote.name} has no whole snapshot: {'; '.join(faults) or 'it holds none at all'}."
+        f"{repo.name} has no whole snapshot: {'; '.join(faults) or 'it holds none at all'}."
     )
 
 
 def is_for_sampling(name: str) -> bool:
-    """Whether a file of a snapshot is needed to speak."""
+    """Whether a file of a snapshot is needed for inference."""
     return not name.startswith(NOT_FOR_SAMPLING)
 
 
-def _downloaded(
-    remote: RepoContents,
+def _download(
+    repo: RepoContents,
     folder: str,
-    place: Path | None,
+    target: Path | None,
     wanted: Callable[[str], bool] = lambda name: True,
     again: bool = False,
 ) -> Path:
-    """The wanted files of a snapshot below `place`, of the sizes that manifest and listing say.
+    """Download the wanted files of a snapshot to `target`; returns the folder with them.
 
-    Without `place`, in the Hub client's cache; with `again`, what is there is replaced.
+    Sizes and hashes in the listing must match the manifest. Without `target`, the files go to the
+    Hub client's cache; with `again`, existing files are replaced.
     """
     inside = f"{folder}/"
     listed = {
         path.removeprefix(inside): file
-        for path, file in remote.files.items()
+        for path, file in repo.files.items()
         if path.startswith(inside)
     }
     manifest = listed.pop(MANIFEST, None)
     if manifest is None or manifest.size > LARGEST_MANIFEST_BYTES:
-        raise SnapshotError(f"{folder} of {remote.name} has no {MANIFEST} of a sensible size")
-    downloaded = remote.hub.download(remote.commit, inside + MANIFEST, place, again).parent
+        raise SnapshotError(f"{folder} of {repo.name} has no {MANIFEST} of a valid size")
+    downloaded = repo.hub.download(repo.commit, inside + MANIFEST, target, again).parent
     entries = manifest_entries(downloaded)
     if unlisted := sorted(set(listed) ^ set(entries)):
-        raise SnapshotError(f"{folder} of {remote.name}: {unlisted[0]} is not there, or too much")
+        raise SnapshotError(
+            f"{folder} of {repo.name}: {unlisted[0]} is missing, or not in the manifest"
+        )
     for name, (size, digest) in entries.items():
         if listed[name].size != size or listed[name].sha256 not in (digest, None):
-            raise SnapshotError(f"{folder} of {remote.name}: {name} is not as its manifest says")
+            raise SnapshotError(f"{folder} of {repo.name}: {name} is not as its manifest says")
     for name in filter(wanted, sorted(entries)):
-        remote.hub.download(remote.commit, inside + name, place, again)
+        repo.hub.download(repo.commit, inside + name, target, again)
     return downloaded
 
 
-def _checked(remote: RepoContents, folder: str, place: Path) -> Path:
-    """All files of a snapshot below `place`, verified."""
+def _download_verified(repo: RepoContents, folder: str, target: Path) -> Path:
+    """Download all files of a snapshot to `target` and verify them; returns their folder."""
     try:
-        downloaded = _downloaded(remote, folder, place)
+        downloaded = _download(repo, folder, target)
         state = check_snapshot(downloaded)
-    except SnapshotError as error:  # where it lay for a moment helps nobody
-        inside = str(place / folder)
-        raise SnapshotError(str(error).replace(inside, f"{folder} of {remote.name}")) from error
+    except SnapshotError as error:  # name the repo, not the temporary folder
+        inside = str(target / folder)
+        raise SnapshotError(str(error).replace(inside, f"{folder} of {repo.name}")) from error
     if state.step != remote_step(folder):
-        raise SnapshotError(f"{folder} of {remote.name} holds another step than its name says")
+        raise SnapshotError(f"{folder} of {repo.name} holds another step than its name says")
     return downloaded

@@ -1,4 +1,4 @@
-"""`latest.json`: whose the newest snapshot of a repo is, and which."""
+"""`latest.json`: the newest snapshot of a repo, and the run and attempt that it belongs to."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from snapshot.errors import SnapshotError
 
 LATEST = "latest.json"
 SNAPSHOTS = "snapshots"
-"""The folder of a repo in which its snapshots lie."""
+"""The folder of a repo that holds its snapshots."""
 
 
 @dataclass(frozen=True)
 class Latest:
-    """`latest.json`: whose the newest snapshot of a repo is, and which."""
+    """The fields of `latest.json`."""
 
     run_id: str
     attempt_id: str
@@ -25,25 +25,25 @@ class Latest:
     folder: str
     manifest_sha256: str
     commits: int = 0
-    """Commits since the history was squashed."""
+    """Commits since the last squash of the history."""
 
 
 def read_latest(path: Path, repo_id: str) -> Latest:
-    """`latest.json`, checked. Raises SnapshotError."""
+    """Read and check `latest.json`. Raises SnapshotError if it is not valid."""
     content = read_json(path)
     names = {entry.name: entry.type for entry in fields(Latest)}
-    sound = isinstance(content, dict) and set(content) >= set(names)
-    if sound:
+    valid = isinstance(content, dict) and set(content) >= set(names)
+    if valid:
         kinds = {"str": str, "int": int}
-        sound = all(type(content[name]) is kinds[str(kind)] for name, kind in names.items())
-    if sound:
+        valid = all(type(content[name]) is kinds[str(kind)] for name, kind in names.items())
+    if valid:
         name = SNAPSHOT_NAME.fullmatch(content["folder"].removeprefix(f"{SNAPSHOTS}/"))
-        sound = name is not None and int(name[1]) == content["step"] <= LARGEST_STEP
-    if not sound or not re.fullmatch("[0-9a-f]{64}", content["manifest_sha256"]):
+        valid = name is not None and int(name[1]) == content["step"] <= LARGEST_STEP
+    if not valid or not re.fullmatch("[0-9a-f]{64}", content["manifest_sha256"]):
         raise SnapshotError(f"{LATEST} of {repo_id} is not one of this project's")
     return Latest(**{name: content[name] for name in names})
 
 
 def latest_as_bytes(latest: Latest) -> bytes:
-    """`latest.json` as it is written."""
+    """The content of `latest.json`."""
     return (json.dumps(asdict(latest), indent=2) + "\n").encode()

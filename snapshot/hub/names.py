@@ -1,4 +1,4 @@
-"""What a name on the command line means: a path on this disk, or a repo of the Hub."""
+"""Names on the command line: a path on this disk, or a repo of the Hub."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from snapshot.errors import SnapshotError
 from snapshot.hub.client import BRANCH, REPO_ID
 
 PREFIX = "hf://"
-"""Before a repo's name: it is one, whatever this disk holds."""
+"""A prefix that marks a name as a repo, whatever this disk holds."""
 NAMED_REPO = re.compile(rf"({PREFIX})?({REPO_ID.pattern})(?:@([\w./-]+))?")
 
 
 def named_repo(name: str) -> tuple[str, str] | None:
     """The repo and the revision that `owner/name[@revision]` names; None for a path.
 
-    What exists on this disk is a path. Raises SnapshotError for a name that is neither there nor
-    certainly a repo: in `out/python-dcos`, `out` is a folder here, so it is a path misspelled, and
-    asking the Hub could bring the model of whoever has the name `out` there.
+    A name that exists on this disk is a path. Raises SnapshotError for a name that does not exist
+    and may be a misspelled path: if `out` is a folder here, `out/python-dcos` must not download a
+    model of the Hub user `out`.
     """
     match = NAMED_REPO.fullmatch(name)
     if match is None or (match[1] is None and visible(Path(name)).exists()):

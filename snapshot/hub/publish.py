@@ -1,9 +1,9 @@
-"""What one commit of a run's repo carries: a snapshot, a copy of it to load, and what goes.
+"""One commit of a run's repo: it adds a snapshot, and deletes those that are pruned.
 
-snapshots/step-00001000/...                      the kept snapshots
-config.json model.safetensors tokenizer*.json    the newest again, where from_pretrained looks
-latest.json                                      whose it is, and which
-README.md curves.png                             for people
+snapshots/step-00001000/...                      the newest snapshots
+config.json model.safetensors tokenizer*.json    the newest one again, for from_pretrained
+latest.json                                      the newest step, its run and its attempt
+README.md curves.png                             the model card
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CURVES = "curves.png"
 
 @dataclass(frozen=True)
 class Card:
-    """The repo's face: README.md, and the curves as a PNG where there are some."""
+    """The model card: README.md, and the loss curves as a PNG, if there are any."""
 
     text: str
     curves: bytes | None = None
@@ -37,7 +37,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Policy:
-    """How uploads behave: `hub.*` of the configuration."""
+    """The keys `hub.*` of the configuration that decide how snapshots are uploaded."""
 
     keep: int
     min_interval: float
@@ -48,7 +48,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Upload:
-    """A snapshot on its way to the Hub."""
+    """A snapshot to upload."""
 
     folder: Path
     card: Card
@@ -59,7 +59,7 @@ class Upload:
 
 
 def latest_for(upload: Upload, run_id: str, attempt_id: str, commits: int) -> Latest:
-    """`latest.json` for an upload. Raises OSError where the snapshot is gone."""
+    """`latest.json` for an upload. Raises OSError if the snapshot no longer exists."""
     return Latest(
         run_id=run_id,
         attempt_id=attempt_id,
@@ -79,36 +79,36 @@ def publish(
     parent: str,
     confirm: Callable[[], None] = lambda: None,
 ) -> str:
-    """Upload a snapshot in one commit on top of `parent`, whose latest.json is `before`; its id.
+    """Upload a snapshot in one commit on top of `parent`; returns the commit id.
 
-    `confirm` is called just before the commit, to raise where `parent` is no longer the head.
-    Raises SnapshotError when the disk no longer holds what was written, OSError when the folder is
-    gone, HubError: after that, the outcome is unknown.
+    `before` is the latest.json of `parent`. `confirm` is called just before the commit, and raises
+    if `parent` is no longer the head. Raises SnapshotError if the files on disk have changed,
+    OSError if the folder no longer exists, and HubError, after which the outcome is unknown.
     """
     snapshot = _snapshot_files(upload.folder, latest.folder)
-    # Contents first, alone: a content that stands in a commit twice would be sent twice.
+    # The snapshot's contents first: a content that is twice in a request would be uploaded twice.
     hub.upload_contents(snapshot)
     digests = _digests(upload.folder)
     for operation in snapshot:
         name = Path(operation.path_in_repo).name
         if operation.upload_info.sha256.hex() != digests[name]:
             raise SnapshotError(f"{upload.folder} is damaged: the content of {name} has changed")
-    beside = [
+    top_level = [
         CommitOperationAdd(path.name, path)
         for path in sorted(upload.folder.iterdir())
         if path.name in ("config.json", *TOKENIZER_FILES) or WEIGHTS.fullmatch(path.name)
     ]
     if upload.card.curves is not None:
-        beside.append(CommitOperationAdd(CURVES, upload.card.curves))
-    beside.append(CommitOperationAdd(LATEST, latest_as_bytes(latest)))
-    hub.upload_contents(beside)
-    added = {operation.path_in_repo for operation in (*snapshot, *beside)}
-    gone = [
+        top_level.append(CommitOperationAdd(CURVES, upload.card.curves))
+    top_level.append(CommitOperationAdd(LATEST, latest_as_bytes(latest)))
+    hub.upload_contents(top_level)
+    added = {operation.path_in_repo for operation in (*snapshot, *top_level)}
+    deletions = [
         CommitOperationDelete(path, is_folder=False)
-        for path in _superfluous(hub.files(parent), latest, before, keep)
+        for path in _paths_to_delete(hub.files(parent), latest, before, keep)
         if path not in added
     ]
-    operations: list[Operation] = [*snapshot, *beside, *gone]
+    operations: list[Operation] = [*snapshot, *top_level, *deletions]
     card = CommitOperationAdd("README.md", upload.card.text.encode())
     message = f"Snapshot of step {latest.step}"
     confirm()
@@ -118,14 +118,16 @@ def publish(
         if not error.about_card:
             raise
         confirm()
-        return hub.commit(operations, message, parent)  # a card is not worth a snapshot
+        return hub.commit(operations, message, parent)  # without the card that the Hub rejects
 
 
-def _snapshot_files(folder: Path, place: str) -> list[CommitOperationAdd]:
+def _snapshot_files(folder: Path, path_in_repo: str) -> list[CommitOperationAdd]:
     names = sorted({*manifest_entries(folder), MANIFEST})
     for name in names:
-        (folder / name).stat()  # the client's error for a file that is gone is a ValueError
-    return [CommitOperationAdd(f"{place}/{name}", folder / name) for name in names]
+        (
+            folder / name
+        ).stat()  # raises OSError; the client would raise ValueError for a missing file
+    return [CommitOperationAdd(f"{path_in_repo}/{name}", folder / name) for name in names]
 
 
 def _digests(folder: Path) -> dict[str, str]:
@@ -133,17 +135,19 @@ def _digests(folder: Path) -> dict[str, str]:
     return {**digests, MANIFEST: manifest_sha256(folder)}
 
 
-def _superfluous(
+def _paths_to_delete(
     files: Iterable[str], latest: Latest, before: Latest | None, keep: int
 ) -> list[str]:
-    """Snapshots beyond the newest `keep`, and weights of an earlier one in other pieces.
+    """Files of snapshots beyond the newest `keep`, and top-level weights in another split.
 
-    Snapshots of later steps are not ours to judge: the run passed over them, or went back. Nor are
-    any where latest.json does not say whose they are.
+    Snapshots of later steps stay: the run skipped them, or returned to an earlier step. All stay if
+    there was no valid latest.json to tell which run they belong to.
     """
     paths = list(files)
     folders = folders_in(paths) if before is not None else []
     if before is not None and before.run_id == latest.run_id:
         folders = [folder for folder in folders if remote_step(folder) < latest.step][keep - 1 :]
-    here = {*folders, latest.folder}
-    return [path for path in paths if path.rpartition("/")[0] in here or WEIGHTS.fullmatch(path)]
+    replaced = {*folders, latest.folder}
+    return [
+        path for path in paths if path.rpartition("/")[0] in replaced or WEIGHTS.fullmatch(path)
+    ]
