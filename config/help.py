@@ -1,15 +1,23 @@
-"""`--help`: all keys with default and meaning, read from the schema itself."""
+"""The help text, and the tables of docs/configuration.md, both read from the schema itself.
+
+python -m config.help                what `python train.py --help` prints
+python -m config.help --markdown     the tables of docs/configuration.md
+"""
 
 from __future__ import annotations
 
 import ast
 import inspect
+import sys
 from dataclasses import fields, is_dataclass
+from itertools import groupby
 
 import config.schema
 from config.compose import load_config
 from config.schema import Config
 
+PRESETS = ("tiny", "baby", "gpt2", "gpt2_medium", "gpt2_large", "gpt2_xl")
+"""What `model=` takes, from the smallest."""
 USAGE = """\
 Train a GPT:
 
@@ -66,3 +74,30 @@ def help_text() -> str:
     width = max(len(key) for key, _, _ in key_rows())
     lines = [f"  {key:<{width}}  {meaning} [{default}]" for key, default, meaning in key_rows()]
     return USAGE + "\nKeys [default]:\n" + "\n".join(lines)
+
+
+def markdown() -> str:
+    """All keys, a table for each section, and the presets of `model=`, as Markdown."""
+    lines = []
+    for section, rows in groupby(key_rows(), lambda row: row[0].partition(".")[0]):
+        lines += [f"### `{section}`", "", "| key | default | meaning |", "|---|---|---|"]
+        lines += [f"| `{key}` | `{default}` | {meaning} |" for key, default, meaning in rows]
+        lines.append("")
+    lines += [
+        "### Presets of `model=`",
+        "",
+        "| preset | layers | heads | width | dropout | GELU | learning rate |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for preset in PRESETS:
+        loaded = load_config([f"model={preset}"])
+        model = loaded.model
+        lines.append(
+            f"| `{preset}` | {model.n_layer} | {model.n_head} | {model.n_embd} | {model.dropout} "
+            f"| `{model.activation_function}` | {loaded.optim.learning_rate} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(markdown() if sys.argv[1:] == ["--markdown"] else help_text())
