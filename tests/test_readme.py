@@ -1,54 +1,40 @@
-"""The README: its commands run, its table of keys is the schema's, its paths exist."""
+"""The commands of the README and of docs/ run. What else the pages say: test_docs.py."""
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
 
+import pages
 import pytest
-import yaml
+from pages import LAUNCHES, README, SHOWN, launched_by
 
 import runs
-from config.compose import load_config
-from config.help import key_rows
 from loopback_hub import LoopbackHub
 from runs import ROOT
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-COMMANDS = [
-    line
-    for block in re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL)
-    for line in block.splitlines()
-]
-LAUNCHES = [line for line in COMMANDS if "accelerate launch" in line]
 ON_A_CPU = ("cpu.yaml", "ddp_cpu.yaml", "fsdp_cpu.yaml")
-
-
-def parts_of(line: str) -> tuple[str, list[str]]:
-    """The accelerate config file and the overrides of a launch."""
-    words = shlex.split(line.split("&&")[-1])
-    config = words[words.index("--config_file") + 1]
-    return config, words[words.index("train.py") + 1 :]
+ON_THIS_CPU = [
+    command for command in LAUNCHES if launched_by(command)[0].rsplit("/", 1)[-1] in ON_A_CPU
+]
 
 
 def test_the_two_commands_on_top_do_all_of_their_set_up():
-    assert COMMANDS[0].startswith("pip install -r requirements.txt && accelerate launch ")
-    assert COMMANDS[1] == "pip install -r requirements-dev.txt && pytest"
+    first, second, *_ = pages.shown_in(README)
+    assert first.line.startswith("pip install -r requirements.txt && accelerate launch ")
+    assert second.line == "pip install -r requirements-dev.txt && pytest"
 
 
-@pytest.mark.parametrize("line", LAUNCHES)
-def test_every_launch_names_a_config_file_that_exists_and_keys_that_hold(line):
-    config, overrides = parts_of(line)
-    assert yaml.safe_load((ROOT / config).read_text())["compute_environment"] == "LOCAL_MACHINE"
-    load_config(overrides)
+def test_a_launch_of_every_config_for_cpus_is_run():
+    assert {launched_by(command)[0] for command in ON_THIS_CPU} == {
+        f"accelerate_configs/{name}" for name in ON_A_CPU
+    }
+    assert len(ON_THIS_CPU) >= 11
 
 
-@pytest.mark.parametrize(
-    "line", [line for line in LAUNCHES if parts_of(line)[0].rsplit("/", 1)[-1] in ON_A_CPU]
-)
-def test_every_launch_on_a_cpu_trains(line, text_file, tmp_path):
-    config, overrides = parts_of(line)
+@pytest.mark.parametrize("command", ON_THIS_CPU, ids=str)
+def test_every_launch_on_a_cpu_trains(command, text_file, tmp_path):
+    config, overrides = launched_by(command)
     (tmp_path / "books").mkdir()
     here = {"my.txt": text_file, "books/*.txt.gz": text_file, "chats.jsonl": text_file}
     taken = []
@@ -78,8 +64,8 @@ def test_every_launch_on_a_cpu_trains(line, text_file, tmp_path):
 
 
 def look_into_the_repo(hub: LoopbackHub) -> None:
-    """The commands that the README gives for a repo."""
-    lines = [line for line in COMMANDS if "me/run" in line and line.startswith("python ")]
+    """The commands that the pages give for a repo."""
+    lines = [one.line for one in SHOWN if "me/run" in one.line and one.line.startswith("python ")]
     assert len(lines) == 3
     for line in lines:
         words = ["on " if word == "The " else word for word in shlex.split(line)[1:]]
@@ -88,37 +74,24 @@ def look_into_the_repo(hub: LoopbackHub) -> None:
         assert result.stdout
 
 
-def test_the_sample_command_speaks(finished_run):
-    line = next(line for line in COMMANDS if line.startswith("python sample.py"))
+@pytest.mark.parametrize("what", ["sample.py", "-m snapshot list", "-m snapshot verify"])
+def test_the_commands_for_a_run_here_work(finished_run, what):
+    (line,) = (
+        one.line
+        for one in SHOWN
+        if one.line.startswith(f"python {what} ") and "out/python-docs" in one.line
+    )
     words = [str(finished_run) if word == "out/python-docs" else word for word in shlex.split(line)]
     words = ["on " if word == "The " else word for word in words]
     result = runs.run([sys.executable, *words[1:]])
     assert result.returncode == 0, result.stderr
-    assert len(result.stdout) == len("on ") + 300 + len("\n")
+    assert result.stdout
+    if what == "sample.py":
+        assert len(result.stdout) == len("on ") + 300 + len("\n")
 
 
-def test_the_plan_is_what_the_readme_shows():
-    (line,) = (line for line in COMMANDS if line.startswith("python plan.py"))
-    result = runs.run([sys.executable, str(ROOT / "plan.py"), *shlex.split(line)[2:]])
+def test_the_plan_is_what_its_page_shows():
+    (command,) = (one for one in SHOWN if one.line.startswith("python plan.py"))
+    result = runs.run([sys.executable, str(ROOT / "plan.py"), *command.words[2:]])
     assert result.returncode == 0, result.stderr
-    assert f"```\n{result.stdout}```" in README
-
-
-def test_the_table_of_keys_is_the_schema_s():
-    rows = [f"| `{key}` | `{default}` | {meaning} |" for key, default, meaning in key_rows()]
-    found = [line for line in README.splitlines() if re.match(r"\| `\w+\.(?!yaml)\w+` \|", line)]
-    assert found == rows
-
-
-def test_every_fault_that_the_readme_tells_of_has_its_test():
-    rows = re.findall(r"^\|.*\| (\w+): `(test_\w+)` \|$", README, flags=re.MULTILINE)
-    assert len(rows) >= 25
-    for file, name in rows:
-        assert f"def {name}(" in (ROOT / "tests" / f"{file}.py").read_text(), (file, name)
-
-
-def test_every_accelerate_config_and_every_room_is_in_the_readme():
-    for path in (ROOT / "accelerate_configs").iterdir():
-        assert f"`{path.name}`" in README
-    for target in re.findall(r"\]\(([\w./-]+)\)", README):
-        assert (ROOT / target).exists(), target
+    assert f"```\n{result.stdout}```" in pages.text_of(command.page)

@@ -1,0 +1,251 @@
+"""README, CONTRIBUTING and docs/: links, commands, keys, files and tests that they name exist."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pages
+import pytest
+import yaml
+from pages import CONTRIBUTING, DOCS, PAGES, README, Command, inline_code, text_of
+
+import plan
+import sample
+from config.compose import all_keys, load_config
+from config.help import PRESETS, markdown
+from runs import ROOT
+
+KEYS = set(all_keys())
+MISSPELLED = "train.max_stepz"
+"""The mistake of a fault that is told of."""
+SECTIONS = "|".join(sorted({key.split(".")[0] for key in KEYS}))
+TESTS = ROOT / "tests"
+FAULTS = DOCS / "resume-and-faults.md"
+each_page = pytest.mark.parametrize("page", PAGES, ids=pages.name_of)
+
+
+@each_page
+def test_every_link_leads_somewhere(page):
+    prose, _ = pages.split(text_of(page))
+    links = re.findall(r"\]\(([^)\s]+)\)", prose)
+    for link in links:
+        if link.startswith("https://"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in pages.headings_of(target), link
+
+
+def test_every_page_is_linked_in_the_readme():
+    readme = text_of(README)
+    for page in PAGES[1:]:
+        assert f"]({pages.name_of(page)})" in readme
+    assert len(readme.splitlines()) <= 220
+
+
+def test_every_room_is_in_the_readme_and_on_the_page_of_the_rooms():
+    rooms = {path.parent for path in ROOT.glob("*/**/__init__.py")}
+    assert len(rooms) >= 10
+    for room in rooms:
+        name = room.relative_to(ROOT)
+        assert f"]({name})" in text_of(README)
+        assert f"](../{name})" in text_of(DOCS / "how-the-code-is-organised.md")
+
+
+def test_every_accelerate_config_has_its_row():
+    for path in (ROOT / "accelerate_configs").iterdir():
+        assert f"\n| `{path.name}` |" in text_of(DOCS / "parallelism.md")
+        assert f"`{path.name}`" in text_of(README)
+
+
+# Commands: what runs is run by test_readme.py; here every one is read as its program reads it.
+
+
+def read_launch(command: Command) -> None:
+    config, overrides = pages.launched_by(command)
+    assert yaml.safe_load((ROOT / config).read_text())["compute_environment"] == "LOCAL_MACHINE"
+    load_config(overrides)
+
+
+def read_python(command: Command) -> None:
+    words = command.words[1:]
+    if words[0] == "-m":
+        module = ROOT / words[1].replace(".", "/")
+        assert module.with_suffix(".py").exists() or (module / "__main__.py").exists()
+        assert words[1:2] != ["snapshot"] or words[2:3] in ([], ["list"], ["verify"])
+        return
+    assert (ROOT / words[0]).is_file()
+    given = [word for word in words[1:] if word != "--show"]
+    if words[0] == "train.py" and given != ["--help"]:
+        load_config(given)
+    elif words[0] == "plan.py":
+        load_config(plan.parse(given).overrides)
+    elif words[0] == "sample.py":
+        sample.parse(given)
+    elif words[0].startswith("benchmarks/"):
+        options = {word for word in given if word.startswith("--")}
+        sources = [(ROOT / words[0]).read_text(), (ROOT / "benchmarks" / "common.py").read_text()]
+        for option in options:
+            assert any(f'"{option}"' in source for source in sources), option
+
+
+def read_pytest(command: Command) -> None:
+    words = command.words[1:]
+    for word in words:
+        assert (
+            word.startswith("-") or words[words.index(word) - 1] == "-m" or (ROOT / word).exists()
+        )
+    for marker in words[words.index("-m") + 1].split() if "-m" in words else []:
+        known = rf'^    "{re.escape(marker)}: '
+        assert marker in ("not", "and", "or") or re.search(
+            known, (ROOT / "pyproject.toml").read_text(), flags=re.MULTILINE
+        ), marker
+
+
+def read_pip(command: Command) -> None:
+    words = command.words
+    assert words[1] == "install"
+    for flag, value in pairwise(words):
+        assert flag != "-r" or (ROOT / value).is_file()
+    pinned = [word for word in words if word.startswith("torch==")]
+    assert all(word in (ROOT / "requirements.txt").read_text().split() for word in pinned)
+
+
+def read_sbatch(command: Command) -> None:
+    words = [word for word in command.words[1:] if word != "..."]
+    script = next(word for word in words if word.endswith(".sbatch"))
+    assert (ROOT / script).is_file()
+    load_config(words[words.index(script) + 1 :])
+
+
+READERS = {
+    "accelerate": read_launch,
+    "python": read_python,
+    "pytest": read_pytest,
+    "pip": read_pip,
+    "sbatch": read_sbatch,
+    "hf": lambda command: None,
+    "ruff": lambda command: None,
+    "mypy": lambda command: None,
+}
+COMMANDS = [
+    Command(command.page, part.strip())
+    for page in PAGES
+    for command in (*pages.shown_in(page), *pages.mentioned_in(page))
+    for part in command.line.split("&&")
+]
+
+
+@pytest.mark.parametrize("command", list(dict.fromkeys(COMMANDS)), ids=str)
+def test_every_command_is_one_that_its_program_takes(command):
+    if command.line.startswith("accelerate config") or command.line == "accelerate launch":
+        return
+    READERS[command.words[0]](command)
+
+
+@each_page
+def test_every_key_and_preset_exists(page):
+    prose, blocks = pages.split(text_of(page))
+    for code in (*inline_code(prose), *blocks):
+        for key in re.findall(rf"(?<![\w./-])(?:{SECTIONS})\.[a-z_]+\b(?![(/])", code):
+            assert key in (*KEYS, MISSPELLED) or key.endswith((".py", ".md", ".safetensors")), key
+        for group, preset in re.findall(r"(?<![\w.])(model|experiment)=(\w+)", code):
+            assert (ROOT / "config" / group / f"{preset}.yaml").is_file(), preset
+
+
+@each_page
+def test_every_file_that_is_named_exists(page):
+    prose, _ = pages.split(text_of(page))
+    tops = "|".join(path.name for path in ROOT.iterdir() if path.is_dir())
+    for code in inline_code(prose):
+        for path in re.findall(rf"(?<![\w./-])(?:{tops})/[\w./*-]+\.(?:py|md|yaml|sbatch)", code):
+            assert list(ROOT.glob(path)), path
+
+
+def defines(source: str, name: str) -> bool:
+    """Whether a file defines a function, a class, a constant, or a method `Class.method`."""
+    first, _, method = name.partition(".")
+    found = re.search(rf"^(?:def|class) {first}\b|^{first}(?:: .*)? = ", source, re.MULTILINE)
+    inside = not method or re.search(rf"^    def {method}\(", source, re.MULTILINE)
+    return bool(found and inside)
+
+
+@each_page
+def test_what_is_said_to_be_in_a_file_is_defined_there(page):
+    names = r"((?:`[\w.]+`(?:, | and )?)+) in \[([\w./]+)\]"
+    for listed, file in re.findall(names, text_of(page)):
+        for name in inline_code(listed):
+            assert defines((ROOT / file).read_text(), name), (name, file)
+
+
+def test_the_page_of_the_rooms_names_definitions():
+    text = text_of(DOCS / "how-the-code-is-organised.md")
+    assert len(re.findall(r"`[\w.]+` in \[", text)) >= 40
+
+
+def test_the_tables_of_keys_are_the_schema_s():
+    page = text_of(DOCS / "configuration.md")
+    between = re.search(r"<!-- begin of (.*) -->\n(.*)\n<!-- end of \1 -->", page, flags=re.DOTALL)
+    assert between is not None
+    assert between[1] == "python -m config.help --markdown"
+    assert between[2] == markdown()
+
+
+def test_the_presets_are_those_that_there_are():
+    assert set(PRESETS) == {path.stem for path in (ROOT / "config" / "model").glob("*.yaml")}
+
+
+def has_test(file: str, name: str) -> bool:
+    """Whether a test file has a test of this name, its own or one that it takes from another."""
+    text = (TESTS / file).read_text()
+    return re.search(rf"^(def {name}\(|    {name},$)", text, flags=re.MULTILINE) is not None
+
+
+def test_every_fault_and_every_exit_code_has_its_test():
+    rows = re.findall(r"^\|.*\| (\w+): `(test_\w+)` \|$", text_of(FAULTS), flags=re.MULTILINE)
+    assert len(rows) >= 55
+    for file, name in rows:
+        assert has_test(f"{file}.py", name), (file, name)
+
+
+def test_every_row_of_the_faults_names_a_test_or_the_one_above():
+    rows = re.findall(r"^\|.*\| ([^|]+) \|$", text_of(FAULTS).split("## Tested faults")[1], re.M)
+    assert all(re.fullmatch(r"test|---|the same|\w+: `test_\w+`", row) for row in rows)
+
+
+def promises() -> dict[str, str]:
+    """The part of CONTRIBUTING about each promise, by the promise's title."""
+    listed = text_of(CONTRIBUTING).split("## The promises and their tests")[1]
+    parts = re.split(r"^### ", listed, flags=re.MULTILINE)[1:]
+    return {part.partition("\n")[0]: part for part in parts}
+
+
+def test_the_promises_are_those_of_the_readme():
+    told = re.findall(r"^(\d)\. \*\*(.*?)\.?\*\*", text_of(README), flags=re.MULTILINE)
+    assert [f"{number}. {title}" for number, title in told] == list(promises())
+    assert len(told) == 7
+
+
+@pytest.mark.parametrize("promise", promises())
+def test_every_test_of_a_promise_exists(promise):
+    rows = re.findall(r"^\| `tests/(test_\w+\.py)` \| (.*) \|$", promises()[promise], flags=re.M)
+    assert rows
+    for file, what in rows:
+        assert (TESTS / file).is_file()
+        for name in re.findall(r"`(test_\w+)`", what):
+            assert has_test(file, name), (file, name)
+
+
+def test_every_promise_test_file_is_named():
+    named = set(re.findall(r"`tests/(test_promise_\w+\.py)`", "".join(promises().values())))
+    assert named == {path.name for path in TESTS.glob("test_promise_*.py")}
+
+
+def test_the_picture_of_a_run_is_one_and_is_small():
+    (picture,) = re.findall(r"!\[.*\]\((.*\.png)\)", text_of(README))
+    content = Path(ROOT / picture).read_bytes()
+    assert content.startswith(b"\x89PNG")
+    assert len(content) < 200_000
