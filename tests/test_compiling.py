@@ -55,4 +55,4 @@ def test_a_short_run_says_that_it_is_not_compiled(small, tmp_path):
     assert result.returncode == 0, result.stderr
     (machine,) = (line for line in result.stdout.splitlines() if line.startswith("machine"))
     assert "compiled" not in machine
-    assert result.stdout.count("hint      not compiled, as the accelerate config file asks: ") == 1
+    assert result.stdout.count("hint      not compiled, against the accelerate config file: ") == 1

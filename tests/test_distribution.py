@@ -291,7 +291,7 @@ def test_a_config_for_gpus_without_one_is_refused(under_accelerate, states, conf
     words = f"--config_file accelerate_configs/{config} train.py"
     under_accelerate(words, processes)
     (sentence,) = sentences(states)
-    assert "asks for GPUs" in sentence
+    assert "requests GPUs" in sentence
     assert "torch finds none" in sentence
     under_accelerate(words, processes, gpu=True)
     assert refusals._ignored_by_launcher() == []

@@ -15,11 +15,10 @@ from model.gpt import IGNORED
 def held_out_loss(
     accelerator: Accelerator, model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]
 ) -> float:
-    """Mean loss in nats over every target that `batches` hold on all processes.
+    """Mean loss in nats over all targets in `batches` of all processes; every process calls this.
 
-    Every process must call this. The model computes the loss as it does in training, so it needs no
-    more memory. Sums and counts are added up in float64 and divided once, so uneven shares cannot
-    weigh differently. Dropout is off meanwhile.
+    The model computes the loss as in training, so it needs no more memory. Sums and counts are
+    reduced in float64 and divided once, so uneven shares have the right weight. Dropout is off.
     """
     model.eval()
     total = torch.zeros(2, dtype=torch.float64, device=accelerator.device)  # loss sum, targets
@@ -28,7 +27,7 @@ def held_out_loss(
     for inputs, targets in batches:
         count = (targets != IGNORED).sum().to(total.dtype)
         mean = model(inputs, targets).to(total.dtype)
-        # Where a process has only rows that fill up a batch, the mean is 0/0.
+        # A process that has only padding rows computes a mean of 0/0.
         total += torch.stack((torch.where(count > 0, mean * count, 0.0), count))
     model.train()
     loss_sum, count = accelerator.reduce(total, "sum").tolist()

@@ -1,4 +1,4 @@
-"""Memory of this machine: what is freed stays the process's own, and how much more there is."""
+"""Memory of this machine: freed memory stays with the process; how much is available."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ MEMORY_FILES = (
     ("memory.max", "memory.current"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes"),
 )
-"""Of a control group, versions 2 and 1: its limit and its use."""
+"""Files of a control group, versions 2 and 1: its limit and its use."""
 FILE_CACHE = ("active_file", "inactive_file")
-"""What of the use is given back when it is needed; in version 1 with its parts', as total_..."""
+"""The part of the use that the system can reclaim; version 1 has it as total_... too."""
 
 
 def keep_freed_memory() -> None:
-    """Have malloc keep what is freed, for the next step, instead of giving it back to the system.
+    """Make malloc keep freed memory for the next step instead of returning it to the system.
 
-    Every step takes the same megabytes again. Taken from the system they are new pages, each of
-    which it clears first: 5 to 8 percent of a step in bf16. What the process holds at its peak is
-    much the same. Only glibc gives pages back like that; with another C library nothing happens.
+    Every step allocates the same megabytes. The system would clear each returned page again, which
+    takes 5 to 8 percent of a step in bf16. The peak stays about the same. Only glibc returns pages
+    like that; with another C library nothing happens.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(M_MMAP_MAX, 0)  # else each large tensor is a mapping of its own
+        mallopt(M_MMAP_MAX, 0)  # otherwise each large tensor is a mapping of its own
         mallopt(M_TRIM_THRESHOLD, -1)  # never
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Bytes that this process could still take: of the machine, and of what it may use of it.
+    """Bytes that this process can still allocate, limited by the machine and its control groups.
 
-    A container or a Slurm job is ended by the system when it takes more than its control group may
-    have, however much the machine has left; psutil knows the machine alone.
+    The system kills a container or a Slurm job that exceeds its control group's limit, even when
+    the machine has memory left. psutil only knows the machine.
     """
     left = [_left_in(group, *names) for group in _control_groups(root) for names in MEMORY_FILES]
     return min([psutil.virtual_memory().available, *(each for each in left if each is not None)])
 
 
 def _control_groups(root: Path) -> list[Path]:
-    """Folders of the control groups around this process that may limit its memory."""
+    """Folders of the control groups that may limit this process's memory."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:  # not Linux
@@ -58,11 +58,11 @@ def _control_groups(root: Path) -> list[Path]:
 
 
 def _left_in(group: Path, limit: str, use: str) -> int | None:
-    """Bytes that a control group may still take; None where it has no such limit."""
+    """Bytes that a control group can still allocate; None where it has no limit."""
     try:
         most, used = (int((group / name).read_text()) for name in (limit, use))
         facts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):  # of the other version, or "max"
+    except (OSError, ValueError):  # the other version, or "max"
         return None
     cache = (facts.get(f"total_{name}", facts.get(name, "0")) for name in FILE_CACHE)
     return most - used + sum(map(int, cache))

@@ -1,4 +1,4 @@
-"""The learning rate: a pure function of the step, so that no scheduler has to be saved."""
+"""The learning rate: a pure function of the step, so there is no scheduler to save."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from config.schema import OptimConfig
 def learning_rate_at(step: int, optim: OptimConfig, max_steps: int) -> float:
     """The rate of step 1..max_steps: linear warm-up from 0, then a cosine to `min_learning_rate`.
 
-    Step `warmup_steps` has the full rate and a later `max_steps` the least one (SGDR's half cosine,
-    Loshchilov & Hutter, 2017). A run shorter than its warm-up ends inside it.
+    Step `warmup_steps` has the full rate and `max_steps` the lowest (half a cosine as in SGDR,
+    Loshchilov & Hutter, 2017). A run shorter than its warm-up ends within it.
     """
     if step <= optim.warmup_steps:
         return optim.learning_rate * step / optim.warmup_steps

@@ -37,7 +37,7 @@ def _ignored_by_launcher() -> list[str]:
     wanted = several or any(name.strip().isdigit() for name in options.gpu_ids.split(","))
     if wanted and not options.use_cpu and not is_on("ACCELERATE_USE_CPU") and on_cpu():
         return [
-            f"{CONFIG_FILE} asks for GPUs ({options.kind}, gpu_ids: {options.gpu_ids}), and torch "
+            f"{CONFIG_FILE} requests GPUs ({options.kind}, gpu_ids: {options.gpu_ids}), and torch "
             "finds none. Check the driver (nvidia-smi), and that torch is built for it. For CPUs "
             "use accelerate_configs/cpu.yaml, ddp_cpu.yaml or fsdp_cpu.yaml."
         ]
@@ -54,7 +54,7 @@ def refusals() -> list[str]:
     ):
         if is_on(name):
             found.append(
-                f"{CONFIG_FILE} asks for {kind}, whose state no snapshot here can carry. Use "
+                f"{CONFIG_FILE} requests {kind}, whose state no snapshot here can hold. Use "
                 "distributed_type: MULTI_GPU (DDP) or FSDP."
             )
     if requested_precision() == "fp8":
@@ -80,7 +80,7 @@ def _fsdp_refusals() -> list[str]:
     if version != "2":
         return [
             f"{CONFIG_FILE} says fsdp_version: {version}. Version 1 flattens parameters, which no "
-            "snapshot can carry: write fsdp_version: 2, as accelerate_configs/fsdp.yaml has it."
+            "snapshot can hold: write fsdp_version: 2, as accelerate_configs/fsdp.yaml has it."
         ]
     checks = [*_wrapping_checks(), *_version_2_checks()]
     found = [

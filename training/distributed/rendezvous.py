@@ -40,7 +40,7 @@ def fresh_store(timeout: timedelta) -> tuple[Store, int, int]:
 
 
 def _answer_all(store: Store, processes: int, prefix: str, end: float) -> None:
-    """Tell every process the prefix, until each one of this start, not of an earlier one, has it.
+    """Send the prefix until every process of this start, and not of an earlier one, has it.
 
     Raises ConnectionError when a process has not arrived at the time `end`.
     """

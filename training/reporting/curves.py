@@ -14,13 +14,13 @@ from training.reporting.metrics import Record, sample_metrics
 
 MOST_POINTS = 500
 LONGEST_TITLE = 80
-"""Characters, as many as the picture is wide."""
+"""Characters that fit into the width of the picture."""
 NOT_FOR_TITLES = ("Last Resort", "Emoji")
-"""Fonts whose glyphs are boxes that name a character, or pictures of one size."""
+"""Fonts whose glyphs are placeholder boxes, or bitmaps of one size."""
 
 
 def draw_run(console: Console, config: Config) -> None:
-    """Draw curves.png of a run anew; for the main process. A failure is said, never raised."""
+    """Draw curves.png of a run. Only the main process calls this; a failure is only a warning."""
     run_dir = Path(config.run.dir)
     try:
         records = sample_metrics(run_dir / "metrics.jsonl", config.train.eval_every)
@@ -31,13 +31,13 @@ def draw_run(console: Console, config: Config) -> None:
 
 def draw_curves(records: list[Record], title: str, path: Path) -> None:
     """Draw the train and eval events of a run into a PNG file, atomically."""
-    # Imported here: a second of start-up for what is used at the end.
+    # Imported here because it takes a second, and only the end of a run needs it.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     train = [record for record in records if record["event"] == "train"]
     held_out = [record for record in records if record["event"] == "eval"]
-    figure = Figure(figsize=(8, 4.5), dpi=120)  # no layout engine: it would draw all twice
+    figure = Figure(figsize=(8, 4.5), dpi=120)  # a layout engine would draw everything twice
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     figure.subplots_adjust(left=0.09, right=0.97, bottom=0.12, top=0.84)
@@ -56,7 +56,7 @@ def draw_curves(records: list[Record], title: str, path: Path) -> None:
     if (fonts := _fonts_for(title)) is not None:
         figure.suptitle(title, parse_math=False, fontfamily=fonts)
     axes.grid(alpha=0.3)
-    # Above the axes, where no curve can be, whatever its course.
+    # Above the axes, where no curve can be.
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, frameon=False)
     partial = path.with_suffix(".png.new")
     try:
@@ -67,9 +67,9 @@ def draw_curves(records: list[Record], title: str, path: Path) -> None:
 
 
 def _averaged(records: list[Record]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean step and loss over equal runs of consecutive steps: single steps are noise.
+    """Mean step and loss over groups of consecutive steps, because single steps are noisy.
 
-    They are about `MOST_POINTS` at most, and one for each place of a run too long for all steps.
+    There are at most about `MOST_POINTS` groups.
     """
     if not records:
         return np.empty(0), np.empty(0)
@@ -85,9 +85,9 @@ def _averaged(records: list[Record]) -> tuple[np.ndarray, np.ndarray]:
 
 @cache
 def _fonts_for(title: str) -> list[str] | None:
-    """Fonts of this machine that have all characters of a title; None where there are none.
+    """Fonts of this machine that have all characters of a title, or None.
 
-    A character without a glyph would be a box, and a warning at every drawing.
+    A character without a glyph would appear as a box, with a warning at every drawing.
     """
     from matplotlib import rcParams
     from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
@@ -103,6 +103,6 @@ def _fonts_for(title: str) -> list[str] | None:
             font = get_font(entry.fname)
             if font.scalable and all(font.get_char_index(ord(c)) for c in missing):
                 return [*rcParams["font.family"], entry.name]
-        except (OSError, RuntimeError):  # removed since, or damaged
+        except (OSError, RuntimeError):  # removed meanwhile, or damaged
             continue
     return None

@@ -1,7 +1,7 @@
 """metrics.jsonl: one JSON object a line, every step once, over all restarts of a run.
 
-The file grows with its run, so no start and no snapshot reads all of a long one. Steps only rise in
-it: a step's place is found by bisection, in some thirty short reads.
+The file grows with its run, so no start and no snapshot reads a long file completely. Steps only
+rise in it, so a bisection finds a step in about thirty short reads.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from config.schema import ConfigError
 
 Record = dict[str, Any]
 MOST_PLACES = 100
-"""Steps of a long run around which lines are read for a picture."""
+"""The number of steps of a long run around which lines are read for a picture."""
 PLACE_BYTES = 3 << 10
-"""Before each of these steps: some twenty lines, of which the mean is smooth enough."""
+"""Bytes read before each of these steps: about twenty lines, whose mean is smooth enough."""
 COUNTED_AT_ONCE = 1 << 20
-OURS = re.compile(rb'\{"event": "(train|eval)", "step": (\d+), "loss": (\d[\d.e+-]*)[,}]')
-"""The beginning of a line as it is written here: read at a fifth of the time that JSON takes."""
+LINE = re.compile(rb'\{"event": "(train|eval)", "step": (\d+), "loss": (\d[\d.e+-]*)[,}]')
+"""The beginning of a line as this file writes it; matching takes a fifth of the time of JSON."""
 
 
 def read_metrics(path: Path) -> list[Record]:
-    """The lines of a metrics file; a last line that was cut short is left out.
+    """The lines of a metrics file, without a last line that was cut short.
 
     Raises ConfigError that names the line when the file holds something else.
     """
@@ -39,10 +39,10 @@ def read_metrics(path: Path) -> list[Record]:
 
 
 def sample_metrics(path: Path, eval_every: int) -> list[Record]:
-    """Event, step and loss of lines for a picture, at a cost that is bounded for any length.
+    """Event, step and loss of lines for a picture, at a bounded cost for a file of any length.
 
-    All lines of a short file. Of a long one, those just before evenly spaced steps, which are
-    multiples of `eval_every`, because there the evaluations are. Raises as `read_metrics` does.
+    Returns all lines of a short file. From a long one it returns those just before evenly spaced
+    multiples of `eval_every`, where the evaluations are. Raises as `read_metrics` does.
     """
     with open(path, "rb") as opened:
         size = os.fstat(opened.fileno()).st_size
@@ -60,14 +60,14 @@ def sample_metrics(path: Path, eval_every: int) -> list[Record]:
 
 
 def _lines_around(opened: BinaryIO, step: int, size: int, step_bytes: float) -> Iterator[Record]:
-    """Lines from about `PLACE_BYTES` before the end of a step's lines, to a little after it.
+    """Lines from about `PLACE_BYTES` before the end of a step's lines to a little after it.
 
-    Lines are about as long everywhere, so that three looks come near: a bisection takes thirty.
+    Lines have similar lengths, so three guesses are close enough, where a bisection takes thirty.
     """
     near = int(step * step_bytes)
     for _ in range(3):
         begin, line = _line_after(opened, min(max(0, near), size))
-        if not line.endswith(b"\n"):  # the last one, or half of it
+        if not line.endswith(b"\n"):  # the last line, or half of one
             break
         near = begin + int((step + 1 - _figures(opened, begin, line)["step"]) * step_bytes)
     begin = _line_after(opened, max(0, near - PLACE_BYTES))[0]
@@ -75,10 +75,10 @@ def _lines_around(opened: BinaryIO, step: int, size: int, step_bytes: float) -> 
 
 
 def _places(last: int, eval_every: int) -> list[int]:
-    """Steps of a long run to look at: evenly spaced, most of them with an evaluation."""
+    """Evenly spaced steps of a long run, most of them with an evaluation."""
     apart = max(1, last // MOST_PLACES)
     evaluated = eval_every
-    while evaluated < apart:  # doubled: most likely evaluated too where eval_every was another
+    while evaluated < apart:  # doubling: probably evaluated also where eval_every was another
         evaluated *= 2
     steps = {*range(evaluated, last, evaluated), last // eval_every * eval_every, last}
     if evaluated > 2 * apart:
@@ -87,10 +87,10 @@ def _places(last: int, eval_every: int) -> list[int]:
 
 
 def place_after(opened: BinaryIO, step: int, begin: int = 0) -> int:
-    """Where in an opened metrics file the lines up to `step` end; what follows may be half a line.
+    """The offset in an opened metrics file where the lines up to `step` end.
 
-    The search starts at `begin`, where a line of a step that is no later begins. Raises ConfigError
-    for what it meets and is no line of metrics.
+    Half a line may follow. The search starts at `begin`, the beginning of a line of an earlier step
+    or the same one. Raises ConfigError for a line that is not a line of metrics.
     """
 
     def step_after(offset: int) -> int:
@@ -104,7 +104,7 @@ def place_after(opened: BinaryIO, step: int, begin: int = 0) -> int:
 
 
 def held_out_at(path: Path, step: int) -> float | None:
-    """The held-out loss of a step; None where the file does not have it. Raises ConfigError."""
+    """The held-out loss of a step, or None where the file has none. Raises ConfigError."""
     if not path.exists():
         return None
     with open(path, "rb") as opened:
@@ -114,7 +114,7 @@ def held_out_at(path: Path, step: int) -> float | None:
 
 
 def write_whole(path: Path, content: str) -> None:
-    """Replace a file by one with this content, or leave it as it is: flushed, then renamed."""
+    """Replace a file atomically: the new one is flushed, then renamed."""
     partial = path.with_name(f"{path.name}.new")
     try:
         with open(partial, "w", encoding="utf-8") as opened:
@@ -128,16 +128,16 @@ def write_whole(path: Path, content: str) -> None:
 
 
 class MetricsFile:
-    """Appends lines. A disk that takes none does not stop a run: they wait and are tried again."""
+    """Appends lines. A disk that refuses them does not stop a run: they wait for the next write."""
 
     def __init__(self, path: Path, step: int) -> None:
-        """Continue a file after `step`; what comes later in it will be done again.
+        """Continue a file after `step`; the run repeats the later lines.
 
-        The file is cut in place: killed at any moment, it has the lines up to `step`. Raises
-        OSError where it cannot be written, ConfigError where it is no file of metrics.
+        The file is truncated in place, so that after a kill at any moment it has the lines up to
+        `step`. Raises OSError where it is not writable, ConfigError where it is no metrics file.
         """
         self.path = path
-        self._turn = Lock()  # of the loop, and of the thread that writes a snapshot
+        self._lock = Lock()  # the loop and the thread that writes a snapshot both use the file
         self.waiting = bytearray()
         self.fault: str | None = None
         """Why the last write failed; None when it did not."""
@@ -145,14 +145,14 @@ class MetricsFile:
             self.size = opened.truncate(place_after(opened, step))
 
     def append(self, records: Iterable[Record]) -> None:
-        """Add lines, as far as the disk takes them."""
-        with self._turn:
+        """Add lines, as far as the disk accepts them."""
+        with self._lock:
             self._append(b"".join(map(_line, records)))
 
     def _append(self, lines: bytes) -> None:
         self.waiting += lines
         try:
-            # "a" makes the file anew where somebody removed it; one that was cut is gone on with.
+            # "a" creates the file again where somebody removed it, and continues a truncated one.
             with open(self.path, "ab") as opened:
                 if opened.tell() > self.size:
                     opened.truncate(self.size)  # half a line, where the last write failed
@@ -166,8 +166,8 @@ class MetricsFile:
         self.fault = None
 
     def flush(self) -> None:
-        """Have the disk hold all lines. Raises OSError when it does not take them."""
-        with self._turn:
+        """Write all lines to the disk. Raises OSError when it refuses them."""
+        with self._lock:
             self._append(b"")
             if self.waiting:
                 raise OSError(self.fault)
@@ -192,7 +192,7 @@ def _records(
     end: int,
     parse: Callable[[BinaryIO, int, bytes], Record] | None = None,
 ) -> Iterator[Record]:
-    """The whole lines between two places, of which the first is a line's beginning."""
+    """The complete lines between two offsets; the first is the beginning of a line."""
     opened.seek(begin)
     for line in opened.read(end - begin).split(b"\n")[:-1]:
         yield (parse or _parsed)(opened, begin, line)
@@ -201,7 +201,7 @@ def _records(
 
 def _figures(opened: BinaryIO, begin: int, line: bytes) -> Record:
     """Event, step and loss of a line."""
-    if (ours := OURS.match(line)) is None:
+    if (ours := LINE.match(line)) is None:
         return _parsed(opened, begin, line)
     return {"event": ours[1].decode(), "step": int(ours[2]), "loss": float(ours[3])}
 

@@ -73,7 +73,7 @@ def print_header(
         console.say(f"hint      {hint}")
     reason = why_not_compiled(config)
     if reason is not None:
-        console.say(f"hint      not compiled, as the accelerate config file asks: {reason}.")
+        console.say(f"hint      not compiled, against the accelerate config file: {reason}.")
     if config.run.grace_seconds > shutdown_timeout():
         console.warn(
             f"run.grace_seconds={config.run.grace_seconds:g}, but {shutdown_timeout():g} seconds "

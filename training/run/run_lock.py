@@ -99,7 +99,7 @@ class RunLock:
         """
         if self._code is None:
             self._code = code
-        with suppress(OSError, Timeout):  # on a full disk the process's own exit code still tells
+        with suppress(OSError, Timeout):  # on a full disk the process still has its exit code
             if self._lock is not None:
                 _code_file(self._lock).write_text(f"{self._code}\n")
             elif self._run_dir is not None and self._run_dir.is_dir():

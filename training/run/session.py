@@ -1,7 +1,7 @@
 """One attempt of a run: everything that surrounds its updates, and all state of the attempt.
 
-The loop in train.py computes; the session opens the run, yields the steps, says what is due after
-each, and ends the attempt. Around each step it handles timeouts, clocks, barriers, signals, the
+The loop in train.py computes. The session opens the run, yields the steps, returns what is due
+after each, and ends the attempt. Around each step it handles timeouts, clocks, barriers, signals, the
 snapshot that is being written, and the agreement of all processes to stop.
 """
 

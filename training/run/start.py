@@ -117,8 +117,8 @@ def _propose(
         return start, _proposal(start, config)
 
     chosen = run_on_main(accelerator, choice)
-    told = broadcast_text(accelerator, None if chosen is None else chosen[1])
-    return None if chosen is None else chosen[0], json.loads(told)
+    text = broadcast_text(accelerator, None if chosen is None else chosen[1])
+    return None if chosen is None else chosen[0], json.loads(text)
 
 
 def _choose(config: Config, lock: RunLock, use_local: bool) -> Start:
