@@ -1,8 +1,8 @@
 """One attempt of a run: everything that surrounds its updates, and all state of the attempt.
 
 The loop in train.py computes. The session opens the run, yields the steps, returns what is due
-after each, and ends the attempt. Around each step it handles timeouts, clocks, barriers, signals, the
-snapshot that is being written, and the agreement of all processes to stop.
+after each, and ends the attempt. Around each step it handles timeouts, clocks, barriers, signals,
+the snapshot that is being written, and the agreement of all processes to stop.
 """
 
 from __future__ import annotations
