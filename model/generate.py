@@ -1,4 +1,4 @@
-"""Text from a model: one token at a time, with a key-value cache.
+"""Text generation: one token at a time, with a key-value cache.
 
 Letters in shapes: B batch, T time, V vocabulary.
 """
@@ -15,7 +15,7 @@ from model.gpt import GPT, KeyValueCache
 
 
 class BrokenModel(ValueError):
-    """A model from whose weights no text can be drawn; the message is a sentence."""
+    """A model whose logits are not finite. The message is a sentence."""
 
 
 def next_token_probabilities(
@@ -23,9 +23,9 @@ def next_token_probabilities(
 ) -> Tensor:
     """Probabilities (..., V) from logits (..., V), after temperature, then top-k, then top-p.
 
-    `temperature` 0 puts everything on the largest logit (the first of equal ones). `top_k` keeps
-    the k most likely tokens; `top_p` the smallest set of the most likely ones that together reach p
-    (nucleus sampling, Holtzman et al., 2020), and never less than one.
+    `temperature` 0 gives the largest logit (the first of equal ones) probability 1. `top_k` keeps
+    the k most likely tokens; `top_p` the smallest set of most likely tokens whose probabilities sum
+    to p (nucleus sampling, Holtzman et al., 2020), at least one.
 
     Raises ValueError for a negative temperature, top_k < 1, or top_p outside (0, 1].
     """
@@ -38,7 +38,7 @@ def next_token_probabilities(
     logits = logits.float()
     if temperature == 0:
         return torch.nn.functional.one_hot(logits.argmax(-1), logits.size(-1)).float()
-    # The largest becomes 0 first: a tiny temperature then makes the others -inf, not all of them.
+    # Shift the largest to 0: a tiny temperature then makes the others -inf, but not all of them.
     probabilities = ((logits - logits.amax(-1, keepdim=True)) / temperature).softmax(-1)
     if top_k is None and top_p is None:
         return probabilities
@@ -47,10 +47,10 @@ def next_token_probabilities(
         ordered[..., top_k:] = 0.0
     if top_p is not None:
         ordered /= ordered.sum(-1, keepdim=True)
-        before = ordered.cumsum(-1) - ordered  # what the more likely ones reach without this one
+        before = ordered.cumsum(-1) - ordered  # the sum of the more likely ones
         ordered[before >= top_p] = 0.0
-    kept = torch.zeros_like(ordered).scatter(-1, order, ordered)
-    return kept / kept.sum(-1, keepdim=True)
+    filtered = torch.zeros_like(ordered).scatter(-1, order, ordered)
+    return filtered / filtered.sum(-1, keepdim=True)
 
 
 @torch.no_grad()
@@ -64,17 +64,17 @@ def generate(
     top_p: float | None = None,
     seed: int = 0,
 ) -> Iterator[Tensor]:
-    """Yield `new_tokens` tokens (B,) that follow the prompt (B, T >= 1), as they are drawn.
+    """Yield `new_tokens` tokens (B,) that follow the prompt (B, T >= 1), as they are sampled.
 
-    The draw depends on `seed` alone: the global generator is not touched. Up to `block_size`
-    positions each token costs one position of work, through the cache. Past it the window slides:
-    the model sees exactly the last `block_size` tokens. Learned positions shift with the window, so
-    each token then costs a whole window.
+    Sampling depends on `seed` alone and does not use the global generator. Up to `block_size`
+    positions the cache is used, and each token costs a forward pass of one position. Later the
+    window slides: the model sees the last `block_size` tokens. Learned positions shift with the
+    window, so each token then costs a forward pass of a full window.
 
-    Under FSDP every process must call this, with the same arguments. The model is evaluated without
-    dropout and left in the mode it came in.
+    Under FSDP every process must call this, with the same arguments. The model runs without
+    dropout, and its training mode is restored.
 
-    Raises BrokenModel where logits are not finite, and ValueError as `next_token_probabilities`.
+    Raises BrokenModel if logits are not finite, and ValueError as `next_token_probabilities`.
     """
     assert prompt.size(1) > 0, "the prompt needs at least one token"
     generator = torch.Generator().manual_seed(seed)  # on the CPU: the same text on every device
@@ -88,8 +88,8 @@ def generate(
         for drawn in range(new_tokens):
             if not logits.isfinite().all():
                 raise BrokenModel(
-                    f"the model gives no numbers that a token can be drawn from, after {drawn} "
-                    "tokens: its weights are not finite, or far too large. Take another snapshot."
+                    f"the model's logits are not finite after {drawn} tokens: its weights are not "
+                    "finite, or far too large. Use another snapshot."
                 )
             probabilities = next_token_probabilities(logits, temperature, top_k, top_p)
             token = torch.multinomial(probabilities.cpu(), 1, generator=generator).to(text.device)

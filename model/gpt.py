@@ -3,9 +3,8 @@
 Letters in shapes: B batch, T time (positions), C channels (n_embd), H heads, D = C / H, V
 vocabulary.
 
-Module names are GPT-2's, so that a parameter's name here is its name in a snapshot. Layers are
-plain `nn.Linear`; the transposed layout of GPT-2's files is made where files are written, in
-`snapshot`.
+Module names are GPT-2's, so that parameters have the same names in a snapshot. Layers are plain
+`nn.Linear`; `snapshot` converts to the transposed layout of GPT-2's files.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 ACTIVATIONS = {"gelu_new": "tanh", "gelu": "none"}
-"""transformers' names of the GELUs, and torch's: GPT-2's, approximated by a tanh, and the exact."""
-SHORT_TIME = 512
-"""Positions up to which the CPU is quicker by products of matrices than with torch's kernel."""
-ROW_BYTES = 512
-"""Of the queries that are taken at once there: 128 in float32, 256 in 16 bits."""
-HEAD_PIECES = 4
-"""In which logits are made, where they are more than what they are made of."""
+"""By transformers' name, torch's `approximate`: GPT-2's tanh approximation, and the exact GELU."""
+MATMUL_ATTENTION_LENGTH = 512
+"""Up to this sequence length, matrix products are faster on a CPU than torch's kernel."""
+QUERY_CHUNK_BYTES = 512
+"""Divided by the bytes of a number, the queries of one matrix product: 128 in float32."""
+LOGIT_CHUNKS = 4
+"""Number of chunks in which the loss computes logits, if there are more of them than channels."""
 IGNORED = -100
-"""A target with this value takes no part in the loss (cross_entropy's own convention)."""
+"""A target with this value does not count in the loss (cross_entropy's convention)."""
 
 
 @dataclass(frozen=True)
@@ -56,36 +55,36 @@ class GPTConfig:
         if self.n_embd % self.n_head:
             raise ValueError(
                 f"n_embd={self.n_embd} is not a multiple of n_head={self.n_head}: "
-                "every head needs the same whole number of channels"
+                "every head needs the same number of channels"
             )
 
 
 class KeyValueCache:
-    """Keys and values of the positions already seen, each (B, H, T, D), for every layer."""
+    """Keys and values of past positions, each (B, H, T, D), for every layer."""
 
     def __init__(self, n_layer: int) -> None:
         self.layers: list[tuple[Tensor, Tensor] | None] = [None] * n_layer
 
     @property
     def length(self) -> int:
-        """Positions held."""
+        """The number of cached positions."""
         first = self.layers[0]
         return 0 if first is None else first[0].size(2)
 
     def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Append new positions (B, H, T, D) and return all of them."""
-        held = self.layers[layer]
-        if held is not None:
-            key = torch.cat((held[0], key), dim=2)
-            value = torch.cat((held[1], value), dim=2)
+        cached = self.layers[layer]
+        if cached is not None:
+            key = torch.cat((cached[0], key), dim=2)
+            value = torch.cat((cached[1], value), dim=2)
         self.layers[layer] = (key, value)
         return key, value
 
 
 class LayerNorm(nn.LayerNorm):
-    """nn.LayerNorm, computed in the precision of what comes in.
+    """nn.LayerNorm, computed in the precision of its input.
 
-    FSDP in mixed precision gives weights of 16 bits to a residual stream of 32.
+    Under FSDP in mixed precision the weights have 16 bits, and the residual stream has 32.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -94,7 +93,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class Attention(nn.Module):
-    """Causal self-attention: each position looks at itself and at earlier ones."""
+    """Causal self-attention: each position attends to itself and to earlier ones."""
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
@@ -113,42 +112,42 @@ class Attention(nn.Module):
         )  # each (B, H, T, D)
         if cache is not None:
             key, value = cache.extend(self.layer, key, value)
-        # A single new position may look at everything held; several at once need the triangle,
-        # which is only right when nothing is held yet (GPT.forward sees to it).
-        attend = attend_by_scores if better_by_scores(query) else F.scaled_dot_product_attention
+        # A single new position attends to all cached ones. Several positions need the causal mask,
+        # which is correct only for an empty cache; GPT.forward ensures that.
+        attend = matmul_attention if use_matmul_attention(query) else F.scaled_dot_product_attention
         dropout = self.dropout if self.training else 0.0
         mixed = attend(query, key, value, dropout_p=dropout, is_causal=time > 1)
         mixed = mixed.transpose(1, 2).reshape(batch, time, channels)  # (B, H, T, D) -> (B, T, C)
         return self.resid_dropout(self.c_proj(mixed))
 
 
-def attend_by_scores(
+def matmul_attention(
     query: Tensor, key: Tensor, value: Tensor, dropout_p: float, is_causal: bool
 ) -> Tensor:
-    """`F.scaled_dot_product_attention`, causal, in products of matrices.
+    """Causal `F.scaled_dot_product_attention` as matrix products.
 
-    Queries, keys and values are each (B, H, T, D), as many queries as keys; so is the result. The
-    queries are taken so many at a time, each piece with the keys that it may see and no others.
+    Queries, keys, values and the result are each (B, H, T, D). Each chunk of queries is multiplied
+    only with the keys that it may attend to.
     """
     assert is_causal
     batch, heads, time, size = query.shape
-    many = max(1, ROW_BYTES // query.element_size())
+    chunk = max(1, QUERY_CHUNK_BYTES // query.element_size())
     rows, keys, values = (p.reshape(batch * heads, time, size) for p in (query, key, value))
     mixed = []
-    for begin in range(0, time, many):
-        piece = rows[:, begin : begin + many]
-        end = begin + piece.size(1)
-        unseen = query.new_full((end - begin, end), -math.inf).triu(begin + 1)
+    for begin in range(0, time, chunk):
+        part = rows[:, begin : begin + chunk]
+        end = begin + part.size(1)
+        mask = query.new_full((end - begin, end), -math.inf).triu(begin + 1)
         past = keys[:, :end].transpose(1, 2)
-        scores = torch.baddbmm(unseen, piece, past, alpha=size**-0.5)  # (B * H, piece, end)
-        shares = F.dropout(scores.softmax(dim=-1), dropout_p)
-        mixed.append(torch.bmm(shares, values[:, :end]))
+        scores = torch.baddbmm(mask, part, past, alpha=size**-0.5)  # (B * H, chunk, end)
+        weights = F.dropout(scores.softmax(dim=-1), dropout_p)
+        mixed.append(torch.bmm(weights, values[:, :end]))
     return torch.cat(mixed, dim=1).view(batch, heads, time, size)
 
 
-def better_by_scores(query: Tensor) -> bool:
-    """Whether torch's own kernel is the slower one: on a CPU, in 16 bits twice to five times."""
-    return query.device.type == "cpu" and 1 < query.size(2) <= SHORT_TIME
+def use_matmul_attention(query: Tensor) -> bool:
+    """Whether torch's kernel is slower: on a CPU with short sequences, in 16 bits 2 to 5 times."""
+    return query.device.type == "cpu" and 1 < query.size(2) <= MATMUL_ATTENTION_LENGTH
 
 
 class MLP(nn.Module):
@@ -181,7 +180,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Everything below the output layer, under the names that GPT-2 gives it."""
+    """Embeddings, blocks and the final norm, with GPT-2's names."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -193,13 +192,13 @@ class Transformer(nn.Module):
         self.activation_checkpointing = config.activation_checkpointing
 
     def forward(self, ids: Tensor, past: int, cache: KeyValueCache | None) -> Tensor:
-        """Token ids (B, T), of which `past` positions came before, to (B, T, C)."""
+        """Token ids (B, T), after `past` earlier positions, to (B, T, C)."""
         positions = torch.arange(past, past + ids.size(1), device=ids.device)
-        # The residual stream is float32 also where FSDP hands out weights of 16 bits.
+        # The residual stream is float32 even if FSDP's weights have 16 bits.
         x = self.drop((self.wte(ids) + self.wpe(positions)).float())
         for block in self.h:
             if self.activation_checkpointing and self.training and cache is None:
-                # Keeps the generator's state: the recomputed dropout is the first one's.
+                # Restores the generator's state, so that the recomputed dropout is the same.
                 x = checkpoint(block, x, use_reentrant=False)
             else:
                 x = block(x, cache)
@@ -207,9 +206,9 @@ class Transformer(nn.Module):
 
 
 class Head(nn.Linear):
-    """The output layer: logits, or their loss without all of them in memory where they are many.
+    """The output layer: logits, or their loss, computed in chunks if the vocabulary is large.
 
-    One module for both, because FSDP's hooks want each module to be called once.
+    One module for both, because FSDP's hooks require that each module is called once.
     """
 
     def forward(self, hidden: Tensor, targets: Tensor | None = None) -> Tensor:
@@ -220,10 +219,10 @@ class Head(nn.Linear):
         if self.out_features <= self.in_features:
             return self._loss(hidden, targets, "mean")
         summed = torch.zeros((), device=hidden.device)
-        # Each piece is made anew in the backward pass: of none is a float32 copy kept.
-        for piece in zip(hidden.chunk(HEAD_PIECES), targets.chunk(HEAD_PIECES), strict=True):
+        # The backward pass recomputes each chunk, so that no float32 logits stay in memory.
+        for chunk in zip(hidden.chunk(LOGIT_CHUNKS), targets.chunk(LOGIT_CHUNKS), strict=True):
             summed = summed + checkpoint(
-                self._loss, *piece, "sum", use_reentrant=False, preserve_rng_state=False
+                self._loss, *chunk, "sum", use_reentrant=False, preserve_rng_state=False
             )
         return summed / (targets != IGNORED).sum()
 
@@ -236,7 +235,7 @@ class GPT(nn.Module):
     """The language model: logits for the next token at every position, or their loss."""
 
     _no_split_modules = ("Block",)
-    """What FSDP wraps when an accelerate config file leaves the class to the model."""
+    """The class that FSDP wraps if the accelerate config file names none."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -247,7 +246,7 @@ class GPT(nn.Module):
         self.apply(self._initialise)
 
     def _initialise(self, module: nn.Module) -> None:
-        """GPT-2's: N(0, 0.02), biases 0, and 1/sqrt(2L) of it where a block joins the residual."""
+        """GPT-2's: N(0, 0.02), biases 0; projections onto the residual stream times 1/sqrt(2L)."""
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=0.02)
         if isinstance(module, nn.Linear) and module.bias is not None:
@@ -255,7 +254,7 @@ class GPT(nn.Module):
         if isinstance(module, Attention | MLP):  # visited after its children
             nn.init.normal_(module.c_proj.weight, std=0.02 / math.sqrt(2 * self.config.n_layer))
 
-    # By these three accelerate's FSDP2 recognises the tie; without them it trains wrongly.
+    # accelerate's FSDP2 needs these three methods to recognise the tie, or it trains wrongly.
     def tie_weights(self) -> None:
         """Make the output layer and the token embedding one tensor."""
         self.lm_head.weight = self.transformer.wte.weight
@@ -271,10 +270,10 @@ class GPT(nn.Module):
     ) -> Tensor:
         """Logits (B, T, V) for token ids (B, T), or, with targets (B, T), the mean loss in nats.
 
-        Targets equal to `IGNORED` do not count. With a cache, `ids` are the positions after those
-        it holds: any number into an empty one, afterwards one at a time.
+        Targets equal to `IGNORED` do not count. With a cache, `ids` are the positions after the
+        cached ones: any number into an empty cache, later one at a time.
 
-        Raises ValueError when the positions run past `block_size`.
+        Raises ValueError if the positions exceed `block_size`.
         """
         past = 0 if cache is None else cache.length
         time = ids.size(1)
@@ -286,5 +285,5 @@ class GPT(nn.Module):
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Trained numbers, tied weights counted once."""
+    """The number of trained parameters; tied weights count once."""
     return sum(parameter.numel() for parameter in model.parameters())

@@ -268,7 +268,7 @@ def _cuda_kernels(half: bool) -> Iterator[None]:
     stand_ins: dict[tuple[Any, str], Any] = {
         (F, "scaled_dot_product_attention"): fused_attention,
         (F, "dropout"): fused_dropout,
-        (model.gpt, "better_by_scores"): lambda query: False,
+        (model.gpt, "use_matmul_attention"): lambda query: False,
     }
     if half:
         stand_ins[F, "cross_entropy"] = loss_in_float32

@@ -15,9 +15,9 @@ from model.gpt import (
     ACTIVATIONS,
     GPT,
     IGNORED,
-    SHORT_TIME,
+    MATMUL_ATTENTION_LENGTH,
     GPTConfig,
-    attend_by_scores,
+    matmul_attention,
     parameter_count,
 )
 from planning.allocation_log import LiveBytes
@@ -124,13 +124,13 @@ def test_a_large_vocabulary_is_never_in_memory_as_logits(monkeypatch):
     ids = torch.zeros((2, 64), dtype=torch.int64)
 
     def peak(pieces):
-        monkeypatch.setattr(model.gpt, "HEAD_PIECES", pieces)
+        monkeypatch.setattr(model.gpt, "LOGIT_CHUNKS", pieces)
         with LiveBytes() as tracker:
             gpt(ids, ids).backward()
         gpt.zero_grad()
         return tracker.log.totals().sum(axis=1).max()
 
-    assert peak(model.gpt.HEAD_PIECES) < 0.4 * peak(1)
+    assert peak(model.gpt.LOGIT_CHUNKS) < 0.4 * peak(1)
 
 
 def test_the_two_activations_differ():
@@ -143,14 +143,14 @@ def test_the_two_activations_differ():
 
 
 @pytest.mark.parametrize(("dtype", "nearly"), [(torch.float32, 1e-6), (torch.bfloat16, 0.03)])
-@pytest.mark.parametrize("time", [2, 64, 300, SHORT_TIME])
+@pytest.mark.parametrize("time", [2, 64, 300, MATMUL_ATTENTION_LENGTH])
 def test_attention_by_scores_is_torchs_own(dtype, nearly, time):
     generator = torch.Generator().manual_seed(3)
     parts = [torch.randn(2, 3, time, 8, generator=generator).requires_grad_() for _ in range(3)]
     upstream = torch.randn(2, 3, time, 8, generator=generator)
     results = []
-    for attend in (attend_by_scores, F.scaled_dot_product_attention):
-        low = dtype if attend is attend_by_scores else torch.float64
+    for attend in (matmul_attention, F.scaled_dot_product_attention):
+        low = dtype if attend is matmul_attention else torch.float64
         mixed = attend(*(part.to(low) for part in parts), dropout_p=0.0, is_causal=True)
         results.append((mixed.float(), *torch.autograd.grad(mixed.float(), parts, upstream)))
 
@@ -162,10 +162,10 @@ def test_attention_by_scores_is_torchs_own(dtype, nearly, time):
 @pytest.mark.parametrize(
     ("dtype", "time", "by_scores"),
     [
-        (torch.bfloat16, SHORT_TIME, True),
-        (torch.bfloat16, SHORT_TIME + 1, False),
+        (torch.bfloat16, MATMUL_ATTENTION_LENGTH, True),
+        (torch.bfloat16, MATMUL_ATTENTION_LENGTH + 1, False),
         (torch.bfloat16, 1, False),
-        (torch.float32, SHORT_TIME, True),
+        (torch.float32, MATMUL_ATTENTION_LENGTH, True),
     ],
 )
 def test_attention_is_by_scores_where_that_is_quicker(monkeypatch, dtype, time, by_scores):
@@ -173,9 +173,9 @@ def test_attention_is_by_scores_where_that_is_quicker(monkeypatch, dtype, time, 
 
     def noted(query, *rest, **options):
         taken.append(query)
-        return attend_by_scores(query, *rest, **options)
+        return matmul_attention(query, *rest, **options)
 
-    monkeypatch.setattr(model.gpt, "attend_by_scores", noted)
+    monkeypatch.setattr(model.gpt, "matmul_attention", noted)
     attention = model.gpt.Attention(GPTConfig(V, time, 1, 2, 16), 0).to(dtype)
 
     attention(torch.zeros(1, time, 16, dtype=dtype))
