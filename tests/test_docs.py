@@ -186,6 +186,13 @@ def test_the_page_of_the_rooms_names_definitions():
     assert len(re.findall(r"`[\w.]+` in \[", text)) >= 40
 
 
+def test_the_calls_of_train_py_are_those_that_its_page_explains():
+    explained = re.findall(r"`session\.(\w+)\(", text_of(DOCS / "how-the-code-is-organised.md"))
+    assert len(explained) >= 7
+    called = re.findall(r"\bsession\.(\w+)\(", (ROOT / "train.py").read_text())
+    assert set(explained) <= set(called)
+
+
 def test_the_tables_of_keys_are_the_schema_s():
     page = text_of(DOCS / "configuration.md")
     between = re.search(r"<!-- begin of (.*) -->\n(.*)\n<!-- end of \1 -->", page, flags=re.DOTALL)

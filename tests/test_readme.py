@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
+from pathlib import Path
 
 import pages
 import pytest
@@ -59,8 +61,24 @@ def test_every_launch_on_a_cpu_trains(command, text_file, tmp_path):
         )
         assert result.returncode == 0, result.stderr
         assert "Generate text:" in result.stdout
+        if command == SHOWN[0]:
+            assert_shown_in_the_readme(result.stdout, tmp_path / "run")
         if any(override.startswith("hub.") for override in taken):
             look_into_the_repo(hub)
+
+
+def assert_shown_in_the_readme(output: str, run_dir: Path) -> None:
+    """The lines of a run are those of the README, but for their numbers."""
+
+    def without_numbers(text: str) -> list[str]:
+        return re.sub(r"\d+([.,]\d+)*(e-\d+)?", "#", text).splitlines()
+
+    heads = ("text ", "model ", "step ", "run ", "snapshot ", "curves ", "Generate", "Continue")
+    shown = set(without_numbers(pages.text_of(README)))
+    lines = without_numbers(output.replace(str(run_dir), "out/python-docs"))
+    compared = [line for line in lines if line.startswith((*heads, " " * 19))]
+    assert {line.split()[0] for line in compared} >= {head.strip() for head in heads}
+    assert [line for line in compared if line not in shown] == []
 
 
 def look_into_the_repo(hub: LoopbackHub) -> None:
