@@ -1,4 +1,4 @@
-"""How a run ends: every cause has its exit code, and the README's table names a test for each."""
+"""How a run ends: every cause has its exit code, and the documentation's table names a test for each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from training.run.signals import (
     name_of,
 )
 
-README = (runs.ROOT / "README.md").read_text(encoding="utf-8")
+PAGE = (runs.ROOT / "docs" / "resume-and-faults.md").read_text(encoding="utf-8")
 LOST = RuntimeError("[gloo] Connection closed by peer")
 
 
@@ -90,8 +90,8 @@ def test_the_first_cause_decides(cause, error, code):
     assert _code_for(error, cause) == code
 
 
-def test_the_readme_has_every_code_and_a_test_that_asserts_it():
-    rows = re.findall(r"^\| (\d+) \| .* \| (\w+): `(test_\w+)` \|$", README, flags=re.MULTILINE)
+def test_the_documentation_has_every_code_and_a_test_that_asserts_it():
+    rows = re.findall(r"^\| (\d+) \| .* \| (\w+): `(test_\w+)` \|$", PAGE, flags=re.MULTILINE)
     assert {int(code) for code, _, _ in rows} == {0, 1, 2, 75, 130, 143}
     for code, file, name in rows:
         text = (runs.ROOT / "tests" / f"{file}.py").read_text()
