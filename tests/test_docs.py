@@ -6,15 +6,15 @@ import re
 from itertools import pairwise
 from pathlib import Path
 
-import pages
 import pytest
 import yaml
-from pages import CONTRIBUTING, DOCS, PAGES, README, Command, inline_code, text_of
 
+import pages
 import plan
 import sample
 from config.compose import all_keys, load_config
 from config.help import PRESETS, markdown
+from pages import CONTRIBUTING, DOCS, PAGES, README, Command, inline_code, text_of
 from runs import ROOT
 
 KEYS = set(all_keys())

@@ -139,9 +139,9 @@ def test_a_link_that_is_cut_for_good_ends_both_sides_and_the_hub_has_the_run(
 
 
 def the_loop_of_the_readme(words: list[str], run_dir: Path) -> list[str]:
-    """What the README has a machine do, with this test's words for the launch and its run."""
-    readme = (runs.ROOT / "README.md").read_text()
-    (loop,) = (block for block in readme.split("```") if block.lstrip().startswith("trap "))
+    """What docs/ has a machine do, with this test's words for the launch and its run."""
+    page = (runs.ROOT / "docs" / "several-machines.md").read_text()
+    (loop,) = (block for block in page.split("```") if block.lstrip().startswith("trap "))
     command = re.search(r"accelerate launch .*?(?=; do)", loop)
     assert command is not None
     loop = loop.replace(command[0], shlex.join(words))
@@ -150,7 +150,7 @@ def the_loop_of_the_readme(words: list[str], run_dir: Path) -> list[str]:
 
 
 def looping(cluster: Cluster, host: Host, into: Path, *overrides: str):
-    """The loop of the README on a host of the cluster."""
+    """The loop of docs/several-machines.md on a host of the cluster."""
     run_dir = cluster.disks[host.rank] / "run"
     words = the_loop_of_the_readme(cluster.words(host.rank, *overrides), run_dir)
     return host.start(words, into=into, **cluster.hub.environment())

@@ -7,12 +7,12 @@ import shlex
 import sys
 from pathlib import Path
 
-import pages
 import pytest
-from pages import LAUNCHES, README, SHOWN, launched_by
 
+import pages
 import runs
 from loopback_hub import LoopbackHub
+from pages import LAUNCHES, README, SHOWN, launched_by
 from runs import ROOT
 
 ON_A_CPU = ("cpu.yaml", "ddp_cpu.yaml", "fsdp_cpu.yaml")
