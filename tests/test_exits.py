@@ -1,4 +1,4 @@
-"""How a run ends: every cause has its exit code, and the documentation's table names a test for each."""
+"""How a run ends: every cause has its exit code, and the documentation names a test for each."""
 
 from __future__ import annotations
 
