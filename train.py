@@ -1,7 +1,7 @@
 """Train a GPT on text. The whole run, top to bottom; start it with `accelerate launch train.py`.
 
-The same command again resumes from the newest snapshot. B: sequences of a micro-batch on one
-process, T: tokens of a sequence.
+The same command again resumes from the newest snapshot (checkpoint).
+B: sequences of a micro-batch on one process. T: tokens of a sequence.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from training.distributed.precision import configure_precision
 from training.distributed.strategy import grads_in_buckets
 from training.evaluation import held_out_loss
 from training.optimizer import adamw
-from training.out_of_memory import refuse_too_large
+from training.out_of_memory import check_model_fits
 from training.reproducibility import reseed
 from training.run.accelerator import accelerator_options
 from training.run.command import run_command
@@ -28,30 +28,30 @@ from training.schedule import learning_rate_at, set_learning_rate
 
 
 def main(config: Config, session: Session) -> int:
-    """One attempt of a run, on every process; `session` holds what surrounds its updates."""
+    """Execute one attempt of a run. Every process calls this; `session` handles all but updates."""
     data, optim, train = config.data, config.optim, config.train
 
-    # Who computes: what the accelerate config file says. Accumulation follows from it.
+    # Processes, devices, precision: from the accelerate config file. Accumulation is derived.
     accelerator = Accelerator(**accelerator_options(config))
     session.begin(accelerator)
     accumulation = accelerator.gradient_accumulation_steps
-    global_micro_batch_size = train.global_batch_size // accumulation  # sequences, all processes
+    global_micro_batch_size = train.global_batch_size // accumulation  # over all processes
 
-    # What is trained on, and the snapshot that this attempt resumes from.
+    # The text, and the snapshot that this attempt resumes from.
     corpus = prepare_text(accelerator, config)
     session.choose_start(corpus)
 
-    # What is trained. The initial weights are a function of the seed, the same on all processes.
+    # The model. Its initial weights are a function of the seed, the same on all processes.
     reseed(train.seed, step=0, process=0)
     shape = GPTConfig(corpus.tokenizer.vocab_size, data.block_size, **vars(config.model))
-    refuse_too_large(shape)
+    check_model_fits(shape)
     model = GPT(shape)
-    session.announce(model)
+    session.open(model)
     if session.finished:
         return session.end()
     optimizer = adamw(model, optim, accelerator.device)
 
-    # The order of the text is a function of seed and step. Held-out text has windows of its own.
+    # The training windows are a function of seed and step. The held-out windows never change.
     order = BlockOrder(len(corpus.train), data.block_size, train.seed)
     pinned = accelerator.device.type == "cuda"
     train_loader = window_loader(
@@ -73,10 +73,10 @@ def main(config: Config, session: Session) -> int:
         model, optimizer, train_loader, held_out_loader
     )
     session.restore(model, optimizer, held_out_loader)
-    set_to_none = not grads_in_buckets(model)  # DDP's buckets stay, and are zeroed
+    set_to_none = not grads_in_buckets(model)  # DDP's gradients are views of its buckets
     batches = iter(train_loader)
     for step in session.steps():
-        reseed(train.seed, step, accelerator.process_index)  # dropout is the same after a restart
+        reseed(train.seed, step, accelerator.process_index)  # so dropout survives a restart
         rate = learning_rate_at(step, optim, train.max_steps)
         set_learning_rate(optimizer, rate)
         step_loss = torch.zeros((), device=accelerator.device)
@@ -84,22 +84,22 @@ def main(config: Config, session: Session) -> int:
             inputs, targets = next(batches)  # each (B, T)
             with accelerator.accumulate(model):
                 loss = model(inputs, targets)
-                accelerator.backward(loss)  # divides by the accumulation
+                accelerator.backward(loss)  # divides the loss by `accumulation`
                 step_loss += loss.detach() / accumulation
                 if accelerator.sync_gradients:
                     norm = accelerator.clip_grad_norm_(model.parameters(), optim.max_grad_norm)
-                optimizer.step()  # first waits for a snapshot that is being written
+                optimizer.step()  # waits until the pending snapshot is written
                 optimizer.zero_grad(set_to_none)
         epoch = order.epoch_of(step * train.global_batch_size - 1)
         due = session.finish_step(step, epoch, rate, step_loss, norm)
 
-        # What is due. The snapshot is first: whatever follows cannot cost it.
+        # What is due. The snapshot comes first, so a failing evaluation cannot prevent it.
         if due.save:
             session.save()
         if due.evaluate:
-            session.evaluated(held_out_loss(accelerator, model, held_out_loader))
+            session.report_evaluation(held_out_loss(accelerator, model, held_out_loader))
         if due.sample:
-            session.sampled(sample_text(accelerator, model, corpus.tokenizer, seed=step))
+            session.report_sample(sample_text(accelerator, model, corpus.tokenizer, seed=step))
     return session.end()
 
 

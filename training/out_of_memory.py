@@ -29,7 +29,7 @@ SMALLER = (
 )
 
 
-def refuse_too_large(config: GPTConfig) -> None:
+def check_model_fits(config: GPTConfig) -> None:
     """Raise ConfigError where a process needs more of this machine's memory than is available.
 
     Each process creates the weights. On a CPU without FSDP, their gradients and AdamW's two moments

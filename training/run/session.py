@@ -116,7 +116,7 @@ class Session:
         """The first step of this attempt, counted from 1."""
         return self.state.step + 1
 
-    def announce(self, model: GPT) -> None:
+    def open(self, model: GPT) -> None:
         """Print the header, begin the uploads, and find out whether the run is finished."""
         accelerator, config, start, state = self.accelerator, self.config, self.start, self.state
         self.console = Console(accelerator.is_main_process, config.train.max_steps, state.step)
@@ -167,7 +167,7 @@ class Session:
         first_window = held_out_loader.dataset.__getitems__([0])
         self._probe = send_to_device(first_window, accelerator.device)
         if self._pending:
-            self.evaluated(held_out_loss(accelerator, model, held_out_loader))
+            self.report_evaluation(held_out_loss(accelerator, model, held_out_loader))
             self._sample = sample_text(accelerator, model, self.corpus.tokenizer, state.step)
             self.report.resume_clock()
 
@@ -225,13 +225,13 @@ class Session:
         assert self._writer is not None
         self._writer.begin(self.state, self._sample, self._last, self._stopping)
 
-    def evaluated(self, loss: float) -> None:
+    def report_evaluation(self, loss: float) -> None:
         """Report the held-out loss of the step. Raises TrainingStopped when it is not finite."""
         self.report.held_out(self.accelerator, self.state.step, loss)
         self.state.update_best_loss(loss)
         self._held_out = loss
 
-    def sampled(self, text: str) -> None:
+    def report_sample(self, text: str) -> None:
         """Print a sample; the next upload carries it."""
         self._sample = text
         self.console.sample(self.state.step, text)
