@@ -1,7 +1,7 @@
-"""A text made ready for training: vocabulary, tokens on disk, split, fingerprint.
+"""A text prepared for training: vocabulary, tokens on disk, split, fingerprint.
 
 Prepared once and cached. The cache folder of a corpus holds `tokens.arrow`, the tokenizer's files
-and `corpus.json`; it is built beside its place and renamed, so that it is whole or absent.
+and `corpus.json`. It is built under a temporary name and renamed, so that it is whole or absent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from data.tokenizer import CharTokenizer
 
 @dataclass(frozen=True)
 class Corpus:
-    """A prepared text. `train` and `held_out` are disjoint, and no window reaches across."""
+    """A prepared text. `train` and `held_out` are disjoint; no window contains parts of both."""
 
     info: CorpusInfo
     tokenizer: CharTokenizer
@@ -41,14 +41,14 @@ def prepare_corpus(
     verify: bool = True,
     say: Callable[[str], None] | None = None,
 ) -> Corpus:
-    """Load the corpus that `source` names, preparing it first where no cache holds it whole.
+    """Load the corpus that `source` names, and prepare it first if the cache does not hold it.
 
-    `threads` look its characters up, at most four of them. `verify` reads all of what the cache
-    holds, about a second a GB; one process of each machine does it. `say` is given lines on what
-    takes longer than a second, from a thread.
+    `threads`, at most four, encode the text. `verify` reads all of the cached corpus, about a
+    second a GB; one process of each machine should do it. `say` receives progress lines, from a
+    thread, for what takes longer than a second.
 
-    Raises DataError where the text is missing, unreadable, empty or shorter than a block, and where
-    the cache cannot be used.
+    Raises DataError if the text is missing, unreadable, empty or shorter than a block, or if the
+    cache cannot be used.
     """
     cache_dir = _expanded(cache_dir)
     with Progress(say) as progress:
@@ -56,19 +56,19 @@ def prepare_corpus(
         settings = f"{FORMAT}\0{opened.key}\0{val_fraction!r}"
         folder = cache_dir / hashlib.sha256(settings.encode()).hexdigest()[:16]
         try:
-            progress.doing(f"loading {opened.name} as it was prepared")
+            progress.doing(f"loading the prepared {opened.name}")
             if verify:
-                remove_abandoned(folder, alone=False)
-            prepared = _whole(folder, verify, progress, progress.say)
+                remove_abandoned(folder, has_lock=False)
+            prepared = _load_if_whole(folder, verify, progress, progress.say)
             if prepared is None:
                 prepared = _prepare(opened, val_fraction, folder, threads, progress)
         except BrokenText as error:
-            raise opened.refused(error) from error
+            raise opened.rejected(error) from error
         except OSError as error:
             raise cache_error(cache_dir, error) from error
         except Damaged as error:
             raise DataError(
-                f"data.cache_dir={cache_dir}: what was just prepared is not what {folder} holds: "
+                f"data.cache_dir={cache_dir}: {folder} does not hold what was just written to it: "
                 f"{error}. Start again, or name another folder."
             ) from error
     return _parts(prepared, block_size, opened)
@@ -78,19 +78,21 @@ def _expanded(cache_dir: Path) -> Path:
     try:
         return cache_dir.expanduser()
     except RuntimeError as error:
-        raise DataError(f"data.cache_dir={cache_dir}: {error} Name the folder in full.") from error
+        raise DataError(
+            f"data.cache_dir={cache_dir}: {error} Give the full path of the folder."
+        ) from error
 
 
-def _whole(
+def _load_if_whole(
     folder: Path, verify: bool, progress: Progress, say: Callable[[str], None]
 ) -> Prepared | None:
-    """The prepared text of a folder; None, and a word of it, where it is absent or damaged."""
+    """Load a prepared text; None if it is absent or damaged, with a warning if it is damaged."""
     if not folder.exists():
         return None
     try:
         return load_prepared(folder, verify, progress)
     except Damaged as error:
-        say(f"warning: the prepared text in {folder} is damaged: {error}. It is prepared anew.")
+        say(f"warning: the prepared text in {folder} is damaged: {error}. It is prepared again.")
         return None
 
 
@@ -98,19 +100,19 @@ def _prepare(
     opened: Source, val_fraction: float, folder: Path, threads: int, progress: Progress
 ) -> Prepared:
     progress.doing(f"preparing {opened.name}")
-    from data.prepare import build  # with `datasets`, which a prepared text does without
+    from data.prepare import build  # imports `datasets`, which a prepared text does not need
 
     progress.doing(f"waiting for another process that prepares {opened.name}")
     make_once(
         folder,
         lambda building: build(opened, val_fraction, building, threads, progress),
-        lambda: _whole(folder, True, progress, lambda line: None) is not None,
+        lambda: _load_if_whole(folder, True, progress, lambda line: None) is not None,
     )
     return load_prepared(folder, False, progress)
 
 
 def _parts(prepared: Prepared, block_size: int, opened: Source) -> Corpus:
-    # Another file of the same text may have been prepared first: the name is today's.
+    # The cache may hold the name of another file with the same text: use the current name.
     info, tokens = replace(prepared.info, name=opened.name), prepared.tokens
     train, held_out = tokens.part(0, info.split), tokens.part(info.split, len(tokens))
     if len(train) <= block_size:

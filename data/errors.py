@@ -1,4 +1,4 @@
-"""The errors of this room: those that are the user's to mend, and one that another start mends."""
+"""Errors of texts: user mistakes, and failures that a restart can resolve."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ class DataError(ValueError):
 
 
 class BrokenText(DataError):
-    """A text whose content cannot be read: where it was fetched, the download is of no use."""
+    """A text whose content cannot be read; if it was downloaded, the download is useless."""
 
 
 class TextUnreachable(DataError):
-    """A text behind a network or a server that does not answer. Another start may have it."""
+    """A network or server failure. A later start may succeed."""
 
 
 class TextLost(DataError):
-    """A prepared text that became shorter while it was read. The next start prepares it anew."""
+    """A prepared text was truncated while it was read. The next start prepares it again."""
 
 
 def cache_error(cache_dir: Path, error: OSError) -> DataError:
-    """What to say when `data.cache_dir` cannot be read or written."""
+    """The error for a `data.cache_dir` that cannot be read or written."""
     where = f" ({error.filename})" if error.filename else ""
     reason = f"{error.strerror or error}{where}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        remedy = "Free some room (one to four bytes a character) or name another folder."
+        remedy = "Free some space (one to four bytes a character) or name another folder."
     else:
-        remedy = "Name another folder, in which you may read and write."
+        remedy = "Name another folder, which you may read and write."
     return DataError(f"data.cache_dir={cache_dir} cannot be used: {reason}. {remedy}")

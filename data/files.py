@@ -1,4 +1,4 @@
-"""Files of this disk that `data.source` names."""
+"""Local files that `data.source` names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PIECE_BYTES = 1 << 20
 
 
 def looks_like_files(source: str) -> bool:
-    """Whether a source names files of this disk, and no data set of the Hub."""
+    """Whether a source names local files, and not a data set on the Hub."""
     suffix, compression = suffixes(source)
     return (
         Path(source).expanduser().exists()
@@ -32,9 +32,9 @@ def looks_like_files(source: str) -> bool:
 
 
 def matching_files(source: str) -> list[Path]:
-    """The files that a path or a pattern names, by name.
+    """The files that a path or a pattern matches, sorted by name.
 
-    Raises DataError where there are none, OSError where folders are closed or a name is too long,
+    Raises DataError if there are none, OSError if a folder cannot be read or a name is too long,
     and RuntimeError for the home of an unknown user.
     """
     path = Path(source).expanduser()
@@ -47,7 +47,7 @@ def matching_files(source: str) -> list[Path]:
         return [path]
     if not any(mark in source for mark in "*?["):
         raise DataError(f"data.source={source}: there is no such file. Check the path.")
-    _refuse_closed_folder(path)
+    _check_folder_is_readable(path)
     files = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
     files = [file for file in files if not file.is_dir()]
     if not files:
@@ -57,35 +57,35 @@ def matching_files(source: str) -> list[Path]:
     return files
 
 
-def _refuse_closed_folder(pattern: Path) -> None:
-    """Raise OSError where the folder in which a pattern looks may not be read: it finds nothing."""
+def _check_folder_is_readable(pattern: Path) -> None:
+    """Raise OSError if the folder of a pattern is not readable: glob would find no files."""
     fixed = [part for part in pattern.parents if not glob.has_magic(str(part))]
     if fixed and fixed[0].is_dir():
         os.scandir(fixed[0]).close()
 
 
 def stamps_of(name: str, files: list[Path]) -> list[tuple[int, int, int]]:
-    """Size, time and number of each file: what changes when somebody writes to it.
+    """Size, modification time and inode of each file, which change when a process writes to it.
 
-    Raises DataError for what is no regular file: a device or a pipe can be read for ever.
+    Raises DataError if a file is not a regular file: a device or a pipe may never end.
     """
     stamps = []
     for file in files:
-        with _named(name, file):
+        with _translate_errors(name, file):
             found = file.stat()
         if not stat.S_ISREG(found.st_mode):
             raise DataError(
-                f"data.source={name}: {file} is no regular file, but a device, a pipe or the like. "
-                "Write its text into a file first."
+                f"data.source={name}: {file} is not a regular file, but a device or a pipe, for "
+                "example. Write its text to a file first."
             )
         stamps.append((found.st_size, found.st_mtime_ns, found.st_ino))
     return stamps
 
 
 def digest_of(name: str, file: Path, progress: Progress) -> bytes:
-    """SHA-256 of a file, whose bytes are counted. Raises DataError where it cannot be read."""
+    """SHA-256 of a file; counts its bytes as progress. Raises DataError if it cannot be read."""
     digest = hashlib.sha256()
-    with _named(name, file), open(file, "rb") as opened:
+    with _translate_errors(name, file), open(file, "rb") as opened:
         while piece := opened.read(PIECE_BYTES):
             digest.update(piece)
             progress.done += len(piece)
@@ -93,8 +93,8 @@ def digest_of(name: str, file: Path, progress: Progress) -> bytes:
 
 
 @contextmanager
-def _named(name: str, file: Path) -> Iterator[None]:
-    """Raise DataError with the file's name for what goes wrong with it."""
+def _translate_errors(name: str, file: Path) -> Iterator[None]:
+    """Turn OSError into a DataError that names the file."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Which format and which compression the name of a file tells, and what its first bytes tell."""
+"""Format and compression of a file, from its name and its first bytes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ TABLE_READERS = {
 }
 COMPRESSIONS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 BROKEN_COMPRESSION = (OSError, EOFError, lzma.LZMAError, zlib.error)
-"""What reading a compressed file raises."""
+"""Raised by reading a broken compressed file."""
 HEAD_BYTES = 512
 UNPACK = "Unpack it first: "
-NO_TEXT = (
+OTHER_FORMATS = (
     (0, b"PK\x03\x04", "a ZIP archive", UNPACK + "unzip {file}"),
     (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive", UNPACK + "7z x {file}"),
     (0, b"Rar!\x1a\x07", "a RAR archive", UNPACK + "unrar x {file}"),
@@ -37,9 +37,9 @@ NO_TEXT = (
     (0, b"\xfd7zXZ\x00", "compressed by xz", UNPACK + "xz -dc < {file} > text.txt"),
     (0, b"%PDF-", "a PDF document", "Convert it first: pdftotext {file} text.txt"),
     (0, b"PAR1", "a Parquet table", "Give it a name that ends in .parquet."),
-    (0, bytes(HEAD_BYTES), "NUL bytes at its beginning", "Copy it again: it is not whole."),
+    (0, bytes(HEAD_BYTES), "NUL bytes at its beginning", "Copy it again: it is incomplete."),
 )
-"""Place, first bytes, what they tell, and how a text is made of it."""
+"""Offset, bytes at it, the format that they indicate, and how to convert it to a text."""
 BYTE_ORDER_MARKS = (
     (b"\xff\xfe\x00\x00", "UTF-32"),
     (b"\x00\x00\xfe\xff", "UTF-32"),
@@ -49,9 +49,9 @@ BYTE_ORDER_MARKS = (
 
 
 def suffixes(path: str) -> tuple[str, str]:
-    """The ending that tells the format and the one that tells the compression ('' for none).
+    """The suffixes of format and compression, '' for none.
 
-    In lower case: `A.TXT.GZ` is what `a.txt.gz` is.
+    In lower case: `A.TXT.GZ` has the format of `a.txt.gz`.
     """
     bare = Path(path.lower())
     compression = bare.suffix if bare.suffix in COMPRESSIONS else ""
@@ -59,20 +59,20 @@ def suffixes(path: str) -> tuple[str, str]:
 
 
 def open_bytes(file: str) -> IO[bytes]:
-    """The content of a file, decompressed as its name tells."""
+    """Open a file, decompressed according to its name."""
     opener = COMPRESSIONS.get(suffixes(file)[1])
     return opener(file, "rb") if opener else open(file, "rb")
 
 
 def refuse_other_content(file: str) -> None:
-    """Raise BrokenText for what is no text by its first bytes; it says how one is made of it."""
+    """Raise BrokenText if the first bytes indicate another format; the message has the remedy."""
     try:
         with open_bytes(file) as opened:
             head = opened.read(HEAD_BYTES)
     except BROKEN_COMPRESSION:
-        return  # whoever reads it to its end says so
-    for place, magic, what, remedy in NO_TEXT:
-        if head[place : place + len(magic)] == magic:
+        return  # the reader of the whole file reports it
+    for offset, magic, what, remedy in OTHER_FORMATS:
+        if head[offset : offset + len(magic)] == magic:
             remedy = remedy.format(file=shlex.quote(file))
             raise BrokenText(f"data.source: {file} is {what}, not a text. {remedy}")
     encoding = _wide_encoding(head)
@@ -84,17 +84,18 @@ def refuse_other_content(file: str) -> None:
 
 
 def _wide_encoding(head: bytes) -> str | None:
-    """The encoding of a text in units of several bytes, by its mark or by where its NULs are."""
+    """UTF-16 or UTF-32, by the byte order mark or by the positions of NUL bytes; else None."""
     for mark, encoding in BYTE_ORDER_MARKS:
         if head.startswith(mark):
             return encoding
-    at = [head[place::4].count(0) * 8 > len(head) for place in range(4)]  # more than half are NUL
+    # By offset modulo 4: whether more than half of the bytes are NUL.
+    nuls = [head[offset::4].count(0) * 8 > len(head) for offset in range(4)]
     return {
         (False, True, False, True): "UTF-16LE",
         (True, False, True, False): "UTF-16BE",
         (False, True, True, True): "UTF-32LE",
         (True, True, True, False): "UTF-32BE",
-    }.get(tuple(at))  # type: ignore[arg-type]
+    }.get(tuple(nuls))  # type: ignore[arg-type]
 
 
 def iconv(encoding: str, file: str) -> str:

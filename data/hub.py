@@ -1,4 +1,4 @@
-"""Data sets of the Hub, which `datasets` downloads and keeps."""
+"""Data sets on the Hub, which `datasets` downloads and caches."""
 
 from __future__ import annotations
 
@@ -22,40 +22,40 @@ from data.locks import NO_LOCKS
 from data.once import temporary_name
 from data.tables import csv_options, no_column, row_pieces
 
-CLOSED = (*NO_LOCKS, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
-"""What a disk answers on which `datasets` cannot keep what it downloads."""
+CACHE_ERRORS = (*NO_LOCKS, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+"""Errors of a disk on which `datasets` cannot cache its downloads."""
 
 
 def hub_pieces(
     name: str, text_column: str, cache_dir: Path, say: Callable[[str], None]
 ) -> list[Path] | tuple[IterableDataset, str]:
-    """The split `train` of a data set on the Hub, kept in the cache of `datasets`.
+    """The split `train` of a data set on the Hub, from the cache of `datasets`.
 
-    Of a data set of texts the files themselves, which its rows, a line each, do not give to the
-    letter; of any other its rows, and the version that was downloaded. Where the Hub cannot be
-    reached, what was downloaded before; `cache_dir` remembers which files those of texts are.
+    For a data set of text files, the files themselves, because its rows, one per line, do not
+    preserve the text exactly; for any other, its rows and the version that was downloaded. If the
+    Hub cannot be reached, an earlier download is used; `cache_dir` records the text files of it.
 
-    Raises DataError when it cannot be had.
+    Raises DataError if the data set cannot be loaded.
     """
     digest = hashlib.sha256(f"{name}\0{text_column}".encode()).hexdigest()[:16]
     record = cache_dir / "hub" / f"{digest}.json"
     try:
         builder = _builder(name, text_column)
         if isinstance(builder, Text):
-            return _remember(record, _files_of(builder, name, text_column))
+            return _record_files(record, _files_of(builder, name, text_column))
         builder.download_and_prepare()
         rows = builder.as_dataset(split="train")
     except DataError:
         raise
-    except Exception as error:  # of many unrelated types: the Hub's, the network's, the builder's
+    except Exception as error:  # many unrelated types: of the Hub, the network, the builder
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        if isinstance(error, OSError) and error.errno in CLOSED:
+        if isinstance(error, OSError) and error.errno in CACHE_ERRORS:
             raise DataError(
-                f"data.source={name} cannot be kept in {datasets.config.HF_DATASETS_CACHE}: "
+                f"data.source={name} cannot be cached in {datasets.config.HF_DATASETS_CACHE}: "
                 f"{reason}. Name a folder on another disk in HF_DATASETS_CACHE."
             ) from error
-        if files := _remembered(record):
-            say(f"warning: {name} is read as it was downloaded before: {reason}")
+        if files := _recorded_files(record):
+            say(f"warning: {name} is read from an earlier download: {reason}")
             return files
         kind = TextUnreachable if isinstance(error, (ConnectionError, TimeoutError)) else DataError
         raise kind(
@@ -67,20 +67,22 @@ def hub_pieces(
 
 
 def _builder(name: str, text_column: str) -> DatasetBuilder:
-    """What reads a data set; of its rows in the cache, where the Hub cannot be reached."""
+    """The builder of a data set; of its cached rows if the Hub cannot be reached."""
     options = csv_options(text_column)
     try:
         builder = datasets.load_dataset_builder(name)
     except Exception:
-        with suppress(Exception):  # it finds no rows that were read with options
+        with suppress(
+            Exception
+        ):  # the builder above does not find rows that were read with options
             return _cached(name, options)
         raise
     if isinstance(builder, Csv):
         return datasets.load_dataset_builder(name, **options)
     if isinstance(builder, Cache) and builder.info.builder_name == "csv":
-        return _cached(name, options)  # others' rows lack texts such as "NA"
+        return _cached(name, options)  # rows that were read without them lack texts such as "NA"
     if isinstance(builder, Cache) and builder.info.builder_name == "text":
-        raise ConnectionError("the rows in the cache of datasets have lost the ends of their lines")
+        raise ConnectionError("the cached rows of datasets have lost their line ends")
     return builder
 
 
@@ -89,16 +91,16 @@ def _cached(name: str, options: dict[str, Any]) -> DatasetBuilder:
     return Cache(repo_id=name, dataset_name=dataset_name, version="auto", hash="auto", **options)
 
 
-def _remember(record: Path, files: list[Path]) -> list[Path]:
-    with suppress(OSError):  # the text itself is there
+def _record_files(record: Path, files: list[Path]) -> list[Path]:
+    with suppress(OSError):  # the record is optional: the text itself is cached
         record.parent.mkdir(parents=True, exist_ok=True)
-        own = temporary_name(record)
-        own.write_text(json.dumps([str(file) for file in files]) + "\n")
-        own.rename(record)
+        temporary = temporary_name(record)
+        temporary.write_text(json.dumps([str(file) for file in files]) + "\n")
+        temporary.rename(record)
     return files
 
 
-def _remembered(record: Path) -> list[Path]:
+def _recorded_files(record: Path) -> list[Path]:
     try:
         files = [Path(name) for name in json.loads(record.read_text())]
     except (OSError, ValueError, TypeError):
@@ -114,7 +116,7 @@ def _files_of(builder: Text, name: str, text_column: str) -> list[Path]:
         raise no_column(name, text_column, columns)
     if codecs.lookup(config.encoding).name != "utf-8":
         raise DataError(
-            f"data.source={name} says that its text is in {config.encoding}; only UTF-8 is read. "
+            f"data.source={name} has text in {config.encoding}; only UTF-8 is read. "
             "Download it, convert it and give its path."
         )
     if "train" not in config.data_files:
@@ -125,8 +127,8 @@ def _files_of(builder: Text, name: str, text_column: str) -> list[Path]:
             cache_dir=builder._cache_downloaded_dir,
             token=builder.token,
             storage_options=builder.storage_options,
-            use_etag=False,  # the address has the commit in it
+            use_etag=False,  # the URL contains the commit
         ),
     )
-    there = downloads.download_and_extract(config.data_files["train"])
-    return [Path(str(file)) for file in downloads.iter_files(there)]
+    extracted = downloads.download_and_extract(config.data_files["train"])
+    return [Path(str(file)) for file in downloads.iter_files(extracted)]

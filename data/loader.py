@@ -1,9 +1,10 @@
-"""Batches of windows, for training (endless, in the run's order) and for evaluation (each once).
+"""Batches of windows: endless for training, in the run's order; each once for evaluation.
 
 Letters in shapes: B sequences of one batch, T block_size.
 
-Both samplers yield the windows of one micro-batch for all processes together; accelerate gives each
-process its share (`split_batches=True`). So the order never depends on how many there are.
+Both samplers yield the windows of a global micro-batch, that is, of one micro-batch of all
+processes; accelerate gives each process its part (`split_batches=True`). So the order does not
+depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from data.order import BlockOrder
 from data.stream import TokenStream
 
 SEQUENCES_AHEAD = 512
-"""How many places in the order are worked out together."""
+"""How many positions of the order are computed at once."""
 NO_WINDOW = -1
-"""Fills up a batch of evaluation: a row whose targets do not count."""
+"""Pads a batch of the evaluation: a row whose targets do not count."""
 
 
 class Windows(Dataset):
-    """Pairs of inputs and targets (T,), by the window's first token; `ignored` marks no target."""
+    """Pairs of inputs and targets (T,), by the window's first token. `ignored` pads targets."""
 
     def __init__(self, tokens: TokenStream, block_size: int, ignored: int) -> None:
         self.tokens = tokens
@@ -54,7 +55,7 @@ class Windows(Dataset):
 
 
 class StepBatches:
-    """Endless micro-batches from step `first_step` on; starting late costs nothing extra.
+    """Endless global micro-batches from step `first_step`. A late start costs nothing extra.
 
     Step s, counted from 1, takes sequences (s-1)*G .. s*G of the order, G being the global batch.
     """
@@ -64,11 +65,11 @@ class StepBatches:
     ) -> None:
         assert global_batch_size % batch_size == 0
         self.order = order
-        self.batch_size = batch_size  # read by accelerate, to split
+        self.batch_size = batch_size  # accelerate reads it to split batches
         self.first_sequence = (first_step - 1) * global_batch_size
 
     def __iter__(self) -> Iterator[list[int]]:
-        # Many at once cost little more than one, and as much at any step.
+        # Many positions at once cost little more than one.
         ahead = self.batch_size * max(1, SEQUENCES_AHEAD // self.batch_size)
         sequence = self.first_sequence
         while True:
@@ -79,12 +80,12 @@ class StepBatches:
 
 
 class HeldOutBatches:
-    """Each of the given windows once; the last batch is filled up with `NO_WINDOW`."""
+    """Each of the given windows once; the last batch is padded with `NO_WINDOW`."""
 
     def __init__(self, starts: list[int], batch_size: int) -> None:
         self.batch_size = batch_size
-        filled = starts + [NO_WINDOW] * (-len(starts) % batch_size)
-        self.batches = [filled[i : i + batch_size] for i in range(0, len(filled), batch_size)]
+        padded = starts + [NO_WINDOW] * (-len(starts) % batch_size)
+        self.batches = [padded[i : i + batch_size] for i in range(0, len(padded), batch_size)]
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -94,13 +95,13 @@ class HeldOutBatches:
 
 
 def held_out_starts(tokens: int, block_size: int, at_most: int | None) -> list[int]:
-    """First tokens of the evaluation's windows: consecutive, to the end of the text.
+    """First tokens of the evaluation's windows: consecutive blocks, to the end of the text.
 
-    Where there are more than `at_most`, that many of them, evenly spread: always the same ones.
+    If there are more than `at_most` blocks, the same `at_most` of them each time, evenly spaced.
     """
     blocks = -(-(tokens - 1) // block_size)  # the last one may be short
-    taken = blocks if at_most is None else min(blocks, at_most)
-    return [(i * blocks // taken) * block_size for i in range(taken)]
+    count = blocks if at_most is None else min(blocks, at_most)
+    return [(i * blocks // count) * block_size for i in range(count)]
 
 
 def window_loader(
@@ -109,29 +110,30 @@ def window_loader(
     workers: int = 0,
     pinned: bool = False,
 ) -> DataLoader:
-    """A loader of (inputs, targets), each int64 (B, T). It draws from no global generator.
+    """A loader of (inputs, targets), each int64 (B, T). It does not use the global generator.
 
-    `pinned` puts them into page-locked memory, from which a GPU fetches them while it computes.
+    `pinned` puts them into page-locked memory, for asynchronous copies to a GPU.
     """
     if workers:
         atexit.register(_end_workers)
     return DataLoader(
         windows,
         batch_sampler=batches,
-        collate_fn=_as_it_is,
+        collate_fn=_unchanged,
         num_workers=workers,
         pin_memory=pinned,
-        generator=torch.Generator(),  # else creating an iterator moves the dropout's generator
-        worker_init_fn=_leave_signals_to_the_run,
+        # Its own generator: a new iterator would advance the global one, which dropout uses.
+        generator=torch.Generator(),
+        worker_init_fn=_ignore_signals,
     )
 
 
-def _leave_signals_to_the_run(worker: int) -> None:
-    """A worker ends when the run does.
+def _ignore_signals(worker: int) -> None:
+    """Make a worker ignore signals: the main process ends its workers.
 
-    A Ctrl-C, a scheduler's signals and the end of a terminal reach every process; the run then
-    finishes its step, and needs its workers for it. Forked, they would also write into the run's
-    own wake-up pipe.
+    Ctrl-C, a scheduler's signals and a closed terminal reach every process; the run then finishes
+    its step, for which it needs its workers. Forked workers would also write to the wake-up pipe
+    of the run.
     """
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
@@ -139,16 +141,16 @@ def _leave_signals_to_the_run(worker: int) -> None:
 
 
 def _end_workers() -> None:
-    """End the workers of a process that is about to exit.
+    """Kill the workers of a process that is about to exit.
 
-    An error's traceback can still hold their loader. Python then sends them SIGTERM, which they
-    ignore, and would wait for them for ever.
+    The traceback of an error may still reference their loader. Python would then send them SIGTERM,
+    which they ignore, and wait for them forever.
     """
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler takes their end for an error
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler treats their end as an error
     for child in multiprocessing.active_children():
         if child.daemon:
             child.kill()
 
 
-def _as_it_is(batch: Any) -> Any:  # torch says: of a list of rows
+def _unchanged(batch: Any) -> Any:  # torch types it as a list of rows
     return batch

@@ -1,4 +1,4 @@
-"""Locks between processes of all machines that share a folder, where its file system has locks."""
+"""File locks between processes and machines that share a folder, if its file system has locks."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from pathlib import Path
 from filelock import FileLock
 
 NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
-"""What file systems without locks answer, such as some clusters' Lustre and NFS."""
+"""Errors of file systems without locks, such as Lustre and NFS on some clusters."""
 
 
 def file_lock(path: Path) -> FileLock:
-    """A lock that the system releases when the process that holds it ends, however it ends."""
-    # Not filelock's marker file: what a killed process leaves of it keeps other machines out.
+    """A lock that the system releases when its process ends, in any way."""
+    # Without filelock's marker files: the marker of a killed process would lock out other machines.
     return FileLock(path, fallback_to_soft=False)
 
 
 def acquire(lock: FileLock, seconds: float = -1) -> bool:
-    """Wait for the lock, without a limit if `seconds` is negative. False where there are no locks.
+    """Acquire a lock; wait at most `seconds`, or without limit if negative.
 
-    Raises filelock.Timeout when another process still has it, and OSError where its file cannot be
-    written.
+    Returns False if the file system has no locks. Raises filelock.Timeout if another process still
+    has the lock, and OSError if its file cannot be written.
     """
     try:
         lock.acquire(timeout=seconds)

@@ -1,6 +1,6 @@
-"""What several processes and machines that share a cache want at the same time, made once.
+"""Build an entry of a cache once, although several processes and machines need it.
 
-It is written under a name of its own and renamed, so that it is whole or absent.
+It is written under a temporary name and renamed, so that it is whole or absent.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from pathlib import Path
 from data.locks import acquire, file_lock
 
 ABANDONED_SECONDS = 24 * 60 * 60
-"""After this time without a change, what another machine was writing is taken for abandoned."""
+"""Files that another machine has not changed for this long are considered abandoned."""
 
 
 def make_once(target: Path, make: Callable[[Path], None], is_ready: Callable[[], bool]) -> None:
-    """Have `make` write a folder, renamed to `target`, unless another process is first.
+    """Call `make` to fill a folder, and rename it to `target`, unless another process is first.
 
-    `is_ready` tells whether `target` is there and whole; what is not whole is replaced. Where the
-    file system has no locks, every process makes its own, and the first one's is used by all.
+    `is_ready` returns whether `target` exists and is whole; if it is not whole, it is replaced. If
+    the file system has no locks, every process makes the folder, and all use the first one.
 
-    Raises OSError where the folder cannot be written.
+    Raises OSError if the folder cannot be written.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     lock = file_lock(target.with_name(f".{target.name}.lock"))
-    alone = acquire(lock)
+    has_lock = acquire(lock)
     try:
         if is_ready():
             return
-        remove_abandoned(target, alone)
-        own = temporary_name(target)
-        own.mkdir()
+        remove_abandoned(target, has_lock)
+        temporary = temporary_name(target)
+        temporary.mkdir()
         try:
-            make(own)
-            _put_in_place(own, target, is_ready)
+            make(temporary)
+            _move_to_target(temporary, target, is_ready)
         finally:
-            shutil.rmtree(own, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
     finally:
         lock.release()
 
 
-def _put_in_place(own: Path, target: Path, is_ready: Callable[[], bool]) -> None:
+def _move_to_target(temporary: Path, target: Path, is_ready: Callable[[], bool]) -> None:
     try:
-        own.rename(target)
+        temporary.rename(target)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise
@@ -57,26 +57,26 @@ def _put_in_place(own: Path, target: Path, is_ready: Callable[[], bool]) -> None
             return
         damaged = temporary_name(target)
         target.rename(damaged)
-        own.rename(target)
+        temporary.rename(target)
         _remove(damaged)
 
 
 def temporary_name(target: Path) -> Path:
-    """A name beside `target` that no other process uses."""
+    """A name in the folder of `target` that no other process uses."""
     return target.with_name(f".{target.name}.{platform.node()}.{uuid.uuid4().hex}.tmp")
 
 
-def remove_abandoned(target: Path, alone: bool) -> None:
-    """Remove what killed processes left under the temporary names of `target`.
+def remove_abandoned(target: Path, has_lock: bool) -> None:
+    """Remove what killed processes left under temporary names of `target`.
 
-    What is this machine's goes at once if this process is known to be `alone` there; a lock may
-    be the machine's only, so what is another machine's goes after `ABANDONED_SECONDS`.
+    With the lock, files of this machine are removed at once. Files of other machines are removed
+    after `ABANDONED_SECONDS`, because the lock may be local to this machine.
     """
     mine = f".{target.name}.{platform.node()}."
     for path in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
         with suppress(OSError):  # another process may have removed or finished it
             old = time.time() - path.stat().st_mtime > ABANDONED_SECONDS
-            if old or (alone and path.name.startswith(mine)):
+            if old or (has_lock and path.name.startswith(mine)):
                 _remove(path)
 
 

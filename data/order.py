@@ -1,9 +1,9 @@
-"""The order in which a run sees its training blocks: a pure function of (seed, epoch, position).
+"""The order of a run's training blocks: a pure function of (seed, epoch, position).
 
-Nothing is stored and nothing is skipped through: the window at any position of any epoch is
-computed on its own. A permutation of the blocks that can be evaluated at one index costs no memory
-either, whatever the corpus: a Feistel network over the indices (Luby & Rackoff, 1988), with cycle
-walking for sizes that are no power of two (Black & Rogaway, 2002).
+Nothing is stored, and no batches are skipped: the window at any position of any epoch is computed
+directly. The permutation of the blocks is evaluated per index and needs no memory, whatever the
+size of the corpus: a Feistel network over the indices (Luby & Rackoff, 1988), with cycle walking
+for sizes that are not a power of two (Black & Rogaway, 2002).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ ROUNDS = 6
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Scramble 64-bit numbers, one to one (SplitMix64's finaliser, Steele et al., 2014)."""
+    """Mix 64-bit numbers, one to one (SplitMix64's finaliser, Steele et al., 2014)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
 
 
 def permuted(indices: NDArray[np.int64], size: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Where a permutation of range(size), chosen by `keys` (ROUNDS,), sends `indices`."""
+    """`indices` under a permutation of range(size), which `keys` (ROUNDS,) select."""
     bits = max(2, (size - 1).bit_length())
     widths = (bits // 2, bits - bits // 2)  # of the right and the left half; they swap each round
 
@@ -36,23 +36,23 @@ def permuted(indices: NDArray[np.int64], size: int, keys: NDArray[np.uint64]) ->
         return (left << np.uint64(right_bits)) | right
 
     values = network(indices.astype(np.uint64))
-    while (outside := values >= size).any():  # walk the cycle until it is back in the range
+    while (outside := values >= size).any():  # cycle walking: apply it until the value is in range
         values[outside] = network(values[outside])
     return values.astype(np.int64)
 
 
 class BlockOrder:
-    """Training sequence number i of a run, counted from 0 over all epochs, to a window of the text.
+    """Maps training sequence i of a run, counted from 0 over all epochs, to a window of the text.
 
-    Every epoch has the same number of blocks and shifts their boundaries by an offset of its own,
-    so that no character is always at a block's edge.
+    Every epoch has the same number of blocks and shifts their boundaries by its own offset, so that
+    no character is always at the edge of a block.
     """
 
     def __init__(self, tokens: int, block_size: int, seed: int) -> None:
         assert tokens > block_size, "a window is one block and the token after it"
         self.block_size = block_size
         self.seed = seed
-        # One block fewer than fit, so that there are as many at every offset.
+        # One block fewer than fit, so that every offset has the same number.
         self.blocks_per_epoch = max(1, tokens // block_size - 1)
         self.largest_offset = min(block_size - 1, tokens - 1 - self.blocks_per_epoch * block_size)
 

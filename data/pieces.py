@@ -1,4 +1,4 @@
-"""The form in which every source gives its text."""
+"""Pieces of text, the common format of all sources."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ class Piece(TypedDict):
 
     text: str
     ends: list[int]
-    """The offsets in it, in characters, at which a document ends."""
+    """The offsets in it, in characters, at which documents end."""
 
 
-def ended(document: str) -> str:
-    """A document with the newline that ends it."""
+def with_final_newline(document: str) -> str:
+    """A document that ends with a newline; one is added if needed."""
     return document if document.endswith("\n") else document + "\n"

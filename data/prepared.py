@@ -1,4 +1,4 @@
-"""The folder of a prepared text: what is in it, read back and verified."""
+"""The folder of a prepared text: loaded and verified."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from data.stream import TokenStream
 from data.tokenizer import CharTokenizer
 
 FORMAT = 1
-"""Part of every cache key and fingerprint: raise it when prepared corpora change."""
+"""Part of every cache key and fingerprint; increase it when the format changes."""
 TOKENS, INFO = "tokens.arrow", "corpus.json"
 PIECE_TOKENS = 1 << 20
 MISSING = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
-"""Of a file that is not there or not whole; pyarrow's errors have no number."""
+"""Errors of a file that is missing or damaged; pyarrow's errors have no number."""
 
 
 @dataclass(frozen=True)
 class CorpusInfo:
-    """What `corpus.json` keeps."""
+    """The content of `corpus.json`."""
 
     name: str
     characters: int
@@ -30,12 +30,12 @@ class CorpusInfo:
     split: int
     """The first held-out token."""
     fingerprint: str
-    """Of the text and its split, in hexadecimal; equal for equal text, however it was stored."""
+    """Hex digest of the text and its split; equal texts have equal fingerprints in any format."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the folder of a prepared text holds."""
+    """The content of the folder of a prepared text."""
 
     info: CorpusInfo
     tokenizer: CharTokenizer
@@ -43,36 +43,36 @@ class Prepared:
 
 
 class Damaged(Exception):
-    """The folder is not as it was written; the message says what is wrong."""
+    """The folder has changed since it was written. The message names the fault."""
 
 
 def begin_fingerprint(tokenizer: CharTokenizer) -> hashlib._Hash:
-    """The digest of a text before its tokens, with which it is then updated, in their order."""
+    """A new digest of a text; the caller updates it with the tokens, in their order."""
     return hashlib.sha256(tokenizer.characters.encode())
 
 
 def end_fingerprint(digest: hashlib._Hash, split: int) -> str:
-    """The fingerprint of the text whose tokens the digest has seen."""
+    """The fingerprint of a text, from the digest of its tokens."""
     digest.update(f"\0{FORMAT}\0{split}".encode())
     return digest.hexdigest()
 
 
 def load_prepared(folder: Path, verify: bool, progress: Progress) -> Prepared:
-    """Read a prepared text. `verify` reads all of it, and compares it with its fingerprint.
+    """Load a prepared text. `verify` reads all of it and compares it with its fingerprint.
 
-    Raises Damaged where the folder is not as it was written, and OSError where it is not readable.
+    Raises Damaged if the folder has changed since it was written, and OSError if it is unreadable.
     """
     try:
         prepared = _read(folder)
         if verify and _fingerprint(prepared, progress) != prepared.info.fingerprint:
-            raise Damaged("its tokens are not those of its fingerprint")
+            raise Damaged("its tokens do not match its fingerprint")
     except Damaged:
         raise
     except OSError as error:
         if error.errno not in MISSING:
             raise
         raise Damaged(_reason(error)) from error
-    except Exception as error:  # of JSON, of pyarrow, of the vocabulary
+    except Exception as error:  # from JSON, pyarrow or the vocabulary
         raise Damaged(_reason(error)) from error
     return prepared
 
@@ -80,15 +80,15 @@ def load_prepared(folder: Path, verify: bool, progress: Progress) -> Prepared:
 def _read(folder: Path) -> Prepared:
     try:
         info = CorpusInfo(**json.loads((folder / INFO).read_text(encoding="utf-8")))
-    except TypeError as error:  # it is no object, or has other keys
-        raise Damaged(f"{INFO} does not say what it should") from error
+    except TypeError as error:  # it is not an object, or has other keys
+        raise Damaged(f"{INFO} has other keys than expected") from error
     tokenizer = CharTokenizer.load(folder)
     tokens = TokenStream.from_arrow(folder / TOKENS)
     for number in (info.characters, info.documents, info.split):
         if type(number) is not int:
-            raise Damaged(f"{INFO} holds {number!r:.40} for a number")
+            raise Damaged(f"{INFO} holds {number!r:.40} instead of a number")
     if info.characters != len(tokens) or not 0 <= info.split <= len(tokens):
-        raise Damaged(f"{INFO} and {TOKENS} do not belong together")
+        raise Damaged(f"{INFO} does not match {TOKENS}")
     return Prepared(info, tokenizer, tokens)
 
 

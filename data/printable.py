@@ -1,4 +1,4 @@
-"""Text of unknown origin, made safe to print."""
+"""Untrusted text, made safe to print."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import unicodedata
 UNSAFE = ("Cc", "Cs", "Zl", "Zp")
 """Unicode categories: control characters, lone surrogates, line and paragraph separators."""
 REORDERING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""Bidirectional overrides, isolates and their ends: what follows is shown in another order."""
+"""Bidirectional control characters, which reorder the text after them."""
 
 
 def printable(text: str, multiline: bool = False) -> str:
-    r"""`text` with each character that a terminal would execute written as an escape, like `\x1b`.
+    r"""`text` with control characters, which a terminal may execute, as escapes such as `\x1b`.
 
-    With `multiline`, newlines and tabs stay as they are.
+    With `multiline`, newlines and tabs are unchanged.
     """
-    kept = "\n\t" if multiline else ""
+    allowed = "\n\t" if multiline else ""
     return "".join(
-        char if char in kept or not _is_unsafe(char) else char.encode("unicode_escape").decode()
+        char if char in allowed or not _is_unsafe(char) else char.encode("unicode_escape").decode()
         for char in text
     )
 

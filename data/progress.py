@@ -1,4 +1,4 @@
-"""Lines that say what is done with a text, where that takes longer than a second."""
+"""Progress lines for the preparation of a text, if it takes longer than a second."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ FIRST_SECONDS, EVERY_SECONDS = 1.0, 10.0
 
 
 class Progress:
-    """Within its context, what is being done is said after a second, then every ten.
+    """Within its context, reports the current activity after a second, then every ten seconds.
 
-    By a thread, so that it is also said of what waits: for a network, a disk or another process.
+    A thread reports it, so that waits for a network, a disk or another process are reported too.
     """
 
     def __init__(self, say: Callable[[str], None] | None = None) -> None:
@@ -22,23 +22,23 @@ class Progress:
         self.total: int | None = None
         self.unit = "MB"
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._speak, daemon=True) if say else None
+        self._thread = threading.Thread(target=self._report, daemon=True) if say else None
 
     def doing(self, what: str, total: int | None = None, unit: str = "MB") -> None:
-        """From here on `what` is done, counted in `done`, of `total` in all where that is known.
+        """Set the current activity. `total`, if known, is the final value of `done`.
 
-        `unit` is the word for a million of what is counted.
+        `unit` is the name of a million counts.
         """
         self.done, self.total, self.unit, self.what = 0, total, unit, what
 
     def line(self) -> str:
-        """What is done now, and how far it is."""
+        """The current activity and its progress."""
         if self.total:
             return f"text      {self.what}: {min(self.done / self.total, 1):.0%}"
-        far = f": {self.done / 1e6:,.0f} {self.unit}" if self.done else ""
-        return f"text      {self.what}{far}"
+        amount = f": {self.done / 1e6:,.0f} {self.unit}" if self.done else ""
+        return f"text      {self.what}{amount}"
 
-    def _speak(self) -> None:
+    def _report(self) -> None:
         seconds = FIRST_SECONDS
         while not self._ended.wait(seconds):
             if self.what:

@@ -1,13 +1,13 @@
-"""Where text comes from: what `data.source` names, as a stream of pieces of text.
+"""Sources of text: `data.source` as a stream of pieces of text.
 
-Pieces are a few MB at most where the format allows, so that a corpus of any size passes through in
-bounded memory.
+Pieces have a few MB at most if the format permits, so that a corpus of any size is read in bounded
+memory.
 
-Every document ends with a newline: one is added where it is missing. Only a corpus that is one
-single text file is taken to the letter.
+Every document ends with a newline: one is added if it is missing. Only a corpus of one single text
+file is not changed at all.
 
-What reads a text is imported where it is read: most starts of a run find it prepared, and
-`datasets` takes longer to import than all the rest of them.
+Readers are imported where they are used: most starts of a run find the text prepared, and an import
+of `datasets` takes longer than all other imports.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from data.errors import BrokenText, DataError
-from data.fetch import fetched
+from data.fetch import fetch_url
 from data.files import digest_of, looks_like_files, matching_files, stamps_of
 from data.formats import TABLE_READERS, suffixes
 from data.pieces import Piece
@@ -31,42 +31,44 @@ from data.urls import redact_urls
 
 @dataclass(frozen=True)
 class Source:
-    """A corpus that can be read any number of times."""
+    """A corpus, which can be read any number of times."""
 
     name: str
-    """As a person calls it."""
+    """The name for messages."""
     key: str
-    """Changes whenever the text may have changed; what preparation is cached by."""
+    """The key for the cache of prepared texts; it changes whenever the text may have changed."""
     open: Callable[[], Iterable[Piece]]
-    """Its pieces, see the module. Raises DataError where there are none."""
+    """Returns its pieces, see the module. Raises DataError if there are none."""
     is_unchanged: Callable[[], bool] = lambda: True
-    """Whether the text is still the one of `key`, as far as its files tell without reading them."""
-    fetched: Path | None = None
-    """The file that was fetched for it."""
+    """Whether the text still has this `key`, judged by its files' metadata."""
+    downloaded: Path | None = None
+    """The file that was downloaded for it."""
 
     @property
     def where(self) -> str:
-        """The name, and what it was fetched into."""
-        return self.name if self.fetched is None else f"{self.name} (fetched into {self.fetched})"
+        """The name, and the downloaded file."""
+        if self.downloaded is None:
+            return self.name
+        return f"{self.name} (downloaded to {self.downloaded})"
 
-    def refused(self, error: BrokenText) -> DataError:
-        """What to say of a text that cannot be read. A download of it is not kept."""
-        if self.fetched is None:
+    def rejected(self, error: BrokenText) -> DataError:
+        """The error for a text that cannot be read. Removes a downloaded file."""
+        if self.downloaded is None:
             return error
         with suppress(OSError):
-            self.fetched.unlink()
+            self.downloaded.unlink()
         return DataError(
-            f"{error} It was fetched from data.source={self.name} into {self.fetched}, which is "
-            "removed: the next start fetches it again."
+            f"{error} It was downloaded from data.source={self.name} to {self.downloaded}, which "
+            "is removed: the next start downloads it again."
         )
 
     def read(self) -> Iterator[Piece]:
-        """The pieces, from the first. Raises DataError where one cannot be read."""
+        """Iterate over the pieces. Raises DataError if one cannot be read."""
         try:
             yield from self.open()
         except DataError:
             raise
-        except Exception as error:  # pyarrow's, pandas', zlib's, the decoder's own types
+        except Exception as error:  # unrelated types of pyarrow, pandas, zlib and the decoder
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise BrokenText(
                 f"data.source={self.name} cannot be read to its end: {reason}."
@@ -78,12 +80,11 @@ def open_source(
 ) -> Source:
     """The corpus that `data.source` names.
 
-    `python-docs` and `python-stdlib` come with Python. A URL is fetched once into `cache_dir`. What
-    looks like a file (it exists, or is a pattern, or ends like a text) is read from this disk, and
-    anything else of the form `name` or `owner/name` is a data set on the Hub, of which the split
-    `train` is read.
+    `python-docs` and `python-stdlib` come with Python. A URL is downloaded once to `cache_dir`. A
+    name that exists, is a pattern or has the suffix of a text is a local file. Any other `name` or
+    `owner/name` is a data set on the Hub, whose split `train` is read.
 
-    Raises DataError when there is no such text.
+    Raises DataError if there is no such text.
     """
     progress = progress or Progress()
     if source == "python-docs":
@@ -91,17 +92,20 @@ def open_source(
     if source == "python-stdlib":
         return _files(source, _python_stdlib(), text_column, progress)
     if re.match(r"https?://", source, re.IGNORECASE):
-        file = fetched(source, cache_dir, progress)
-        return replace(_files(redact_urls(source), [file], text_column, progress), fetched=file)
+        file = fetch_url(source, cache_dir, progress)
+        return replace(_files(redact_urls(source), [file], text_column, progress), downloaded=file)
     if re.match(r"[a-z][a-z0-9+.-]*://", source, re.IGNORECASE):
         raise DataError(
-            f"data.source={redact_urls(source)}: only http:// and https:// addresses are "
-            "fetched. Fetch the file by other means and give its path."
+            f"data.source={redact_urls(source)}: only http:// and https:// URLs are "
+            "downloaded. Download the file by other means and give its path."
         )
     try:
         is_local = looks_like_files(source)
         files = matching_files(source) if is_local else []
-    except (OSError, RuntimeError) as error:  # a name too long, folders closed to us; no such ~user
+    except (
+        OSError,
+        RuntimeError,
+    ) as error:  # a name too long, an unreadable folder; an unknown ~user
         reason = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
         raise DataError(f"data.source={source} cannot be opened: {reason}. Check it.") from error
     if is_local:
@@ -125,18 +129,18 @@ def _python_docs() -> Source:
 
 
 def _python_stdlib() -> list[Path]:
-    """The standard library's modules, without tests and without what was installed beside them."""
+    """The standard library's modules, without tests and installed packages."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3"}
+    excluded = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3"}
     return [
         path
         for path in sorted(root.rglob("*.py"))
-        if not left_out.intersection(path.relative_to(root).parts)
+        if not excluded.intersection(path.relative_to(root).parts)
     ]
 
 
 def _files(name: str, files: list[Path], text_column: str, progress: Progress) -> Source:
-    """All files must be texts, or all tables of one format."""
+    """A source of files: either texts, or tables of one format."""
     readers = {TABLE_READERS.get(suffixes(str(file))[0], "text") for file in files}
     if len(readers) > 1:
         raise DataError(
@@ -151,7 +155,7 @@ def _files(name: str, files: list[Path], text_column: str, progress: Progress) -
     progress.doing(f"reading {name}", size)
     digest = hashlib.sha256(reader.encode())
     for file in files:
-        # The same bytes are another text, or none, when a name says that they are compressed.
+        # The compression, which the name decides, is part of how the bytes are read.
         digest.update(suffixes(str(file))[1].encode())
         digest.update(digest_of(name, file, progress))
     if reader != "text":

@@ -1,4 +1,4 @@
-"""Tokens on disk as one long array that is never copied into memory."""
+"""Tokens on disk as one long array, of which only windows are read into memory."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from data.errors import TextLost
 
 
 class TokenFile:
-    """A file of tokens, open for as long as it is used.
+    """A file of tokens, open while it is in use.
 
-    It is read, not mapped: a mapped file that becomes shorter ends the process with SIGBUS. A read
-    takes no longer than a copy out of the map, and its pages are the system's all the same.
+    It is read, not memory-mapped: a mapped file that is truncated kills the process (SIGBUS). A
+    read takes no longer than a copy from the map, and uses the same page cache.
     """
 
     def __init__(self, path: Path) -> None:
@@ -28,22 +28,22 @@ class TokenFile:
         weakref.finalize(self, os.close, self.descriptor)
 
     def read(self, offset: int, count: int, dtype: np.dtype) -> NDArray:
-        """So many numbers from a byte of the file on. Raises TextLost past its end."""
-        wanted = count * dtype.itemsize
-        content = os.pread(self.descriptor, wanted, offset)
-        while len(content) < wanted:  # the system gives at most 2 GB at once
-            more = os.pread(self.descriptor, wanted - len(content), offset + len(content))
+        """Read `count` numbers at a byte offset. Raises TextLost beyond the end of the file."""
+        size = count * dtype.itemsize
+        content = os.pread(self.descriptor, size, offset)
+        while len(content) < size:  # one read returns at most 2 GB
+            more = os.pread(self.descriptor, size - len(content), offset + len(content))
             if not more:
                 raise TextLost(
                     f"the prepared text {self.path} became shorter while it was read. "
-                    "The next start prepares it anew."
+                    "The next start prepares it again."
                 )
             content += more
         return np.frombuffer(content, dtype)
 
 
 class TokensInFile:
-    """Consecutive numbers of a file, of which a slice is read when it is asked for."""
+    """Consecutive numbers in a file; indexing with a slice reads them."""
 
     def __init__(self, file: TokenFile, offset: int, count: int, dtype: np.dtype) -> None:
         self.file = file
@@ -56,15 +56,15 @@ class TokensInFile:
 
     def __getitem__(self, part: slice) -> NDArray:
         start, stop, _ = part.indices(self.count)
-        at = self.offset + start * self.dtype.itemsize
-        return self.file.read(at, max(0, stop - start), self.dtype)
+        offset = self.offset + start * self.dtype.itemsize
+        return self.file.read(offset, max(0, stop - start), self.dtype)
 
 
 class TokenStream:
-    """Tokens start..stop of consecutive arrays, read by windows.
+    """Tokens start..stop of consecutive arrays, read window by window.
 
-    The arrays are parts of an Arrow file that stay on the disk, so a stream costs no memory of its
-    own. A process that is started with a stream (a loader's worker) is given the path and bounds,
+    The arrays are parts of an Arrow file and stay on the disk, so a stream needs no memory of its
+    own. A process that receives a pickled stream (a loader's worker) gets the path and the bounds,
     and opens the file itself.
     """
 
@@ -84,57 +84,57 @@ class TokenStream:
 
     @classmethod
     def from_arrow(cls, path: Path, column: str = "tokens") -> TokenStream:
-        """All lists of a column, one after the other.
+        """The concatenation of all lists of a column.
 
-        The file is of Arrow's streaming format, as `datasets` writes it. Raises OSError, or one of
-        pyarrow's errors, where it is not.
+        The file has Arrow's streaming format, as `datasets` writes it. Raises OSError, or an error
+        of pyarrow, if it is not valid.
         """
         file = TokenFile(path)
-        # Mapped for a moment, for where the lists are: of the tokens themselves nothing is read.
+        # Mapped only to find the offsets of the lists; the tokens themselves are not read.
         mapped = pa.memory_map(str(path))
         size = mapped.size()
         begin = mapped.read_buffer(1).address
         mapped.seek(0)
         with pa.ipc.open_stream(mapped) as lists:
             table = lists.read_all()
-        table.validate(full=True)  # else a damaged offset leads anywhere
+        table.validate(full=True)  # a damaged offset could point anywhere
         chunks = []
         for piece in table.column(column).chunks:
             tokens = piece.flatten().to_numpy(zero_copy_only=True)
             offset = tokens.__array_interface__["data"][0] - begin
             if len(tokens) and not 0 <= offset <= size - tokens.nbytes:
-                raise ValueError("its lists are not one after the other")
+                raise ValueError("its lists are not consecutive")
             chunks.append(TokensInFile(file, offset, len(tokens), tokens.dtype))
         return cls(chunks, path=path)
 
     def __reduce__(self) -> tuple[Callable, tuple[Any, ...]]:
         if self.path is None:
             return TokenStream, (self.chunks, self.start, self.stop)
-        return _opened_again, (self.path, self.start, self.stop)
+        return _reopened, (self.path, self.start, self.stop)
 
     def __len__(self) -> int:
         return self.stop - self.start
 
     def part(self, start: int, stop: int) -> TokenStream:
-        """The stream of tokens start..stop of this one, with the same arrays behind it."""
+        """The stream of tokens start..stop of this one; it shares the arrays."""
         return TokenStream(self.chunks, self.start + start, self.start + stop, self.path)
 
     def window(self, start: int, length: int) -> NDArray:
-        """Tokens start..start+length as an array of their own. Raises IndexError past the end."""
+        """Tokens start..start+length as a new array. Raises IndexError beyond the end."""
         if start < 0 or start + length > len(self):
             raise IndexError(f"window {start}..{start + length} of a stream of {len(self)} tokens")
-        at = self.start + start
-        first = int(np.searchsorted(self.bounds, at, side="right")) - 1
+        position = self.start + start
+        first = int(np.searchsorted(self.bounds, position, side="right")) - 1
         parts = []
         while length > 0:
-            offset = at - int(self.bounds[first])
+            offset = position - int(self.bounds[first])
             part = self.chunks[first][offset : offset + length]
             parts.append(part)
-            at += len(part)
+            position += len(part)
             length -= len(part)
             first += 1
         return np.concatenate(parts)
 
 
-def _opened_again(path: Path, start: int, stop: int) -> TokenStream:
+def _reopened(path: Path, start: int, stop: int) -> TokenStream:
     return TokenStream.from_arrow(path).part(start, stop)

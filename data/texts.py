@@ -1,4 +1,4 @@
-"""Text files, plain or compressed, and texts in memory, as pieces of text."""
+"""Pieces of text files, plain or compressed, and of texts in memory."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 from data.errors import BrokenText
 from data.formats import BROKEN_COMPRESSION, iconv, open_bytes, refuse_other_content
-from data.pieces import Piece, ended
+from data.pieces import Piece, with_final_newline
 
 PIECE_BYTES = 1 << 20
 
 
 def text_pieces(files: list[Path]) -> Iterator[Piece]:
-    """Whole files as documents, read as UTF-8 in pieces; a byte order mark is not text."""
+    """Files, each a document, decoded as UTF-8 in pieces. Byte order marks are removed."""
     for file in files:
         last = ""
         for text in _decoded(str(file)):
@@ -22,40 +22,40 @@ def text_pieces(files: list[Path]) -> Iterator[Piece]:
                 yield {"text": last, "ends": []}
             last = text
         if len(files) > 1:
-            last = ended(last)
+            last = with_final_newline(last)
         yield {"text": last, "ends": [len(last)]}
 
 
 def document_pieces(documents: tuple[str, ...]) -> Iterator[Piece]:
     """Texts in memory, each a document."""
     for document in documents:
-        text = ended(document)
+        text = with_final_newline(document)
         yield {"text": text, "ends": [len(text)]}
 
 
 def _decoded(file: str) -> Iterator[str]:
     refuse_other_content(file)
     decoder = codecs.getincrementaldecoder("utf-8")()
-    read = 0  # bytes given to the decoder before this piece
+    offset = 0  # of this piece, in bytes
     try:
         with open_bytes(file) as opened:
             while piece := opened.read(PIECE_BYTES):
-                held = len(decoder.getstate()[0])
+                undecoded = len(decoder.getstate()[0])
                 try:
                     text = decoder.decode(piece)
                 except UnicodeDecodeError as error:
-                    raise _not_utf8(file, read - held + error.start) from error
-                yield text.removeprefix("\ufeff") if read == 0 else text
-                read += len(piece)
-            held = len(decoder.getstate()[0])
-            if held:
-                raise _not_utf8(file, read - held)
+                    raise _not_utf8(file, offset - undecoded + error.start) from error
+                yield text.removeprefix("\ufeff") if offset == 0 else text
+                offset += len(piece)
+            undecoded = len(decoder.getstate()[0])
+            if undecoded:
+                raise _not_utf8(file, offset - undecoded)
     except BROKEN_COMPRESSION as error:
         raise BrokenText(f"data.source: {file} cannot be read to its end: {error}.") from error
 
 
 def _not_utf8(file: str, offset: int) -> BrokenText:
     return BrokenText(
-        f"data.source: {file} is not UTF-8: byte {offset} (counted from 0) begins no character. "
+        f"data.source: {file} is not UTF-8: byte {offset} (counted from 0) is not valid. "
         f"Convert it first, for example, if it is Latin-1: {iconv('LATIN1', file)}"
     )

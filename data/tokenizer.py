@@ -1,4 +1,4 @@
-"""Characters to numbers and back: one token for each code point of the corpus.
+"""The tokenizer: one token for each code point of the corpus.
 
 The same vocabulary is written as a `tokenizers` file, which transformers' AutoTokenizer loads.
 """
@@ -20,17 +20,17 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_ma
 
 
 def code_points(text: str) -> NDArray[np.int64]:
-    """The code points of a text, without a Python loop over its characters.
+    """The code points of a text, computed without a Python loop over its characters.
 
-    As int64, in which numpy looks things up: from anything else each lookup would convert them.
+    As int64, numpy's index type: any other type would be converted at each lookup.
     """
-    # Surrogates, as broken bytes on a command line become, are code points too, if unknown ones.
+    # Lone surrogates, which broken bytes on a command line become, are unknown code points.
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     return points.astype(np.int64)
 
 
 def smallest_unsigned(count: int) -> np.dtype:
-    """The smallest unsigned integer type that tells `count` values apart."""
+    """The smallest unsigned integer type with at least `count` values."""
     return np.min_scalar_type(max(count - 1, 0))
 
 
@@ -53,13 +53,13 @@ class CharTokenizer:
 
     @property
     def beginning(self) -> str:
-        """What a text of the model's own may follow: a newline, or else the first character."""
+        """The default prompt: a newline, or the first character if there is none."""
         return "\n" if "\n" in self.characters else self.characters[0]
 
     def encode(self, text: str) -> NDArray:
-        """Token ids (T,) of the smallest type that holds the vocabulary.
+        """Token ids (T,), in the smallest type for the vocabulary.
 
-        Raises DataError that names the first character which the vocabulary lacks.
+        Raises DataError with the first character that the vocabulary lacks.
         """
         points = code_points(text)
         known = self._known[points]
@@ -79,9 +79,9 @@ class CharTokenizer:
         """Write the files that AutoTokenizer reads, `TOKENIZER_FILES`."""
         vocabulary = {character: i for i, character in enumerate(self.characters)}
         tokenizer = Tokenizer(models.WordLevel(vocabulary))
-        # A dot would not match a newline. Without an unknown token, unknown characters raise.
+        # A dot would not match a newline. There is no unknown token, so unknown characters raise.
         tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
-        tokenizer.decoder = decoders.Fuse()  # join without spaces
+        tokenizer.decoder = decoders.Fuse()  # joins without spaces
         settings = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": False,
@@ -92,7 +92,7 @@ class CharTokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> CharTokenizer:
-        """Read back what `save` wrote. Raises DataError for another vocabulary."""
+        """Load what `save` wrote. Raises DataError if the vocabulary is not valid."""
         path = folder / TOKENIZER_FILES[0]
         try:
             vocabulary: dict[str, int] = json.loads(path.read_text(encoding="utf-8"))["model"][

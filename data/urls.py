@@ -1,19 +1,20 @@
-"""Addresses of texts, which may hold secrets."""
+"""URLs, which may hold secrets."""
 
 from __future__ import annotations
 
 import re
 
-START = r"(\b[a-z][a-z0-9+.-]*://"
-USER = re.compile(rf"{START})[^\s/?#]*@", re.IGNORECASE)
-"""`user:password@`."""
-QUERY = re.compile(rf"{START}[^\s?#]*[?#])\S*?(?=[.,;:)\]}}'\"]*(?:\s|$))", re.IGNORECASE)
-"""What follows `?` or `#`; not the punctuation of a sentence around the address."""
+SCHEME = r"(\b[a-z][a-z0-9+.-]*://"
+USER = re.compile(rf"{SCHEME})[^\s/?#]*@", re.IGNORECASE)
+"""`user:password@` before the host."""
+QUERY = re.compile(rf"{SCHEME}[^\s?#]*[?#])\S*?(?=[.,;:)\]}}'\"]*(?:\s|$))", re.IGNORECASE)
+"""What follows `?` or `#`, without the punctuation of a sentence around the URL."""
 
 
 def redact_urls(text: str) -> str:
-    """`text` without `user:password@` in its addresses, and with `?***` for all behind a `?`.
+    """`text` with the secrets of its URLs removed: `user:password@`, and all after a `?` or `#`.
 
-    Passwords, tokens and signatures stand there: they must not be stored, shown or uploaded.
+    These parts can hold passwords, tokens and signatures, which must not be stored, shown or
+    uploaded. The removed query is shown as `?***`.
     """
     return QUERY.sub(r"\1***", USER.sub(r"\1", text))

@@ -23,7 +23,7 @@ from data.loader import (
     HeldOutBatches,
     StepBatches,
     Windows,
-    _leave_signals_to_the_run,
+    _ignore_signals,
     held_out_starts,
     window_loader,
 )
@@ -244,7 +244,7 @@ def test_a_worker_ignores_every_signal_that_the_run_takes(monkeypatch):
     ignored = {}
     monkeypatch.setattr(signal, "signal", ignored.__setitem__)
     monkeypatch.setattr(signal, "set_wakeup_fd", lambda descriptor: None)
-    _leave_signals_to_the_run(worker=0)
+    _ignore_signals(worker=0)
 
     assert ignored == dict.fromkeys(TAKEN, signal.SIG_IGN)
 

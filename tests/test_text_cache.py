@@ -212,7 +212,7 @@ def test_a_text_that_is_cut_short_while_it_is_read_ends_the_read(source, tmp_pat
     corpus = prepare(source, tmp_path / "cache")
     os.truncate(corpus.train.path, 4000)
 
-    with pytest.raises(TextLost, match="The next start prepares it anew"):
+    with pytest.raises(TextLost, match="The next start prepares it again"):
         text_of(corpus)
     assert text_of(prepare(source, tmp_path / "cache")) == TEXT
 
@@ -303,8 +303,8 @@ def test_what_another_machine_is_writing_is_left_alone(source, tmp_path):
 @pytest.mark.parametrize(
     ("number", "remedy"),
     [
-        (errno.ENOSPC, "Free some room"),
-        (errno.EDQUOT, "Free some room"),
+        (errno.ENOSPC, "Free some space"),
+        (errno.EDQUOT, "Free some space"),
         (errno.EIO, "Name another folder"),
         (errno.EROFS, "Name another folder"),
         (errno.EACCES, "Name another folder"),
@@ -320,7 +320,7 @@ def test_only_a_full_disk_is_told_to_make_room(source, tmp_path, monkeypatch, nu
     with pytest.raises(DataError, match=rf"data\.cache_dir=.*{os.strerror(number)}") as caught:
         prepare(source, tmp_path / "cache")
     assert remedy in str(caught.value)
-    assert ("Free some room" in str(caught.value)) == (remedy == "Free some room")
+    assert ("Free some space" in str(caught.value)) == (remedy == "Free some space")
 
 
 # Folders and files that are closed to us.
@@ -388,7 +388,7 @@ def test_caches_that_may_not_be_used_are_told(open_folder, is_url):
             with pytest.raises(DataError, match="Permission denied") as caught:
                 prepare(source, open_folder / name)
             assert str(caught.value).startswith(f"data.cache_dir={open_folder / name} cannot be")
-            assert "Free some room" not in str(caught.value)
+            assert "Free some space" not in str(caught.value)
     for name in caches:
         closed(open_folder / name, 0o700)
 

@@ -16,7 +16,7 @@ import data.fetch
 import data.once
 from data.corpus import prepare_corpus
 from data.errors import DataError, TextUnreachable
-from data.fetch import fetched
+from data.fetch import fetch_url
 from data.progress import Progress
 from data.sources import open_source
 
@@ -83,7 +83,7 @@ def test_two_machines_that_fetch_into_one_folder_both_get_the_whole_text(
     results = []
 
     def fetch():
-        path = fetched(f"{address}/a.txt", tmp_path, Progress())
+        path = fetch_url(f"{address}/a.txt", tmp_path, Progress())
         results.append(path.read_bytes())
         one_is_done.set()
 
@@ -105,7 +105,7 @@ def test_what_lies_in_the_cache_is_used_by_the_other_machine(served, tmp_path):
     address, answers, asked = served
     answers["/a.txt"] = (200, of_length(TEXT), [TEXT])
     for _ in range(2):
-        assert fetched(f"{address}/a.txt", tmp_path, Progress()).read_bytes() == TEXT
+        assert fetch_url(f"{address}/a.txt", tmp_path, Progress()).read_bytes() == TEXT
 
     assert len(asked) == 1
 
@@ -113,21 +113,21 @@ def test_what_lies_in_the_cache_is_used_by_the_other_machine(served, tmp_path):
 def test_what_a_killed_download_left_goes_a_day_later(served, tmp_path):
     address, answers, _ = served
     answers["/a.txt"] = (200, of_length(TEXT), [TEXT])
-    path = fetched(f"{address}/a.txt", tmp_path, Progress())
+    path = fetch_url(f"{address}/a.txt", tmp_path, Progress())
     left, at_work = (data.fetch.temporary_name(path) for _ in range(2))
     for half in (left, at_work):
         half.write_bytes(TEXT[:99])
     old = time.time() - data.once.ABANDONED_SECONDS - 60
     os.utime(left, (old, old))
 
-    fetched(f"{address}/a.txt", tmp_path, Progress())
+    fetch_url(f"{address}/a.txt", tmp_path, Progress())
     assert set(files_in(tmp_path)) == {path, at_work}
 
 
 PAGE = b"<!DOCTYPE html>\n<html><body>Log in first</body></html>"
 BAD = {
-    "empty": ({"Content-Length": "0"}, [], "the answer is empty"),
-    "empty, of no length": ({}, [], "the answer is empty"),
+    "empty": ({"Content-Length": "0"}, [], "the response is empty"),
+    "empty, of no length": ({}, [], "the response is empty"),
     "a page": ({"Content-Type": "text/html", **of_length(PAGE)}, [PAGE], "a web page"),
     "a page that is called a text": (
         {"Content-Type": "text/plain", **of_length(PAGE)},
@@ -201,10 +201,10 @@ def test_a_mistake_in_another_key_does_not_throw_a_download_away(served, tmp_pat
 def test_an_empty_download_of_former_days_is_fetched_again(served, tmp_path):
     address, answers, _ = served
     answers["/a.txt"] = (200, of_length(TEXT), [TEXT])
-    path = fetched(f"{address}/a.txt", tmp_path, Progress())
+    path = fetch_url(f"{address}/a.txt", tmp_path, Progress())
     path.write_bytes(b"")
 
-    assert fetched(f"{address}/a.txt", tmp_path, Progress()).read_bytes() == TEXT
+    assert fetch_url(f"{address}/a.txt", tmp_path, Progress()).read_bytes() == TEXT
 
 
 def test_a_gzip_file_may_be_called_what_it_is(served, tmp_path):
@@ -231,7 +231,7 @@ def test_what_is_on_the_disk_is_what_arrived(served, tmp_path, monkeypatch):
     monkeypatch.setattr(data.fetch.os, "fsync", lambda file: os.pwrite(file, bytes(100), 50))
 
     with pytest.raises(DataError, match="does not hold what arrived"):
-        fetched(f"{address}/a.txt", tmp_path, Progress())
+        fetch_url(f"{address}/a.txt", tmp_path, Progress())
     assert files_in(tmp_path) == []
 
 
@@ -259,7 +259,7 @@ def test_an_address_that_cannot_be_fetched_is_told(tmp_path, url):
     with pytest.raises(DataError) as caught:
         prepare(url, tmp_path)
     assert str(caught.value).startswith(f"data.source={url}")
-    assert "file" in str(caught.value) or "address" in str(caught.value)
+    assert "file" in str(caught.value) or "valid URL" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["日 本.txt", "x" * 300 + ".txt.gz", "..", "%2e%2e", ""])

@@ -245,4 +245,4 @@ def test_a_text_has_one_fingerprint_from_the_hub_from_a_file_and_without_a_netwo
     gc.collect()  # datasets 5.2 leaves every .csv that it reads open
 
     assert there == later == local
-    assert "warning: me/words is read as it was downloaded before" in said
+    assert "warning: me/words is read from an earlier download" in said

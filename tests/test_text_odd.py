@@ -61,7 +61,7 @@ def complaint(prepare):
 def test_a_device_is_refused_instead_of_read_for_ever(complaint):
     for source in ("/dev/zero", "/dev/zer[o]"):
         sentence = complaint(source)
-        assert sentence.startswith(f"data.source={source}: /dev/zero is no regular file")
+        assert sentence.startswith(f"data.source={source}: /dev/zero is not a regular file")
 
 
 @pytest.mark.parametrize("source", ["a.txt", "*.txt"])
@@ -69,7 +69,7 @@ def test_a_pipe_is_refused_instead_of_waited_for(complaint, tmp_path, source):
     (tmp_path / "b.txt").write_text(TEXT)
     os.mkfifo(tmp_path / "a.txt")
 
-    assert f"{tmp_path}/a.txt is no regular file" in complaint(tmp_path / source)
+    assert f"{tmp_path}/a.txt is not a regular file" in complaint(tmp_path / source)
 
 
 def test_a_link_to_nothing_is_named_and_not_passed_over(complaint, tmp_path):
@@ -256,7 +256,7 @@ def test_a_text_that_changes_while_it_is_prepared_is_told(
 ):
     path = tmp_path / "a.txt"
     path.write_bytes(TEXT.encode())
-    name = "_survey" if after == "the name is looked up" else "_write_tokens"
+    name = "_scan_text" if after == "the name is looked up" else "_write_tokens"
     really = getattr(data.prepare, name)
 
     def later(*arguments):
@@ -296,7 +296,7 @@ def test_what_is_quick_is_done_without_a_word(prepare, tmp_path, monkeypatch):
     prepare(tmp_path / "a.txt", say=lines.append)
 
     assert lines == []
-    assert not [thread for thread in threading.enumerate() if "_speak" in thread.name]
+    assert not [thread for thread in threading.enumerate() if "_report" in thread.name]
 
 
 @pytest.mark.parametrize("pass_name", ["first", "second"])
@@ -358,14 +358,14 @@ def test_a_word_is_said_after_a_second_and_then_every_ten():
     progress = Progress(lines.append)
     progress._ended = Clock()
     progress.doing("waiting")
-    progress._speak()
+    progress._report()
 
     assert waited == [1, 10, 10, 10]
     assert lines == ["text      waiting"] * 3
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_one_process_of_each_machine_verifies_and_speaks(monkeypatch, first):
+def test_one_process_of_each_machine_verifies_and_reports(monkeypatch, first):
     settings = {}
 
     def prepare_corpus(source, **more):
