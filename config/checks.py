@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, whatever the machine: all of it at once."""
+"""Checks of a configuration that are independent of the machine; all mistakes at once."""
 
 from __future__ import annotations
 
@@ -35,45 +35,69 @@ RANGES = {
     "run.collective_timeout_seconds": (1, 1_000_000),
     "run.start_timeout_seconds": (1, 1_000_000),
 }
-"""By key of a whole number: the least and the most, far above any use. What is larger is a slip of
-the finger, and would end in a failure of memory or of a clock, or in no end at all."""
+"""By key of a whole number, the minimum and the maximum. The maximum is far above any use: a larger
+value is a typing error, and would exhaust the memory, overflow a clock or never end."""
 REMARKS = {
     "train.micro_batch_size": ", or null",
     "train.eval_batches": ", or null for the whole held-out text",
-    "snapshot.keep": ": one is the other's spare",
+    "snapshot.keep": ": the second is the spare",
 }
 NEVER_EMPTY = ("data.source", "data.cache_dir", "snapshot.resume", "run.name", "run.dir")
-"""Texts that become paths, or may."""
+"""Texts that are used as paths, or may be."""
 PART_BYTES, PATH_BYTES = 255, 3_900
-"""File systems take no longer names, nor the system longer paths; a run's own files come below."""
+"""The limits of file systems for names, and of the system for paths, less a run's own files."""
 TOO_LONG = f"is too long: a name has {PART_BYTES} bytes at most, and a path {PATH_BYTES}"
 
 
 def problems(config: Config) -> list[str]:
-    """Everything that is wrong with the values, a sentence each, whatever the machine."""
-    found: list[str] = []
+    """Everything that is wrong with the values, one sentence each, independent of the machine."""
+    found = Problems(config)
+    _check_ranges(found)
+    _check_texts(found)
+    _check_data_and_model(found)
+    _check_optimizer(found)
+    _check_hub_and_run(found)
+    return found.sentences
 
-    def need(holds: bool, key: str, rule: str) -> None:
+
+class Problems:
+    """Collects a sentence for each value that breaks a rule."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.sentences: list[str] = []
+
+    def need(self, holds: bool, key: str, rule: str) -> None:
+        """Add a sentence with `rule`, unless it holds for the value of `key`."""
         if not holds:
-            found.append(f"{key}={_short(_value(config, key))} {rule}.")
+            self.sentences.append(f"{key}={_short(_value(self.config, key))} {rule}.")
 
+
+def _check_ranges(found: Problems) -> None:
     for key, (least, most) in RANGES.items():
-        number, remark = _value(config, key), REMARKS.get(key, "")
-        need(number is None or number >= least, key, f"must be at least {least}{remark}")
-        need(number is None or number <= most, key, f"must be at most {most}{remark}")
+        number, remark = _value(found.config, key), REMARKS.get(key, "")
+        found.need(number is None or number >= least, key, f"must be at least {least}{remark}")
+        found.need(number is None or number <= most, key, f"must be at most {most}{remark}")
+
+
+def _check_texts(found: Problems) -> None:
+    need = found.need
     for key in TEXT_KEYS:
-        text = _value(config, key)
-        if text is None or (key == "run.dir" and text == f"out/{config.run.name}"):
-            continue  # made from run.name, whose mistakes it has
-        need(is_storable(text), key, "has bytes that are no text in UTF-8")
+        text = _value(found.config, key)
+        if text is None or (key == "run.dir" and text == f"out/{found.config.run.name}"):
+            continue  # derived from run.name, which is checked itself
+        need(is_storable(text), key, "has bytes that are not valid UTF-8")
         if key in NEVER_EMPTY:
             need(text.strip() != "", key, "is empty")
             need("://" in text or _is_path(text), key, TOO_LONG)
         if key in NEVER_EMPTY and key != "run.name":
-            need(_has_home(text), key, f"names the home of a user who is not here: write ./{text}")
+            need(_has_home(text), key, f"names the home of an unknown user: write ./{text}")
         if key in ("data.cache_dir", "run.name", "run.dir"):
-            need(printable(text) == text, key, "has control characters: a terminal may act on them")
-    data, model, optim = config.data, config.model, config.optim
+            need(printable(text) == text, key, "has control characters, which a terminal executes")
+
+
+def _check_data_and_model(found: Problems) -> None:
+    need, data, model = found.need, found.config.data, found.config.model
     need(0 < data.val_fraction <= 0.5, "data.val_fraction", "must be above 0 and at most 0.5")
     need(0 <= model.dropout < 1, "model.dropout", "must be at least 0 and below 1")
     need(
@@ -89,35 +113,40 @@ def problems(config: Config) -> list[str]:
             f"is not a multiple of model.n_head={model.n_head}. "
             f"The nearest: {' or '.join(str(count * model.n_head) for count in near)}",
         )
-    rate_is_sound = 0 < optim.learning_rate < math.inf
-    need(rate_is_sound, "optim.learning_rate", "must be above 0 and finite")
+
+
+def _check_optimizer(found: Problems) -> None:
+    need, optim = found.need, found.config.optim
+    rate_is_valid = 0 < optim.learning_rate < math.inf
+    need(rate_is_valid, "optim.learning_rate", "must be above 0 and finite")
     need(
-        not rate_is_sound or 0 <= optim.min_learning_rate <= optim.learning_rate,
+        not rate_is_valid or 0 <= optim.min_learning_rate <= optim.learning_rate,
         "optim.min_learning_rate",
         f"must be between 0 and optim.learning_rate={optim.learning_rate}",
     )
     need(0 <= optim.weight_decay < math.inf, "optim.weight_decay", "must not be negative")
     need(
-        len(optim.betas) == 2 and all(map(_is_share, optim.betas)),
+        len(optim.betas) == 2 and all(map(_is_beta, optim.betas)),
         "optim.betas",
         "must be two numbers, each at least 0 and below 1",
     )
     need(optim.max_grad_norm > 0, "optim.max_grad_norm", "must be above 0")
-    hub = config.hub
+
+
+def _check_hub_and_run(found: Problems) -> None:
+    need, hub, run = found.need, found.config.hub, found.config.run
     if hub.repo_id is not None:
         need(_is_repo_id(hub.repo_id), "hub.repo_id", "is not of the form owner/name")
     for key in ("hub.min_interval_seconds", "hub.flush_seconds"):
         need(0 <= getattr(hub, key[4:]) < 1e6, key, "must be at least 0, and below 1000000")
     need(0 < hub.timeout_seconds < 1e6, "hub.timeout_seconds", "must be above 0, below 1000000")
-    run = config.run
     need(1 <= run.grace_seconds < 1e6, "run.grace_seconds", "must be at least 1, below 1000000")
     need(
         run.max_minutes is None or run.grace_seconds < 60 * run.max_minutes < 1e9,
         "run.max_minutes",
-        f"must be more than run.grace_seconds={run.grace_seconds:g}, which are kept for the end of "
-        "it, or null",
+        f"must be more than run.grace_seconds={run.grace_seconds:g}, which is reserved for the end "
+        "of the run, or null",
     )
-    return found
 
 
 def _value(config: Config, key: str) -> Any:
@@ -130,26 +159,26 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:50]}... ({len(text)} characters)"
 
 
-def _is_share(beta: object) -> bool:
-    return isinstance(beta, int | float) and 0 <= beta < 1  # OmegaConf lets lists of lists through
+def _is_beta(beta: object) -> bool:
+    return isinstance(beta, int | float) and 0 <= beta < 1  # OmegaConf accepts lists of lists
 
 
 def is_storable(text: str) -> bool:
-    """Whether JSON, YAML and file names take it."""
+    """Whether a text is valid in JSON, YAML and file names."""
     try:
         return "\0" not in text and text.encode("utf-8") is not None
-    except UnicodeEncodeError:  # broken bytes of the command line are lone surrogates
+    except UnicodeEncodeError:  # invalid bytes of the command line are lone surrogates
         return False
 
 
 def _is_path(text: str) -> bool:
-    """Whether no file system finds it too long."""
+    """Whether a text is short enough for a path."""
     sizes = [len(part.encode("utf-8", "surrogatepass")) for part in text.split("/")]
     return max(sizes) <= PART_BYTES and sum(sizes) + len(sizes) <= PATH_BYTES
 
 
 def _has_home(path: str) -> bool:
-    """Whether the user of `~user` is known, where a path begins so."""
+    """Whether the user is known, if a path begins with `~user`."""
     try:
         Path(path).expanduser()
     except RuntimeError:
@@ -158,7 +187,10 @@ def _has_home(path: str) -> bool:
 
 
 def _is_repo_id(name: str) -> bool:
-    from huggingface_hub.utils import HFValidationError, validate_repo_id  # only where it is used
+    from huggingface_hub.utils import (  # a slow import, only if needed
+        HFValidationError,
+        validate_repo_id,
+    )
 
     try:
         validate_repo_id(name)

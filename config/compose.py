@@ -1,7 +1,7 @@
-"""From the command line to a checked `Config`, by Hydra's compose API.
+"""From the command line to a checked `Config`, with Hydra's compose API.
 
-`hydra.main` is not used: every process would create a time-stamped output folder and race for it, a
-mistake would be reported alone and with exit code 1.
+`hydra.main` is not used: all processes would race to create a time-stamped output folder, and it
+reports only the first mistake, with exit code 1.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from data.urls import redact_urls
 CONFIG_DIR = Path(__file__).resolve().parent
 GROUPS = ("data", "model", "experiment")
 BAD_VALUE = (HydraException, OmegaConfBaseException, ArithmeticError, TypeError)
-"""What Hydra and OmegaConf raise for a value that its key does not take."""
+"""Raised by Hydra and OmegaConf for a value of the wrong type."""
 
 ConfigStore.instance().store(name="schema", node=Config)
 OmegaConf.register_new_resolver(
@@ -40,25 +40,27 @@ OmegaConf.register_new_resolver(
 
 
 def _name_of(source: str) -> str:
-    """A run's name: the last part of a path or an address, but for what follows a `?` in that."""
+    """The default name of a run: the last part of a path or a URL, without the query."""
     last = re.split("[?#]", source)[0] if "://" in source else source
     return re.sub(r"[^\w.-]+", "-", Path(last).name).strip("-.") or "run"
 
 
 def load_config(arguments: Sequence[str]) -> Config:
-    """The configuration that `arguments` (Hydra overrides, `key=value`) describe.
+    """The configuration of `arguments` (Hydra overrides, `key=value`).
 
-    Raises ConfigError with all the mistakes found, one sentence a line: those in the form of
-    arguments, and those in the values of the others.
+    Raises ConfigError with all mistakes, one sentence a line: malformed arguments, and invalid
+    values of the others.
     """
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         mistakes: list[str] = []
         try:
-            config = OmegaConf.to_object(_composed_of_sound(arguments, mistakes))
+            config = OmegaConf.to_object(_compose_valid(arguments, mistakes))
         except (*BAD_VALUE, ValueError) as error:
             raise ConfigError("\n".join([*mistakes, _sentence(error)])) from error
     assert isinstance(config, Config)
-    config.run.dir, config.data.cache_dir = map(_at_home, (config.run.dir, config.data.cache_dir))
+    config.run.dir, config.data.cache_dir = map(
+        _expand_home, (config.run.dir, config.data.cache_dir)
+    )
     mistakes += problems(config)
     if mistakes:
         raise ConfigError("\n".join(mistakes))
@@ -66,34 +68,34 @@ def load_config(arguments: Sequence[str]) -> Config:
 
 
 def run_dir_of(arguments: Sequence[str]) -> Path | None:
-    """`run.dir` as those of the arguments that can be used say it; None where they do not."""
+    """`run.dir` according to the valid arguments; None if it cannot be derived."""
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         try:
-            return Path(_at_home(_composed_of_sound(arguments, []).run.dir))
+            return Path(_expand_home(_compose_valid(arguments, []).run.dir))
         except (*BAD_VALUE, ValueError):
             return None
 
 
 def as_yaml(config: Config) -> str:
-    """The resolved configuration as YAML, without the secrets of an address."""
+    """The resolved configuration as YAML, without the secrets of a URL."""
     return OmegaConf.to_yaml(_public(config))
 
 
 def as_plain(config: Config) -> dict[str, Any]:
-    """The resolved configuration as dictionaries and lists, without the secrets of an address."""
+    """The resolved configuration as dictionaries and lists, without the secrets of a URL."""
     plain = OmegaConf.to_container(_public(config))
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
 
 
 def _public(config: Config) -> DictConfig:
-    """What may be stored, shown and uploaded."""
+    """The configuration without secrets, which may be stored, shown and uploaded."""
     data = replace(config.data, source=redact_urls(config.data.source))
     return OmegaConf.structured(replace(config, data=data))
 
 
 def as_flat(config: Config) -> dict[str, Any]:
-    """The resolved configuration by dotted key, lists as text: what trackers take."""
+    """The resolved configuration by dotted key, lists as text, for trackers."""
     return {
         f"{section}.{name}": str(value) if isinstance(value, list) else value
         for section, group in as_plain(config).items()
@@ -101,15 +103,15 @@ def as_flat(config: Config) -> dict[str, Any]:
     }
 
 
-def _at_home(path: str) -> str:
-    """A path with `~` made whole, which the shell does not do behind a `=`."""
-    with suppress(RuntimeError):  # of a user who is not here: see training.checks
+def _expand_home(path: str) -> str:
+    """A path with `~` expanded, which shells do not do after `=`."""
+    with suppress(RuntimeError):  # an unknown user, which config.checks reports
         return str(Path(path).expanduser()) if path.startswith("~") else path
     return path
 
 
 def all_keys(schema: type = Config, prefix: str = "") -> Iterator[str]:
-    """Every key of the schema, as it is written on the command line."""
+    """Every key of the schema, in the form of the command line."""
     for entry in fields(schema):
         default = getattr(schema(), entry.name)
         if is_dataclass(default):
@@ -124,18 +126,18 @@ def _composed(arguments: Sequence[str]) -> DictConfig:
     return composed
 
 
-def _composed_of_sound(arguments: Sequence[str], mistakes: list[str]) -> DictConfig:
-    """What those of the arguments that can be used describe; the others go into `mistakes`."""
-    sound = _sound(list(joined_options(arguments)), _mistake_in_form, mistakes)
-    sound = [_as_typed(argument) for argument in sound]
+def _compose_valid(arguments: Sequence[str], mistakes: list[str]) -> DictConfig:
+    """Compose the valid arguments; sentences about the others are added to `mistakes`."""
+    valid = _valid(list(joined_options(arguments)), _mistake_in_form, mistakes)
+    valid = [_quote_text(argument) for argument in valid]
     try:
-        return _composed(sound)
-    except BAD_VALUE:  # only now is each tried by itself: it is slow
-        return _composed(_sound(sound, _mistake_in_value, mistakes))
+        return _composed(valid)
+    except BAD_VALUE:  # only then compose each one alone, because that is slow
+        return _composed(_valid(valid, _mistake_in_value, mistakes))
 
 
-def _as_typed(argument: str) -> str:
-    """The argument with a text in quotes that Hydra would take for a number: 1.10 is not 1.1."""
+def _quote_text(argument: str) -> str:
+    """The argument, with quotes if Hydra would parse its text as a number: 1.10 is not 1.1."""
     key, text = argument.split("=", 1)
     value = OverridesParser.create().parse_override(argument).value()
     return (
@@ -145,7 +147,7 @@ def _as_typed(argument: str) -> str:
     )
 
 
-def _sound(
+def _valid(
     arguments: Sequence[str], mistake_in: Callable[[str], str | None], mistakes: list[str]
 ) -> list[str]:
     found = [(argument, mistake_in(argument)) for argument in arguments]
@@ -154,7 +156,7 @@ def _sound(
 
 
 def _mistake_in_form(argument: str) -> str | None:
-    """What is wrong with one argument but for its value; None when nothing is."""
+    """A mistake in the form of an argument, but not in its value; None if there is none."""
     keys = list(all_keys())
     if argument.startswith("-"):
         return unknown_option(argument, [*keys, "model", "experiment"])
@@ -167,7 +169,7 @@ def _mistake_in_form(argument: str) -> str | None:
     try:
         override = OverridesParser.create().parse_override(argument)
         value = override.value()
-    except (HydraException, ValueError):  # a number of thousands of digits is Python's own
+    except (HydraException, ValueError):  # ValueError: Python's limit for the digits of a number
         if key not in keys:
             return unknown_key(key, keys)
         return _unreadable(key, text) if key in TEXT_KEYS else _wrong_type(key, text)
@@ -176,32 +178,32 @@ def _mistake_in_form(argument: str) -> str | None:
         return f"'{argument}' adds, moves or deletes; every key exists, so write {key}=value."
     if key in GROUPS:
         if override.is_sweep_override():
-            return f"'{argument}' names several values; a run takes one."
+            return f"'{argument}' names several values; a run has one."
         return _unknown_option(key, str(value))
     if key not in keys:
         return unknown_key(key, keys)
     if key in TEXT_KEYS and not isinstance(value, str | int | float | None):
         return _unreadable(key, text)
     if override.is_sweep_override():
-        return f"'{argument}' names several values; a run takes one."
+        return f"'{argument}' names several values; a run has one."
     if argument.endswith("=???"):
-        return f"{key}=??? is no value."
+        return f"{key}=??? is not a value."
     return None
 
 
 def _unreadable(key: str, text: str) -> str:
-    """That Hydra does not read a value as one text, and the argument that it reads so."""
+    """The mistake of a text that Hydra parses as something else, with an argument that works."""
 
     def read(argument: str) -> object:
         return OmegaConf.select(_composed([argument]), key)
 
     argument = quoted_argument(key, text, read) if is_storable(text) else None
-    remedy = "Name it otherwise." if argument is None else f"In a shell write {argument} instead."
-    return f"{key}={text} is not one text to Hydra. {remedy}"
+    remedy = "Use another name." if argument is None else f"In a shell write {argument} instead."
+    return f"Hydra does not parse {key}={text} as a single text. {remedy}"
 
 
 def _mistake_in_value(argument: str) -> str | None:
-    """What is wrong with the value of one argument of a known key, taken alone."""
+    """A mistake in the value of an argument with a known key; None if there is none."""
     try:
         _composed([argument])
     except BAD_VALUE as error:
@@ -253,5 +255,5 @@ def _wanted(key: str) -> str:
 
 
 def _sentence(error: Exception) -> str:
-    """The first line of what Hydra or OmegaConf says, with one full stop."""
+    """The first line of a message from Hydra or OmegaConf, with one full stop."""
     return str(error.__cause__ or error).splitlines()[0].rstrip(".") + "."

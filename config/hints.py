@@ -1,4 +1,4 @@
-"""What was probably meant: the key behind another name for it, the argument that Hydra takes."""
+"""Suggestions for mistakes: the key for another name, the argument that Hydra accepts."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ ALIASES = {
     "model.activation_checkpointing": "gradient_checkpointing",
     "model.activation_function": "activation",
 }
-"""By key, the names that other programs have for it."""
-OF_THE_LAUNCHER = (
+"""By key, its names in other programs."""
+LAUNCHER_OPTIONS = (
     "num_processes num_machines machine_rank mixed_precision precision dtype bf16 fp16 device gpus"
     " gpu_ids cpu use_cpu multi_gpu use_fsdp fsdp ddp nproc_per_node world_size config_file"
     " compile dynamo_backend main_process_ip main_process_port"
 )
-LAUNCHER = (
-    "Processes, machines, precision and compiling are the launcher's: options of `accelerate "
+LAUNCHER_HINT = (
+    "Processes, machines, precision and compilation belong to the launcher: options of `accelerate "
     "launch`, before train.py, or entries of its config file."
 )
 
 
 def joined_options(arguments: Sequence[str]) -> Iterator[str]:
-    """The arguments, those of the form `--key value` as one, `--key=value`."""
+    """The arguments, with `--key value` joined to `--key=value`."""
     rest = list(arguments)
     while rest:
         argument = rest.pop(0)
@@ -68,50 +68,50 @@ def joined_options(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def unknown_option(option: str, keys: Sequence[str]) -> str:
-    """What is wrong with an argument that begins with `-`."""
+    """The mistake of an argument that begins with `-`."""
     written, has_value, value = option.partition("=")
     name = written.lstrip("-").replace("-", "_")
     known = "There are --help and --show, and key=value."
-    if name.rpartition(".")[2] in OF_THE_LAUNCHER.split():
-        known = LAUNCHER
-    elif key := _known_as(name, keys):
+    if name.rpartition(".")[2] in LAUNCHER_OPTIONS.split():
+        known = LAUNCHER_HINT
+    elif key := _key_for(name, keys):
         known = f"Write {shlex.quote(f'{key}={value}')}." if has_value else f"The key is {key}."
     return f"There is no option '{written}'. {known}"
 
 
 def unknown_key(key: str, keys: Sequence[str]) -> str:
-    """That a key is none, and which one is meant."""
+    """The mistake of an unknown key, with the nearest key."""
     name = key.rpartition(".")[2]
-    if name in OF_THE_LAUNCHER.split():
-        return f"There is no key '{key}'. {LAUNCHER}"
-    near = _known_as(key, keys) or next(_alike(key, keys), None)
+    if name in LAUNCHER_OPTIONS.split():
+        return f"There is no key '{key}'. {LAUNCHER_HINT}"
+    near = _key_for(key, keys) or next(_similar(key, keys), None)
     if near is None:
         last = {known.rpartition(".")[2]: known for known in keys}
-        near = next((last[match] for match in _alike(name, last, 0.5)), None)
+        near = next((last[match] for match in _similar(name, last, 0.5)), None)
     hint = f" The nearest key is {near}." if near else ""
     return f"There is no key '{key}'.{hint} All keys: --help."
 
 
 def quoted(text: str) -> str:
-    """A text in the quotes of Hydra's grammar: backslashes count only before a quote."""
+    """A text in quotes of Hydra's grammar: backslashes escape only before a quote."""
     inner = re.sub(r'(\\*)"', r"\1\1" + r"\\" + '"', text)
     return '"' + re.sub(r"(\\+)$", r"\1\1", inner) + '"'
 
 
 def quoted_argument(key: str, text: str, read: Callable[[str], object]) -> str | None:
-    """The argument, as the shell takes it, of which Hydra makes this text; None where none does.
+    """The shell argument that Hydra parses as this text; None if there is none.
 
-    `read` is what Hydra makes of an argument; it may raise.
+    `read` returns the value that Hydra parses from an argument; it may raise.
     """
     argument = f"{key}={quoted(text)}"
     try:
         return shlex.quote(argument) if read(argument) == text else None
-    except Exception:  # Hydra's and OmegaConf's many kinds: no suggestion
+    except Exception:  # many types of Hydra and OmegaConf: no suggestion
         return None
 
 
-def _known_as(key: str, keys: Sequence[str]) -> str | None:
-    """The key itself, the one of this bare or misplaced name, or the one it is an alias of."""
+def _key_for(key: str, keys: Sequence[str]) -> str | None:
+    """The key itself, the key with this name in any section, or the key with this alias."""
     name = key.rpartition(".")[2]
     if key in keys:
         return key
@@ -120,5 +120,5 @@ def _known_as(key: str, keys: Sequence[str]) -> str | None:
     return same[0] if same else None
 
 
-def _alike(word: str, words: Iterable[str], cutoff: float = 0.6) -> Iterator[str]:
+def _similar(word: str, words: Iterable[str], cutoff: float = 0.6) -> Iterator[str]:
     return iter(difflib.get_close_matches(word, words, n=1, cutoff=cutoff))

@@ -1,8 +1,8 @@
 """The schema of the configuration: every key, its type, its default and its meaning.
 
-Hydra fills it from `config/` and the command line (see `config/compose.py`). What belongs to the
-machine (processes, machines, precision, sharding, compile) is not here: the accelerate config file
-owns it.
+Hydra fills it from `config/` and the command line (see `config/compose.py`). Settings of the
+machine (processes, machines, precision, sharding, compilation) belong to the accelerate config
+file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 
 
 class ConfigError(ValueError):
-    """Mistakes in the configuration: sentences that name key, value and remedy, one a line."""
+    """Mistakes in the configuration: sentences with key, value and remedy, one a line."""
 
 
 @dataclass
@@ -25,7 +25,7 @@ class DataConfig:
     block_size: int = 64
     """Context length, in characters."""
     cache_dir: str = "out/data"
-    """Where prepared texts are kept."""
+    """The cache of prepared texts."""
     num_workers: int = 0
     """Worker processes that read batches; 0 reads in the training process."""
 
@@ -39,9 +39,9 @@ class ModelConfig:
     n_embd: int = 128
     """Width: channels of the residual stream, a multiple of n_head."""
     dropout: float = 0.0
-    """Probability of dropping, at GPT-2's places; 0 for short runs."""
+    """Dropout probability, at the same places as in GPT-2; 0 for short runs."""
     activation_function: str = "gelu_new"
-    """gelu_new, as GPT-2 has it, or gelu, the exact one, which a CPU computes much faster."""
+    """gelu_new, GPT-2's, or gelu, the exact one, which a CPU computes much faster."""
     activation_checkpointing: bool = False
     """Recompute each block in the backward pass: less memory, about a third more work."""
 
@@ -49,15 +49,15 @@ class ModelConfig:
 @dataclass
 class OptimConfig:
     learning_rate: float = 1e-3
-    """The highest, reached after the warm-up."""
+    """The highest learning rate, reached after the warm-up."""
     min_learning_rate: float = 1e-4
-    """The last step's, at the end of the cosine."""
+    """The learning rate of the last step, at the end of the cosine."""
     warmup_steps: int = 100
     """Steps of linear increase from 0."""
     weight_decay: float = 0.1
-    """Decoupled decay of matrices and embeddings; biases and norms have none."""
+    """Decoupled weight decay of matrices and embeddings; biases and norms have none."""
     betas: list[float] = field(default_factory=lambda: [0.9, 0.99])
-    """AdamW's averaging constants of gradient and squared gradient."""
+    """AdamW's decay rates for the averages of gradient and squared gradient."""
     max_grad_norm: float = 1.0
     """Gradients of a larger global norm are scaled down to it."""
 
@@ -79,9 +79,9 @@ class TrainConfig:
     sample_every: int = 500
     """Steps between printed samples; 0: only at the end."""
     max_skipped_steps: int = 20
-    """How many updates in a row fp16's loss scaler may leave out before the run stops."""
+    """How many updates in a row fp16's loss scaler may skip before the run stops."""
     seed: int = 1337
-    """Decides weights, order and dropout."""
+    """Determines initial weights, order and dropout."""
 
 
 @dataclass
@@ -89,11 +89,11 @@ class SnapshotConfig:
     every: int = 250
     """Steps between snapshots; there is always one at the end."""
     keep: int = 3
-    """How many of the newest are kept, at least 2."""
+    """How many of the newest snapshots stay on disk, at least 2."""
     resume: str = "auto"
-    """auto: from this run's newest; never: start over; or another's folder or repo[@revision]."""
+    """auto: this run's newest; never: start over; or another run's folder or repo[@revision]."""
     piece_bytes: int = 2_000_000_000
-    """The largest file of a snapshot; larger models are split into several."""
+    """Bytes of the largest file of a snapshot; larger models are split into several files."""
 
 
 @dataclass
@@ -101,41 +101,41 @@ class HubConfig:
     repo_id: str | None = None
     """The Hub repo (owner/name) that snapshots are uploaded to and resumed from; null: none."""
     private: bool = True
-    """The repo is made private, and a public one is refused."""
+    """Create the repo as private, and refuse a public one."""
     keep: int = 3
-    """How many of the newest snapshots the repo keeps."""
+    """How many of the newest snapshots stay in the repo."""
     min_interval_seconds: float = 60.0
-    """Seconds between two uploads, because the Hub limits commits per hour; the newest one wins."""
+    """Minimum between two uploads, because the Hub limits commits per hour; the newest one wins."""
     squash_every: int = 10
-    """Commits after which the repo's history is forgotten, so that its storage stays bounded."""
+    """Commits after which the repo's history is squashed, so that its storage stays bounded."""
     takeover: bool = False
-    """Upload although another run or attempt has the repo; that one then stops uploading."""
+    """Upload although another run or attempt uses the repo; that one then stops uploading."""
     timeout_seconds: float = 60.0
-    """Seconds without an answer after which a request is given up."""
+    """How long a request to the Hub waits for a response."""
     flush_seconds: float = 240.0
-    """How long the end of a run waits for its last upload; the rest goes at the next start."""
+    """How long the end of a run waits for its last upload; the next start uploads the rest."""
 
 
 @dataclass
 class RunConfig:
     name: str = "${data_name:${data.source}}"
-    """The run's name; by default it is made from data.source."""
+    """The run's name; by default derived from data.source."""
     dir: str = "out/${run.name}"
-    """Everything the run writes."""
+    """The directory for everything that the run writes."""
     tracker: str | None = None
-    """A tracker of accelerate's to report to as well (tensorboard, wandb, ...); null: none."""
+    """A tracker of accelerate to report to as well (tensorboard, wandb, ...); null: none."""
     max_minutes: float | None = None
-    """Stop with a snapshot before so many minutes since the launch are over; null: no limit."""
+    """Stop with a snapshot within this many minutes of the launch; null: no limit."""
     grace_seconds: float = 25.0
-    """How long a run that is told to stop may take: to finish its step, save it and upload it."""
+    """How long a run may take to stop: to finish its step, save it and upload it."""
     collective_timeout_seconds: int = 180
-    """How long a process waits in a step for the others, one of which may be gone."""
+    """Process-group timeout within a step, after which an unreachable process ends the run."""
     start_timeout_seconds: int = 3600
-    """The same before the first step and around a snapshot, where one works and the others wait."""
+    """The same before the first step and around a snapshot, where processes wait for one."""
     emulate_bf16: bool = False
-    """Compute in bf16 also on a CPU without bf16 instructions; false: in float32 there."""
+    """Compute in bf16 even on a CPU without bf16 instructions; false: in float32 there."""
     compile_short_runs: bool = False
-    """Compile as the accelerate config file says also where it takes longer than it saves."""
+    """Compile, if the accelerate config file does, even if that takes longer than it saves."""
 
 
 @dataclass
@@ -155,14 +155,13 @@ TEXT_KEYS = tuple(
     for entry in fields(getattr(Config(), section.name))
     if str(entry.type).startswith("str")
 )
-"""The keys whose value is a text, some of them perhaps null."""
+"""The keys whose value is a text, or possibly null."""
 
 
 def accumulation_steps(train: TrainConfig, processes: int) -> int:
-    """Micro-batches that each process takes in a step.
+    """The number of micro-batches of each process in a step.
 
-    Raises ConfigError that names the nearest sizes which work, when the global batch cannot be
-    shared.
+    Raises ConfigError, with the nearest sizes that work, if the global batch cannot be divided.
     """
     size, micro = train.global_batch_size, train.micro_batch_size
     if micro is None:
@@ -173,19 +172,19 @@ def accumulation_steps(train: TrainConfig, processes: int) -> int:
                 f"processes. The nearest that can: {near}."
             )
         return 1
-    together = micro * processes
-    if size % together:
-        near = " or ".join(str(n) for n in _nearest_multiples(size, together))
+    global_micro = micro * processes  # sequences of a micro-batch, over all processes
+    if size % global_micro:
+        near = " or ".join(str(n) for n in _nearest_multiples(size, global_micro))
         dividing = [m for m in range(1, size + 1) if size % (m * processes) == 0]
         below, above = [m for m in dividing if m < micro], [m for m in dividing if m > micro]
         around = " or ".join(str(m) for m in [*below[-1:], *above[:1]])
         instead = f", or for this global batch train.micro_batch_size={around}" if around else ""
         raise ConfigError(
             f"train.global_batch_size={size} is not a multiple of train.micro_batch_size={micro} "
-            f"times {processes} process{'es' if processes > 1 else ''}, {together}. "
+            f"times {processes} process{'es' if processes > 1 else ''}, {global_micro}. "
             f"The nearest that is: {near}{instead}."
         )
-    return size // together
+    return size // global_micro
 
 
 def _nearest_multiples(size: int, of: int) -> list[int]:

@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from config.checks import RANGES, problems
 from config.compose import all_keys, as_flat, as_plain, as_yaml, load_config, run_dir_of
 from config.help import key_rows
-from config.hints import ALIASES, OF_THE_LAUNCHER, quoted
+from config.hints import ALIASES, LAUNCHER_OPTIONS, quoted
 from config.schema import TEXT_KEYS, ConfigError, TrainConfig, accumulation_steps
 from model.gpt import GPT, GPTConfig, parameter_count
 from runs import ROOT
@@ -321,8 +321,8 @@ def test_every_alias_is_of_one_key_that_there_is_and_is_none_itself():
     aliases = [alias for names in ALIASES.values() for alias in names.split()]
     assert set(ALIASES) <= set(all_keys())
     assert len(set(aliases)) == len(aliases)
-    assert not {*aliases, *OF_THE_LAUNCHER.split()} & {key.split(".")[1] for key in all_keys()}
-    assert not {*aliases} & {*OF_THE_LAUNCHER.split()}
+    assert not {*aliases, *LAUNCHER_OPTIONS.split()} & {key.split(".")[1] for key in all_keys()}
+    assert not {*aliases} & {*LAUNCHER_OPTIONS.split()}
 
 
 def test_a_home_folder_is_meant_by_a_tilde(monkeypatch):
