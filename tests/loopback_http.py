@@ -8,6 +8,7 @@ import socket
 import struct
 import threading
 import traceback
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -204,14 +205,28 @@ class Origin(ThreadingHTTPServer):
                 connection.shutdown(socket.SHUT_RDWR)
 
 
+_released: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+"""The ports of this process's former hubs, by host and origin. The next hub takes them.
+
+huggingface_hub reads the Hub's address when it is imported. At the same address, the processes of
+several tests can be forked from one that has imported it.
+"""
+
+
 class Doors:
     """The listening sockets of a hub: its own and, at another origin, that for large contents."""
 
-    def __init__(self, hub: LoopbackHub, find: Callable[[str, str, str], Found], host: str) -> None:
+    def __init__(
+        self,
+        hub: LoopbackHub,
+        find: Callable[[str, str, str], Found],
+        host: str,
+        new_port: bool,
+    ) -> None:
         self.closing = threading.Event()
         """Set when there is no time to wait any more."""
         self.closing.set()
-        self._hub, self._find, self._host = hub, find, host
+        self._hub, self._find, self._host, self._new_port = hub, find, host, new_port
         self._origins: dict[str, Origin] = {}
         self._ports: dict[str, int] = {}
         self._under_way = 0
@@ -244,6 +259,13 @@ class Doors:
         with self._changed:
             assert self._under_way == 0, f"{self._under_way} requests do not end"
 
+    def release(self) -> None:
+        """Leave the ports to the next hub of this process. This one must not open again."""
+        if not self._new_port:
+            for name, port in self._ports.items():
+                _released[self._host, name].append(port)
+        self._ports.clear()
+
     def enter(self) -> bool:
         """Begin a request; False when no more is taken."""
         with self._changed:
@@ -261,11 +283,14 @@ class Doors:
         find = partial(self._find, name)
         if name in self._ports:
             return Origin(self._hub, find, self._host, self._ports[name])
-        for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        released = [] if self._new_port else _released[self._host, name]
+        for port in (*released, *random.SystemRandom().sample(PORTS, len(PORTS))):
             try:
                 origin = Origin(self._hub, find, self._host, port)
             except OSError:  # taken
                 continue
             self._ports[name] = port
+            if port in released:
+                released.remove(port)
             return origin
         raise OSError(f"no free port in {PORTS}")

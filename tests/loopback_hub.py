@@ -54,11 +54,17 @@ class Token:
 class LoopbackHub:
     """The hub, up from `__enter__` to `__exit__`. Every method may be called from any thread.
 
-    `host` is another address of this machine, where clients on other hosts reach it.
+    `host` is another address of this machine, where clients on other hosts reach it. A hub listens
+    where the last one of this process did, unless `new_port`: a client that outlives its test, in a
+    thread of this process, would speak to the next test's hub.
     """
 
     def __init__(
-        self, folder: Path, host: str = "127.0.0.1", deviations: Deviations | None = None
+        self,
+        folder: Path,
+        host: str = "127.0.0.1",
+        deviations: Deviations | None = None,
+        new_port: bool = False,
     ) -> None:
         self.deviations = deviations or Deviations()
         self.latency = (0.0, 0.0)
@@ -80,7 +86,7 @@ class LoopbackHub:
         self._created = 0
         self._repos: dict[str, Repo] = {}
         self._tokens: dict[str, Token] = {}
-        self.doors = Doors(self, self._find, host)
+        self.doors = Doors(self, self._find, host, new_port)
         self.default_token = self.add_token("hf_loopbackOfMeMayWrite")
 
     def __enter__(self) -> LoopbackHub:
@@ -94,6 +100,7 @@ class LoopbackHub:
         traceback: TracebackType | None,
     ) -> None:
         self.down()
+        self.doors.release()
         if error is None:
             assert not self._failures, "\n\n".join(self._failures)
 
