@@ -1,15 +1,29 @@
-"""What the tests of the Hub share: a hub, runs that use it, and what must hold of every commit."""
+"""What the tests of the Hub share: a hub, runs that use it, and what must hold of every commit.
+
+Uploads and downloads need no training: `store` and `uploader` are what a run has of the Hub, in
+this process, for a hub to which `lead_here` has led the client.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from huggingface_hub import constants, get_token
 
 from loopback_hub import LoopbackHub
 from loopback_store import Repo
+from snapshot.disk.files import identity
+from snapshot.disk.state import read_state
+from snapshot.hub.client import Hub
+from snapshot.hub.latest import Latest, latest_as_bytes
+from snapshot.hub.publish import Card, Policy
+from snapshot.hub.uploader import Uploader
+from snapshot.store import Store
 
 REPO = "me/run"
 WITHOUT_OPTIMIZER = ("config.json", "model.safetensors", "tokenizer.json")
@@ -40,6 +54,75 @@ def lead_here(hub: LoopbackHub, monkeypatch) -> None:
     assert get_token() == hub.default_token
 
 
+def store(timeout: float = 5.0, repo_id: str = REPO, private: bool = True) -> Store:
+    """A run's own repo, as its start has it."""
+    return Store(Hub(repo_id, timeout), private, takeover=False)
+
+
+def uploader(
+    hub: Hub | None = None,
+    *,
+    run_id: str = "run",
+    attempt_id: str = "attempt",
+    ended: tuple[str, ...] = (),
+    seen: Latest | None = None,
+    keep: int = 3,
+    squash_every: int = 100,
+    unknown: bool = False,
+    private: bool = True,
+) -> Uploader:
+    """The uploads of an attempt, as often as it can."""
+    policy = Policy(keep, 0.0, squash_every, private, takeover=False)
+    hub = hub or Hub(REPO, 5.0)
+    return Uploader(hub, policy, run_id, attempt_id, seen, ended, unknown)
+
+
+def card(folder: Path) -> Card:
+    """A card for a snapshot, with something that stands for the curves."""
+    return Card(f"# {folder.name}\n", b"\x89PNG of " + folder.name.encode())
+
+
+class Interrupted(Hub):
+    """A hub at which something happens between an upload's contents and its commit."""
+
+    def __init__(self, repo_id: str, then: Callable[[], object]) -> None:
+        super().__init__(repo_id, 5.0)
+        self.then = then
+
+    def upload_contents(self, additions) -> None:
+        super().upload_contents(additions)
+        then, self.then = self.then, lambda: None
+        then()
+
+
+def seed(hub: LoopbackHub, *snapshots: Path, repo_id: str = REPO) -> None:
+    """Have those snapshots of a run on the hub, as that run would have uploaded them."""
+    hub.create(repo_id)
+    state = read_state(snapshots[0])
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        # huggingface_hub 2.4 calls httpx2 so.
+        warnings.filterwarnings("ignore", "Use 'content=", DeprecationWarning)
+        lead_here(hub, patch)
+        uploads = uploader(Hub(repo_id, 5.0), run_id=state.run_id, attempt_id=state.attempt_id)
+        for snapshot in snapshots:
+            uploads.offer(snapshot, card(snapshot))
+            assert uploads.flush(30), uploads.status()
+    assert step_of(hub, repo_id) == read_state(snapshots[-1]).step
+
+
+def put(
+    hub: LoopbackHub, snapshot: Path, *steps: int, run: str = "run", attempt: str = "attempt"
+) -> None:
+    """Commit a snapshot as those steps, a commit each, with no client."""
+    if hub.repo(REPO) is None:
+        hub.create(REPO)
+    for step in steps:
+        place = f"snapshots/step-{step:08d}"
+        files = {f"{place}/{path.name}": path.read_bytes() for path in snapshot.iterdir()}
+        described = Latest(run, attempt, step, place, identity(snapshot), step)
+        hub.commit_files(REPO, {**files, "latest.json": latest_as_bytes(described)})
+
+
 def latest(hub: LoopbackHub, repo_id: str = REPO) -> dict:
     """`latest.json` at the head; empty where there is none."""
     repo = hub.repo(repo_id)
@@ -51,6 +134,14 @@ def latest(hub: LoopbackHub, repo_id: str = REPO) -> dict:
 def step_of(hub: LoopbackHub, repo_id: str = REPO) -> int:
     """The newest step on the hub; 0 where there is none."""
     return latest(hub, repo_id).get("step", 0)
+
+
+def all_latest(hub: LoopbackHub, repo_id: str = REPO) -> list[dict]:
+    """`latest.json` of every head that had one."""
+    repo = hub.repo(repo_id)
+    assert repo is not None
+    heads = [commit for commit in repo.every_head if "latest.json" in repo.files(commit)]
+    return [json.loads(repo.read(commit, "latest.json")) for commit in heads]
 
 
 def steps_at_head(repo: Repo) -> list[int]:

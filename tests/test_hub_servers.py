@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -18,12 +17,10 @@ from snapshot.disk.state import read_state
 from snapshot.hub.attempt import UploadTarget
 from snapshot.hub.client import Hub
 from snapshot.hub.errors import HubUnreachable
-from snapshot.hub.fetch import fetch, newest_for_sampling, read_repo
-from snapshot.hub.latest import Latest, latest_as_bytes
-from snapshot.hub.publish import Card, Policy
-from snapshot.hub.uploader import Uploader
+from snapshot.hub.fetch import fetch, look_at, newest_for_sampling
+from snapshot.hub.publish import Card
 from snapshot.resume import choose_start
-from snapshot.store import Store, fetch_remote_snapshot, newest_of_disk_and_repo
+from snapshot.store import fetch_place, newest_of_both
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Use 'content=:DeprecationWarning"  # huggingface_hub 2.4 calls httpx2 so
@@ -34,28 +31,9 @@ pytestmark = pytest.mark.filterwarnings(
 def hub(tmp_path, request, monkeypatch):
     """A hub with the test's deviations, to which the client of this process is led."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    with LoopbackHub(tmp_path / "hub", deviations=request.param) as hub:
+    with LoopbackHub(tmp_path / "hub", deviations=request.param, new_port=True) as hub:
         hubs.lead_here(hub, monkeypatch)
         yield hub
-
-
-def store(timeout: float = 5.0) -> Store:
-    return Store(Hub(hubs.REPO, timeout), private=True, takeover=False)
-
-
-def uploader(
-    hub: Hub | None = None,
-    *,
-    attempt_id: str = "attempt",
-    ended: tuple[str, ...] = (),
-    seen: Latest | None = None,
-    keep: int = 3,
-    squash_every: int = 100,
-) -> Uploader:
-    policy = Policy(keep, 0.0, squash_every, private=True, takeover=False)
-    return Uploader(
-        UploadTarget(hub or Hub(hubs.REPO, 5.0), policy, "run", attempt_id, seen, ended)
-    )
 
 
 NAMES = [name for name in Deviations.__dataclass_fields__ if name != "no_squash"]
@@ -64,9 +42,9 @@ ONE_EACH = [pytest.param(Deviations(**{name: True}), id=name) for name in NAMES]
 
 @pytest.mark.parametrize("hub", [*ONE_EACH, pytest.param(ALL, id="all")], indirect=True)
 def test_a_run_is_uploaded_to_and_fetched_from_a_server_with(hub, finished_run, tmp_path):
-    begun = newest_of_disk_and_repo(store(), None, None, tmp_path / "run", ())
-    assert begun.repo_was_read
-    uploads = uploader()
+    begun = newest_of_both(hubs.store(), None, None, tmp_path / "run", ())
+    assert begun.hub_is_known
+    uploads = hubs.uploader()
     for step in (10, 20, 30):
         uploads.offer(runs.snapshot(finished_run, step), Card(f"# step {step}\n"))
         assert uploads.flush(30), uploads.status()
@@ -81,26 +59,13 @@ def test_a_run_is_uploaded_to_and_fetched_from_a_server_with(hub, finished_run, 
     assert newest_for_sampling(Hub(hubs.REPO, 5.0), "main").name == "step-00000030"
 
 
-def put(
-    hub: LoopbackHub, snapshot, *steps: int, run: str = "run", attempt: str = "attempt"
-) -> None:
-    """Commit a snapshot as those steps, a commit each, with no client."""
-    if hub.repo(hubs.REPO) is None:
-        hub.create(hubs.REPO)
-    for step in steps:
-        place = f"snapshots/step-{step:08d}"
-        files = {f"{place}/{path.name}": path.read_bytes() for path in snapshot.iterdir()}
-        described = Latest(run, attempt, step, place, manifest_sha256(snapshot), step)
-        hub.commit_files(hubs.REPO, {**files, "latest.json": latest_as_bytes(described)})
-
-
 @pytest.mark.parametrize("hub", [Deviations()], indirect=True)
 def test_the_weights_of_several_commits_are_kept_once_where_hf_cache_finds_them(
     hub, finished_run, tmp_path
 ):
     folders = []
     for step in (10, 20):
-        put(hub, runs.snapshot(finished_run, 30), step)
+        hubs.put(hub, runs.snapshot(finished_run, 30), step)
         folders.append(newest_for_sampling(Hub(hubs.REPO), "main"))
     assert [folder.name for folder in folders] == ["step-00000010", "step-00000020"]
     weights = {(folder / "model.safetensors").resolve() for folder in folders}
@@ -115,7 +80,7 @@ def test_the_weights_of_several_commits_are_kept_once_where_hf_cache_finds_them(
 @pytest.mark.parametrize("hub", [Deviations()], indirect=True)
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "manifest.json"])
 def test_a_file_that_was_damaged_in_the_cache_is_downloaded_again(hub, finished_run, name):
-    put(hub, runs.snapshot(finished_run, 30), 30)
+    hubs.put(hub, runs.snapshot(finished_run, 30), 30)
     for damage in (
         lambda content: content[: len(content) // 2],
         lambda content: content[:-2] + b"!}",
@@ -131,24 +96,11 @@ def test_a_file_that_was_damaged_in_the_cache_is_downloaded_again(hub, finished_
 def test_what_is_damaged_on_the_hub_itself_is_an_error_and_the_one_before_is_taken(
     hub, finished_run
 ):
-    put(hub, runs.snapshot(finished_run, 30), 10, 20)
+    hubs.put(hub, runs.snapshot(finished_run, 30), 10, 20)
     path = "snapshots/step-00000020/config.json"
     repo = hub.repo(hubs.REPO)
     hub.commit_files(hubs.REPO, {path: repo.read(repo.head, path).replace(b"32", b"23")})
     assert newest_for_sampling(Hub(hubs.REPO), "main").name == "step-00000010"
-
-
-class Interrupted(Hub):
-    """A hub at which something happens between an upload's contents and its commit."""
-
-    def __init__(self, repo_id: str, then: Callable[[], object]) -> None:
-        super().__init__(repo_id, 5.0)
-        self.then = then
-
-    def upload_contents(self, additions) -> None:
-        super().upload_contents(additions)
-        then, self.then = self.then, lambda: None
-        then()
 
 
 @pytest.mark.parametrize(
@@ -164,8 +116,8 @@ class Interrupted(Hub):
 def test_a_takeover_during_an_upload_ends_it_before_its_commit(hub, finished_run):
     hub.create(hubs.REPO)
     newest = runs.snapshot(finished_run, 30)
-    between = Interrupted(hubs.REPO, lambda: put(hub, newest, 40, attempt="another"))
-    uploads = uploader(hub=between)
+    between = hubs.Interrupted(hubs.REPO, lambda: hubs.put(hub, newest, 40, attempt="another"))
+    uploads = hubs.uploader(hub=between)
     uploads.offer(newest, Card("# 30\n"))
     assert uploads.flush(30)
     told = "another attempt of this run has uploaded step 40"
@@ -179,7 +131,9 @@ def test_a_takeover_during_an_upload_ends_it_before_its_commit(hub, finished_run
 def test_somebody_s_own_file_that_comes_during_an_upload_stays(hub, finished_run):
     hub.create(hubs.REPO)
     edit = {"NOTES.md": b"mine"}
-    uploads = uploader(hub=Interrupted(hubs.REPO, lambda: hub.commit_files(hubs.REPO, edit)))
+    uploads = hubs.uploader(
+        hub=hubs.Interrupted(hubs.REPO, lambda: hub.commit_files(hubs.REPO, edit))
+    )
     uploads.offer(runs.snapshot(finished_run, 30), Card("# 30\n"))
     assert uploads.flush(30)
     assert hubs.step_of(hub) == 30
@@ -189,9 +143,9 @@ def test_somebody_s_own_file_that_comes_during_an_upload_stays(hub, finished_run
 
 @pytest.mark.parametrize("hub", [Deviations(), ALL], indirect=True)
 def test_where_latest_json_does_not_say_whose_they_are_no_snapshot_is_deleted(hub, finished_run):
-    put(hub, runs.snapshot(finished_run, 30), 3, 4, 5, 6)
+    hubs.put(hub, runs.snapshot(finished_run, 30), 3, 4, 5, 6)
     hub.commit_files(hubs.REPO, {"latest.json": b"{}"})
-    uploads = uploader(keep=2)
+    uploads = hubs.uploader(keep=2)
     uploads.offer(runs.snapshot(finished_run, 20), Card("# 20\n"))
     assert uploads.flush(30)
     assert hubs.steps_at_head(hub.repo(hubs.REPO)) == [3, 4, 5, 6, 20]
@@ -203,7 +157,7 @@ def test_where_latest_json_does_not_say_whose_they_are_no_snapshot_is_deleted(hu
 @pytest.mark.parametrize("hub", [Deviations(no_xet=True)], indirect=True)
 def test_a_server_without_xet_is_named_once_with_the_remedy(hub, finished_run):
     hub.create(hubs.REPO)
-    uploads = uploader()
+    uploads = hubs.uploader()
     for step in (20, 30):
         uploads.offer(runs.snapshot(finished_run, step), Card(f"# {step}\n"))
         assert uploads.flush(30), uploads.status()
@@ -240,7 +194,7 @@ def test_a_history_that_cannot_be_squashed_is_said_once(hub, finished_run, statu
     else:
         hub.fault("squash", "status", status=status, times=None)
     hub.create(hubs.REPO)
-    uploads = uploader(squash_every=1)
+    uploads = hubs.uploader(squash_every=1)
     for step in (10, 20, 30):
         uploads.offer(runs.snapshot(finished_run, step), Card(f"# {step}\n"))
         assert uploads.flush(30), uploads.status()
@@ -253,13 +207,13 @@ def test_a_history_that_cannot_be_squashed_is_said_once(hub, finished_run, statu
 @pytest.mark.parametrize("hub", [Deviations()], indirect=True)
 def test_the_first_commit_after_a_restart_does_not_squash_again(hub, finished_run):
     hub.create(hubs.REPO)
-    first = uploader(squash_every=2)
+    first = hubs.uploader(squash_every=2)
     for step in (10, 20):
         first.offer(runs.snapshot(finished_run, step), Card(f"# {step}\n"))
         assert first.flush(30)
     assert hub.count("squash") == 1
-    seen = read_repo(Hub(hubs.REPO)).latest
-    second = uploader(squash_every=2, seen=seen, attempt_id="second", ended=("attempt",))
+    seen = look_at(Hub(hubs.REPO)).latest
+    second = hubs.uploader(squash_every=2, seen=seen, attempt_id="second", ended=("attempt",))
     second.offer(runs.snapshot(finished_run, 30), Card("# 30\n"))
     assert second.flush(30)
     assert hubs.step_of(hub) == 30
@@ -272,7 +226,7 @@ def test_a_fault_is_a_warning_once_and_a_word_in_the_progress_line(hub, finished
     monkeypatch.setattr("snapshot.hub.uploader.FIRST_DELAY_SECONDS", 0.01)
     hub.create(hubs.REPO)
     fault = hub.fault("commit", "status", status=500, times=None, message="the disk is on fire")
-    uploads = uploader()
+    uploads = hubs.uploader()
     uploads.offer(runs.snapshot(finished_run, 30), Card("# 30\n"))
     hub.wait_for(lambda: fault.hits >= 5)
     assert uploads.status().as_words() == "hub has none yet, last error: HTTP 500"
@@ -294,7 +248,7 @@ def test_what_the_client_refuses_to_send_is_a_warning_at_once_and_no_outage(
 
     monkeypatch.setattr("huggingface_hub.HfApi.create_commit", refuse)
     hub.create(hubs.REPO)
-    uploads = uploader()
+    uploads = hubs.uploader()
     uploads.offer(runs.snapshot(finished_run, 30), Card("# 30\n"))
     assert not uploads.flush(60)
     (message,) = uploads.messages()
@@ -306,9 +260,9 @@ def test_what_the_client_refuses_to_send_is_a_warning_at_once_and_no_outage(
 def test_every_request_of_a_start_ends_at_the_run_s_own_timeout(hub, finished_run, monkeypatch):
     monkeypatch.setattr("snapshot.store.RETRY_DELAYS_SECONDS", ())
     newest = runs.snapshot(finished_run, 30)
-    put(hub, newest, 30, run=read_state(newest).run_id)
-    found = newest_of_disk_and_repo(store(4.5), None, None, finished_run.parent / "other", ())
-    assert found.remote.timeout == 4.5
+    hubs.put(hub, newest, 30, run=read_state(newest).run_id)
+    found = newest_of_both(hubs.store(4.5), None, None, finished_run.parent / "other", ())
+    assert found.place.timeout == 4.5
     asked = []
     monkeypatch.setattr("snapshot.store.Hub", lambda *names: asked.append(names) or Hub(*names))
     assert manifest_sha256(
@@ -344,8 +298,8 @@ IN_THE_DOCS = {
 
 @pytest.mark.parametrize("hub", [Deviations(no_xet=True)], indirect=True)
 def test_what_is_asked_of_a_server_stands_in_the_docs(hub, finished_run, tmp_path):
-    newest_of_disk_and_repo(store(), None, None, tmp_path / "run", ())
-    uploads = uploader(squash_every=1)
+    newest_of_both(hubs.store(), None, None, tmp_path / "run", ())
+    uploads = hubs.uploader(squash_every=1)
     uploads.offer(runs.snapshot(finished_run, 30), Card("# 30\n"))
     assert uploads.flush(30)
     remote = read_repo(Hub(hubs.REPO, 5.0))
