@@ -5,8 +5,6 @@ import gc
 import gzip
 import json
 import lzma
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,6 +17,7 @@ from data.corpus import prepare_corpus
 from data.errors import DataError
 from data.progress import Progress
 from data.sources import _hub_dataset, open_source
+from loopback_texts import serving
 
 TEXT = "First line, é ü 日本 🙂\nsecond line\r\nthird line without an end"
 ROWS = ["the first row", 'second, with "quotes"\n', "日本 and\ntwo lines", "last of four"]
@@ -387,52 +386,31 @@ def test_a_broken_table_is_told_wherever_it_is_broken(complaint, tmp_path, endin
 
 @pytest.fixture
 def served():
-    """Answers by path: (status line or code, headers, body); counts what was asked."""
-    answers, asked = {}, []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            asked.append(self.path)
-            status, headers, body = answers[self.path]
-            if isinstance(status, bytes):
-                self.wfile.write(status)
-                return
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", answers, asked
-        server.shutdown()
-        thread.join()
+    """Answers by path: (status line or code, headers, pieces of the body); what was asked."""
+    answers = {}
+    with serving(answers.__getitem__) as (address, asked):
+        yield address, answers, asked
 
 
 def test_a_url_is_fetched_once(text_of, served):
     address, answers, asked = served
-    answers["/a.txt"] = (200, {"Content-Length": str(len(TEXT.encode()))}, TEXT.encode())
-    answers["/b.jsonl.gz?raw=1"] = (200, {}, gzip.compress(jsonl(ROWS).encode()))
+    answers["/a.txt"] = (200, {"Content-Length": str(len(TEXT.encode()))}, [TEXT.encode()])
+    answers["/b.jsonl.gz?raw=1"] = (200, {}, [gzip.compress(jsonl(ROWS).encode())])
 
     for _ in range(2):
         assert text_of(f"{address}/a.txt") == TEXT
         assert text_of(f"{address}/b.jsonl.gz?raw=1") == JOINED
-    assert asked == ["/a.txt", "/b.jsonl.gz?raw=1"]
+    assert [path for path, _ in asked] == ["/a.txt", "/b.jsonl.gz?raw=1"]
 
 
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        ((404, {}, b"no"), "404"),
-        ((200, {"Content-Length": "100"}, b"only this"), "9 of 100 bytes"),
-        ((200, {"Transfer-Encoding": "chunked"}, b"5\r\nfirst\r\n9\r\nhalf"), "fetched"),
-        ((b"this is not HTTP\r\n\r\n", {}, b""), "fetched"),
-        ((b"", {}, b""), "fetched"),
+        ((404, {}, [b"no"]), "404"),
+        ((200, {"Content-Length": "100"}, [b"only this"]), "9 of 100 bytes"),
+        ((200, {"Transfer-Encoding": "chunked"}, [b"5\r\nfirst\r\n9\r\nhalf"]), "fetched"),
+        ((b"this is not HTTP\r\n\r\n", {}, []), "fetched"),
+        ((b"", {}, []), "fetched"),
     ],
     ids=["404", "too short", "chunk cut off", "not HTTP", "hung up"],
 )
@@ -446,7 +424,7 @@ def test_a_url_that_does_not_give_its_file_leaves_nothing(
     gc.collect()  # an answer that was left open would warn here
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
 
-    answers["/a.txt"] = (200, {}, TEXT.encode())  # the next start is not misled
+    answers["/a.txt"] = (200, {}, [TEXT.encode()])  # the next start is not misled
     assert text_of(f"{address}/a.txt") == TEXT
 
 

@@ -7,7 +7,6 @@ import os
 import socket
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from data.errors import DataError, TextUnreachable
 from data.fetch import fetch_url
 from data.progress import Progress
 from data.sources import open_source
+from loopback_texts import serving
 
 TEXT = "".join(f"line {i} of the text, é ü 日本\n" for i in range(400)).encode()
 
@@ -26,32 +26,9 @@ TEXT = "".join(f"line {i} of the text, é ü 日本\n" for i in range(400)).enco
 @pytest.fixture
 def served():
     """A server of one answer a path: (status, headers, the pieces of the body, each a moment)."""
-    answers, asked = {}, []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            asked.append((self.path, dict(self.headers)))
-            status, headers, pieces = answers[self.path]
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-            for piece in pieces:
-                if callable(piece):
-                    piece()
-                else:
-                    self.wfile.write(piece)
-                    self.wfile.flush()
-
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", answers, asked
-        server.shutdown()
-        thread.join()
+    answers = {}
+    with serving(answers.__getitem__) as (address, asked):
+        yield address, answers, asked
 
 
 def of_length(*pieces):

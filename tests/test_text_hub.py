@@ -10,9 +10,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import ClassVar
 
 import pytest
 
@@ -20,6 +17,7 @@ from data.corpus import prepare_corpus
 from data.errors import DataError
 from data.progress import Progress
 from data.sources import _hub_dataset, open_source
+from loopback_texts import serving
 from runs import ROOT
 
 TEXT = "\ufeffone\n\n\n  two\r\n\n日本\rthree\n\n\nfour, and no end"
@@ -147,47 +145,31 @@ def unreachable(*_, **__):
 CSV = "n,text\n1,NA\n2,007\n3,a sentence\n"
 
 
-class Hub(BaseHTTPRequestHandler):
+COMMIT = "a" * 40
+FILES = {"me/words": ("train.txt", TEXT.encode()), "me/table": ("train.csv", CSV.encode())}
+
+
+def hub_s_answer(path):
     """As much of the Hub's protocol as `datasets` speaks, for two data sets of one file each."""
+    path = path.split("?")[0]
+    repo = next(repo for repo in FILES if f"/datasets/{repo}" in path)
+    name, content = FILES[repo]
+    oid = hashlib.sha1(content).hexdigest()
+    if path.endswith(f"/resolve/{COMMIT}/{name}"):
+        return answered(content, ETag=f'"{oid}"', X_Repo_Commit=COMMIT)
+    if "/resolve/" in path:
+        return answered({}, status=404, X_Error_Code="EntryNotFound")
+    if path.endswith("/data"):
+        return answered([])
+    if "/tree/" in path:
+        return answered([{"type": "file", "path": name, "oid": oid, "size": len(content)}])
+    return answered({"id": repo, "sha": COMMIT, "siblings": [], "private": False})
 
-    protocol_version = "HTTP/1.1"
-    sha = "a" * 40
-    files: ClassVar = {
-        "me/words": ("train.txt", TEXT.encode()),
-        "me/table": ("train.csv", CSV.encode()),
-    }
 
-    def answer(self, content, **headers):
-        body = content if isinstance(content, bytes) else json.dumps(content).encode()
-        self.send_response(headers.pop("status", 200))
-        for name, value in headers.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def do_GET(self):
-        path = self.path.split("?")[0]
-        repo = next(repo for repo in self.files if f"/datasets/{repo}" in path)
-        name, content = self.files[repo]
-        oid = hashlib.sha1(content).hexdigest()
-        if path.endswith(f"/resolve/{self.sha}/{name}"):
-            self.answer(content, ETag=f'"{oid}"', X_Repo_Commit=self.sha)
-        elif "/resolve/" in path:
-            self.answer({}, status=404, X_Error_Code="EntryNotFound")
-        elif path.endswith("/data"):
-            self.answer([])
-        elif "/tree/" in path:
-            self.answer([{"type": "file", "path": name, "oid": oid, "size": len(content)}])
-        else:
-            self.answer({"id": repo, "sha": self.sha, "siblings": [], "private": False})
-
-    def do_HEAD(self):
-        self.do_GET()
-
-    def log_message(self, *_):
-        pass
+def answered(content, status=200, **headers):
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return status, {**named, "Content-Length": str(len(body))}, [body]
 
 
 PREPARE = """
@@ -219,20 +201,16 @@ def prepared(tmp_path, **environment):
 
 @pytest.mark.filterwarnings("ignore:unclosed file .*[.]csv:ResourceWarning")
 def test_a_text_has_one_fingerprint_from_the_hub_from_a_file_and_without_a_network(tmp_path):
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with serving(hub_s_answer) as (address, _):
         there, _ = prepared(
             tmp_path,
-            HF_ENDPOINT=f"http://127.0.0.1:{server.server_port}",
+            HF_ENDPOINT=address,
             HF_HUB_DISABLE_XET="1",
             HF_HUB_DISABLE_TELEMETRY="1",
         )
-        server.shutdown()
-        thread.join()
     later, said = prepared(tmp_path, HF_HUB_OFFLINE="1")
     local = {}
-    for name, (file, content) in Hub.files.items():
+    for name, (file, content) in FILES.items():
         (tmp_path / file).write_bytes(content)
         corpus = prepare_corpus(
             str(tmp_path / file),
