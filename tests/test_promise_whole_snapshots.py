@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import threading
 from pathlib import Path
 
 import pytest
+from paced import paced, read_until
 
 import runs
 from disks import Quota, Tmpfs, mounted
@@ -140,35 +140,25 @@ def test_a_quota_costs_a_snapshot_and_nothing_else(small, quota):
 
 def breaks_and_is_mended(small, run_dir: Path, break_it, mend_it) -> None:
     """A run whose disk takes no second snapshot for a while."""
-    words = runs.command(*small, f"run.dir={run_dir}", "train.max_steps=2000", "snapshot.every=20")
-    lines, kept, says, leftovers = [], None, None, []
-    with runs.started(words) as process:
-        deadline = threading.Timer(runs.DEADLINE_SECONDS, process.kill)
-        deadline.start()
-        for line in process.stdout:
-            lines.append(line)
-            if "step 25/" in line:  # one snapshot is there
-                says = break_it()
-            if "could not be written" in line and kept is None and says is not None:
-                kept = newest_verified(run_dir / "snapshots")
-                leftovers = list((run_dir / "snapshots").glob(".tmp-*"))
-                mend_it()
-        errors = process.stderr.read()
-        process.wait()
-        deadline.cancel()
-    output = "".join(lines)
-    assert process.returncode == 0, errors
-    assert kept is not None, output
-    newest, faults = kept
-    assert newest is not None
+    words = runs.command(*small, f"run.dir={run_dir}", "train.max_steps=200", "snapshot.every=20")
+    with paced(words) as (process, lines):
+        said = read_until(lines, "step 25/")  # one snapshot is there
+        says = break_it()
+        said += read_until(lines, "could not be written")
+        warning = said[-1]
+        newest, faults = newest_verified(run_dir / "snapshots")
+        # The next one may be tried right now.
+        runs.wait_until(lambda: not list((run_dir / "snapshots").glob(".tmp-*")), process)
+        mend_it()
+        said += lines
+        assert process.wait(60) == 0, process.stderr.read()
+    assert newest is not None, said
     assert faults == []
-    assert leftovers == []
-    warning = next(line for line in lines if "could not be written" in line)
     assert says in warning
     assert f"The last good snapshot stays: {newest}" in warning
     assert len(snapshot_folders(run_dir / "snapshots")) == 3
-    verify(runs.snapshot(run_dir, 2000))
-    assert len(runs.losses(run_dir)) == 2000
+    verify(runs.snapshot(run_dir, 200))
+    assert len(runs.losses(run_dir)) == 200
 
 
 def test_a_last_snapshot_that_cannot_be_written_is_a_failure(small, small_disk):
