@@ -2,32 +2,56 @@
 
 Whatever happens, training ends with exit code 0, the newest snapshot is on the Hub as soon as the
 Hub is back, and no commit ever held half a snapshot.
+
+The faults meet the uploader in this process, which is given the snapshots of one run; the client
+is the real one. Two faults, and what only a process can show, meet runs.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 import shutil
 import subprocess
-import sys
-import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 
+import many_snapshots
 import pytest
+from huggingface_hub import constants
+from paced import paced, read_until
 
 import hubs
 import runs
+from config.compose import load_config
 from loopback_hub import LoopbackHub
+from snapshot.disk.files import identity
+from snapshot.disk.state import read_state
+from snapshot.errors import SnapshotError
+from snapshot.hub.client import Hub
+from snapshot.hub.errors import HubUnreachable
+from snapshot.hub.uploader import Uploader
+from snapshot.resume import choose_start
+from snapshot.start import Start
+from snapshot.store import newest_of_both
+from training.exits import USER_MISTAKES, exit_code_for
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Use 'content=:DeprecationWarning"  # huggingface_hub 2.4 calls httpx2 so
+)
 STEPS = 30
 SECRETS = ("hf_loopbackOfMeMayWrite", "signature=")
 
 
-def rarely(*values: str) -> list:
-    """Parameters of slow tests."""
-    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+@pytest.fixture
+def near_hub(tmp_path, monkeypatch):
+    """A hub to which the client of this process is led; what fails is soon tried again."""
+    monkeypatch.setattr("snapshot.hub.uploader.FIRST_DELAY_SECONDS", 0.1)
+    monkeypatch.setattr("snapshot.store.PATIENCE_SECONDS", (0.1, 0.1))
+    with LoopbackHub(tmp_path / "hub", new_port=True) as hub:
+        hubs.lead_here(hub, monkeypatch)
+        yield hub
 
 
 def overrides(small: list[str], run_dir: Path, *more: str) -> list[str]:
@@ -40,6 +64,11 @@ def overrides(small: list[str], run_dir: Path, *more: str) -> list[str]:
         "hub.timeout_seconds=2",
         *more,
     ]
+
+
+def like(finished_run: Path, small: list[str], run_dir: Path, *more: str) -> list[str]:
+    """The overrides of the run that `finished_run` is, in another directory."""
+    return overrides(small, run_dir, "model.dropout=0.1", *more)
 
 
 def assert_uploaded(hub: LoopbackHub, result, step: int = STEPS) -> None:
@@ -63,9 +92,25 @@ def files_below(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
+def started_empty(folder: Path) -> Start:
+    """What a run finds out at its start, with nothing on its disk."""
+    return newest_of_both(hubs.store(1.0), None, None, folder / "snapshots", ())
+
+
+def offer(uploads: Uploader, snapshot: Path) -> None:
+    """What the loop does at a snapshot, and in the lines about a step."""
+    uploads.offer(snapshot, hubs.card(snapshot))
+    assert uploads.needed()
+    uploads.status()
+    uploads.messages()
+
+
 LIMIT = {"ratelimit": '"api";r=0;t=1', "ratelimit-policy": '"fixed window";"api";q=500;w=300'}
 FAULTS = {
-    "connections refused": [("*", "refuse", {"after": 12, "times": 8})],
+    "connections refused": [  # while the client tries again by itself, and while it does not
+        ("*", "refuse", {"after": 12, "times": 2}),
+        ("*", "refuse", {"after": 21, "times": 6}),
+    ],
     "a hang before the contents": [("preupload", "hang", {"after": 1})],
     "a hang in the contents": [("put", "hang", {"after": 1})],
     "a hang of the commit": [("commit", "hang", {"after": 1})],
@@ -101,76 +146,106 @@ FAULTS = {
 }
 
 
-OFTEN = {
-    "connections refused",
-    "a hang in the contents",
-    "a hang of the listing",
-    "a reset in the middle of the commit",
-    "500 before the commit",
-    "the answer to a commit lost",
-    "412, a stale parent",
-    "429 with a time, on the commit",
-    "403, the storage is full",
-    "a stale head on reads",
-    "a squash that is unknown",
-    "a Hub that knows no cards",
-}
-"""One of each kind; the others are slow ones."""
+def uploaded_through(hub: LoopbackHub, finished_run: Path, folder: Path, faults: list) -> None:
+    """A run's start, its three snapshots and its end, with faults of the hub meanwhile.
+
+    Of each snapshot but the last the end is awaited, or that all faults have come.
+    """
+    begun = started_empty(folder)
+    assert begun.folder is None
+    uploads = hubs.uploader(
+        Hub(hubs.REPO, 1.0),
+        unknown=not begun.hub_is_known,
+        squash_every=2 if any(fault.endpoint == "squash" for fault in faults) else 100,
+    )
+    for step in (10, 20, 30):
+        offer(uploads, runs.snapshot(finished_run, step))
+        hub.wait_for(lambda step=step: hubs.step_of(hub) >= step or all(f.hits for f in faults))
+    assert uploads.flush(60), uploads.status()
+    assert all(fault.hits for fault in faults)
+    status = uploads.status()
+    assert (status.step, status.fault, status.off) == (STEPS, None, False)
+    assert hubs.step_of(hub) == STEPS
+    hubs.assert_always_whole(hub)
+    assert set(hub.uploaded.values()) == {1}
+    assert not any(secret in message for secret in SECRETS for message in uploads.messages())
 
 
-@pytest.mark.parametrize("name", [*sorted(OFTEN), *rarely(*sorted(set(FAULTS) - OFTEN))])
-def test_a_fault_costs_no_step_and_no_snapshot(small, tmp_path, hub, name):
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_costs_no_step_and_no_snapshot(near_hub, finished_run, tmp_path, name):
+    """Nothing that the loop calls fails. That it does not wait either: the tests after the next."""
+    faults = [near_hub.fault(endpoint, kind, **more) for endpoint, kind, more in FAULTS[name]]
+    uploaded_through(near_hub, finished_run, tmp_path, faults)
+
+
+def test_500_on_a_part_of_a_large_content(near_hub, finished_run, tmp_path):
+    near_hub.multipart_above, near_hub.part_bytes = 50_000, 20_000
+    part = near_hub.fault("part", "status", status=500, after=1)
+    complete = near_hub.fault("complete", "status", status=500, after=1)
+    uploaded_through(near_hub, finished_run, tmp_path, [part, complete])
+    assert near_hub.count("part") > 3
+
+
+def test_while_the_hub_hangs_the_loop_does_not_wait(near_hub, finished_run):
+    near_hub.create(hubs.REPO)
+    uploads = hubs.uploader(Hub(hubs.REPO, 60.0))
+    hanging = near_hub.fault("commit", "hang", times=None)
+    offer(uploads, runs.snapshot(finished_run, 10))
+    near_hub.wait_for(lambda: hanging.hits)
+    before = time.monotonic()
+    offer(uploads, runs.snapshot(finished_run, 20))
+    offer(uploads, runs.snapshot(finished_run, 30))
+    assert not uploads.flush(0)
+    assert time.monotonic() - before < 30  # not the 60 after which the request is given up
+    assert hanging.hits == 1
+
+
+@pytest.mark.parametrize("name", ["a hang in the contents", "the answer to a commit lost"])
+def test_a_fault_during_a_run_costs_no_step_and_no_snapshot(small, tmp_path, hub, name):
     faults = [hub.fault(endpoint, kind, **more) for endpoint, kind, more in FAULTS[name]]
-    more = ["hub.squash_every=2"] if "squash" in name else []
-    result = runs.train(*overrides(small, tmp_path / "run", *more), **hub.environment())
+    result = runs.train(*overrides(small, tmp_path / "run"), **hub.environment())
     assert all(fault.hits for fault in faults)
     assert_uploaded(hub, result)
     assert len(runs.losses(tmp_path / "run")) == STEPS
-
-
-def test_500_on_a_part_of_a_large_content(small, tmp_path, hub):
-    hub.multipart_above, hub.part_bytes = 50_000, 20_000
-    part = hub.fault("part", "status", status=500, after=1)
-    complete = hub.fault("complete", "status", status=500, after=1)
-    result = runs.train(*overrides(small, tmp_path / "run"), **hub.environment())
-    assert_uploaded(hub, result)
-    assert part.hits
-    assert complete.hits
-    assert hub.count("part") > 3
 
 
 @pytest.mark.parametrize(
     ("endpoint", "kind"),
     [
         ("blob-get", "truncated"),
+        ("blob-get", "corrupted"),
+        ("blob-get", "reset"),
         ("resolve-get", "corrupted"),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                ("blob-get", "corrupted"),
-                ("blob-get", "reset"),
-                ("resolve-head", "hang"),
-                ("info", "refuse"),
-                ("tree", "reset"),
-            )
-        ),
+        ("resolve-head", "hang"),
+        ("info", "refuse"),
+        ("tree", "reset"),
     ],
 )
-def test_a_download_that_fails_once_is_made_again(small, tmp_path, hub, endpoint, kind):
-    words = overrides(small, tmp_path / "a", "train.max_steps=10")
-    assert runs.train(*words, **hub.environment()).returncode == 0
-    fault = hub.fault(endpoint, kind)
-    result = runs.train(*overrides(small, tmp_path / "b"), **hub.environment())
+def test_a_download_that_fails_once_is_made_again(near_hub, finished_run, tmp_path, endpoint, kind):
+    hubs.seed(near_hub, runs.snapshot(finished_run, 10))
+    fault = near_hub.fault(endpoint, kind)
+    begun = started_empty(tmp_path)
+    assert fault.hits
+    assert begun.state.step == 10
+    assert begun.folder == runs.snapshot(tmp_path, 10)
+    assert begun.warnings == ()
+    assert identity(begun.folder) == identity(runs.snapshot(finished_run, 10))
+    assert [path.name for path in begun.folder.parent.iterdir()] == ["step-00000010"]
+
+
+def test_a_run_whose_download_fails_once_resumes_all_the_same(finished_run, small, tmp_path, hub):
+    hubs.seed(hub, runs.snapshot(finished_run, 10))
+    fault = hub.fault("blob-get", "truncated")
+    result = runs.train(*like(finished_run, small, tmp_path / "b"), **hub.environment())
     assert fault.hits
     assert_uploaded(hub, result)
     assert runs.metrics(tmp_path / "b")[0]["step"] == 11
 
 
-def test_downloads_that_are_never_whole_leave_the_disk_clean(small, tmp_path, hub):
-    words = overrides(small, tmp_path / "a", "train.max_steps=20")
-    assert runs.train(*words, **hub.environment()).returncode == 0
+def test_downloads_that_are_never_whole_leave_the_disk_clean(finished_run, small, tmp_path, hub):
+    hubs.seed(hub, runs.snapshot(finished_run, 10), runs.snapshot(finished_run, 20))
     hub.fault("blob-get", "corrupted", times=None)
-    result = runs.train(*overrides(small, tmp_path / "b"), **hub.environment())
+    result = runs.train(*like(finished_run, small, tmp_path / "b"), **hub.environment())
     assert result.returncode == 2
     assert f"none of the snapshots in {hubs.REPO}@" in result.stderr
     assert "safetensors has changed" in result.stderr
@@ -180,29 +255,27 @@ def test_downloads_that_are_never_whole_leave_the_disk_clean(small, tmp_path, hu
 
 def test_an_expired_token_in_the_middle_of_a_run(small, tmp_path, hub):
     token = hub.default_token
-    seen = threading.Event()
-
-    def expire_and_renew() -> None:
+    more = ["train.max_steps=200", "train.eval_every=200", "snapshot.every=20"]
+    words = overrides(small, tmp_path / "run", *more)
+    with paced(runs.command(*words), **hub.environment()) as (process, lines):
+        said = read_until(lines, "step 21/")
         hub.wait_for(lambda: hub.count("commit") >= 1, 60)
         hub.revoke(token)
-        hub.wait_for(lambda: any(one.status == 401 for one in hub.requests), 60)
+        said += read_until(lines, "uploads wait")
+        said += read_until(lines, "step 199/")
         hub.restore(token)
-        seen.set()
-
-    beside = threading.Thread(target=expire_and_renew)
-    beside.start()
-    more = ["train.max_steps=3000", "snapshot.every=100", "train.eval_every=3000"]
-    result = runs.train(*overrides(small, tmp_path / "run", *more), **hub.environment())
-    beside.join()
-    assert seen.is_set()
+        out = "".join([*said, *lines])
+        assert process.stderr is not None
+        result = subprocess.CompletedProcess(words, process.wait(60), out, process.stderr.read())
     assert "warning: uploads wait: the Hub does not accept the token (HTTP 401" in result.stdout
+    assert result.stdout.count("uploads wait") == 1
     assert "hf auth login" in result.stdout
-    assert_uploaded(hub, result, 3000)
+    assert_uploaded(hub, result, 200)
     # What is behind is visible: step, age and the last error.
     behind = [record for record in runs.metrics(tmp_path / "run") if record.get("hub_error")]
     assert behind
     assert "401" in behind[0]["hub_error"]
-    assert behind[0]["hub_step"] >= 100
+    assert behind[0]["hub_step"] >= 20
     assert behind[0]["hub_age_seconds"] >= 0
     assert "old, last error: HTTP 401" in result.stdout
     assert_no_secrets(result, tmp_path / "run")
@@ -212,71 +285,87 @@ def test_an_expired_token_in_the_middle_of_a_run(small, tmp_path, hub):
             assert token.encode() not in repo.read(commit, path)
 
 
-def test_a_token_that_stays_expired_costs_no_minute_at_the_end(small, tmp_path, hub):
-    hub.fault("info", "status", status=401, after=2, times=None)
-    words = overrides(small, tmp_path / "run", "hub.flush_seconds=100000")
-    result = runs.train(*words, **hub.environment())
-    assert result.returncode == 0, result.stderr
-    assert "The same command uploads it at its next start" in result.stdout
+def test_a_token_that_stays_expired_costs_no_minute_at_the_end(near_hub, finished_run, tmp_path):
+    started_empty(tmp_path)
+    expired = near_hub.fault("info", "status", status=401, times=None)
+    uploads = hubs.uploader()
+    offer(uploads, runs.snapshot(finished_run, 30))
+    near_hub.wait_for(lambda: expired.hits)
+    assert not uploads.flush(100_000)
+    assert uploads.status().fault.startswith("the Hub does not accept the token (HTTP 401")
+    assert uploads.needed()  # the same command uploads it at its next start: test_uploading
 
 
-@pytest.mark.parametrize("kind", ["parent-500", *rarely("none", "ignore-parent")])
-def test_somebody_edits_the_repo_meanwhile(small, tmp_path, hub, kind):
+@pytest.mark.parametrize("kind", ["none", "parent-500", "ignore-parent"])
+def test_somebody_edits_the_repo_meanwhile(near_hub, finished_run, kind):
     if kind != "none":
-        hub.fault("commit", kind, times=None)
-
-    def edit() -> None:
-        hub.wait_for(lambda: hub.count("commit") >= 1, 60)
-        hub.commit_files(hubs.REPO, {"NOTES.md": b"mine"})
-
-    beside = threading.Thread(target=edit)
-    beside.start()
-    result = runs.train(*overrides(small, tmp_path / "run"), **hub.environment())
-    beside.join()
-    assert_uploaded(hub, result)
-    repo = hub.repo(hubs.REPO)
-    assert repo.read(repo.head, "NOTES.md") == b"mine"
+        near_hub.fault("commit", kind, times=None)
+    near_hub.create(hubs.REPO)
+    uploads = hubs.uploader()
+    for step in (10, 20, 30):
+        offer(uploads, runs.snapshot(finished_run, step))
+        assert uploads.flush(30), uploads.status()
+        near_hub.commit_files(hubs.REPO, {f"NOTES-{step}.md": b"mine"})
+    repo = near_hub.repo(hubs.REPO)
+    assert hubs.steps_at_head(repo) == [10, 20, 30]
+    assert all(repo.read(repo.head, f"NOTES-{step}.md") == b"mine" for step in (10, 20, 30))
+    hubs.assert_always_whole(near_hub)
 
 
-@pytest.mark.parametrize("kind", ["none", *rarely("parent-500", "ignore-parent")])
-def test_of_two_runs_on_one_repo_exactly_one_keeps_it(small, tmp_path, hub, kind):
+def only_one_keeps_it(hub: LoopbackHub, printed: list[str], step: int) -> None:
+    """What two runs on one repo have said shows that one has lost it, and been told how to act."""
+    lost = ["another run has uploaded step" in out for out in printed]
+    assert sorted(lost) == [False, True], printed
+    assert "hub.takeover=true" in printed[lost.index(True)]
+    assert hubs.step_of(hub) == step
+    hubs.assert_always_whole(hub)
+    assert len({one["run_id"] for one in hubs.all_latest(hub)[-2:]}) == 1
+
+
+@pytest.mark.parametrize("kind", ["none", "parent-500", "ignore-parent"])
+def test_of_two_uploaders_on_one_repo_exactly_one_keeps_it(near_hub, finished_run, kind):
+    near_hub.create(hubs.REPO)
     if kind != "none":
-        hub.fault("commit", kind, times=None)
+        near_hub.fault("commit", kind, times=None)
+    both = [hubs.uploader(run_id=name, attempt_id=f"attempt of {name}") for name in ("a", "b")]
+    for step in (10, 20, 30):
+        for uploads in both:
+            if not uploads.status().off:
+                offer(uploads, runs.snapshot(finished_run, step))
+        assert all(uploads.flush(30) for uploads in both)
+    kept = [not uploads.status().off for uploads in both]
+    assert sorted(kept) == [False, True]
+    assert both[kept.index(True)].status().step == STEPS
+    only_one_keeps_it(near_hub, [" ".join(uploads.messages()) for uploads in both], STEPS)
+    if kind != "ignore-parent":  # there the first commits of both may come one after the other
+        assert len({one["run_id"] for one in hubs.all_latest(near_hub)}) == 1
+
+
+def test_of_two_runs_on_one_repo_exactly_one_keeps_it(small, tmp_path, hub):
     hub.create(hubs.REPO)
-    longer = ["train.max_steps=1500", "snapshot.every=100", "train.eval_every=1500"]
+    # Nobody commits before both have found the repo empty: the second would be refused.
+    early = hub.fault("commit", "status", status=503, times=None)
+    words = [runs.command(*overrides(small, tmp_path / name)) for name in ("a", "b")]
     with (
-        runs.started(
-            runs.command(*overrides(small, tmp_path / "a", *longer)), **hub.environment()
-        ) as one,
-        runs.started(
-            runs.command(*overrides(small, tmp_path / "b", *longer)), **hub.environment()
-        ) as other,
+        runs.started(words[0], **hub.environment()) as one,
+        runs.started(words[1], **hub.environment()) as other,
     ):
+        # Written when the repo has been read.
+        begun = [tmp_path / name / "config.yaml" for name in ("a", "b")]
+        hub.wait_for(lambda: early.hits and all(path.exists() for path in begun), 60)
+        hub.clear_faults()
         printed = [process.communicate(timeout=120)[0] for process in (one, other)]
         assert one.returncode == other.returncode == 0, printed
+    only_one_keeps_it(hub, printed, STEPS)
     lost = ["another run has uploaded step" in out for out in printed]
-    kept = [f"{hubs.REPO} has step 1500" in out for out in printed]
-    if lost == [False, False]:  # the second began when the first had its repo: it was refused
-        raise AssertionError(printed)
-    assert sorted(lost) == [False, True], printed
-    assert kept == [not one for one in lost]
-    assert "hub.takeover=true" in printed[lost.index(True)]
+    assert [f"{hubs.REPO} has step {STEPS}" in out for out in printed] == [not one for one in lost]
     for name in ("a", "b"):
-        assert runs.snapshot(tmp_path / name, 1500).is_dir()
-    hubs.assert_always_whole(hub)
-    assert len({run["run_id"] for run in all_latest(hub)[-3:]}) == 1
+        assert runs.snapshot(tmp_path / name, STEPS).is_dir()
 
 
-def all_latest(hub: LoopbackHub) -> list[dict]:
-    """latest.json of every head that had one."""
-    repo = hub.repo(hubs.REPO)
-    heads = [commit for commit in repo.every_head if "latest.json" in repo.files(commit)]
-    return [json.loads(repo.read(commit, "latest.json")) for commit in heads]
-
-
-def test_takeover_replaces_what_another_run_has_there(small, tmp_path, hub):
-    words = overrides(small, tmp_path / "a", "train.max_steps=20")
-    assert runs.train(*words, **hub.environment()).returncode == 0
+def test_takeover_replaces_what_another_run_has_there(finished_run, small, tmp_path, hub):
+    first = shutil.copytree(finished_run, tmp_path / "a")
+    hubs.seed(hub, runs.snapshot(first, 10), runs.snapshot(first, 20))
     never = overrides(small, tmp_path / "b", "snapshot.resume=never", "train.max_steps=10")
     refused = runs.train(*never, **hub.environment())
     assert refused.returncode == 2
@@ -285,7 +374,7 @@ def test_takeover_replaces_what_another_run_has_there(small, tmp_path, hub):
     assert_uploaded(hub, taken, 10)
     assert hubs.steps_at_head(hub.repo(hubs.REPO)) == [10]
     # The first one's next start says whose the repo is.
-    back = runs.train(*words, **hub.environment())
+    back = runs.train(*like(finished_run, small, first), **hub.environment())
     assert back.returncode == 2
     assert "holds another run" in back.stderr
 
@@ -317,30 +406,19 @@ def test_killed_while_uploading_nothing_is_half_there_and_nothing_goes_twice(
     assert runs.metrics(tmp_path / "run")[-1]["step"] == last
 
 
-def test_a_hundred_snapshots_stay_within_four(small, tmp_path, hub):
-    """In one process: a hundred snapshots, each uploaded, with hub.keep=3."""
-    assert runs.train(*small, f"run.dir={tmp_path / 'run'}").returncode == 0
-    script = tmp_path / "hundred.py"
-    script.write_text(
-        "import sys\n"
-        "from pathlib import Path\n"
-        f"sys.path.insert(0, {str(runs.ROOT)!r})\n"
-        f"sys.path.insert(0, {str(runs.ROOT / 'tests')!r})\n"
-        "import many_snapshots\n"
-        f"many_snapshots.upload({str(runs.snapshot(tmp_path / 'run', 30))!r}, {hubs.REPO!r})\n"
-    )
-    done = runs.run([sys.executable, str(script)], **hub.environment())
-    assert done.returncode == 0, done.stderr
-    repo = hub.repo(hubs.REPO)
+def test_a_hundred_snapshots_stay_within_four(near_hub, finished_run):
+    """A hundred snapshots, each uploaded, with hub.keep=3."""
+    folder = runs.snapshot(finished_run, 30)
+    many_snapshots.upload(folder, hubs.REPO)
+    repo = near_hub.repo(hubs.REPO)
     assert hubs.steps_at_head(repo) == [98, 99, 100]
-    folder = runs.snapshot(tmp_path / "run", 30)
     size = sum(path.stat().st_size for path in folder.iterdir())
     most = 4 * size + sum((folder / name).stat().st_size for name in hubs.WITHOUT_OPTIMIZER)
     for commit in repo.every_head:
         assert repo.referenced_bytes(commit) < most
     assert len(repo.commits) <= 10  # squashed now and then
     print(f"{repo.referenced_bytes(repo.head) / size:.2f} snapshots, root copy included")
-    hubs.assert_always_whole(hub)
+    hubs.assert_always_whole(near_hub)
 
 
 REFUSALS = {
@@ -369,71 +447,151 @@ REFUSALS = {
 }
 
 
-def test_what_cannot_work_is_refused_at_the_start_in_a_sentence(small, tmp_path, hub):
+def other_repos(hub: LoopbackHub) -> None:
+    """A token that may only read, a public repo, and a repo of something else."""
     hub.add_token("hf_read", role="read")
     hub.create("me/public", private=False)
     hub.create("me/other")
     hub.commit_files("me/other", {"model.safetensors": b"somebody's", "config.json": b"{}"})
-    for number, (name, (changes, more, part)) in enumerate(REFUSALS.items()):
-        words = overrides(small, tmp_path / str(number), *more)
-        environment = hub.environment() | {"HF_HOME": str(tmp_path / "none")} | changes
-        result = runs.train(*words, **environment)
-        assert result.returncode == 2, (name, result.stdout, result.stderr)
-        assert part in result.stderr, name
-        assert "Traceback" not in result.stderr
-        assert "step 1/" not in result.stdout
-        if "token" in name:
-            assert "hf auth login" in result.stderr
-            assert "HF_TOKEN" in result.stderr
-        assert_no_secrets(result)
-    repo = hub.repo("me/other")
+
+
+def refused(words: list[str], run_dir: Path) -> Exception:
+    """What ends a run's start with these overrides, before anything is done."""
+
+    def start() -> None:
+        config = load_config([*words, f"run.dir={run_dir}"])
+        repo, private = config.hub.repo_id, config.hub.private
+        own = None if repo is None else hubs.store(1.0, repo, private)
+        choose_start(run_dir, config.snapshot.resume, own, timeout=1.0)
+
+    with pytest.raises(USER_MISTAKES) as caught:
+        start()
+    return caught.value
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_cannot_work_is_refused_at_the_start_in_a_sentence(
+    near_hub, small, tmp_path, monkeypatch, name
+):
+    other_repos(near_hub)
+    changes, more, part = REFUSALS[name]
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
+    for variable, value in changes.items():
+        monkeypatch.setenv(variable, value)
+    error = refused(overrides(small, tmp_path / "run", *more), tmp_path / "run")
+    assert exit_code_for(error) == 2
+    assert part in str(error)
+    if "token" in name:
+        assert "hf auth login" in str(error)
+        assert "HF_TOKEN" in str(error)
+    assert not any(secret in str(error) for secret in SECRETS)
+    repo = near_hub.repo("me/other")
     assert repo.read(repo.head, "model.safetensors") == b"somebody's"
-    public = overrides(small, tmp_path / "p", "hub.repo_id=me/public", "hub.private=false")
-    assert runs.train(*public, **hub.environment()).returncode == 0
-    assert hubs.step_of(hub, "me/public") == STEPS
+    assert len(repo.every_head) == 2
+    assert not near_hub.count("preupload")
 
 
-def test_with_a_snapshot_here_a_start_needs_no_hub_and_without_it_does(small, tmp_path, hub):
-    words = overrides(small, tmp_path / "run", "train.max_steps=10")
-    assert runs.train(*words, **hub.environment()).returncode == 0
+@pytest.mark.parametrize("name", ["an unknown token", "a public repo", "a repo of something else"])
+def test_a_run_that_cannot_work_is_refused_at_the_start_in_a_sentence(small, tmp_path, hub, name):
+    other_repos(hub)
+    changes, more, part = REFUSALS[name]
+    result = runs.train(*overrides(small, tmp_path / "run", *more), **hub.environment() | changes)
+    assert result.returncode == 2, (result.stdout, result.stderr)
+    assert part in result.stderr
+    assert "Traceback" not in result.stderr
+    assert "step 1/" not in result.stdout
+    assert_no_secrets(result)
+
+
+def test_a_public_repo_is_taken_where_that_is_allowed(near_hub, finished_run, tmp_path):
+    other_repos(near_hub)
+    public = hubs.store(1.0, "me/public", private=False)
+    assert newest_of_both(public, None, None, tmp_path / "snapshots", ()).hub_is_known
+    uploads = hubs.uploader(Hub("me/public", 1.0), private=False)
+    offer(uploads, runs.snapshot(finished_run, 30))
+    assert uploads.flush(30), uploads.status()
+    assert hubs.step_of(near_hub, "me/public") == STEPS
+
+
+def test_with_a_snapshot_here_a_start_needs_no_hub_and_without_it_does(
+    finished_run, small, tmp_path, hub
+):
+    run_dir = shutil.copytree(finished_run, tmp_path / "run")
+    hubs.seed(hub, runs.snapshot(run_dir, 30))
+    words = [*like(finished_run, small, run_dir), "train.max_steps=40", "hub.flush_seconds=0"]
     hub.down()
-    on = runs.train(*words, "train.max_steps=20", "hub.flush_seconds=0", **hub.environment())
+    on = runs.train(*words, **hub.environment())
     assert on.returncode == 0, on.stderr
-    expired = runs.train(
-        *words,
-        "train.max_steps=30",
-        "hub.flush_seconds=0",
-        **hub.environment() | {"HF_TOKEN": ""},
-    )
-    assert expired.returncode == 0, expired.stderr
-    assert "warning: hub.repo_id=me/run needs a token" in expired.stdout
-    shutil.rmtree(tmp_path / "run")
+    assert "The run goes on without it" in on.stdout
+    assert runs.metrics(run_dir)[-1]["step"] == 40
+    shutil.rmtree(run_dir)
     refused = runs.train(*words, **hub.environment())
     assert refused.returncode == 1  # nobody's mistake: to be started again
-    assert "it is unknown whether me/run holds a snapshot" in refused.stderr
-    new = runs.train(*words, "snapshot.resume=never", "hub.flush_seconds=0", **hub.environment())
-    assert new.returncode == 0, new.stderr
+    assert "nobody can say whether me/run holds a snapshot" in refused.stderr
     hub.up()
+    assert hubs.step_of(hub) == 30
+
+
+def test_a_start_without_the_hub_resumes_what_is_here_and_takes_no_repo_that_holds_a_run(
+    near_hub, finished_run, tmp_path, monkeypatch
+):
+    newest = runs.snapshot(finished_run, 30)
+    hubs.seed(near_hub, runs.snapshot(finished_run, 10))
+    near_hub.down()
+    here = newest_of_both(hubs.store(1.0), newest, read_state(newest), newest.parent, ())
+    assert (here.folder, here.hub_is_known) == (newest, False)
+    assert "the Hub cannot be reached" in here.warnings[0]
+    with monkeypatch.context() as expired:
+        expired.setenv("HF_TOKEN", "")
+        expired.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
+        here = newest_of_both(hubs.store(1.0), newest, read_state(newest), newest.parent, ())
+    assert (here.folder, here.hub_is_known) == (newest, False)
+    assert "hub.repo_id=me/run needs a token" in here.warnings[0]
+    # A run without a snapshot cannot know that it is new, unless that is said.
+    with pytest.raises(HubUnreachable, match="nobody can say whether me/run holds a snapshot"):
+        choose_start(tmp_path / "empty", "auto", hubs.store(1.0))
+    new = choose_start(tmp_path / "new", "never", hubs.store(1.0))
+    assert (new.folder, new.hub_is_known) == (None, False)
+    uploads = hubs.uploader(Hub(hubs.REPO, 1.0), unknown=True)
+    offer(uploads, newest)
+    near_hub.up()
     # It began without knowing of the run that is there: that one keeps the repo.
-    late = runs.train(*words, "train.max_steps=40", **hub.environment())
-    assert late.returncode == 2
-    assert "holds another run" in late.stderr
-    assert hubs.step_of(hub) == 10
+    assert uploads.flush(30)
+    assert uploads.status().off
+    assert "another run has uploaded step 10" in " ".join(uploads.messages())
+    late = replace(read_state(newest), run_id="new")
+    with pytest.raises(SnapshotError, match="holds another run"):
+        newest_of_both(hubs.store(1.0), newest, late, newest.parent, ())
+    assert hubs.step_of(near_hub) == 10
+
+
+def test_a_repo_that_was_not_there_is_made_when_the_hub_is_back(near_hub, finished_run, tmp_path):
+    near_hub.down()
+    begun = choose_start(tmp_path / "run", "never", hubs.store(1.0))
+    uploads = hubs.uploader(Hub(hubs.REPO, 1.0), unknown=not begun.hub_is_known)
+    offer(uploads, runs.snapshot(finished_run, 10))
+    assert not uploads.flush(0)
+    assert uploads.status().as_words().startswith("hub not reached yet")
+    near_hub.up()
+    assert uploads.flush(30), uploads.status()
+    offer(uploads, runs.snapshot(finished_run, 30))
+    assert uploads.flush(30), uploads.status()
+    assert hubs.step_of(near_hub) == 30
+    assert near_hub.repo(hubs.REPO).private
+    hubs.assert_always_whole(near_hub)
 
 
 @pytest.mark.slow
 def test_a_run_that_began_without_the_hub_finds_it_later(small, tmp_path, hub):
     """The repo is made when the Hub is back, in the middle of the run."""
     hub.down()
-    longer = ["train.max_steps=3000", "snapshot.every=100", "train.eval_every=3000"]
+    longer = ["train.max_steps=200", "snapshot.every=20", "train.eval_every=200"]
     words = overrides(small, tmp_path / "run", "snapshot.resume=never", *longer)
-    with runs.started(runs.command(*words), **hub.environment()) as process:
-        for line in process.stdout:
-            if "step 300/" in line:
-                break
+    with paced(runs.command(*words), **hub.environment()) as (process, lines):
+        said = read_until(lines, "step 50/")
         hub.up()
-        out, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
-    assert f"{hubs.REPO} has step 3000" in out
+        said += lines
+        assert process.wait(60) == 0, process.stderr.read()
+    assert f"{hubs.REPO} has step 200" in "".join(said)
     assert hub.repo(hubs.REPO).private
     hubs.assert_always_whole(hub)
