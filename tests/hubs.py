@@ -17,8 +17,9 @@ from huggingface_hub import constants, get_token
 
 from loopback_hub import LoopbackHub
 from loopback_store import Repo
-from snapshot.disk.files import identity
+from snapshot.disk.files import manifest_sha256
 from snapshot.disk.state import read_state
+from snapshot.hub.attempt import UploadTarget
 from snapshot.hub.client import Hub
 from snapshot.hub.latest import Latest, latest_as_bytes
 from snapshot.hub.publish import Card, Policy
@@ -74,7 +75,9 @@ def uploader(
     """The uploads of an attempt, as often as it can."""
     policy = Policy(keep, 0.0, squash_every, private, takeover=False)
     hub = hub or Hub(REPO, 5.0)
-    return Uploader(hub, policy, run_id, attempt_id, seen, ended, unknown)
+    return Uploader(
+        UploadTarget(hub, policy, run_id, attempt_id, seen, ended, repo_was_read=not unknown)
+    )
 
 
 def card(folder: Path) -> Card:
@@ -119,7 +122,7 @@ def put(
     for step in steps:
         place = f"snapshots/step-{step:08d}"
         files = {f"{place}/{path.name}": path.read_bytes() for path in snapshot.iterdir()}
-        described = Latest(run, attempt, step, place, identity(snapshot), step)
+        described = Latest(run, attempt, step, place, manifest_sha256(snapshot), step)
         hub.commit_files(REPO, {**files, "latest.json": latest_as_bytes(described)})
 
 

@@ -14,13 +14,12 @@ from loopback_deviations import ALL, Deviations
 from loopback_hub import LoopbackHub
 from snapshot.disk.files import manifest_sha256
 from snapshot.disk.state import read_state
-from snapshot.hub.attempt import UploadTarget
 from snapshot.hub.client import Hub
 from snapshot.hub.errors import HubUnreachable
-from snapshot.hub.fetch import fetch, look_at, newest_for_sampling
+from snapshot.hub.fetch import fetch, newest_for_sampling, read_repo
 from snapshot.hub.publish import Card
 from snapshot.resume import choose_start
-from snapshot.store import fetch_place, newest_of_both
+from snapshot.store import fetch_remote_snapshot, newest_of_disk_and_repo
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Use 'content=:DeprecationWarning"  # huggingface_hub 2.4 calls httpx2 so
@@ -42,8 +41,8 @@ ONE_EACH = [pytest.param(Deviations(**{name: True}), id=name) for name in NAMES]
 
 @pytest.mark.parametrize("hub", [*ONE_EACH, pytest.param(ALL, id="all")], indirect=True)
 def test_a_run_is_uploaded_to_and_fetched_from_a_server_with(hub, finished_run, tmp_path):
-    begun = newest_of_both(hubs.store(), None, None, tmp_path / "run", ())
-    assert begun.hub_is_known
+    begun = newest_of_disk_and_repo(hubs.store(), None, None, tmp_path / "run", ())
+    assert begun.repo_was_read
     uploads = hubs.uploader()
     for step in (10, 20, 30):
         uploads.offer(runs.snapshot(finished_run, step), Card(f"# step {step}\n"))
@@ -212,7 +211,7 @@ def test_the_first_commit_after_a_restart_does_not_squash_again(hub, finished_ru
         first.offer(runs.snapshot(finished_run, step), Card(f"# {step}\n"))
         assert first.flush(30)
     assert hub.count("squash") == 1
-    seen = look_at(Hub(hubs.REPO)).latest
+    seen = read_repo(Hub(hubs.REPO)).latest
     second = hubs.uploader(squash_every=2, seen=seen, attempt_id="second", ended=("attempt",))
     second.offer(runs.snapshot(finished_run, 30), Card("# 30\n"))
     assert second.flush(30)
@@ -261,8 +260,8 @@ def test_every_request_of_a_start_ends_at_the_run_s_own_timeout(hub, finished_ru
     monkeypatch.setattr("snapshot.store.RETRY_DELAYS_SECONDS", ())
     newest = runs.snapshot(finished_run, 30)
     hubs.put(hub, newest, 30, run=read_state(newest).run_id)
-    found = newest_of_both(hubs.store(4.5), None, None, finished_run.parent / "other", ())
-    assert found.place.timeout == 4.5
+    found = newest_of_disk_and_repo(hubs.store(4.5), None, None, finished_run.parent / "other", ())
+    assert found.remote.timeout == 4.5
     asked = []
     monkeypatch.setattr("snapshot.store.Hub", lambda *names: asked.append(names) or Hub(*names))
     assert manifest_sha256(
@@ -298,7 +297,7 @@ IN_THE_DOCS = {
 
 @pytest.mark.parametrize("hub", [Deviations(no_xet=True)], indirect=True)
 def test_what_is_asked_of_a_server_stands_in_the_docs(hub, finished_run, tmp_path):
-    newest_of_both(hubs.store(), None, None, tmp_path / "run", ())
+    newest_of_disk_and_repo(hubs.store(), None, None, tmp_path / "run", ())
     uploads = hubs.uploader(squash_every=1)
     uploads.offer(runs.snapshot(finished_run, 30), Card("# 30\n"))
     assert uploads.flush(30)

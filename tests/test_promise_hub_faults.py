@@ -26,7 +26,7 @@ import hubs
 import runs
 from config.compose import load_config
 from loopback_hub import LoopbackHub
-from snapshot.disk.files import identity
+from snapshot.disk.files import manifest_sha256
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.hub.client import Hub
@@ -34,8 +34,8 @@ from snapshot.hub.errors import HubUnreachable
 from snapshot.hub.uploader import Uploader
 from snapshot.resume import choose_start
 from snapshot.start import Start
-from snapshot.store import newest_of_both
-from training.exits import USER_MISTAKES, exit_code_for
+from snapshot.store import newest_of_disk_and_repo
+from training.errors import USER_MISTAKES, exit_code_for
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Use 'content=:DeprecationWarning"  # huggingface_hub 2.4 calls httpx2 so
@@ -94,13 +94,13 @@ def files_below(folder: Path) -> list[Path]:
 
 def started_empty(folder: Path) -> Start:
     """What a run finds out at its start, with nothing on its disk."""
-    return newest_of_both(hubs.store(1.0), None, None, folder / "snapshots", ())
+    return newest_of_disk_and_repo(hubs.store(1.0), None, None, folder / "snapshots", ())
 
 
 def offer(uploads: Uploader, snapshot: Path) -> None:
     """What the loop does at a snapshot, and in the lines about a step."""
     uploads.offer(snapshot, hubs.card(snapshot))
-    assert uploads.needed()
+    assert uploads.pending_folders()
     uploads.status()
     uploads.messages()
 
@@ -155,7 +155,7 @@ def uploaded_through(hub: LoopbackHub, finished_run: Path, folder: Path, faults:
     assert begun.folder is None
     uploads = hubs.uploader(
         Hub(hubs.REPO, 1.0),
-        unknown=not begun.hub_is_known,
+        unknown=not begun.repo_was_read,
         squash_every=2 if any(fault.endpoint == "squash" for fault in faults) else 100,
     )
     for step in (10, 20, 30):
@@ -164,7 +164,7 @@ def uploaded_through(hub: LoopbackHub, finished_run: Path, folder: Path, faults:
     assert uploads.flush(60), uploads.status()
     assert all(fault.hits for fault in faults)
     status = uploads.status()
-    assert (status.step, status.fault, status.off) == (STEPS, None, False)
+    assert (status.step, status.failure_text, status.off) == (STEPS, None, False)
     assert hubs.step_of(hub) == STEPS
     hubs.assert_always_whole(hub)
     assert set(hub.uploaded.values()) == {1}
@@ -229,7 +229,7 @@ def test_a_download_that_fails_once_is_made_again(near_hub, finished_run, tmp_pa
     assert begun.state.step == 10
     assert begun.folder == runs.snapshot(tmp_path, 10)
     assert begun.warnings == ()
-    assert identity(begun.folder) == identity(runs.snapshot(finished_run, 10))
+    assert manifest_sha256(begun.folder) == manifest_sha256(runs.snapshot(finished_run, 10))
     assert [path.name for path in begun.folder.parent.iterdir()] == ["step-00000010"]
 
 
@@ -292,8 +292,11 @@ def test_a_token_that_stays_expired_costs_no_minute_at_the_end(near_hub, finishe
     offer(uploads, runs.snapshot(finished_run, 30))
     near_hub.wait_for(lambda: expired.hits)
     assert not uploads.flush(100_000)
-    assert uploads.status().fault.startswith("the Hub does not accept the token (HTTP 401")
-    assert uploads.needed()  # the same command uploads it at its next start: test_uploading
+    failure = uploads.status().failure_text
+    assert failure.startswith("the Hub does not accept the token (HTTP 401")
+    assert (
+        uploads.pending_folders()
+    )  # the same command uploads it at its next start: test_uploading
 
 
 @pytest.mark.parametrize("kind", ["none", "parent-500", "ignore-parent"])
@@ -506,7 +509,7 @@ def test_a_run_that_cannot_work_is_refused_at_the_start_in_a_sentence(small, tmp
 def test_a_public_repo_is_taken_where_that_is_allowed(near_hub, finished_run, tmp_path):
     other_repos(near_hub)
     public = hubs.store(1.0, "me/public", private=False)
-    assert newest_of_both(public, None, None, tmp_path / "snapshots", ()).hub_is_known
+    assert newest_of_disk_and_repo(public, None, None, tmp_path / "snapshots", ()).repo_was_read
     uploads = hubs.uploader(Hub("me/public", 1.0), private=False)
     offer(uploads, runs.snapshot(finished_run, 30))
     assert uploads.flush(30), uploads.status()
@@ -538,20 +541,21 @@ def test_a_start_without_the_hub_resumes_what_is_here_and_takes_no_repo_that_hol
     newest = runs.snapshot(finished_run, 30)
     hubs.seed(near_hub, runs.snapshot(finished_run, 10))
     near_hub.down()
-    here = newest_of_both(hubs.store(1.0), newest, read_state(newest), newest.parent, ())
-    assert (here.folder, here.hub_is_known) == (newest, False)
+    here = newest_of_disk_and_repo(hubs.store(1.0), newest, read_state(newest), newest.parent, ())
+    assert (here.folder, here.repo_was_read) == (newest, False)
     assert "the Hub cannot be reached" in here.warnings[0]
     with monkeypatch.context() as expired:
         expired.setenv("HF_TOKEN", "")
         expired.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
-        here = newest_of_both(hubs.store(1.0), newest, read_state(newest), newest.parent, ())
-    assert (here.folder, here.hub_is_known) == (newest, False)
+        begin = (newest, read_state(newest), newest.parent, ())
+        here = newest_of_disk_and_repo(hubs.store(1.0), *begin)
+    assert (here.folder, here.repo_was_read) == (newest, False)
     assert "hub.repo_id=me/run needs a token" in here.warnings[0]
     # A run without a snapshot cannot know that it is new, unless that is said.
     with pytest.raises(HubUnreachable, match="nobody can say whether me/run holds a snapshot"):
         choose_start(tmp_path / "empty", "auto", hubs.store(1.0))
     new = choose_start(tmp_path / "new", "never", hubs.store(1.0))
-    assert (new.folder, new.hub_is_known) == (None, False)
+    assert (new.folder, new.repo_was_read) == (None, False)
     uploads = hubs.uploader(Hub(hubs.REPO, 1.0), unknown=True)
     offer(uploads, newest)
     near_hub.up()
@@ -561,14 +565,14 @@ def test_a_start_without_the_hub_resumes_what_is_here_and_takes_no_repo_that_hol
     assert "another run has uploaded step 10" in " ".join(uploads.messages())
     late = replace(read_state(newest), run_id="new")
     with pytest.raises(SnapshotError, match="holds another run"):
-        newest_of_both(hubs.store(1.0), newest, late, newest.parent, ())
+        newest_of_disk_and_repo(hubs.store(1.0), newest, late, newest.parent, ())
     assert hubs.step_of(near_hub) == 10
 
 
 def test_a_repo_that_was_not_there_is_made_when_the_hub_is_back(near_hub, finished_run, tmp_path):
     near_hub.down()
     begun = choose_start(tmp_path / "run", "never", hubs.store(1.0))
-    uploads = hubs.uploader(Hub(hubs.REPO, 1.0), unknown=not begun.hub_is_known)
+    uploads = hubs.uploader(Hub(hubs.REPO, 1.0), unknown=not begun.repo_was_read)
     offer(uploads, runs.snapshot(finished_run, 10))
     assert not uploads.flush(0)
     assert uploads.status().as_words().startswith("hub not reached yet")
