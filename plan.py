@@ -1,4 +1,4 @@
-"""Will it fit? Memory per process under each strategy, before a GPU is paid for.
+"""Will it fit? The memory of each process under each strategy, without a GPU.
 
 python plan.py model=gpt2_xl data.block_size=1024 --processes 4 --memory 24
 """
@@ -27,11 +27,11 @@ PEAK_IN = {
     "snapshot": "while a snapshot is written (snapshot.piece_bytes lowers it)",
 }
 BYTES_ON_DISK = 12
-"""Of a parameter in a snapshot: the weight and AdamW's two moments, float32."""
+"""Of a parameter in a snapshot: the weight and AdamW's two moments in float32."""
 
 
 def main(arguments: list[str]) -> int:
-    """Print the plan; return the exit code: 1 when nothing fits, 2 for a mistake of the user's."""
+    """Print the plan; return the exit code: 1 if nothing fits, 2 for a user error."""
     options = parse(arguments)
     try:
         config = load_config(options.overrides)
@@ -42,19 +42,17 @@ def main(arguments: list[str]) -> int:
                 f"--processes {options.processes} is not a multiple of --machines "
                 f"{options.machines}: every machine runs the same number."
             )
-        accumulation_steps(config.train, options.processes)  # refuses what cannot be shared
+        accumulation_steps(config.train, options.processes)  # raises if the batch cannot be divided
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USER_MISTAKE
     model = GPTConfig(options.vocab_size, config.data.block_size, **vars(config.model))
     found = candidates(model, shape, options.machines, config.snapshot.piece_bytes)
-    share, asked = (
-        config.train.global_batch_size // options.processes,
-        config.train.micro_batch_size,
-    )
-    micro = micro_batch_that_fits(found, share, memory) if asked is None else asked
+    share = config.train.global_batch_size // options.processes
+    requested = config.train.micro_batch_size
+    micro = micro_batch_that_fits(found, share, memory) if requested is None else requested
     fits = [candidate.fit(memory, micro, share // micro) for candidate in found]
-    advice, code = advise(fits, model, asked, "" if micro == share else f"={micro}")
+    advice, code = advise(fits, model, requested, "" if micro == share else f"={micro}")
     with torch.device("meta"):
         parameters = parameter_count(GPT(model))
     if options.json:
@@ -66,17 +64,22 @@ def main(arguments: list[str]) -> int:
     return code
 
 
-def advise(fits: list[Fit], model: GPTConfig, asked: int | None, chosen: str) -> tuple[str, int]:
-    """What to do, as a sentence, and the exit code. The first strategy that fits is the fastest."""
+def advise(
+    fits: list[Fit], model: GPTConfig, requested: int | None, chosen: str
+) -> tuple[str, int]:
+    """The advice as a sentence, and the exit code. The first strategy that fits is the fastest.
+
+    `requested` is train.micro_batch_size; `chosen` is "=N" for another one, or empty.
+    """
     for row in fits:
         if row.fits:
-            words = f" train.micro_batch_size{chosen}" if chosen and asked is None else ""
+            words = f" train.micro_batch_size{chosen}" if chosen and requested is None else ""
             config = f"accelerate_configs/{row.strategy.config}"
             return f"It fits: accelerate launch --config_file {config} train.py ...{words}", 0
     for row in fits:
         if row.largest_micro_batch:
             return (
-                f"train.micro_batch_size={asked} does not fit. {row.strategy.name} takes "
+                f"train.micro_batch_size={requested} does not fit. {row.strategy.name} takes "
                 f"{row.largest_micro_batch}."
             ), EXIT_NOTHING_FITS
     remedies = ["more processes", "more memory", "a smaller model or data.block_size"]
@@ -93,7 +96,7 @@ def print_plan(
     fits: list[Fit],
     micro: int,
 ) -> None:
-    """The table, and what stands above and below it."""
+    """Print the table of strategies, with the model above and notes below."""
     where = f"{options.processes} x {options.device} with {memory_of(options):g} GiB each"
     if options.machines > 1:
         where += f", on {options.machines} machines"
@@ -133,10 +136,10 @@ def print_plan(
             f"snapshot (snapshot.piece_bytes={config.snapshot.piece_bytes})."
         )
     snapshot = parameters * BYTES_ON_DISK / 1e9
-    kept, hub = config.snapshot.keep, config.hub
+    keep, hub = config.snapshot.keep, config.hub
     print(
-        f"A snapshot is {snapshot:.2f} GB: {snapshot * (kept + 1):.1f} GB of disk with "
-        f"snapshot.keep={kept} and one being written.\nOn the Hub it is "
+        f"A snapshot is {snapshot:.2f} GB: {snapshot * (keep + 1):.1f} GB of disk with "
+        f"snapshot.keep={keep} and one being written.\nOn the Hub it is "
         f"{snapshot * hub.keep:.1f} GB with hub.keep={hub.keep}, and up to "
         f"{snapshot * (hub.keep + hub.squash_every - 1):.1f} GB until the history is squashed "
         f"(hub.squash_every={hub.squash_every})."
@@ -160,10 +163,10 @@ def _table(fits: list[Fit]) -> str:
             ]
         )
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    texts = (0, len(heads) - 1)  # the columns that are not figures
+    text_columns = (0, len(heads) - 1)
     return "\n".join(
         "  ".join(
-            cell.ljust(width) if column in texts else cell.rjust(width)
+            cell.ljust(width) if column in text_columns else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
         for line in lines
@@ -171,33 +174,33 @@ def _table(fits: list[Fit]) -> str:
 
 
 def memory_of(options: argparse.Namespace) -> float:
-    """GiB for each process: as given, or what the GPU here has. Raises ConfigError without."""
+    """GiB of each process: --memory, or the local GPU's. Raises ConfigError without either."""
     if options.memory is not None:
         return float(options.memory)
     if options.device == "cuda" and torch.cuda.is_available():
         return torch.cuda.get_device_properties(0).total_memory / GIB
     raise ConfigError(
-        "there is no GPU here to ask: say with --memory how many GiB each process has, such as "
-        "--memory 24 for GPUs of 24 GiB."
+        "there is no GPU here: give the GiB of each process with --memory, such as --memory 24 for "
+        "GPUs of 24 GiB."
     )
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """The command line; argparse exits with 2 and a usage line for what it does not understand."""
+    """Parse the command line; argparse exits with 2 and a usage line for a mistake."""
     parser = argparse.ArgumentParser(
-        description="Will it fit? Memory per process under each strategy. Needs no GPU.",
+        description="Will it fit? The memory of each process under each strategy. Needs no GPU.",
         epilog="Exit codes: 0 it fits, 1 nothing fits, 2 a mistake in the input.",
     )
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="as for train.py: model=gpt2_xl, ..."
     )
     parser.add_argument("--processes", type=_count, default=1, help="GPUs, over all machines")
-    parser.add_argument("--machines", type=_count, default=1, help="which share the processes")
+    parser.add_argument("--machines", type=_count, default=1, help="that the processes run on")
     parser.add_argument(
         "--memory",
         type=_gib,
         metavar="GIB",
-        help="of each process, also as 24GB or 512MiB; default: what the GPU here has",
+        help="of each process, also as 24GB or 512MiB; default: that of the local GPU",
     )
     parser.add_argument("--precision", choices=list(DTYPES), default="bf16")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")

@@ -1,4 +1,4 @@
-"""Text from a run or a snapshot, printed as it is generated.
+"""Generate text from a run or a snapshot, and print it while it is generated.
 
 python sample.py out/python-docs --prompt "The "
 """
@@ -29,16 +29,16 @@ from snapshot.hub.names import named_repo
 from snapshot.resume import newest_snapshot
 
 SMALLEST = 1e-30
-"""A temperature below it is 0: float32 has no logits to divide by it."""
+"""Smaller temperatures count as 0, because a division by them overflows float32."""
 
 
 def main(arguments: list[str]) -> int:
-    """Print samples; return the exit code: 2 for a mistake of the user's."""
-    for stream in filter(None, (sys.stdout, sys.stderr)):  # None where it was closed
+    """Print samples; return the exit code: 2 for a user error."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None if it is closed
         stream.reconfigure(errors="backslashreplace")
     options = parse(arguments)
     try:
-        for text in texts(options):
+        for text in generate_texts(options):
             show(text)
     except (SnapshotError, HubError, DataError, DeviceError, BrokenModel) as error:
         print(f"error: {printable(str(error), multiline=True)}", file=sys.stderr)
@@ -54,9 +54,9 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def texts(options: argparse.Namespace) -> Iterator[str]:
-    """What to print, piece by piece, each as soon as it is there."""
-    folder = found(options.snapshot)
+def generate_texts(options: argparse.Namespace) -> Iterator[str]:
+    """Yield the output, each character as soon as it is generated."""
+    folder = snapshot_folder(options.snapshot)
     tokenizer = CharTokenizer.load(folder)
     beginning = tokenizer.beginning if options.prompt is None else options.prompt
     ids = tokenizer.encode(beginning)
@@ -83,20 +83,20 @@ def texts(options: argparse.Namespace) -> Iterator[str]:
 
 
 def show(text: str) -> None:
-    """Print at once: to the letter into a pipe or a file, with escapes on a terminal."""
+    """Print at once: unchanged to a pipe or a file, with escapes to a terminal."""
     if sys.stdout is not None and sys.stdout.isatty():
         text = printable(text, multiline=True)
     print(text, end="", flush=True)
 
 
 def discard_output() -> None:
-    """Have nothing written any more, or the interpreter's end would fail on what is left."""
+    """Discard buffered output, or the interpreter would fail to flush it at exit."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def found(snapshot: str) -> Path:
-    """The folder of a snapshot, of a run, or of a Hub repo (owner/name or owner/name@revision)."""
+def snapshot_folder(snapshot: str) -> Path:
+    """The folder of a snapshot, from a path or a Hub repo (owner/name or owner/name@revision)."""
     repo = named_repo(snapshot)
     if repo is None:
         return newest_snapshot(Path(snapshot))
@@ -105,11 +105,11 @@ def found(snapshot: str) -> Path:
 
 
 class DeviceError(ValueError):
-    """A device that is not there."""
+    """A device that is not available."""
 
 
 def usable_device(name: str) -> torch.device:
-    """The device of this name. Raises DeviceError where nothing can be put on it."""
+    """The device of this name. Raises DeviceError if it cannot hold a tensor."""
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).tolist()
@@ -120,16 +120,16 @@ def usable_device(name: str) -> torch.device:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """The command line; argparse exits with 2 and a usage line for what it does not understand."""
+    """Parse the command line; argparse exits with 2 and a usage line for a mistake."""
     parser = argparse.ArgumentParser(
-        description="Text from a run or a snapshot, printed as it is generated."
+        description="Generate text from a run or a snapshot, printed while it is generated."
     )
     parser.add_argument(
         "snapshot",
         help="a run's folder, a snapshot's, or a repo of the Hub: owner/name[@revision]",
     )
     parser.add_argument(
-        "--prompt", type=_some_text, help="what the text follows; default a newline"
+        "--prompt", type=_some_text, help="the beginning of the text; default a newline"
     )
     parser.add_argument("--length", type=_positive_int, default=500, help="characters to add")
     parser.add_argument("--samples", type=_positive_int, default=1, help="how many texts")
@@ -137,13 +137,19 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "--temperature",
         type=_at_least_zero,
         default=0.8,
-        help="below 1 safer, above 1 wilder, 0 always the likeliest",
+        help="below 1 more likely, above 1 more varied, 0 always the most likely character",
     )
-    parser.add_argument("--top-k", type=_positive_int, help="draw from the k likeliest only")
     parser.add_argument(
-        "--top-p", type=_share, help="draw from the likeliest that together reach p only"
+        "--top-k", type=_positive_int, help="sample only from the k most likely characters"
     )
-    parser.add_argument("--seed", type=_seed, default=1337, help="the same seed, the same text")
+    parser.add_argument(
+        "--top-p",
+        type=_share,
+        help="sample only from the most likely characters whose probabilities sum to p",
+    )
+    parser.add_argument(
+        "--seed", type=_seed, default=1337, help="the same seed gives the same text"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return parser.parse_args(arguments)
 

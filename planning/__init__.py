@@ -1,1 +1,1 @@
-"""Will it fit? Memory for each process, before a machine is rented. Nothing in a run imports it."""
+"""Will it fit? Memory estimates for each process of a run. Nothing in a run imports it."""

@@ -1,8 +1,8 @@
-"""The bytes of live tensors, counted as they come and go.
+"""The allocation log: bytes of live tensors at each allocation and deallocation.
 
-For real and for fake tensors alike, so that what a plan predicts and what a run measures are the
-same thing. Counted is what passes torch's dispatcher: not the scratch space inside a kernel, not
-what an allocator or a driver keeps beside it.
+It counts real and fake tensors in the same way, so that a plan's prediction and a run's measurement
+are comparable. It sees what passes torch's dispatcher: neither the workspace inside a kernel, nor
+what an allocator or a driver reserves.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers")
-"""`activations` are all that nobody has claimed, temporaries included; `buffers` are copies that
-travel between processes: DDP's buckets, FSDP's gathered blocks."""
+"""`activations` are all tensors without another kind, temporaries included; `buffers` are copies
+for communication between processes: DDP's buckets, FSDP's gathered blocks."""
 
 Place = tuple[Any, ...]
-"""Where in an update something happens, as whoever traces it calls it."""
+"""Where in a step an event happens, as the caller of the trace names it."""
 
 
 @dataclass
 class Lifetime:
-    """One allocation: its bytes, and between which events it lived."""
+    """One allocation: its bytes, and the events of its allocation and deallocation."""
 
     size: int
     kind: str
-    born: int
-    died: int | None = None
+    allocated_at: int
+    freed_at: int | None = None
 
 
 @dataclass
 class AllocationLog:
-    """All allocations in order. An event is a birth or a death."""
+    """All allocations in order. An event is an allocation or a deallocation."""
 
     granule: int
     lifetimes: list[Lifetime] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
-    """Of each event."""
+    """The place of each event."""
 
     def allocate(self, size: int, kind: str, place: Place) -> Lifetime:
-        """A birth. Sizes are rounded up as the device's allocator does it."""
+        """Record an allocation. Its size is rounded up to the granule of the device's allocator."""
         rounded = -(-size // self.granule) * self.granule
         lifetime = Lifetime(rounded, kind, len(self.places))
         self.places.append(place)
@@ -55,52 +55,52 @@ class AllocationLog:
         return lifetime
 
     def free(self, lifetime: Lifetime, place: Place) -> None:
-        """A death."""
-        if lifetime.died is None:
-            lifetime.died = len(self.places)
+        """Record a deallocation."""
+        if lifetime.freed_at is None:
+            lifetime.freed_at = len(self.places)
             self.places.append(place)
 
     def totals(self) -> np.ndarray:
         """Live bytes (events, kinds) after each event, in the order of `KINDS`."""
-        events = len(self.places)  # deaths can still come in meanwhile
+        events = len(self.places)  # the garbage collector may add deallocations meanwhile
         changes = np.zeros((events, len(KINDS)), dtype=np.int64)
         for lifetime in self.lifetimes:
             column = KINDS.index(lifetime.kind)
-            changes[lifetime.born, column] += lifetime.size
-            if lifetime.died is not None and lifetime.died < events:
-                changes[lifetime.died, column] -= lifetime.size
+            changes[lifetime.allocated_at, column] += lifetime.size
+            if lifetime.freed_at is not None and lifetime.freed_at < events:
+                changes[lifetime.freed_at, column] -= lifetime.size
         return changes.cumsum(axis=0)
 
 
 class LiveBytes(TorchDispatchMode):
-    """While active, enters into `ledger` every storage that an operation returns."""
+    """While active, records in `log` every storage that an operation returns."""
 
     def __init__(self, granule: int = 1) -> None:
         super().__init__()
         self.log = AllocationLog(granule)
         self.place: Place = ()
         self.traffic: Counter[tuple[Place, str]] = Counter()
-        """Bytes by place (its first two words) and kind of collective operation."""
+        """Bytes by place (its first two items) and kind of collective operation."""
         self._known: dict[int, tuple[weakref.ref[Any], Lifetime]] = {}
         self._resize = torch.UntypedStorage.resize_
 
     def mark(self, tensors: Iterable[Tensor | None], kind: str) -> None:
-        """Say what these tensors (or this process's shards of them) are."""
+        """Set the kind of these tensors (or of this process's shards of them)."""
         for tensor in tensors:
             if tensor is not None:
-                self._see(tensor, kind).kind = kind
+                self._record(tensor, kind).kind = kind
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        travels = getattr(func, "namespace", "") in ("c10d", "_c10d_functional", "fsdp")
-        for leaf in tree_leaves((args, kwargs, result) if travels else result):
+        is_collective = getattr(func, "namespace", "") in ("c10d", "_c10d_functional", "fsdp")
+        for leaf in tree_leaves((args, kwargs, result) if is_collective else result):
             if isinstance(leaf, Tensor):
-                lifetime = self._see(leaf, "activations")
-                if travels and lifetime.kind == "activations":
+                lifetime = self._record(leaf, "activations")
+                if is_collective and lifetime.kind == "activations":
                     lifetime.kind = "buffers"
-        if travels:
+        if is_collective:
             self._count_traffic(str(func), args)
         return result
 
@@ -109,10 +109,10 @@ class LiveBytes(TorchDispatchMode):
 
         def resize(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
             result = tracker._resize(storage, size)
-            tracker._resized(storage)
+            tracker._record_resize(storage)
             return result
 
-        # FSDP2 frees and refills its buffers by it, past the dispatcher.
+        # FSDP2 frees and refills its buffers with it, which bypasses the dispatcher.
         torch.UntypedStorage.resize_ = resize  # type: ignore[assignment, method-assign]
         super().__enter__()
         return self
@@ -122,28 +122,28 @@ class LiveBytes(TorchDispatchMode):
         super().__exit__(*error)
 
     def _count_traffic(self, name: str, args: tuple[Any, ...]) -> None:
-        """Of a collective operation, the bytes of the whole that is gathered or reduced."""
-        for word, whole in (("allgather", 0), ("reduce_scatter", 1), ("allreduce", 0)):
+        """Add the bytes of the full tensor that a collective operation gathers or reduces."""
+        for word, index in (("allgather", 0), ("reduce_scatter", 1), ("allreduce", 0)):
             if word in name:
-                tensors = [leaf for leaf in tree_leaves(args[whole]) if isinstance(leaf, Tensor)]
+                tensors = [leaf for leaf in tree_leaves(args[index]) if isinstance(leaf, Tensor)]
                 self.traffic[self.place[:2], word] += sum(t.nbytes for t in tensors)
 
-    def _see(self, tensor: Tensor, kind: str) -> Lifetime:
-        held = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
-        # The result of a collective operation on its way wraps the tensor that there is.
-        storage = getattr(held, "elem", held).untyped_storage()
+    def _record(self, tensor: Tensor, kind: str) -> Lifetime:
+        local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
+        # The result of an unfinished collective operation wraps the real tensor.
+        storage = getattr(local, "elem", local).untyped_storage()
         key = storage._cdata
         if key in self._known:
             return self._known[key][1]
         lifetime = self.log.allocate(storage.nbytes(), kind, self.place)
-        self._known[key] = (weakref.ref(storage, lambda _: self._freed(key)), lifetime)
+        self._known[key] = (weakref.ref(storage, lambda _: self._record_free(key)), lifetime)
         return lifetime
 
-    def _freed(self, key: int) -> None:
+    def _record_free(self, key: int) -> None:
         self.log.free(self._known.pop(key)[1], self.place)
 
-    def _resized(self, storage: torch.UntypedStorage) -> None:
-        """Only the gathered parameters of FSDP are ever resized."""
+    def _record_resize(self, storage: torch.UntypedStorage) -> None:
+        """Record a resize: only FSDP's buffers of gathered parameters are resized."""
         known = self._known.get(storage._cdata)
         if known is None:
             return

@@ -1,9 +1,9 @@
-"""What a run of a model needs, for any number of layers and sequences, of four small traces.
+"""The memory estimate of a run, extrapolated from four small traces to any depth and micro-batch.
 
-Every allocation of an update, an evaluation or a sample is proportional to the layers, the
-sequences, both or neither. So the total after each event is known for every model of a width once
-it is known for two depths and two micro-batches; the peak is the largest of them. It is not
-extrapolated itself: it moves.
+Every allocation of an update, an evaluation or a sample is constant, or proportional to the layers,
+the sequences, or both. So the total after each event follows, for every model of a width, from
+traces of two depths and two micro-batches. The peak is the largest total. The peak itself is not
+extrapolated, because it may occur at another event.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from planning.allocation_log import KINDS, LiveBytes, Place
 from planning.fake_trace import Shape, traced_phases
 
 EDGE = 2
-"""Layers at either end that may differ from those between: FSDP gathers the next one ahead."""
+"""Layers at each end that may differ from the others, because FSDP prefetches the next one."""
 SHALLOW, DEEP = 2 * EDGE + 1, 2 * EDGE + 2
 SIZES = (2, 3)
-"""Sequences traced; a single one takes other kernels now and then."""
+"""Sequences of the traced micro-batches; a single sequence sometimes uses other kernels."""
 
 PHASES = ("update", "evaluation", "sampling")
-"""Of a run, as far as they are traced."""
+"""The phases of a run that are traced."""
 
 ByPlace = dict[Place, np.ndarray]
 """Live bytes (events, kinds) at the places that models of every depth have."""
@@ -37,14 +37,14 @@ class MemoryEstimate:
 
     shape: Shape
     base: np.ndarray
-    """Live bytes (events, kinds) of the fixed part."""
+    """Live bytes (events, kinds) that are independent of the sequences."""
     per_sequence: np.ndarray
     first: np.ndarray
-    """Which events there are also without accumulation (events,)."""
+    """Whether an event also occurs without gradient accumulation (events,)."""
     phases: np.ndarray
-    """Of each event, one of `PHASES` (events,)."""
+    """The phase of each event, one of `PHASES` (events,)."""
     gathered: tuple[float, float]
-    """Bytes of collective operations: in all micro-batches but the last, and in the last."""
+    """Bytes sent in each micro-batch but the last, and in the last."""
 
     def totals(self, micro_batch_size: int, accumulating: bool) -> np.ndarray:
         """Live bytes (events, kinds)."""
@@ -54,41 +54,41 @@ class MemoryEstimate:
     def peaks(
         self, micro_batch_size: int, accumulating: bool, elsewhere: tuple[str, ...] = ()
     ) -> dict[str, float]:
-        """The largest total in each phase, of the kinds that are not kept elsewhere, in bytes."""
-        here = [kind not in elsewhere for kind in KINDS]
-        totals = self.totals(micro_batch_size, accumulating)[:, here].sum(axis=1)
+        """The largest total of each phase, in bytes, without the kinds stored elsewhere."""
+        counted = [kind not in elsewhere for kind in KINDS]
+        totals = self.totals(micro_batch_size, accumulating)[:, counted].sum(axis=1)
         phases = self.phases if accumulating else self.phases[self.first]
         return {phase: float(totals[phases == phase].max()) for phase in PHASES}
 
     def largest(self, kind: str, micro_batch_size: int, accumulating: bool) -> float:
-        """The most that there ever is of one kind, in bytes."""
+        """The largest total of one kind, in bytes."""
         totals = self.totals(micro_batch_size, accumulating)
         return float(totals[:, KINDS.index(kind)].max())
 
     def sent(self, accumulation: int) -> float:
-        """Bytes that one process sends in a step, by the ring algorithms of NCCL and gloo."""
+        """Bytes that one process sends in a step, with the ring algorithms of NCCL and gloo."""
         rest, last = self.gathered
         return (accumulation - 1) * rest + last
 
 
 def estimate_memory(config: GPTConfig, shape: Shape) -> MemoryEstimate:
-    """Trace small models of this width, and say what one of its depth needs."""
+    """Trace small models of this width, and extrapolate to its depth."""
     layers = config.n_layer
-    few = (layers, layers) if layers <= DEEP else (SHALLOW, DEEP)
+    depths = (layers, layers) if layers <= DEEP else (SHALLOW, DEEP)
     corners = {
         (depth, size): traced_phases(replace(config, n_layer=depth), size, shape)
-        for depth in set(few)
+        for depth in set(depths)
         for size in SIZES
     }
     edge = layers if layers <= DEEP else EDGE
     known = {corner: _at_common_places(trace, corner[0], edge) for corner, trace in corners.items()}
-    sequences = [_deepened(known, few, layers, size) for size in SIZES]
+    sequences = [_extrapolate(known, depths, layers, size) for size in SIZES]
     places = [place for place, totals in sequences[0].items() for _ in totals]
     two, three = (np.concatenate(list(by_place.values())) for by_place in sequences)
     sent = [
-        _line(low, high, few, layers)
+        _line(low, high, depths, layers)
         for low, high in (
-            [_sent(corners[depth, SIZES[0]], shape, micro) for depth in few] for micro in (0, 1)
+            [_sent(corners[depth, SIZES[0]], shape, micro) for depth in depths] for micro in (0, 1)
         )
     ]
     phases = np.array([_phase(place) for place in places])
@@ -99,21 +99,21 @@ def estimate_memory(config: GPTConfig, shape: Shape) -> MemoryEstimate:
 
 
 def _phase(place: Place) -> str:
-    """Of `PHASES`."""
+    """The phase of a place, one of `PHASES`."""
     return place[1] if place[1:2] in (("evaluation",), ("sampling",)) else "update"
 
 
 def _at_common_places(trace: LiveBytes, depth: int, edge: int) -> ByPlace:
-    """The totals by place, layers counted from their nearer end; all but `edge` there left out.
+    """The totals by place, for the `edge` layers at each end, numbered from the nearer end.
 
-    Between the ends totals only rise or only fall from layer to layer, so none is the largest.
+    Between the ends totals rise or fall monotonically from layer to layer, so none is the largest.
     """
     events: dict[Place, list[np.ndarray]] = defaultdict(list)
     totals = trace.log.totals()
-    # Births alone: a peak is always one, and what dies between two of them dies in any order, such
-    # as autocast's copies of the weights.
+    # Allocations only: a peak is always one. The order of deallocations between two of them varies,
+    # for example for autocast's copies of the weights.
     for lifetime in trace.log.lifetimes:
-        place, total = trace.log.places[lifetime.born], totals[lifetime.born]
+        place, total = trace.log.places[lifetime.allocated_at], totals[lifetime.allocated_at]
         if place and place[0] in ("forward", "backward"):
             name, micro, layer = place
             if edge <= layer < depth - edge:
@@ -124,28 +124,28 @@ def _at_common_places(trace: LiveBytes, depth: int, edge: int) -> ByPlace:
     return {place: np.stack(totals) for place, totals in events.items()}
 
 
-def _deepened(
-    known: dict[tuple[int, int], ByPlace], few: tuple[int, int], layers: int, size: int
+def _extrapolate(
+    known: dict[tuple[int, int], ByPlace], depths: tuple[int, int], layers: int, size: int
 ) -> ByPlace:
-    """The totals at `layers` layers and `size` sequences, at the events that all corners share."""
+    """The totals at `layers` layers and `size` sequences, at the events that all traces share."""
     found = {}
-    for place in known[few[0], size]:
+    for place in known[depths[0], size]:
         corners = [by_place[place] for by_place in known.values()]
-        # Where the number of events itself depends on depth, the largest stands for all of them.
+        # If the number of events depends on the depth, the largest total represents all of them.
         same = len({len(totals) for totals in corners}) == 1
         low, high = (
             totals if same else totals[[totals.sum(axis=1).argmax()]]
-            for totals in (known[depth, size][place] for depth in few)
+            for totals in (known[depth, size][place] for depth in depths)
         )
-        found[place] = _line(low, high, few, layers)
+        found[place] = _line(low, high, depths, layers)
     return found
 
 
-def _line(low: Any, high: Any, few: tuple[int, int], layers: int) -> Any:
-    """Through two points, at `layers`."""
-    if few[0] == few[1]:
+def _line(low: Any, high: Any, depths: tuple[int, int], layers: int) -> Any:
+    """The line through two points, at `layers`."""
+    if depths[0] == depths[1]:
         return low
-    return low + (layers - few[0]) * (high - low) / (few[1] - few[0])
+    return low + (layers - depths[0]) * (high - low) / (depths[1] - depths[0])
 
 
 def _sent(trace: LiveBytes, shape: Shape, micro: int) -> float:

@@ -1,8 +1,8 @@
-"""The phases of a run on fake tensors: all of their allocations, none of the memory or arithmetic.
+"""Trace of a run's phases on fake tensors: all allocations, without the memory or the arithmetic.
 
-The real model, the real optimizer and the real wrapping of DDP and FSDP, as process 0 of a group
-that is only pretended and talks to nobody. So that no GPU is needed, all of it happens on fake CPU
-tensors; where CUDA's kernels keep other things for the backward pass, `_cuda_kernels` stands in.
+It runs the real model and optimizer with the real wrapping of DDP or FSDP, as process 0 of a fake
+process group. No GPU is needed: the tensors are fake CPU tensors, and `_cuda_kernels` replaces the
+operations for which CUDA saves other tensors for the backward pass.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ from training.sampling import CHARACTERS
 
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CUDA_GRANULE = 512
-"""CUDA's allocator hands out multiples of it."""
+"""Bytes: CUDA's allocator rounds sizes up to multiples of it."""
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Who computes, and in what precision."""
+    """Device, precision and processes of a run, and how the processes share the model."""
 
     device: str = "cuda"
     precision: str = "no"
     processes: int = 1
     shards: int = 1
-    """Processes that share one copy of the model: 1 is DDP, all of them FSDP, between is hybrid."""
+    """Processes that share one copy of the model: 1 is DDP, all of them FSDP, others hybrid."""
 
 
 def traced_phases(config: GPTConfig, micro_batch_size: int, shape: Shape) -> LiveBytes:
-    """The ledger of one update of two micro-batches (as good as more), after an earlier one, and of
-    the evaluation and the sample that follow it.
+    """The allocations of one update, and of the evaluation and the sample after it.
 
-    Places are ("start" | "forward" | "head" | "backward", phase, layer) and ("update",), the phase
-    being the number of a micro-batch, "evaluation" or "sampling".
+    The update has two micro-batches, because further ones are like the second, and follows an
+    earlier update. Places are ("start" | "forward" | "head" | "backward", phase, layer) and
+    ("update",). The phase is the number of a micro-batch, "evaluation" or "sampling".
     """
     half = shape.precision != "no"
     tracker = LiveBytes(CUDA_GRANULE if shape.device == "cuda" else 1)
@@ -73,7 +73,7 @@ def traced_phases(config: GPTConfig, micro_batch_size: int, shape: Shape) -> Liv
             )
         optimizer = adamw(model, OptimConfig(), CPU)
         with tracker, kernels:
-            # The update before, which makes the optimizer's state.
+            # An earlier update, which creates the optimizer's state.
             if mesh is None and shape.processes > 1:
                 model = _replicated(model, tracker)
                 model(ids[:1, :1], ids[:1, :1]).backward()
@@ -85,11 +85,11 @@ def traced_phases(config: GPTConfig, micro_batch_size: int, shape: Shape) -> Liv
             tracker.traffic.clear()
             for state in optimizer.state.values():
                 tracker.mark(state.values(), "optimizer")
-            _follow(list(bare.transformer.h), tracker)
+            _track_layers(list(bare.transformer.h), tracker)
             for micro in (0, 1):
                 tracker.place = ("start", micro)
-                quiet = micro == 0 and isinstance(model, DistributedDataParallel)
-                with model.no_sync() if quiet else contextlib.nullcontext():  # type: ignore
+                no_sync = micro == 0 and isinstance(model, DistributedDataParallel)
+                with model.no_sync() if no_sync else contextlib.nullcontext():  # type: ignore
                     loss = _forward(model, shape, ids, ids)
                     (loss.float() / 2).backward()
                 del loss
@@ -107,35 +107,37 @@ def traced_phases(config: GPTConfig, micro_batch_size: int, shape: Shape) -> Liv
 
 
 def _forward(model: nn.Module, shape: Shape, *inputs: Tensor, **options: Any) -> Tensor:
-    """Under autocast, which lets go of its copies of the weights when the pass is over."""
+    """A forward pass under autocast, which frees its copies of the weights at the end."""
     with torch.autocast("cpu", DTYPES[shape.precision], enabled=shape.precision != "no"):
         result: Tensor = model(*inputs, **options)
     return result
 
 
 def _sample(model: GPT, shape: Shape) -> None:
-    """The last characters of a sample, as `model.generate` draws them: those take the most."""
+    """The last characters of a sample, as `model.generate` does: they use the most memory."""
     config, dtype = model.config, DTYPES[shape.precision]
-    held = min(config.block_size, CHARACTERS) - 1
-    size = (1, config.n_head, held, config.n_embd // config.n_head)
+    cached = min(config.block_size, CHARACTERS) - 1
+    size = (1, config.n_head, cached, config.n_embd // config.n_head)
     cache = KeyValueCache(config.n_layer)
-    for layer in range(config.n_layer if held else 0):
+    for layer in range(config.n_layer if cached else 0):
         cache.extend(layer, torch.empty(size, dtype=dtype), torch.empty(size, dtype=dtype))
     window = torch.zeros(1, config.block_size, dtype=torch.int64)
     logits = _forward(model, shape, window[:, :1], cache=cache)
-    if config.block_size <= CHARACTERS:  # the window slides, and the cache stays as it is
-        for _ in range(2):  # while the logits of the character before are still there
+    if config.block_size <= CHARACTERS:  # the window slides, and the cache stays in memory
+        for _ in range(2):  # the previous logits are still in memory
             halves = _forward(model, shape, window)
-            logits = halves.float() if shape.shards == 1 else halves  # accelerate does, without
+            logits = (
+                halves.float() if shape.shards == 1 else halves
+            )  # as accelerate does without FSDP
             del halves
     del logits
 
 
-def _follow(blocks: list[nn.Module], tracker: LiveBytes) -> None:
-    """Have the tracker know in which block of which micro-batch the update is."""
+def _track_layers(blocks: list[nn.Module], tracker: LiveBytes) -> None:
+    """Set the tracker's place in each block, in the forward and the backward pass."""
 
     def enter(layer: int) -> None:
-        if torch._C._current_graph_task_id() == -1:  # not when it is recomputed
+        if torch._C._current_graph_task_id() == -1:  # not in recomputation
             tracker.place = ("forward", tracker.place[1], layer)
 
     def leave(layer: int, output: Tensor) -> None:
@@ -155,9 +157,9 @@ def _follow(blocks: list[nn.Module], tracker: LiveBytes) -> None:
 
 @contextlib.contextmanager
 def _fake_process_group(shape: Shape) -> Iterator[DeviceMesh | None]:
-    """A process group whose other members do not exist, and the mesh where there are shards.
+    """A fake process group of which only this process exists, and its mesh if there are shards.
 
-    The mesh reads its own numbers, so it has to be made before there are fake tensors.
+    The mesh reads the values of its own tensors, so it must exist before fake tensors do.
     """
     if shape.processes == 1:
         yield None
@@ -178,7 +180,7 @@ def _fake_process_group(shape: Shape) -> Iterator[DeviceMesh | None]:
 
 
 def _sharded(model: GPT, mesh: DeviceMesh, shape: Shape) -> nn.Module:
-    """As `Accelerator.prepare` does it, by the same function of accelerate's."""
+    """Wrap the model for FSDP with the function that `Accelerator.prepare` uses."""
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
         reshard_after_forward=True,
@@ -190,7 +192,7 @@ def _sharded(model: GPT, mesh: DeviceMesh, shape: Shape) -> nn.Module:
         plugin.set_mixed_precision(shape.precision)
         plugin.mixed_precision_policy = sums_in_float32(plugin.mixed_precision_policy)
     names = mesh.mesh_dim_names
-    stand_in = SimpleNamespace(
+    accelerator = SimpleNamespace(
         state=SimpleNamespace(fsdp_plugin=plugin),
         torch_device_mesh={names: mesh},
         parallelism_config=SimpleNamespace(fsdp_dim_names=names),
@@ -198,34 +200,34 @@ def _sharded(model: GPT, mesh: DeviceMesh, shape: Shape) -> nn.Module:
         is_main_process=False,
         device=CPU,
     )
-    prepared: nn.Module = fsdp2_prepare_model(stand_in, model)
+    prepared: nn.Module = fsdp2_prepare_model(accelerator, model)
     return prepared
 
 
 def _replicated(model: nn.Module, tracker: LiveBytes) -> DistributedDataParallel:
-    """As `Accelerator.prepare` does it; the fake group gives no sums back, so they are made up."""
+    """Wrap the model for DDP; a communication hook replaces the all-reduce of the fake group."""
     before = len(tracker.log.lifetimes)
     replicated = DistributedDataParallel(model, init_sync=False, **DDP_OPTIONS.to_kwargs())
     for lifetime in tracker.log.lifetimes[before:]:
         lifetime.kind = "buffers"
 
-    # Without annotations, which DDP would read.
-    def summed(_, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    # No annotations, because DDP checks them.
+    def all_reduce(_, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
         tracker.traffic[tracker.place[:2], "allreduce"] += bucket.buffer().nbytes
         future: Any = torch.futures.Future()
         future.set_result(bucket.buffer())
         return future
 
-    replicated.register_comm_hook(None, summed)
-    replicated.reducer = cast(Any, _KeptBuckets(replicated.reducer))
+    replicated.register_comm_hook(None, all_reduce)
+    replicated.reducer = cast(Any, _FixedBuckets(replicated.reducer))
     return replicated
 
 
-class _KeptBuckets:
-    """DDP's reducer, which does not make its buckets again in the order in which gradients came.
+class _FixedBuckets:
+    """DDP's reducer without the rebuilding of buckets in the order of the gradients.
 
-    It would tell the others that order, in numbers, which fake tensors have not. The new buckets
-    are as large together.
+    That would broadcast the order as numbers, which fake tensors do not have. The total size of the
+    buckets would be the same.
     """
 
     def __init__(self, reducer: Any) -> None:
@@ -240,11 +242,11 @@ class _KeptBuckets:
 
 @contextlib.contextmanager
 def _cuda_kernels(half: bool) -> Iterator[None]:
-    """What CUDA keeps for the backward pass, where that is not what the CPU keeps.
+    """Replace operations for which CUDA saves other tensors for the backward pass than a CPU.
 
-    Dropout is one kernel with a mask of a byte a number. Attention is fused also with dropout, the
-    mask of which is drawn again. Autocast computes the loss in float32, of fp16 without a copy.
-    Functions are exchanged, not a mode set: a mode does not reach what checkpointing recomputes.
+    Dropout is one kernel with a mask of one byte a number. Attention is fused even with dropout,
+    whose mask is generated again. Autocast computes the loss in float32, for fp16 without a copy.
+    Functions are replaced, because a dispatch mode is not active in recomputation.
     """
     attention: Any = F.scaled_dot_product_attention
 
@@ -265,18 +267,18 @@ def _cuda_kernels(half: bool) -> Iterator[None]:
             logarithms = torch.log_softmax(logits, 1, dtype=torch.float32)
         return F.nll_loss(logarithms, targets, **options)
 
-    stand_ins: dict[tuple[Any, str], Any] = {
+    replacements: dict[tuple[Any, str], Any] = {
         (F, "scaled_dot_product_attention"): fused_attention,
         (F, "dropout"): fused_dropout,
         (model.gpt, "use_matmul_attention"): lambda query: False,
     }
     if half:
-        stand_ins[F, "cross_entropy"] = loss_in_float32
-    kept = {(module, name): getattr(module, name) for module, name in stand_ins}
+        replacements[F, "cross_entropy"] = loss_in_float32
+    originals = {(module, name): getattr(module, name) for module, name in replacements}
     try:
-        for (module, name), function in stand_ins.items():
+        for (module, name), function in replacements.items():
             setattr(module, name, function)
         yield
     finally:
-        for (module, name), function in kept.items():
+        for (module, name), function in originals.items():
             setattr(module, name, function)

@@ -1,4 +1,4 @@
-"""Does it fit? The strategies for so many processes, and what each needs of memory."""
+"""Does it fit? The strategies for a number of processes, and the memory that each needs."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from model.gpt import GPTConfig
 from planning.allocation_log import KINDS
 from planning.estimate import MemoryEstimate, estimate_memory
 from planning.fake_trace import DTYPES, Shape
-from planning.snapshot_memory import written
+from planning.snapshot_memory import writing_memory
 
 GIB = 2**30
-KEPT = ("parameters", "optimizer")
-"""What a process keeps between updates."""
-KEPT_ON_CPU = ("parameters", "gradients", "optimizer")
-"""What offloading takes out of the GPU's memory."""
+PERSISTENT = ("parameters", "optimizer")
+"""The kinds of tensors that exist between updates."""
+OFFLOADED = ("parameters", "gradients", "optimizer")
+"""The kinds of tensors that offloading moves to the CPU's memory."""
 MOST_SEQUENCES = 4096
-"""A micro-batch beyond it gains nothing."""
+"""A larger micro-batch has no advantage."""
 MULTIPROCESSORS = 188
-"""The most that a GPU of NVIDIA's has."""
+"""The maximum of NVIDIA's GPUs."""
 OUTSIDE = {"cuda": 0.75 * GIB, "cpu": 0.5 * GIB}
-"""Estimated: a process's CUDA context and cuBLAS workspace, and what the allocator leaves unused;
-on a CPU, Python with torch."""
-OUTSIDE_TOGETHER = {"cuda": 0.5 * GIB, "cpu": 0.1 * GIB}
-"""Estimated: what NCCL or gloo add in each of several processes."""
+"""Estimated: a process's CUDA context and cuBLAS workspace, and the allocator's fragmentation; on a
+CPU, Python with torch."""
+OUTSIDE_COMMUNICATION = {"cuda": 0.5 * GIB, "cpu": 0.1 * GIB}
+"""Estimated: NCCL or gloo, in each of several processes."""
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """One way to run, and the shipped accelerate config for it."""
+    """A way to distribute a run, and the shipped accelerate config file for it."""
 
     name: str
     config: str
@@ -41,37 +41,37 @@ class Strategy:
 
 @dataclass(frozen=True)
 class Fit:
-    """What a strategy needs of each process, in bytes, at a micro-batch."""
+    """The memory of each process under a strategy at a micro-batch, in bytes."""
 
     strategy: Strategy
     parameters: float
     gradients: float
     optimizer: float
     activations: float
-    """The most of them at once."""
+    """Their maximum."""
     buffers: float
-    """The most at once of what travels between processes."""
+    """The maximum of tensors in communication between processes."""
     peak: float
-    """The most of all that is in the memory asked about, at once: no more than their sum."""
+    """The maximum of all tensors in the memory that is limited: at most the sum of the above."""
     peaks: dict[str, float]
-    """The same, in each phase of a run."""
+    """The same for each phase of a run."""
     peak_in: str
-    """The phase that has it."""
+    """The phase of the peak."""
     outside: float
-    """Beside tensors; an estimate."""
+    """Other memory than tensors; an estimate."""
     on_cpu: float
-    """What offloading keeps in the machine's memory instead."""
+    """Tensors that offloading stores in the CPU's memory."""
     writer: float
-    """What the main process needs of a GPU's machine's memory to write a snapshot."""
+    """CPU memory that the main process needs to write a snapshot, for a run on GPUs."""
     sent: float
     """Bytes that a process sends in a step."""
     largest_micro_batch: int
-    """0 where not even one sequence fits."""
+    """0 if not even one sequence fits."""
     fits: bool
 
 
 def strategies(shape: Shape, machines: int) -> Iterator[Strategy]:
-    """From the fastest to the one that needs least."""
+    """All strategies, from the fastest to the one with the lowest memory."""
     device, precision, processes = shape.device, shape.precision, shape.processes
 
     def of(shards: int) -> Shape:
@@ -90,54 +90,55 @@ def strategies(shape: Shape, machines: int) -> Iterator[Strategy]:
     if several and processes > machines:
         yield Strategy("hybrid", "fsdp_hybrid.yaml", of(processes // machines))
     yield Strategy("FSDP", "fsdp_multinode.yaml" if several else "fsdp.yaml", of(processes))
-    if precision != "fp16":  # which train.py refuses
+    if precision != "fp16":  # train.py refuses it
         yield Strategy("FSDP, offload", "fsdp_offload.yaml", of(processes), offload=True)
 
 
 class Candidate:
-    """A strategy with the survey of a model under it."""
+    """A strategy with the memory estimate of a model under it."""
 
     def __init__(
-        self, strategy: Strategy, config: GPTConfig, surveyed: MemoryEstimate, piece_bytes: int
+        self, strategy: Strategy, config: GPTConfig, estimate: MemoryEstimate, piece_bytes: int
     ) -> None:
         self.strategy = strategy
         self.config = config
-        self.surveyed = surveyed
-        self.elsewhere = KEPT_ON_CPU if strategy.offload else ()
-        self.written = written(config, strategy.shape, piece_bytes, strategy.offload)
+        self.estimate = estimate
+        self.elsewhere = OFFLOADED if strategy.offload else ()
+        self.writing = writing_memory(config, strategy.shape, piece_bytes, strategy.offload)
 
     def outside(self, sequences: int) -> float:
-        """Bytes beside the traced tensors: an estimate."""
+        """Bytes of memory other than traced tensors: an estimate."""
         shape, config = self.strategy.shape, self.config
-        beside = OUTSIDE[shape.device]
+        size = OUTSIDE[shape.device]
         if shape.processes > 1:
-            beside += OUTSIDE_TOGETHER[shape.device]
+            size += OUTSIDE_COMMUNICATION[shape.device]
         if shape.device == "cuda":
-            # Flash attention's backward sums the gradients of queries in float32, beside them. To
-            # do so in one order it has a sum for each of the multiprocessors, where heads are few.
+            # Flash attention's backward pass has additional float32 sums of the query gradients:
+            # with few heads, one for each multiprocessor, for a deterministic order.
             sums = sequences + MULTIPROCESSORS / config.n_head
-            beside += sums * config.block_size * config.n_embd * 4
+            size += sums * config.block_size * config.n_embd * 4
         if self.strategy.offload:
-            # The share of a group on its way to the GPU, and its gradients' on their way back.
+            # A group's shard in transfer to the GPU, and the shard of its gradients back.
             width = DTYPES[shape.precision].itemsize
-            beside += _largest_group(config) / shape.shards * (width + 4)
-        return beside
+            size += _largest_group(config) / shape.shards * (width + 4)
+        return size
 
     def peaks(self, sequences: int, accumulating: bool) -> dict[str, float]:
-        """Bytes of tensors in the memory asked about, at most, in each phase of a run."""
+        """The maximum bytes of tensors in the limited memory, for each phase of a run."""
         shape = self.strategy.shape
-        # DDP's gradients stay in the buckets that they are sent from.
-        kept = KEPT if shape.processes == 1 or shape.shards > 1 else (*KEPT, "gradients")
-        resting = sum(
-            self.surveyed.largest(kind, sequences, accumulating)
-            for kind in kept
+        # DDP's gradients stay in its communication buckets.
+        is_ddp = shape.processes > 1 and shape.shards == 1
+        kinds = (*PERSISTENT, "gradients") if is_ddp else PERSISTENT
+        persistent = sum(
+            self.estimate.largest(kind, sequences, accumulating)
+            for kind in kinds
             if kind not in self.elsewhere
         )
-        traced = self.surveyed.peaks(sequences, accumulating, self.elsewhere)
-        return {**traced, "snapshot": resting + self.written.on_device}
+        traced = self.estimate.peaks(sequences, accumulating, self.elsewhere)
+        return {**traced, "snapshot": persistent + self.writing.on_device}
 
     def needed(self, sequences: int, accumulating: bool) -> float:
-        """Bytes of the memory asked about, at a micro-batch."""
+        """Bytes of the limited memory that are needed at a micro-batch."""
         return max(self.peaks(sequences, accumulating).values()) + self.outside(sequences)
 
     def largest(self, memory: float) -> int:
@@ -145,9 +146,9 @@ class Candidate:
         return _largest(lambda sequences: self.needed(sequences, True) <= memory)
 
     def fit(self, memory: float, micro_batch_size: int, accumulation: int) -> Fit:
-        """What it needs at this micro-batch, and whether that is at most `memory` bytes."""
-        micro, accumulating, found = micro_batch_size, accumulation > 1, self.surveyed
-        most = {kind: found.largest(kind, micro, accumulating) for kind in KINDS}
+        """The memory at this micro-batch, and whether it is at most `memory` bytes."""
+        micro, accumulating = micro_batch_size, accumulation > 1
+        most = {kind: self.estimate.largest(kind, micro, accumulating) for kind in KINDS}
         peaks = self.peaks(micro, accumulating)
         return Fit(
             self.strategy,
@@ -157,8 +158,8 @@ class Candidate:
             peak_in=max(peaks, key=peaks.__getitem__),
             outside=self.outside(micro),
             on_cpu=sum(most[kind] for kind in self.elsewhere),
-            writer=self.written.on_host,
-            sent=found.sent(accumulation),
+            writer=self.writing.on_host,
+            sent=self.estimate.sent(accumulation),
             largest_micro_batch=self.largest(memory),
             fits=self.needed(micro, accumulating) <= memory,
         )
@@ -170,10 +171,10 @@ def candidates(
     machines: int,
     piece_bytes: int = SnapshotConfig.piece_bytes,
 ) -> list[Candidate]:
-    """All strategies that there are, surveyed: the fastest first, then by what they need."""
-    surveyed = cache(estimate_memory)  # offloading is FSDP, kept elsewhere
+    """All strategies with their memory estimates, from the fastest to the lowest memory."""
+    estimate = cache(estimate_memory)  # FSDP with and without offloading share one
     return [
-        Candidate(strategy, config, surveyed(config, strategy.shape), piece_bytes)
+        Candidate(strategy, config, estimate(config, strategy.shape), piece_bytes)
         for strategy in strategies(shape, machines)
     ]
 
@@ -181,7 +182,7 @@ def candidates(
 def micro_batch_that_fits(found: list[Candidate], share: int, memory: float) -> int:
     """The largest micro-batch that divides a process's share and fits the fastest strategy.
 
-    Where none fits any: 1.
+    1 if nothing fits.
     """
     for candidate in found:
         if candidate.needed(share, False) <= memory:
@@ -193,13 +194,13 @@ def micro_batch_that_fits(found: list[Candidate], share: int, memory: float) -> 
 
 
 def _largest_group(config: GPTConfig) -> int:
-    """Parameters that FSDP gathers at once: a block, or the embedding with the last norm."""
+    """Parameters of FSDP's largest group: a block, or the embeddings with the final norm."""
     width = config.n_embd
     return max(12 * width * width + 13 * width, config.vocab_size * width + 2 * width)
 
 
 def _largest(fits: Callable[[int], bool]) -> int:
-    """The largest number that fits, where all smaller ones do."""
+    """The largest number that fits, by bisection: all smaller ones fit too."""
     if not fits(1):
         return 0
     low, high = 1, 2

@@ -1,4 +1,4 @@
-"""What writing a snapshot takes of memory, worked out from the tensors in its files."""
+"""The memory to write a snapshot, computed from the tensors in its files."""
 
 from __future__ import annotations
 
@@ -14,25 +14,27 @@ from snapshot.disk.tensors import plan_pieces
 
 
 @dataclass(frozen=True)
-class Written:
-    """Bytes, at most, beside what a process keeps between updates."""
+class WritingMemory:
+    """The maximum bytes to write a snapshot, in addition to weights and optimizer."""
 
     on_device: int
-    """On each process's device; on a CPU all of it, on the process that writes."""
+    """On the device of each process; on a CPU, all of it in the process that writes."""
     on_host: int
-    """In the machine's memory, on the process that writes; 0 where that is the device."""
+    """In the CPU's memory, in the process that writes; 0 if the device is the CPU."""
 
 
-def written(config: GPTConfig, shape: Shape, piece_bytes: int, offload: bool) -> Written:
-    """What `snapshot.disk.state.begin_snapshot` holds at once where it is not beside a step."""
+def writing_memory(
+    config: GPTConfig, shape: Shape, piece_bytes: int, offload: bool
+) -> WritingMemory:
+    """The peak of `snapshot.disk.state.begin_snapshot`, without a step at the same time."""
     with torch.device("meta"):
         weights = {name: p.nbytes for name, p in GPT(config).named_parameters()}
     moments = {f"{name}.{moment}": weights[name] for name in weights for moment in MOMENTS}
     device = host = 0
-    gathered = 0  # of the tensor before, which is let go when the next is whole
+    gathered = 0  # the previous tensor, which is freed when the next is gathered
     for stem, sizes in (("model", weights), ("optimizer", moments)):
         for piece in plan_pieces(sizes, stem, piece_bytes).values():
-            held = 0  # of the file's tensors, in the machine's memory
+            in_file = 0  # the file's tensors so far, in the CPU's memory
             for name in piece:
                 size = sizes[name]
                 parameter = name if stem == "model" else name.rsplit(".", 1)[0]
@@ -40,12 +42,12 @@ def written(config: GPTConfig, shape: Shape, piece_bytes: int, offload: bool) ->
                 if shape.device == "cuda" and shape.shards > 1 and not offload:
                     device = max(device, gathered + size, size + copied)
                     gathered = size
-                    held += size
+                    in_file += size
                 elif shape.device == "cuda" or shape.shards > 1:
-                    host = max(host, held + gathered + size, held + size + copied)
+                    host = max(host, in_file + gathered + size, in_file + size + copied)
                     gathered = copied if shape.shards > 1 else 0
-                    held += size
-                else:  # what is not transposed is written from where it is
-                    held += copied
-                host = max(host, held)
-    return Written(host, 0) if shape.device == "cpu" else Written(device, host)
+                    in_file += size
+                else:  # tensors that are not transposed are written without a copy
+                    in_file += copied
+                host = max(host, in_file)
+    return WritingMemory(host, 0) if shape.device == "cpu" else WritingMemory(device, host)

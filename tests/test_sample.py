@@ -72,7 +72,7 @@ def says(monkeypatch):
     """What sample.py writes to a stream of this kind when the model has these pieces to say."""
 
     def written(pieces, stream) -> str:
-        monkeypatch.setattr(script, "texts", lambda options: iter(pieces))
+        monkeypatch.setattr(script, "generate_texts", lambda options: iter(pieces))
         monkeypatch.setattr(sys, "stdout", stream)
         assert script.main(["anything"]) == 0
         return stream.buffer.getvalue().decode(stream.encoding)
@@ -96,7 +96,7 @@ def test_an_error_s_control_characters_are_shown_too(monkeypatch, capsys, kind):
     def refuse(options):
         raise kind("a\x1b[31mtext")
 
-    monkeypatch.setattr(script, "texts", refuse)
+    monkeypatch.setattr(script, "generate_texts", refuse)
     assert script.main(["anything"]) == 2
     assert capsys.readouterr().err == "error: a\\x1b[31mtext\n"
 
@@ -107,7 +107,7 @@ def test_a_name_too_long_for_a_file_is_a_sentence(capsys):
 
 
 def test_a_full_disk_under_the_output_is_a_sentence_and_a_closed_output_none(monkeypatch, capsys):
-    monkeypatch.setattr(script, "texts", lambda options: iter(["a text"]))
+    monkeypatch.setattr(script, "generate_texts", lambda options: iter(["a text"]))
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
         assert script.main(["anything"]) == 1
