@@ -36,7 +36,11 @@ def found() -> dict[str, Any]:
         "threads": [thread.name for thread in threading.enumerate()],
         "files": files(),
         "streams": [
-            (one.fileno(), one.encoding, one.errors, one.line_buffering, one.write_through)
+            (
+                *(one.fileno(), one.name, one.mode, one.encoding, one.errors, one.newlines),
+                *(one.line_buffering, one.write_through, one.seekable()),
+                type(one.buffer).__name__,
+            )
             for one in (sys.stdin, sys.stdout, sys.stderr)
         ],
         "own session": os.getsid(0) == os.getpid(),

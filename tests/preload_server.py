@@ -250,9 +250,7 @@ def become(job: Job) -> NoReturn:
     show_in_proc(job.words, job.environment)
     sys.modules["numpy"].random.seed()  # type: ignore[attr-defined]  # not that of the other forks
     sys.orig_argv = list(job.words)
-    if "-u" in options:
-        for stream in (sys.stdout, sys.stderr):
-            stream.reconfigure(write_through=True)  # type: ignore[union-attr]
+    open_streams("-u" in options)
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main
@@ -290,6 +288,26 @@ def reset_signals() -> None:
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def open_streams(unbuffered: bool) -> None:
+    """The standard streams as Python opens them: they remember whether there is a way back in them.
+
+    In the same objects, because handlers of log messages have them since the imports.
+    """
+    for number, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)):
+        now = stream.write_through or (unbuffered and number > 0)
+        size = 0 if now and number else -1
+        buffer = open(number, "wb" if number else "rb", size, closefd=False)
+        getattr(buffer, "raw", buffer).name = stream.name
+        stream.__init__(  # type: ignore[misc]
+            buffer,
+            stream.encoding,
+            stream.errors,
+            "\n" if number else None,
+            stream.line_buffering and not now,
+            now,
+        )
 
 
 def set_environment(environment: Mapping[str, str]) -> None:
