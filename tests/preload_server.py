@@ -8,6 +8,7 @@ replaced, but for one thing: where the program is `accelerate launch`, it forks 
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import contextlib
 import ctypes
@@ -22,6 +23,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -271,6 +273,9 @@ def become(job: Job) -> NoReturn:
         code = _code_of(error)
     except KeyboardInterrupt as error:
         _report(error)
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     except BaseException as error:
@@ -296,7 +301,7 @@ def open_streams(unbuffered: bool) -> None:
     In the same objects, because handlers of log messages have them since the imports.
     """
     for number, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)):
-        now = stream.write_through or (unbuffered and number > 0)
+        now = unbuffered or stream.write_through
         size = 0 if now and number else -1
         buffer = open(number, "wb" if number else "rb", size, closefd=False)
         getattr(buffer, "raw", buffer).name = stream.name
