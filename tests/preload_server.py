@@ -303,7 +303,8 @@ def open_streams(unbuffered: bool) -> None:
     for number, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)):
         now = unbuffered or stream.write_through
         size = 0 if now and number else -1
-        buffer = open(number, "wb" if number else "rb", size, closefd=False)
+        mode = "wb" if number else "rb"
+        buffer = open(number, mode, size, closefd=False)  # noqa: SIM115  # as long as it lives
         getattr(buffer, "raw", buffer).name = stream.name
         stream.__init__(  # type: ignore[misc]
             buffer,
