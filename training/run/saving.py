@@ -145,7 +145,7 @@ class SnapshotWriter:
             return False  # others may have no streams
         moments = [tensor for state in self._optimizer.state.values() for tensor in state.values()]
         if any(map(is_sharded, moments)):
-            return True  # all processes together have gathered the tensors already
+            return True  # the processes have gathered the tensors already
         sizes = [tensor.numel() * tensor.element_size() for tensor in moments]
         file = min(sum(sizes), max(self._config.snapshot.piece_bytes, *sizes))
         available = available_memory()
