@@ -1,4 +1,4 @@
-"""What the benchmarks share: the machine they ran on, their tables, and JSON beside them."""
+"""Shared by the benchmarks: description of the machine, tables, and JSON results."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ SHAPES: dict[str, dict[str, int]] = {
 
 
 def overrides(shape: dict[str, int]) -> list[str]:
-    """The words of train.py's command line for a shape."""
+    """The overrides of train.py for a shape."""
     words = [f"model.{name}={shape[name]}" for name in ("n_layer", "n_head", "n_embd")]
     words += [f"data.block_size={shape['block_size']}", "model.dropout=0.0"]
     return [*words, f"train.global_batch_size={shape['batch']}", "model.activation_function=gelu"]
 
 
 def launch(config: str, script: str, *words: str, options: Sequence[str] = ()) -> list[str]:
-    """`accelerate launch` of a script of this checkout, with a shipped config file."""
+    """The `accelerate launch` command for a script of this checkout, with a shipped config file."""
     file = str(ROOT / "accelerate_configs" / config)
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", file]
     return [*command, *options, str(ROOT / script), *words]
 
 
 def flops_per_token(parameters: int, shape: dict[str, int]) -> float:
-    """Of a forward and a backward pass: 6N + 12LTC (Chowdhery et al., 2022, appendix B).
+    """FLOP of a forward and a backward pass: 6N + 12LTC (Chowdhery et al., 2022, appendix B).
 
-    N leaves out the positions, which are looked up and not multiplied; the tied embedding is
-    counted once, as the output layer.
+    N excludes the position embeddings, which are looked up, not multiplied; the tied embedding
+    counts once, as the output layer.
     """
     matrices = parameters - shape["block_size"] * shape["n_embd"]
     return 6 * matrices + 12 * shape["n_layer"] * shape["n_embd"] * shape["block_size"]
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on."""
+    """The hardware and software that the results depend on."""
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=7"]
     found: dict[str, Any] = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
@@ -69,12 +69,12 @@ def _processor() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     flags = next((set(line.split()) for line in lines if line.startswith("flags")), set())
-    told = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in flags]
-    return f"{names[0] if names else platform.machine()} ({', '.join(told)})"
+    relevant = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in flags]
+    return f"{names[0] if names else platform.machine()} ({', '.join(relevant)})"
 
 
 def as_words(found: dict[str, Any]) -> str:
-    """The machine as a line of text."""
+    """The machine as one line of text."""
     return ", ".join(f"{name} {value}" for name, value in found.items())
 
 
@@ -83,12 +83,12 @@ def median(values: Sequence[float]) -> float:
 
 
 def spread(values: Sequence[float], digits: int = 3) -> str:
-    """Median, least and most."""
+    """Median, minimum and maximum."""
     return f"{median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """As Markdown, as benchmarks/RESULTS.md has it."""
+    """Print a Markdown table for benchmarks/RESULTS.md."""
     print("| " + " | ".join(headers) + " |")
     print("|" + "---|" * len(headers))
     for row in rows:

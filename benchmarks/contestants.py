@@ -1,8 +1,7 @@
-"""One contestant of benchmarks/throughput.py or scaling.py, in a process of its own.
+"""A training loop of benchmarks/throughput.py or scaling.py, in a separate process.
 
-Reads how many steps to take from its standard input, a number a line; answers with a line of JSON
-behind "@ ": their seconds. Between two numbers it waits and computes nothing, so that contestants
-can take turns on one machine.
+It reads numbers of steps from standard input, one a line, runs them, and prints their seconds as a
+line of JSON after "@ ". In between it is idle, so that several loops can take turns on one machine.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PRECISIONS = {"no": torch.float32, "bf16": torch.bfloat16}
 MATRIX = 2048 if DEVICE.type == "cpu" else 8192
 LEARNING_RATE, BETAS, DECAY = 1e-3, (0.9, 0.99), 0.1
-ACTIVATION = "gelu"  # of our smaller presets, and of nanoGPT
+ACTIVATION = "gelu"  # as in our small presets and nanoGPT
 
 
 def wait_for_device() -> None:
@@ -34,28 +33,28 @@ def wait_for_device() -> None:
         torch.cuda.synchronize()
 
 
-def tell(**figures: Any) -> None:
+def send(**figures: Any) -> None:
     print("@ " + json.dumps(figures), flush=True)
 
 
 def memory() -> float:
-    """MB of tensors at the peak, on a GPU."""
+    """Peak MB of tensors on a GPU; 0 on a CPU."""
     return torch.cuda.max_memory_allocated() / 1e6 if DEVICE.type == "cuda" else 0.0
 
 
 def serve(step: Callable[[], Any], **facts: Any) -> None:
-    """Take the steps that are asked for, until the input ends."""
-    tell(**facts)
+    """Run the requested steps until the input ends."""
+    send(**facts)
     for line in sys.stdin:
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         for _ in range(int(line)):
             result = step()
         wait_for_device()
-        tell(seconds=time.perf_counter() - begun, loss=result, memory=memory())
+        send(seconds=time.perf_counter() - started_at, loss=result, memory=memory())
 
 
 def ours(words: list[str]) -> None:
-    """train.py as it is, held at the beginning of a step; started by `accelerate launch`."""
+    """train.py, paused at the beginning of steps; started by `accelerate launch`."""
     from accelerate.utils import broadcast_object_list
 
     import train
@@ -64,41 +63,41 @@ def ours(words: list[str]) -> None:
     from training.run.command import run_command
 
     reseed, gpt = train.reseed, train.GPT
-    speaks = is_main_process()
-    left, begun = 0, 0.0
+    is_main = is_main_process()
+    steps_left, started_at = 0, 0.0
 
-    def counted(config: Any) -> Any:
+    def gpt_with_report(config: Any) -> Any:
         model = gpt(config)
-        if speaks:
-            tell(parameters=parameter_count(model))
+        if is_main:
+            send(parameters=parameter_count(model))
         return model
 
-    def asked() -> int:
-        """How many steps come next, on all processes: those that were not told wait here."""
-        line = [sys.stdin.readline()] if speaks else [None]
+    def requested_steps() -> int:
+        """The next number of steps, on all processes: the main process reads and broadcasts it."""
+        line = [sys.stdin.readline()] if is_main else [None]
         (line,) = broadcast_object_list(line)
         if not line:
             os._exit(0)
         return int(line)
 
-    def held(seed: int, step: int, process: int) -> None:
-        nonlocal left, begun
+    def paused_reseed(seed: int, step: int, process: int) -> None:
+        nonlocal steps_left, started_at
         if step > 0:
-            if left == 0:
+            if steps_left == 0:
                 wait_for_device()
-                if begun and speaks:
-                    tell(seconds=time.perf_counter() - begun, memory=memory())
-                left, begun = asked(), time.perf_counter()
-            left -= 1
+                if started_at and is_main:
+                    send(seconds=time.perf_counter() - started_at, memory=memory())
+                steps_left, started_at = requested_steps(), time.perf_counter()
+            steps_left -= 1
         reseed(seed, step, process)
 
-    train.reseed, train.GPT = held, counted
+    train.reseed, train.GPT = paused_reseed, gpt_with_report
     sys.argv = ["train.py", *words]
     run_command(train.main)
 
 
 def tokens_of(settings: dict[str, Any]) -> Any:
-    """The training text of our loop, in memory, and the size of its vocabulary."""
+    """The training text of train.py as a tensor, and the size of its vocabulary."""
     from data.corpus import prepare_corpus
 
     corpus = prepare_corpus(
@@ -113,7 +112,7 @@ def tokens_of(settings: dict[str, Any]) -> Any:
 
 
 def random_batches(tokens: torch.Tensor, settings: dict[str, Any]) -> Callable[[], Any]:
-    """Random windows (batch, block_size), as the simplest of loops take them."""
+    """Random windows (batch, block_size), as in the simplest training loops."""
     batch, block = settings["batch"], settings["block_size"]
 
     def next_batch() -> tuple[torch.Tensor, torch.Tensor]:
@@ -137,7 +136,7 @@ def autocast(precision: str) -> Any:
 
 
 def bare(settings: dict[str, Any]) -> None:
-    """The same model and text in the shortest loop of plain torch that clips its gradient."""
+    """The same model and text in a minimal loop of plain torch with gradient clipping."""
     from model.gpt import GPT, GPTConfig, parameter_count
 
     torch.manual_seed(0)
@@ -164,7 +163,7 @@ def bare(settings: dict[str, Any]) -> None:
 
 
 def nanogpt(settings: dict[str, Any]) -> None:
-    """nanoGPT's model and optimizer from a checkout, in the order of its train.py's step."""
+    """nanoGPT's model and optimizer from a checkout, with the operations of its train.py."""
     spec = importlib.util.spec_from_file_location("other", Path(settings["path"]) / "model.py")
     assert spec is not None
     assert spec.loader is not None
@@ -195,7 +194,7 @@ def nanogpt(settings: dict[str, Any]) -> None:
 
 
 def product(settings: dict[str, Any]) -> None:
-    """The machine's limit: a matrix product of that precision, again and again."""
+    """The limit of the machine: repeated matrix products in that precision."""
     kind = PRECISIONS[settings["precision"]]
     a, b = (torch.randn(MATRIX, MATRIX, device=DEVICE).to(kind) for _ in range(2))
     out = torch.empty_like(a)

@@ -1,10 +1,10 @@
-"""Preparing text: MB/s, peak memory, and what training needs of a large corpus.
+"""Preparation of text: MB/s and peak memory; and the loader's cost for a large corpus.
 
     OMP_NUM_THREADS=1 python benchmarks/data.py --megabytes 10 100 1000 4000
 
-Writes a generated text of each size into a temporary folder and prepares it in fresh processes,
-with one thread and with several, which are measured. Then another fresh process reads 2,000 batches
-of it, in the process itself and by two workers (`data.num_workers`).
+Writes a generated text of each size to a temporary folder and measures its preparation in new
+processes, with one thread and with several. Then another new process reads 2,000 batches of it,
+without and with two worker processes (`data.num_workers`).
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def write_text(path: Path, megabytes: int) -> None:
 
 
 def prepare(source: str, cache: str, threads: str) -> dict:
-    import torch  # noqa: F401 - what a run has loaded anyway is not measured
+    import torch  # noqa: F401 - a run imports it anyway, so it is not measured
 
     import data.prepare
     import data.texts  # noqa: F401
     from data.corpus import prepare_corpus
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     prepare_corpus(
         source,
         text_column="text",
@@ -56,7 +56,7 @@ def prepare(source: str, cache: str, threads: str) -> dict:
         cache_dir=Path(cache) / threads,
         threads=int(threads),
     )
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - started_at
     return {
         "seconds": seconds,
         "megabytes_per_second": Path(source).stat().st_size / 1e6 / seconds,
@@ -77,10 +77,10 @@ def load(source: str, cache: str) -> dict:
     anonymous = anonymous_mb()
 
     def first_batch_seconds(step: int) -> float:
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         batches = StepBatches(order, BATCH, BATCH, first_step=step)
         next(iter(window_loader(Windows(corpus.train, BLOCK, -100), batches)))
-        return time.perf_counter() - began
+        return time.perf_counter() - started_at
 
     first_batch_seconds(1)
     pairs = [(first_batch_seconds(1), first_batch_seconds(1_000_000)) for _ in range(300)]
@@ -90,29 +90,29 @@ def load(source: str, cache: str) -> dict:
         chosen = StepBatches(order, BATCH, BATCH, first_step=1)
         batches = iter(window_loader(Windows(corpus.train, BLOCK, -100), chosen, workers))
         next(batches)
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         for _ in range(BATCHES):
             next(batches)
-        return BATCHES * BATCH * BLOCK / (time.perf_counter() - began)
+        return BATCHES * BATCH * BLOCK / (time.perf_counter() - started_at)
 
-    alone = tokens_per_second(0)
+    without_workers = tokens_per_second(0)
     return {
         "start_ratio": ratios[len(ratios) // 2],
-        "loader_tokens_per_second": alone,
+        "loader_tokens_per_second": without_workers,
         "own_memory_growth_mb": anonymous_mb() - anonymous,
         "loader_tokens_per_second_two_workers": tokens_per_second(2),
     }
 
 
 def anonymous_mb() -> float:
-    """Memory of the process's own: without the mapped file's pages, which the system takes back."""
+    """Anonymous memory of the process, without pages of files, which the system can reclaim."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon"):
             return int(line.split()[1]) / 1e3
     return float("nan")
 
 
-def in_a_fresh_process(work: str, *arguments: str) -> dict:
+def in_new_process(work: str, *arguments: str) -> dict:
     result = subprocess.run(
         [sys.executable, __file__, "--work", work, *arguments],
         capture_output=True,
@@ -141,11 +141,11 @@ def main() -> None:
             source = str(Path(folder) / "text.txt")
             write_text(Path(source), megabytes)
             prepared = {
-                threads: in_a_fresh_process("prepare", source, folder, str(threads))
+                threads: in_new_process("prepare", source, folder, str(threads))
                 for threads in options.threads
             }
-            then = in_a_fresh_process("load", source, str(Path(folder) / str(options.threads[-1])))
-        figures.append({"megabytes": megabytes, "prepared": prepared, **then})
+            loading = in_new_process("load", source, str(Path(folder) / str(options.threads[-1])))
+        figures.append({"megabytes": megabytes, "prepared": prepared, **loading})
         print(json.dumps(figures[-1]), file=sys.stderr, flush=True)
         rows.append(
             (
@@ -153,10 +153,10 @@ def main() -> None:
                 *(f"{found['megabytes_per_second']:.0f}" for found in prepared.values()),
                 *(f"{found['peak_mb']:.0f}" for found in prepared.values()),
                 f"{prepared[options.threads[0]]['imports_mb']:.0f}",
-                f"{then['loader_tokens_per_second']:,.0f}",
-                f"{then['loader_tokens_per_second_two_workers']:,.0f}",
-                f"{then['start_ratio']:.2f}",
-                f"{then['own_memory_growth_mb']:.1f}",
+                f"{loading['loader_tokens_per_second']:,.0f}",
+                f"{loading['loader_tokens_per_second_two_workers']:,.0f}",
+                f"{loading['start_ratio']:.2f}",
+                f"{loading['own_memory_growth_mb']:.1f}",
             )
         )
     print_table(

@@ -1,7 +1,7 @@
-"""What a snapshot and a resume cost after how many steps, and a verification beside its hashes.
+"""The cost of a snapshot and a resume after many steps, and of verification compared with hashing.
 
-All in one process, in turns. Seconds are those of the processor, the least of all turns: others may
-be busy on the machine.
+All in one process, in turns. Reported is the minimum CPU time of all turns, because other programs
+may use the machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EVERY = 50
 
 
 def write_history(path: Path, steps: int) -> None:
-    """metrics.jsonl of a run of so many steps."""
+    """Write metrics.jsonl of a run of `steps` steps."""
     with open(path, "w") as opened:
         for step in range(1, steps + 1):
             loss = 1 + 3 / step**0.3 + (step * 2654435761 % 1000) / 5000
@@ -38,7 +38,7 @@ def write_history(path: Path, steps: int) -> None:
 
 
 class Run:
-    """A run that has come so many steps, of which only the last is real."""
+    """A run at a step, of which only the last update is real."""
 
     def __init__(self, root: Path, steps: int, shape: str) -> None:
         import torch
@@ -61,12 +61,12 @@ class Run:
         ids = torch.randint(tokenizer.vocab_size, (1, size))
         self.model(ids, ids).backward()
         self.optimizer.step()
-        for held in self.optimizer.state.values():
-            held["step"].fill_(steps)
+        for state in self.optimizer.state.values():
+            state["step"].fill_(steps)
         self.accelerator, self.save_tokenizer = Accelerator(cpu=True), tokenizer.save
 
     def resume(self) -> None:
-        """All that a start does with what the run has left."""
+        """What a start does with the files of an earlier attempt."""
         from snapshot.disk.state import restore
         from snapshot.resume import choose_start
         from training.reporting.console import Console
@@ -83,7 +83,7 @@ class Run:
         self.saving = SnapshotWriter(*arguments, self.save_tokenizer, self.report)
 
     def snapshot(self) -> None:
-        """A snapshot, and what follows it: the curves."""
+        """Write a snapshot, and draw the curves after it."""
         from snapshot.disk.state import RunState
 
         plain = {"run": {"name": "history"}}
@@ -95,14 +95,14 @@ class Run:
 
 
 def histories(turns: int, shape: str) -> None:
-    """Print what a snapshot and a resume take after 100, 10,000 and 1,000,000 steps."""
+    """Print the cost of a snapshot and a resume after 100, 10,000 and 1,000,000 steps."""
     seconds: dict[str, dict[int, list[float]]] = {
         kind: {steps: [] for steps in LENGTHS} for kind in ("snapshot", "resume")
     }
     megabytes: dict[int, float] = {}
     with tempfile.TemporaryDirectory() as place:
         runs = [Run(Path(place), steps, shape) for steps in LENGTHS]
-        for run in runs:  # files of that size are there, and all modules are imported
+        for run in runs:  # warm-up: files of that size exist, and all modules are imported
             run.resume()
             run.snapshot()
         for _ in range(turns):
@@ -126,7 +126,7 @@ def histories(turns: int, shape: str) -> None:
 
 
 def verifications(turns: int, shape: str) -> None:
-    """Print what verifying a snapshot takes beside hashing its files."""
+    """Print the cost of verifying a snapshot, compared with hashing its files."""
     from snapshot.disk.files import verify
     from snapshot.disk.numbers import NumberChecks
 
@@ -136,19 +136,19 @@ def verifications(turns: int, shape: str) -> None:
         run.snapshot()
         folder = run.report.last_snapshot
         assert folder is not None
-        taken: dict[str, list[float]] = {"sha256": [], "verify": [], "numbers": []}
+        times: dict[str, list[float]] = {"sha256": [], "verify": [], "numbers": []}
         for _ in range(turns):
-            taken["sha256"].append(timed(lambda: hash_all(folder)))
-            taken["verify"].append(timed(lambda: verify(folder)))
-            taken["numbers"].append(
+            times["sha256"].append(timed(lambda: hash_all(folder)))
+            times["verify"].append(timed(lambda: verify(folder)))
+            times["numbers"].append(
                 timed(lambda: verify(folder, inspector_for=NumberChecks().inspector_for))
             )
         size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
-    figures = {kind: min(seconds) for kind, seconds in taken.items()}
+    figures = {kind: min(seconds) for kind, seconds in times.items()}
     cells = [f"{figure:.3f} ({figure / figures['sha256']:.2f})" for figure in figures.values()]
     names = ("MB", "sha256 alone, s", "as the manifest says, s", "and the numbers, s")
     print_table(names, [(f"{size:.0f}", *cells)])
-    save("snapshots-verify", taken)
+    save("snapshots-verify", times)
 
 
 def hash_all(folder: Path) -> None:
@@ -159,7 +159,7 @@ def hash_all(folder: Path) -> None:
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Seconds of the processor, all threads together."""
-    begun = time.process_time()
+    """CPU seconds of all threads."""
+    started_at = time.process_time()
     work()
-    return time.process_time() - begun
+    return time.process_time() - started_at

@@ -1,11 +1,11 @@
-"""train.py, measured in each process while it runs. Started by benchmarks/memory.py and by tests:
+"""Runs train.py and measures its memory. Started by benchmarks/memory.py and by tests:
 
 accelerate launch [options] benchmarks/measured.py FOLDER key=value ...
 
-Writes FOLDER/<process>.json: bytes of weights, gradients and optimizer state that the process
-holds; the peak of tensor bytes in the third step and after, and in each phase of it, counted as
-they come and go; and what writing snapshots added to tensor bytes and to the process's resident
-memory. Of a sample there are the last characters only, which take the most.
+Each process writes FOLDER/<process>.json: its bytes of weights, gradients and optimizer state; the
+peak of tensor bytes from the third step on, in total and in each phase; and what snapshots added to
+tensor bytes and to the resident memory. Samples are only the last characters, which use the most
+memory.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from training.run.command import run_command
 from training.run.saving import SnapshotWriter
 
 FIRST_MEASURED = 3
-"""DDP finds its buckets and AdamW makes its state before it."""
+"""DDP builds its buckets and AdamW creates its state before it."""
 
 
 def local_bytes(tensors) -> int:
-    """What of these tensors lies in this process."""
+    """Bytes of this process's shards of the tensors."""
     return sum(
         local.numel() * local.element_size()
         for local in (getattr(tensor, "_local_tensor", tensor) for tensor in tensors)
@@ -42,7 +42,7 @@ def local_bytes(tensors) -> int:
 
 
 def last_characters(accelerator, model, *_, **__) -> str:
-    """The end of a sample, where the context is full and slides."""
+    """The end of a sample, when the context is full and the window slides."""
     model = accelerator.unwrap_model(model, keep_torch_compile=False)
     length = model.config.block_size - 1
     prompt = torch.zeros(1, length, dtype=torch.int64, device=accelerator.device)
@@ -51,8 +51,8 @@ def last_characters(accelerator, model, *_, **__) -> str:
     return ""
 
 
-class HighWater:
-    """The largest resident memory of this process since it was made."""
+class PeakMemory:
+    """The peak resident memory of this process since the object was created."""
 
     def __init__(self) -> None:
         self.before = psutil.Process().memory_info().rss
@@ -82,9 +82,9 @@ def main(config, session) -> int:
         reseed(seed, step, process)
 
     def in_phase(phase, work):
-        """`work`, what it allocates and frees being of this phase."""
+        """`work`, whose allocations are recorded under this phase."""
 
-        def worked(*rest, **named):
+        def wrapped(*rest, **named):
             before = tracker.place
             tracker.place = (phase, before[1])
             try:
@@ -92,29 +92,31 @@ def main(config, session) -> int:
             finally:
                 tracker.place = before
 
-        return worked
+        return wrapped
 
-    def measured_begin(its, *rest, **named):
-        optimizer = its._optimizer
+    def measured_begin(writer, *rest, **named):
+        optimizer = writer._optimizer
         states = [tensor for state in optimizer.state.values() for tensor in state.values()]
         found["optimizer"] = local_bytes(states)
-        water = HighWater()
-        begin(its, *rest, **named)
-        found["snapshots"].append({"before": water.before, "added": water.added()})
+        memory = PeakMemory()
+        begin(writer, *rest, **named)
+        found["snapshots"].append({"before": memory.before, "added": memory.added()})
 
     Accelerator.clip_grad_norm_ = measured_clip
     train.reseed, SnapshotWriter.begin = measured_reseed, in_phase("snapshot", measured_begin)
     for room in (train, session_file):  # the loop's evaluation, and the probe before a snapshot
         room.held_out_loss = in_phase("evaluation", held_out_loss)
     train.sample_text = in_phase("sampling", last_characters)
-    saving.available_memory = lambda: 0  # so that it is written here, where its tensors are counted
+    saving.available_memory = lambda: (
+        0
+    )  # so that it is written in this thread, whose tensors are counted
     with tracker:
         code = train.main(config, session)
     totals = defaultdict(list)
     for total, place in zip(tracker.log.totals(), tracker.log.places, strict=False):
         if place and place[1] >= FIRST_MEASURED:
             totals[place[0]].append(int(total.sum()))
-    found["peaks"] = {phase: max(of_it) for phase, of_it in totals.items()}
+    found["peaks"] = {phase: max(values) for phase, values in totals.items()}
     found["peak"] = max(found["peaks"].values())
     found["tensors_added"] = found["peaks"]["snapshot"] - totals["snapshot"][0]
     (folder / f"{found['process']}.json").write_text(json.dumps(found))

@@ -1,7 +1,7 @@
-"""Memory, measured in real processes on this CPU, beside what plan.py says.
+"""Memory of real CPU processes, compared with the estimates of plan.py.
 
 python benchmarks/memory.py plan     the peak of tensor bytes, predicted and counted, by phase
-python benchmarks/memory.py shards   what each process keeps, and what a snapshot adds to it
+python benchmarks/memory.py shards   what each process stores, and what a snapshot adds to it
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ VOCABULARY = 103
 def measured(
     folder: Path, config: str, processes: int, overrides: list[str], precision: str = "no"
 ) -> list[dict]:
-    """Run benchmarks/measured.py under a shipped config file; what each process found."""
+    """Run benchmarks/measured.py with a shipped config file; the results of each process."""
     content = yaml.safe_load((ROOT / "accelerate_configs" / config).read_text())
     content |= {"num_processes": processes, "gpu_ids": ",".join(["-1"] * processes)}
     content["mixed_precision"] = precision
@@ -117,21 +117,21 @@ def compare_with_plan(folder: Path) -> None:
 
 
 def compare_shards(folder: Path) -> None:
-    print("| model | strategy | weights, MB | gradients | optimizer | together | of DDP's ", end="")
+    print("| model | strategy | weights, MB | gradients | optimizer | sum | of DDP's ", end="")
     print("| snapshot adds to tensors | to resident, of |")
     print("|---|---|---|---|---|---|---|---|---|")
     for processes in (2, 4):
-        whole = 0
+        of_ddp = 0
         for name, config in (("DDP", "ddp_cpu.yaml"), ("FSDP", "fsdp_cpu.yaml")):
             words = short_run("gpt2", 64, 1, processes, f"snapshot.piece_bytes={PIECE}")
             found = measured(folder, config, processes, words)
-            kept = [[p[kind] for kind in ("parameters", "gradients", "optimizer")] for p in found]
-            most = max(kept, key=sum)
-            whole = whole or sum(most)
+            sizes = [[p[kind] for kind in ("parameters", "gradients", "optimizer")] for p in found]
+            most = max(sizes, key=sum)
+            of_ddp = of_ddp or sum(most)
             worst = max((p["snapshots"][-1] for p in found), key=lambda one: one["added"])
             tensors = max(p["tensors_added"] for p in found)
             cells = ["gpt2", f"{name} on {processes}", *(f"{size / MB:.1f}" for size in most)]
-            cells += [f"{sum(most) / MB:.1f}", f"{sum(most) / whole:.4f}"]
+            cells += [f"{sum(most) / MB:.1f}", f"{sum(most) / of_ddp:.4f}"]
             cells += [f"{tensors / MB:.0f}"]
             cells += [f"{worst['added'] / MB:.0f}, {worst['before'] / MB:.0f}"]
             print("| " + " | ".join(cells) + " |", flush=True)

@@ -1,11 +1,11 @@
-"""How much faster several processes are than one, and what they send each other.
+"""Speedup of several processes over one, and the bytes that they send to each other.
 
     OMP_NUM_THREADS=1 python benchmarks/scaling.py
 
-The same global batch on 1, 2 (and 4) processes of a CPU, one thread each, under DDP and FSDP, in
-turns. Bytes are counted at the loopback interface, so nothing else should use it meanwhile. The
-minimum is what must cross: of a sum over n processes 2(n-1) times the gradients (Patarasuk & Yuan,
-2009); of sharing, (n-1) times the weights before each pass and the gradients after.
+The same global batch on 1, 2 (and 4) CPU processes of one thread each, under DDP and FSDP, in
+turns. Bytes are counted at the loopback interface, so no other program should use it meanwhile. The
+minimum for n processes: 2(n-1) times the gradients for an all-reduce (Patarasuk & Yuan, 2009); with
+shards, (n-1) times the weights before each pass and the gradients after it.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from turns import Contestant, ours, take_turns
 
 CONFIGS = {"DDP": "ddp_cpu.yaml", "FSDP": "fsdp_cpu.yaml"}
 TIMES = {"DDP": 2, "FSDP": 3}
-"""How often all weights' bytes cross, for each process but one."""
+"""How often the bytes of all weights are sent, for each process but one."""
 
 
 def loopback_bytes() -> int:
-    """Received at the loopback interface since the machine was started."""
+    """Bytes received at the loopback interface since the machine was started."""
     lines = Path("/proc/net/dev").read_text().splitlines()
     return next(int(line.split(":")[1].split()[0]) for line in lines if line.strip()[:3] == "lo:")
 
 
-def started(shape: dict[str, int], counts: list[int], folder: Path) -> dict[str, Contestant]:
+def start_runs(shape: dict[str, int], counts: list[int], folder: Path) -> dict[str, Contestant]:
     words = [*overrides(shape), "train.log_every=1000"]
     float32 = "--mixed_precision=no"
     found = {"1 process": ours("one", "cpu.yaml", words, folder, (float32,))}
@@ -52,15 +52,15 @@ def main() -> None:
     options = parser.parse_args()
     shape = {**SHAPES[options.shape], **({"batch": options.batch} if options.batch else {})}
     print(as_words(machine()))
-    crossed: dict[str, float] = {}
+    sent: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
-        runs = started(shape, options.processes, Path(folder))
+        runs = start_runs(shape, options.processes, Path(folder))
         try:
             take_turns(list(runs.values()), options.steps, options.turns, warm_up=3)
             for name, run in runs.items():
                 before = loopback_bytes()
-                run.take(options.steps, warm_up=True)
-                crossed[name] = (loopback_bytes() - before) / options.steps
+                run.run_steps(options.steps, warm_up=True)
+                sent[name] = (loopback_bytes() - before) / options.steps
         finally:
             for run in runs.values():
                 run.end()
@@ -68,18 +68,18 @@ def main() -> None:
     base = runs["1 process"]
     for name, run in runs.items():
         count = 1 if run is base else int(name.split()[-1])
-        faster = [one / several for one, several in zip(base.seconds, run.seconds, strict=True)]
+        speedups = [one / several for one, several in zip(base.seconds, run.seconds, strict=True)]
         least = 0 if run is base else TIMES[name.split()[0]] * (count - 1) * 4
         least *= base.facts["parameters"]
-        figure: dict[str, Any] = {"name": name, "seconds": run.seconds, "faster": faster}
-        figures.append({**figure, "bytes_a_step": crossed[name], "minimum": least})
+        figure: dict[str, Any] = {"name": name, "seconds": run.seconds, "faster": speedups}
+        figures.append({**figure, "bytes_a_step": sent[name], "minimum": least})
         rows.append(
             (
                 name,
                 spread([1e3 * value for value in run.seconds], 0),
-                spread(faster, 2),
-                f"{median(faster) / count:.0%}",
-                f"{crossed[name] / 1e6:.1f}",
+                spread(speedups, 2),
+                f"{median(speedups) / count:.0%}",
+                f"{sent[name] / 1e6:.1f}",
                 f"{least / 1e6:.1f}",
             )
         )

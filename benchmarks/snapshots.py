@@ -1,17 +1,17 @@
-"""What snapshots and their upload cost a run: real runs of train.py, interleaved, one thread each.
+"""The cost of snapshots and their uploads: real runs of train.py, interleaved, one thread each.
 
     python benchmarks/snapshots.py disk [--every 100] [--pairs 4] [--precision bf16]
     python benchmarks/snapshots.py hub [--pairs 4] [--steps 60]
     python benchmarks/snapshots.py history [--pairs 9] [--shape small]
     python benchmarks/snapshots.py verify [--pairs 9] [--shape large]
 
-`disk`: a run that writes a snapshot every so many steps beside one that writes none, in turns of as
-many steps; and what a run says of how long one holds it, and how long it takes to be on the disk.
-`--every 10 --pairs 30` measures closely what one costs: long turns of a machine differ by more.
-`hub`: a run with a loopback Hub that takes its time, beside the same run without; both write a
-snapshot every 20 steps. The time is that of the loop, snapshots included.
-`history`: what a snapshot and a resume take after 100, 10,000 and 1,000,000 steps. `verify`: what
-looking at a snapshot's numbers adds to hashing its files.
+`disk`: a run that writes a snapshot every `--every` steps compared with one that writes none, in
+turns of as many steps; and the stall and the time until a snapshot is durable, as the run prints.
+`--every 10 --pairs 30` is more precise, because the machine's speed varies less in short turns.
+`hub`: a run with a slow loopback Hub compared with the same run without; both write a snapshot
+every 20 steps. The time is that of the loop, snapshots included.
+`history`: a snapshot and a resume after 100, 10,000 and 1,000,000 steps. `verify`: the checks of a
+snapshot's numbers compared with hashing its files.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from turns import ours, take_turns
 
 EVERY = 20
 LONG = 130
-"""Steps of a run whose snapshots are timed: files are mostly written where others have been."""
+"""Steps of a run whose snapshots are timed: most of them reuse disk space of earlier ones."""
 LATENCY = ("0.05", "2.0")
 
 
@@ -66,7 +66,7 @@ def words(folder: Path, steps: int, *more: str) -> list[str]:
 
 
 def timed(command: list[str], steps: int, environment: dict[str, str]) -> tuple[float, str]:
-    """Seconds from the figures of step 20 to those of the last step, and what was printed."""
+    """Seconds from the line of step 20 to the line of the last step, and the output."""
     at: dict[int, float] = {}
     printed = ""
     with subprocess.Popen(
@@ -82,16 +82,16 @@ def timed(command: list[str], steps: int, environment: dict[str, str]) -> tuple[
     return at[steps] - at[EVERY], printed
 
 
-def waited(printed: str) -> tuple[float, float]:
-    """Seconds for which a snapshot held the run, and until it was on the disk: medians."""
-    held, durable = re.findall(
+def stall_and_durable(printed: str) -> tuple[float, float]:
+    """Median seconds that a snapshot stalls the run, and until it is durable."""
+    stall, durable = re.findall(
         r"stalls training for ([\d.]+) s and is durable after ([\d.]+) s", printed
     )[0]
-    return float(held), float(durable)
+    return float(stall), float(durable)
 
 
 def on_disk(options: argparse.Namespace) -> None:
-    """Print what snapshots on this disk cost the loop."""
+    """Print the cost of snapshots on this disk."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         launched = (f"--mixed_precision={options.precision}",)
@@ -111,9 +111,9 @@ def on_disk(options: argparse.Namespace) -> None:
         _, printed = timed(command, LONG, {**os.environ, "PYTHONWARNINGS": "ignore"})
         written = folder / "often" / "snapshots" / f"step-{LONG:08d}"
         gigabytes = sum(file.stat().st_size for file in written.iterdir()) / 1e9
-    held, durable = waited(printed)
+    stall, durable = stall_and_durable(printed)
     seconds = [[options.every * value for value in run.seconds] for run in runs]
-    lost = [a / b - 1 for a, b in zip(*seconds, strict=True)]
+    slowdowns = [a / b - 1 for a, b in zip(*seconds, strict=True)]
     costs = [a - b for a, b in zip(*seconds, strict=True)]
     error = statistics.stdev(costs) / len(costs) ** 0.5 if len(costs) > 1 else math.nan
     print_table(
@@ -123,22 +123,22 @@ def on_disk(options: argparse.Namespace) -> None:
             "lost",
             "one costs, s (mean ± standard error)",
             "MB a snapshot",
-            "held, s (per GB)",
-            "on disk, s (per GB)",
+            "stall, s (per GB)",
+            "durable, s (per GB)",
         ),
         [
             (
                 spread(seconds[0], 1),
                 spread(seconds[1], 1),
-                f"{median(lost):.2%} ({min(lost):.2%} to {max(lost):.2%})",
+                f"{median(slowdowns):.2%} ({min(slowdowns):.2%} to {max(slowdowns):.2%})",
                 f"{statistics.mean(costs):.2f} ± {error:.2f}",
                 f"{gigabytes * 1e3:.0f}",
-                f"{held:.2f} ({held / gigabytes:.1f})",
+                f"{stall:.2f} ({stall / gigabytes:.1f})",
                 f"{durable:.2f} ({durable / gigabytes:.1f})",
             )
         ],
     )
-    found = {"held_seconds": held, "durable_seconds": durable, "bytes": gigabytes * 1e9}
+    found = {"stall_seconds": stall, "durable_seconds": durable, "bytes": gigabytes * 1e9}
     save("snapshots-disk", {"every": options.every, "seconds": seconds, **found})
 
 
@@ -147,7 +147,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("kind", choices=("disk", "hub", "history", "verify"))
     parser.add_argument("--pairs", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=60, help="of a run beside a Hub")
+    parser.add_argument("--steps", type=int, default=60, help="of a run with a Hub")
     parser.add_argument("--every", type=int, default=100, help="steps between two, on disk")
     parser.add_argument("--precision", default="no", choices=("no", "bf16"))
     parser.add_argument("--shape", default="small", choices=SHAPES, help="of history and verify")
@@ -160,16 +160,16 @@ def main() -> None:
     elif options.kind == "disk":
         on_disk(options)
     else:
-        beside_a_hub(options)
+        with_hub(options)
 
 
-def beside_a_hub(options: argparse.Namespace) -> None:
-    """Print what uploads cost the loop."""
+def with_hub(options: argparse.Namespace) -> None:
+    """Print the cost of uploads."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     train = [sys.executable, str(ROOT / "train.py")]
     ratios: list[float] = []
-    waits: list[float] = []
+    stalls: list[float] = []
     with tempfile.TemporaryDirectory() as place:
         server = subprocess.Popen(
             [sys.executable, str(ROOT / "tests/loopback_hub.py"), place, "--latency", *LATENCY],
@@ -177,7 +177,7 @@ def beside_a_hub(options: argparse.Namespace) -> None:
             text=True,
         )
         assert server.stdout is not None
-        there = dict(server.stdout.readline().strip().split("=", 1) for _ in range(2))
+        hub_environment = dict(server.stdout.readline().strip().split("=", 1) for _ in range(2))
         try:
             for pair in range(options.pairs):
                 seconds = {}
@@ -186,15 +186,17 @@ def beside_a_hub(options: argparse.Namespace) -> None:
                     folder = Path(place) / f"{kind}-{pair}"
                     more = hub if kind == "with" else []
                     command = [*train, *words(folder, options.steps, *more)]
-                    seconds[kind], printed = timed(command, options.steps, environment | there)
-                    waits.append(waited(printed)[0])
+                    seconds[kind], printed = timed(
+                        command, options.steps, environment | hub_environment
+                    )
+                    stalls.append(stall_and_durable(printed)[0])
                     if kind == "with":
                         print(re.findall(r"hub at step .*old", printed)[-1])
                 ratios.append(seconds["with"] / seconds["without"])
                 print(
                     f"pair {pair + 1}: {seconds['without']:.1f} s without, {seconds['with']:.1f} s "
                     f"with a Hub of {LATENCY[0]} to {LATENCY[1]} s a request: {ratios[-1]:.3f}; "
-                    f"the loop waits {waits[-1]:.2f} s for a snapshot",
+                    f"a snapshot stalls the loop for {stalls[-1]:.2f} s",
                     flush=True,
                 )
         finally:
@@ -202,9 +204,9 @@ def beside_a_hub(options: argparse.Namespace) -> None:
             server.wait()
     print(
         f"median {statistics.median(ratios):.3f}, spread {min(ratios):.3f} to {max(ratios):.3f}; "
-        f"held {statistics.median(waits):.2f} s a snapshot"
+        f"a stall of {statistics.median(stalls):.2f} s a snapshot"
     )
-    save("snapshots-hub", {"ratios": ratios, "held_seconds": waits})
+    save("snapshots-hub", {"ratios": ratios, "stall_seconds": stalls})
 
 
 if __name__ == "__main__":

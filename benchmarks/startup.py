@@ -2,8 +2,8 @@
 
     python benchmarks/startup.py
 
-"Resumed" goes on from a snapshot of the same run at step 1,000,000, with 1,000,000 steps of the
-order behind it; it must cost what a resume at step 1 costs.
+"Resumed at step 1,000,000" resumes from a snapshot of the same run at that step; it must take as
+long as a resume at step 1.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def run_in(folder: Path, run: str, *words: str) -> list[str]:
 
 
 def seconds_to_first_step(command: list[str]) -> float:
-    """Until the line of the first step is there; then the run is ended."""
-    begun = time.perf_counter()
+    """Seconds until the line of the first step is printed; the run is then terminated."""
+    started_at = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         found = next((line for line in process.stdout if line.startswith("step ")), None)
         while found is not None and "/" not in found.split(",")[0]:  # "step      768 tokens"
             found = next((line for line in process.stdout if line.startswith("step ")), None)
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - started_at
         process.terminate()
         process.stdout.read()
     if found is None:
@@ -45,7 +45,7 @@ def seconds_to_first_step(command: list[str]) -> float:
 
 
 def make_snapshots(folder: Path) -> None:
-    """A run of one step, and a copy of it that says to have come 1,000,000 steps."""
+    """A run of one step, and a copy whose state.json has step 1,000,000."""
     command = run_in(folder, "early", f"data.cache_dir={folder / 'data'}", "train.max_steps=1")
     subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
     sys.path.insert(0, str(ROOT))
@@ -56,19 +56,19 @@ def make_snapshots(folder: Path) -> None:
         for file in early.iterdir():
             if file.name == "state.json":
                 state = json.loads(file.read_text())
-                # The optimizer has counted one update, so all others are said to be skipped.
+                # The optimizer has counted one update, so the others must be recorded as skipped.
                 state |= {"step": LATE, "skipped_steps": LATE - 1}
                 (building / file.name).write_text(json.dumps(state))
             elif file.name != MANIFEST:
                 shutil.copy(file, building)
 
 
-def take(case: str, folder: Path, turn: int) -> float:
+def time_start(case: str, folder: Path, turn: int) -> float:
     more = [f"data.cache_dir={folder / 'data'}", f"train.max_steps={2 * LATE}"]
     if case == "import torch":
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         subprocess.run([sys.executable, "-c", "import torch"], check=True)
-        return time.perf_counter() - begun
+        return time.perf_counter() - started_at
     if case == "fresh":
         more[0] = f"data.cache_dir={folder / f'data-{turn}'}"
     if case.startswith("resumed"):
@@ -90,7 +90,7 @@ def main() -> None:
         make_snapshots(folder)
         for turn in range(options.turns):
             for case in CASES if turn % 2 else CASES[::-1]:
-                seconds[case].append(take(case, folder, turn))
+                seconds[case].append(time_start(case, folder, turn))
     base = median(seconds["prepared"])
     print_table(
         ("start", "seconds to the first step", "of a prepared one"),

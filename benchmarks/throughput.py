@@ -1,10 +1,11 @@
-"""Tokens per second of train.py, beside a bare loop and other trainers, in turns on one machine.
+"""Tokens per second of train.py, compared with a minimal loop and other trainers.
 
     OMP_NUM_THREADS=1 python benchmarks/throughput.py --other nanogpt=<checkout of nanoGPT>
 
-Each contestant is a process of its own that computes only in its turn, so that a machine whose
-speed drifts is fair to all. `TFLOP/s` counts the passes' products; its share is of a plain matrix
-product of the same precision, measured in the same turns, and on known GPUs of the published peak.
+All run in turns on one machine, each in a separate process that computes only in its turn, so that
+drift of the machine's speed affects all alike. `TFLOP/s` counts the matrix products of the passes.
+It is compared with a plain matrix product of the same precision, measured in the same turns, and on
+known GPUs with the published peak.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ HEADERS = (
 
 def published_peak() -> float | None:
     gpu = machine().get("gpu", "")
-    if "A100" not in gpu and ("PCIe" in gpu or "NVL" in gpu):  # slower than their name says
+    if "A100" not in gpu and ("PCIe" in gpu or "NVL" in gpu):  # slower than the SXM version
         return None
     return next((peak for name, peak in DENSE_PEAKS.items() if name in gpu), None)
 
 
 def contest(shape: dict[str, int], options: argparse.Namespace, folder: Path) -> list[Contestant]:
-    """All contestants of a shape, after their turns. The first is ours as it is configured."""
+    """All contestants of a shape, after their turns. The first is train.py."""
     settings = {
         **shape,
         "source": options.source,
@@ -65,7 +66,7 @@ def contest(shape: dict[str, int], options: argparse.Namespace, folder: Path) ->
     if options.compile:
         launch += ("--dynamo_backend=inductor", "--dynamo_use_regional_compilation")
     else:
-        launch += ("--dynamo_backend=no",)  # also where the config file asks for it
+        launch += ("--dynamo_backend=no",)  # even if the config file enables it
     started: list[Contestant] = []
     try:
         started.append(ours("train.py", options.config, words, folder, launch))
@@ -122,7 +123,9 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=["large", "small"], choices=sorted(SHAPES))
     parser.add_argument("--batch", type=int, help="sequences a step, instead of the shape's")
     parser.add_argument("--precision", default="no", choices=("no", "bf16"))
-    parser.add_argument("--other-precision", choices=("no", "bf16"), help="of the others, too")
+    parser.add_argument(
+        "--other-precision", choices=("no", "bf16"), help="additional, of the other trainers"
+    )
     parser.add_argument("--config", default="cpu.yaml", help="in accelerate_configs/")
     parser.add_argument("--compile", action="store_true", help="all contestants, with inductor")
     parser.add_argument("--other", nargs="*", default=[], metavar="NAME=PATH")
@@ -135,10 +138,10 @@ def main() -> None:
     options.other_precision = options.other_precision or options.precision
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     print(as_words(machine()))
-    asked_steps, all_figures = options.steps, {}
+    requested_steps, all_figures = options.steps, {}
     for name in options.shapes:
         shape = {**SHAPES[name], **({"batch": options.batch} if options.batch else {})}
-        options.steps = asked_steps or {"small": 60, "large": 3, "gpt2": 10}[name]
+        options.steps = requested_steps or {"small": 60, "large": 3, "gpt2": 10}[name]
         with tempfile.TemporaryDirectory() as folder:
             started = contest(shape, options, Path(folder))
         rows, all_figures[name] = rows_of(started, shape, options.precision)

@@ -1,9 +1,9 @@
-"""Time to a result: the tuned and the well-known character run, whole commands, in turns.
+"""Time to a loss: the tuned and the well-known character run, as complete commands, in turns.
 
     python benchmarks/time_to_loss.py --source <Tiny Shakespeare>
 
-Both are what a user would start, with all cores of the CPU: from the launch to the end of the
-process, with evaluations, samples and snapshots. The loss is that of the whole held-out text.
+Both are timed as a user starts them, with all cores of the CPU: from the launch to the end of the
+process, with evaluations, samples and snapshots. The loss is that of the complete held-out text.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from common import as_words, launch, machine, median, print_table, save, spread
 EXPERIMENTS = ("shakespeare_char_cpu", "shakespeare_char_cpu_reference")
 
 
-def whole_run(experiment: str, source: str, folder: Path, turn: int) -> tuple[float, float]:
-    """Seconds of the whole command, and the held-out loss in nats."""
+def complete_run(experiment: str, source: str, folder: Path, turn: int) -> tuple[float, float]:
+    """Seconds of the complete command, and the held-out loss in nats."""
     words = [f"experiment={experiment}", f"data.source={source}", f"train.seed={turn + 1}"]
     words += [f"run.dir={folder / f'{experiment}-{turn}'}", f"data.cache_dir={folder / 'data'}"]
     command = launch("cpu.yaml", "train.py", *words)
-    begun = time.perf_counter()
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    seconds = time.perf_counter() - begun
-    return seconds, float(re.findall(r"held-out loss ([\d.]+)", said)[-1])
+    started_at = time.perf_counter()
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    seconds = time.perf_counter() - started_at
+    return seconds, float(re.findall(r"held-out loss ([\d.]+)", output)[-1])
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(options.turns):
             for name in EXPERIMENTS if turn % 2 else EXPERIMENTS[::-1]:
-                found[name].append(whole_run(name, options.source, Path(folder), turn))
+                found[name].append(complete_run(name, options.source, Path(folder), turn))
                 print(f"{name}: {found[name][-1]}", file=sys.stderr, flush=True)
     seconds = {name: [one[0] for one in results] for name, results in found.items()}
     tuned, reference = (seconds[name] for name in EXPERIMENTS)

@@ -1,4 +1,4 @@
-"""Contestants in processes of their own that take turns, a few steps each: pairs of one run."""
+"""Training loops in separate processes that take turns, so that results are paired."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ SCRIPT = "benchmarks/contestants.py"
 
 
 class Contestant:
-    """A process that computes only when it is asked to."""
+    """A process that computes only in its turns."""
 
     def __init__(self, name: str, command: list[str]) -> None:
         self.name = name
-        self.said: list[str] = []
+        self.output: list[str] = []
         self.seconds: list[float] = []
-        """Of each turn, a step."""
+        """Seconds a step, for each turn."""
         self.memory = 0.0
         self.process = subprocess.Popen(
             command,
@@ -30,16 +30,16 @@ class Contestant:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        self.facts = self._answer()
+        self.facts = self._response()
 
-    def take(self, steps: int, warm_up: bool = False) -> float:
-        """Seconds a step, of `steps` of them."""
+    def run_steps(self, steps: int, warm_up: bool = False) -> float:
+        """Run steps; returns the seconds a step."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{steps}\n")
         self.process.stdin.flush()
-        answer = self._answer()
-        self.memory = answer.get("memory", 0.0)
-        seconds = answer["seconds"] / steps
+        response = self._response()
+        self.memory = response.get("memory", 0.0)
+        seconds = response["seconds"] / steps
         if not warm_up:
             self.seconds.append(seconds)
         return seconds
@@ -53,20 +53,20 @@ class Contestant:
             self.process.kill()
             self.process.wait()
 
-    def _answer(self) -> dict[str, Any]:
+    def _response(self) -> dict[str, Any]:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith("@ "):
-                answer: dict[str, Any] = json.loads(line[2:])
-                return answer
-            self.said.append(line)
-        sys.exit(f"{self.name} ended:\n" + "".join(self.said[-40:]))
+                response: dict[str, Any] = json.loads(line[2:])
+                return response
+            self.output.append(line)
+        sys.exit(f"{self.name} ended:\n" + "".join(self.output[-40:]))
 
 
 def ours(
     name: str, accelerate_config: str, words: list[str], folder: Path, options: tuple[str, ...] = ()
 ) -> Contestant:
-    """train.py through `accelerate launch`, as a user would start it."""
+    """train.py under `accelerate launch`, as a user starts it."""
     rest = [
         "train.max_steps=1000000000",
         "train.eval_every=1000000000",
@@ -77,24 +77,24 @@ def ours(
         f"run.dir={folder / name}",
         f"data.cache_dir={folder / 'data'}",
     ]
-    # A word given twice counts as it was given last.
+    # Of two overrides of a key, the last one counts.
     return Contestant(
         name, launch(accelerate_config, SCRIPT, "ours", *rest, *words, options=options)
     )
 
 
 def other(name: str, kind: str, settings: dict[str, Any]) -> Contestant:
-    """A contestant that is not ours."""
+    """Another training loop than train.py."""
     return Contestant(name, [sys.executable, str(ROOT / SCRIPT), kind, json.dumps(settings)])
 
 
 def take_turns(contestants: list[Contestant], steps: int, turns: int, warm_up: int) -> None:
-    """Every contestant a turn of `steps`, `turns` times, each time in the other order."""
+    """Give every contestant `turns` turns of `steps` steps, in alternating order."""
     for contestant in contestants:
-        contestant.take(warm_up, warm_up=True)
+        contestant.run_steps(warm_up, warm_up=True)
     for turn in range(turns):
         for contestant in contestants if turn % 2 else contestants[::-1]:
-            contestant.take(steps)
+            contestant.run_steps(steps)
             print(
                 f"turn {turn + 1}: {contestant.name}: {contestant.seconds[-1] * 1e3:.1f} ms",
                 file=sys.stderr,
