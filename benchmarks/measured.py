@@ -104,8 +104,8 @@ def main(config, session) -> int:
 
     Accelerator.clip_grad_norm_ = measured_clip
     train.reseed, SnapshotWriter.begin = measured_reseed, in_phase("snapshot", measured_begin)
-    for room in (train, session_file):  # the loop's evaluation, and the probe before a snapshot
-        room.held_out_loss = in_phase("evaluation", held_out_loss)
+    for module in (train, session_file):  # the loop's evaluation, and the probe before a snapshot
+        module.held_out_loss = in_phase("evaluation", held_out_loss)
     train.sample_text = in_phase("sampling", last_characters)
     saving.available_memory = lambda: (
         0

@@ -1,1 +1,1 @@
-"""Every key of a run: its YAML presets, its schema, what is checked, and the help text."""
+"""Every key of a run: its YAML presets, its schema, its checks and the help text."""

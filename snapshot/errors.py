@@ -1,4 +1,4 @@
-"""The one error of this room that is the user's to mend."""
+"""The error of this package that users can resolve."""
 
 
 class SnapshotError(ValueError):
