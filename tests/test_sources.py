@@ -29,6 +29,15 @@ COMPRESS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file .*[.]csv:ResourceWarning")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def garbage_is_that_of_these_tests():
+    """So that collecting it after a test does not look through all libraries: 0.2 s."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def csv_files_are_closed_before_the_next_test(request):
     yield
