@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
-from filelock import FileLock
+from paced import paced, read_until
 
 import runs
+from config.schema import ConfigError
+from training.errors import exit_code_for
+from training.run.run_lock import RunLock
 
-# What is wrong, the overrides ({tmp} is a folder with the files below), the sentence's parts.
-MISTAKES = [
+Mistake = tuple[str, list[str], list[str]]
+"""What is wrong, the overrides ({tmp} is the folder `broken_texts`), parts of the sentence."""
+MISTAKES: list[Mistake] = [
     ("an unknown key", ["train.max_step=3"], ["no key 'train.max_step'", "train.max_steps"]),
     ("a key of nowhere", ["foo=1"], ["no key 'foo'", "--help"]),
     ("a key without its section", ["learning_rate=1"], ["nearest key is optim.learning_rate"]),
@@ -61,35 +64,39 @@ MISTAKES = [
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    """The result of each mistake; two at a time, since most of the time is Python's start."""
-    tmp = tmp_path_factory.mktemp("mistakes")
-    (tmp / "empty.txt").write_text("")
-    (tmp / "short.txt").write_text("too short")
-    (tmp / "latin1.txt").write_bytes("caf\xe9 au lait ".encode("latin-1") * 50)
-    (tmp / "table.jsonl").write_text('{"body": "a text"}\n')
-
-    def result_of(number: int):
-        _, overrides, _ = MISTAKES[number]
-        run_dir = (
-            [] if any("run.dir" in word for word in overrides) else [f"run.dir={tmp}/{number}"]
-        )
-        return runs.train(
-            *run_dir, f"data.cache_dir={tmp}/cache", *(w.format(tmp=tmp) for w in overrides)
-        )
-
-    with ThreadPoolExecutor(2) as pool:
-        yield dict(enumerate(pool.map(result_of, range(len(MISTAKES)))))
+def broken_texts(tmp_path_factory) -> Path:
+    """A folder with texts that cannot be trained on, and a place for prepared ones."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    (folder / "empty.txt").write_text("")
+    (folder / "short.txt").write_text("too short")
+    (folder / "latin1.txt").write_bytes("caf\xe9 au lait ".encode("latin-1") * 50)
+    (folder / "table.jsonl").write_text('{"body": "a text"}\n')
+    return folder
 
 
-@pytest.mark.parametrize("number", range(len(MISTAKES)), ids=[name for name, _, _ in MISTAKES])
-def test_a_mistake_gets_a_sentence_and_exit_code_2(results, number):
-    result = results[number]
-    for part in MISTAKES[number][2]:
+def assert_told(mistake: Mistake, folder: Path, run_dir: Path, forked: bool = True) -> None:
+    """A run with a mistake ends with a sentence, exit code 2 and nothing done."""
+    _, overrides, parts = mistake
+    words = [f"run.dir={run_dir}", f"data.cache_dir={folder / 'cache'}"]
+    words += (word.format(tmp=folder) for word in overrides)
+    result = runs.train(*words, forked=forked)
+    for part in parts:
         assert part in result.stderr
     assert result.returncode == 2
     assert "Traceback" not in result.stderr
     assert "step 1" not in result.stdout
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake[0])
+def test_a_mistake_gets_a_sentence_and_exit_code_2(broken_texts, tmp_path, mistake):
+    assert_told(mistake, broken_texts, tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["several mistakes", "not UTF-8", "a snapshot that is none"])
+def test_a_mistake_in_a_shell_gets_the_same(broken_texts, tmp_path, name):
+    """Where Python starts anew."""
+    (mistake,) = (mistake for mistake in MISTAKES if mistake[0] == name)
+    assert_told(mistake, broken_texts, tmp_path / "run", forked=False)
 
 
 def test_a_batch_that_two_processes_cannot_share_names_the_nearest(small, tmp_path):
@@ -102,10 +109,27 @@ def test_a_batch_that_two_processes_cannot_share_names_the_nearest(small, tmp_pa
     assert "6 or 8" in result.stderr
 
 
-def test_two_processes_cannot_train_in_one_directory(small, tmp_path):
-    (tmp_path / "run").mkdir()
-    with FileLock(tmp_path / "run" / ".lock"):
-        result = runs.train(*small, f"run.dir={tmp_path / 'run'}")
+def test_two_processes_cannot_train_in_one_directory(tmp_path, monkeypatch):
+    """With less time for the other one to end."""
+    monkeypatch.setattr("training.run.run_lock.NOTICE_SECONDS", 0.1)
+    monkeypatch.setattr("training.run.run_lock.WAIT_SECONDS", 0.2)
+    first, second = RunLock(), RunLock()
+    first.acquire(tmp_path / "run")
+    with pytest.raises(ConfigError, match="is in use: another process trains in it") as caught:
+        second.acquire(tmp_path / "run")
+    assert exit_code_for(caught.value) == 2
+    first.release()
+    second.acquire(tmp_path / "run")
+    second.release()
+
+
+@pytest.mark.slow  # it gives the other one half a minute to end
+def test_a_second_start_while_a_run_trains_is_refused(small, tmp_path):
+    words = runs.command(*small, f"run.dir={tmp_path / 'run'}")
+    with paced(words) as (first, lines):
+        read_until(lines, "step 1/")
+        result = runs.run(words)
+        assert first.poll() is None
     assert result.returncode == 2
     assert "is in use: another process trains in it" in result.stderr
 
@@ -125,15 +149,16 @@ def test_a_character_that_the_model_never_saw_is_named(finished_run):
     assert result.stdout == ""
 
 
-def test_a_loss_that_is_not_finite_stops_with_the_last_good_snapshot(small, tmp_path):
-    words = [*small, f"run.dir={tmp_path / 'run'}", "optim.warmup_steps=0", "snapshot.every=1"]
-    assert runs.train(*words, "train.max_steps=3").returncode == 0
+def test_a_loss_that_is_not_finite_stops_with_the_last_good_snapshot(finished_run, small, tmp_path):
+    run_dir = shutil.copytree(finished_run, tmp_path / "run")
+    words = [*small, "model.dropout=0.1", f"run.dir={run_dir}", "train.max_steps=40"]
+    words += ["optim.warmup_steps=0", "snapshot.every=1"]
     result = runs.train(*words, "optim.learning_rate=1e38", "train.eval_every=100")
     assert result.returncode == 1
-    # The figures of step 4 are fine; it is its update that breaks the weights.
-    assert "stopped: the held-out loss is nan after step 4" in result.stderr
+    # The figures of step 31 are fine; it is its update that breaks the weights.
+    assert "stopped: the held-out loss is nan after step 31" in result.stderr
     assert "The last good snapshot stays" in result.stderr
-    assert "step-00000003" in result.stderr
+    assert "step-00000030" in result.stderr
     assert "optim.learning_rate" in result.stderr
     assert "Traceback" not in result.stderr
     assert runs.train(*words).returncode == 0
@@ -167,16 +192,10 @@ def test_an_output_without_the_text_s_characters_does_not_stop_a_run(small, tmp_
 
 
 def test_an_output_that_nobody_reads_does_not_stop_a_run(small, tmp_path):
-    process = subprocess.Popen(
-        runs.command(*small, f"run.dir={tmp_path / 'run'}"),
-        env=runs.environment(),
-        cwd=runs.ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-    process.stdout.readline()
-    process.stdout.close()
-    assert process.wait(timeout=runs.DEADLINE_SECONDS) == 0
+    with runs.started(runs.command(*small, f"run.dir={tmp_path / 'run'}")) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(timeout=runs.DEADLINE_SECONDS) == 0
     assert len(runs.losses(tmp_path / "run")) == 30
 
 
