@@ -29,11 +29,15 @@ MOST_TEMPLATES = 3
 SECONDS = 120
 """For a template's answer; imports on a busy machine are the longest."""
 
+_of_torch = {"TORCHINDUCTOR_CACHE_DIR"} - os.environ.keys()
+"""Variables that torch sets in the process of the tests when it is used there."""
+
 
 def environment(**changes: str) -> dict[str, str]:
     """This process's environment, quiet and offline; runs are those of a CPU, whatever there is."""
+    ours = {name: value for name, value in os.environ.items() if name not in _of_torch}
     quiet = {"PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"}
-    return {**os.environ, **quiet, "CUDA_VISIBLE_DEVICES": "-1", **changes}
+    return {**ours, **quiet, "CUDA_VISIBLE_DEVICES": "-1", **changes}
 
 
 class Process(subprocess.Popen):
@@ -52,6 +56,7 @@ class Process(subprocess.Popen):
             "words": [os.fspath(word) for word in given["args"]],
             "environment": dict(os.environ if given["env"] is None else given["env"]),
             "directory": os.fspath(given["cwd"] or Path.cwd()),
+            "session": given["start_new_session"],
         }
         self.forked = True
         self._line = template.ask(
@@ -135,7 +140,7 @@ def _template_for(given: dict[str, Any]) -> Template | None:
     words = given["args"]
     if isinstance(words, (str, bytes)) or given["shell"] or given["preexec_fn"] is not None:
         return None
-    special = ("pass_fds", "startupinfo", "start_new_session", "gids")
+    special = ("pass_fds", "startupinfo", "gids")
     if any(given[name] for name in special) or given["executable"] not in (None, words[0]):
         return None
     if any(given[name] not in (None, -1) for name in ("gid", "uid", "umask", "process_group")):

@@ -192,9 +192,11 @@ class Server:
             for fd in streams:
                 os.close(fd)
             self.children.append(Child(pid, os.pidfd_open(pid), line))
-            line.send(str(pid).encode())
             return None
         self._forget()
+        if asked.get("session"):
+            os.setsid()
+        line.send(str(os.getpid()).encode())
         if "modules" in asked:
             set_environment(asked["environment"])
             preload(asked["modules"])

@@ -27,6 +27,7 @@ from snapshot.disk.state import restore_weights
 ROOT = Path(__file__).resolve().parent.parent
 BESIDE = ROOT / "tests" / "beside.py"
 INTERRUPTED = ROOT / "tests" / "interrupted.py"
+FAILING = ROOT / "tests" / "failing.py"
 DEADLINE_SECONDS = 120
 MODULE = [sys.executable, "-m", "snapshot"]
 
@@ -94,13 +95,18 @@ def run(
 
 @contextlib.contextmanager
 def started(
-    words: list[str], into: Path | None = None, forked: bool = True, **changes: str
+    words: list[str],
+    into: Path | None = None,
+    forked: bool = True,
+    session: bool = False,
+    **changes: str,
 ) -> Iterator[subprocess.Popen]:
     """A command that runs in the background, until the end of the test: then kill -9 for all of it.
 
     What a long run prints goes `into` a file: a pipe that nobody reads would fill up and block it.
     It is forked from a process that has imported all of it, where that is the same (see `preload`):
-    a tenth of the time. `forked=False` starts Python, and a launcher, as a shell would.
+    a tenth of the time. `forked=False` starts Python, and a launcher, as a shell would. With a
+    `session` of its own it is a process group, as a terminal's command is.
     """
     with contextlib.ExitStack() as stack:
         pipe: Any = subprocess.PIPE
@@ -113,6 +119,7 @@ def started(
             text=True,
             env=environment(**changes),
             cwd=ROOT,
+            start_new_session=session,
         )
         try:
             yield process

@@ -334,21 +334,9 @@ def test_bf16_is_for_cpus_that_have_it(monkeypatch, asked, has_bf16, gpu, emulat
     assert effective_precision(RunConfig(emulate_bf16=emulated)) == precision
 
 
-# train.py on a CPU without the instructions, whatever this one has.
-WITHOUT_BF16 = f"""
-import sys
-import torch
-sys.path.insert(0, {str(runs.ROOT)!r})
-torch.cpu.get_capabilities = dict
-import train
-train.run_command(train.main)
-"""
-
-
 @pytest.mark.parametrize("config", ["cpu.yaml", "fsdp_cpu.yaml"])
 def test_a_run_on_a_cpu_without_bf16_says_that_it_is_in_float32(small, tmp_path, config):
-    script = tmp_path / "train.py"
-    script.write_text(WITHOUT_BF16)
+    script = runs.ROOT / "tests" / "without_bf16.py"
     words = [*small, "train.max_steps=2", f"run.dir={tmp_path / 'run'}"]
     words.append("run.emulate_bf16=false")
     command = runs.launch_command(

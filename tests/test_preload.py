@@ -148,6 +148,13 @@ def test_what_python_or_the_first_stage_may_have_read_has_a_new_process(changes)
     assert told(out)[0]["environment"].items() >= changes.items()
 
 
+def test_what_torch_sets_in_the_process_of_the_tests_is_not_handed_on(monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/nowhere")
+    process, out, _ = ended(probe("found"))
+    assert process.forked
+    assert "TORCHINDUCTOR_CACHE_DIR" not in told(out)[0]["environment"]
+
+
 def test_another_program_is_a_new_process(tmp_path):
     elsewhere = tmp_path / "train.py"
     elsewhere.write_text("print(__file__)")

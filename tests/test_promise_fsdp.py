@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+import preload
 import runs
 from model.gpt import GPT, GPTConfig
 from snapshot.disk.files import manifest_sha256, newest_verified, read_json, verify
@@ -138,7 +139,7 @@ def test_samples_and_held_out_losses_of_three_are_those_of_one(launch, small, tm
 def test_a_full_disk_under_the_writer_stops_nobody(small, small_disk, tmp_path):
     run_dir = small_disk.folder / "run"
     words = (*small, "train.max_steps=60", "snapshot.every=20", f"run.dir={run_dir}")
-    process = subprocess.Popen(
+    process = preload.Process(
         runs.launch_command(runs.rehearsal("fsdp_cpu.yaml", tmp_path, 2), *words),
         env=runs.environment(),
         cwd=runs.ROOT,

@@ -24,22 +24,14 @@ def wait_for(moment, process: subprocess.Popen, deadline: float = 60.0) -> bool:
             return True
         if process.poll() is not None:
             return False
+        time.sleep(0.0005)
     raise AssertionError("the run did nothing before the deadline")
 
 
-def kill_at(words: list[str], moment) -> bool:
+def kill_at(words: list[str], moment, said: Path, forked: bool = True) -> bool:
     """Start a run, kill it and all its processes at the moment; False if it ended before."""
-    process = subprocess.Popen(
-        words,
-        env=runs.environment(),
-        cwd=runs.ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
+    with runs.started(words, into=said, forked=forked) as process:
         return wait_for(moment, process)
-    finally:
-        runs.kill_all(process)
 
 
 def inside_a_step(run_dir: Path, chosen: random.Random):
@@ -92,7 +84,7 @@ def test_killed_at_ten_moments_a_run_ends_with_the_same_bits(small, tmp_path):
     hits = dict.fromkeys((moment.__name__ for moment in MOMENTS), 0)
     for number in range(KILLS):
         moment = MOMENTS[number % len(MOMENTS)]
-        hits[moment.__name__] += kill_at(words, moment(killed, chosen))
+        hits[moment.__name__] += kill_at(words, moment(killed, chosen), tmp_path / "said")
     last = runs.run(words)
     assert last.returncode == 0, last.stderr
     print("killed:", hits)
@@ -127,7 +119,8 @@ def test_killed_and_resumed_under_a_launcher_the_bits_are_the_same(
     assert whole.returncode == 0, whole.stderr
     assert f"{processes} process" in whole.stdout
     assert ("bf16" in whole.stdout) == (config == "cpu.yaml")
-    assert kill_at(words(killed), after_a_rename(killed, random.Random(1)))
+    moment = after_a_rename(killed, random.Random(1))
+    assert kill_at(words(killed), moment, tmp_path / "said", forked=False)
     rest = runs.run(words(killed))
     assert rest.returncode == 0, rest.stderr
     assert "step-00000010, the newest of this run" in rest.stdout

@@ -50,7 +50,7 @@ def killed_and_compared(small, tmp_path, config, processes, kills) -> None:
     words = runs.launch_command(config, *overrides, f"run.dir={killed}", options=options)
     waits, reached_at = [], []
     said = tmp_path / "said"
-    with runs.started(words, into=said) as launcher:
+    with runs.started(words, into=said, forked=False) as launcher:
         for number in range(kills):
             # Spread over the run, each somewhere between two snapshots, and clear of its end.
             first = number * STEPS_A_KILL

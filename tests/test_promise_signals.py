@@ -79,7 +79,7 @@ def test_one_process_stops_with_a_snapshot_and_a_code(words, tmp_path, number):
 def test_a_ctrl_c_that_reaches_every_process_finishes_the_step(words, tmp_path):
     run_dir = tmp_path / "run"
     # As from a terminal: to the whole group, in which the loader's workers are.
-    with runs.started(["setsid", *runs.command(*words, "data.num_workers=2")]) as process:
+    with runs.started(runs.command(*words, "data.num_workers=2"), session=True) as process:
         wait_for_steps(process, run_dir)
         assert len(psutil.Process(process.pid).children()) >= 2
         os.killpg(process.pid, signal.SIGINT)
@@ -104,7 +104,7 @@ def test_sigterm_to_the_launcher_or_to_one_worker_stops_all_at_one_step(
     run_dir = tmp_path / "run"
     # Restarts are left, and must not be used for a run that was told to stop.
     with runs.started(
-        runs.launch_command(config, *words, options=("--max_restarts=3",))
+        runs.launch_command(config, *words, options=("--max_restarts=3",)), forked=False
     ) as launcher:
         wait_for_steps(launcher, run_dir)
         workers = runs.workers(launcher)
@@ -133,7 +133,7 @@ def test_sigterm_to_the_launcher_or_to_one_worker_stops_all_at_one_step(
 
 def test_a_launcher_that_is_killed_does_not_leave_workers_behind(words, tmp_path):
     run_dir = tmp_path / "run"
-    with runs.started(runs.launch_command("ddp_cpu.yaml", *words)) as launcher:
+    with runs.started(runs.launch_command("ddp_cpu.yaml", *words), forked=False) as launcher:
         wait_for_steps(launcher, run_dir)
         workers = list(runs.workers(launcher).values())
         assert len(workers) == 2
@@ -149,7 +149,7 @@ def test_a_launcher_that_ends_by_the_same_ctrl_c_does_not_cut_the_snapshot_short
     # Steps of seconds: the launcher of one process is gone long before such a one is done.
     long = ["data.block_size=256", "model.n_embd=256", "train.global_batch_size=64"]
     launch = runs.launch_command("cpu.yaml", *words, *long, options=("--mixed_precision=no",))
-    with runs.started(["setsid", *launch]) as launcher:
+    with runs.started(launch, session=True, forked=False) as launcher:
         wait_for_steps(launcher, run_dir, steps=2)
         (child,) = psutil.Process(launcher.pid).children()
         os.killpg(launcher.pid, signal.SIGINT)
@@ -232,7 +232,7 @@ def test_the_runs_own_time_stops_it_with_a_snapshot_to_be_started_again(words, t
 
 def test_the_death_of_one_process_is_told_by_the_launcher_alone(words, tmp_path):
     run_dir = tmp_path / "run"
-    with runs.started(runs.launch_command("ddp_cpu.yaml", *words)) as launcher:
+    with runs.started(runs.launch_command("ddp_cpu.yaml", *words), forked=False) as launcher:
         wait_for_steps(launcher, run_dir)
         runs.workers(launcher)[1].kill()
         _, errors = launcher.communicate(timeout=60)
@@ -242,28 +242,9 @@ def test_the_death_of_one_process_is_told_by_the_launcher_alone(words, tmp_path)
     assert "exitcode  : -9" in errors
 
 
-FAILING = """
-import sys
-sys.path.insert(0, {root!r})
-import os
-import train
-from training.run.command import run_command
-
-def broken(step, *rest):
-    if step == 5 and os.environ["RANK"] == "1":
-        raise ValueError("only rank 1 knows why")
-    return rate(step, *rest)
-
-rate, train.learning_rate_at = train.learning_rate_at, broken
-run_command(train.main)
-"""
-
-
 @pytest.mark.parametrize("config", ["ddp_cpu.yaml", "fsdp_cpu.yaml"])
 def test_an_error_of_one_process_is_told_once_and_first(words, tmp_path, config):
-    script = tmp_path / "failing.py"
-    script.write_text(FAILING.format(root=str(runs.ROOT)))
-    result = runs.run(runs.launch_command(config, *words, script=script))
+    result = runs.run(runs.launch_command(config, *words, script=runs.FAILING))
     assert result.returncode == 1
     before_the_launcher, _, _ = result.stderr.partition("ChildFailedError")
     assert before_the_launcher.count("ValueError: only rank 1 knows why") == 1

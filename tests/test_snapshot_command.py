@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 
+import preload
 import runs
 from snapshot.__main__ import main
 
@@ -70,17 +71,16 @@ def test_a_reader_that_leaves_gets_no_traceback(finished_run):
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write, "wb") as left:
-        result = subprocess.run(
+        process = preload.Process(
             [*runs.MODULE, "list", str(finished_run)],
             stdout=left,
             stderr=subprocess.PIPE,
             cwd=runs.ROOT,
             env=runs.environment(),
-            timeout=runs.DEADLINE_SECONDS,
-            check=False,
         )
-    assert result.returncode == 141
-    assert result.stderr == b""
+    _, errors = process.communicate(timeout=runs.DEADLINE_SECONDS)
+    assert process.returncode == 141
+    assert errors == b""
 
 
 def test_what_stands_in_a_snapshot_never_acts_on_the_terminal(finished_run, tmp_path, capsys):
