@@ -59,7 +59,7 @@ def said_at_the_end(tmp_path, status: UploadStatus) -> str:
         (
             UploadStatus(20, None, UploadFailure("another attempt has it", "another"), off=True),
             "hub at step 20, uploads off",
-            "me/run does not have this run's end: its uploads ended before",
+            "me/run does not have the end of this run: its uploads ended before",
         ),
     ],
     ids=["done", "behind", "empty", "never reached", "never asked", "fenced"],
