@@ -7,13 +7,13 @@ from test_snapshot import trained, write
 
 from snapshot.errors import SnapshotError
 from snapshot.resume import choose_start
-from training.run.run_lock import claim
+from training.run.run_lock import RunLock
 
 LINE = '{"event": "train", "step": 1, "loss": 1.0}\n'
 
 
 def test_a_start_leaves_a_place_for_snapshots_before_there_are_steps(tmp_path):
-    claim(tmp_path)
+    RunLock().acquire(tmp_path)
     assert (tmp_path / "snapshots").is_dir()
     (tmp_path / "metrics.jsonl").write_text("")
     assert choose_start(tmp_path, "auto").warnings == ()
@@ -23,7 +23,7 @@ def test_snapshots_that_are_gone_are_missed(tmp_path):
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     (run_dir / "metrics.jsonl").write_text(LINE)
-    claim(run_dir)
+    RunLock().acquire(run_dir)
     with pytest.raises(SnapshotError, match=r"its snapshots are gone.*snapshot\.resume=never"):
         choose_start(run_dir, "auto")
     assert "the earlier run is now" in choose_start(run_dir, "never").reason
@@ -33,7 +33,7 @@ def test_snapshots_that_are_gone_are_missed(tmp_path):
 def test_a_run_that_was_killed_before_its_first_snapshot_begins_again_and_says_so(tmp_path):
     (tmp_path / "snapshots").mkdir()
     (tmp_path / "metrics.jsonl").write_text(LINE)
-    claim(tmp_path)
+    RunLock().acquire(tmp_path)
     start = choose_start(tmp_path, "auto")
     assert start.folder is None
     assert "has no snapshot: the run begins again at step 1" in start.warnings[0]
@@ -42,5 +42,5 @@ def test_a_run_that_was_killed_before_its_first_snapshot_begins_again_and_says_s
 def test_a_run_with_a_snapshot_has_no_such_warning(tmp_path):
     write(tmp_path / "snapshots", 1, *trained(1))
     (tmp_path / "metrics.jsonl").write_text(LINE)
-    claim(tmp_path)
+    RunLock().acquire(tmp_path)
     assert choose_start(tmp_path, "auto").warnings == ()
