@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,36 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
 
+# Under nohup the suite would hand an ignored SIGHUP to every run.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
 import runs
 from disks import Tmpfs, mounted
 from loopback_hub import LoopbackHub
+
+# The subject of a file's tests, by the beginnings of its name.
+SUBJECTS = {
+    "hub": (
+        "test_hub_",
+        "test_loopback_",
+        "test_promise_hub_",
+        "test_promise_other_hubs",
+        "test_text_hub",
+        "test_uploading",
+    ),
+    "signals": ("test_promise_signals", "test_signals"),
+    "slurm": ("test_slurm",),
+    "network": ("test_hosts", "test_promise_machines"),
+    "gpu": ("test_gpu",),
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test with its subject."""
+    for item in items:
+        for subject, names in SUBJECTS.items():
+            if item.path.name.startswith(names):
+                item.add_marker(subject)
 
 
 @pytest.fixture(scope="session")

@@ -226,7 +226,7 @@ def test_a_fault_during_a_run_costs_no_step_and_no_snapshot(small, tmp_path, hub
         ("blob-get", "corrupted"),
         ("blob-get", "reset"),
         ("resolve-get", "corrupted"),
-        pytest.param("resolve-head", "hang", marks=pytest.mark.slow),  # the client waits 10 s
+        pytest.param("resolve-head", "hang", marks=pytest.mark.thorough),  # the client waits 10 s
         ("info", "refuse"),
         ("tree", "reset"),
     ],

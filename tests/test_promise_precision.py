@@ -210,6 +210,7 @@ COMPILED = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("shape", "by_block", "backend"), COMPILED)
 def test_compiled_runs_have_the_same_losses_and_tensor_names(
     trained, start, tmp_path, shape, by_block, backend
@@ -229,6 +230,7 @@ def test_compiled_runs_have_the_same_losses_and_tensor_names(
     assert names[0] == names[1]
 
 
+@pytest.mark.thorough
 def test_a_sample_does_not_use_up_what_may_be_compiled(small, tmp_path):
     # More layers than torch compiles one function for. It says what it then leaves as it is.
     entries = {"dynamo_backend": "AOT_EAGER", "dynamo_use_regional_compilation": True}

@@ -93,9 +93,9 @@ def test_a_ctrl_c_that_reaches_every_process_finishes_the_step(words, tmp_path):
     ("config", "whom"),
     [
         ("ddp_cpu.yaml", "the launcher"),
-        ("ddp_cpu.yaml", "rank 1"),
+        pytest.param("ddp_cpu.yaml", "rank 1", marks=pytest.mark.thorough),
         pytest.param("fsdp_cpu.yaml", "the launcher", marks=pytest.mark.slow),
-        ("fsdp_cpu.yaml", "rank 1"),
+        pytest.param("fsdp_cpu.yaml", "rank 1", marks=pytest.mark.thorough),
     ],
 )
 def test_sigterm_to_the_launcher_or_to_one_worker_stops_all_at_one_step(
@@ -144,6 +144,7 @@ def test_a_launcher_that_is_killed_does_not_leave_workers_behind(words, tmp_path
     assert exit_code(run_dir) == 75  # nobody told the run to stop: it is to be started again
 
 
+@pytest.mark.thorough
 def test_a_launcher_that_ends_by_the_same_ctrl_c_does_not_cut_the_snapshot_short(words, tmp_path):
     run_dir = tmp_path / "run"
     # Steps of seconds: the launcher of one process is gone long before such a one is done.
@@ -217,6 +218,7 @@ def test_a_grace_time_that_the_launcher_does_not_give_is_said(words):
     assert "TORCH_ELASTIC_SHUTDOWN_TIMEOUT" not in result.stdout
 
 
+@pytest.mark.thorough
 def test_the_runs_own_time_stops_it_with_a_snapshot_to_be_started_again(words, tmp_path):
     run_dir = tmp_path / "run"
     begun = time.monotonic()
@@ -230,6 +232,7 @@ def test_the_runs_own_time_stops_it_with_a_snapshot_to_be_started_again(words, t
     assert seconds < 24 + 4
 
 
+@pytest.mark.thorough
 def test_the_death_of_one_process_is_told_by_the_launcher_alone(words, tmp_path):
     run_dir = tmp_path / "run"
     with runs.started(runs.launch_command("ddp_cpu.yaml", *words), forked=False) as launcher:

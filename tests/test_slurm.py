@@ -135,6 +135,7 @@ def test_each_machine_starts_one_launcher_for_its_gpus(script, rehearsal):
         assert (rehearsal.folder / f"out/{name}/logs/machine-{machine}.log").exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("end", "code"), [("2", 2), ("1", 1), ("crash", 9), ("75", 75), ("143+", 143)]
 )
@@ -157,6 +158,7 @@ def test_a_job_that_cannot_start_says_what_is_missing(rehearsal):
     assert "submit from the repository's folder" in rehearsal.slurm.output(job)
 
 
+@pytest.mark.thorough
 def test_a_stopped_job_is_started_again_with_the_same_words(rehearsal):
     job = rehearsal.submit("75+", "at-SIGUSR1-75+", "0")
     slurm = rehearsal.slurm
@@ -191,6 +193,7 @@ def test_a_preempted_job_is_started_again(rehearsal, end):
     assert "preempted; back to the queue" in slurm.output(job)
 
 
+@pytest.mark.thorough
 def test_a_job_comes_back_when_a_machine_fails(rehearsal):
     job = rehearsal.submit("at-SIGUSR1-75+", "0")
     slurm = rehearsal.slurm
@@ -202,6 +205,7 @@ def test_a_job_comes_back_when_a_machine_fails(rehearsal):
     assert slurm.about(job)["Restarts"] == "1"
 
 
+@pytest.mark.thorough
 def test_a_cancelled_job_does_not_come_back(rehearsal):
     job = rehearsal.submit("at-SIGTERM-143+")
     slurm = rehearsal.slurm
@@ -266,10 +270,12 @@ def undisturbed(slurm, small, tmp_path_factory) -> Path:
     return run_dir
 
 
+@pytest.mark.thorough
 def test_a_job_trains_on_two_machines(undisturbed):
     assert (undisturbed / "exit_code").read_text().strip() == "0"
 
 
+@pytest.mark.thorough
 def test_a_job_trains_on_two_machines_that_share_a_model(slurm, small, tmp_path):
     run_dir = tmp_path / "shared"
     job = trained(slurm, small, run_dir, steps=30, script=SCRIPTS[1])

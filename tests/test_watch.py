@@ -219,6 +219,7 @@ def test_a_folder_that_is_closed_in_the_middle_of_a_run_does_not_end_the_watch(w
         watch._look_at_disk()
 
 
+@pytest.mark.thorough
 def test_a_neighbour_that_hangs_is_said_during_the_run(small, tmp_path):
     words = [*small, "train.max_steps=100000", f"run.dir={tmp_path / 'run'}"]
     with runs.started(runs.launch_command("ddp_cpu.yaml", *words)) as launcher:
@@ -236,6 +237,7 @@ def test_a_neighbour_that_hangs_is_said_during_the_run(small, tmp_path):
     assert "has come after" in output
 
 
+@pytest.mark.thorough
 def test_a_last_upload_that_takes_its_time_is_no_slow_step(small, tmp_path, hub):
     hub.latency = (2.0, 2.0)
     begun = time.monotonic()
