@@ -116,7 +116,7 @@ def test_control_characters_are_shown_and_addresses_have_no_secrets(capsys):
     console.say("a\x1b[2Jb\u202e\r")
     console.warn("https://u:p@h/x?t=1 is\x07 not there.")
     console.sample(7, "\x1b]0;title\x07é\n\tb")
-    console.progress(1, 1.0, 1.0, 1.0, behind="the Hub says \x1b[31mno")
+    console.progress(1, 1.0, 1.0, 1.0, hub_status="the Hub says \x1b[31mno")
     say_error("error: \x9b31m")
     said, errors = capsys.readouterr()
     assert said.splitlines()[:5] == [

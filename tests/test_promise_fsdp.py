@@ -14,9 +14,7 @@ from transformers import AutoModelForCausalLM
 
 import preload
 import runs
-from model.gpt import GPT, GPTConfig
 from snapshot.disk.files import manifest_sha256, newest_verified, read_json, verify
-from snapshot.disk.state import restore_weights
 
 PIECE_BYTES = 1_000_000
 
@@ -91,13 +89,10 @@ def test_a_snapshot_in_pieces_is_a_transformers_model(large_run):
 
     theirs = AutoModelForCausalLM.from_pretrained(folder).eval()
     assert theirs.lm_head.weight is theirs.transformer.wte.weight
-    shape = read_json(folder / "config.json")
-    kept = ("vocab_size", "n_layer", "n_head", "n_embd")
-    ours = GPT(GPTConfig(block_size=shape["n_positions"], **{key: shape[key] for key in kept}))
-    restore_weights(folder, ours)
+    ours, _ = runs.loaded(folder)  # with the GELU that the snapshot names
     assert ours.lm_head.weight is ours.transformer.wte.weight
-    ids = torch.randint(shape["vocab_size"], (3, shape["n_positions"]))
-    assert torch.allclose(ours.eval()(ids), theirs(ids).logits, atol=1e-5)
+    ids = torch.randint(ours.config.vocab_size, (3, ours.config.block_size))
+    assert torch.allclose(ours(ids), theirs(ids).logits, atol=1e-5)
 
 
 def test_a_finished_run_started_again_does_nothing(launch, large_run):
