@@ -38,12 +38,40 @@ SUBJECTS = {
 }
 
 
+# The files that take longest, longest first: a worker that took one of them last would be alone.
+LONGEST = [
+    f"test_{name}.py"
+    for name in (
+        "promise_hub_faults",
+        "plan",
+        "promise_signals",
+        "promise_precision",
+        "promise_hub_resume",
+        "promise_any_shape",
+        "promise_any_snapshot",
+        "promise_fsdp",
+        "preload",
+        "promise_wrong_input",
+        "promise_kill",
+        "distribution",
+        "config",
+        "slurm",
+        "hub_servers",
+        "saving",
+        "hostile_snapshots",
+        "promise_whole_snapshots",
+    )
+]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test with its subject."""
+    """Mark each test with its subject, and have the longest files first."""
     for item in items:
         for subject, names in SUBJECTS.items():
             if item.path.name.startswith(names):
                 item.add_marker(subject)
+    place = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.name, len(place)))  # keeps the order within
 
 
 @pytest.fixture(scope="session")

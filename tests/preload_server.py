@@ -88,6 +88,7 @@ READ_LATER = (
     "FSDP_",
     "GLOO_",
     "GROUP_",
+    "KMP_",  # LLVM's and Intel's OpenMP read them, where torch has been built with those
     "LOCAL_RANK",
     "LOCAL_WORLD_SIZE",
     "MASTER_",

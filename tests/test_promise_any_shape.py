@@ -69,15 +69,19 @@ SHAPES = [
 ]
 
 
-SLOW = [("ddp_cpu.yaml", 4), ("fsdp.yaml", 2)]  # others show the same, a piece each
+# The others show the same, a piece each.
+SLOW = [("ddp_cpu.yaml", 4), ("fsdp.yaml", 2)]
+THOROUGH = [("fsdp_multinode.yaml", 2), ("fsdp_hybrid.yaml", 2)]
+
+
+def marks(config: str, micro_batch_size: int) -> list[pytest.MarkDecorator]:
+    shape = (config, micro_batch_size)
+    return [pytest.mark.slow] * (shape in SLOW) + [pytest.mark.thorough] * (shape in THOROUGH)
 
 
 @pytest.mark.parametrize(
     ("config", "processes", "changes", "micro_batch_size", "header"),
-    [
-        pytest.param(*shape, marks=pytest.mark.slow if (shape[0], shape[3]) in SLOW else ())
-        for shape in SHAPES
-    ],
+    [pytest.param(*shape, marks=marks(shape[0], shape[3])) for shape in SHAPES],
     ids=[f"{config}-{micro}-{len(changes)}" for config, _, changes, micro, _ in SHAPES],
 )
 def test_several_processes_have_the_losses_of_one(
@@ -119,7 +123,9 @@ def narrow(small, tmp_path_factory):
     return run_dir
 
 
-@pytest.mark.parametrize("config", ["ddp_cpu.yaml", "fsdp_cpu.yaml"])
+@pytest.mark.parametrize(
+    "config", [pytest.param("ddp_cpu.yaml", marks=pytest.mark.thorough), "fsdp_cpu.yaml"]
+)
 def test_a_vocabulary_larger_than_the_width_has_the_losses_of_one(narrow, small, tmp_path, config):
     run_dir = tmp_path / "run"
     words = [*small, *CONSTANT, *NARROW, f"run.dir={run_dir}"]

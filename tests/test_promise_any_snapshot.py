@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import cache
 
 import pytest
 
@@ -41,24 +42,30 @@ def run_in(small, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def uninterrupted(run_in, tmp_path_factory):
-    """A run of 20 steps in each shape, with snapshots at 10 and 20."""
+    """A run of 20 steps in a shape, with snapshots at 10 and 20, made when asked for."""
     root = tmp_path_factory.mktemp("uninterrupted")
-    for shape in SHAPES:
+
+    @cache
+    def uninterrupted(shape):
         run_in(shape, root / shape)
-    return {shape: root / shape for shape in SHAPES}
+        return root / shape
+
+    return uninterrupted
 
 
-ALWAYS = {
-    ("FSDP-2", "FSDP-2"),
-    ("FSDP-3", "FSDP-3"),
-    ("one", "FSDP-3"),
-    ("FSDP-3", "DDP-2"),
-    ("DDP-2", "FSDP-2"),
-    ("FSDP-2", "one"),
-}
-"""Each shape writes for another and reads another's; the rest are slow tests."""
+ALWAYS = {("FSDP-3", "FSDP-3"), ("one", "FSDP-3"), ("FSDP-3", "DDP-2"), ("DDP-2", "FSDP-2")}
+THOROUGH = {("FSDP-2", "FSDP-2"), ("FSDP-2", "one")}
+"""With those, each shape writes for another and reads another's; the rest are slow tests."""
+
+
+def marks(pair: tuple[str, str]) -> list[pytest.MarkDecorator]:
+    if pair in ALWAYS:
+        return []
+    return [pytest.mark.thorough if pair in THOROUGH else pytest.mark.slow]
+
+
 PAIRS = [
-    pytest.param(writer, reader, marks=() if (writer, reader) in ALWAYS else pytest.mark.slow)
+    pytest.param(writer, reader, marks=marks((writer, reader)))
     for writer in SHAPES
     for reader in SHAPES
 ]
@@ -69,15 +76,15 @@ def test_a_snapshot_of_any_shape_goes_on_in_any_other(
     uninterrupted, run_in, tmp_path, writer, reader
 ):
     run_dir = tmp_path / "run"
-    shutil.copytree(runs.snapshot(uninterrupted[writer], 10), runs.snapshot(run_dir, 10))
-    shutil.copy(uninterrupted[writer] / "metrics.jsonl", run_dir / "metrics.jsonl")
+    shutil.copytree(runs.snapshot(uninterrupted(writer), 10), runs.snapshot(run_dir, 10))
+    shutil.copy(uninterrupted(writer) / "metrics.jsonl", run_dir / "metrics.jsonl")
     result = run_in(reader, run_dir)
     assert "step-00000010, the newest of this run" in result.stdout
     assert ("but the last bits of its sums may differ" in result.stdout) == (writer != reader)
-    expected, found = runs.losses(uninterrupted["one"])[10:], runs.losses(run_dir)[10:]
+    expected, found = runs.losses(uninterrupted("one"))[10:], runs.losses(run_dir)[10:]
     difference = max(abs(a - b) / a for a, b in zip(expected, found, strict=True))
     print(f"{writer} to {reader}: largest relative difference {difference:.1e}")
     assert difference < 1e-5
     if writer == reader:
-        last = [runs.snapshot(place, STEPS) for place in (uninterrupted[writer], run_dir)]
+        last = [runs.snapshot(place, STEPS) for place in (uninterrupted(writer), run_dir)]
         runs.assert_same_bits(*last)
