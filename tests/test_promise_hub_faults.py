@@ -595,7 +595,7 @@ def test_a_repo_that_was_not_there_is_made_when_the_hub_is_back(near_hub, finish
     hubs.assert_always_whole(near_hub)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_run_that_began_without_the_hub_finds_it_later(small, tmp_path, hub):
     """The repo is made when the Hub is back, in the middle of the run."""
     hub.down()
