@@ -393,7 +393,7 @@ def test_takeover_replaces_what_another_run_has_there(finished_run, small, tmp_p
 
 
 @pytest.mark.parametrize(
-    "kills", [3, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])]
+    "kills", [3, pytest.param(20, marks=[pytest.mark.thorough, pytest.mark.timeout(1200)])]
 )
 def test_killed_while_uploading_nothing_is_half_there_and_nothing_goes_twice(
     small, tmp_path, hub, kills

@@ -47,7 +47,7 @@ def launched(config: str, processes: int, *words: str) -> list[str]:
     ("before", "after"),
     [
         (("", 1), ("", 1)),
-        pytest.param(("ddp_cpu.yaml", 2), ("ddp_cpu.yaml", 2), marks=pytest.mark.slow),
+        pytest.param(("ddp_cpu.yaml", 2), ("ddp_cpu.yaml", 2), marks=pytest.mark.thorough),
         (("ddp_cpu.yaml", 2), ("fsdp_cpu.yaml", 2)),
     ],
     ids=["one", "DDP-2", "DDP-2 to FSDP-2"],
@@ -91,7 +91,7 @@ def test_a_run_goes_on_from_its_repo_on_another_machine(
     assert len(fetched) == 2  # weights and optimizer
 
 
-@pytest.mark.slow  # test_promise_machines has the same with real machines
+@pytest.mark.thorough  # test_promise_machines has the same with real machines
 def test_machines_with_disks_of_their_own_fetch_what_they_lack(small, tmp_path, hub):
     """Two launchers, a process each, no shared folder; the newest that both can have wins."""
     shared = overrides(small, f"hub.repo_id={hubs.REPO}", "hub.min_interval_seconds=0")
