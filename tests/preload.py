@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import preload_server
-from preload_server import EXECUTE, ROOM, THEN, can_be_forked, read_in_imports
+from preload_server import EXECUTE, ROOM, THEN, can_be_forked, ignored_signals, read_in_imports
 
 POSSIBLE = sys.platform == "linux"
 MOST_TEMPLATES = 3
@@ -56,6 +56,7 @@ class Process(subprocess.Popen):
             "words": [os.fspath(word) for word in given["args"]],
             "environment": dict(os.environ if given["env"] is None else given["env"]),
             "directory": os.fspath(given["cwd"] or Path.cwd()),
+            "ignored": ignored_signals(),
             "session": given["start_new_session"],
         }
         self.forked = True
@@ -118,7 +119,7 @@ class Template:
         """A template that has these variables and has imported the second stage."""
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with there:
-            request = {"modules": list(THEN), "environment": early}
+            request = {"modules": list(THEN), "environment": early, "session": False}
             with self.ask(request, [there.fileno()]) as line:
                 _answer(line)  # its number
                 assert _answer(line) == b"ready"

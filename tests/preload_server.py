@@ -143,6 +143,8 @@ class Job:
     words: list[str]
     environment: dict[str, str]
     directory: str
+    ignored: list[int]
+    """Signals that who starts it ignores, and so it does."""
 
 
 @dataclass
@@ -195,7 +197,7 @@ class Server:
             self.children.append(Child(pid, os.pidfd_open(pid), line))
             return None
         self._forget()
-        if asked.get("session"):
+        if asked["session"]:
             os.setsid()
         line.send(str(os.getpid()).encode())
         if "modules" in asked:
@@ -209,7 +211,8 @@ class Server:
         for number, fd in enumerate(streams):
             os.dup2(fd, number)
             os.close(fd)
-        return Job(asked["words"], asked["environment"], asked["directory"])
+        asked.pop("session")
+        return Job(**asked)
 
     def _look_after(self, child: Child) -> None:
         """Report an end; later, when that has been seen, let the process's number be used again."""
@@ -249,7 +252,7 @@ def preload(modules: list[str]) -> None:
 def become(job: Job) -> NoReturn:
     """Be the process that a job describes, from its first line to its exit code."""
     options, program = _parsed(job.words)
-    reset_signals()
+    reset_signals(job.ignored)
     os.chdir(job.directory)
     set_environment(job.environment)
     show_in_proc(job.words, job.environment)
@@ -288,13 +291,20 @@ def become(job: Job) -> NoReturn:
     raise AssertionError("not reached")
 
 
-def reset_signals() -> None:
+def ignored_signals() -> list[int]:
+    """Those that this process ignores, which one that it starts would inherit."""
+    numbers = signal.valid_signals()
+    return sorted(n for n in numbers if signal.getsignal(n) == signal.SIG_IGN)
+
+
+def reset_signals(ignored: list[int]) -> None:
     """As Python starts with them, whatever the server, or a launcher, has set."""
     signal.set_wakeup_fd(-1)
-    for number in signal.valid_signals():
-        if signal.getsignal(number) not in (signal.SIG_DFL, signal.SIG_IGN):
-            signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    ignored = [*ignored, signal.SIGPIPE, signal.SIGXFSZ]
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
+    if signal.SIGINT not in ignored:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
@@ -356,7 +366,8 @@ class ForkingPopen(subprocess.Popen):
             if given["start_new_session"]:
                 os.setsid()
             _let_go_of_files()
-            become(Job(words, environment, os.fspath(given["cwd"] or Path.cwd())))
+            directory = os.fspath(given["cwd"] or Path.cwd())
+            become(Job(words, environment, directory, ignored_signals()))
         self._child_created = True
         return None
 
