@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -81,9 +82,14 @@ def planned_phases(config: GPTConfig, batch: int, shape: Shape) -> dict[str, flo
     return Candidate(strategy, config, estimate_memory(config, shape), PIECE).peaks(batch, True)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("precision", ["no", "bf16"])
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
+PLAIN, FULL = (0.0, "no", False), (0.1, "bf16", True)
+REAL_RUNS = [
+    pytest.param(*way, marks=[] if way in (PLAIN, FULL) else pytest.mark.thorough)
+    for way in product((0.0, 0.1), ("no", "bf16"), (False, True))
+]
+
+
+@pytest.mark.parametrize(("dropout", "precision", "checkpointing"), REAL_RUNS)
 def test_the_predicted_peak_is_the_one_of_a_real_run(dropout, precision, checkpointing, tmp_path):
     """In each phase."""
     config = GPTConfig(103, 64, 3, 4, 64, dropout, checkpointing)
@@ -105,7 +111,12 @@ def test_a_large_vocabulary_is_planned_for_in_every_phase(micro_batch_size, tmp_
 
 @pytest.mark.parametrize(
     ("device", "processes", "shards", "checkpointing"),
-    [("cuda", 1, 1, True), ("cuda", 2, 1, False), ("cpu", 3, 3, False), ("cuda", 4, 2, True)],
+    [
+        pytest.param("cuda", 1, 1, True, marks=pytest.mark.thorough),
+        pytest.param("cuda", 2, 1, False, marks=pytest.mark.thorough),
+        pytest.param("cpu", 3, 3, False, marks=pytest.mark.thorough),
+        ("cuda", 4, 2, True),
+    ],
 )
 def test_a_deep_model_needs_what_its_shallow_traces_say(device, processes, shards, checkpointing):
     """Four small traces give the peak of a model of nine layers, at any micro-batch."""
@@ -118,6 +129,7 @@ def test_a_deep_model_needs_what_its_shallow_traces_say(device, processes, shard
         assert peak == pytest.approx(traced, rel=5e-3)
 
 
+@pytest.mark.thorough
 def test_activation_checkpointing_lowers_the_counted_peak(tmp_path):
     config = GPTConfig(103, 128, 6, 4, 64, 0.1)
     smaller = GPTConfig(103, 128, 6, 4, 64, 0.1, activation_checkpointing=True)
@@ -127,7 +139,11 @@ def test_activation_checkpointing_lowers_the_counted_peak(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("config", "processes", "shards"), [("cpu.yaml", 1, 1), ("fsdp_cpu.yaml", 2, 2)]
+    ("config", "processes", "shards"),
+    [
+        pytest.param("cpu.yaml", 1, 1, marks=pytest.mark.thorough),
+        ("fsdp_cpu.yaml", 2, 2),
+    ],
 )
 def test_the_predicted_peak_is_the_one_of_train_py(small, tmp_path, config, processes, shards):
     """In each phase of the real program under the real launcher, counted in each process."""
@@ -176,6 +192,7 @@ def test_communication_is_that_of_the_ring_algorithms():
     )
 
 
+@pytest.mark.thorough
 def test_the_published_claim_for_two_gpus_of_24_gib():
     large, xl = (
         json.loads(plan(f"model={m}", *TWO_OF_24).stdout) for m in ("gpt2_large", "gpt2_xl")
