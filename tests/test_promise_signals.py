@@ -280,4 +280,4 @@ def test_a_neighbour_that_says_nothing_is_given_up_in_time(words, tmp_path):
     assert "stopped: another process is gone, or cannot be reached" in errors
     assert "Timed out waiting 3000ms" in errors
     assert exit_code(run_dir) == 1
-    assert "The same command goes on from the newest snapshot" in errors
+    assert "The same command resumes from the newest snapshot" in errors
