@@ -150,7 +150,10 @@ def _template_for(given: dict[str, Any]) -> Template | None:
         return None
     if any(os.isatty(given[name]) for name in ("p2cread", "c2pwrite", "errwrite")):
         return None
-    early, of_hub = read_in_imports(os.environ if given["env"] is None else given["env"])
+    variables = os.environ if given["env"] is None else given["env"]
+    if not set(variables.get("CUDA_VISIBLE_DEVICES", "0").split(",")) <= {"-1"}:
+        return None  # an import may have begun with the GPU's driver, which does not bear a fork
+    early, of_hub = read_in_imports(variables)
     with _starting:
         first = _first_template()
         if early != _early:

@@ -143,7 +143,13 @@ def test_the_address_of_the_hub_is_that_of_the_environment():
 
 
 @pytest.mark.parametrize(
-    "changes", [{"OMP_NUM_THREADS": "2"}, {"PYTHONIOENCODING": "ascii"}, {"UNHEARD_OF": "1"}]
+    "changes",
+    [
+        {"OMP_NUM_THREADS": "2"},
+        {"PYTHONIOENCODING": "ascii"},
+        {"UNHEARD_OF": "1"},
+        {"CUDA_VISIBLE_DEVICES": "0"},
+    ],
 )
 def test_what_python_or_the_first_stage_may_have_read_has_a_new_process(changes):
     process, out, _ = ended(probe("found"), **changes)
@@ -242,6 +248,17 @@ def test_a_worker_that_fails_ends_a_forked_launch_as_a_real_one():
     assert errors.splitlines()[-1] == expected.splitlines()[-1]
     assert "exitcode  : 3" in errors
     assert "exitcode  : 3" in expected
+
+
+@pytest.mark.parametrize("config", ["ddp_cpu.yaml", "fsdp_cpu.yaml"])
+def test_a_run_under_the_real_launcher_has_the_bits_of_a_forked_one(small, tmp_path, config):
+    words = [*small, "model.dropout=0.1", "train.max_steps=6", "snapshot.every=6"]
+    for name, forked in (("forked", True), ("new", False)):
+        result = runs.launch(config, *words, f"run.dir={tmp_path / name}", forked=forked)
+        assert result.returncode == 0, result.stderr
+        assert "2 processes, CPU" in result.stdout
+    runs.assert_same_bits(*(runs.snapshot(tmp_path / name, 6) for name in ("forked", "new")))
+    assert runs.losses(tmp_path / "forked") == runs.losses(tmp_path / "new")
 
 
 def _wait_until_gone(pid: int) -> None:
