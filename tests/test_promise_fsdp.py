@@ -105,6 +105,7 @@ def test_a_finished_run_started_again_does_nothing(launch, large_run):
     assert after == before
 
 
+@pytest.mark.thorough
 def test_samples_and_held_out_losses_of_three_are_those_of_one(launch, small, tmp_path):
     words = (
         "train.global_batch_size=12",

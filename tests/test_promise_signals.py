@@ -245,7 +245,9 @@ def test_the_death_of_one_process_is_told_by_the_launcher_alone(words, tmp_path)
     assert "exitcode  : -9" in errors
 
 
-@pytest.mark.parametrize("config", ["ddp_cpu.yaml", "fsdp_cpu.yaml"])
+@pytest.mark.parametrize(
+    "config", ["ddp_cpu.yaml", pytest.param("fsdp_cpu.yaml", marks=pytest.mark.thorough)]
+)
 def test_an_error_of_one_process_is_told_once_and_first(words, tmp_path, config):
     result = runs.run(runs.launch_command(config, *words, script=runs.FAILING))
     assert result.returncode == 1
