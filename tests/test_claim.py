@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import threading
+from pathlib import Path
 
 import pytest
 
@@ -72,6 +74,38 @@ def test_the_first_cause_of_an_end_is_the_one_that_is_left(tmp_path, lock):
     assert lock.note_exit(1) == 1
     assert lock.note_exit(143) == 1  # the launcher's SIGTERM, because of the same crash
     assert (run_dir / EXIT_CODE).read_text() == "1\n"
+
+
+def test_a_thread_that_ends_the_process_waits_for_the_code_that_another_one_writes(
+    tmp_path, lock, monkeypatch
+):
+    """The launcher that a mistake stops sends SIGTERM while the main thread leaves its code."""
+    lock.acquire(tmp_path)
+    opened, go_on = threading.Event(), threading.Event()
+    found = []
+    write_text = Path.write_text
+
+    def write_slowly(path, text):
+        path.open("w").close()
+        opened.set()
+        go_on.wait(10)
+        return write_text(path, text)
+
+    def signalled():
+        opened.wait(10)
+        threading.Timer(0.2, go_on.set).start()
+        lock.note_exit(143)
+        found.append((tmp_path / EXIT_CODE).read_text())
+
+    monkeypatch.setattr(Path, "write_text", write_slowly)
+    other = threading.Thread(target=signalled)
+    other.start()
+    lock.note_exit(2)
+    opened.clear()
+    lock.note_exit(2)  # once more, as the end does
+    other.join(10)
+    assert not opened.is_set()  # what is written is not opened again
+    assert found == ["2\n"]
 
 
 def test_a_mistake_before_the_lock_leaves_its_code_where_the_folder_is_there(tmp_path, lock):

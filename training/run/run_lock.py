@@ -7,6 +7,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
+from threading import Lock
 
 from filelock import FileLock, Timeout
 
@@ -38,6 +39,9 @@ class RunLock:
         """Where to leave an exit code before the lock is held; None: another process leaves it."""
         self._lock: FileLock | None = None
         self._code: int | None = None
+        self._noted = False
+        # The thread that handles signals ends the process: never while the main thread writes.
+        self._noting = Lock()
 
     def leave_code_in(self, run_dir: Path | None) -> None:
         """Choose the directory for this process's exit code, if it exists; None for none."""
@@ -97,17 +101,23 @@ class RunLock:
         The first code that is noted counts, and is returned for each later one. Nothing is written
         where another process trains in the directory, or where there is no directory yet.
         """
-        if self._code is None:
-            self._code = code
-        with suppress(OSError, Timeout):  # on a full disk the process still has its exit code
-            if self._lock is not None:
-                _code_file(self._lock).write_text(f"{self._code}\n")
-            elif self._run_dir is not None and self._run_dir.is_dir():
-                lock = file_lock(self._run_dir / LOCK)
-                acquire(lock, 0)
-                _code_file(lock).write_text(f"{self._code}\n")
-                lock.release()
+        with self._noting:
+            if self._code is None:
+                self._code = code
+            if not self._noted:
+                with suppress(OSError, Timeout):  # on a full disk the process still has its code
+                    self._write(f"{self._code}\n")
+                    self._noted = True
         return self._code
+
+    def _write(self, code: str) -> None:
+        if self._lock is not None:
+            _code_file(self._lock).write_text(code)
+        elif self._run_dir is not None and self._run_dir.is_dir():
+            lock = file_lock(self._run_dir / LOCK)
+            acquire(lock, 0)
+            _code_file(lock).write_text(code)
+            lock.release()
 
     def _hold(self, lock: FileLock) -> None:
         self._lock = lock
