@@ -19,6 +19,7 @@ import train
 from model.gpt import GPT
 from training.run import command, saving
 from training.run.session import Session
+from training.run.signals import Signals
 
 LONGEST_SECONDS = 20
 told_to_end = threading.Event()
@@ -72,12 +73,12 @@ def main(config, session) -> int:
     return code
 
 
-def end_and_tell(session: Session, number: int, why: str) -> None:
-    told_to_end.set()
-    end_by_signal(session, number, why)
+def take_and_tell(signals: Signals, number: int) -> None:
+    told_to_end.set()  # before the run has noticed that rank 1 is gone, or after it
+    take(signals, number)
 
 
 if __name__ == "__main__":
     ending = sys.argv.pop(1)
-    end_by_signal, Session._end_by_signal = Session._end_by_signal, end_and_tell
+    take, Signals._take = Signals._take, take_and_tell
     command.run_command(main)
