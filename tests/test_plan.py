@@ -109,14 +109,10 @@ def test_a_large_vocabulary_is_planned_for_in_every_phase(micro_batch_size, tmp_
     assert counted["evaluation"] < counted["update"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("device", "processes", "shards", "checkpointing"),
-    [
-        pytest.param("cuda", 1, 1, True, marks=pytest.mark.thorough),
-        pytest.param("cuda", 2, 1, False, marks=pytest.mark.thorough),
-        pytest.param("cpu", 3, 3, False, marks=pytest.mark.thorough),
-        ("cuda", 4, 2, True),
-    ],
+    [("cuda", 1, 1, True), ("cuda", 2, 1, False), ("cpu", 3, 3, False), ("cuda", 4, 2, True)],
 )
 def test_a_deep_model_needs_what_its_shallow_traces_say(device, processes, shards, checkpointing):
     """Four small traces give the peak of a model of nine layers, at any micro-batch."""
@@ -138,12 +134,9 @@ def test_activation_checkpointing_lowers_the_counted_peak(tmp_path):
     assert peaks[1] < 0.5 * peaks[0]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("config", "processes", "shards"),
-    [
-        pytest.param("cpu.yaml", 1, 1, marks=pytest.mark.thorough),
-        ("fsdp_cpu.yaml", 2, 2),
-    ],
+    ("config", "processes", "shards"), [("cpu.yaml", 1, 1), ("fsdp_cpu.yaml", 2, 2)]
 )
 def test_the_predicted_peak_is_the_one_of_train_py(small, tmp_path, config, processes, shards):
     """In each phase of the real program under the real launcher, counted in each process."""
@@ -169,6 +162,7 @@ def test_the_predicted_peak_is_the_one_of_train_py(small, tmp_path, config, proc
         assert surveyed.largest(kind, 2, True) == pytest.approx(found[0][kind], rel=0.01)
 
 
+@pytest.mark.thorough
 def test_fsdp_shares_what_ddp_copies():
     """Parameters, gradients and optimizer state: 1/N and at most five percent of padding."""
     whole = estimate_memory(TINY, Shape("cuda", "bf16", 4, 1))

@@ -71,7 +71,7 @@ SHAPES = [
 
 # The others show the same, a piece each.
 SLOW = [("ddp_cpu.yaml", 4), ("fsdp.yaml", 2)]
-THOROUGH = [("fsdp_multinode.yaml", 2), ("fsdp_hybrid.yaml", 2)]
+THOROUGH = [("fsdp_multinode.yaml", 2), ("fsdp_hybrid.yaml", 2), ("fsdp_offload.yaml", 4)]
 
 
 def marks(config: str, micro_batch_size: int) -> list[pytest.MarkDecorator]:
@@ -123,9 +123,8 @@ def narrow(small, tmp_path_factory):
     return run_dir
 
 
-@pytest.mark.parametrize(
-    "config", [pytest.param("ddp_cpu.yaml", marks=pytest.mark.thorough), "fsdp_cpu.yaml"]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("config", ["ddp_cpu.yaml", "fsdp_cpu.yaml"])
 def test_a_vocabulary_larger_than_the_width_has_the_losses_of_one(narrow, small, tmp_path, config):
     run_dir = tmp_path / "run"
     words = [*small, *CONSTANT, *NARROW, f"run.dir={run_dir}"]

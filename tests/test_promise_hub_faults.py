@@ -48,6 +48,7 @@ SECRETS = ("hf_loopbackOfMeMayWrite", "signature=")
 def near_hub(tmp_path, monkeypatch):
     """A hub to which the client of this process is led; what fails is soon tried again."""
     monkeypatch.setattr("snapshot.hub.uploader.FIRST_DELAY_SECONDS", 0.1)
+    monkeypatch.setattr("snapshot.hub.uploader.FLUSH_DELAY_SECONDS", 0.5)
     monkeypatch.setattr("snapshot.store.RETRY_DELAYS_SECONDS", (0.1, 0.1))
     with LoopbackHub(tmp_path / "hub", new_port=True) as hub:
         hubs.lead_here(hub, monkeypatch)

@@ -34,7 +34,14 @@ def test_a_launch_of_every_config_for_cpus_is_run():
     assert len(ON_THIS_CPU) >= 11
 
 
-@pytest.mark.parametrize("command", ON_THIS_CPU, ids=str)
+def marks(command: pages.Command) -> list[pytest.MarkDecorator]:
+    return [] if command.page == README else [pytest.mark.thorough]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(command, marks=marks(command), id=str(command)) for command in ON_THIS_CPU],
+)
 def test_every_launch_on_a_cpu_trains(command, text_file, tmp_path):
     config, overrides = launched_by(command)
     (tmp_path / "books").mkdir()
@@ -108,6 +115,7 @@ def test_the_commands_for_a_run_here_work(finished_run, what):
         assert len(result.stdout) == len("on ") + 300 + len("\n")
 
 
+@pytest.mark.thorough
 def test_the_plan_is_what_its_page_shows():
     (command,) = (one for one in SHOWN if one.line.startswith("python plan.py"))
     result = runs.run([sys.executable, str(ROOT / "plan.py"), *command.words[2:]])
