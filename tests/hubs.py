@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants, get_token
+from huggingface_hub.utils._xet import abort_xet_session
 
 from loopback_hub import LoopbackHub
 from loopback_store import Repo
@@ -24,6 +25,7 @@ from snapshot.hub.client import Hub
 from snapshot.hub.latest import Latest, latest_as_bytes
 from snapshot.hub.publish import Card, Policy
 from snapshot.hub.uploader import Uploader
+from snapshot.hub.xet import Transfer
 from snapshot.store import Store
 
 REPO = "me/run"
@@ -51,7 +53,8 @@ def lead_here(hub: LoopbackHub, monkeypatch) -> None:
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", not hub.deviations.no_xet)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", not hub.use_xet)
+    abort_xet_session()  # it has read its settings
     assert get_token() == hub.default_token
 
 
@@ -92,10 +95,11 @@ class Interrupted(Hub):
         super().__init__(repo_id, 5.0)
         self.then = then
 
-    def upload_contents(self, additions) -> None:
-        super().upload_contents(additions)
+    def upload_contents(self, additions) -> Transfer:
+        transfer = super().upload_contents(additions)
         then, self.then = self.then, lambda: None
         then()
+        return transfer
 
 
 def seed(hub: LoopbackHub, *snapshots: Path, repo_id: str = REPO) -> None:

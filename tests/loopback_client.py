@@ -78,8 +78,11 @@ def refused(client: Client, expression: str, **names: Any) -> Failed:
 
 @contextmanager
 def hub_with_client(folder: Path) -> Iterator[tuple[LoopbackHub, Client]]:
-    """A hub and a client for all tests of a file: a client takes a second to start."""
-    with LoopbackHub(folder / "hub") as hub:
+    """A hub and a client for all tests of a file: a client takes a second to start.
+
+    Large files go by LFS. What goes through Xet: test_xet.
+    """
+    with LoopbackHub(folder / "hub", use_xet=False) as hub:
         client = Client({**hub.environment(), "HF_HOME": str(folder / "home")})
         try:
             yield hub, client

@@ -29,6 +29,8 @@ class Deviations:
             "whoami": self.no_whoami,
             "paths-info": self.no_paths_info,
             "squash": self.no_squash,
+            "xet-write-token": self.no_xet,
+            "xet-read-token": self.no_xet,
         }
         return missing.get(endpoint, False)
 

@@ -11,6 +11,8 @@ ENDPOINTS = frozenset(
         *("whoami", "create", "delete", "info", "preupload", "batch", "put", "part", "complete"),
         *("verify", "commit", "tree", "paths-info", "resolve-head", "resolve-get", "blob-get"),
         *("refs", "commits", "branch", "tag", "squash", "validate-yaml"),
+        *("xet-write-token", "xet-read-token", "xet-chunk", "xorb", "shard", "reconstruction"),
+        "xorb-get",
     }
 )
 READS = frozenset({"info", "tree", "paths-info", "resolve-head", "resolve-get", "commits"})

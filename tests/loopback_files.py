@@ -24,6 +24,7 @@ from loopback_routes import (
     writable,
 )
 from loopback_store import Add, AddLarge, Commit, Delete, Operation, Repo
+from loopback_xet import headers_of
 
 MOST_FILES_OF_A_PREUPLOAD = 256
 ROUTES = Routes()
@@ -222,6 +223,8 @@ def _line(call: Call, repo: Repo, commit: Commit, path: str, expand: bool) -> di
         line.update(type="file", oid=entry.git_oid, size=entry.size)
         if entry.is_lfs:
             line["lfs"] = lfs_of(call, entry)
+            if found := call.hub.xet.hash_of(entry.sha256):
+                line["xetHash"] = found
     else:
         line["oid"] = repo.oid_of_folder(commit, path)
     if expand:
@@ -243,6 +246,7 @@ def _resolve(call: Call) -> Answer:
     if not entry.is_lfs:
         return _content(call, repo, entry.sha256, headers)
     place = call.hub.signed(BLOBS, "GET", f"/blob/{repo.id}/{entry.sha256}")
+    headers |= headers_of(call, repo, call.names["revision"], entry)
     headers |= {"Location": place, "X-Linked-ETag": headers["ETag"], "Accept-Ranges": "bytes"}
     return Answer(302, headers={**headers, "X-Linked-Size": str(entry.size)})
 

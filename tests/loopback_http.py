@@ -64,7 +64,7 @@ class Handler(BaseHTTPRequestHandler):
         fault, changes = hub.faults.take(endpoint)
         kinds = [fault.kind] if fault else []
         request = replace(request, fault=" ".join([*kinds, *sorted(changes)]))
-        body, query = Body(self.rfile, self.headers), parse_qs(target.query)
+        body, query = Body(self.rfile, self.headers, hub.carry), parse_qs(target.query)
         call = Call(hub, self.command, target.path, query, names, self.headers, body, changes)
         try:
             answer, ending = self._outcome(route, call, fault)
@@ -132,6 +132,7 @@ class Handler(BaseHTTPRequestHandler):
                 for at in range(half - sent, min(half - sent + 4, len(block))):
                     flipped[at] ^= 0xFF
                 block = bytes(flipped)
+            self.server.hub.carry(len(block))
             self.wfile.write(block)
             sent += len(block)
         self.wfile.flush()

@@ -6,8 +6,9 @@
 
 Here is the hub as tests hold it. The rest, from the bottom up: loopback_contents (files),
 loopback_store (repos), loopback_messages (requests and answers), loopback_log, loopback_faults
-(which fault is due), loopback_deviations (what other servers lack), loopback_routes, loopback_repos
-and loopback_files (what is answered), and loopback_http (connections, and how faults end them).
+(which fault is due), loopback_deviations (what other servers lack), loopback_routes,
+loopback_repos, loopback_files and loopback_xet (what is answered), and loopback_http (connections,
+and how faults end them).
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from __future__ import annotations
 import argparse
 import hashlib
 import hmac
+import math
 import random
 import secrets
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -28,6 +31,7 @@ from typing import Any
 
 import loopback_files
 import loopback_repos
+import loopback_xet
 from loopback_contents import Refusal
 from loopback_deviations import Deviations
 from loopback_faults import Fault, Faults
@@ -36,6 +40,7 @@ from loopback_log import Log
 from loopback_messages import Request
 from loopback_routes import HUB, Found, unknown
 from loopback_store import MAIN, Add, AddLarge, Delete, Operation, Repo
+from loopback_xet import XetStore
 
 OWNER = "me"
 OTHER = "somebody-else"
@@ -65,17 +70,27 @@ class LoopbackHub:
         host: str = "127.0.0.1",
         deviations: Deviations | None = None,
         new_port: bool = False,
+        use_xet: bool = True,
     ) -> None:
+        self.use_xet = use_xet
+        """Whether clients may use Xet. With `deviations.no_xet` they find out that they cannot."""
         self.deviations = deviations or Deviations()
         self.latency = (0.0, 0.0)
         """Seconds added to each request, from and to."""
         self.multipart_above = 5 * 10**9
         """Bytes from which a file is uploaded in parts."""
         self.part_bytes = 16 << 20
+        self.bytes_per_second = math.inf
+        """What all connections carry together, bodies of requests and of answers."""
+        self._free_at = 0.0
+        """When they have carried what they took, by time.monotonic()."""
         self.page_size = 1000
         """Lines of a listing in one answer."""
         self.lfs_above = 10 << 20
         """Bytes beyond which a file is a large one; *.safetensors always are."""
+        self.xet_token_seconds = 3600.0
+        """How long a token for Xet is good."""
+        self.xet = XetStore(folder / "xorbs")
         self.faults = Faults()
         self._folder, self._host = folder, host
         self._secret = secrets.token_bytes(16)
@@ -116,7 +131,10 @@ class LoopbackHub:
         return {
             "HF_ENDPOINT": self.endpoint,
             "HF_TOKEN": self.default_token,
-            "HF_HUB_DISABLE_XET": "0" if self.deviations.no_xet else "1",
+            "HF_HUB_DISABLE_XET": "0" if self.use_xet else "1",
+            # Of this hub alone: what another one has need not be here, at the same address.
+            "HF_XET_CACHE": str(self._folder / "client's xet"),
+            "HF_XET_CLIENT_RETRY_BASE_DELAY": "100ms",
             "HF_HUB_DISABLE_TELEMETRY": "1",
             "HF_HUB_OFFLINE": "0",
             "NO_PROXY": self._host,
@@ -208,6 +226,8 @@ class LoopbackHub:
             if self.is_large(path, len(content)):
                 sha256 = hashlib.sha256(content).hexdigest()
                 repo.contents.receive(sha256, [content])
+                if self.use_xet:
+                    self.xet.keep(sha256, content)
                 operations.append(AddLarge(path, sha256))
             else:
                 operations.append(Add(path, content))
@@ -275,6 +295,14 @@ class LoopbackHub:
                 seconds = self._random.uniform(low, high)
             self.doors.closing.wait(seconds)
 
+    def carry(self, size: int) -> None:
+        """Wait as long as so many bytes take."""
+        with self._lock:
+            self._free_at = max(self._free_at, time.monotonic()) + size / self.bytes_per_second
+            seconds = self._free_at - time.monotonic()
+        if seconds > 0:
+            self.doors.closing.wait(seconds)
+
     def log(self, request: Request) -> None:
         """Put a request into the log."""
         self._log.add(request)
@@ -289,7 +317,7 @@ class LoopbackHub:
             self._failures.append(failure)
 
     def _find(self, origin: str, method: str, path: str) -> Found:
-        for routes in (loopback_repos.ROUTES, loopback_files.ROUTES):
+        for routes in (loopback_repos.ROUTES, loopback_files.ROUTES, loopback_xet.ROUTES):
             found = routes.find(origin, method, path)
             if found and not self.deviations.without(found[0]):
                 return found

@@ -42,8 +42,11 @@ class Request:
 class Body:
     """The body of a request, of a known length or in chunks, read from the connection."""
 
-    def __init__(self, stream: BufferedIOBase, headers: Message) -> None:
-        self._stream = stream
+    def __init__(
+        self, stream: BufferedIOBase, headers: Message, carry: Callable[[int], None]
+    ) -> None:
+        """`carry` waits as long as the network takes for so many bytes."""
+        self._stream, self._carry = stream, carry
         self._length = int(headers.get("Content-Length") or 0)
         self._is_chunked = "chunked" in headers.get("Transfer-Encoding", "").lower()
         self.is_empty = not self._is_chunked and self._length == 0
@@ -88,6 +91,7 @@ class Body:
             if not block:
                 raise ClientLeft
             length -= len(block)
+            self._carry(len(block))
             yield block
 
     def _line(self) -> bytes:

@@ -31,6 +31,7 @@ from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.hub.client import Hub
 from snapshot.hub.errors import HubUnreachable
+from snapshot.hub.fetch import newest_for_sampling
 from snapshot.hub.uploader import Uploader
 from snapshot.resume import choose_start
 from snapshot.start import Start
@@ -44,13 +45,14 @@ STEPS = 30
 SECRETS = ("hf_loopbackOfMeMayWrite", "signature=")
 
 
-@pytest.fixture
-def near_hub(tmp_path, monkeypatch):
+@pytest.fixture(params=["Xet"])
+def near_hub(tmp_path, monkeypatch, request):
     """A hub to which the client of this process is led; what fails is soon tried again."""
     monkeypatch.setattr("snapshot.hub.uploader.FIRST_DELAY_SECONDS", 0.1)
     monkeypatch.setattr("snapshot.hub.uploader.FLUSH_DELAY_SECONDS", 0.5)
     monkeypatch.setattr("snapshot.store.RETRY_DELAYS_SECONDS", (0.1, 0.1))
-    with LoopbackHub(tmp_path / "hub", new_port=True) as hub:
+    use_xet = request.param == "Xet"
+    with LoopbackHub(tmp_path / "hub", new_port=True, use_xet=use_xet) as hub:
         hubs.lead_here(hub, monkeypatch)
         yield hub
 
@@ -113,16 +115,26 @@ FAULTS = {
         ("*", "refuse", {"after": 21, "times": 6}),
     ],
     "a hang before the contents": [("preupload", "hang", {"after": 1})],
-    "a hang in the contents": [("put", "hang", {"after": 1})],
+    "a hang in the contents": [("xorb", "hang", {"after": 1})],
+    "a hang of the token for the contents": [("xet-write-token", "hang", {"after": 1})],
+    "a hang after the contents": [("shard", "hang", {"after": 1})],
     "a hang of the commit": [("commit", "hang", {"after": 1})],
     "a hang of the head": [("info", "hang", {"after": 2})],
-    "a reset in the middle of a content": [("put", "reset", {"after": 1})],
+    "a reset in the middle of a content": [("xorb", "reset", {"after": 1})],
+    "the answer to the contents lost": [("xorb", "lost-answer", {}), ("shard", "lost-answer", {})],
+    "the storage refuses connections": [("xorb", "refuse", {"times": 3})],
+    "500 on the contents": [("xorb", "status", {"status": 500, "times": 8})],
+    "503 after the contents": [("shard", "status", {"status": 503, "times": 8})],
+    "401, the storage's token is not taken": [("xorb", "status", {"status": 401})],
+    "403 on the contents": [("xorb", "status", {"status": 403, "after": 1})],
+    "507, the storage is full": [("xorb", "status", {"status": 507, "times": 8})],
+    "503 for the storage's token": [("xet-write-token", "status", {"status": 503, "times": 8})],
     "a reset in the middle of the commit": [("commit", "reset", {"after": 1})],
     "500 before the commit": [("commit", "status", {"status": 500, "times": 2})],
     "503 before the commit": [("commit", "status", {"status": 503})],
     "a hang of the listing": [("tree", "hang", {"after": 1})],
     "a wait of ten years asked for": [
-        ("batch", "status", {"status": 429, "headers": {"Retry-After": "315360000"}})
+        ("xorb", "status", {"status": 429, "headers": {"Retry-After": "315360000"}})
     ],
     "500 on the listing": [("tree", "status", {"status": 500, "after": 1})],
     "the answer to a commit lost": [("commit", "lost-answer", {"times": 2})],
@@ -133,7 +145,10 @@ FAULTS = {
         ("commit", "status", {"status": 429, "headers": {"Retry-After": "1"}, "times": 2})
     ],
     "429 without a time, on the commit": [("commit", "status", {"status": 429})],
-    "429 on the contents": [("batch", "status", {"status": 429, "headers": LIMIT})],
+    "429 on the contents": [("xorb", "status", {"status": 429, "headers": LIMIT})],
+    "429 for the storage's token": [
+        ("xet-write-token", "status", {"status": 429, "headers": LIMIT})
+    ],
     "403, the storage is full": [
         ("commit", "status", {"status": 403, "message": "quota exceeded", "after": 1})
     ],
@@ -144,6 +159,14 @@ FAULTS = {
     "a squash whose answer is lost": [("squash", "lost-answer", {})],
     "a card that cannot be judged": [("validate-yaml", "status", {"status": 503})],
     "a Hub that knows no cards": [("validate-yaml", "status", {"status": 404, "times": None})],
+}
+WITHOUT_XET = {
+    "a hang in the contents": [("put", "hang", {"after": 1})],
+    "a reset in the middle of a content": [("put", "reset", {"after": 1})],
+    "a wait of ten years asked for": [
+        ("batch", "status", {"status": 429, "headers": {"Retry-After": "315360000"}})
+    ],
+    "429 on the contents": [("batch", "status", {"status": 429, "headers": LIMIT})],
 }
 
 
@@ -182,13 +205,40 @@ def assert_hub_has(hub: LoopbackHub, uploads: Uploader, step: int) -> None:
     assert hubs.step_of(hub) == step
 
 
-@pytest.mark.parametrize("name", FAULTS)
+def each(faults: dict, quick: set[str]) -> list:
+    """All faults, of which those that are not quick are thorough tests."""
+    return [
+        pytest.param(name, marks=[] if name in quick else pytest.mark.thorough) for name in faults
+    ]
+
+
+ALIKE = {  # others of the same storage, or of the same kind, stay
+    "a hang of the token for the contents",
+    "the answer to the contents lost",
+    "the storage refuses connections",
+    "500 on the contents",
+    "503 after the contents",
+    "507, the storage is full",
+    "503 for the storage's token",
+    "429 for the storage's token",
+}
+
+
+@pytest.mark.parametrize("name", each(FAULTS, set(FAULTS) - ALIKE))
 def test_a_fault_costs_no_step_and_no_snapshot(near_hub, finished_run, tmp_path, name):
     """Nothing that the loop calls fails. That it does not wait either: the tests after the next."""
     faults = [near_hub.fault(endpoint, kind, **more) for endpoint, kind, more in FAULTS[name]]
     uploaded_through(near_hub, finished_run, tmp_path, faults)
 
 
+@pytest.mark.parametrize("near_hub", ["without Xet"], indirect=True)
+@pytest.mark.parametrize("name", each(WITHOUT_XET, {"a reset in the middle of a content"}))
+def test_a_fault_of_a_hub_without_xet_costs_no_snapshot(near_hub, finished_run, tmp_path, name):
+    faults = [near_hub.fault(endpoint, kind, **more) for endpoint, kind, more in WITHOUT_XET[name]]
+    uploaded_through(near_hub, finished_run, tmp_path, faults)
+
+
+@pytest.mark.parametrize("near_hub", ["without Xet"], indirect=True)
 def test_500_on_a_part_of_a_large_content(near_hub, finished_run, tmp_path):
     near_hub.multipart_above, near_hub.part_bytes = 50_000, 20_000
     part = near_hub.fault("part", "status", status=500, after=1)
@@ -223,9 +273,12 @@ def test_a_fault_during_a_run_costs_no_step_and_no_snapshot(small, tmp_path, hub
 @pytest.mark.parametrize(
     ("endpoint", "kind"),
     [
-        ("blob-get", "truncated"),
-        ("blob-get", "corrupted"),
-        ("blob-get", "reset"),
+        ("xorb-get", "truncated"),
+        ("xorb-get", "corrupted"),
+        ("xorb-get", "reset"),
+        ("xorb-get", "hang"),
+        pytest.param("reconstruction", "truncated", marks=pytest.mark.thorough),
+        pytest.param("xet-read-token", "reset", marks=pytest.mark.thorough),
         ("resolve-get", "corrupted"),
         pytest.param("resolve-head", "hang", marks=pytest.mark.thorough),  # the client waits 10 s
         ("info", "refuse"),
@@ -244,9 +297,34 @@ def test_a_download_that_fails_once_is_made_again(near_hub, finished_run, tmp_pa
     assert [path.name for path in begun.folder.parent.iterdir()] == ["step-00000010"]
 
 
+@pytest.mark.parametrize("kind", ["reset", "corrupted"])
+def test_a_download_for_sampling_that_fails_once_is_made_again(
+    near_hub, finished_run, tmp_path, monkeypatch, kind
+):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    hubs.seed(near_hub, runs.snapshot(finished_run, 10))
+    fault, begun = near_hub.fault("xorb-get", kind), time.monotonic()
+    folder = newest_for_sampling(Hub(hubs.REPO, 1.0), "main")
+    weights = (folder / "model.safetensors").read_bytes()
+    assert fault.hits
+    assert weights == (runs.snapshot(finished_run, 10) / "model.safetensors").read_bytes()
+    assert time.monotonic() - begun < 10
+
+
+@pytest.mark.parametrize("near_hub", ["without Xet"], indirect=True)
+@pytest.mark.parametrize("kind", ["truncated", "corrupted", "reset"])
+@pytest.mark.thorough
+def test_a_download_without_xet_that_fails_once_is_made_again(
+    near_hub, finished_run, tmp_path, kind
+):
+    test_a_download_that_fails_once_is_made_again(
+        near_hub, finished_run, tmp_path, "blob-get", kind
+    )
+
+
 def test_a_run_whose_download_fails_once_resumes_all_the_same(finished_run, small, tmp_path, hub):
     hubs.seed(hub, runs.snapshot(finished_run, 10))
-    fault = hub.fault("blob-get", "truncated")
+    fault = hub.fault("xorb-get", "truncated")
     result = runs.train(*like(finished_run, small, tmp_path / "b"), **hub.environment())
     assert fault.hits
     assert_uploaded(hub, result)
@@ -255,7 +333,7 @@ def test_a_run_whose_download_fails_once_resumes_all_the_same(finished_run, smal
 
 def test_downloads_that_are_never_whole_leave_the_disk_clean(finished_run, small, tmp_path, hub):
     hubs.seed(hub, runs.snapshot(finished_run, 10), runs.snapshot(finished_run, 20))
-    hub.fault("blob-get", "corrupted", times=None)
+    hub.fault("xorb-get", "corrupted", times=None)
     result = runs.train(*like(finished_run, small, tmp_path / "b"), **hub.environment())
     assert result.returncode == 2
     assert f"none of the snapshots in {hubs.REPO}@" in result.stderr

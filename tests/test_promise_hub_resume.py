@@ -87,8 +87,7 @@ def test_a_run_goes_on_from_its_repo_on_another_machine(
     assert hubs.step_of(hub) == STEPS
     hubs.assert_always_whole(hub)
     # One process a machine downloads, whatever their number.
-    fetched = [one for one in hub.requests if one.endpoint == "blob-get" and one.status == 200]
-    assert len(fetched) == 2  # weights and optimizer
+    assert hub.count("reconstruction") == 2  # weights and optimizer
 
 
 @pytest.mark.thorough  # test_promise_machines has the same with real machines
@@ -182,7 +181,7 @@ def test_what_was_not_uploaded_goes_first_at_the_next_start(finished_run, small,
     run_dir = shutil.copytree(finished_run, tmp_path / "run")
     hubs.seed(hub, runs.snapshot(run_dir, 10))
     words = overrides(small, *hubs.words(run_dir), "train.max_steps=40")
-    hub.fault("batch", "status", status=503, times=None)
+    hub.fault("xorb", "status", status=503, times=None)
     late = runs.train(*words, "hub.flush_seconds=1", **hub.environment())
     assert late.returncode == 0, late.stderr
     assert "has step 10, not the newest" in late.stdout
@@ -222,11 +221,11 @@ def test_sample_speaks_from_a_repo(finished_run, hub, another_home):
     assert remote.returncode == 0, remote.stderr
     local = runs.run(runs.command(str(finished_run), script="sample.py"))
     assert remote.stdout == local.stdout
-    gets = [one.path for one in hub.requests if one.endpoint == "blob-get"]
+    gets = [one.path for one in hub.requests if one.endpoint == "xorb-get"]
     assert len(gets) == 1  # no optimizer
     again = runs.run(runs.command(hubs.REPO, script="sample.py"), **there)
     assert again.stdout == local.stdout
-    assert [one.path for one in hub.requests if one.endpoint == "blob-get"] == gets  # kept
+    assert [one.path for one in hub.requests if one.endpoint == "xorb-get"] == gets  # kept
     missing = runs.run(runs.command("me/none", script="sample.py"), **there)
     assert missing.returncode == 2
     assert "there is no repo me/none" in missing.stderr

@@ -11,6 +11,7 @@ from snapshot.hub.errors import HubConflict, HubError, HubNoRevision, HubRefused
 from snapshot.hub.fetch import foreign_file_message, read_repo
 from snapshot.hub.latest import Latest
 from snapshot.hub.publish import Policy, Upload, latest_for, publish
+from snapshot.hub.xet import Transfer
 
 
 class Fenced(Exception):
@@ -54,13 +55,13 @@ class Attempt:
         self._may_take_over = self._policy.takeover
         """True until the first upload: later, a takeover by another attempt ends our uploads."""
 
-    def upload(self, upload: Upload) -> None:
-        """Upload a snapshot, unless the repo has it.
+    def upload(self, upload: Upload) -> Transfer:
+        """Upload a snapshot, unless the repo has it; returns what was sent.
 
         Raises Fenced, HubError, and SnapshotError and OSError as `publish` does.
         """
         try:
-            self._upload(upload)
+            return self._upload(upload)
         except HubNoRevision as error:  # a replica that lags, or a repo that was created anew
             self._head = None
             raise HubConflict(str(error), "moved on") from error
@@ -68,7 +69,7 @@ class Attempt:
             self._head = None  # the outcome is unknown: trust the next read of the head
             raise
 
-    def _upload(self, upload: Upload) -> None:
+    def _upload(self, upload: Upload) -> Transfer:
         if not self.repo_was_read:
             self._hub.create(self._policy.private)
             if foreign := read_repo(self._hub).foreign_file():
@@ -81,13 +82,15 @@ class Attempt:
         latest = latest_for(
             upload, self._run_id, self._attempt_id, 0 if squash_follows else commits
         )
+        transfer = Transfer()
         if before is None or replace(before, commits=latest.commits) != latest:
             confirm = lambda: self._confirm(parent)  # noqa: E731
             keep = self._policy.keep
-            self._head = publish(self._hub, upload, latest, before, keep, parent, confirm)
+            self._head, transfer = publish(self._hub, upload, latest, before, keep, parent, confirm)
         else:  # the commit succeeded earlier, and its response was lost
             self._head = parent
         self._commits, self._latest, self._may_take_over = commits, latest, False
+        return transfer
 
     def _confirm(self, parent: str) -> None:
         """Raise HubConflict, or Fenced, if `parent` is no longer the head.

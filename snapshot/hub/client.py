@@ -7,9 +7,10 @@ timeouts of its own. The errors are in snapshot/hub/errors.py.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,8 +25,9 @@ from huggingface_hub import (
     set_client_factory,
 )
 from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils import build_hf_headers, get_session, logging
+from huggingface_hub.utils import logging
 from huggingface_hub.utils._http import default_client_factory
+from tqdm import tqdm
 
 from snapshot.errors import SnapshotError
 from snapshot.hub.errors import (
@@ -34,12 +36,12 @@ from snapshot.hub.errors import (
     HubMissing,
     HubNoRevision,
     HubRefused,
-    HubUnreachable,
     redact_secrets,
     retry_after_seconds,
     translate_errors,
 )
 from snapshot.hub.latest import LATEST, Latest, read_latest
+from snapshot.hub.xet import NoXet, Transfer, XetFile, XetStorage, is_available
 
 BRANCH = "main"
 MOST_FILES = 100_000
@@ -49,8 +51,8 @@ LONGEST_SLEEP_SECONDS = 10.0
 """The longest delay between the Hub client's own retries of a request."""
 REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 COMMIT_ID = re.compile(r"[A-Za-z0-9]{5,128}")
-NO_SUCH_ENDPOINT = (400, 404, 405, 410, 501)
-"""Statuses of a server without Xet for a Xet token request; other statuses may be transient."""
+LARGE_BYTES = 5 << 20
+"""The Hub takes at most 10 MB into git itself."""
 Operation = CommitOperationAdd | CommitOperationDelete
 
 
@@ -61,6 +63,8 @@ class RemoteFile:
     size: int
     sha256: str | None
     """None for a small file, which is stored in git itself."""
+    xet_hash: str | None = None
+    """None for a file that is not in Xet storage."""
 
 
 class Hub:
@@ -74,6 +78,8 @@ class Hub:
         self._api = HfApi()
         logging.set_verbosity_error()  # its warnings would break our progress line
         set_client_factory(lambda: _client(timeout))
+        self._xet = XetStorage(repo_id, timeout) if is_available() else None
+        """None if this process may not use Xet, or the server does not have it."""
 
     def check_token(self) -> None:
         """Raise HubRefused if there is no token, or a read-only one."""
@@ -107,7 +113,9 @@ class Hub:
             tree = self._api.list_repo_tree(self.repo_id, recursive=True, revision=commit)
             entries = list(islice(tree, MOST_FILES))
         return {
-            entry.path: RemoteFile(entry.size, _digest(entry.lfs.sha256) if entry.lfs else None)
+            entry.path: RemoteFile(
+                entry.size, _digest(entry.lfs.sha256) if entry.lfs else None, entry.xet_hash
+            )
             for entry in entries
             if isinstance(entry, RepoFile)
         }
@@ -142,35 +150,81 @@ class Hub:
                 )
             )
 
-    def upload_contents(self, additions: Sequence[CommitOperationAdd]) -> None:
+    def download_all(
+        self, commit: str, files: Mapping[str, RemoteFile], folder: Path | None, again: bool = False
+    ) -> None:
+        """`download` of several files, those in Xet storage all at once if `folder` is given."""
+        at_once: set[str] = set()
+        if folder is not None and self._xet is not None:
+            with suppress(NoXet):
+                at_once = self._download_with_xet(self._xet, commit, files, folder)
+        for path in sorted(set(files) - at_once):
+            self.download(commit, path, folder, again)
+
+    def _download_with_xet(
+        self, xet: XetStorage, commit: str, files: Mapping[str, RemoteFile], folder: Path
+    ) -> set[str]:
+        """Download the files that are in Xet storage; returns their paths."""
+        found = {
+            path: XetFile(file.xet_hash, file.size)
+            for path, file in files.items()
+            if file.xet_hash is not None
+        }
+        partial = {  # an earlier download, which was cut off, may have left the others
+            folder / f"{path}.incomplete": file
+            for path, file in found.items()
+            if not (folder / path).exists()
+        }
+        if partial:
+            size = sum(file.size for file in partial.values())
+            with tqdm(total=size, unit="B", unit_scale=True, desc="fetching", disable=None) as bar:
+                xet.download(partial, commit, lambda done: bar.update(done - bar.n))
+        for path in partial:
+            path.rename(path.with_suffix(""))
+        return set(found)
+
+    def upload_contents(self, additions: Sequence[CommitOperationAdd]) -> Transfer:
         """Upload the large files that the Hub does not have yet, without a commit.
 
-        If the client uses Xet and the server does not support it, Xet is disabled in this process.
+        A file that is added at two paths is uploaded once.
         """
-        try:
-            self._send(additions)
-        except HubUnreachable:  # also raised for a server without Xet
-            if not self._disable_xet_if_unsupported():
-                raise
-            self._send(additions)
+        large = {
+            str(one.path_or_fileobj): one.upload_info.size for one in additions if _is_large(one)
+        }
+        transfer = None
+        if large and self._xet is not None:
+            transfer = self._upload_with_xet(list(large), additions)
+        if transfer is None:  # in two requests: the client uploads the same file twice in one
+            started = time.monotonic()
+            self._send(list({one.path_or_fileobj: one for one in additions}.values()))
+            transfer = Transfer(sum(large.values()), time.monotonic() - started)
+        self._send(additions)
+        return transfer
 
-    def _disable_xet_if_unsupported(self) -> bool:
-        """Disable Xet if the server does not support it; whether that was the case."""
-        if constants.HF_HUB_DISABLE_XET or find_spec("hf_xet") is None:
-            return False
-        url = f"{self._api.endpoint}/api/models/{self.repo_id}/xet-write-token/{BRANCH}"
-        with translate_errors(self.repo_id, BRANCH):
-            status = get_session().get(url, headers=build_hf_headers()).status_code
-        if status not in NO_SUCH_ENDPOINT:
-            return False
-        # huggingface_hub 2.4 reads the environment only once, but this constant at every upload.
-        constants.HF_HUB_DISABLE_XET = True
-        self.notes.append(
-            f"{redact_secrets(self._api.endpoint)} has no Xet storage (HTTP {status}), with which "
-            "the client uploads large files; they are uploaded without it. If that fails, start "
-            "with HF_HUB_DISABLE_XET=1 in the environment, which also avoids the first try."
-        )
-        return True
+    def _upload_with_xet(
+        self, paths: Sequence[str], additions: Sequence[CommitOperationAdd]
+    ) -> Transfer | None:
+        """Upload files with Xet, and mark them as uploaded; None if the server has no Xet."""
+        assert self._xet is not None
+        try:
+            digests, transfer = self._xet.upload([Path(path) for path in paths], BRANCH)
+        except NoXet as error:
+            self._xet = None
+            # huggingface_hub reads the environment only once, but this constant at every upload.
+            constants.HF_HUB_DISABLE_XET = True
+            self.notes.append(
+                f"{redact_secrets(self._api.endpoint)} has no Xet storage ({error}), with which "
+                "the Hub stores large files; they are uploaded without it."
+            )
+            return None
+        uploaded = dict(zip(paths, digests, strict=True))
+        for one in additions:
+            if digest := uploaded.get(str(one.path_or_fileobj)):
+                one.upload_info.sha256 = bytes.fromhex(digest)
+                # As the client itself marks them. If it changes its marks, it uploads them again,
+                # and finds that nothing is left to send.
+                one._upload_mode, one._is_uploaded = "lfs", True
+        return transfer
 
     def _send(self, additions: Sequence[CommitOperationAdd]) -> None:
         with translate_errors(self.repo_id, BRANCH):
@@ -199,6 +253,14 @@ class Hub:
         """Squash the history, so that the Hub can free files which only earlier commits need."""
         with translate_errors(self.repo_id, BRANCH):
             self._api.super_squash_history(self.repo_id, branch=BRANCH, commit_message=message)
+
+
+def _is_large(addition: CommitOperationAdd) -> bool:
+    """Whether a file belongs in the storage for large files; smaller ones may be in git itself."""
+    if not isinstance(addition.path_or_fileobj, str):
+        return False
+    large_type = addition.path_in_repo.endswith(".safetensors")
+    return large_type or addition.upload_info.size >= LARGE_BYTES
 
 
 def _digest(oid: str) -> str:

@@ -214,8 +214,8 @@ def _download(
     for name, (size, digest) in entries.items():
         if listed[name].size != size or listed[name].sha256 not in (digest, None):
             raise SnapshotError(f"{folder} of {repo.name}: {name} is not as its manifest says")
-    for name in filter(wanted, sorted(entries)):
-        repo.hub.download(repo.commit, inside + name, target, again)
+    files = {inside + name: listed[name] for name in entries if wanted(name)}
+    repo.hub.download_all(repo.commit, files, target, again)
     return downloaded
 
 

@@ -22,6 +22,7 @@ from snapshot.hub.client import Hub, Operation
 from snapshot.hub.errors import HubError
 from snapshot.hub.fetch import folders_in, remote_step
 from snapshot.hub.latest import LATEST, SNAPSHOTS, Latest, latest_as_bytes
+from snapshot.hub.xet import Transfer
 
 WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
 CURVES = "curves.png"
@@ -78,21 +79,14 @@ def publish(
     keep: int,
     parent: str,
     confirm: Callable[[], None] = lambda: None,
-) -> str:
-    """Upload a snapshot in one commit on top of `parent`; returns the commit id.
+) -> tuple[str, Transfer]:
+    """Upload a snapshot in one commit on top of `parent`; returns the commit id, and what it sent.
 
     `before` is the latest.json of `parent`. `confirm` is called just before the commit, and raises
     if `parent` is no longer the head. Raises SnapshotError if the files on disk have changed,
     OSError if the folder no longer exists, and HubError, after which the outcome is unknown.
     """
     snapshot = _snapshot_files(upload.folder, latest.folder)
-    # The snapshot's contents first: a content that is twice in a request would be uploaded twice.
-    hub.upload_contents(snapshot)
-    digests = _digests(upload.folder)
-    for operation in snapshot:
-        name = Path(operation.path_in_repo).name
-        if operation.upload_info.sha256.hex() != digests[name]:
-            raise SnapshotError(f"{upload.folder} is damaged: the content of {name} has changed")
     top_level = [
         CommitOperationAdd(path.name, path)
         for path in sorted(upload.folder.iterdir())
@@ -101,7 +95,12 @@ def publish(
     if upload.card.curves is not None:
         top_level.append(CommitOperationAdd(CURVES, upload.card.curves))
     top_level.append(CommitOperationAdd(LATEST, latest_as_bytes(latest)))
-    hub.upload_contents(top_level)
+    transfer = hub.upload_contents([*snapshot, *top_level])
+    digests = _digests(upload.folder)
+    for operation in snapshot:
+        name = Path(operation.path_in_repo).name
+        if operation.upload_info.sha256.hex() != digests[name]:
+            raise SnapshotError(f"{upload.folder} is damaged: the content of {name} has changed")
     added = {operation.path_in_repo for operation in (*snapshot, *top_level)}
     deletions = [
         CommitOperationDelete(path, is_folder=False)
@@ -113,12 +112,13 @@ def publish(
     message = f"Snapshot of step {latest.step}"
     confirm()
     try:
-        return hub.commit([*operations, card], message, parent)
+        return hub.commit([*operations, card], message, parent), transfer
     except HubError as error:
         if not error.about_card:
             raise
         confirm()
-        return hub.commit(operations, message, parent)  # without the card that the Hub rejects
+        # Without the card that the Hub rejects.
+        return hub.commit(operations, message, parent), transfer
 
 
 def _snapshot_files(folder: Path, path_in_repo: str) -> list[CommitOperationAdd]:

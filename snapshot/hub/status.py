@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from snapshot.hub.xet import Transfer
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class UploadStatus:
     """Whether uploads have ended for good."""
     repo_was_read: bool = True
     """Whether the repo has been read at least once."""
+    sent: Transfer = field(default_factory=Transfer)
+    """What the uploads of this attempt have sent."""
 
     @property
     def failure_text(self) -> str | None:

@@ -19,6 +19,7 @@ from snapshot.hub.attempt import Attempt, Fenced, UploadTarget
 from snapshot.hub.errors import HubConflict, HubError, HubRefused, HubUnreachable
 from snapshot.hub.publish import Card, Upload
 from snapshot.hub.status import UploadFailure, UploadStatus
+from snapshot.hub.xet import Transfer
 
 FIRST_DELAY_SECONDS = 1.0
 LONGEST_DELAY_SECONDS = 3600.0
@@ -47,6 +48,7 @@ class Uploader:
         self._queued_at: dict[int, float] = {}
         self._last_commit = -float("inf")
         self._messages: list[str] = []
+        self._sent = self._all_sent = Transfer()
         self._attempt = Attempt(target, notify=self._notify)
         disable_progress_bars()  # those of the Hub client would break our progress line
         self._thread = threading.Thread(target=self._work, name="uploader", daemon=True)
@@ -71,7 +73,12 @@ class Uploader:
             since = self._queued_at.get(self._step) if self._step is not None else None
             age = None if since is None else time.monotonic() - since
             return UploadStatus(
-                self._step, age, self._failure, self._off, self._attempt.repo_was_read
+                self._step,
+                age,
+                self._failure,
+                self._off,
+                self._attempt.repo_was_read,
+                self._all_sent,
             )
 
     def messages(self) -> list[str]:
@@ -79,6 +86,12 @@ class Uploader:
         with self._changed:
             messages, self._messages = self._messages, []
             return messages
+
+    def sent(self) -> Transfer:
+        """What the uploads have sent that ended since the last call."""
+        with self._changed:
+            sent, self._sent = self._sent, Transfer()
+            return sent
 
     def flush(self, seconds: float, more: Callable[[], bool] = lambda: True) -> bool:
         """Wait at most `seconds` until everything is uploaded; whether it is. Raises nothing.
@@ -124,7 +137,7 @@ class Uploader:
         """
         unharmed = f"Training continues; snapshots stay in {upload.folder.parent}"
         try:
-            self._attempt.upload(upload)
+            sent = self._attempt.upload(upload)
         except Fenced as error:
             self._stop(str(error))
             return UploadFailure(str(error), "another has the repo"), None
@@ -151,12 +164,14 @@ class Uploader:
             retry_after = error.retry_after if isinstance(error, HubUnreachable) else None
             pause = max(delay * random.uniform(0.5, 1.5), retry_after or 0.0)
             return failure, min(pause, LONGEST_DELAY_SECONDS)
-        self._note_uploaded(upload)
+        self._note_uploaded(upload, sent)
         self._attempt.squash_if_due(upload.step)
         return None, None
 
-    def _note_uploaded(self, upload: Upload) -> None:
+    def _note_uploaded(self, upload: Upload, sent: Transfer) -> None:
         with self._changed:
+            self._sent += sent
+            self._all_sent += sent
             self._warned.clear()
             self._last_commit = time.monotonic()
             self._step = upload.step

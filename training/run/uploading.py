@@ -109,7 +109,8 @@ def finish_uploads(
         console.warn(message)
     status = uploads.status()
     if done and not status.off and status.failure_text is None and status.step is not None:
-        console.say(f"hub       {repo} has step {status.step}")
+        sent = f"; uploads sent {status.sent.as_words()}" if status.sent.seconds else ""
+        console.say(f"hub       {repo} has step {status.step}{sent}")
     elif status.off:
         console.warn(
             f"{repo} does not have the end of this run: its uploads ended before, see above. The "
