@@ -34,6 +34,7 @@ print(json.dumps([after.ru_minflt - before.ru_minflt, after.ru_maxrss]))
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library is not glibc")
+@pytest.mark.thorough
 def test_memory_that_was_freed_is_not_taken_from_the_system_again():
     (taken, most), (taken_without, most_without) = (
         json.loads(

@@ -112,7 +112,12 @@ def test_a_large_vocabulary_is_planned_for_in_every_phase(micro_batch_size, tmp_
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("device", "processes", "shards", "checkpointing"),
-    [("cuda", 1, 1, True), ("cuda", 2, 1, False), ("cpu", 3, 3, False), ("cuda", 4, 2, True)],
+    [
+        pytest.param("cuda", 1, 1, True, marks=pytest.mark.slow),
+        pytest.param("cuda", 2, 1, False, marks=pytest.mark.slow),
+        ("cpu", 3, 3, False),
+        ("cuda", 4, 2, True),
+    ],
 )
 def test_a_deep_model_needs_what_its_shallow_traces_say(device, processes, shards, checkpointing):
     """Four small traces give the peak of a model of nine layers, at any micro-batch."""

@@ -176,7 +176,7 @@ def test_a_stopped_job_is_started_again_with_the_same_words(rehearsal):
 @pytest.mark.parametrize(
     "end",
     [
-        "143+",
+        pytest.param("143+", marks=pytest.mark.thorough),
         pytest.param("75", marks=pytest.mark.slow),
         pytest.param("crash", marks=pytest.mark.slow),
     ],

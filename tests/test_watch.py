@@ -239,7 +239,7 @@ def test_a_neighbour_that_hangs_is_said_during_the_run(small, tmp_path):
 
 @pytest.mark.thorough
 def test_a_last_upload_that_takes_its_time_is_no_slow_step(small, tmp_path, hub):
-    hub.latency = (2.0, 2.0)
+    hub.latency = (1.4, 1.4)
     begun = time.monotonic()
     words = hubs.words(tmp_path / "run", "snapshot.every=1000", "train.max_steps=60")
     result = runs.train(*small, *words, **hub.environment())

@@ -92,6 +92,7 @@ def test_a_download_that_moves_no_byte_ends(hub, storage, tmp_path):
         storage.download({tmp_path / "back": stored(hub, file)}, "main")
 
 
+@pytest.mark.thorough
 def test_a_slow_upload_that_progresses_is_left_alone_and_has_its_token_renewed(hub, tmp_path):
     hub.bytes_per_second, hub.xet_token_seconds = 5_000_000, 3
     storage, begun = XetStorage(hubs.REPO, 3.0), time.monotonic()  # the system buffers some MB
@@ -127,6 +128,13 @@ def test_a_repo_that_is_gone_is_no_server_without_xet(hub, storage, tmp_path):
     hub.deviations = Deviations(no_xet=True)
     with pytest.raises(NoXet, match="HTTP 404"):
         storage.upload([weights(tmp_path / "file", 100_000)], "main")
+
+
+def test_a_storage_that_is_a_folder_of_this_machine_is_refused(hub, storage, tmp_path, monkeypatch):
+    monkeypatch.setattr(hub.doors, "address", lambda origin: f"local://{tmp_path}/cas")
+    with pytest.raises(HubRefused, match=r"has its Xet storage at local:///.*: no URL"):
+        storage.upload([weights(tmp_path / "file", 100_000)], "main")
+    assert not (tmp_path / "cas").exists()
 
 
 def test_errors_of_the_disk_are_none_of_the_hub(hub, storage, tmp_path):

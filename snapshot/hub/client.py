@@ -153,7 +153,7 @@ class Hub:
     def download_all(
         self, commit: str, files: Mapping[str, RemoteFile], folder: Path | None, again: bool = False
     ) -> None:
-        """`download` of several files, those in Xet storage all at once if `folder` is given."""
+        """`download` of several files, those in Xet storage all at once. Raises OSError, too."""
         at_once: set[str] = set()
         if folder is not None and self._xet is not None:
             with suppress(NoXet):

@@ -143,9 +143,12 @@ class XetStorage:
             raise NoXet(f"HTTP {response.status_code}")
         with translate_errors(self.repo_id, revision):
             hf_raise_for_status(response)
+            place = response.headers[constants.HUGGINGFACE_HEADER_X_XET_ENDPOINT]
+            if not place.startswith(("https://", "http://")):  # hf_xet also takes a folder's path
+                raise HubRefused(f"{self.repo_id} has its Xet storage at {place:.80}: no URL.")
             expires = int(response.headers[constants.HUGGINGFACE_HEADER_X_XET_EXPIRATION])
             return {
-                "endpoint": response.headers[constants.HUGGINGFACE_HEADER_X_XET_ENDPOINT],
+                "endpoint": place,
                 "token": response.headers[constants.HUGGINGFACE_HEADER_X_XET_ACCESS_TOKEN],
                 "token_expiry_unix_secs": expires,
                 "token_refresh_url": url,
