@@ -127,6 +127,9 @@ def _print(error: Exception, stopping: bool, session: Session | None) -> bool:
     if is_lost_peer(error):
         if not stopping:
             time.sleep(ECHO_SECONDS)
+            started_by = launcher()
+            if prints and started_by is not None and started_by.lost_a_worker():
+                time.sleep(REPORTING_SECONDS)  # on a busy machine it ends this one a little later
         if prints and not stopping:
             first_line = str(error).splitlines()[0]
             say_error(f"stopped: {LOST_PEER}: {first_line}. {RESUME}")
