@@ -78,8 +78,7 @@ class Hub:
         self._api = HfApi()
         logging.set_verbosity_error()  # its warnings would break our progress line
         set_client_factory(lambda: _client(timeout))
-        self._xet = XetStorage(repo_id, timeout) if is_available() else None
-        """None if this process may not use Xet, or the server does not have it."""
+        self._xet = XetStorage(repo_id, timeout)
 
     def check_token(self) -> None:
         """Raise HubRefused if there is no token, or a read-only one."""
@@ -155,14 +154,14 @@ class Hub:
     ) -> None:
         """`download` of several files, those in Xet storage all at once. Raises OSError, too."""
         at_once: set[str] = set()
-        if folder is not None and self._xet is not None:
+        if folder is not None and is_available():
             with suppress(NoXet):
-                at_once = self._download_with_xet(self._xet, commit, files, folder)
+                at_once = self._download_with_xet(commit, files, folder)
         for path in sorted(set(files) - at_once):
             self.download(commit, path, folder, again)
 
     def _download_with_xet(
-        self, xet: XetStorage, commit: str, files: Mapping[str, RemoteFile], folder: Path
+        self, commit: str, files: Mapping[str, RemoteFile], folder: Path
     ) -> set[str]:
         """Download the files that are in Xet storage; returns their paths."""
         found = {
@@ -178,7 +177,7 @@ class Hub:
         if partial:
             size = sum(file.size for file in partial.values())
             with tqdm(total=size, unit="B", unit_scale=True, desc="fetching", disable=None) as bar:
-                xet.download(partial, commit, lambda done: bar.update(done - bar.n))
+                self._xet.download(partial, commit, lambda done: bar.update(done - bar.n))
         for path in partial:
             path.rename(path.with_suffix(""))
         return set(found)
@@ -192,7 +191,7 @@ class Hub:
             str(one.path_or_fileobj): one.upload_info.size for one in additions if _is_large(one)
         }
         transfer = None
-        if large and self._xet is not None:
+        if large and is_available():
             transfer = self._upload_with_xet(list(large), additions)
         if transfer is None:  # in two requests: the client uploads the same file twice in one
             started = time.monotonic()
@@ -205,11 +204,9 @@ class Hub:
         self, paths: Sequence[str], additions: Sequence[CommitOperationAdd]
     ) -> Transfer | None:
         """Upload files with Xet, and mark them as uploaded; None if the server has no Xet."""
-        assert self._xet is not None
         try:
             digests, transfer = self._xet.upload([Path(path) for path in paths], BRANCH)
         except NoXet as error:
-            self._xet = None
             # huggingface_hub reads the environment only once, but this constant at every upload.
             constants.HF_HUB_DISABLE_XET = True
             self.notes.append(

@@ -26,6 +26,7 @@ from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_st
 from data.printable import printable
 from snapshot.hub.errors import (
     DISK_ERRORS,
+    TRANSIENT_STATUSES,
     HubError,
     HubRefused,
     HubUnreachable,
@@ -48,8 +49,8 @@ NICENESS = 10
 POLL_SECONDS = 0.5
 NO_SUCH_ENDPOINT = (400, 404, 405, 410, 501)
 """Statuses of a server without Xet for a Xet token request; other statuses may be transient."""
-TRANSIENT_STATUSES = (401, 408, 409, 425, 429)
-"""Statuses below 500 after which a new transfer, with a new token, may succeed."""
+RENEWED = 401
+"""The status for an expired token; a new transfer has a new one."""
 STATUS = re.compile(r"HTTP status \w+ error \((\d{3})")
 DISK_ERROR = re.compile(r"\(os error (\d+)\)")
 
@@ -103,10 +104,10 @@ class XetStorage:
         """Upload files; returns the SHA-256 of each, computed from what was sent."""
         import hf_xet
 
-        started = time.monotonic()
+        started, connection = time.monotonic(), self._connection("write", revision)
         session = _in_low_priority(lambda: hf_xet.XetSession(_config()))
         with self._translated():
-            group = session.new_upload_commit(**self._connection("write", revision))
+            group = session.new_upload_commit(**connection)
             handles = [group.start_upload_file(str(path), hf_xet.COMPUTE_SHA256) for path in paths]
             report = self._finish(group)
             digests = [handle.result().xet_info.sha256 for handle in handles]
@@ -124,9 +125,10 @@ class XetStorage:
 
         for path in files:
             path.parent.mkdir(parents=True, exist_ok=True)
+        connection = self._connection("read", revision)
         session = hf_xet.XetSession(_config())
         with self._translated():
-            group = session.new_file_download_group(**self._connection("read", revision))
+            group = session.new_file_download_group(**connection)
             for path, file in files.items():
                 info = hf_xet.XetFileInfo(file.xet_hash, file.size)
                 group.start_download_file(info, str(path.absolute()))
@@ -190,7 +192,7 @@ class XetStorage:
         """Turn the errors of hf_xet, which are few built-in types, into a HubError."""
         try:
             yield
-        except (NoXet, HubError):
+        except HubError:
             raise
         except Exception as error:
             reason = printable(redact_secrets(str(error)).strip()[:200])
@@ -199,7 +201,7 @@ class XetStorage:
                 raise OSError(int(on_disk[1]), os.strerror(int(on_disk[1]))) from error
             found = STATUS.search(reason)
             status = int(found[1]) if found else 0
-            if 400 <= status < 500 and status not in TRANSIENT_STATUSES:
+            if 400 <= status < 500 and status not in (RENEWED, *TRANSIENT_STATUSES):
                 raise HubRefused(
                     f"the Hub's storage refuses (HTTP {status}). Check the token's permissions on "
                     f"{self.repo_id}, and the free storage.",
