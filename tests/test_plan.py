@@ -177,6 +177,7 @@ def test_fsdp_shares_what_ddp_copies():
             assert part.largest(kind, 1, True) <= 1.05 / shards * whole.largest(kind, 1, True)
 
 
+@pytest.mark.thorough
 def test_communication_is_that_of_the_ring_algorithms():
     size = sum(p.numel() for p in GPT(TINY).parameters())
     ddp = estimate_memory(TINY, Shape("cuda", "no", 4, 1))
@@ -191,7 +192,7 @@ def test_communication_is_that_of_the_ring_algorithms():
     )
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_published_claim_for_two_gpus_of_24_gib():
     large, xl = (
         json.loads(plan(f"model={m}", *TWO_OF_24).stdout) for m in ("gpt2_large", "gpt2_xl")
@@ -227,6 +228,7 @@ def test_the_largest_micro_batch_fits_and_the_next_does_not():
         assert candidate.needed(most, True) <= 1.5 * GIB < candidate.needed(most + 1, True)
 
 
+@pytest.mark.thorough
 def test_the_plan_says_what_fits_and_what_to_run():
     result = plan("--processes", "2", "--memory", "8")
     assert result.returncode == 0, result.stderr

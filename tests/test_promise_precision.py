@@ -189,6 +189,7 @@ def test_a_run_resumed_after_or_between_overflows_is_as_if_nothing_happened(
         assert {**one, "tokens_per_second": 0} == {**other, "tokens_per_second": 0}
 
 
+@pytest.mark.thorough
 def test_too_many_overflows_in_a_row_stop_the_run(trained, start, tmp_path):
     run_dir = begun_with_a_large_scale(trained("FSDP-2", "fp16"), tmp_path / "run")
     result = start("FSDP-2", "fp16", run_dir, "train.max_skipped_steps=3")

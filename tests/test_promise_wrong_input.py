@@ -123,7 +123,7 @@ def test_two_processes_cannot_train_in_one_directory(tmp_path, monkeypatch):
     second.release()
 
 
-@pytest.mark.thorough  # it gives the other one half a minute to end
+@pytest.mark.slow  # it gives the other one half a minute to end
 def test_a_second_start_while_a_run_trains_is_refused(small, tmp_path):
     words = runs.command(*small, f"run.dir={tmp_path / 'run'}", "train.max_steps=200")
     with paced(words) as (first, lines):

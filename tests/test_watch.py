@@ -237,7 +237,7 @@ def test_a_neighbour_that_hangs_is_said_during_the_run(small, tmp_path):
     assert "has come after" in output
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_last_upload_that_takes_its_time_is_no_slow_step(small, tmp_path, hub):
     hub.latency = (1.4, 1.4)
     begun = time.monotonic()
