@@ -15,7 +15,6 @@ from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import httpx2
 from huggingface_hub import (
     CommitOperationAdd,
     CommitOperationDelete,
@@ -26,20 +25,18 @@ from huggingface_hub import (
 )
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import logging
-from huggingface_hub.utils._http import default_client_factory
 from tqdm import tqdm
 
 from snapshot.errors import SnapshotError
 from snapshot.hub.errors import (
     REMEDY,
-    RETRY_AFTER,
     HubMissing,
     HubNoRevision,
     HubRefused,
     redact_secrets,
-    retry_after_seconds,
     translate_errors,
 )
+from snapshot.hub.http import client
 from snapshot.hub.latest import LATEST, Latest, read_latest
 from snapshot.hub.xet import NoXet, Transfer, XetFile, XetStorage, is_available
 
@@ -47,8 +44,6 @@ BRANCH = "main"
 MOST_FILES = 100_000
 """More than any run has; a longer listing is cut off."""
 LARGEST_LATEST_BYTES = 10_000
-LONGEST_SLEEP_SECONDS = 10.0
-"""The longest delay between the Hub client's own retries of a request."""
 REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 COMMIT_ID = re.compile(r"[A-Za-z0-9]{5,128}")
 LARGE_BYTES = 5 << 20
@@ -77,7 +72,7 @@ class Hub:
         """Sentences about the server for the user, each once."""
         self._api = HfApi()
         logging.set_verbosity_error()  # its warnings would break our progress line
-        set_client_factory(lambda: _client(timeout))
+        set_client_factory(lambda: client(timeout))
         self._xet = XetStorage(repo_id, timeout)
 
     def check_token(self) -> None:
@@ -263,33 +258,3 @@ def _is_large(addition: CommitOperationAdd) -> bool:
 def _digest(oid: str) -> str:
     """The hex digits of a SHA-256; some servers prefix them with `sha256:`."""
     return oid.removeprefix("sha256:").lower()
-
-
-def _client(timeout: float) -> httpx2.Client:
-    """The Hub client's default HTTP client, with a timeout and without long delays for retries."""
-
-    def set_timeouts(request: httpx2.Request) -> None:
-        # Some calls (repo_info, list_repo_tree) disable the timeout of the client.
-        given = request.extensions.get("timeout", {})
-        request.extensions["timeout"] = {
-            name: timeout if given.get(name) is None else given[name]
-            for name in ("connect", "read", "write", "pool")
-        }
-
-    client = default_client_factory()
-    client.timeout = httpx2.Timeout(timeout)
-    hooks = client.event_hooks
-    client.event_hooks = {
-        "request": [*hooks["request"], set_timeouts],
-        "response": [*hooks["response"], _hide_long_retry_delay],
-    }
-    return client
-
-
-def _hide_long_retry_delay(response: httpx2.Response) -> None:
-    """Hide a long Retry-After from the Hub client, which would sleep so long: we wait ourselves."""
-    seconds = retry_after_seconds(response.headers)
-    if response.is_error and seconds is not None and seconds > LONGEST_SLEEP_SECONDS:
-        response.extensions[RETRY_AFTER] = seconds
-        for name in ("ratelimit", "Retry-After"):
-            response.headers.pop(name, None)

@@ -1,0 +1,41 @@
+"""The HTTP client of the Hub client: its default one, with timeouts and short delays."""
+
+from __future__ import annotations
+
+import httpx2
+from huggingface_hub.utils._http import default_client_factory
+
+from snapshot.hub.errors import RETRY_AFTER, retry_after_seconds
+
+LONGEST_SLEEP_SECONDS = 10.0
+"""The longest delay between the Hub client's own retries of a request."""
+
+
+def client(timeout: float) -> httpx2.Client:
+    """The Hub client's default HTTP client, with a timeout and without long delays for retries."""
+
+    def set_timeouts(request: httpx2.Request) -> None:
+        # Some calls (repo_info, list_repo_tree) disable the timeout of the client.
+        given = request.extensions.get("timeout", {})
+        request.extensions["timeout"] = {
+            name: timeout if given.get(name) is None else given[name]
+            for name in ("connect", "read", "write", "pool")
+        }
+
+    client = default_client_factory()
+    client.timeout = httpx2.Timeout(timeout)
+    hooks = client.event_hooks
+    client.event_hooks = {
+        "request": [*hooks["request"], set_timeouts],
+        "response": [*hooks["response"], _hide_long_retry_delay],
+    }
+    return client
+
+
+def _hide_long_retry_delay(response: httpx2.Response) -> None:
+    """Hide a long Retry-After from the Hub client, which would sleep so long: we wait ourselves."""
+    seconds = retry_after_seconds(response.headers)
+    if response.is_error and seconds is not None and seconds > LONGEST_SLEEP_SECONDS:
+        response.extensions[RETRY_AFTER] = seconds
+        for name in ("ratelimit", "Retry-After"):
+            response.headers.pop(name, None)
