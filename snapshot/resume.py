@@ -98,8 +98,7 @@ def _branch(own: Start, named: Start, run_dir: Path, resume: str) -> Start:
         return replace(
             named,
             warnings=own.warnings + named.warnings,
-            known_latest=own.known_latest,
-            repo_was_read=own.repo_was_read,
+            repo=own.repo,
             ended_attempts=own.ended_attempts,
         )
     assert own.state is not None

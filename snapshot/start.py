@@ -7,6 +7,7 @@ from pathlib import Path
 
 from snapshot.disk.files import TEMPORARY_PREFIX
 from snapshot.disk.state import RunState
+from snapshot.hub.fetch import RepoContents
 from snapshot.hub.latest import Latest
 
 
@@ -34,12 +35,15 @@ class Start:
     """Problems with newer snapshots that were skipped, and with the Hub."""
     remote: RemoteSnapshot | None = None
     """The same snapshot on the Hub, for machines that do not have it."""
-    known_latest: Latest | None = None
-    """`latest.json` of the run's own repo; None if there is none, or it could not be read."""
-    repo_was_read: bool = False
-    """Whether the run's own repo could be read."""
+    repo: RepoContents | None = None
+    """The run's own repo as it was at the start; None if it could not be read."""
     ended_attempts: frozenset[str] = frozenset()
     """Attempts of this run that used this disk and are over."""
+
+    @property
+    def known_latest(self) -> Latest | None:
+        """`latest.json` of the run's own repo; None if there is none, or it could not be read."""
+        return None if self.repo is None else self.repo.latest
 
     @property
     def permanent_folder(self) -> Path | None:

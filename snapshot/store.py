@@ -60,7 +60,7 @@ def newest_of_disk_and_repo(
     if repo is None:
         return local
     latest, local_step = repo.latest, -1 if state is None else state.step
-    local = replace(local, repo_was_read=True, known_latest=latest)
+    local = replace(local, repo=repo)
     if latest is None:
         if repo.fault is None or newest is not None:
             return local
@@ -137,7 +137,7 @@ def start_in_empty_repo(store: Store) -> Start:
             f"snapshot.resume=never, but {store.key} holds a run, at step {newest}. Name a new "
             "repo; hub.takeover=true replaces what is in this one."
         )
-    return Start(None, None, "", faults, known_latest=repo.latest, repo_was_read=True)
+    return Start(None, None, "", faults, repo=repo)
 
 
 @dataclass(frozen=True)

@@ -179,7 +179,7 @@ def uploaded_through(hub: LoopbackHub, finished_run: Path, folder: Path, faults:
     assert begun.folder is None
     uploads = hubs.uploader(
         Hub(hubs.REPO, 1.0),
-        unknown=not begun.repo_was_read,
+        unknown=begun.repo is None,
         squash_every=2 if any(fault.endpoint == "squash" for fault in faults) else 100,
     )
     steps, hit = [10, 20, 30], lambda: all(fault.hits for fault in faults)
@@ -598,7 +598,7 @@ def test_a_run_that_cannot_work_is_refused_at_the_start_in_a_sentence(small, tmp
 def test_a_public_repo_is_taken_where_that_is_allowed(near_hub, finished_run, tmp_path):
     other_repos(near_hub)
     public = hubs.store(1.0, "me/public", private=False)
-    assert newest_of_disk_and_repo(public, None, None, tmp_path / "snapshots", ()).repo_was_read
+    assert newest_of_disk_and_repo(public, None, None, tmp_path / "snapshots", ()).repo is not None
     uploads = hubs.uploader(Hub("me/public", 1.0), private=False)
     offer(uploads, runs.snapshot(finished_run, 30))
     assert uploads.flush(30), uploads.status()
@@ -631,20 +631,20 @@ def test_a_start_without_the_hub_resumes_what_is_here_and_takes_no_repo_that_hol
     hubs.seed(near_hub, runs.snapshot(finished_run, 10))
     near_hub.down()
     here = newest_of_disk_and_repo(hubs.store(1.0), newest, read_state(newest), newest.parent, ())
-    assert (here.folder, here.repo_was_read) == (newest, False)
+    assert (here.folder, here.repo) == (newest, None)
     assert "the Hub cannot be reached" in here.warnings[0]
     with monkeypatch.context() as expired:
         expired.setenv("HF_TOKEN", "")
         expired.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
         begin = (newest, read_state(newest), newest.parent, ())
         here = newest_of_disk_and_repo(hubs.store(1.0), *begin)
-    assert (here.folder, here.repo_was_read) == (newest, False)
+    assert (here.folder, here.repo) == (newest, None)
     assert "hub.repo_id=me/run needs a token" in here.warnings[0]
     # A run without a snapshot cannot know that it is new, unless that is said.
     with pytest.raises(HubUnreachable, match="it is unknown whether me/run holds a snapshot"):
         choose_start(tmp_path / "empty", "auto", hubs.store(1.0))
     new = choose_start(tmp_path / "new", "never", hubs.store(1.0))
-    assert (new.folder, new.repo_was_read) == (None, False)
+    assert (new.folder, new.repo) == (None, None)
     uploads = hubs.uploader(Hub(hubs.REPO, 1.0), unknown=True)
     offer(uploads, newest)
     near_hub.up()
@@ -661,7 +661,7 @@ def test_a_start_without_the_hub_resumes_what_is_here_and_takes_no_repo_that_hol
 def test_a_repo_that_was_not_there_is_made_when_the_hub_is_back(near_hub, finished_run, tmp_path):
     near_hub.down()
     begun = choose_start(tmp_path / "run", "never", hubs.store(1.0))
-    uploads = hubs.uploader(Hub(hubs.REPO, 1.0), unknown=not begun.repo_was_read)
+    uploads = hubs.uploader(Hub(hubs.REPO, 1.0), unknown=begun.repo is None)
     offer(uploads, runs.snapshot(finished_run, 10))
     assert not uploads.flush(0)
     assert uploads.status().as_words().startswith("hub not reached yet")

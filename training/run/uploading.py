@@ -51,7 +51,7 @@ def begin_uploads(
             state.attempt_id,
             start.known_latest,
             start.ended_attempts,
-            start.repo_was_read,
+            start.repo is not None,
         )
     )
     root = snapshots_in(Path(config.run.dir))
