@@ -192,7 +192,7 @@ def _named_snapshot(resume: str, root: Path, timeout: float) -> Start:
     assert found.path is not None
     assert found.remote is not None
     reason = f"{resume}, step {remote_step(found.remote.folder)}, as snapshot.resume asks"
-    return Start(found.path, read_state(found.path), reason, found.faults, found.remote)
+    return Start(found.path, read_state(found.path), reason, found.faults, remote=found.remote)
 
 
 def _own_newest(root: Path, store: Store | None, use_local: bool) -> Start:

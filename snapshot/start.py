@@ -33,6 +33,8 @@ class Start:
     """Which snapshot and why, for the header."""
     warnings: tuple[str, ...] = ()
     """Problems with newer snapshots that were skipped, and with the Hub."""
+    fetched: bool = False
+    """Whether the snapshot was downloaded from the run's own repo."""
     remote: RemoteSnapshot | None = None
     """The same snapshot on the Hub, for machines that do not have it."""
     repo: RepoContents | None = None

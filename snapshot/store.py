@@ -111,6 +111,7 @@ def _fetched_start(local: Start, repo: RepoContents, found: Fetched, why: str) -
         folder=found.path,
         state=read_state(found.path),
         reason=f"{found.path}, fetched from {repo.name}: {why}",
+        fetched=True,
         remote=found.remote,
     )
 

@@ -30,6 +30,9 @@ class UploadTarget:
     """`latest.json` at the start; None if there was none, or the repo could not be read."""
     ended_attempts: Collection[str] = ()
     """Earlier attempts of this run that are known to be over."""
+    records: Callable[[int, int], tuple[dict[str, bytes], int]] = lambda after, step: ({}, step)
+    """The run's records of the steps after one and up to another, by path in the repo; and the step
+    up to which they reach. May raise OSError and ValueError."""
     repo_was_read: bool = True
     """False if the Hub could not be reached at the start; the repo may not even exist."""
 
@@ -50,8 +53,10 @@ class Attempt:
         self._latest = target.known_latest
         """The newest `latest.json` that we know of."""
         self._commits = 0 if self._latest is None else self._latest.commits
+        self._records, self._recorded_step = target.records, 0
+        """The step up to which this attempt has uploaded the records."""
         self._can_squash = True
-        self._squash_failure_reported = False
+        self._squash_failure_reported = self._records_failure_reported = False
         self._may_take_over = self._policy.takeover
         """True until the first upload: later, a takeover by another attempt ends our uploads."""
 
@@ -86,11 +91,25 @@ class Attempt:
         if before is None or replace(before, commits=latest.commits) != latest:
             confirm = lambda: self._confirm(parent)  # noqa: E731
             keep = self._policy.keep
-            self._head, transfer = publish(self._hub, upload, latest, before, keep, parent, confirm)
+            records, reached = self._new_records(upload.step)
+            self._head, transfer = publish(
+                self._hub, upload, latest, before, keep, parent, records, confirm
+            )
+            self._recorded_step = reached
         else:  # the commit succeeded earlier, and its response was lost
             self._head = parent
         self._commits, self._latest, self._may_take_over = commits, latest, False
         return transfer
+
+    def _new_records(self, step: int) -> tuple[dict[str, bytes], int]:
+        """The records that this attempt has not uploaded yet. They never delay a snapshot."""
+        try:
+            return self._records(self._recorded_step, step)
+        except (OSError, ValueError) as error:
+            if not self._records_failure_reported:
+                self._records_failure_reported = True
+                self._notify(f"metrics are not uploaded: {str(error).rstrip('.')}.")
+            return {}, self._recorded_step
 
     def _confirm(self, parent: str) -> None:
         """Raise HubConflict, or Fenced, if `parent` is no longer the head.

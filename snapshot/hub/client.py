@@ -60,6 +60,8 @@ class RemoteFile:
     """None for a small file, which is stored in git itself."""
     xet_hash: str | None = None
     """None for a file that is not in Xet storage."""
+    git_oid: str = ""
+    """Git's name for the content, or for the pointer to a large one."""
 
 
 class Hub:
@@ -108,7 +110,10 @@ class Hub:
             entries = list(islice(tree, MOST_FILES))
         return {
             entry.path: RemoteFile(
-                entry.size, _digest(entry.lfs.sha256) if entry.lfs else None, entry.xet_hash
+                entry.size,
+                _digest(entry.lfs.sha256) if entry.lfs else None,
+                entry.xet_hash,
+                entry.blob_id,
             )
             for entry in entries
             if isinstance(entry, RepoFile)

@@ -4,12 +4,13 @@ snapshots/step-00001000/...                      the newest snapshots
 config.json model.safetensors tokenizer*.json    the newest one again, for from_pretrained
 latest.json                                      the newest step, its run and its attempt
 README.md curves.png                             the model card
+metrics/... events.jsonl                         the run's records (snapshot/hub/records.py)
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from snapshot.hub.client import Hub, Operation
 from snapshot.hub.errors import HubError
 from snapshot.hub.fetch import folders_in, remote_step
 from snapshot.hub.latest import LATEST, SNAPSHOTS, Latest, latest_as_bytes
+from snapshot.hub.records import replaced_segments
 from snapshot.hub.xet import Transfer
 
 WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
@@ -78,13 +80,15 @@ def publish(
     before: Latest | None,
     keep: int,
     parent: str,
-    confirm: Callable[[], None] = lambda: None,
+    records: Mapping[str, bytes],
+    confirm: Callable[[], None],
 ) -> tuple[str, Transfer]:
     """Upload a snapshot in one commit on top of `parent`; returns the commit id, and what it sent.
 
-    `before` is the latest.json of `parent`. `confirm` is called just before the commit, and raises
-    if `parent` is no longer the head. Raises SnapshotError if the files on disk have changed,
-    OSError if the folder no longer exists, and HubError, after which the outcome is unknown.
+    `before` is the latest.json of `parent`, `records` are files by their paths. `confirm` is called
+    just before the commit, and raises if `parent` is no longer the head. Raises SnapshotError if
+    the files on disk have changed, OSError if the folder no longer exists, and HubError, after
+    which the outcome is unknown.
     """
     snapshot = _snapshot_files(upload.folder, latest.folder)
     top_level = [
@@ -95,6 +99,7 @@ def publish(
     if upload.card.curves is not None:
         top_level.append(CommitOperationAdd(CURVES, upload.card.curves))
     top_level.append(CommitOperationAdd(LATEST, latest_as_bytes(latest)))
+    top_level += [CommitOperationAdd(path, content) for path, content in records.items()]
     transfer = hub.upload_contents([*snapshot, *top_level])
     digests = _digests(upload.folder)
     for operation in snapshot:
@@ -102,9 +107,11 @@ def publish(
         if operation.upload_info.sha256.hex() != digests[name]:
             raise SnapshotError(f"{upload.folder} is damaged: the content of {name} has changed")
     added = {operation.path_in_repo for operation in (*snapshot, *top_level)}
+    files = hub.files(parent)
+    replaced = replaced_segments(files, records, latest, before)
     deletions = [
         CommitOperationDelete(path, is_folder=False)
-        for path in _paths_to_delete(hub.files(parent), latest, before, keep)
+        for path in (*_paths_to_delete(files, latest, before, keep), *replaced)
         if path not in added
     ]
     operations: list[Operation] = [*snapshot, *top_level, *deletions]

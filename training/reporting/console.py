@@ -10,6 +10,7 @@ from typing import TextIO
 
 from tqdm import tqdm
 
+from training.reporting.events import Events
 from training.reporting.output import shown
 
 BAR = "{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt}{postfix} [{elapsed}<{remaining}]"
@@ -27,6 +28,7 @@ class Console:
 
     def __post_init__(self) -> None:
         self.bar: tqdm | None = None
+        self.events: Events | None = None
         if self.shown and sys.stderr.isatty() and not _is_pipe(sys.stdout):
             self.bar = tqdm(
                 total=self.max_steps, initial=self.step, bar_format=BAR, dynamic_ncols=True
@@ -42,8 +44,14 @@ class Console:
             print(shown(text), flush=True)
 
     def warn(self, text: str) -> None:
-        """Print a warning."""
+        """Print a warning, which is also one of the run's events."""
         self.say(f"warning: {text}")
+        self.note("warning", self.step, text)
+
+    def note(self, event: str, step: int, text: str = "") -> None:
+        """Add an event of the run, without a line."""
+        if self.events is not None:
+            self.events.add(event, step, text)
 
     def sample(self, step: int, text: str) -> None:
         """Print a text that the model has generated, set off from the rest."""

@@ -47,8 +47,8 @@ def sample_metrics(path: Path, eval_every: int) -> list[Record]:
     with open(path, "rb") as opened:
         size = os.fstat(opened.fileno()).st_size
         if size <= MOST_PLACES * PLACE_BYTES:
-            return list(_records(opened, 0, size, _figures))
-        tail = _records(opened, _line_after(opened, size - PLACE_BYTES)[0], size, _figures)
+            return list(_records(opened, 0, size, figures_at))
+        tail = _records(opened, _line_after(opened, size - PLACE_BYTES)[0], size, figures_at)
         last = max((record["step"] for record in tail), default=0)
         records: list[Record] = []
         before = 0
@@ -69,9 +69,9 @@ def _lines_around(opened: BinaryIO, step: int, size: int, step_bytes: float) -> 
         begin, line = _line_after(opened, min(max(0, near), size))
         if not line.endswith(b"\n"):  # the last line, or half of one
             break
-        near = begin + int((step + 1 - _figures(opened, begin, line)["step"]) * step_bytes)
+        near = begin + int((step + 1 - figures_at(opened, begin, line)["step"]) * step_bytes)
     begin = _line_after(opened, max(0, near - PLACE_BYTES))[0]
-    yield from _records(opened, begin, min(size, near + PLACE_BYTES // 4), _figures)
+    yield from _records(opened, begin, min(size, near + PLACE_BYTES // 4), figures_at)
 
 
 def _places(last: int, eval_every: int) -> list[int]:
@@ -96,7 +96,7 @@ def place_after(opened: BinaryIO, step: int, begin: int = 0) -> int:
     def step_after(offset: int) -> int:
         at, line = _line_after(opened, offset)
         half = not line.endswith(b"\n")
-        return step + 1 if half else int(_figures(opened, at, line)["step"])
+        return step + 1 if half else int(figures_at(opened, at, line)["step"])
 
     size = os.fstat(opened.fileno()).st_size
     offsets = range(begin, max(begin, size))
@@ -113,6 +113,15 @@ def held_out_at(path: Path, step: int) -> float | None:
         return next((float(r["loss"]) for r in records if r["event"] == "eval"), None)
 
 
+def has_step(path: Path, step: int) -> bool:
+    """Whether a metrics file has lines of a step. Raises ConfigError as `place_after` does."""
+    if not path.exists():
+        return False
+    with open(path, "rb") as opened:
+        begin = place_after(opened, step - 1)
+        return place_after(opened, step, begin) > begin
+
+
 def write_whole(path: Path, content: str) -> None:
     """Replace a file atomically: the new one is flushed, then renamed."""
     partial = path.with_name(f"{path.name}.new")
@@ -125,6 +134,11 @@ def write_whole(path: Path, content: str) -> None:
     except OSError:
         partial.unlink(missing_ok=True)
         raise
+
+
+def as_line(record: Record) -> bytes:
+    """A record as a line of the file."""
+    return json.dumps(record, allow_nan=False).encode() + b"\n"
 
 
 class MetricsFile:
@@ -147,7 +161,7 @@ class MetricsFile:
     def append(self, records: Iterable[Record]) -> None:
         """Add lines, as far as the disk accepts them."""
         with self._lock:
-            self._append(b"".join(map(_line, records)))
+            self._append(b"".join(map(as_line, records)))
 
     def _append(self, lines: bytes) -> None:
         self.waiting += lines
@@ -175,10 +189,6 @@ class MetricsFile:
             os.fsync(opened.fileno())
 
 
-def _line(record: Record) -> bytes:
-    return json.dumps(record, allow_nan=False).encode() + b"\n"
-
-
 def _line_after(opened: BinaryIO, offset: int) -> tuple[int, bytes]:
     """The first line that begins at an offset or later, and where it begins."""
     opened.seek(max(0, offset - 1))
@@ -199,7 +209,7 @@ def _records(
         begin += len(line) + 1
 
 
-def _figures(opened: BinaryIO, begin: int, line: bytes) -> Record:
+def figures_at(opened: BinaryIO, begin: int, line: bytes) -> Record:
     """Event, step and loss of a line."""
     if (ours := LINE.match(line)) is None:
         return _parsed(opened, begin, line)

@@ -42,6 +42,7 @@ from training.reporting.watchdog import Watchdog
 from training.reproducibility import build_gradient_buckets, compute_reproducibly
 from training.run.accelerator import set_accumulation
 from training.run.pending_evaluation import evaluation_is_pending
+from training.run.records import begin_records
 from training.run.run_lock import RunLock
 from training.run.saving import SnapshotWriter
 from training.run.signals import LAST_WORDS_SECONDS, Phase, Signals, exit_code_of
@@ -64,10 +65,7 @@ class Due(NamedTuple):
 
 
 class Session:
-    """One attempt of a run.
-
-    Every process creates one. Call the methods in the order in which they stand here.
-    """
+    """One attempt of a run. Every process calls the methods in the order in which they stand."""
 
     state: RunState
     """The run's state after the newest step."""
@@ -119,12 +117,14 @@ class Session:
     def open(self, model: GPT) -> None:
         """Print the header, begin the uploads, and find out whether the run is finished."""
         accelerator, config, start, state = self.accelerator, self.config, self.start, self.state
-        self.console = Console(accelerator.is_main_process, config.train.max_steps, state.step)
-        print_header(self.console, accelerator, config, self.corpus, model, start)
+        console = Console(accelerator.is_main_process, config.train.max_steps, state.step)
+        self.console, code = console, self._lock.code_before
+        run_on_main(accelerator, lambda: begin_records(console, config, start, state, code))
+        print_header(console, accelerator, config, self.corpus, model, start)
         self._uploads = run_on_main(
-            accelerator, lambda: begin_uploads(self.console, config, start, state)
+            accelerator, lambda: begin_uploads(console, config, start, state)
         )
-        self._pending = evaluation_is_pending(accelerator, self.console, config, start, state)
+        self._pending = evaluation_is_pending(accelerator, console, config, start, state)
         self._last = state.step >= config.train.max_steps
         self.finished = self._last and not self._pending
 
@@ -155,17 +155,15 @@ class Session:
             self._uploads,
             Watchdog(self.console, config, parameter_count(bare_model), accelerator.num_processes),
         )
-        save_tokenizer = self.corpus.tokenizer.save
         self._writer = SnapshotWriter(
-            accelerator, config, model, optimizer, save_tokenizer, self.report
+            accelerator, config, model, optimizer, self.corpus.tokenizer.save, self.report
         )
         optimizer.optimizer.register_step_pre_hook(lambda *_: self._finish_snapshot())
         self._timeouts = ProcessGroupTimeouts(accelerator, config.run)
         self._stop = Stop(accelerator, config.run, self.signals)
         model.train()
         build_gradient_buckets(accelerator, model, optimizer, self._micro_batch())
-        first_window = held_out_loader.dataset.__getitems__([0])
-        self._probe = send_to_device(first_window, accelerator.device)
+        self._probe = send_to_device(held_out_loader.dataset.__getitems__([0]), accelerator.device)
         if self._pending:
             self.report_evaluation(held_out_loss(accelerator, model, held_out_loader))
             self._sample = sample_text(accelerator, model, self.corpus.tokenizer, state.step)
@@ -205,6 +203,8 @@ class Session:
         self.state.step, self.state.epoch = step, epoch
         self.report.add(step, learning_rate, loss, grad_norm)
         self._last, self._stopping = step == train.max_steps, self._stop.agreed()
+        if self._last or self._stopping:  # before the snapshot, whose upload has the events
+            self.console.note("end" if self._last else "stop", step, self._stop.reason)
         self._due = Due(
             save=self._last or self._stopping or step % snapshot.every == 0,
             evaluate=self._last or step % train.eval_every == 0,

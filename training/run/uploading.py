@@ -20,6 +20,7 @@ from snapshot.resume import record_attempt
 from snapshot.start import Start
 from snapshot.store import Store
 from training.reporting.console import Console
+from training.run.records import records_for_upload
 from training.run.signals import LAST_WORDS_SECONDS, Signals
 
 
@@ -51,6 +52,7 @@ def begin_uploads(
             state.attempt_id,
             start.known_latest,
             start.ended_attempts,
+            records_for_upload(config),
             start.repo is not None,
         )
     )

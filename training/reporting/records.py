@@ -1,0 +1,125 @@
+"""metrics.jsonl as it travels with a run's repo: cut into segments, and merged when fetched."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from data.printable import printable
+from snapshot.errors import SnapshotError
+from snapshot.hub.records import SEGMENT_STEPS, segment_path
+from training.reporting.metrics import Record, as_line, figures_at, place_after
+
+MOST_SEGMENTS = 16
+"""In one upload; a long run that begins to upload late needs several."""
+LONGEST_LINE = 8_192
+NAME = re.compile(r"[a-z_]{1,40}")
+Line = tuple[int, int, int, bytes]
+"""A step, whether it is an evaluation, where it comes from, and the line itself."""
+
+
+def segments(path: Path, after: int, step: int) -> tuple[dict[str, bytes], int]:
+    """The segments with lines after step `after` up to `step`, by their path in a repo.
+
+    Returns the step, too, up to which the segments reach: all of them may be too many. The lines of
+    `after` itself are included, because its evaluation may be newer. Raises OSError, and
+    ConfigError where the file is no metrics file.
+    """
+    if not path.exists() or step < 1:
+        return {}, after
+    numbers = list(range(max(0, after - 1) // SEGMENT_STEPS, (step - 1) // SEGMENT_STEPS + 1))
+    reached = step
+    if len(numbers) > MOST_SEGMENTS:
+        reached = numbers[MOST_SEGMENTS - 1] * SEGMENT_STEPS
+        numbers = [*numbers[: MOST_SEGMENTS - 1], numbers[-1]]
+    found = {}
+    with open(path, "rb") as opened:
+        for number in numbers:
+            begin = place_after(opened, number * SEGMENT_STEPS)
+            end = place_after(opened, min((number + 1) * SEGMENT_STEPS, step), begin)
+            opened.seek(begin)
+            if end > begin:
+                found[segment_path(number * SEGMENT_STEPS + 1)] = opened.read(end - begin)
+    return found, reached
+
+
+def merge_metrics(path: Path, fetched: Iterable[Path], step: int) -> None:
+    """Add the lines of fetched segments that a metrics file lacks, up to `step`.
+
+    Every step has its lines once, those of this disk first. Needs the memory of a few lines. Raises
+    SnapshotError if the segments are not metrics; the file then stays as it is.
+    """
+    partial = path.with_name(f"{path.name}.new")
+    before = (0, 0)
+    try:
+        with open(partial, "wb") as merged:
+            for *place, _, line in heapq.merge(_own(path, step), _checked(fetched, step)):
+                if (place[0], place[1]) != before:
+                    merged.write(line)
+                before = (place[0], place[1])
+            merged.flush()
+            os.fsync(merged.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _own(path: Path, step: int) -> Iterator[Line]:
+    if not path.exists():
+        return
+    with open(path, "rb") as opened:
+        end = place_after(opened, step)
+        opened.seek(0)
+        at = 0
+        while at < end:
+            line = opened.readline()
+            figures = figures_at(opened, at, line)
+            at += len(line)
+            yield figures["step"], int(figures["event"] == "eval"), 0, line
+
+
+def _checked(fetched: Iterable[Path], step: int) -> Iterator[Line]:
+    """The lines of fetched segments up to a step, written anew from their checked values."""
+    before = (0, 0)
+    for path in fetched:
+        with open(path, "rb") as opened:
+            while line := opened.readline(LONGEST_LINE):
+                record = _record_in(line)
+                if record is None or not line.endswith(b"\n"):
+                    raise SnapshotError(f"{path.name} holds a line that is not one of metrics")
+                if record["step"] > step:
+                    return
+                place = (record["step"], int(record["event"] == "eval"))
+                if place <= before:
+                    raise SnapshotError(f"{path.name} has step {record['step']} twice")
+                before = place
+                yield *place, 1, as_line(record)
+
+
+def _record_in(line: bytes) -> Record | None:
+    """A line's record; None where it is not one of metrics."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or record.get("event") not in ("train", "eval"):
+        return None
+    if type(record.get("step")) is not int or not _is_number(record.get("loss")):
+        return None
+    if any(NAME.fullmatch(name) is None or not _is_value(v) for name, v in record.items()):
+        return None
+    return {name: printable(v) if isinstance(v, str) else v for name, v in record.items()}
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _is_value(value: Any) -> bool:
+    return value is None or isinstance(value, bool | str) or _is_number(value)

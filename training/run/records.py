@@ -1,0 +1,93 @@
+"""A run's records on this disk: the events of this attempt, and what other machines recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from config.compose import as_plain
+from config.schema import Config, ConfigError
+from snapshot.config_values import changed_values
+from snapshot.disk.files import snapshots_in
+from snapshot.disk.state import RunState
+from snapshot.errors import SnapshotError
+from snapshot.hub.errors import HubError
+from snapshot.hub.records import EVENTS, fetch_records
+from snapshot.start import Start
+from snapshot.start_over import METRICS
+from snapshot.store import with_retries
+from training.reporting.console import Console
+from training.reporting.events import Events, as_text, read_events
+from training.reporting.metrics import has_step
+from training.reporting.records import merge_metrics, segments
+
+OF_THIS_MACHINE = ("run.dir", "data.cache_dir", "data.source", "snapshot.resume")
+"""Keys whose values may be paths, which the records do not show."""
+
+
+def begin_records(
+    console: Console, config: Config, start: Start, state: RunState, code_before: int | None
+) -> None:
+    """Add the start of this attempt to events.jsonl, and fetch what other machines recorded.
+
+    Only the main process calls this. `code_before` is the exit code of the attempt before.
+    """
+    console.events = Events(Path(config.run.dir) / EVENTS, state.attempt_id)
+    _fetch_missing(console, console.events, config, start, state)
+    console.note("start", state.step, _origin(config, start, code_before))
+    console.note("machine", state.step, state.computed_on or "")
+    if start.state is not None:
+        for change in changed_values(start.state.config, as_plain(config)):
+            if not change.startswith(OF_THIS_MACHINE):
+                console.note("changed", state.step, change)
+
+
+def _origin(config: Config, start: Start, code_before: int | None) -> str:
+    """Where the attempt starts, and how the one before it ended on this disk."""
+    if start.folder is None:
+        return "from scratch"
+    if start.folder.parent != snapshots_in(Path(config.run.dir)):
+        return "from the snapshot of another run"
+    if start.fetched:
+        return "resumed from the Hub"
+    ended = "was killed" if code_before is None else f"ended with exit code {code_before}"
+    return f"resumed from the disk; the attempt before {ended}"
+
+
+def _fetch_missing(
+    console: Console, events: Events, config: Config, start: Start, state: RunState
+) -> None:
+    """Fetch the metrics and events of steps that another machine took, where this disk lacks them.
+
+    What cannot be fetched, or is not valid, costs a warning.
+    """
+    run_dir, repo = Path(config.run.dir), start.repo
+    if repo is None or repo.latest is None or repo.latest.run_id != state.run_id:
+        return
+    try:
+        if has_step(run_dir / METRICS, state.step):
+            return
+        with TemporaryDirectory(prefix=".tmp-", dir=snapshots_in(run_dir)) as folder:
+            found = with_retries(lambda: fetch_records(repo, state.step, Path(folder)))
+            merge_metrics(run_dir / METRICS, found[0], state.step)
+            if found[1] is not None:
+                events.merge(found[1].read_bytes())
+    except (SnapshotError, HubError, ConfigError, OSError) as error:
+        console.warn(
+            f"the metrics of the steps before are not fetched from {repo.name}: "
+            f"{str(error).rstrip('.')}. The curves of this run begin at step {state.step + 1}."
+        )
+
+
+def records_for_upload(config: Config) -> Callable[[int, int], tuple[dict[str, bytes], int]]:
+    """What an upload adds of the records: `snapshot.hub.attempt.UploadTarget.records`."""
+    run_dir = Path(config.run.dir)
+
+    def records(after: int, step: int) -> tuple[dict[str, bytes], int]:
+        files, reached = segments(run_dir / METRICS, after, step)
+        if events := as_text(read_events(run_dir / EVENTS)):
+            files[EVENTS] = events.encode()
+        return files, reached
+
+    return records
