@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,11 @@ NEVER_EMPTY = ("data.source", "data.cache_dir", "snapshot.resume", "run.name", "
 """Texts that are used as paths, or may be."""
 PART_BYTES, PATH_BYTES = 255, 3_900
 """The limits of file systems for names, and of the system for paths, less a run's own files."""
+CARD_FIELDS = {
+    "hub.license": "must be a license as the Hub names it, such as mit or apache-2.0, or null",
+    "hub.language": "must be the code of a language, such as en or de, or null",
+}
+WORD = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
 TOO_LONG = f"is too long: a name has {PART_BYTES} bytes at most, and a path {PATH_BYTES}"
 
 
@@ -137,6 +143,8 @@ def _check_hub_and_run(found: Problems) -> None:
     need, hub, run = found.need, found.config.hub, found.config.run
     if hub.repo_id is not None:
         need(_is_repo_id(hub.repo_id), "hub.repo_id", "is not of the form owner/name")
+    for key, rule in CARD_FIELDS.items():
+        need(WORD.fullmatch(getattr(hub, key[4:]) or "none") is not None, key, rule)
     for key in ("hub.min_interval_seconds", "hub.flush_seconds"):
         need(0 <= getattr(hub, key[4:]) < 1e6, key, "must be at least 0, and below 1000000")
     need(0 < hub.timeout_seconds < 1e6, "hub.timeout_seconds", "must be above 0, below 1000000")

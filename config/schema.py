@@ -112,6 +112,10 @@ class HubConfig:
     """Upload although another run or attempt uses the repo; that one then stops uploading."""
     timeout_seconds: float = 60.0
     """How long a request to the Hub waits for a response."""
+    license: str | None = None
+    """The license on the model card, as the Hub names it (mit, apache-2.0, cc-by-4.0, ...)."""
+    language: str | None = None
+    """The language of the text on the model card, as its code (en, de, code, ...)."""
     flush_seconds: float = 240.0
     """How long the end of a run waits for its last upload; the next start uploads the rest."""
 

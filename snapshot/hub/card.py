@@ -5,17 +5,20 @@ from __future__ import annotations
 import html
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from huggingface_hub import ModelCardData
+from huggingface_hub import EvalResult, ModelCardData
 
 from data.formats import TABLE_READERS, TEXT_SUFFIXES, suffixes
 from data.printable import printable
 from model.gpt import GPTConfig
 from snapshot.disk.state import RunState
+from snapshot.hub.client import REPO_ID
+from snapshot.hub.names import NAMED_REPO
 from snapshot.hub.publish import CURVES
+from snapshot.hub.records import EVENTS
 
 SHOWN = (
     ("optim.learning_rate", "learning rate"),
@@ -23,6 +26,9 @@ SHOWN = (
     ("train.max_steps", "steps of the whole run"),
     ("train.seed", "seed"),
 )
+LANGUAGES = {"python-docs": "en", "python-stdlib": "code"}
+"""By the name of a text, its language; others have `hub.language`."""
+SHOWN_EVENTS = 20
 
 
 def card_text(
@@ -33,18 +39,14 @@ def card_text(
     *,
     sample: str | None = None,
     has_curves: bool = False,
+    events: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """README.md of a repo whose newest snapshot is that of `state`.
 
-    `sample` is a text that the model has generated.
+    `sample` is a text that the model has generated, `events` are the lines of events.jsonl.
     """
-    metadata = ModelCardData(
-        library_name="transformers",
-        pipeline_tag="text-generation",
-        tags=["gpt2", "character-level", "accelerate"],
-    )
     parts = [
-        f"---\n{metadata.to_yaml()}\n---",
+        f"---\n{_metadata(repo_id, state).to_yaml()}\n---",
         f"# {_cell(state.config['run']['name'])}",
         "A GPT of characters, trained with accelerate-gpt. This repo is its checkpoint store: the "
         f"files at the top are the newest snapshot's weights, of step {state.step:,}; "
@@ -56,7 +58,65 @@ def card_text(
     if sample:
         parts.append(f"## A sample\n\n{_fenced(printable(sample.strip(), multiline=True))}")
     parts += [_generate_text(repo_id, shape, sample), _continue_training(repo_id)]
+    if events:
+        parts.append(_history(events))
     return "\n\n".join(parts) + "\n"
+
+
+def _metadata(repo_id: str, state: RunState) -> ModelCardData:
+    """The fields that the Hub shows, and filters by."""
+    name = _public_name(state.data["name"])
+    is_dataset = name == state.data["name"] and REPO_ID.fullmatch(name) is not None
+    base = NAMED_REPO.fullmatch(_value(state.config, "snapshot.resume"))
+    return ModelCardData(
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        license=state.config["hub"].get("license"),
+        language=state.config["hub"].get("language") or LANGUAGES.get(name),
+        datasets=[name] if is_dataset else None,
+        base_model=base[2] if base is not None and state.origin is not None else None,
+        tags=["gpt2", "character-level", "accelerate"],
+        model_name=repo_id.partition("/")[2],
+        eval_results=_results(state.best_loss, name, name if is_dataset else "text"),
+    )
+
+
+def _results(loss: float | None, name: str, dataset: str) -> list[EvalResult] | None:
+    """The lowest held-out loss of the run, as the Hub lists results."""
+    if loss is None:
+        return None
+    figures = {"nats": loss, "bits": loss / math.log(2)}
+    return [
+        EvalResult(
+            task_type="text-generation",
+            task_name="Text generation",
+            dataset_type=dataset,
+            dataset_name=f"{name}, held out",
+            metric_type="loss",
+            metric_name=f"lowest held-out loss, {unit} per character",
+            metric_value=round(figure, 4),
+        )
+        for unit, figure in figures.items()
+    ]
+
+
+def _history(events: Sequence[Mapping[str, Any]]) -> str:
+    """How the run came about: a sum of its events, and the newest of them."""
+    attempts = {event["attempt"] for event in events}
+    machines = {event["text"] for event in events if event["event"] == "machine"}
+    warnings = sum(event["event"] == "warning" for event in events)
+    counts = (len(attempts), "attempt"), (len(machines), "kind of machine"), (warnings, "warning")
+    total = ", ".join(f"{n} {noun}{'' if n == 1 else 's'}" for n, noun in counts)
+    rows = [
+        f"| {event['time'][:16].replace('T', ' ')} | {event['step']:,} | {event['event']} "
+        f"| {_cell(event['text'])} |"
+        for event in events[-SHOWN_EVENTS:]
+    ]
+    return (
+        f"## History\n\n{total.replace('kind of machines', 'kinds of machines')}; all of it is in "
+        f"`{EVENTS}`, the figures of every step in `metrics/`.\n\n"
+        "| UTC | step | event | |\n|---|---|---|---|\n" + "\n".join(rows)
+    )
 
 
 def _facts_table(state: RunState, shape: GPTConfig, versions: Mapping[str, str]) -> str:

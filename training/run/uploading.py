@@ -15,11 +15,13 @@ from snapshot.hub.attempt import UploadTarget
 from snapshot.hub.card import card_text
 from snapshot.hub.client import Hub
 from snapshot.hub.publish import Card, Policy
+from snapshot.hub.records import EVENTS
 from snapshot.hub.uploader import Uploader
 from snapshot.resume import record_attempt
 from snapshot.start import Start
 from snapshot.store import Store
 from training.reporting.console import Console
+from training.reporting.events import read_events
 from training.run.records import records_for_upload
 from training.run.signals import LAST_WORDS_SECONDS, Signals
 
@@ -89,6 +91,7 @@ def hand_over(
             versions(),
             sample=sample,
             has_curves=picture is not None,
+            events=read_events(Path(config.run.dir) / EVENTS),
         )
     except Exception as error:  # it was removed or damaged meanwhile; a run matters more
         console.warn(f"{snapshot} is not uploaded: {error}.")
