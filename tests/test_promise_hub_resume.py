@@ -12,6 +12,7 @@ import torch
 
 import hubs
 import runs
+from training.reporting.events import read_events
 
 STEPS = 30
 """As many as `finished_run` has, which is the run without a disturbance."""
@@ -76,12 +77,15 @@ def test_a_run_goes_on_from_its_repo_on_another_machine(
     assert rest.returncode == 0, rest.stderr
     assert f"fetched from {hubs.REPO}@" in rest.stdout
     assert f"{after[1]} process" in rest.stdout
-    # The newest is what was there when it started, whatever was still on its way then.
-    went_on = runs.metrics(there)[0]["step"]
-    assert went_on > reached
-    assert runs.losses_from(there, went_on) == pytest.approx(
-        runs.losses_from(alone, went_on), rel=0 if before == after else 1e-5
+    # The metrics of the steps before were fetched, too: every step is there, once.
+    assert [record["step"] for record in runs.metrics(there)] == list(range(1, STEPS + 1))
+    assert runs.losses(there) == pytest.approx(
+        runs.losses(alone), rel=0 if before == after else 1e-5
     )
+    # The newest is what was there when it started, whatever was still on its way then.
+    moved = [one for one in read_events(there / "events.jsonl") if one["event"] == "start"]
+    assert [one["text"] for one in moved] == ["from scratch", "resumed from the Hub"]
+    assert reached <= moved[1]["step"] < STEPS
     if before == after:
         runs.assert_same_bits(runs.snapshot(alone, STEPS), runs.snapshot(there, STEPS))
     assert hubs.step_of(hub) == STEPS
@@ -159,7 +163,7 @@ def test_a_new_run_begins_from_a_repo(finished_run, small, tmp_path, hub):
     shutil.rmtree(tmp_path / "b")
     again = runs.train(*more, "train.max_steps=50", **hub.environment())
     assert again.returncode == 0, again.stderr
-    assert runs.metrics(tmp_path / "b")[0]["step"] == 41
+    assert [one["step"] for one in runs.metrics(tmp_path / "b")] == list(range(31, 51))
 
 
 def test_the_newer_wins_wherever_it_is(finished_run, small, tmp_path, hub):

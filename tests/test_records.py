@@ -1,0 +1,236 @@
+"""The records of a run travel: metrics in segments, and events. They are untrusted when fetched."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import hubs
+import runs
+from config.compose import load_config
+from snapshot.errors import SnapshotError
+from snapshot.hub.fetch import read_repo
+from snapshot.hub.latest import Latest
+from snapshot.hub.records import EVENTS, SEGMENT_STEPS, fetch_records, replaced_segments
+from training.reporting.events import LONGEST_TEXT, MOST_EVENTS, Events, parse_events, read_events
+from training.reporting.metrics import read_metrics
+from training.reporting.records import MOST_SEGMENTS, merge_metrics, segments
+
+GOOD = {"event": "train", "step": 1, "loss": 1.5, "learning_rate": 0.1, "hub_error": None}
+
+
+def history(path: Path, first: int, last: int, eval_every: int = 250, loss: float = 1.0) -> Path:
+    """A metrics file with those steps."""
+    with open(path, "w") as opened:
+        for step in range(first, last + 1):
+            opened.write(json.dumps({"event": "train", "step": step, "loss": loss}) + "\n")
+            if step % eval_every == 0:
+                opened.write(json.dumps({"event": "eval", "step": step, "loss": loss}) + "\n")
+    return path
+
+
+def places(path: Path) -> list[tuple[int, str]]:
+    return [(record["step"], record["event"]) for record in read_metrics(path)]
+
+
+def test_an_upload_has_the_newest_segment_and_the_first_one_has_all(tmp_path):
+    path = history(tmp_path / "metrics.jsonl", 1, 25_100)
+    files, reached = segments(path, 0, 25_000)
+    names = [f"metrics/from-{first:08d}.jsonl" for first in (1, 10_001, 20_001)]
+    assert (list(files), reached) == (names, 25_000)
+    lines = [json.loads(line) for content in files.values() for line in content.splitlines()]
+    assert lines == [record for record in read_metrics(path) if record["step"] <= 25_000]
+    assert list(segments(path, 25_000, 25_100)[0]) == names[2:]
+    # The evaluation of a segment's last step may be newer than its upload.
+    assert list(segments(path, 10_000, 10_250)[0]) == names[:2]
+    assert segments(tmp_path / "none", 0, 10) == ({}, 0)
+
+
+def test_a_long_run_that_uploads_late_sends_its_segments_in_turns(tmp_path):
+    last = (MOST_SEGMENTS + 3) * SEGMENT_STEPS
+    path = history(tmp_path / "metrics.jsonl", 1, last, eval_every=last)
+    sent, reached = {}, 0
+    for _ in range(2):
+        files, reached = segments(path, reached, last)
+        assert len(files) <= MOST_SEGMENTS
+        assert f"metrics/from-{last - SEGMENT_STEPS + 1:08d}.jsonl" in files
+        sent |= files
+    assert reached == last
+    assert b"".join(content for _, content in sorted(sent.items())) == path.read_bytes()
+
+
+def test_segments_of_another_run_or_of_later_steps_are_deleted():
+    paths = [f"metrics/from-{first:08d}.jsonl" for first in (1, 10_001, 20_001)] + ["config.json"]
+    now, other = (Latest(run, "a", 15_000, "", "") for run in ("one", "other"))
+    assert replaced_segments(paths, [], now, now) == paths[2:3]
+    assert replaced_segments(paths, paths[:1], now, other) == paths[1:3]
+    assert replaced_segments(paths, paths[:1], now, None) == paths[1:3]
+
+
+@pytest.mark.parametrize(
+    ("here", "there"),
+    [((1, 20), (1, 30)), ((1, 0), (1, 30)), ((11, 20), (1, 30)), ((25, 45), (1, 30))],
+)
+def test_fetched_metrics_fill_what_this_disk_lacks(tmp_path, here, there):
+    path = history(tmp_path / "metrics.jsonl", *here, eval_every=10, loss=1.0)
+    fetched = history(tmp_path / "fetched", *there, eval_every=10, loss=2.0)
+    merge_metrics(path, [fetched], 30)
+    whole = history(tmp_path / "whole", 1, 30, eval_every=10)
+    assert places(path) == places(whole)
+    own = range(here[0], here[1] + 1)
+    assert all(record["loss"] == 2.0 - (record["step"] in own) for record in read_metrics(path))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"[]",
+        b"[" * 5000,
+        b"{",
+        b'{"event": "train", "step": 2, "loss": NaN}',
+        b'{"event": "train", "step": 2, "loss": 1e999}',
+        b'{"event": "train", "step": 2, "loss": "1"}',
+        b'{"event": "train", "step": true, "loss": 1}',
+        b'{"event": "other", "step": 2, "loss": 1}',
+        b'{"event": "train", "step": 1, "loss": 1}',
+        b'{"event": "train", "step": 2, "loss": 1, "list": [1]}',
+        b'{"event": "train", "step": 2, "loss": 1, "A name": 1}',
+        b'{"event": "train", "step": 2, "loss": 1, "hub_error": "' + b"x" * 9000 + b'"}',
+        b'{"event": "train", "step": 2, "loss": 1, "hub_error": "\xff"}',
+    ],
+    ids=lambda line: line[:60].decode("latin-1"),
+)
+def test_fetched_metrics_are_untrusted_input(tmp_path, line):
+    path = history(tmp_path / "metrics.jsonl", 1, 5)
+    before = path.read_bytes()
+    fetched = tmp_path / "fetched"
+    fetched.write_bytes(json.dumps(GOOD).encode() + b"\n" + line + b"\n")
+    with pytest.raises(SnapshotError, match=r"not one of metrics|twice"):
+        merge_metrics(path, [fetched], 30)
+    assert path.read_bytes() == before
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["fetched", "metrics.jsonl"]
+
+
+def test_control_characters_of_fetched_metrics_do_not_reach_a_terminal(tmp_path):
+    fetched = tmp_path / "fetched"
+    fetched.write_text(json.dumps({**GOOD, "hub_error": "\x1b[2J"}) + "\n")
+    merge_metrics(tmp_path / "metrics.jsonl", [fetched], 30)
+    assert read_metrics(tmp_path / "metrics.jsonl")[0]["hub_error"] == r"\x1b[2J"
+
+
+def test_events_name_no_folders_and_have_a_bounded_text(tmp_path):
+    events = Events(tmp_path / EVENTS, "0123456789")
+    events.add(
+        "warning", 3, "/home/jane/secret/step-00000003 and ~/a/b, https://u:p@host/x?token=1"
+    )
+    events.add("warning", 3, "x" * 1000)
+    first, second = read_events(tmp_path / EVENTS)
+    assert (first["attempt"], first["step"]) == ("01234567", 3)
+    assert first["text"] == "step-00000003 and b, x?***"
+    assert len(second["text"]) == LONGEST_TEXT
+
+
+def test_a_disk_that_refuses_an_event_does_not_end_the_run(tmp_path):
+    Events(tmp_path / "none" / EVENTS, "0123456789").add("end", 3)
+
+
+def test_events_of_two_machines_are_one_history(tmp_path):
+    here, there = Events(tmp_path / "here", "a" * 32), Events(tmp_path / "there", "b" * 32)
+    for step in (0, 20):
+        here.add("start", step)
+    common = (tmp_path / "here").read_bytes()
+    (tmp_path / "there").write_bytes(common)
+    there.add("start", 30)
+    here.merge((tmp_path / "there").read_bytes())
+    assert [(one["attempt"][0], one["step"]) for one in read_events(tmp_path / "here")] == [
+        ("a", 0),
+        ("a", 20),
+        ("b", 30),
+    ]
+
+
+def test_fetched_events_are_untrusted_input(tmp_path):
+    events = Events(tmp_path / EVENTS, "0123456789")
+    events.add("start", 0)
+    good = read_events(tmp_path / EVENTS)[0]
+    bad = [
+        {**good, "time": "now"},
+        {**good, "attempt": "../../.."},
+        {**good, "event": "run"},
+        {**good, "step": 1.0},
+        {**good, "step": -1},
+        {**good, "text": None},
+        {**good, "more": 1},
+        [good],
+        None,
+    ]
+    content = "\n".join(map(json.dumps, bad)).encode() + b"\n" + b"[" * 5000 + b"\n\xff\n"
+    assert parse_events(content) == []
+    hostile = json.dumps({**good, "text": "\x1b[2J" + "x" * 1000}).encode()
+    assert parse_events(hostile)[0]["text"].startswith(r"\x1b[2Jxxx")
+    assert len(parse_events(b"\n".join([hostile] * (MOST_EVENTS + 10)))) == MOST_EVENTS
+
+
+def test_records_that_are_not_as_the_repo_lists_them_are_refused(hub, tmp_path, monkeypatch):
+    hubs.lead_here(hub, monkeypatch)
+    hub.create(hubs.REPO)
+    path, line = "metrics/from-00000001.jsonl", json.dumps(GOOD).encode() + b"\n"
+    hub.commit_files(hubs.REPO, {path: line, EVENTS: b"{}\n"})
+    repo = read_repo(hubs.store().hub)
+    found, events = fetch_records(repo, 5, tmp_path / "a")
+    assert [one.read_bytes() for one in found] == [line]
+    assert events is not None
+    hub.fault("resolve-get", "corrupted")
+    with pytest.raises(SnapshotError, match="was damaged on its way"):
+        fetch_records(repo, 5, tmp_path / "b")
+    hub.commit_files(hubs.REPO, {path: b"\n" * (17 << 20)})
+    with pytest.raises(SnapshotError, match="has 17,825,792 bytes"):
+        fetch_records(read_repo(hubs.store().hub), 5, tmp_path / "c")
+
+
+def test_metrics_that_cannot_be_fetched_cost_a_warning(small, tmp_path, hub):
+    words = hubs.words(tmp_path / "a")
+    begun = runs.train(*small, *words, "train.max_steps=10", **hub.environment())
+    assert begun.returncode == 0, begun.stderr
+    hub.commit_files(hubs.REPO, {"metrics/from-00000001.jsonl": b"{}\n"})
+    there = hubs.words(tmp_path / "b", "run.name=a", "train.max_steps=20")
+    result = runs.train(*small, *there, **hub.environment())
+    assert result.returncode == 0, result.stderr
+    assert "warning: the metrics of the steps before are not fetched from me/run@" in result.stdout
+    assert "The curves of this run begin at step 11." in result.stdout
+    assert runs.metrics(tmp_path / "b")[0]["step"] == 11
+    warnings = [e for e in read_events(tmp_path / "b" / EVENTS) if e["event"] == "warning"]
+    assert len(warnings) == 1
+
+
+def test_a_repo_tells_the_whole_run(small, tmp_path, hub):
+    """Three machines, one after another, and back to the first."""
+    steps = {"a": 10, "b": 20, "c": 30}
+    for name, last in (*steps.items(), ("a", 40)):
+        words = hubs.words(tmp_path / name, f"train.max_steps={last}", "run.name=travels")
+        words += [f"optim.weight_decay={0.1 + last / 1000}"]
+        result = runs.train(*small, *words, **hub.environment())
+        assert result.returncode == 0, result.stderr
+    for name, last in (("c", 30), ("a", 40)):
+        assert [r["step"] for r in runs.metrics(tmp_path / name)] == list(range(1, last + 1))
+    events = read_events(tmp_path / "a" / EVENTS)
+    assert [e["step"] for e in events if e["event"] == "start"] == [0, 10, 20, 30]
+    assert [e["step"] for e in events if e["event"] == "end"] == [10, 20, 30, 40]
+    assert "optim.weight_decay: 0.13 -> 0.14" in [e["text"] for e in events]
+    repo = hub.repo(hubs.REPO)
+    card = repo.read(repo.head, "README.md").decode()
+    assert "4 attempts, 1 kind of machine, 0 warnings" in card
+    assert repo.read(repo.head, EVENTS) == (tmp_path / "a" / EVENTS).read_bytes()
+    content = repo.read(repo.head, "metrics/from-00000001.jsonl")
+    assert content == (tmp_path / "a" / "metrics.jsonl").read_bytes()
+    assert str(tmp_path) not in card
+    assert str(tmp_path).encode() not in repo.read(repo.head, EVENTS)
+
+
+def test_a_license_that_the_hub_cannot_show_is_refused():
+    with pytest.raises(ValueError, match=r"hub\.license=MIT License must be a license as the Hub"):
+        load_config(["hub.license='MIT License'"])
+    assert load_config(["hub.license=cc-by-4.0", "hub.language=en"]).hub.license == "cc-by-4.0"
