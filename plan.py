@@ -140,9 +140,8 @@ def print_plan(
     print(
         f"A snapshot is {snapshot:.2f} GB: {snapshot * (keep + 1):.1f} GB of disk with "
         f"snapshot.keep={keep} and one being written.\nOn the Hub it is "
-        f"{snapshot * hub.keep:.1f} GB with hub.keep={hub.keep}, and up to "
-        f"{snapshot * (hub.keep + hub.squash_every - 1):.1f} GB until the history is squashed "
-        f"(hub.squash_every={hub.squash_every})."
+        f"{snapshot * (hub.keep + 1):.1f} GB with hub.keep={hub.keep} and one being uploaded, and "
+        f"up to {snapshot * hub.keep:.1f} GB more for each milestone (hub.milestone_every)."
     )
 
 

@@ -32,6 +32,7 @@ RANGES = {
     "snapshot.keep": (2, 1_000_000),
     "snapshot.piece_bytes": (1_000_000, 10**15),
     "hub.keep": (1, 1_000_000),
+    "hub.milestone_every": (1, MOST),
     "hub.squash_every": (1, MOST),
     "run.collective_timeout_seconds": (1, 1_000_000),
     "run.start_timeout_seconds": (1, 1_000_000),
@@ -143,6 +144,15 @@ def _check_hub_and_run(found: Problems) -> None:
     need, hub, run = found.need, found.config.hub, found.config.run
     if hub.repo_id is not None:
         need(_is_repo_id(hub.repo_id), "hub.repo_id", "is not of the form owner/name")
+    every, milestone = found.config.snapshot.every, hub.milestone_every
+    if milestone is not None and every >= 1:
+        near = sorted({max(1, milestone // every) * every, (milestone // every + 1) * every})
+        need(
+            milestone % every == 0,
+            "hub.milestone_every",
+            f"is not a multiple of snapshot.every={every}: only a snapshot can be a milestone. The "
+            f"nearest: {' or '.join(map(str, near))}",
+        )
     for key, rule in CARD_FIELDS.items():
         need(WORD.fullmatch(getattr(hub, key[4:]) or "none") is not None, key, rule)
     for key in ("hub.min_interval_seconds", "hub.flush_seconds"):

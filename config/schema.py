@@ -90,6 +90,8 @@ class SnapshotConfig:
     """Steps between snapshots; there is always one at the end."""
     keep: int = 3
     """How many of the newest snapshots stay on disk, at least 2."""
+    keep_best: bool = False
+    """Keep the snapshot with the lowest held-out loss as well, here and in the repo's best/."""
     resume: str = "auto"
     """auto: this run's newest; never: start over; or another run's folder or repo[@revision]."""
     piece_bytes: int = 2_000_000_000
@@ -106,8 +108,10 @@ class HubConfig:
     """How many of the newest snapshots stay in the repo."""
     min_interval_seconds: float = 60.0
     """Minimum between two uploads, because the Hub limits commits per hour; the newest one wins."""
-    squash_every: int = 10
-    """Commits after which the repo's history is squashed, so that its storage stays bounded."""
+    milestone_every: int | None = None
+    """Steps between snapshots that stay in the repo, as tags such as step-00010000; null: none."""
+    squash_every: int | None = None
+    """Commits after which the repo's history is squashed; null: it stays."""
     takeover: bool = False
     """Upload although another run or attempt uses the repo; that one then stops uploading."""
     timeout_seconds: float = 60.0

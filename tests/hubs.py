@@ -71,12 +71,13 @@ def uploader(
     ended: tuple[str, ...] = (),
     seen: Latest | None = None,
     keep: int = 3,
-    squash_every: int = 100,
+    squash_every: int | None = None,
+    milestone_every: int | None = None,
     unknown: bool = False,
     private: bool = True,
 ) -> Uploader:
     """The uploads of an attempt, as often as it can."""
-    policy = Policy(keep, 0.0, squash_every, private, takeover=False)
+    policy = Policy(keep, 0.0, squash_every, private, False, milestone_every)
     hub = hub or Hub(REPO, 5.0)
     return Uploader(
         UploadTarget(hub, policy, run_id, attempt_id, seen, ended, repo_was_read=not unknown)

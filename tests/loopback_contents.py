@@ -47,6 +47,13 @@ class Contents:
         with self._lock:
             return sum(self.path(sha256).stat().st_size for sha256 in self._large)
 
+    def forget(self, sha256: str) -> None:
+        """Delete an uploaded content, whichever commits have it."""
+        with self._lock:
+            if sha256 in self._large:
+                self._large.remove(sha256)
+                self.path(sha256).unlink()
+
     def keep(self, content: bytes) -> str:
         """Keep a small content; its SHA-256."""
         sha256 = hashlib.sha256(content).hexdigest()

@@ -20,6 +20,8 @@ class Deviations:
     long_ids: bool = False
     """Commit ids have 64 digits, which the client refuses as a parent."""
     no_squash: bool = False
+    no_deletion: bool = False
+    """Large files cannot be deleted one by one."""
     no_xet: bool = False
     """Nothing answers for Xet, and nobody has told the client so."""
 
@@ -29,10 +31,11 @@ class Deviations:
             "whoami": self.no_whoami,
             "paths-info": self.no_paths_info,
             "squash": self.no_squash,
+            "lfs-delete": self.no_deletion,
             "xet-write-token": self.no_xet,
             "xet-read-token": self.no_xet,
         }
         return missing.get(endpoint, False)
 
 
-ALL = Deviations(*[True] * 8)
+ALL = Deviations(*[True] * 9)

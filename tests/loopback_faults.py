@@ -11,6 +11,7 @@ ENDPOINTS = frozenset(
         *("whoami", "create", "delete", "info", "preupload", "batch", "put", "part", "complete"),
         *("verify", "commit", "tree", "paths-info", "resolve-head", "resolve-get", "blob-get"),
         *("refs", "commits", "branch", "tag", "squash", "validate-yaml"),
+        "lfs-delete",
         *("xet-write-token", "xet-read-token", "xet-chunk", "xorb", "shard", "reconstruction"),
         "xorb-get",
     }

@@ -168,6 +168,18 @@ def _squash(call: Call) -> Answer:
     return json_answer({"commitOid": commit.id})
 
 
+@ROUTES.answers("lfs-delete", "POST", "/api/models/{repo}/lfs-files/batch")
+def _delete_large(call: Call) -> Answer:
+    repo, _ = writable(call)
+    wanted = call.body.json()["deletions"]
+    if wanted["rewriteHistory"]:
+        raise Refusal(400, "The loopback Hub rewrites no history")
+    for sha256 in wanted["sha"]:
+        repo.contents.forget(sha256)
+        call.hub.xet.forget(sha256)
+    return json_answer({})
+
+
 @ROUTES.answers("validate-yaml", "POST", "/api/validate-yaml")
 def _validate_yaml(call: Call) -> Answer:
     return json_answer({"errors": [], "warnings": []})

@@ -84,9 +84,16 @@ class XetStore:
         return self._folder / xorb
 
     def stored_bytes(self) -> int:
-        """What all xorbs take."""
+        """What the xorbs take that some file needs; the others are still there for the client."""
         with self._lock:
-            return sum(self.path(xorb).stat().st_size for xorb in self._ends)
+            needed = {term.xorb for terms in self._files.values() for term in terms}
+            return sum(self.path(xorb).stat().st_size for xorb in needed)
+
+    def forget(self, sha256: str) -> None:
+        """Forget a file, if it was uploaded with Xet."""
+        with self._lock:
+            file = self._hashes.pop(sha256, None)
+            self._files.pop(file or "", None)
 
     def receive(self, xorb: str, blocks: Iterable[bytes]) -> bool:
         """Keep a xorb; False where a shard has named it before."""

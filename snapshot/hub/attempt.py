@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from snapshot.disk.files import verify
 from snapshot.errors import SnapshotError
 from snapshot.hub.client import Hub
 from snapshot.hub.errors import HubConflict, HubError, HubNoRevision, HubRefused
 from snapshot.hub.fetch import foreign_file_message, read_repo
 from snapshot.hub.latest import Latest
 from snapshot.hub.publish import Policy, Upload, latest_for, publish
+from snapshot.hub.upkeep import Upkeep
 from snapshot.hub.xet import Transfer
+
+STORAGE_IS_FULL = ("HTTP 402", "HTTP 403", "HTTP 413", "HTTP 507")
+"""Statuses that servers send where a repo's storage has no room, among other reasons."""
 
 
 class Fenced(Exception):
@@ -48,6 +54,10 @@ class Attempt:
         """The `latest.json` that another attempt wrote and that this one may replace."""
         self._ended_attempts = frozenset(target.ended_attempts)
         self.repo_was_read = target.repo_was_read
+        self._whole_best: Path | None = None
+        """The best snapshot that was verified."""
+        self._unneeded: frozenset[str] = frozenset()
+        """Large files that our last commit removed."""
         self._head: str | None = None
         """The commit of our last upload."""
         self._latest = target.known_latest
@@ -55,7 +65,8 @@ class Attempt:
         self._commits = 0 if self._latest is None else self._latest.commits
         self._records, self._recorded_step = target.records, 0
         """The step up to which this attempt has uploaded the records."""
-        self._can_squash = True
+        self._upkeep = Upkeep(self._hub, self._policy, notify)
+        self._can_squash, self._made_room = True, False
         self._squash_failure_reported = self._records_failure_reported = False
         self._may_take_over = self._policy.takeover
         """True until the first upload: later, a takeover by another attempt ends our uploads."""
@@ -70,9 +81,19 @@ class Attempt:
         except HubNoRevision as error:  # a replica that lags, or a repo that was created anew
             self._head = None
             raise HubConflict(str(error), "moved on") from error
-        except HubError:
+        except HubError as error:
             self._head = None  # the outcome is unknown: trust the next read of the head
-            raise
+            if not self._makes_room(error, upload.step):
+                raise
+            return self._upload(upload)
+
+    def _makes_room(self, error: HubError, step: int) -> bool:
+        """Squash the history where storage may be full, and only that frees some. At most once."""
+        full = isinstance(error, HubRefused) and error.short in STORAGE_IS_FULL
+        if not full or self._upkeep.can_delete or not self._can_squash or self._made_room:
+            return False
+        self._made_room = True
+        return self._squash(step)
 
     def _upload(self, upload: Upload) -> Transfer:
         if not self.repo_was_read:
@@ -83,23 +104,36 @@ class Attempt:
         parent, before = self._parent()
         commits = self._commits + 1
         # If this commit is squashed, the next attempt must not count the commits before it.
-        squash_follows = self._can_squash and commits >= self._policy.squash_every
-        latest = latest_for(
-            upload, self._run_id, self._attempt_id, 0 if squash_follows else commits
-        )
+        counted = 0 if self._is_squash_due(commits) else commits
+        upload = self._without_damaged_best(upload)
+        latest = latest_for(upload, self._run_id, self._attempt_id, counted, before)
         transfer = Transfer()
+        if before is not None and before == self._known_latest and before.run_id == self._run_id:
+            self._upkeep.tag_milestone(before, parent)  # the attempt before may have been killed
         if before is None or replace(before, commits=latest.commits) != latest:
             confirm = lambda: self._confirm(parent)  # noqa: E731
             keep = self._policy.keep
             records, reached = self._new_records(upload.step)
-            self._head, transfer = publish(
-                self._hub, upload, latest, before, keep, parent, records, confirm
-            )
-            self._recorded_step = reached
+            done = publish(self._hub, upload, latest, before, keep, parent, records, confirm)
+            self._head, transfer, self._recorded_step = done.commit, done.transfer, reached
+            self._unneeded |= done.unneeded
         else:  # the commit succeeded earlier, and its response was lost
             self._head = parent
+        self._upkeep.tag_milestone(latest, self._head)
         self._commits, self._latest, self._may_take_over = commits, latest, False
         return transfer
+
+    def _without_damaged_best(self, upload: Upload) -> Upload:
+        """An upload without its best snapshot, if that is damaged: it never delays the newest."""
+        if upload.best is None or upload.best.folder == self._whole_best:
+            return upload
+        try:
+            verify(upload.best.folder)
+        except SnapshotError as error:
+            self._notify(f"the best snapshot is not uploaded: {str(error).rstrip('.')}.")
+            return replace(upload, best=None)
+        self._whole_best = upload.best.folder
+        return upload
 
     def _new_records(self, step: int) -> tuple[dict[str, bytes], int]:
         """The records that this attempt has not uploaded yet. They never delay a snapshot."""
@@ -163,13 +197,26 @@ class Attempt:
             "again with hub.takeover=true; to keep both, give one of them another hub.repo_id."
         )
 
-    def squash_if_due(self, step: int) -> None:
-        """Squash the history after `squash_every` commits; if the Hub refuses, never again."""
-        if not self._can_squash or self._commits < self._policy.squash_every:
-            return
+    def tidy(self, step: int) -> None:
+        """After the upload of a step: free storage that the newest commit does not need.
+
+        Raises nothing.
+        """
+        self._upkeep.delete_contents(self._unneeded, self._head)
+        self._unneeded = frozenset()
+        if self._is_squash_due(self._commits):
+            self._squash(step)
+
+    def _is_squash_due(self, commits: int) -> bool:
+        every = self._policy.squash_every
+        return self._can_squash and every is not None and commits >= every
+
+    def _squash(self, step: int) -> bool:
+        """Squash the history; if the Hub refuses, never again. Whether it was squashed."""
         try:
             self._hub.squash(f"Snapshot of step {step}; earlier history squashed")
             self._commits, self._head = 0, None
+            return True
         except HubError as error:  # unless the Hub refuses, the next upload tries again
             self._can_squash = not isinstance(error, HubRefused)
             if not self._squash_failure_reported:
@@ -179,3 +226,4 @@ class Attempt:
                     f"the history of {self._hub.repo_id} is not squashed: {reason}. Uploads "
                     "continue, but files of earlier commits still use storage there."
                 )
+            return False

@@ -14,10 +14,11 @@ from huggingface_hub import EvalResult, ModelCardData
 from data.formats import TABLE_READERS, TEXT_SUFFIXES, suffixes
 from data.printable import printable
 from model.gpt import GPTConfig
+from snapshot.disk.files import step_of
 from snapshot.disk.state import RunState
 from snapshot.hub.client import REPO_ID
 from snapshot.hub.names import NAMED_REPO
-from snapshot.hub.publish import CURVES
+from snapshot.hub.publish import CURVES, Best
 from snapshot.hub.records import EVENTS
 
 SHOWN = (
@@ -40,6 +41,7 @@ def card_text(
     sample: str | None = None,
     has_curves: bool = False,
     events: Sequence[Mapping[str, Any]] = (),
+    best: Best | None = None,
 ) -> str:
     """README.md of a repo whose newest snapshot is that of `state`.
 
@@ -57,6 +59,12 @@ def card_text(
         parts.append(f"![Training and held-out loss over steps]({CURVES})")
     if sample:
         parts.append(f"## A sample\n\n{_fenced(printable(sample.strip(), multiline=True))}")
+    if best is not None:
+        parts.append(
+            f"`best/` holds the snapshot with the lowest held-out loss, {best.loss:.4f} nats per "
+            f"character, of step {step_of(best.folder):,}: "
+            f'`AutoModelForCausalLM.from_pretrained("{repo_id}", subfolder="best")`.'
+        )
     parts += [_generate_text(repo_id, shape, sample), _continue_training(repo_id)]
     if events:
         parts.append(_history(events))

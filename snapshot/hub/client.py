@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -23,7 +23,7 @@ from huggingface_hub import (
     hf_hub_download,
     set_client_factory,
 )
-from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.hf_api import LFSFileInfo, RepoFile
 from huggingface_hub.utils import logging
 from tqdm import tqdm
 
@@ -246,6 +246,28 @@ class Hub:
             )
         return str(created.oid)
 
+    def refs(self) -> dict[str, str]:
+        """The commits of all tags and of all branches but `main`, by `tags/name`, `heads/name`."""
+        with translate_errors(self.repo_id, BRANCH):
+            found = self._api.list_repo_refs(self.repo_id)
+        refs = {one.ref.removeprefix("refs/"): one.target_commit for one in found.tags}
+        refs |= {one.ref.removeprefix("refs/"): one.target_commit for one in found.branches}
+        refs.pop(f"heads/{BRANCH}", None)
+        return refs
+
+    def tag(self, name: str, commit: str, replace: bool) -> None:
+        """Give a commit a tag. With `replace`, the tag is there and moves."""
+        with translate_errors(self.repo_id, commit):
+            if replace:
+                self._api.delete_tag(self.repo_id, tag=name)
+            self._api.create_tag(self.repo_id, tag=name, revision=commit, exist_ok=True)
+
+    def delete_contents(self, digests: Collection[str]) -> None:
+        """Delete large files for good, in all commits, by their SHA-256. The commits stay."""
+        files = [_lfs_file(digest) for digest in sorted(digests)]
+        with translate_errors(self.repo_id, BRANCH):
+            self._api.permanently_delete_lfs_files(self.repo_id, files, rewrite_history=False)
+
     def squash(self, message: str) -> None:
         """Squash the history, so that the Hub can free files which only earlier commits need."""
         with translate_errors(self.repo_id, BRANCH):
@@ -258,6 +280,12 @@ def _is_large(addition: CommitOperationAdd) -> bool:
         return False
     large_type = addition.path_in_repo.endswith(".safetensors")
     return large_type or addition.upload_info.size >= LARGE_BYTES
+
+
+def _lfs_file(digest: str) -> LFSFileInfo:
+    """What the client's deletion takes; it uses nothing but the digest."""
+    pushed_at = "2000-01-01T00:00:00.000Z"
+    return LFSFileInfo(fileOid=digest, filename="", oid=digest, pushedAt=pushed_at, size=0)
 
 
 def _digest(oid: str) -> str:

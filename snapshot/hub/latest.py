@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -26,16 +27,26 @@ class Latest:
     manifest_sha256: str
     commits: int = 0
     """Commits since the last squash of the history."""
+    best_step: int = 0
+    """The step of the snapshot in `best/`; 0 if there is none."""
+    best_loss: float | None = None
+    """Its held-out loss, nats per token."""
+
+
+NO_BEST = {"best_step": 0, "best_loss": None}
 
 
 def read_latest(path: Path, repo_id: str) -> Latest:
     """Read and check `latest.json`. Raises SnapshotError if it is not valid."""
     content = read_json(path)
+    if isinstance(content, dict):
+        content = {**NO_BEST, **content}  # older files name none
     names = {entry.name: entry.type for entry in fields(Latest)}
     valid = isinstance(content, dict) and set(content) >= set(names)
     if valid:
-        kinds = {"str": str, "int": int}
-        valid = all(type(content[name]) is kinds[str(kind)] for name, kind in names.items())
+        kinds = {"str": (str,), "int": (int,), "float | None": (float, type(None))}
+        valid = all(type(content[name]) in kinds[str(kind)] for name, kind in names.items())
+        valid = valid and content["best_step"] >= 0 and math.isfinite(content["best_loss"] or 0)
     if valid:
         name = SNAPSHOT_NAME.fullmatch(content["folder"].removeprefix(f"{SNAPSHOTS}/"))
         valid = name is not None and int(name[1]) == content["step"] <= LARGEST_STEP

@@ -2,6 +2,7 @@
 
 snapshots/step-00001000/...                      the newest snapshots
 config.json model.safetensors tokenizer*.json    the newest one again, for from_pretrained
+best/...                                         the one with the lowest held-out loss
 latest.json                                      the newest step, its run and its attempt
 README.md curves.png                             the model card
 metrics/... events.jsonl                         the run's records (snapshot/hub/records.py)
@@ -10,7 +11,7 @@ metrics/... events.jsonl                         the run's records (snapshot/hub
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 from data.tokenizer import TOKENIZER_FILES
 from snapshot.disk.files import MANIFEST, manifest_entries, manifest_sha256, step_of
 from snapshot.errors import SnapshotError
-from snapshot.hub.client import Hub, Operation
+from snapshot.hub.client import Hub, Operation, RemoteFile
 from snapshot.hub.errors import HubError
 from snapshot.hub.fetch import folders_in, remote_step
 from snapshot.hub.latest import LATEST, SNAPSHOTS, Latest, latest_as_bytes
@@ -28,6 +29,8 @@ from snapshot.hub.xet import Transfer
 
 WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
 CURVES = "curves.png"
+BEST = "best/"
+"""The folder of the snapshot with the lowest held-out loss."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +47,34 @@ class Policy:
 
     keep: int
     min_interval: float
-    squash_every: int
+    squash_every: int | None
+    """None: the history is never squashed."""
     private: bool
     takeover: bool
+    milestone_every: int | None = None
+    """Steps between snapshots that are all uploaded, and tagged."""
+
+    def is_milestone(self, step: int) -> bool:
+        """Whether the snapshot of a step is uploaded in any case, and gets a tag."""
+        return self.milestone_every is not None and step % self.milestone_every == 0
+
+
+@dataclass(frozen=True)
+class Best:
+    """The snapshot with the lowest held-out loss."""
+
+    folder: Path
+    loss: float
+
+
+@dataclass(frozen=True)
+class Published:
+    """What an upload has done."""
+
+    commit: str
+    transfer: Transfer
+    unneeded: frozenset[str]
+    """Large files, by their SHA-256, that the commit before had and this one does not."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +83,26 @@ class Upload:
 
     folder: Path
     card: Card
+    best: Best | None = None
+    """The snapshot with the lowest held-out loss so far, if that is kept."""
 
     @property
     def step(self) -> int:
         return step_of(self.folder)
 
 
-def latest_for(upload: Upload, run_id: str, attempt_id: str, commits: int) -> Latest:
-    """`latest.json` for an upload. Raises OSError if the snapshot no longer exists."""
+def latest_for(
+    upload: Upload, run_id: str, attempt_id: str, commits: int, before: Latest | None
+) -> Latest:
+    """`latest.json` for an upload on top of `before`.
+
+    Raises OSError if the snapshot no longer exists.
+    """
+    best: tuple[int, float | None] = (0, None)
+    if upload.best is not None:
+        best = (step_of(upload.best.folder), upload.best.loss)
+    elif before is not None and before.run_id == run_id:
+        best = (before.best_step, before.best_loss)
     return Latest(
         run_id=run_id,
         attempt_id=attempt_id,
@@ -70,6 +110,8 @@ def latest_for(upload: Upload, run_id: str, attempt_id: str, commits: int) -> La
         folder=f"{SNAPSHOTS}/{upload.folder.name}",
         manifest_sha256=manifest_sha256(upload.folder),
         commits=commits,
+        best_step=best[0],
+        best_loss=best[1],
     )
 
 
@@ -82,8 +124,8 @@ def publish(
     parent: str,
     records: Mapping[str, bytes],
     confirm: Callable[[], None],
-) -> tuple[str, Transfer]:
-    """Upload a snapshot in one commit on top of `parent`; returns the commit id, and what it sent.
+) -> Published:
+    """Upload a snapshot in one commit on top of `parent`.
 
     `before` is the latest.json of `parent`, `records` are files by their paths. `confirm` is called
     just before the commit, and raises if `parent` is no longer the head. Raises SnapshotError if
@@ -91,6 +133,8 @@ def publish(
     which the outcome is unknown.
     """
     snapshot = _snapshot_files(upload.folder, latest.folder)
+    files = hub.files(parent)
+    best = _best_files(upload.best, files)
     top_level = [
         CommitOperationAdd(path.name, path)
         for path in sorted(upload.folder.iterdir())
@@ -100,32 +144,40 @@ def publish(
         top_level.append(CommitOperationAdd(CURVES, upload.card.curves))
     top_level.append(CommitOperationAdd(LATEST, latest_as_bytes(latest)))
     top_level += [CommitOperationAdd(path, content) for path, content in records.items()]
-    transfer = hub.upload_contents([*snapshot, *top_level])
-    digests = _digests(upload.folder)
-    for operation in snapshot:
-        name = Path(operation.path_in_repo).name
-        if operation.upload_info.sha256.hex() != digests[name]:
-            raise SnapshotError(f"{upload.folder} is damaged: the content of {name} has changed")
-    added = {operation.path_in_repo for operation in (*snapshot, *top_level)}
-    files = hub.files(parent)
-    replaced = replaced_segments(files, records, latest, before)
-    deletions = [
-        CommitOperationDelete(path, is_folder=False)
-        for path in (*_paths_to_delete(files, latest, before, keep), *replaced)
-        if path not in added
-    ]
-    operations: list[Operation] = [*snapshot, *top_level, *deletions]
+    transfer = hub.upload_contents([*snapshot, *best, *top_level])
+    _check_digests(snapshot, upload.folder)
+    if upload.best is not None:
+        _check_digests(best, upload.best.folder)
+    added = [*snapshot, *best, *top_level]
+    deleted = {
+        *_paths_to_delete(files, latest, before, keep),
+        *replaced_segments(files, records, latest, before),
+        *(path for path in files if path.startswith(BEST) and (best or latest.best_step == 0)),
+    }.difference(one.path_in_repo for one in added)
+    deletions = [CommitOperationDelete(path, is_folder=False) for path in sorted(deleted)]
+    operations: list[Operation] = [*added, *deletions]
     card = CommitOperationAdd("README.md", upload.card.text.encode())
     message = f"Snapshot of step {latest.step}"
     confirm()
     try:
-        return hub.commit([*operations, card], message, parent), transfer
+        commit = hub.commit([*operations, card], message, parent)
     except HubError as error:
         if not error.about_card:
             raise
         confirm()
         # Without the card that the Hub rejects.
-        return hub.commit(operations, message, parent), transfer
+        commit = hub.commit(operations, message, parent)
+    return Published(commit, transfer, _unneeded(files, added, deleted))
+
+
+def _unneeded(
+    files: Mapping[str, RemoteFile], added: Iterable[CommitOperationAdd], deleted: Collection[str]
+) -> frozenset[str]:
+    """The large files of a commit that are not in the next one."""
+    new = {one.path_in_repo: one.upload_info.sha256.hex() for one in added}
+    stay = {file.sha256 for path, file in files.items() if path not in deleted and path not in new}
+    before = {file.sha256 for file in files.values() if file.sha256 is not None}
+    return frozenset(before - stay - set(new.values()))
 
 
 def _snapshot_files(folder: Path, path_in_repo: str) -> list[CommitOperationAdd]:
@@ -137,9 +189,29 @@ def _snapshot_files(folder: Path, path_in_repo: str) -> list[CommitOperationAdd]
     return [CommitOperationAdd(f"{path_in_repo}/{name}", folder / name) for name in names]
 
 
-def _digests(folder: Path) -> dict[str, str]:
+def _best_files(best: Best | None, files: Mapping[str, RemoteFile]) -> list[CommitOperationAdd]:
+    """The files of the best snapshot, unless the repo has them."""
+    if best is None:
+        return []
+    found = {path: file.sha256 for path, file in files.items()}
+    tensors = {
+        BEST + name: digest
+        for name, (_, digest) in manifest_entries(best.folder).items()
+        if name.endswith(".safetensors")
+    }
+    if tensors.items() <= found.items():
+        return []
+    return _snapshot_files(best.folder, BEST.rstrip("/"))
+
+
+def _check_digests(operations: Iterable[CommitOperationAdd], folder: Path) -> None:
+    """Raise SnapshotError if a file is not what the manifest of its snapshot says."""
     digests = {name: digest for name, (_, digest) in manifest_entries(folder).items()}
-    return {**digests, MANIFEST: manifest_sha256(folder)}
+    digests[MANIFEST] = manifest_sha256(folder)
+    for operation in operations:
+        name = Path(operation.path_in_repo).name
+        if operation.upload_info.sha256.hex() != digests[name]:
+            raise SnapshotError(f"{folder} is damaged: the content of {name} has changed")
 
 
 def _paths_to_delete(

@@ -17,7 +17,7 @@ from huggingface_hub.utils import disable_progress_bars
 from snapshot.errors import SnapshotError
 from snapshot.hub.attempt import Attempt, Fenced, UploadTarget
 from snapshot.hub.errors import HubConflict, HubError, HubRefused, HubUnreachable
-from snapshot.hub.publish import Card, Upload
+from snapshot.hub.publish import Best, Card, Upload
 from snapshot.hub.status import UploadFailure, UploadStatus
 from snapshot.hub.xet import Transfer
 
@@ -36,7 +36,7 @@ class Uploader:
         """Start the thread."""
         self._hub, self._policy = target.hub, target.policy
         self._changed = threading.Condition()
-        self._waiting: Upload | None = None
+        self._waiting: list[Upload] = []
         self._in_flight: Upload | None = None
         self._flushing = False
         self._refused_while_flushing = False
@@ -54,18 +54,21 @@ class Uploader:
         self._thread = threading.Thread(target=self._work, name="uploader", daemon=True)
         self._thread.start()
 
-    def offer(self, folder: Path, card: Card) -> None:
-        """Queue a finished snapshot. It replaces one that still waits."""
+    def offer(self, folder: Path, card: Card, best: Best | None = None) -> None:
+        """Queue a finished snapshot. It replaces one that still waits, but no milestone."""
         with self._changed:
             if not self._off:
-                self._waiting = Upload(folder, card)
-                self._queued_at[self._waiting.step] = time.monotonic()
+                upload = Upload(folder, card, best)
+                self._waiting = [*filter(self._is_milestone, self._waiting), upload]
+                self._queued_at[upload.step] = time.monotonic()
                 self._changed.notify_all()
 
     def pending_folders(self) -> set[Path]:
         """Snapshot folders that must stay until they are uploaded."""
         with self._changed:
-            return {upload.folder for upload in (self._waiting, self._in_flight) if upload}
+            uploads = [upload for upload in (*self._waiting, self._in_flight) if upload]
+            best = {upload.best.folder for upload in uploads if upload.best}
+            return best | {upload.folder for upload in uploads}
 
     def status(self) -> UploadStatus:
         """How far the Hub lags behind."""
@@ -110,7 +113,10 @@ class Uploader:
             return self._is_done()
 
     def _is_done(self) -> bool:
-        return self._waiting is None and self._in_flight is None
+        return not self._waiting and self._in_flight is None
+
+    def _is_milestone(self, upload: Upload) -> bool:
+        return self._policy.is_milestone(upload.step)
 
     def _work(self) -> None:
         delay = FIRST_DELAY_SECONDS
@@ -165,7 +171,7 @@ class Uploader:
             pause = max(delay * random.uniform(0.5, 1.5), retry_after or 0.0)
             return failure, min(pause, LONGEST_DELAY_SECONDS)
         self._note_uploaded(upload, sent)
-        self._attempt.squash_if_due(upload.step)
+        self._attempt.tidy(upload.step)
         return None, None
 
     def _note_uploaded(self, upload: Upload, sent: Transfer) -> None:
@@ -179,14 +185,17 @@ class Uploader:
                 del self._queued_at[step]
 
     def _next(self) -> Upload:
-        """Wait for the newest queued snapshot, or return the one whose upload failed."""
+        """Wait for the next snapshot to upload: the one that failed, unless a newer one waits.
+
+        Milestones are uploaded in any case, in their order.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._in_flight)
             ready = self._last_commit + self._policy.min_interval
             while not self._flushing and (left := ready - time.monotonic()) > 0:
                 self._changed.wait(left)
-            if self._waiting is not None:
-                self._in_flight, self._waiting = self._waiting, None
+            if self._waiting and not (self._in_flight and self._is_milestone(self._in_flight)):
+                self._in_flight = self._waiting.pop(0)
             assert self._in_flight is not None
             return self._in_flight
 
@@ -202,7 +211,7 @@ class Uploader:
         self._notify(reason)
         with self._changed:
             self._off = True
-            self._waiting = self._in_flight = None
+            self._waiting, self._in_flight = [], None
             self._changed.notify_all()
 
     def _warn_once(self, kind: str, text: str) -> None:

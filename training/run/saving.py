@@ -23,6 +23,7 @@ from training.exits import TrainingStopped
 from training.memory import available_memory
 from training.reporting.curves import draw_run
 from training.reporting.report import Report
+from training.run.best import BestSnapshot
 from training.run.uploading import hand_over
 
 MEMORY_FACTOR = 2
@@ -49,12 +50,13 @@ class SnapshotWriter:
         optimizer: Optimizer,
         save_tokenizer: Callable[[Path], None],
         report: Report,
+        best: BestSnapshot,
     ) -> None:
         self.pending = False
         """Whether a snapshot has begun that the next update must wait for."""
         self._step = 0
         self._accelerator, self._config, self._report = accelerator, config, report
-        self._model, self._optimizer = model, optimizer
+        self._model, self._optimizer, self._best = model, optimizer, best
         self._save_tokenizer = save_tokenizer
         self._root = snapshots_in(Path(config.run.dir))
         self._stream: torch.Stream | None = None
@@ -120,6 +122,7 @@ class SnapshotWriter:
             self._report.stall_seconds[-1] += self._report.wait_for(self._written.wait)
         if failure := self._failure():
             self._report.console.warn(f"{failure} Training continues; the next is tried.")
+        self._best.settle()
 
     def publish(self, sample: str | None, best_loss: float | None = None) -> None:
         """Draw the curves, and offer the newest snapshot for upload."""
@@ -127,7 +130,9 @@ class SnapshotWriter:
         if self._accelerator.is_main_process:
             draw_run(report.console, self._config)
             saved = report.last_snapshot
-            hand_over(report.console, report.uploads, self._config, saved, sample, best_loss)
+            self._best.settle()
+            best = self._best.newest
+            hand_over(report.console, report.uploads, self._config, saved, sample, best_loss, best)
 
     def end(self, seconds: float | None = None) -> None:
         """Wait at most so long for a snapshot that began before an error: it is a good one."""
@@ -199,6 +204,8 @@ class SnapshotWriter:
         report, uploads = self._report, self._report.uploads
         try:
             needed = set() if uploads is None else uploads.pending_folders()
+            if (best := self._best.newest) is not None:
+                needed.add(best.folder)
             prune(self._root, self._config.snapshot.keep, newest, needed)
         except (OSError, SnapshotError) as error:
             report.console.warn(f"an old snapshot could not be removed: {error}.")

@@ -41,6 +41,7 @@ from training.reporting.summary import print_end, print_header, print_stop
 from training.reporting.watchdog import Watchdog
 from training.reproducibility import build_gradient_buckets, compute_reproducibly
 from training.run.accelerator import set_accumulation
+from training.run.best import BestSnapshot
 from training.run.pending_evaluation import evaluation_is_pending
 from training.run.records import begin_records
 from training.run.run_lock import RunLock
@@ -145,7 +146,7 @@ class Session:
                 accelerator.scaler.load_state_dict(state.loss_scaler)
         metrics = run_on_main(accelerator, lambda: open_run(Path(config.run.dir), config, start))
         accelerator.init_trackers(config.run.name, config=as_flat(config))
-        self.report = Report(
+        self.report = report = Report(
             self.console,
             metrics,
             config.train.global_batch_size * config.data.block_size,
@@ -155,9 +156,9 @@ class Session:
             self._uploads,
             Watchdog(self.console, config, parameter_count(bare_model), accelerator.num_processes),
         )
-        self._writer = SnapshotWriter(
-            accelerator, config, model, optimizer, self.corpus.tokenizer.save, self.report
-        )
+        self._best = BestSnapshot(config, accelerator.is_main_process, state, start)
+        save, best = self.corpus.tokenizer.save, self._best
+        self._writer = SnapshotWriter(accelerator, config, model, optimizer, save, report, best)
         optimizer.optimizer.register_step_pre_hook(lambda *_: self._finish_snapshot())
         self._timeouts = ProcessGroupTimeouts(accelerator, config.run)
         self._stop = Stop(accelerator, config.run, self.signals)
@@ -229,6 +230,7 @@ class Session:
         """Report the held-out loss of the step. Raises TrainingStopped when it is not finite."""
         self.report.held_out(self.accelerator, self.state.step, loss)
         self.state.update_best_loss(loss)
+        self._best.evaluated(self.state.step, loss)
         self._held_out = loss
 
     def report_sample(self, text: str) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from config.schema import Config
 from snapshot.disk.contents import check_model
-from snapshot.disk.files import manifest_sha256, snapshots_in
+from snapshot.disk.files import manifest_sha256, snapshot_folders, snapshots_in, step_of
 from snapshot.disk.state import RunState, read_state, versions
 from snapshot.hub.attempt import UploadTarget
 from snapshot.hub.card import card_text
 from snapshot.hub.client import Hub
-from snapshot.hub.publish import Card, Policy
+from snapshot.hub.publish import Best, Card, Policy
 from snapshot.hub.records import EVENTS
 from snapshot.hub.uploader import Uploader
 from snapshot.resume import record_attempt
@@ -39,13 +39,20 @@ def begin_uploads(
 ) -> Uploader | None:
     """Begin the uploads of this attempt; None without a repo. Only the main process calls this.
 
-    A snapshot that an earlier attempt did not upload goes first.
+    Snapshots that an earlier attempt did not upload go first: the newest one, and milestones.
     """
     store, hub = store_of(config), config.hub
     if store is None:
         return None
     record_attempt(Path(config.run.dir), state.attempt_id)
-    policy = Policy(hub.keep, hub.min_interval_seconds, hub.squash_every, hub.private, hub.takeover)
+    policy = Policy(
+        hub.keep,
+        hub.min_interval_seconds,
+        hub.squash_every,
+        hub.private,
+        hub.takeover,
+        hub.milestone_every,
+    )
     uploads = Uploader(
         UploadTarget(
             store.hub,
@@ -60,7 +67,12 @@ def begin_uploads(
     )
     root = snapshots_in(Path(config.run.dir))
     if start.folder is not None and start.folder.parent == root and _is_behind(start):
-        hand_over(console, uploads, config, start.folder)
+        seen = start.known_latest
+        uploaded = seen.step if seen is not None and seen.run_id == state.run_id else 0
+        for folder in reversed(snapshot_folders(root)):
+            waits = policy.is_milestone(step_of(folder)) and uploaded < step_of(folder)
+            if folder == start.folder or (waits and step_of(folder) < state.step):
+                hand_over(console, uploads, config, folder)
     return uploads
 
 
@@ -71,10 +83,12 @@ def hand_over(
     snapshot: Path | None,
     sample: str | None = None,
     best_loss: float | None = None,
+    best: Best | None = None,
 ) -> None:
     """Offer a finished snapshot for upload, with a model card and the present curves.
 
-    `best_loss` goes into the card where it is newer than the snapshot's.
+    `best_loss` goes into the card where it is newer than the snapshot's. `best` is the snapshot
+    with the lowest held-out loss, if that is kept.
     """
     if uploads is None or snapshot is None or uploads.status().off:
         return
@@ -92,11 +106,12 @@ def hand_over(
             sample=sample,
             has_curves=picture is not None,
             events=read_events(Path(config.run.dir) / EVENTS),
+            best=best,
         )
     except Exception as error:  # it was removed or damaged meanwhile; a run matters more
         console.warn(f"{snapshot} is not uploaded: {error}.")
         return
-    uploads.offer(snapshot, Card(text, picture))
+    uploads.offer(snapshot, Card(text, picture), best)
 
 
 def finish_uploads(

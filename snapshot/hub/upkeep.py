@@ -1,0 +1,95 @@
+"""What follows a commit: the tag of a milestone, and storage that nothing needs any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from snapshot.disk.files import folder_name
+from snapshot.errors import SnapshotError
+from snapshot.hub.client import Hub
+from snapshot.hub.errors import HubError, HubRefused
+from snapshot.hub.latest import Latest
+from snapshot.hub.publish import Policy
+
+
+class Upkeep:
+    """Tags milestones, and deletes the contents of pruned snapshots from the repo's storage.
+
+    Nothing that a tag or another branch holds is deleted. Not thread-safe.
+    """
+
+    def __init__(self, hub: Hub, policy: Policy, notify: Callable[[str], None]) -> None:
+        """`notify` receives sentences for the user."""
+        self._hub, self._policy, self._notify = hub, policy, notify
+        self._untagged: dict[str, tuple[str, Latest]] = {}
+        """By tag, the commit and the snapshot that it is for."""
+        self._unneeded: set[str] = set()
+        self._in_refs: dict[str, frozenset[str]] = {}
+        """By commit of a tag or a branch, the contents that it holds."""
+        self.can_delete = policy.squash_every is None
+        """Whether contents can be deleted one by one; a history that is squashed frees them all."""
+        self._reported: set[str] = set()
+
+    def tag_milestone(self, latest: Latest, commit: str) -> None:
+        """Tag a commit, if its newest snapshot is a milestone.
+
+        Raises HubError if a retry may succeed. A refusal is reported once, and the tag is tried
+        again with the next milestone.
+        """
+        if not self._policy.is_milestone(latest.step):
+            return
+        self._untagged[folder_name(latest.step)] = (commit, latest)
+        try:
+            tags = self._hub.refs()
+            for name, (target, snapshot) in list(self._untagged.items()):
+                self._tag(name, target, snapshot, tags.get(f"tags/{name}"))
+                del self._untagged[name]
+        except HubRefused as error:
+            names = ", ".join(self._untagged)
+            self._report_once("tag", f"{names} of {self._hub.repo_id} has no tag yet: {error}")
+
+    def _tag(self, name: str, target: str, snapshot: Latest, found: str | None) -> None:
+        """Tag a commit, unless a commit with the same snapshot has that tag."""
+        if found is not None:
+            try:
+                tagged = self._hub.latest(found, self._hub.files(found))
+            except SnapshotError:
+                tagged = None
+            if tagged is not None and tagged.manifest_sha256 == snapshot.manifest_sha256:
+                return
+        self._hub.tag(name, target, replace=found is not None)
+
+    def delete_contents(self, unneeded: Collection[str], head: str | None) -> None:
+        """Delete large files, by their SHA-256, that `head`, the newest commit, no longer has.
+
+        Raises nothing: what fails is tried again with the next call, unless the Hub refuses.
+        """
+        if not self.can_delete:
+            return
+        self._unneeded |= set(unneeded)
+        try:
+            if self._unneeded:
+                self._unneeded -= self._held_by_refs()
+            if self._unneeded and self._hub.head()[0] == head:  # or another attempt may need them
+                self._hub.delete_contents(self._unneeded)
+            self._unneeded.clear()
+        except HubError as error:
+            self.can_delete = not isinstance(error, HubRefused)
+            reason = str(error).rstrip(".")
+            self._report_once(
+                "delete",
+                f"files of pruned snapshots still use storage of {self._hub.repo_id}: {reason}. "
+                "Uploads continue; hub.squash_every=10 frees it where the server can squash.",
+            )
+
+    def _held_by_refs(self) -> frozenset[str]:
+        commits = set(self._hub.refs().values())
+        for commit in commits - set(self._in_refs):
+            files = self._hub.files(commit).values()
+            self._in_refs[commit] = frozenset(one.sha256 for one in files if one.sha256 is not None)
+        return frozenset().union(*(self._in_refs[commit] for commit in commits))
+
+    def _report_once(self, kind: str, text: str) -> None:
+        if kind not in self._reported:
+            self._reported.add(kind)
+            self._notify(text)

@@ -1,0 +1,82 @@
+"""The snapshot with the lowest held-out loss, which `snapshot.keep_best` keeps."""
+
+from __future__ import annotations
+
+import json
+import math
+from contextlib import suppress
+from operator import itemgetter
+from pathlib import Path
+
+from config.schema import Config
+from snapshot.disk.files import folder_name, read_json, snapshots_in
+from snapshot.disk.state import RunState
+from snapshot.errors import SnapshotError
+from snapshot.hub.publish import Best
+from snapshot.start import Start
+from snapshot.start_over import METRICS
+from training.reporting.metrics import held_out_at, write_whole
+
+BEST = "best.json"
+"""In a run's directory: step and held-out loss of its best snapshot."""
+
+
+class BestSnapshot:
+    """Which snapshot is the best, among those whose step was evaluated. It survives restarts.
+
+    A snapshot is evaluated while it is written, so it becomes the best only when it is there.
+    """
+
+    def __init__(self, config: Config, writes: bool, state: RunState, start: Start) -> None:
+        """Begin an attempt at `state`. Only the process that `writes` keeps anything."""
+        run_dir = Path(config.run.dir)
+        self._path, self._root = run_dir / BEST, snapshots_in(run_dir)
+        self._keeps = config.snapshot.keep_best and writes
+        self._evaluated: tuple[int, float] | None = None
+        self._step, self._loss = 0, math.inf
+        if self._keeps:
+            self._step, self._loss = min(self._read(), _of_repo(state, start), key=itemgetter(1))
+            # A kill may have come between the evaluation and this file.
+            if (loss := held_out_at(run_dir / METRICS, state.step)) is not None:
+                self.evaluated(state.step, loss)
+                self.settle()
+
+    @property
+    def newest(self) -> Best | None:
+        """The best snapshot so far; None if there is none on this disk."""
+        folder = self._root / folder_name(self._step)
+        return Best(folder, self._loss) if self._step and folder.is_dir() else None
+
+    def evaluated(self, step: int, loss: float) -> None:
+        """Note the held-out loss of a step. `settle` follows when its snapshot is written."""
+        self._evaluated = (step, loss)
+
+    def settle(self) -> None:
+        """Compare the snapshot that was evaluated last, if it is there, with the best so far."""
+        evaluated, self._evaluated = self._evaluated, None  # two threads may call this
+        if not self._keeps or evaluated is None:
+            return
+        step, loss = evaluated
+        if loss < self._loss and (self._root / folder_name(step)).is_dir():
+            self._step, self._loss = step, loss
+            with suppress(OSError):  # on a full disk the run knows it until its end
+                write_whole(self._path, json.dumps({"step": step, "loss": loss}) + "\n")
+
+    def _read(self) -> tuple[int, float]:
+        try:
+            found = read_json(self._path)
+        except SnapshotError:
+            return 0, math.inf
+        if isinstance(found, dict) and type(found.get("step")) is int:
+            loss = found.get("loss")
+            if type(loss) is float and (self._root / folder_name(found["step"])).is_dir():
+                return found["step"], loss
+        return 0, math.inf
+
+
+def _of_repo(state: RunState, start: Start) -> tuple[int, float]:
+    """Step and loss of the best snapshot in the run's repo."""
+    latest = start.known_latest
+    if latest is None or latest.run_id != state.run_id or latest.best_loss is None:
+        return 0, math.inf
+    return latest.best_step, latest.best_loss
