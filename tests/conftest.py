@@ -17,6 +17,7 @@ os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
 # Under nohup the suite would hand an ignored SIGHUP to every run.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+import hubs
 import runs
 from disks import Tmpfs, mounted
 from loopback_hub import LoopbackHub
@@ -121,6 +122,18 @@ def finished_run(small, tmp_path_factory) -> Path:
 def hub(tmp_path):
     """A loopback Hub without a repo."""
     with LoopbackHub(tmp_path / "hub") as hub:
+        yield hub
+
+
+@pytest.fixture(params=["Xet"])
+def near_hub(tmp_path, monkeypatch, request):
+    """A hub to which the client of this process is led; what fails is soon tried again."""
+    monkeypatch.setattr("snapshot.hub.uploader.FIRST_DELAY_SECONDS", 0.1)
+    monkeypatch.setattr("snapshot.hub.uploader.FLUSH_DELAY_SECONDS", 0.5)
+    monkeypatch.setattr("snapshot.store.RETRY_DELAYS_SECONDS", (0.1, 0.1))
+    use_xet = request.param == "Xet"
+    with LoopbackHub(tmp_path / "hub", new_port=True, use_xet=use_xet) as hub:
+        hubs.lead_here(hub, monkeypatch)
         yield hub
 
 

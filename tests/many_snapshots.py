@@ -19,13 +19,13 @@ from snapshot.hub.uploader import Uploader
 COUNT = 100
 
 
-def upload(template: str, repo_id: str) -> None:
+def upload(template: str, repo_id: str, squash_every: int | None) -> None:
     """Upload copies of a snapshot as steps 1 to 100, each with weights of its own."""
     source, root = Path(template), Path(tempfile.mkdtemp())
     state = read_state(source)
     hub = Hub(repo_id)
     hub.create(private=True)
-    policy = Policy(keep=3, min_interval=0.0, squash_every=10, private=True, takeover=False)
+    policy = Policy(3, 0.0, squash_every, private=True, takeover=False)
     uploads = Uploader(UploadTarget(hub, policy, state.run_id, "attempt"))
     for step in range(1, COUNT + 1):
         folder = copied(source, root, step)

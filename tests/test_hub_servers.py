@@ -283,6 +283,9 @@ IN_THE_DOCS = {
     "verify": "`verify` address",
     "validate-yaml": "`POST /api/validate-yaml`",
     "commit": "`POST /api/models/{id}/commit/{branch}`",
+    "refs": "`GET /api/models/{id}/refs`",
+    "tag": "`POST` and `DELETE /api/models/{id}/tag/{name}`",
+    "lfs-delete": "`POST /api/models/{id}/lfs-files/batch`",
     "squash": "`POST /api/models/{id}/super-squash/{branch}`",
     "unknown": "`GET /api/models/{id}/xet-write-token/{branch}`",
 }
@@ -291,9 +294,13 @@ IN_THE_DOCS = {
 @pytest.mark.parametrize("hub", [Deviations(no_xet=True)], indirect=True)
 def test_what_is_asked_of_a_server_stands_in_the_docs(hub, finished_run, tmp_path):
     newest_of_disk_and_repo(hubs.store(), None, None, tmp_path / "run", ())
-    uploads = hubs.uploader(squash_every=1)
-    uploads.offer(runs.snapshot(finished_run, 30), Card("# 30\n"))
-    assert uploads.flush(30)
+    squashes = hubs.uploader(squash_every=1, attempt_id="a")
+    squashes.offer(runs.snapshot(finished_run, 10), Card("# 10\n"))
+    assert squashes.flush(30)
+    uploads = hubs.uploader(keep=1, milestone_every=20, ended=("a",))
+    for step in (20, 30):
+        uploads.offer(runs.snapshot(finished_run, step), Card(f"# {step}\n"))
+        assert uploads.flush(30)
     remote = read_repo(Hub(hubs.REPO, 5.0))
     fetch(remote, remote.folders()[0], tmp_path)
     asked = {one.endpoint for one in hub.requests}

@@ -45,18 +45,6 @@ STEPS = 30
 SECRETS = ("hf_loopbackOfMeMayWrite", "signature=")
 
 
-@pytest.fixture(params=["Xet"])
-def near_hub(tmp_path, monkeypatch, request):
-    """A hub to which the client of this process is led; what fails is soon tried again."""
-    monkeypatch.setattr("snapshot.hub.uploader.FIRST_DELAY_SECONDS", 0.1)
-    monkeypatch.setattr("snapshot.hub.uploader.FLUSH_DELAY_SECONDS", 0.5)
-    monkeypatch.setattr("snapshot.store.RETRY_DELAYS_SECONDS", (0.1, 0.1))
-    use_xet = request.param == "Xet"
-    with LoopbackHub(tmp_path / "hub", new_port=True, use_xet=use_xet) as hub:
-        hubs.lead_here(hub, monkeypatch)
-        yield hub
-
-
 def overrides(small: list[str], run_dir: Path, *more: str) -> list[str]:
     return [
         *small,
@@ -498,18 +486,27 @@ def test_killed_while_uploading_nothing_is_half_there_and_nothing_goes_twice(
     assert runs.metrics(tmp_path / "run")[-1]["step"] == last
 
 
-def test_a_hundred_snapshots_stay_within_four(near_hub, finished_run):
+@pytest.mark.parametrize("squash_every", [None, pytest.param(10, marks=pytest.mark.thorough)])
+def test_a_hundred_snapshots_stay_within_four(near_hub, finished_run, squash_every):
     """A hundred snapshots, each uploaded, with hub.keep=3."""
     folder = runs.snapshot(finished_run, 30)
-    many_snapshots.upload(folder, hubs.REPO)
+    many_snapshots.upload(folder, hubs.REPO, squash_every)
     repo = near_hub.repo(hubs.REPO)
     assert hubs.steps_at_head(repo) == [98, 99, 100]
     size = sum(path.stat().st_size for path in folder.iterdir())
     most = 4 * size + sum((folder / name).stat().st_size for name in hubs.WITHOUT_OPTIMIZER)
     for commit in repo.every_head:
         assert repo.referenced_bytes(commit) < most
-    assert len(repo.commits) <= 10  # squashed now and then
-    print(f"{repo.referenced_bytes(repo.head) / size:.2f} snapshots, root copy included")
+    stored = repo.contents.bytes_of_large()
+    if squash_every is None:  # all commits, and the contents of the newest
+        assert len(repo.commits) == 1 + many_snapshots.COUNT
+        assert stored < 4 * size
+    else:
+        assert len(repo.commits) <= squash_every
+    print(
+        f"{repo.referenced_bytes(repo.head) / size:.2f} snapshots referenced, root copy included, "
+        f"{stored / size:.2f} stored"
+    )
     hubs.assert_always_whole(near_hub)
 
 

@@ -125,14 +125,15 @@ class Attempt:
 
     def _without_damaged_best(self, upload: Upload) -> Upload:
         """An upload without its best snapshot, if that is damaged: it never delays the newest."""
-        if upload.best is None or upload.best.folder == self._whole_best:
+        folder = None if upload.best is None else upload.best.folder
+        if folder is None or folder == self._whole_best:
             return upload
         try:
-            verify(upload.best.folder)
+            verify(folder)
         except SnapshotError as error:
             self._notify(f"the best snapshot is not uploaded: {str(error).rstrip('.')}.")
             return replace(upload, best=None)
-        self._whole_best = upload.best.folder
+        self._whole_best = folder
         return upload
 
     def _new_records(self, step: int) -> tuple[dict[str, bytes], int]:

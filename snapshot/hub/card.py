@@ -14,7 +14,6 @@ from huggingface_hub import EvalResult, ModelCardData
 from data.formats import TABLE_READERS, TEXT_SUFFIXES, suffixes
 from data.printable import printable
 from model.gpt import GPTConfig
-from snapshot.disk.files import step_of
 from snapshot.disk.state import RunState
 from snapshot.hub.client import REPO_ID
 from snapshot.hub.names import NAMED_REPO
@@ -62,7 +61,7 @@ def card_text(
     if best is not None:
         parts.append(
             f"`best/` holds the snapshot with the lowest held-out loss, {best.loss:.4f} nats per "
-            f"character, of step {step_of(best.folder):,}: "
+            f"character, of step {best.step:,}: "
             f'`AutoModelForCausalLM.from_pretrained("{repo_id}", subfolder="best")`.'
         )
     parts += [_generate_text(repo_id, shape, sample), _continue_training(repo_id)]

@@ -63,8 +63,10 @@ class Policy:
 class Best:
     """The snapshot with the lowest held-out loss."""
 
-    folder: Path
+    step: int
     loss: float
+    folder: Path | None
+    """None if only the repo has it."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def latest_for(
     """
     best: tuple[int, float | None] = (0, None)
     if upload.best is not None:
-        best = (step_of(upload.best.folder), upload.best.loss)
+        best = (upload.best.step, upload.best.loss)
     elif before is not None and before.run_id == run_id:
         best = (before.best_step, before.best_loss)
     return Latest(
@@ -146,7 +148,7 @@ def publish(
     top_level += [CommitOperationAdd(path, content) for path, content in records.items()]
     transfer = hub.upload_contents([*snapshot, *best, *top_level])
     _check_digests(snapshot, upload.folder)
-    if upload.best is not None:
+    if upload.best is not None and upload.best.folder is not None:
         _check_digests(best, upload.best.folder)
     added = [*snapshot, *best, *top_level]
     deleted = {
@@ -191,7 +193,7 @@ def _snapshot_files(folder: Path, path_in_repo: str) -> list[CommitOperationAdd]
 
 def _best_files(best: Best | None, files: Mapping[str, RemoteFile]) -> list[CommitOperationAdd]:
     """The files of the best snapshot, unless the repo has them."""
-    if best is None:
+    if best is None or best.folder is None:
         return []
     found = {path: file.sha256 for path, file in files.items()}
     tensors = {

@@ -68,7 +68,7 @@ class Uploader:
         with self._changed:
             uploads = [upload for upload in (*self._waiting, self._in_flight) if upload]
             best = {upload.best.folder for upload in uploads if upload.best}
-            return best | {upload.folder for upload in uploads}
+            return {folder for folder in best if folder} | {upload.folder for upload in uploads}
 
     def status(self) -> UploadStatus:
         """How far the Hub lags behind."""

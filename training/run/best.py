@@ -43,9 +43,10 @@ class BestSnapshot:
 
     @property
     def newest(self) -> Best | None:
-        """The best snapshot so far; None if there is none on this disk."""
+        """The best snapshot so far, if there is one."""
         folder = self._root / folder_name(self._step)
-        return Best(folder, self._loss) if self._step and folder.is_dir() else None
+        local = folder if folder.is_dir() else None
+        return Best(self._step, self._loss, local) if self._step else None
 
     def evaluated(self, step: int, loss: float) -> None:
         """Note the held-out loss of a step. `settle` follows when its snapshot is written."""

@@ -204,7 +204,7 @@ class SnapshotWriter:
         report, uploads = self._report, self._report.uploads
         try:
             needed = set() if uploads is None else uploads.pending_folders()
-            if (best := self._best.newest) is not None:
+            if (best := self._best.newest) is not None and best.folder is not None:
                 needed.add(best.folder)
             prune(self._root, self._config.snapshot.keep, newest, needed)
         except (OSError, SnapshotError) as error:

@@ -1,0 +1,308 @@
+"""Milestones, the best snapshot, and what a repo stores: only what is needed, and all of that."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from huggingface_hub import HfApi
+from many_snapshots import copied
+from transformers import AutoModelForCausalLM
+
+import hubs
+import runs
+from loopback_deviations import Deviations
+from loopback_hub import LoopbackHub
+from snapshot.disk.files import read_json
+from snapshot.disk.state import read_state
+from snapshot.hub.client import Hub
+from snapshot.hub.publish import Best, Card
+from snapshot.hub.uploader import Uploader
+from snapshot.start_over import METRICS
+from training.reporting.metrics import read_metrics
+
+
+@pytest.fixture
+def snapshot_of(finished_run, tmp_path):
+    """A whole snapshot of any step, no tensor of which is another's."""
+
+    def of(step: int) -> Path:
+        return copied(runs.snapshot(finished_run, 30), tmp_path / "snapshots", step)
+
+    return of
+
+
+def upload(uploads: Uploader, *folders: Path, best: Best | None = None) -> None:
+    for folder in folders:
+        uploads.offer(folder, Card(f"# {folder.name}\n"), best)
+        assert uploads.flush(60), uploads.status()
+
+
+def assert_refs_whole(hub: LoopbackHub) -> None:
+    """All that main, the tags and the other branches list is stored."""
+    repo = hub.repo(hubs.REPO)
+    for revision in (*repo.branches, *repo.tags):
+        for path, entry in repo.files(revision).items():
+            stored = repo.contents.size_of_large(entry.sha256) if entry.is_lfs else entry.size
+            assert stored == entry.size, (revision, path)
+
+
+def test_the_contents_of_pruned_snapshots_are_deleted_and_the_history_stays(near_hub, snapshot_of):
+    near_hub.create(hubs.REPO)
+    uploads = hubs.uploader(keep=2)
+    size = sum(path.stat().st_size for path in snapshot_of(1).iterdir())
+    for step in range(1, 8):
+        upload(uploads, snapshot_of(step))
+        repo = near_hub.repo(hubs.REPO)
+        assert repo.contents.bytes_of_large() < 2 * size
+        assert_refs_whole(near_hub)
+    assert len(repo.commits) == 1 + 7
+    assert near_hub.count("squash") == 0
+    assert hubs.steps_at_head(repo) == [6, 7]
+    assert uploads.messages() == []
+    hubs.assert_always_whole(near_hub)
+
+
+def test_what_a_tag_or_a_branch_holds_is_not_deleted(near_hub, snapshot_of):
+    near_hub.create(hubs.REPO)
+    uploads = hubs.uploader(keep=1)
+    upload(uploads, snapshot_of(1), snapshot_of(2))
+    HfApi().create_tag(hubs.REPO, tag="cited")
+    upload(uploads, snapshot_of(3))
+    HfApi().create_branch(hubs.REPO, branch="experiment")
+    upload(uploads, snapshot_of(4), snapshot_of(5), snapshot_of(6))
+    assert_refs_whole(near_hub)
+    repo = near_hub.repo(hubs.REPO)
+    size = sum(entry.size for entry in repo.files("main").values() if entry.is_lfs)
+    assert repo.contents.bytes_of_large() < 3 * size
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ({"status": 503}, None),
+        ({"status": 403, "times": None}, "still use storage of me/run"),
+        ({"status": 404, "times": None}, "hub.squash_every=10 frees it"),
+    ],
+    ids=["transient", "refused", "unknown"],
+)
+@pytest.mark.parametrize("endpoint", ["lfs-delete", "refs"])
+def test_a_deletion_that_fails_costs_no_upload(near_hub, snapshot_of, endpoint, fault, message):
+    near_hub.create(hubs.REPO)
+    uploads = hubs.uploader(keep=1)
+    near_hub.fault(endpoint, "status", **fault)
+    upload(uploads, *map(snapshot_of, range(1, 5)))
+    assert hubs.step_of(near_hub) == 4
+    assert_refs_whole(near_hub)
+    said = uploads.messages()
+    if message is None:  # the next one deletes all
+        repo = near_hub.repo(hubs.REPO)
+        head = {entry.sha256: entry.size for entry in repo.files("main").values() if entry.is_lfs}
+        assert repo.contents.bytes_of_large() == sum(head.values())
+        assert len(said) == 1
+    else:
+        assert len([one for one in said if message in one]) == 1
+
+
+def test_contents_are_not_deleted_when_another_attempt_has_committed(
+    near_hub, snapshot_of, monkeypatch
+):
+    near_hub.create(hubs.REPO)
+    uploads = hubs.uploader(keep=1)
+    upload(uploads, snapshot_of(1))
+    commit = Hub.commit
+
+    def followed(self, *arguments):
+        made = commit(self, *arguments)
+        near_hub.commit_files(hubs.REPO, {"notes.txt": b"by somebody else"})
+        return made
+
+    monkeypatch.setattr(Hub, "commit", followed)
+    upload(uploads, snapshot_of(2))
+    assert near_hub.count("lfs-delete") == 0
+
+
+def test_full_storage_is_freed_by_squashing_where_nothing_else_can(near_hub, snapshot_of):
+    near_hub.deviations = Deviations(no_deletion=True)
+    near_hub.create(hubs.REPO)
+    uploads = hubs.uploader(keep=1)
+    upload(uploads, snapshot_of(1), snapshot_of(2))
+    near_hub.fault("commit", "status", status=403, message="Private repository storage limit")
+    upload(uploads, snapshot_of(3))
+    assert near_hub.count("squash") == 1
+    assert hubs.step_of(near_hub) == 3
+    assert len(near_hub.repo(hubs.REPO).commits) == 2
+
+
+def test_every_milestone_is_uploaded_and_tagged(near_hub, snapshot_of, tmp_path):
+    """Uploads are slower than the run; the history is squashed five times."""
+    near_hub.create(hubs.REPO)
+    hung = near_hub.fault("commit", "hang", times=1)
+    uploads = hubs.uploader(Hub(hubs.REPO, 1.0), keep=1, squash_every=2, milestone_every=10)
+    for step in range(2, 51, 2):
+        uploads.offer(snapshot_of(step), Card(f"# {step}\n"))
+        near_hub.wait_for(lambda: hung.hits)
+    pending = {int(folder.name[5:]) for folder in uploads.pending_folders()}
+    assert pending >= {10, 20, 30, 40, 50}
+    assert uploads.flush(60), uploads.status()
+    upload(uploads, *map(snapshot_of, range(51, 57)))
+    assert near_hub.count("squash") >= 5
+    repo = near_hub.repo(hubs.REPO)
+    assert list(repo.tags) == [f"step-{step:08d}" for step in (10, 20, 30, 40, 50)]
+    assert_refs_whole(near_hub)
+    for name in repo.tags:
+        model = AutoModelForCausalLM.from_pretrained(hubs.REPO, revision=name)
+        alone = AutoModelForCausalLM.from_pretrained(tmp_path / "snapshots" / name)
+        for one, other in zip(model.parameters(), alone.parameters(), strict=True):
+            assert one.equal(other)
+
+
+def test_a_run_starts_from_a_milestone(near_hub, finished_run, small, tmp_path):
+    near_hub.create(hubs.REPO)
+    snapshots = [runs.snapshot(finished_run, step) for step in (10, 20, 30)]
+    uploads = hubs.uploader(run_id=read_state(snapshots[0]).run_id, milestone_every=10)
+    upload(uploads, *snapshots)
+    begun = [f"run.dir={tmp_path / 'new'}", "snapshot.resume=me/run@step-00000020"]
+    result = runs.train(*small, *begun, "model.dropout=0.1", **near_hub.environment())
+    assert result.returncode == 0, result.stderr
+    assert "me/run@step-00000020, step 20, as snapshot.resume asks" in result.stdout
+    runs.assert_same_bits(runs.snapshot(finished_run, 30), runs.snapshot(tmp_path / "new", 30))
+
+
+def test_a_tag_that_the_hub_refuses_delays_no_upload(near_hub, snapshot_of):
+    near_hub.create(hubs.REPO)
+    near_hub.fault("tag", "status", status=403, times=1)
+    uploads = hubs.uploader(milestone_every=1)
+    upload(uploads, snapshot_of(1))
+    (message,) = uploads.messages()
+    assert "step-00000001 of me/run has no tag yet: the Hub refuses (HTTP 403" in message
+    upload(uploads, snapshot_of(2))
+    assert list(near_hub.repo(hubs.REPO).tags) == ["step-00000001", "step-00000002"]
+
+
+@pytest.mark.parametrize("kind", ["status", "lost-answer", "reset"])
+def test_a_tag_that_fails_is_tried_again(near_hub, snapshot_of, kind):
+    near_hub.create(hubs.REPO)
+    details = {"status": 503} if kind == "status" else {}
+    near_hub.fault("tag", kind, times=2, **details)
+    uploads = hubs.uploader(milestone_every=1)
+    upload(uploads, snapshot_of(1), snapshot_of(2))
+    repo = near_hub.repo(hubs.REPO)
+    assert repo.tags == dict(zip(("step-00000001", "step-00000002"), repo.commits[1:], strict=True))
+
+
+def test_a_kill_between_a_milestone_and_its_tag_is_made_good(near_hub, snapshot_of):
+    near_hub.create(hubs.REPO)
+    upload(hubs.uploader(), snapshot_of(10))  # the attempt that was killed
+    tagless = near_hub.repo(hubs.REPO).head
+    seen = Hub(hubs.REPO, 5.0).latest(tagless, Hub(hubs.REPO, 5.0).files(tagless))
+    next_one = hubs.uploader(seen=seen, attempt_id="b", ended=("attempt",), milestone_every=10)
+    upload(next_one, snapshot_of(15))
+    assert near_hub.repo(hubs.REPO).tags == {"step-00000010": tagless}
+
+
+def test_a_tag_moves_only_to_another_snapshot(near_hub, snapshot_of):
+    near_hub.create(hubs.REPO)
+    upload(hubs.uploader(milestone_every=10), snapshot_of(10))
+    repo = near_hub.repo(hubs.REPO)
+    first = repo.tags["step-00000010"]
+    again = hubs.uploader(attempt_id="b", ended=("attempt",), milestone_every=10)
+    upload(again, snapshot_of(10))
+    assert repo.head != first
+    assert repo.tags["step-00000010"] == first
+    shutil.rmtree(snapshot_of(10))
+    other = snapshot_of(11).rename(snapshot_of(11).with_name("step-00000010"))
+    upload(hubs.uploader(attempt_id="c", ended=("b",), milestone_every=10), other)
+    assert repo.tags["step-00000010"] == repo.head
+
+
+def test_milestones_that_an_attempt_left_behind_are_uploaded_by_the_next(small, tmp_path, hub):
+    words = [*small, *hubs.words(tmp_path / "run", "hub.milestone_every=10", "hub.flush_seconds=0")]
+    hub.create(hubs.REPO)
+    hub.fault("commit", "status", status=503, times=None)
+    first = runs.train(*words, "train.max_steps=30", **hub.environment())
+    assert first.returncode == 0, first.stderr
+    hub.clear_faults()
+    words[-1] = "hub.flush_seconds=60"
+    result = runs.train(*words, "train.max_steps=40", **hub.environment())
+    assert result.returncode == 0, result.stderr
+    assert list(hub.repo(hubs.REPO).tags) == [f"step-{step:08d}" for step in (10, 20, 30, 40)]
+
+
+def test_a_milestone_that_is_no_snapshot_is_refused(small):
+    result = runs.train(*small, "hub.milestone_every=25")
+    assert result.returncode == 2
+    assert "hub.milestone_every=25 is not a multiple of snapshot.every=10" in result.stderr
+    assert "The nearest: 20 or 30" in result.stderr
+
+
+def test_the_best_snapshot_is_in_the_repo_and_its_files_are_not_sent_again(near_hub, snapshot_of):
+    near_hub.create(hubs.REPO)
+    uploads = hubs.uploader(keep=1)
+    best = Best(1, 2.0, snapshot_of(1))
+    upload(uploads, best.folder)
+    sent = near_hub.uploaded.total()
+    upload(uploads, snapshot_of(2), snapshot_of(3), best=best)
+    repo = near_hub.repo(hubs.REPO)
+    assert near_hub.uploaded.total() - sent == 2  # a xorb for each new snapshot
+    assert repo.read("main", "best/manifest.json") == (best.folder / "manifest.json").read_bytes()
+    assert hubs.latest(near_hub)["best_step"] == 1
+    assert hubs.latest(near_hub)["best_loss"] == 2.0
+    assert_refs_whole(near_hub)
+    upload(uploads, snapshot_of(4), best=Best(3, 1.5, snapshot_of(3)))
+    assert read_json_of(repo, "best/state.json")["step"] == 3
+    assert_refs_whole(near_hub)
+    # A later attempt that keeps none leaves it there.
+    upload(hubs.uploader(attempt_id="b", ended=("attempt",)), snapshot_of(5))
+    assert read_json_of(repo, "best/state.json")["step"] == 3
+    assert hubs.latest(near_hub)["best_step"] == 3
+    # Another run has another best.
+    hubs_words = hubs.uploader(run_id="other", attempt_id="c", ended=("b",))
+    upload(hubs_words, snapshot_of(6))
+    assert not [path for path in repo.files("main") if path.startswith("best/")]
+    assert hubs.latest(near_hub)["best_step"] == 0
+
+
+def test_a_best_snapshot_that_is_damaged_delays_no_upload(near_hub, snapshot_of):
+    near_hub.create(hubs.REPO)
+    best = Best(1, 2.0, snapshot_of(1))
+    (best.folder / "model.safetensors").write_bytes(b"damaged")
+    uploads = hubs.uploader()
+    upload(uploads, snapshot_of(2), best=best)
+    (message,) = uploads.messages()
+    assert "the best snapshot is not uploaded" in message
+    assert hubs.latest(near_hub)["best_step"] == 0
+    assert hubs.step_of(near_hub) == 2
+
+
+def read_json_of(repo, path: str) -> dict:
+    return json.loads(repo.read("main", path))
+
+
+def test_the_best_snapshot_is_the_one_with_the_lowest_loss(small, tmp_path, hub):
+    """Over a restart and a change of machine, while the held-out loss goes up."""
+    words = [*small, "snapshot.keep_best=true", "snapshot.keep=2", "snapshot.every=5"]
+    words += ["train.eval_every=5", "optim.warmup_steps=0", "optim.min_learning_rate=0.001"]
+    for name, last, rate in (("here", 30, 0.02), ("here", 60, 2.0), ("there", 90, 2.0)):
+        more = hubs.words(tmp_path / name, f"train.max_steps={last}", "run.name=best")
+        more.append(f"optim.learning_rate={rate}")
+        result = runs.train(*words, *more, **hub.environment())
+        assert result.returncode == 0, result.stderr
+        losses = {
+            record["loss"]: record["step"]
+            for record in read_metrics(tmp_path / name / METRICS)
+            if record["event"] == "eval"
+        }
+        best = losses[min(losses)]
+        repo = hub.repo(hubs.REPO)
+        assert hubs.latest(hub)["best_step"] == best
+        assert hubs.latest(hub)["best_loss"] == min(losses)
+        assert read_json_of(repo, "best/state.json")["step"] == best
+        assert f"of step {best}: `AutoModelForCausalLM" in repo.read("main", "README.md").decode()
+    assert 5 < best <= 30  # or the test would show little
+    here = tmp_path / "here" / "snapshots" / f"step-{best:08d}"
+    assert repo.read("main", "best/manifest.json") == (here / "manifest.json").read_bytes()
+    assert read_json(tmp_path / "here" / "best.json") == {"step": best, "loss": min(losses)}
+    assert len(list((tmp_path / "here" / "snapshots").iterdir())) == 3
