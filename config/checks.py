@@ -144,6 +144,8 @@ def _check_hub_and_run(found: Problems) -> None:
     need, hub, run = found.need, found.config.hub, found.config.run
     if hub.repo_id is not None:
         need(_is_repo_id(hub.repo_id), "hub.repo_id", "is not of the form owner/name")
+    if hub.bucket is not None:
+        need(_is_repo_id(hub.bucket), "hub.bucket", "is not of the form owner/name")
     every, milestone = found.config.snapshot.every, hub.milestone_every
     if milestone is not None and every >= 1:
         near = sorted({max(1, milestone // every) * every, (milestone // every + 1) * every})

@@ -102,8 +102,10 @@ class SnapshotConfig:
 class HubConfig:
     repo_id: str | None = None
     """The Hub repo (owner/name) that snapshots are uploaded to and resumed from; null: none."""
+    bucket: str | None = None
+    """The bucket (owner/name) for snapshots instead; with repo_id, the last one goes there, too."""
     private: bool = True
-    """Create the repo as private, and refuse a public one."""
+    """Create the repo or bucket as private, and refuse a public one."""
     keep: int = 3
     """How many of the newest snapshots stay in the repo."""
     min_interval_seconds: float = 60.0

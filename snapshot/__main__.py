@@ -20,10 +20,11 @@ from snapshot.disk.contents import check_model
 from snapshot.disk.files import manifest_entries, read_json, snapshot_folders, snapshots_in
 from snapshot.disk.state import check_snapshot, read_state
 from snapshot.errors import SnapshotError
-from snapshot.hub.client import Hub
 from snapshot.hub.errors import HubError
-from snapshot.hub.fetch import RepoContents, folders_in, read_repo, remote_step
-from snapshot.hub.names import named_repo
+from snapshot.hub.fetch import RepoContents, read_repo
+from snapshot.hub.latest import remote_step
+from snapshot.hub.names import named_remote
+from snapshot.hub.remote import Remote
 from snapshot.store import fetch_newest, with_retries
 
 BROKEN_PIPE = 141
@@ -52,14 +53,14 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(command: str, source: str) -> int:
-    path, repo = Path(source), named_repo(source)
-    if repo is None and not path.exists():
+    path, remote = Path(source), named_remote(source)
+    if remote is None and not path.exists():
         return _failed(f"{source} is neither a folder nor a repo's name.")
     try:
-        if repo is None:
+        if remote is None:
             (_verify if command == "verify" else _list)(path)
         else:
-            (_verify_remote if command == "verify" else _list_remote)(Hub(repo[0]), repo[1])
+            (_verify_remote if command == "verify" else _list_remote)(*remote)
     except SnapshotError as error:
         _show(f"not whole: {error}", to=sys.stderr)
         return 1
@@ -127,7 +128,7 @@ def _describe(folder: Path) -> None:
         _show(f"versions  {', '.join(f'{name} {found}' for name, found in made_with.items())}")
 
 
-def _verify_remote(hub: Hub, revision: str) -> None:
+def _verify_remote(hub: Remote, revision: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         found = fetch_newest(hub, revision, Path(folder))
         for fault in found.faults:
@@ -152,13 +153,13 @@ def _list(path: Path) -> None:
         raise SnapshotError(f"{path} holds no snapshot that can be read.")
 
 
-def _list_remote(hub: Hub, revision: str) -> None:
+def _list_remote(hub: Remote, revision: str) -> None:
     repo = with_retries(lambda: read_repo(hub, revision))
-    for folder in folders_in(repo.files):
+    for folder in repo.folders():
         _line(remote_step(folder), _bytes_in(repo, folder), f"{repo.name} {folder}")
     if repo.latest is not None:
         _show(f"latest.json: step {repo.latest.step}, run {repo.latest.run_id[:8]}")
-    if not folders_in(repo.files):
+    if not repo.folders():
         raise SnapshotError(f"{repo.name} holds no snapshot.")
 
 

@@ -22,10 +22,9 @@ from snapshot.disk.files import (
 from snapshot.disk.reading import visible
 from snapshot.disk.state import RunState, check_snapshot, read_state
 from snapshot.errors import SnapshotError
-from snapshot.hub.client import Hub
 from snapshot.hub.errors import HubError, HubUnreachable
-from snapshot.hub.fetch import remote_step
-from snapshot.hub.names import named_repo
+from snapshot.hub.latest import remote_step
+from snapshot.hub.names import named_remote
 from snapshot.start import Start
 from snapshot.start_over import METRICS, RESUMES_INSTEAD, newest_state, start_over
 from snapshot.store import Store, fetch_newest, newest_of_disk_and_repo
@@ -109,7 +108,7 @@ def _branch(own: Start, named: Start, run_dir: Path, resume: str) -> Start:
         if own.state.run_id == named.state.run_id
         else f"already holds another run, at step {own.state.step}"
     )
-    where = run_dir if own.remote is None else f"hub.repo_id={own.remote.repo_id}"
+    where = run_dir if own.repo is None or own.remote is None else own.repo.hub.key
     raise SnapshotError(
         f"snapshot.resume={resume}, but {where} {relation}. Give the new run another run.name "
         "(and another hub.repo_id); to return to that step in this run, remove its newer "
@@ -168,17 +167,18 @@ def folder_for_step(path: Path, step: int) -> Path:
 
 def _named_snapshot(resume: str, root: Path, timeout: float) -> Start:
     path = visible(Path(resume).expanduser())
-    repo = None if path.exists() else named_repo(resume)
-    if not path.exists() and repo is None:
+    remote = None if path.exists() else named_remote(resume, timeout)
+    if not path.exists() and remote is None:
         raise SnapshotError(
             f"snapshot.resume={resume} is neither auto, never, nor a folder that exists, nor a "
-            "repo of the Hub (owner/name or owner/name@revision)."
+            "repo of the Hub (owner/name or owner/name@revision), nor a bucket "
+            "(hf://buckets/owner/name)."
         )
     try:
-        if repo is None:
+        if remote is None:
             folder = newest_snapshot(path)
             return Start(folder, read_state(folder), f"{folder}, as snapshot.resume asks")
-        found = fetch_newest(Hub(repo[0], timeout), repo[1], root / ORIGIN)
+        found = fetch_newest(*remote, root / ORIGIN)
     except HubUnreachable as error:
         raise HubUnreachable(
             f"snapshot.resume={resume}: {str(error).rstrip('.')}. Start again when the Hub can "

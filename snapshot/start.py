@@ -20,6 +20,7 @@ class RemoteSnapshot:
     folder: str
     timeout: float = 60.0
     """`hub.timeout_seconds`: how long a request waits for a response."""
+    is_bucket: bool = False
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import TypeVar
 from snapshot.disk.files import manifest_sha256
 from snapshot.disk.state import RunState, read_state
 from snapshot.errors import SnapshotError
+from snapshot.hub.bucket import Bucket
 from snapshot.hub.client import Hub
 from snapshot.hub.errors import (
     HubError,
@@ -20,7 +21,9 @@ from snapshot.hub.errors import (
     HubUnreachable,
     HubUnsupported,
 )
-from snapshot.hub.fetch import RepoContents, fetch, foreign_file_message, read_repo, remote_step
+from snapshot.hub.fetch import RepoContents, fetch, foreign_file_message, read_repo
+from snapshot.hub.latest import remote_step
+from snapshot.hub.remote import Remote
 from snapshot.start import RemoteSnapshot, Start
 
 Result = TypeVar("Result")
@@ -32,14 +35,14 @@ RETRY_DELAYS_SECONDS = (1.0, 3.0)
 class Store:
     """The repo that a run uploads to, and how it may be used."""
 
-    hub: Hub
+    hub: Remote
     private: bool
     takeover: bool
 
     @property
     def key(self) -> str:
         """The configuration key and value that name it."""
-        return f"hub.repo_id={self.hub.repo_id}"
+        return self.hub.key
 
 
 def newest_of_disk_and_repo(
@@ -74,7 +77,7 @@ def newest_of_disk_and_repo(
             "is in the repo."
         )
     if newest is not None and latest.step <= local_step:
-        reason = f"{local.reason}; {store.hub.repo_id} has step {latest.step}"
+        reason = f"{local.reason}; {store.hub.name} has step {latest.step}"
         same = latest.manifest_sha256 == manifest_sha256(newest)
         remote = _remote_snapshot(repo, latest.folder) if same else None
         return replace(local, reason=reason, remote=remote)
@@ -151,7 +154,7 @@ class Fetched:
     """What is wrong with those that were tried before it."""
 
 
-def fetch_newest(hub: Hub, revision: str, root: Path) -> Fetched:
+def fetch_newest(hub: Remote, revision: str, root: Path) -> Fetched:
     """The newest whole snapshot of any repo, downloaded to `root`.
 
     Raises SnapshotError if there is none, HubError if the download fails.
@@ -167,13 +170,16 @@ def fetch_newest(hub: Hub, revision: str, root: Path) -> Fetched:
 
 def fetch_remote_snapshot(remote: RemoteSnapshot, root: Path) -> Path:
     """Download a snapshot to `root`. Raises as `fetch_newest` does."""
-    hub = Hub(remote.repo_id, remote.timeout)
+    make = Bucket if remote.is_bucket else Hub
+    hub = make(remote.repo_id, remote.timeout)
     files = with_retries(lambda: hub.files(remote.commit))
     return fetch(RepoContents(hub, remote.commit, True, files, None), remote.folder, root)
 
 
 def _remote_snapshot(repo: RepoContents, folder: str) -> RemoteSnapshot:
-    return RemoteSnapshot(repo.hub.repo_id, repo.commit, folder, repo.hub.timeout)
+    hub = repo.hub
+    is_bucket = isinstance(hub, Bucket)
+    return RemoteSnapshot(hub.repo_id, repo.commit, folder, hub.timeout, is_bucket)
 
 
 def with_retries(work: Callable[[], Result]) -> Result:
@@ -216,7 +222,7 @@ def _open_repo(
     except HubError as error:
         if not can_do_without and not is_new:
             raise HubUnreachable(
-                f"{error}: it is unknown whether {store.hub.repo_id} holds a snapshot of this "
+                f"{error}: it is unknown whether {store.hub.name} holds a snapshot of this "
                 "run, and there is none here. Start again when the Hub can be reached; a run "
                 "that is new can begin with snapshot.resume=never."
             ) from error

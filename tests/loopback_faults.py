@@ -11,7 +11,7 @@ ENDPOINTS = frozenset(
         *("whoami", "create", "delete", "info", "preupload", "batch", "put", "part", "complete"),
         *("verify", "commit", "tree", "paths-info", "resolve-head", "resolve-get", "blob-get"),
         *("refs", "commits", "branch", "tag", "squash", "validate-yaml"),
-        "lfs-delete",
+        *("lfs-delete", "bucket-create", "bucket-info", "bucket-tree", "bucket-batch"),
         *("xet-write-token", "xet-read-token", "xet-chunk", "xorb", "shard", "reconstruction"),
         "xorb-get",
     }
@@ -29,6 +29,7 @@ KINDS: dict[str, frozenset[str]] = {
     "stale-head": READS,
     "ignore-parent": frozenset({"commit"}),
     "parent-500": frozenset({"commit"}),
+    "partial": frozenset({"bucket-batch"}),
 }
 """Each kind, and the endpoints it can hit.
 
@@ -37,9 +38,9 @@ half of the request's body or, where it has none, after half of the answer's. st
 and nothing applied. lost-answer: applied, and the connection closed; with `status`, applied and
 that answer. truncated: half of the announced body. corrupted: some bytes of the body flipped.
 stale-head: main as it was one commit ago. ignore-parent: a commit goes on top of a head that is not
-its parent. parent-500: 500 where 412 is due.
+its parent. parent-500: 500 where 412 is due. partial: the second half of a batch is not applied.
 """
-MODIFIERS = frozenset({"stale-head", "ignore-parent", "parent-500"})
+MODIFIERS = frozenset({"stale-head", "ignore-parent", "parent-500", "partial"})
 """Kinds that change what is answered, but not whether."""
 DETAILS = {"status": {"status", "headers", "message", "code"}, "lost-answer": {"status"}}
 

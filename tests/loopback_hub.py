@@ -7,8 +7,8 @@
 Here is the hub as tests hold it. The rest, from the bottom up: loopback_contents (files),
 loopback_store (repos), loopback_messages (requests and answers), loopback_log, loopback_faults
 (which fault is due), loopback_deviations (what other servers lack), loopback_routes,
-loopback_repos, loopback_files and loopback_xet (what is answered), and loopback_http (connections,
-and how faults end them).
+loopback_repos, loopback_files, loopback_xet and loopback_buckets (what is answered), and
+loopback_http (connections, and how faults end them).
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import loopback_buckets
 import loopback_files
 import loopback_repos
 import loopback_xet
+from loopback_buckets import Bucket
 from loopback_contents import Refusal
 from loopback_deviations import Deviations
 from loopback_faults import Fault, Faults
@@ -100,6 +102,7 @@ class LoopbackHub:
         self._failures: list[str] = []
         self._created = 0
         self._repos: dict[str, Repo] = {}
+        self._buckets: dict[str, Bucket] = {}
         self._tokens: dict[str, Token] = {}
         self.doors = Doors(self, self._find, host, new_port)
         self.default_token = self.add_token("hf_loopbackOfMeMayWrite")
@@ -203,6 +206,21 @@ class LoopbackHub:
             self._repos[repo_id] = repo
         self._log.notify()
         return repo
+
+    def bucket(self, bucket_id: str) -> Bucket | None:
+        """A bucket; None where there is none."""
+        with self._lock:
+            return self._buckets.get(bucket_id)
+
+    def create_bucket(self, bucket_id: str, private: bool = True) -> Bucket:
+        """Make a bucket. Raises Refusal where there is one."""
+        with self._lock:
+            if bucket_id in self._buckets:
+                raise Refusal(409, "You already created this bucket")
+            bucket = Bucket(bucket_id, self._folder / "buckets" / bucket_id, private)
+            self._buckets[bucket_id] = bucket
+        self._log.notify()
+        return bucket
 
     def delete(self, repo_id: str) -> None:
         """Forget a repo."""
@@ -317,7 +335,8 @@ class LoopbackHub:
             self._failures.append(failure)
 
     def _find(self, origin: str, method: str, path: str) -> Found:
-        for routes in (loopback_repos.ROUTES, loopback_files.ROUTES, loopback_xet.ROUTES):
+        rooms = (loopback_repos, loopback_files, loopback_xet, loopback_buckets)
+        for routes in (room.ROUTES for room in rooms):
             found = routes.find(origin, method, path)
             if found and not self.deviations.without(found[0]):
                 return found

@@ -144,6 +144,17 @@ class Repo:
         sizes = {entry.sha256: entry.size for entry in self.commit(revision).files.values()}
         return sum(sizes.values())
 
+    def stored_bytes(self) -> int:
+        """What the large files of all commits take that a branch or a tag leads to.
+
+        A content that was deleted for good takes nothing; one that only squashed commits have is
+        freed by the Hub, too.
+        """
+        with self._lock:
+            files = [file for name in self._visible for file in self._commits[name].files.values()]
+        large = {file.sha256 for file in files if file.is_lfs}
+        return sum(self.contents.size_of_large(sha256) or 0 for sha256 in large)
+
     # What clients ask for.
 
     def resolve(self, revision: str, stale: bool = False) -> Commit:

@@ -22,6 +22,8 @@ from pathlib import Path
 import lz4.frame
 import numpy as np
 
+import loopback_buckets
+from loopback_buckets import Bucket
 from loopback_contents import Refusal
 from loopback_messages import Answer, Call, Stretch, json_answer
 from loopback_routes import BLOBS, Routes, commit_meant, readable, writable
@@ -120,7 +122,12 @@ class XetStore:
             self._files[sha256] = [Term(sha256, 0, len(chunks), len(content))]
             self._hashes[sha256] = sha256
 
-    def register(self, shard: bytes, repo: Repo) -> set[str]:
+    def sha256_of(self, file: str) -> str | None:
+        """The SHA-256 of a file, by its Xet hash; None where it was not uploaded."""
+        with self._lock:
+            return next((one for one, found in self._hashes.items() if found == file), None)
+
+    def register(self, shard: bytes, repo: Repo | Bucket) -> set[str]:
         """Note the files of a shard, whose contents the repo has then; the xorbs new to it.
 
         Raises Refusal.
@@ -233,10 +240,21 @@ def _read_token(call: Call) -> Answer:
     return _token(call, repo, "read")
 
 
-def _token(call: Call, repo: Repo, scope: str) -> Answer:
+@ROUTES.answers("xet-write-token", "GET", "/api/buckets/{repo}/xet-write-token")
+def _bucket_write_token(call: Call) -> Answer:
+    return _token(call, loopback_buckets.writable(call), "write")
+
+
+@ROUTES.answers("xet-read-token", "GET", "/api/buckets/{repo}/xet-read-token")
+def _bucket_read_token(call: Call) -> Answer:
+    return _token(call, loopback_buckets.readable(call), "read")
+
+
+def _token(call: Call, holder: Repo | Bucket, scope: str) -> Answer:
     hub = call.hub
     expires = int(time.time() + hub.xet_token_seconds)
-    content = f"{scope}:{expires}:{repo.id}"
+    kind = "bucket" if isinstance(holder, Bucket) else "model"
+    content = f"{scope}:{expires}:{kind}:{holder.id}"
     token, place = f"{content}:{hub.signature(scope, content)}", hub.doors.address(BLOBS)
     answer = json_answer({"accessToken": token, "exp": expires, "casUrl": place})
     answer.headers["X-Xet-Access-Token"] = token
@@ -245,31 +263,32 @@ def _token(call: Call, repo: Repo, scope: str) -> Answer:
     return answer
 
 
-def _repo_of_token(call: Call, scope: str) -> Repo:
-    """The repo that a request's token is for. Raises Refusal for one that is none, or expired."""
+def _holder(call: Call, scope: str) -> Repo | Bucket:
+    """The repo or bucket of a request's token. Raises Refusal for one that is none, or expired."""
     token = call.headers.get("Authorization", "").removeprefix("Bearer ")
-    match = re.fullmatch(r"((read|write):(\d+):([^:]+)):(\w+)", token)
-    if match is None or not hmac.compare_digest(call.hub.signature(match[2], match[1]), match[5]):
+    match = re.fullmatch(r"((read|write):(\d+):(model|bucket):([^:]+)):(\w+)", token)
+    if match is None or not hmac.compare_digest(call.hub.signature(match[2], match[1]), match[6]):
         raise Refusal(401, "Invalid token")
     if int(match[3]) <= time.time():
         raise Refusal(401, "The token has expired")
     if scope == "write" and match[2] != scope:
         raise Refusal(403, "The token may only read")
-    repo = call.hub.repo(match[4])
-    if repo is None:
-        raise Refusal(404, "There is no such repo")
-    return repo
+    find = call.hub.repo if match[4] == "model" else call.hub.bucket
+    holder: Repo | Bucket | None = find(match[5])
+    if holder is None:
+        raise Refusal(404, f"There is no such {match[4]}")
+    return holder
 
 
 @ROUTES.answers("xet-chunk", "GET", "/v1/chunks/{prefix}/{hash}", BLOBS)
 def _chunk(call: Call) -> Answer:
-    _repo_of_token(call, "read")
+    _holder(call, "read")
     raise Refusal(404, "Unknown chunk")
 
 
 @ROUTES.answers("xorb", "POST", "/v1/xorbs/default/{hash}", BLOBS)
 def _xorb(call: Call) -> Answer:
-    _repo_of_token(call, "write")
+    _holder(call, "write")
     xorb = call.names["hash"]
     is_new = call.hub.xet.receive(xorb, call.body.blocks())
     if not is_new:  # until a shard has come, the client must take it for lost
@@ -279,14 +298,14 @@ def _xorb(call: Call) -> Answer:
 
 @ROUTES.answers("shard", "POST", "/v1/shards", BLOBS)
 def _shard(call: Call) -> Answer:
-    for xorb in call.hub.xet.register(call.body.read(), _repo_of_token(call, "write")):
+    for xorb in call.hub.xet.register(call.body.read(), _holder(call, "write")):
         call.hub.received(xorb)
     return json_answer({"result": 1})
 
 
 @ROUTES.answers("reconstruction", "GET", "/v1/reconstructions/{hash}", BLOBS)
 def _reconstruction(call: Call) -> Answer:
-    _repo_of_token(call, "read")
+    _holder(call, "read")
     terms = call.hub.xet.terms(call.names["hash"])
     offset, asked = 0, re.fullmatch(r"bytes=(\d+)-(\d+)", call.headers.get("Range", ""))
     if asked is not None:

@@ -16,8 +16,8 @@ from test_snapshot import trained, write
 from snapshot.disk.numbers import FileNumberCheck
 from snapshot.disk.state import check_snapshot
 from snapshot.errors import SnapshotError
-from snapshot.hub.client import RemoteFile
 from snapshot.hub.fetch import RepoContents, fetch_for_sampling
+from snapshot.hub.remote import RemoteFile
 from snapshot.resume import choose_start, newest_snapshot
 
 QUERY = "transformer.h.0.attn.c_attn.weight"

@@ -497,7 +497,7 @@ def test_a_hundred_snapshots_stay_within_four(near_hub, finished_run, squash_eve
     most = 4 * size + sum((folder / name).stat().st_size for name in hubs.WITHOUT_OPTIMIZER)
     for commit in repo.every_head:
         assert repo.referenced_bytes(commit) < most
-    stored = repo.contents.bytes_of_large()
+    stored = repo.stored_bytes()
     if squash_every is None:  # all commits, and the contents of the newest
         assert len(repo.commits) == 1 + many_snapshots.COUNT
         assert stored < 4 * size

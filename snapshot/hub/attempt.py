@@ -13,6 +13,7 @@ from snapshot.hub.errors import HubConflict, HubError, HubNoRevision, HubRefused
 from snapshot.hub.fetch import foreign_file_message, read_repo
 from snapshot.hub.latest import Latest
 from snapshot.hub.publish import Policy, Upload, latest_for, publish
+from snapshot.hub.remote import Remote
 from snapshot.hub.upkeep import Upkeep
 from snapshot.hub.xet import Transfer
 
@@ -26,9 +27,9 @@ class Fenced(Exception):
 
 @dataclass(frozen=True)
 class UploadTarget:
-    """The repo that an attempt uploads to, and what is known about it at the start."""
+    """The repo or bucket that an attempt uploads to, and what is known about it at the start."""
 
-    hub: Hub
+    hub: Remote
     policy: Policy
     run_id: str
     attempt_id: str
@@ -46,9 +47,9 @@ class UploadTarget:
 class Attempt:
     """Uploads the snapshots of one attempt, one at a time. Not thread-safe."""
 
-    def __init__(self, target: UploadTarget, notify: Callable[[str], None]) -> None:
+    def __init__(self, hub: Hub, target: UploadTarget, notify: Callable[[str], None]) -> None:
         """`notify` receives sentences for the user."""
-        self._hub, self._policy, self._notify = target.hub, target.policy, notify
+        self._hub, self._policy, self._notify = hub, target.policy, notify
         self._run_id, self._attempt_id = target.run_id, target.attempt_id
         self._known_latest = target.known_latest
         """The `latest.json` that another attempt wrote and that this one may replace."""

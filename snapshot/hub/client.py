@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,31 +17,27 @@ from tempfile import TemporaryDirectory
 from huggingface_hub import (
     CommitOperationAdd,
     CommitOperationDelete,
-    HfApi,
     constants,
     hf_hub_download,
-    set_client_factory,
 )
 from huggingface_hub.hf_api import LFSFileInfo, RepoFile
-from huggingface_hub.utils import logging
-from tqdm import tqdm
 
 from snapshot.errors import SnapshotError
 from snapshot.hub.errors import (
-    REMEDY,
     HubMissing,
     HubNoRevision,
     HubRefused,
     redact_secrets,
     translate_errors,
 )
-from snapshot.hub.http import client
-from snapshot.hub.latest import LATEST, Latest, read_latest
-from snapshot.hub.xet import NoXet, Transfer, XetFile, XetStorage, is_available
+from snapshot.hub.latest import LATEST, Latest, folders_in, read_latest
+from snapshot.hub.remote import BRANCH, Remote, RemoteFile
+from snapshot.hub.xet import NoXet, Transfer, is_available
 
-BRANCH = "main"
 MOST_FILES = 100_000
 """More than any run has; a longer listing is cut off."""
+OWN_FILES = {"README.md", ".gitattributes"}
+"""Files that a repo may hold before a run uploads to it."""
 LARGEST_LATEST_BYTES = 10_000
 REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 COMMIT_ID = re.compile(r"[A-Za-z0-9]{5,128}")
@@ -51,42 +46,31 @@ LARGE_BYTES = 5 << 20
 Operation = CommitOperationAdd | CommitOperationDelete
 
 
-@dataclass(frozen=True)
-class RemoteFile:
-    """A file of a repo, as listed."""
-
-    size: int
-    sha256: str | None
-    """None for a small file, which is stored in git itself."""
-    xet_hash: str | None = None
-    """None for a file that is not in Xet storage."""
-    git_oid: str = ""
-    """Git's name for the content, or for the pointer to a large one."""
-
-
-class Hub:
+class Hub(Remote):
     """One model repo. Every method raises HubError."""
 
-    def __init__(self, repo_id: str, timeout: float = 60.0) -> None:
-        """`timeout`: seconds that a request waits for data."""
-        self.repo_id, self.timeout = repo_id, timeout
-        self.notes: list[str] = []
-        """Sentences about the server for the user, each once."""
-        self._api = HfApi()
-        logging.set_verbosity_error()  # its warnings would break our progress line
-        set_client_factory(lambda: client(timeout))
-        self._xet = XetStorage(repo_id, timeout)
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return self.repo_id
 
-    def check_token(self) -> None:
-        """Raise HubRefused if there is no token, or a read-only one."""
-        with translate_errors(self.repo_id, BRANCH):
-            who = self._api.whoami()
-        token = (who.get("auth") or {}).get("accessToken") or {}
-        if token.get("role") == "read":
-            raise HubRefused(
-                f"the token of {who.get('name')} is read-only, but the run writes to "
-                f"{self.repo_id}. {REMEDY}"
-            )
+    @property
+    def key(self) -> str:
+        """The configuration key and value that name it."""
+        return f"hub.repo_id={self.repo_id}"
+
+    def folders(self, files: Iterable[str], latest: Latest | None) -> list[str]:
+        """The snapshot folders among files, the one of `latest` first, then the newest first."""
+        found = folders_in(files)
+        if latest is not None and latest.folder in found:
+            found.remove(latest.folder)
+            found.insert(0, latest.folder)
+        return found
+
+    def foreign_file(self, files: Iterable[str]) -> str | None:
+        """A file that no run uploaded; None if the files are a run's, or none."""
+        others = sorted(set(files) - OWN_FILES)
+        return others[0] if others and LATEST not in others else None
 
     def create(self, private: bool) -> None:
         """Create the repo if it does not exist."""
@@ -160,28 +144,6 @@ class Hub:
         for path in sorted(set(files) - at_once):
             self.download(commit, path, folder, again)
 
-    def _download_with_xet(
-        self, commit: str, files: Mapping[str, RemoteFile], folder: Path
-    ) -> set[str]:
-        """Download the files that are in Xet storage; returns their paths."""
-        found = {
-            path: XetFile(file.xet_hash, file.size)
-            for path, file in files.items()
-            if file.xet_hash is not None
-        }
-        partial = {  # an earlier download, which was cut off, may have left the others
-            folder / f"{path}.incomplete": file
-            for path, file in found.items()
-            if not (folder / path).exists()
-        }
-        if partial:
-            size = sum(file.size for file in partial.values())
-            with tqdm(total=size, unit="B", unit_scale=True, desc="fetching", disable=None) as bar:
-                self._xet.download(partial, commit, lambda done: bar.update(done - bar.n))
-        for path in partial:
-            path.rename(path.with_suffix(""))
-        return set(found)
-
     def upload_contents(self, additions: Sequence[CommitOperationAdd]) -> Transfer:
         """Upload the large files that the Hub does not have yet, without a commit.
 
@@ -205,7 +167,7 @@ class Hub:
     ) -> Transfer | None:
         """Upload files with Xet, and mark them as uploaded; None if the server has no Xet."""
         try:
-            digests, transfer = self._xet.upload([Path(path) for path in paths], BRANCH)
+            sent, transfer = self._xet.upload([Path(path) for path in paths], BRANCH)
         except NoXet as error:
             # huggingface_hub reads the environment only once, but this constant at every upload.
             constants.HF_HUB_DISABLE_XET = True
@@ -214,10 +176,10 @@ class Hub:
                 "the Hub stores large files; they are uploaded without it."
             )
             return None
-        uploaded = dict(zip(paths, digests, strict=True))
+        uploaded = dict(zip(paths, sent, strict=True))
         for one in additions:
-            if digest := uploaded.get(str(one.path_or_fileobj)):
-                one.upload_info.sha256 = bytes.fromhex(digest)
+            if found := uploaded.get(str(one.path_or_fileobj)):
+                one.upload_info.sha256 = bytes.fromhex(found.sha256)
                 # As the client itself marks them. If it changes its marks, it uploads them again,
                 # and finds that nothing is left to send.
                 one._upload_mode, one._is_uploaded = "lfs", True

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 import httpx2
 from huggingface_hub import get_token
 from huggingface_hub.errors import (
+    BucketNotFoundError,
     FileMetadataError,
     HfHubHTTPError,
     HFValidationError,
@@ -32,6 +33,8 @@ RETRY_AFTER = "hidden_retry_after"
 CARD_VALIDATION_PATH = "/api/validate-yaml"
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOENT, errno.EIO)
 """Errors of the local disk, not of the Hub."""
+BUCKETS = "buckets/"
+"""Before the name of a bucket, where a repo has its name alone."""
 REMEDY = "Log in with `hf auth login`, or set HF_TOKEN, with a token that may write."
 COMMIT_ID = re.compile("[0-9a-f]{7,64}")
 CLIENT_ERRORS = (ValueError, LookupError, TypeError, AttributeError)
@@ -121,8 +124,10 @@ def _translate(
         cause = cause.__cause__
     for found in chain:
         if isinstance(found, LocalTokenNotFoundError):
+            key = "hub.bucket" if repo_id.startswith(BUCKETS) else "hub.repo_id"
+            name = repo_id.removeprefix(BUCKETS)
             return HubRefused(
-                f"hub.repo_id={repo_id} needs a token, and there is none. {REMEDY}", "no token"
+                f"{key}={name} needs a token, and there is none. {REMEDY}", "no token"
             )
         if isinstance(found, HFValidationError):
             return HubRefused(f"{repo_id} is not a name that the Hub allows: {_short(found)}.")
@@ -174,7 +179,7 @@ def _translate_response(
     if status == 404 and "X-Error-Code" not in error.response.headers:
         is_repo, is_revision = not_found is HubMissing, not_found is HubNoRevision
     else:
-        is_repo = isinstance(error, RepositoryNotFoundError)
+        is_repo = isinstance(error, RepositoryNotFoundError | BucketNotFoundError)
         is_revision = isinstance(error, RevisionNotFoundError)
     if is_revision:
         is_commit = COMMIT_ID.fullmatch(revision) is not None

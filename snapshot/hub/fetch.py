@@ -6,14 +6,13 @@ sizes. The snapshot's folder becomes visible when all of it is verified.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from snapshot.disk.contents import check_model
 from snapshot.disk.files import (
     MANIFEST,
-    SNAPSHOT_NAME,
     atomic_folder,
     folder_name,
     manifest_entries,
@@ -23,12 +22,10 @@ from snapshot.disk.numbers import NumberChecks
 from snapshot.disk.reading import check_file
 from snapshot.disk.state import check_snapshot
 from snapshot.errors import SnapshotError
-from snapshot.hub.client import BRANCH, Hub, RemoteFile
-from snapshot.hub.latest import LATEST, SNAPSHOTS, Latest
+from snapshot.hub.latest import Latest, remote_step
+from snapshot.hub.remote import BRANCH, Remote, RemoteFile
 
 LARGEST_MANIFEST_BYTES = 4 << 20
-OWN_FILES = {"README.md", ".gitattributes"}
-"""Files that a repo may hold before a run uploads to it."""
 PARTIAL = ".download"
 """The folder of an unfinished download, below the snapshots."""
 NOT_FOR_SAMPLING = ("optimizer", "state.json")
@@ -39,7 +36,7 @@ NOT_FOR_SAMPLING = ("optimizer", "state.json")
 class RepoContents:
     """The contents of a repo at one commit."""
 
-    hub: Hub
+    hub: Remote
     commit: str
     private: bool
     files: dict[str, RemoteFile]
@@ -50,23 +47,18 @@ class RepoContents:
     @property
     def name(self) -> str:
         """Repo and commit, for messages."""
-        return f"{self.hub.repo_id}@{self.commit[:8]}"
+        return f"{self.hub.name}@{self.commit[:8]}".rstrip("@")
 
     def folders(self) -> list[str]:
         """Its snapshot folders, the one of latest.json first, then the newest first."""
-        found = folders_in(self.files)
-        if self.latest is not None and self.latest.folder in found:
-            found.remove(self.latest.folder)
-            found.insert(0, self.latest.folder)
-        return found
+        return self.hub.folders(self.files, self.latest)
 
     def foreign_file(self) -> str | None:
         """A file that no run uploaded; None if the repo belongs to a run, or is new."""
-        others = sorted(set(self.files) - OWN_FILES)
-        return others[0] if others and LATEST not in self.files else None
+        return self.hub.foreign_file(self.files)
 
 
-def read_repo(hub: Hub, revision: str = BRANCH) -> RepoContents:
+def read_repo(hub: Remote, revision: str = BRANCH) -> RepoContents:
     """Read the contents of a repo. Raises HubError."""
     commit, private = hub.head(revision)
     files = hub.files(commit)
@@ -77,30 +69,12 @@ def read_repo(hub: Hub, revision: str = BRANCH) -> RepoContents:
     return RepoContents(hub, commit, private, files, latest)
 
 
-def foreign_file_message(hub: Hub, file: str) -> str:
+def foreign_file_message(hub: Remote, file: str) -> str:
     """Why a repo that holds such a file is not used."""
     return (
-        f"hub.repo_id={hub.repo_id} holds {file}, which no run of this project uploaded. Name a "
-        "repo that is new or empty."
+        f"{hub.key} holds {file}, which no run of this project uploaded. Name "
+        "one that is new or empty."
     )
-
-
-def folders_in(paths: Iterable[str]) -> list[str]:
-    """The snapshot folders among the paths of a repo, newest first."""
-    found = set()
-    for path in paths:
-        top, _, rest = path.partition("/")
-        name = rest.partition("/")[0]
-        if top == SNAPSHOTS and SNAPSHOT_NAME.fullmatch(name):
-            found.add(f"{SNAPSHOTS}/{name}")
-    return sorted(found, key=remote_step, reverse=True)
-
-
-def remote_step(folder: str) -> int:
-    """The step of `snapshots/step-00000100`."""
-    match = SNAPSHOT_NAME.fullmatch(folder.removeprefix(f"{SNAPSHOTS}/"))
-    assert match is not None, folder
-    return int(match[1])
 
 
 def fetch(repo: RepoContents, folder: str, root: Path) -> Path:
@@ -165,7 +139,7 @@ def _download_for_sampling(repo: RepoContents, folder: str, again: bool = False)
     return downloaded
 
 
-def newest_for_sampling(hub: Hub, revision: str) -> Path:
+def newest_for_sampling(hub: Remote, revision: str) -> Path:
     """`fetch_for_sampling` of the newest whole snapshot. Raises as `fetch` does."""
     repo = read_repo(hub, revision)
     faults = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -58,3 +59,21 @@ def read_latest(path: Path, repo_id: str) -> Latest:
 def latest_as_bytes(latest: Latest) -> bytes:
     """The content of `latest.json`."""
     return (json.dumps(asdict(latest), indent=2) + "\n").encode()
+
+
+def folders_in(paths: Iterable[str]) -> list[str]:
+    """The snapshot folders among the paths of a repo, newest first."""
+    found = set()
+    for path in paths:
+        top, _, rest = path.partition("/")
+        name = rest.partition("/")[0]
+        if top == SNAPSHOTS and SNAPSHOT_NAME.fullmatch(name):
+            found.add(f"{SNAPSHOTS}/{name}")
+    return sorted(found, key=remote_step, reverse=True)
+
+
+def remote_step(folder: str) -> int:
+    """The step of a path that ends in `/step-00000100`."""
+    match = SNAPSHOT_NAME.fullmatch(folder.rpartition("/")[2])
+    assert match is not None, folder
+    return int(match[1])

@@ -7,10 +7,13 @@ from pathlib import Path
 
 from snapshot.disk.reading import visible
 from snapshot.errors import SnapshotError
-from snapshot.hub.client import BRANCH, REPO_ID
+from snapshot.hub.bucket import Bucket
+from snapshot.hub.client import REPO_ID, Hub
+from snapshot.hub.remote import BRANCH, Remote
 
 PREFIX = "hf://"
 """A prefix that marks a name as a repo, whatever this disk holds."""
+NAMED_BUCKET = re.compile(rf"{PREFIX}buckets/({REPO_ID.pattern})")
 NAMED_REPO = re.compile(rf"({PREFIX})?({REPO_ID.pattern})(?:@([\w./-]+))?")
 
 
@@ -32,3 +35,14 @@ def named_repo(name: str) -> tuple[str, str] | None:
             f"Check the path; for the repo of that name on the Hub write {PREFIX}{name}."
         )
     return repo, revision
+
+
+def named_remote(name: str, timeout: float = 60.0) -> tuple[Remote, str] | None:
+    """The repo or the bucket (`hf://buckets/owner/name`) that a name means, and the revision.
+
+    None for a path. Raises SnapshotError as `named_repo` does.
+    """
+    if (match := NAMED_BUCKET.fullmatch(name)) is not None:
+        return Bucket(match[1], timeout), BRANCH
+    found = named_repo(name)
+    return None if found is None else (Hub(found[0], timeout), found[1])

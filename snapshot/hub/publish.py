@@ -20,11 +20,18 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 from data.tokenizer import TOKENIZER_FILES
 from snapshot.disk.files import MANIFEST, manifest_entries, manifest_sha256, step_of
 from snapshot.errors import SnapshotError
-from snapshot.hub.client import Hub, Operation, RemoteFile
+from snapshot.hub.client import Hub, Operation
 from snapshot.hub.errors import HubError
-from snapshot.hub.fetch import folders_in, remote_step
-from snapshot.hub.latest import LATEST, SNAPSHOTS, Latest, latest_as_bytes
+from snapshot.hub.latest import (
+    LATEST,
+    SNAPSHOTS,
+    Latest,
+    folders_in,
+    latest_as_bytes,
+    remote_step,
+)
 from snapshot.hub.records import replaced_segments
+from snapshot.hub.remote import RemoteFile
 from snapshot.hub.xet import Transfer
 
 WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from snapshot.disk.reading import sha256_of
 from snapshot.errors import SnapshotError
-from snapshot.hub.client import RemoteFile
 from snapshot.hub.fetch import RepoContents
 from snapshot.hub.latest import Latest
+from snapshot.hub.remote import RemoteFile
 
 EVENTS = "events.jsonl"
 SEGMENT_STEPS = 10_000
@@ -57,24 +57,27 @@ def fetch_records(repo: RepoContents, step: int, folder: Path) -> tuple[list[Pat
     Their lines have not been checked. Raises SnapshotError for a file that is too large or not the
     one that the repo lists, HubError and OSError if a download fails.
     """
-    paths = [path for first, path in segments_in(repo.files).items() if first <= step]
-    paths += [EVENTS] if EVENTS in repo.files else []
-    files = {path: repo.files[path] for path in paths}
+    assert repo.latest is not None
+    prefix = repo.hub.records_prefix(repo.latest)
+    there = {path.removeprefix(prefix) for path in repo.files if path.startswith(prefix)}
+    paths = [path for first, path in segments_in(there).items() if first <= step]
+    paths += [EVENTS] if EVENTS in there else []
+    files = {prefix + path: repo.files[prefix + path] for path in paths}
     for path, file in files.items():
-        if file.size > LARGEST_BYTES[path.partition("/")[0]]:
+        if file.size > LARGEST_BYTES[path.removeprefix(prefix).partition("/")[0]]:
             raise SnapshotError(f"{path} of {repo.name} has {file.size:,} bytes")
     repo.hub.download_all(repo.commit, files, folder)
     for path, file in files.items():
         if not _is_as_listed(folder / path, file):
             raise SnapshotError(f"{path} of {repo.name} was damaged on its way")
-    events = folder / EVENTS if EVENTS in files else None
-    return [folder / path for path in paths if path != EVENTS], events
+    found = [folder / path for path in files]
+    return (found[:-1], found[-1]) if EVENTS in there else (found, None)
 
 
 def _is_as_listed(path: Path, file: RemoteFile) -> bool:
     if file.sha256 is not None:
         return sha256_of(path) == file.sha256
-    if GIT_OID.fullmatch(file.git_oid) is None:  # a server with hashes of its own
+    if GIT_OID.fullmatch(file.git_oid) is None:  # of a bucket, or a server with other hashes
         return path.stat().st_size == file.size
     content = path.read_bytes()
     blob = b"blob %d\0%b" % (len(content), content)

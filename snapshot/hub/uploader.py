@@ -16,6 +16,9 @@ from huggingface_hub.utils import disable_progress_bars
 
 from snapshot.errors import SnapshotError
 from snapshot.hub.attempt import Attempt, Fenced, UploadTarget
+from snapshot.hub.bucket import Bucket
+from snapshot.hub.bucket_attempt import BucketAttempt
+from snapshot.hub.client import Hub
 from snapshot.hub.errors import HubConflict, HubError, HubRefused, HubUnreachable
 from snapshot.hub.publish import Best, Card, Upload
 from snapshot.hub.status import UploadFailure, UploadStatus
@@ -49,7 +52,7 @@ class Uploader:
         self._last_commit = -float("inf")
         self._messages: list[str] = []
         self._sent = self._all_sent = Transfer()
-        self._attempt = Attempt(target, notify=self._notify)
+        self._attempt = _attempt_at(target, self._notify)
         disable_progress_bars()  # those of the Hub client would break our progress line
         self._thread = threading.Thread(target=self._work, name="uploader", daemon=True)
         self._thread.start()
@@ -222,3 +225,10 @@ class Uploader:
     def _notify(self, text: str) -> None:
         with self._changed:
             self._messages.append(text)
+
+
+def _attempt_at(target: UploadTarget, notify: Callable[[str], None]) -> Attempt | BucketAttempt:
+    if isinstance(target.hub, Bucket):
+        return BucketAttempt(target.hub, target, notify)
+    assert isinstance(target.hub, Hub)
+    return Attempt(target.hub, target, notify)

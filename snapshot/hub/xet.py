@@ -85,23 +85,32 @@ class XetFile:
     size: int
 
 
+@dataclass(frozen=True)
+class Sent:
+    """A file that was uploaded."""
+
+    sha256: str
+    file: XetFile
+
+
 def is_available() -> bool:
     """Whether this process may use Xet, and hf_xet is installed."""
     return not constants.HF_HUB_DISABLE_XET and find_spec("hf_xet") is not None
 
 
 class XetStorage:
-    """The Xet storage of one model repo.
+    """The Xet storage of one model repo, or of one bucket.
 
     Every method raises NoXet, HubError, and OSError for an error of the local disk.
     """
 
-    def __init__(self, repo_id: str, timeout: float) -> None:
+    def __init__(self, repo_id: str, timeout: float, is_bucket: bool = False) -> None:
         """`timeout`: seconds after which a transfer ends if no byte moves."""
         self.repo_id, self.timeout = repo_id, timeout
+        self._kind = "buckets" if is_bucket else "models"
 
-    def upload(self, paths: Sequence[Path], revision: str) -> tuple[list[str], Transfer]:
-        """Upload files; returns the SHA-256 of each, computed from what was sent."""
+    def upload(self, paths: Sequence[Path], revision: str = "") -> tuple[list[Sent], Transfer]:
+        """Upload files; returns the hashes of each, computed from what was sent."""
         import hf_xet
 
         started, connection = time.monotonic(), self._connection("write", revision)
@@ -110,14 +119,15 @@ class XetStorage:
             group = session.new_upload_commit(**connection)
             handles = [group.start_upload_file(str(path), hf_xet.COMPUTE_SHA256) for path in paths]
             report = self._finish(group)
-            digests = [handle.result().xet_info.sha256 for handle in handles]
+            found = [handle.result().xet_info for handle in handles]
+        files = [Sent(one.sha256, XetFile(one.hash, one.file_size)) for one in found]
         sent = report.dedup_metrics.total_bytes_uploaded
-        return digests, Transfer(sent, time.monotonic() - started)
+        return files, Transfer(sent, time.monotonic() - started)
 
     def download(
         self,
         files: Mapping[Path, XetFile],
-        revision: str,
+        revision: str = "",
         notify: Callable[[int], None] = lambda size: None,
     ) -> None:
         """Download files to their paths. `notify` receives the bytes so far, twice a second."""
@@ -136,7 +146,9 @@ class XetStorage:
 
     def _connection(self, scope: str, revision: str) -> dict[str, Any]:
         """Where the storage is, and a token for it that hf_xet renews before it expires."""
-        url = f"{constants.ENDPOINT}/api/models/{self.repo_id}/xet-{scope}-token/{revision}"
+        url = f"{constants.ENDPOINT}/api/{self._kind}/{self.repo_id}/xet-{scope}-token"
+        if revision:
+            url += f"/{revision}"
         headers = build_hf_headers()
         with translate_errors(self.repo_id, revision):
             response = get_session().get(url, headers=headers)

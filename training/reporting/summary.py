@@ -119,6 +119,11 @@ def print_stop(console: Console, config: Config, report: Report, reason: str) ->
     console.say(f"snapshot  {report.last_snapshot}")
 
 
+def print_finished(console: Console, step: int) -> None:
+    """Print that a run has taken all of its steps before this attempt."""
+    console.say(f"The run is finished at step {step}. A larger train.max_steps extends it.")
+
+
 def print_end(
     console: Console,
     config: Config,

@@ -37,7 +37,7 @@ from training.reporting.console import Console
 from training.reporting.machine import computed_on
 from training.reporting.output import write_now
 from training.reporting.report import Report
-from training.reporting.summary import print_end, print_header, print_stop
+from training.reporting.summary import print_end, print_finished, print_header, print_stop
 from training.reporting.watchdog import Watchdog
 from training.reproducibility import build_gradient_buckets, compute_reproducibly
 from training.run.accelerator import set_accumulation
@@ -241,20 +241,19 @@ class Session:
     def end(self) -> int:
         """Publish the last snapshot, wait for the upload, and return the exit code."""
         self.signals.phase = Phase.UPLOADING
+        last = self.start.folder if self.finished else None
         if self.finished:
-            self.console.say(
-                f"The run is finished at step {self.state.step}. A larger train.max_steps "
-                "extends it."
-            )
-            finish_uploads(self.console, self.config, self._uploads, self.signals)
-            return EXIT_DONE
-        if self._last:
+            print_finished(self.console, self.state.step)
+        elif self._last:
             assert self._writer is not None
             self._writer.publish(self._sample, self.state.best_loss)
+            last = self.report.last_snapshot
             print_end(self.console, self.config, self.corpus, self._held_out, self.report)
         else:
             print_stop(self.console, self.config, self.report, self._stop.reason)
-        finish_uploads(self.console, self.config, self._uploads, self.signals)
+        finish_uploads(self.console, self.config, self._uploads, self.signals, last)
+        if self.finished:
+            return EXIT_DONE
         # When the first process leaves, the launcher ends the others.
         self.accelerator.wait_for_everyone()
         self.accelerator.end_training()

@@ -96,7 +96,7 @@ def agree_on_start(accelerator: Accelerator, config: Config, lock: RunLock) -> S
     lacks = run_on_all(accelerator, lambda: _lacks(accelerator, proposed, config))
     anybody = accelerator.gather(torch.tensor([int(lacks)], device=accelerator.device)).any()
     can_fetch = proposed is None or proposed["place"] is not None
-    if anybody and not can_fetch and config.hub.repo_id is not None:
+    if anybody and not can_fetch and store_of(config) is not None:
         # Only the first machine has that snapshot: take one that all machines can download.
         first = start
         start, proposed = _propose(
@@ -166,7 +166,7 @@ def _choose_for_all(config: Config, lock: RunLock, first: Start | None) -> Start
         )
     raise SnapshotError(
         f"only the first machine has a snapshot of this run, in {config.run.dir}, and "
-        f"hub.repo_id={config.hub.repo_id} has none. Copy it to the other machines, or start on "
+        "the Hub has none. Copy it to the other machines, or start on "
         "the first alone until it is uploaded."
     )
 

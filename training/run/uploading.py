@@ -5,15 +5,20 @@ No error leaves `snapshot.hub.uploader`, so a run continues without the Hub.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from config.schema import Config
 from snapshot.disk.contents import check_model
 from snapshot.disk.files import manifest_sha256, snapshot_folders, snapshots_in, step_of
 from snapshot.disk.state import RunState, read_state, versions
+from snapshot.errors import SnapshotError
 from snapshot.hub.attempt import UploadTarget
+from snapshot.hub.bucket import Bucket
 from snapshot.hub.card import card_text
 from snapshot.hub.client import Hub
+from snapshot.hub.errors import HubError
+from snapshot.hub.fetch import read_repo
 from snapshot.hub.publish import Best, Card, Policy
 from snapshot.hub.records import EVENTS
 from snapshot.hub.uploader import Uploader
@@ -27,11 +32,13 @@ from training.run.signals import LAST_WORDS_SECONDS, Signals
 
 
 def store_of(config: Config) -> Store | None:
-    """The repo that `hub.repo_id` names; None without."""
+    """The bucket that `hub.bucket` names, or the repo that `hub.repo_id` names; None without."""
     hub = config.hub
-    if hub.repo_id is None:
-        return None
-    return Store(Hub(hub.repo_id, hub.timeout_seconds), hub.private, hub.takeover)
+    if hub.bucket is not None:
+        return Store(Bucket(hub.bucket, hub.timeout_seconds), hub.private, hub.takeover)
+    if hub.repo_id is not None:
+        return Store(Hub(hub.repo_id, hub.timeout_seconds), hub.private, hub.takeover)
+    return None
 
 
 def begin_uploads(
@@ -41,18 +48,11 @@ def begin_uploads(
 
     Snapshots that an earlier attempt did not upload go first: the newest one, and milestones.
     """
-    store, hub = store_of(config), config.hub
+    store = store_of(config)
     if store is None:
         return None
     record_attempt(Path(config.run.dir), state.attempt_id)
-    policy = Policy(
-        hub.keep,
-        hub.min_interval_seconds,
-        hub.squash_every,
-        hub.private,
-        hub.takeover,
-        hub.milestone_every,
-    )
+    policy = _policy(config)
     uploads = Uploader(
         UploadTarget(
             store.hub,
@@ -74,6 +74,18 @@ def begin_uploads(
             if folder == start.folder or (waits and step_of(folder) < state.step):
                 hand_over(console, uploads, config, folder)
     return uploads
+
+
+def _policy(config: Config) -> Policy:
+    hub = config.hub
+    return Policy(
+        hub.keep,
+        hub.min_interval_seconds,
+        hub.squash_every,
+        hub.private,
+        hub.takeover,
+        hub.milestone_every,
+    )
 
 
 def hand_over(
@@ -99,7 +111,7 @@ def hand_over(
         if best_loss is not None:
             state.update_best_loss(best_loss)
         text = card_text(
-            str(config.hub.repo_id),
+            str(config.hub.repo_id or config.hub.bucket),
             state,
             check_model(snapshot),
             versions(),
@@ -115,25 +127,60 @@ def hand_over(
 
 
 def finish_uploads(
-    console: Console, config: Config, uploads: Uploader | None, signals: Signals
+    console: Console,
+    config: Config,
+    uploads: Uploader | None,
+    signals: Signals,
+    last: Path | None = None,
 ) -> None:
-    """Wait a limited time for the last upload, and print its outcome."""
-    if uploads is None:
+    """Wait a limited time for the last upload, and print its outcome.
+
+    `last` is the last snapshot of a run that is done. If the run's store is a bucket, it goes to
+    the model repo as well, where there is one.
+    """
+    store = store_of(config)
+    if uploads is None or store is None:
         return
-    repo = config.hub.repo_id
+    _finish(console, config, uploads, signals, store.hub.name)
+    repo_id = config.hub.repo_id
+    if last is not None and config.hub.bucket is not None and repo_id is not None:
+        hub, state = Hub(repo_id, config.hub.timeout_seconds), read_state(last)
+        known = None
+        with suppress(HubError, SnapshotError):  # what is wrong is told when the upload is tried
+            known = read_repo(hub).latest
+        if known is not None and known.manifest_sha256 == manifest_sha256(last):
+            return
+        ours = known is not None and known.run_id == state.run_id
+        target = UploadTarget(
+            hub,
+            _policy(config),
+            state.run_id,
+            state.attempt_id,
+            known if ours else None,
+            records=records_for_upload(config),
+            repo_was_read=False,
+        )
+        to_repo = Uploader(target)
+        hand_over(console, to_repo, config, last)
+        _finish(console, config, to_repo, signals, repo_id)
+
+
+def _finish(
+    console: Console, config: Config, uploads: Uploader, signals: Signals, name: str
+) -> None:
     seconds = min(config.hub.flush_seconds, signals.seconds_left() - LAST_WORDS_SECONDS)
     if uploads.pending_folders():
-        console.say(f"hub       uploading to {repo}; at most {seconds:.0f} s, Ctrl-C leaves it")
+        console.say(f"hub       uploading to {name}; at most {seconds:.0f} s, Ctrl-C leaves it")
     done = uploads.flush(seconds, lambda: signals.seconds_left() > LAST_WORDS_SECONDS)
     for message in uploads.messages():
         console.warn(message)
     status = uploads.status()
     if done and not status.off and status.failure_text is None and status.step is not None:
         sent = f"; uploads sent {status.sent.as_words()}" if status.sent.seconds else ""
-        console.say(f"hub       {repo} has step {status.step}{sent}")
+        console.say(f"hub       {name} has step {status.step}{sent}")
     elif status.off:
         console.warn(
-            f"{repo} does not have the end of this run: its uploads ended before, see above. The "
+            f"{name} does not have the end of this run: its uploads ended before, see above. The "
             f"local snapshots are in {snapshots_in(Path(config.run.dir))}."
         )
     else:
@@ -141,7 +188,7 @@ def finish_uploads(
         if status.step is not None:
             reached = f"has step {status.step}, not the newest"
         reason = f": {status.failure_text.rstrip('.')}" if status.failure_text else ""
-        console.warn(f"{repo} {reached}{reason}. The same command uploads it at its next start.")
+        console.warn(f"{name} {reached}{reason}. The same command uploads it at its next start.")
 
 
 def _is_behind(start: Start) -> bool:
