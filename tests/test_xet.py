@@ -13,6 +13,7 @@ import pytest
 from huggingface_hub import constants
 
 import hubs
+import runs
 from loopback_deviations import Deviations
 from loopback_hub import LoopbackHub
 from snapshot.hub import xet
@@ -49,7 +50,9 @@ def stored(hub: LoopbackHub, path: Path) -> XetFile:
 
 def test_what_is_uploaded_comes_back_byte_for_byte(hub, storage, tmp_path):
     files = [weights(tmp_path / f"{seed}", 1_000_000 + 4 * seed, seed) for seed in range(3)]
-    digests, sent = storage.upload(files, "main")
+    uploaded, sent = storage.upload(files, "main")
+    digests = [one.sha256 for one in uploaded]
+    assert [one.file for one in uploaded] == [stored(hub, path) for path in files]
     assert digests == [sha256(path.read_bytes()).hexdigest() for path in files]
     assert 0.8 < sent.bytes_sent / hub.xet.stored_bytes() < 1.2
     repo = hub.repo(hubs.REPO)
@@ -186,3 +189,18 @@ def test_its_threads_are_of_low_priority_and_take_no_signals(hub, storage, tmp_p
 
 def _tasks() -> list[str]:
     return os.listdir("/proc/self/task")
+
+
+def test_a_cache_that_cannot_be_written_costs_xet_and_no_upload(small, tmp_path, hub):
+    """As where a container's home is read-only."""
+    place = tmp_path / "file"
+    place.write_text("in the place of a folder")
+    words = hubs.words(tmp_path / "run", "train.max_steps=10")
+    result = runs.train(*small, *words, **hub.environment() | {"HF_XET_CACHE": str(place / "xet")})
+    assert result.returncode == 0, result.stderr
+    sentence = f"HF_XET_CACHE={place / 'xet'} cannot be written (Not a directory), so large files"
+    assert result.stdout.count(sentence) == 1
+    assert "timestamp" not in result.stderr  # a log of hf_xet's own
+    assert hubs.step_of(hub) == 10
+    assert hub.count("xorb") == 0
+    hubs.assert_always_whole(hub)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,7 +26,6 @@ from snapshot.hub.errors import (
     HubMissing,
     HubNoRevision,
     HubRefused,
-    redact_secrets,
     translate_errors,
 )
 from snapshot.hub.latest import LATEST, Latest, folders_in, read_latest
@@ -139,8 +137,10 @@ class Hub(Remote):
         """`download` of several files, those in Xet storage all at once. Raises OSError, too."""
         at_once: set[str] = set()
         if folder is not None and is_available():
-            with suppress(NoXet):
+            try:
                 at_once = self._download_with_xet(commit, files, folder)
+            except NoXet:
+                constants.HF_HUB_DISABLE_XET = True  # or the client tries the same
         for path in sorted(set(files) - at_once):
             self.download(commit, path, folder, again)
 
@@ -171,10 +171,7 @@ class Hub(Remote):
         except NoXet as error:
             # huggingface_hub reads the environment only once, but this constant at every upload.
             constants.HF_HUB_DISABLE_XET = True
-            self.notes.append(
-                f"{redact_secrets(self._api.endpoint)} has no Xet storage ({error}), with which "
-                "the Hub stores large files; they are uploaded without it."
-            )
+            self.notes.append(str(error))
             return None
         uploaded = dict(zip(paths, sent, strict=True))
         for one in additions:

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from huggingface_hub import constants
@@ -56,7 +57,7 @@ DISK_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 class NoXet(Exception):
-    """The server has no Xet storage. The message is the status of its response."""
+    """The server has no Xet storage, or this machine no place for its cache: a sentence."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,7 @@ class XetStorage:
 
     def _connection(self, scope: str, revision: str) -> dict[str, Any]:
         """Where the storage is, and a token for it that hf_xet renews before it expires."""
+        _check_cache()
         url = f"{constants.ENDPOINT}/api/{self._kind}/{self.repo_id}/xet-{scope}-token"
         if revision:
             url += f"/{revision}"
@@ -154,7 +156,11 @@ class XetStorage:
             response = get_session().get(url, headers=headers)
         is_unknown = "X-Error-Code" not in response.headers  # the endpoint, not the repo
         if response.status_code in NO_SUCH_ENDPOINT and is_unknown:
-            raise NoXet(f"HTTP {response.status_code}")
+            raise NoXet(
+                f"{redact_secrets(constants.ENDPOINT)} has no Xet storage (HTTP "
+                f"{response.status_code}), with which the Hub stores large files; they are "
+                "transferred without it."
+            )
         with translate_errors(self.repo_id, revision):
             hf_raise_for_status(response)
             place = response.headers[constants.HUGGINGFACE_HEADER_X_XET_ENDPOINT]
@@ -231,6 +237,20 @@ def _moved(report: Any) -> tuple[int, ...]:
     if (shard := getattr(report, "shard", None)) is not None:
         numbers += [shard.total_shard_bytes_upload_completed, shard.total_shards_completed]
     return tuple(numbers)
+
+
+def _check_cache() -> None:
+    """Raise NoXet unless hf_xet can write its cache; its own error would not tell."""
+    cache = Path(constants.HF_XET_CACHE)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=cache):
+            pass
+    except OSError as error:
+        raise NoXet(
+            f"HF_XET_CACHE={cache} cannot be written ({error.strerror}), so large files are "
+            "transferred without Xet. Free some space there, or set HF_XET_CACHE to another folder."
+        ) from error
 
 
 def _config() -> Any:
