@@ -8,8 +8,9 @@
 `disk`: a run that writes a snapshot every `--every` steps compared with one that writes none, in
 turns of as many steps; and the stall and the time until a snapshot is durable, as the run prints.
 `--every 10 --pairs 30` is more precise, because the machine's speed varies less in short turns.
-`hub`: a run with a slow loopback Hub compared with the same run without; both write a snapshot
-every 20 steps. The time is that of the loop, snapshots included.
+`hub`: a run with a slow loopback Hub (Xet, 50 ms to 2 s a request, 5 MB/s) compared with the same
+run without; both write a snapshot every 20 steps. The time is that of the loop, snapshots included;
+CPU seconds and memory are those of the whole process.
 `history`: a snapshot and a resume after 100, 10,000 and 1,000,000 steps. `verify`: the checks of a
 snapshot's numbers compared with hashing its files.
 """
@@ -17,6 +18,7 @@ snapshot's numbers compared with hashing its files.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import re
@@ -26,6 +28,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from common import (
     ROOT,
@@ -46,6 +49,8 @@ EVERY = 20
 LONG = 130
 """Steps of a run whose snapshots are timed: most of them reuse disk space of earlier ones."""
 LATENCY = ("0.05", "2.0")
+BANDWIDTH = "5"
+"""MB/s of the loopback Hub."""
 
 
 def words(folder: Path, steps: int, *more: str) -> list[str]:
@@ -65,8 +70,18 @@ def words(folder: Path, steps: int, *more: str) -> list[str]:
     ]
 
 
-def timed(command: list[str], steps: int, environment: dict[str, str]) -> tuple[float, str]:
-    """Seconds from the line of step 20 to the line of the last step, and the output."""
+class Run(NamedTuple):
+    """A run of train.py that has ended."""
+
+    seconds: float
+    """From the line of step 20 to the line of the last step."""
+    printed: str
+    cpu_seconds: float
+    peak_bytes: int
+
+
+def timed(command: list[str], steps: int, environment: dict[str, str]) -> Run:
+    """Start a run and wait for its end."""
     at: dict[int, float] = {}
     printed = ""
     with subprocess.Popen(
@@ -77,9 +92,12 @@ def timed(command: list[str], steps: int, environment: dict[str, str]) -> tuple[
             printed += line
             if found := re.match(r"step (\d+)/", line):
                 at[int(found[1])] = time.perf_counter()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         sys.exit(printed)
-    return at[steps] - at[EVERY], printed
+    cpu_seconds = usage.ru_utime + usage.ru_stime
+    return Run(at[steps] - at[EVERY], printed, cpu_seconds, usage.ru_maxrss << 10)
 
 
 def stall_and_durable(printed: str) -> tuple[float, float]:
@@ -108,7 +126,7 @@ def on_disk(options: argparse.Namespace) -> None:
                 run.end()
         often = words(folder / "often", LONG)
         command = launch("cpu.yaml", "train.py", *often, options=launched)
-        _, printed = timed(command, LONG, {**os.environ, "PYTHONWARNINGS": "ignore"})
+        printed = timed(command, LONG, {**os.environ, "PYTHONWARNINGS": "ignore"}).printed
         written = folder / "often" / "snapshots" / f"step-{LONG:08d}"
         gigabytes = sum(file.stat().st_size for file in written.iterdir()) / 1e9
     stall, durable = stall_and_durable(printed)
@@ -165,38 +183,38 @@ def main() -> None:
 
 def with_hub(options: argparse.Namespace) -> None:
     """Print the cost of uploads."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     train = [sys.executable, str(ROOT / "train.py")]
-    ratios: list[float] = []
-    stalls: list[float] = []
+    ratios, stalls, cpu, memory = [], [], [], []
     with tempfile.TemporaryDirectory() as place:
+        environment = {**os.environ, "PYTHONWARNINGS": "ignore", "HF_HUB_DISABLE_TELEMETRY": "1"}
+        environment |= {"HF_XET_CACHE": f"{place}/xet"}
+        limits = ["--latency", *LATENCY, "--megabytes-per-second", BANDWIDTH]
         server = subprocess.Popen(
-            [sys.executable, str(ROOT / "tests/loopback_hub.py"), place, "--latency", *LATENCY],
+            [sys.executable, str(ROOT / "tests/loopback_hub.py"), f"{place}/hub", *limits],
             stdout=subprocess.PIPE,
             text=True,
         )
         assert server.stdout is not None
-        hub_environment = dict(server.stdout.readline().strip().split("=", 1) for _ in range(2))
+        environment |= dict(server.stdout.readline().strip().split("=", 1) for _ in range(2))
         try:
             for pair in range(options.pairs):
-                seconds = {}
+                runs: dict[str, Run] = {}
                 for kind in ("without", "with") if pair % 2 else ("with", "without"):
                     hub = [f"hub.repo_id=me/run{pair}", "hub.min_interval_seconds=0"]
                     folder = Path(place) / f"{kind}-{pair}"
                     more = hub if kind == "with" else []
                     command = [*train, *words(folder, options.steps, *more)]
-                    seconds[kind], printed = timed(
-                        command, options.steps, environment | hub_environment
-                    )
-                    stalls.append(stall_and_durable(printed)[0])
-                    if kind == "with":
-                        print(re.findall(r"hub at step .*old", printed)[-1])
-                ratios.append(seconds["with"] / seconds["without"])
+                    runs[kind] = timed(command, options.steps, environment)
+                uploads, sent = uploads_of(Path(place) / f"with-{pair}")
+                ratios.append(runs["with"].seconds / runs["without"].seconds)
+                stalls.append(stall_and_durable(runs["with"].printed)[0])
+                cpu.append((runs["with"].cpu_seconds - runs["without"].cpu_seconds) / uploads)
+                memory.append(runs["with"].peak_bytes - runs["without"].peak_bytes)
                 print(
-                    f"pair {pair + 1}: {seconds['without']:.1f} s without, {seconds['with']:.1f} s "
-                    f"with a Hub of {LATENCY[0]} to {LATENCY[1]} s a request: {ratios[-1]:.3f}; "
-                    f"a snapshot stalls the loop for {stalls[-1]:.2f} s",
+                    f"pair {pair + 1}: {runs['without'].seconds:.1f} s without, "
+                    f"{runs['with'].seconds:.1f} s with a Hub: {ratios[-1]:.3f}; {uploads} uploads "
+                    f"of {sent / uploads / 1e6:.0f} MB, {cpu[-1]:.1f} CPU seconds each; "
+                    f"{memory[-1] / 1e6:.0f} MB more at the peak",
                     flush=True,
                 )
         finally:
@@ -204,9 +222,18 @@ def with_hub(options: argparse.Namespace) -> None:
             server.wait()
     print(
         f"median {statistics.median(ratios):.3f}, spread {min(ratios):.3f} to {max(ratios):.3f}; "
-        f"a stall of {statistics.median(stalls):.2f} s a snapshot"
+        f"a stall of {statistics.median(stalls):.2f} s a snapshot; an upload takes "
+        f"{statistics.median(cpu):.1f} CPU seconds and at most {max(memory) / 1e6:.0f} MB"
     )
-    save("snapshots-hub", {"ratios": ratios, "stall_seconds": stalls})
+    found = {"stall_seconds": stalls, "cpu_seconds": cpu, "bytes": memory}
+    save("snapshots-hub", {"ratios": ratios, **found})
+
+
+def uploads_of(run_dir: Path) -> tuple[int, int]:
+    """The uploads of a run that its metrics tell of, and what they sent, in bytes."""
+    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    sent = [line["hub_sent_bytes"] for line in lines if "hub_sent_bytes" in line]
+    return max(1, len(sent)), sum(sent)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 `HF_ENDPOINT` and `HF_TOKEN` lead the client here; nothing in it is patched. By hand:
 
-    python tests/loopback_hub.py FOLDER [--latency LOW HIGH]
+    python tests/loopback_hub.py FOLDER [--latency LOW HIGH] [--megabytes-per-second MOST]
 
 Here is the hub as tests hold it. The rest, from the bottom up: loopback_contents (files),
 loopback_store (repos), loopback_messages (requests and answers), loopback_log, loopback_faults
@@ -350,11 +350,13 @@ def main() -> None:
     parser.add_argument(
         "--latency", type=float, nargs=2, default=(0, 0), metavar=("LOW", "HIGH"), help="seconds"
     )
+    parser.add_argument("--megabytes-per-second", type=float, default=math.inf)
     arguments = parser.parse_args()
     # A shell that starts it in the background has it ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with LoopbackHub(arguments.folder) as hub:
         hub.latency = tuple(arguments.latency)
+        hub.bytes_per_second = 1e6 * arguments.megabytes_per_second
         for name in ("HF_ENDPOINT", "HF_TOKEN"):
             print(f"{name}={hub.environment()[name]}", flush=True)
         try:

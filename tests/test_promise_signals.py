@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+import hubs
 import runs
 from snapshot.disk.files import snapshot_folders
 
@@ -283,3 +284,51 @@ def test_a_neighbour_that_says_nothing_is_given_up_in_time(words, tmp_path):
     assert "Timed out waiting 3000ms" in errors
     assert exit_code(run_dir) == 1
     assert "The same command resumes from the newest snapshot" in errors
+
+
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(one, marks=[pytest.mark.thorough] * (one != signal.SIGTERM)) for one in CODES],
+    ids=lambda number: number.name,
+)
+def test_a_signal_does_its_work_while_xet_uploads(words, tmp_path, hub, number):
+    """hf_xet, which has threads and signal handling of its own, holds a content in flight."""
+    run_dir, hung = tmp_path / "run", hub.fault("xorb", "hang", times=None)
+    words = [*words, *hubs.words(run_dir, "snapshot.every=10"), "hub.flush_seconds=2"]
+    words += ["hub.timeout_seconds=600"]
+    with runs.started(runs.command(*words), **hub.environment()) as process:
+        runs.wait_until(lambda: hung.hits, process)
+        wait_for_steps(process, run_dir)
+        sent = time.monotonic()
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=60)
+    assert time.monotonic() - sent < 25  # run.grace_seconds; hung requests are left behind
+    assert process.returncode == CODES[number], errors
+    assert exit_code(run_dir) == CODES[number]
+    step = runs.newest_step(run_dir)
+    assert f"at step {step} of 100,000" in output
+    assert snapshot_folders(run_dir / "snapshots")[0] == runs.snapshot(run_dir, step)
+    assert "me/run has nothing yet" in output
+    assert errors.strip() == ""
+    hub.clear_faults()
+    result = runs.train(*words, f"train.max_steps={step + 5}", **hub.environment())
+    assert result.returncode == 0, result.stderr
+    hub.wait_for(lambda: hubs.step_of(hub) >= step)
+    hubs.assert_always_whole(hub)
+
+
+def test_a_second_ctrl_c_leaves_at_once_while_xet_uploads(words, tmp_path, hub):
+    run_dir, hung = tmp_path / "run", hub.fault("xorb", "hang", times=None)
+    words = [*words, *hubs.words(run_dir, "snapshot.every=10"), "hub.timeout_seconds=600"]
+    with runs.started(runs.command(*words), **hub.environment()) as process:
+        runs.wait_until(lambda: hung.hits, process)
+        process.send_signal(signal.SIGINT)
+        for line in process.stdout:
+            if "uploading to me/run; at most" in line:
+                break
+        sent = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+    assert time.monotonic() - sent < 5
+    assert process.returncode == 130
+    assert exit_code(run_dir) == 130

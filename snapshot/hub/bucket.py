@@ -27,7 +27,7 @@ from snapshot.hub.remote import BRANCH, Remote, RemoteFile
 from snapshot.hub.xet import NoXet, Sent, Transfer, XetFile, is_available
 
 FOLDER = re.compile(r"(([0-9a-f]{1,64})/([0-9a-f]{1,64})/step-([0-9]{8,13}))/[^/]+")
-RECORDS = re.compile(r"[0-9a-f]{1,64}/[0-9a-f]{1,64}/(metrics/[^/]+|events\.jsonl)")
+RECORDS = re.compile(r"([0-9a-f]{1,64}/[0-9a-f]{1,64})/(metrics/[^/]+|events\.jsonl)")
 NEEDS_XET = (
     "hub.bucket needs Xet: install hf-xet, and leave HF_HUB_DISABLE_XET unset. A server without "
     "Xet has no buckets; use hub.repo_id there."
@@ -168,10 +168,14 @@ class Bucket(Remote):
             )
 
 
+def folders_in_bucket(paths: Iterable[str]) -> set[str]:
+    """The folders of snapshots among a bucket's paths, whole or not."""
+    return {match[1] for path in paths if (match := FOLDER.fullmatch(path))}
+
+
 def whole_snapshots(paths: Iterable[str]) -> list[str]:
     """The folders among a bucket's paths that have a manifest, the newest first."""
-    found = (FOLDER.fullmatch(path) for path in paths)
-    folders = {match[1] for match in found if match and match[0].endswith(f"/{MANIFEST}")}
+    folders = folders_in_bucket(path for path in paths if path.endswith(f"/{MANIFEST}"))
     usable = (folder for folder in folders if remote_step(folder) <= LARGEST_STEP)
     return sorted(usable, key=lambda folder: (remote_step(folder), folder), reverse=True)
 

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from snapshot.disk.files import MANIFEST, manifest_entries, manifest_sha256
 from snapshot.errors import SnapshotError
 from snapshot.hub.attempt import Fenced, UploadTarget
-from snapshot.hub.bucket import FOLDER, Bucket, run_of, whole_snapshots
+from snapshot.hub.bucket import RECORDS, Bucket, folders_in_bucket, run_of, whole_snapshots
 from snapshot.hub.errors import HubError, HubRefused, HubUnreachable
 from snapshot.hub.fetch import foreign_file_message, read_repo
 from snapshot.hub.latest import remote_step
@@ -130,6 +130,8 @@ class BucketAttempt:
                     paths.remove(f"{folder}/{MANIFEST}")
                     self._bucket.delete([f"{folder}/{MANIFEST}"])
                 self._bucket.delete(paths)
+                listed = {path: file for path, file in listed.items() if path not in paths}
+            self._bucket.delete(self._old_records(listed))
         except HubError as error:
             if isinstance(error, HubRefused):
                 self._report_once(
@@ -144,8 +146,7 @@ class BucketAttempt:
         The newest `hub.keep` snapshots of the run stay, milestones, and the best. So do snapshots
         of later steps, and all that another attempt has uploaded since this one began.
         """
-        matches = (FOLDER.fullmatch(path) for path in listed)
-        folders = {match[1] for match in matches if match}
+        folders = folders_in_bucket(listed)
         whole = whole_snapshots(listed)
         if any(self._is_rival(folder) for folder in whole):
             self._report_once(
@@ -163,6 +164,13 @@ class BucketAttempt:
             if self._may_delete(folder) and not self._stays(folder, step)
         )
         return sorted(unneeded, key=lambda folder: (remote_step(folder), folder))
+
+    def _old_records(self, listed: dict[str, RemoteFile]) -> list[str]:
+        """The records of attempts whose snapshots have all been deleted."""
+        having = {folder.rpartition("/")[0] for folder in folders_in_bucket(listed)}
+        before = {folder.rpartition("/")[0] for folder in self._known if self._may_delete(folder)}
+        matches = (RECORDS.fullmatch(path) for path in listed)
+        return [match[0] for match in matches if match and match[1] in before - having]
 
     def _is_ours(self, folder: str) -> bool:
         return run_of(folder) == self._run_id
