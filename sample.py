@@ -25,7 +25,7 @@ from snapshot.errors import SnapshotError
 from snapshot.hub.client import Hub
 from snapshot.hub.errors import HubError
 from snapshot.hub.fetch import newest_for_sampling
-from snapshot.hub.names import named_repo
+from snapshot.hub.names import NAMED_BUCKET, named_repo
 from snapshot.resume import newest_snapshot
 
 SMALLEST = 1e-30
@@ -97,6 +97,11 @@ def discard_output() -> None:
 
 def snapshot_folder(snapshot: str) -> Path:
     """The folder of a snapshot, from a path or a Hub repo (owner/name or owner/name@revision)."""
+    if NAMED_BUCKET.fullmatch(snapshot):
+        raise SnapshotError(
+            f"{snapshot} is a bucket, and samples come from a folder or a repo. Train with "
+            "hub.repo_id as well, which has the last snapshot of a run that is done."
+        )
     repo = named_repo(snapshot)
     if repo is None:
         return newest_snapshot(Path(snapshot))

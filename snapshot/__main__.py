@@ -35,7 +35,11 @@ def main(arguments: list[str]) -> int:
     """Run the command; the exit code: 1 for a snapshot that is not whole, 2 for a user error."""
     parser = argparse.ArgumentParser(prog="python -m snapshot", description=__doc__.splitlines()[0])
     parser.add_argument("command", choices=("verify", "list"))
-    parser.add_argument("source", metavar="PATH_OR_REPO", help="a folder, or owner/name[@revision]")
+    parser.add_argument(
+        "source",
+        metavar="PATH_OR_REPO",
+        help="a folder, owner/name[@revision], or hf://buckets/owner/name",
+    )
     options = parser.parse_args(arguments)
     try:
         code = _run(options.command, options.source)
@@ -158,7 +162,7 @@ def _list_remote(hub: Remote, revision: str) -> None:
     for folder in repo.folders():
         _line(remote_step(folder), _bytes_in(repo, folder), f"{repo.name} {folder}")
     if repo.latest is not None:
-        _show(f"latest.json: step {repo.latest.step}, run {repo.latest.run_id[:8]}")
+        _show(f"newest: step {repo.latest.step}, run {repo.latest.run_id[:8]}")
     if not repo.folders():
         raise SnapshotError(f"{repo.name} holds no snapshot.")
 
