@@ -57,8 +57,7 @@ def fetch_records(repo: RepoContents, step: int, folder: Path) -> tuple[list[Pat
     Their lines have not been checked. Raises SnapshotError for a file that is too large or not the
     one that the repo lists, HubError and OSError if a download fails.
     """
-    assert repo.latest is not None
-    prefix = repo.hub.records_prefix(repo.latest)
+    prefix = "" if repo.latest is None else repo.hub.records_prefix(repo.latest)
     there = {path.removeprefix(prefix) for path in repo.files if path.startswith(prefix)}
     paths = [path for first, path in segments_in(there).items() if first <= step]
     paths += [EVENTS] if EVENTS in there else []
