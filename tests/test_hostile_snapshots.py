@@ -30,7 +30,7 @@ from snapshot.disk.files import MANIFEST
 from snapshot.disk.state import RunState, begin_snapshot, check_snapshot
 from snapshot.errors import SnapshotError
 
-FEW, ALL = 1_000, 10_000
+FEW, ALL = 500, 10_000
 SLOW = [pytest.mark.slow, pytest.mark.timeout(1800)]
 MOST_MEMORY = 200_000_000
 PEAK_RESET = Path("/proc/self/clear_refs")

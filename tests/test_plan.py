@@ -238,6 +238,7 @@ def test_the_plan_says_what_fits_and_what_to_run():
         assert head in result.stdout
 
 
+@pytest.mark.thorough
 def test_nothing_that_fits_is_exit_code_1_with_a_remedy():
     result = plan("model=gpt2", "--memory", "1")
     assert result.returncode == 1

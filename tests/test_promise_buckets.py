@@ -147,22 +147,21 @@ FAULTS = {
     ],
     "a wait of ten years asked for": [("xorb", "status", {"status": 429, "headers": AGES})],
 }
-ALIKE = {  # others of the same storage, or of the same kind, stay
-    "a hang of the token for the contents",
-    "the answer to the contents lost",
-    "the storage refuses connections",
-    "500 on the contents",
-    "503 after the contents",
-    "507, the storage is full",
-    "503 for the storage's token",
-    "429 for the storage's token",
-    "a wait of ten years asked for",
-    "a hang after the contents",
+QUICK = {  # what no repo has; the others are those of a repo, which uploads in the same thread
+    "a hang of the batch",
+    "a reset in the middle of the batch",
+    "the answer to a batch lost",
+    "the answer to the manifest lost",
+    "a batch applied and answered with 500",
+    "a batch applied in part",
+    "a manifest that is not applied",
+    "403, the storage is full",
+    "404 on the batch",
 }
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.thorough] * (n in ALIKE)) for n in FAULTS]
+    "name", [pytest.param(n, marks=[pytest.mark.thorough] * (n not in QUICK)) for n in FAULTS]
 )
 def test_a_fault_costs_no_step_and_no_snapshot(near_hub, finished_run, tmp_path, name):
     faults = [near_hub.fault(endpoint, kind, **more) for endpoint, kind, more in FAULTS[name]]
@@ -239,6 +238,7 @@ def test_old_snapshots_are_deleted_but_milestones_and_the_best(near_hub, snapsho
     assert uploads.messages() == []
 
 
+@pytest.mark.thorough
 def test_a_hundred_snapshots_stay_within_four(near_hub, snapshot_of):
     near_hub.create_bucket(BUCKET)
     uploads = uploader()
@@ -376,7 +376,11 @@ def test_a_run_goes_on_from_its_bucket_on_another_machine(finished_run, small, t
 
 
 @pytest.mark.parametrize(
-    "kills", [3, pytest.param(20, marks=[pytest.mark.thorough, pytest.mark.timeout(1200)])]
+    "kills",
+    [
+        pytest.param(3, marks=pytest.mark.thorough),
+        pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
+    ],
 )
 def test_killed_while_uploading_the_bucket_is_whole_and_the_bits_are_equal(
     small, tmp_path, hub, kills, monkeypatch

@@ -460,7 +460,7 @@ def test_takeover_replaces_what_another_run_has_there(finished_run, small, tmp_p
 
 
 @pytest.mark.parametrize(
-    "kills", [3, pytest.param(20, marks=[pytest.mark.thorough, pytest.mark.timeout(1200)])]
+    "kills", [3, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])]
 )
 def test_killed_while_uploading_nothing_is_half_there_and_nothing_goes_twice(
     small, tmp_path, hub, kills
@@ -602,6 +602,7 @@ def test_a_public_repo_is_taken_where_that_is_allowed(near_hub, finished_run, tm
     assert hubs.step_of(near_hub, "me/public") == STEPS
 
 
+@pytest.mark.thorough
 def test_with_a_snapshot_here_a_start_needs_no_hub_and_without_it_does(
     finished_run, small, tmp_path, hub
 ):

@@ -96,7 +96,7 @@ def test_a_ctrl_c_that_reaches_every_process_finishes_the_step(words, tmp_path):
         ("ddp_cpu.yaml", "the launcher"),
         pytest.param("ddp_cpu.yaml", "rank 1", marks=pytest.mark.thorough),
         pytest.param("fsdp_cpu.yaml", "the launcher", marks=pytest.mark.slow),
-        pytest.param("fsdp_cpu.yaml", "rank 1", marks=pytest.mark.thorough),
+        pytest.param("fsdp_cpu.yaml", "rank 1", marks=pytest.mark.slow),
     ],
 )
 def test_sigterm_to_the_launcher_or_to_one_worker_stops_all_at_one_step(

@@ -275,7 +275,7 @@ def test_a_job_trains_on_two_machines(undisturbed):
     assert (undisturbed / "exit_code").read_text().strip() == "0"
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_job_trains_on_two_machines_that_share_a_model(slurm, small, tmp_path):
     run_dir = tmp_path / "shared"
     job = trained(slurm, small, run_dir, steps=30, script=SCRIPTS[1])

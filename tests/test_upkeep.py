@@ -218,6 +218,7 @@ def test_a_tag_moves_only_to_another_snapshot(near_hub, snapshot_of):
     assert repo.tags["step-00000010"] == repo.head
 
 
+@pytest.mark.thorough
 def test_milestones_that_an_attempt_left_behind_are_uploaded_by_the_next(small, tmp_path, hub):
     words = [*small, *hubs.words(tmp_path / "run", "hub.milestone_every=10", "hub.flush_seconds=0")]
     hub.create(hubs.REPO)
