@@ -1,4 +1,4 @@
-"""A run and its Hub repo: begin the uploads, hand over each snapshot, wait at the end.
+"""A run and its store on the Hub: begin the uploads, hand over each snapshot, wait at the end.
 
 No error leaves `snapshot.hub.uploader`, so a run continues without the Hub.
 """
@@ -142,27 +142,36 @@ def finish_uploads(
     if uploads is None or store is None:
         return
     _finish(console, config, uploads, signals, store.hub.name)
-    repo_id = config.hub.repo_id
-    if last is not None and config.hub.bucket is not None and repo_id is not None:
-        hub, state = Hub(repo_id, config.hub.timeout_seconds), read_state(last)
-        known = None
-        with suppress(HubError, SnapshotError):  # what is wrong is told when the upload is tried
-            known = read_repo(hub).latest
-        if known is not None and known.manifest_sha256 == manifest_sha256(last):
+    if last is not None and config.hub.bucket is not None and config.hub.repo_id is not None:
+        try:
+            to_repo = _begin_upload_to_model_repo(config, last)
+        except (SnapshotError, OSError) as error:
+            console.warn(f"{last} is not uploaded to {config.hub.repo_id}: {error}.")
             return
-        ours = known is not None and known.run_id == state.run_id
-        target = UploadTarget(
+        if to_repo is not None:
+            hand_over(console, to_repo, config, last)
+            _finish(console, config, to_repo, signals, config.hub.repo_id)
+
+
+def _begin_upload_to_model_repo(config: Config, last: Path) -> Uploader | None:
+    """Begin the upload of one snapshot to `hub.repo_id`; None if the repo has it."""
+    hub = Hub(str(config.hub.repo_id), config.hub.timeout_seconds)
+    state, known = read_state(last), None
+    with suppress(HubError, SnapshotError):  # what is wrong is told when the upload is tried
+        known = read_repo(hub).latest
+    if known is not None and known.manifest_sha256 == manifest_sha256(last):
+        return None
+    return Uploader(
+        UploadTarget(
             hub,
             _policy(config),
             state.run_id,
             state.attempt_id,
-            known if ours else None,
+            known if known is not None and known.run_id == state.run_id else None,
             records=records_for_upload(config),
             repo_was_read=False,
         )
-        to_repo = Uploader(target)
-        hand_over(console, to_repo, config, last)
-        _finish(console, config, to_repo, signals, repo_id)
+    )
 
 
 def _finish(
