@@ -232,8 +232,14 @@ def test_old_snapshots_are_deleted_but_milestones_and_the_best(near_hub, snapsho
     upload(uploads, best, *map(snapshot_of, (8, 9)), best=Best(7, 1.0, best))
     upload(uploads, *map(snapshot_of, range(10, 12)))
     assert steps_in(near_hub) == [4, 7, 8, 10, 11]
-    folders = {path.rpartition("/")[0] for path in bucket.files}
+    folders = {path.rpartition("/")[0] for path in bucket.files if "/step-" in path}
     assert len(folders) == 5  # nothing is left of the others
+    remote = Bucket(BUCKET, 1.0)
+    latest = remote.latest("", remote.files())  # as another machine sees it
+    assert (latest.step, latest.best_step, latest.best_loss) == (11, 7, 1.0)
+    # That machine has no folder of the best one, which stays all the same.
+    upload(uploader(attempt_id=SECOND, keep=1), snapshot_of(12), best=Best(7, 1.0, None))
+    assert steps_in(near_hub) == [7, 12]
     assert_always_whole(near_hub)
     assert uploads.messages() == []
 

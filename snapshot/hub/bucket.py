@@ -1,7 +1,7 @@
 """One bucket of the Hub as a run's store: files without commits, so snapshots go one by one.
 
 <run>/<attempt>/step-00001000/...     a snapshot; it counts when its manifest.json is there
-<run>/<attempt>/metrics/... events.jsonl
+<run>/<attempt>/metrics/... events.jsonl best.json
 
 A bucket has no atomic change of several files and no compare-and-swap. So each attempt writes below
 a folder of its own, and a snapshot's manifest.json comes last.
@@ -10,6 +10,7 @@ a folder of its own, and a snapshot's manifest.json comes last.
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import Collection, Iterable, Mapping
@@ -19,7 +20,7 @@ from tempfile import TemporaryDirectory
 from huggingface_hub import constants
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
-from snapshot.disk.files import LARGEST_STEP, MANIFEST, manifest_sha256
+from snapshot.disk.files import LARGEST_STEP, MANIFEST, manifest_sha256, read_json
 from snapshot.errors import SnapshotError
 from snapshot.hub.errors import BUCKETS, HubMissing, HubRefused, HubUnreachable, translate_errors
 from snapshot.hub.latest import Latest, remote_step
@@ -27,7 +28,9 @@ from snapshot.hub.remote import BRANCH, Remote, RemoteFile
 from snapshot.hub.xet import NoXet, Sent, Transfer, XetFile, is_available
 
 FOLDER = re.compile(r"(([0-9a-f]{1,64})/([0-9a-f]{1,64})/step-([0-9]{8,13}))/[^/]+")
-RECORDS = re.compile(r"([0-9a-f]{1,64}/[0-9a-f]{1,64})/(metrics/[^/]+|events\.jsonl)")
+RECORDS = re.compile(r"([0-9a-f]{1,64}/[0-9a-f]{1,64})/(metrics/[^/]+|events\.jsonl|best\.json)")
+BEST = "best.json"
+LARGEST_JSON_BYTES = 4 << 20
 NEEDS_XET = (
     "hub.bucket needs Xet: install hf-xet, and leave HF_HUB_DISABLE_XET unset. A server without "
     "Xet has no buckets; use hub.repo_id there."
@@ -87,11 +90,16 @@ class Bucket(Remote):
     def latest(self, commit: str, files: Mapping[str, RemoteFile]) -> Latest | None:
         """The newest whole snapshot, as `latest.json` of a repo names it."""
         for folder in whole_snapshots(files)[:1]:
+            run, attempt, _ = folder.split("/")
+            wanted = (f"{folder}/{MANIFEST}", f"{run}/{attempt}/{BEST}")
+            small = {path: files[path] for path in wanted if path in files}
+            if any(file.size > LARGEST_JSON_BYTES for file in small.values()):
+                raise SnapshotError(f"{folder} of {self.name} has a file that is too large")
             with TemporaryDirectory() as place:
-                manifest = self.download(commit, f"{folder}/{MANIFEST}", Path(place), files=files)
-                run, attempt, _ = folder.split("/")
-                digest = manifest_sha256(manifest.parent)
-                return Latest(run, attempt, remote_step(folder), folder, digest)
+                self.download_all(commit, small, Path(place))
+                digest = manifest_sha256(Path(place) / folder)
+                best = _best_in(Path(place) / run / attempt / BEST)
+            return Latest(run, attempt, remote_step(folder), folder, digest, 0, *best)
         return None
 
     def records_prefix(self, latest: Latest) -> str:
@@ -104,11 +112,10 @@ class Bucket(Remote):
         path: str,
         folder: Path | None,
         again: bool = False,
-        files: Mapping[str, RemoteFile] | None = None,
     ) -> Path:
         """Download a file to `folder`, under its own path."""
         assert folder is not None, "a bucket has no cache"
-        found = self.files() if files is None else files
+        found = self.files()
         if path not in found:
             raise SnapshotError(f"{path} is not in the bucket {self.repo_id} any more")
         self.download_all(commit, {path: found[path]}, folder)
@@ -166,6 +173,18 @@ class Bucket(Remote):
                 f"failed: {reason})",
                 "batch in part",
             )
+
+
+def _best_in(path: Path) -> tuple[int, float | None]:
+    """Step and held-out loss of the best snapshot, from untrusted JSON; 0 and None without."""
+    try:
+        found = read_json(path)
+    except SnapshotError:
+        return 0, None
+    step, loss = (found.get(name) if isinstance(found, dict) else None for name in ("step", "loss"))
+    if not isinstance(step, int) or not isinstance(loss, float):
+        return 0, None
+    return (step, loss) if 0 < step <= LARGEST_STEP and math.isfinite(loss) else (0, None)
 
 
 def folders_in_bucket(paths: Iterable[str]) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,7 +10,7 @@ from tempfile import TemporaryDirectory
 from snapshot.disk.files import MANIFEST, manifest_entries, manifest_sha256
 from snapshot.errors import SnapshotError
 from snapshot.hub.attempt import Fenced, UploadTarget
-from snapshot.hub.bucket import RECORDS, Bucket, folders_in_bucket, run_of, whole_snapshots
+from snapshot.hub.bucket import BEST, RECORDS, Bucket, folders_in_bucket, run_of, whole_snapshots
 from snapshot.hub.errors import HubError, HubRefused, HubUnreachable
 from snapshot.hub.fetch import foreign_file_message, read_repo
 from snapshot.hub.latest import remote_step
@@ -58,7 +59,7 @@ class BucketAttempt:
         }
         files[f"{place}/{MANIFEST}"] = upload.folder / MANIFEST
         with TemporaryDirectory() as folder:
-            records, reached = self._write_records(upload.step, Path(folder))
+            records, reached = self._write_records(upload, Path(folder))
             sent, transfer = self._bucket.upload({**files, **records})
         self._check_digests(upload.folder, {path: sent[path].sha256 for path in files})
         last = f"{place}/{MANIFEST}"
@@ -106,13 +107,17 @@ class BucketAttempt:
                 why = f"the Hub has applied a batch in part: {path} is missing"
                 raise HubUnreachable(why, "batch in part")
 
-    def _write_records(self, step: int, folder: Path) -> tuple[dict[str, Path], int]:
+    def _write_records(self, upload: Upload, folder: Path) -> tuple[dict[str, Path], int]:
         """The run's new records as files, by their paths in the bucket."""
+        records: dict[str, bytes] = {}
+        reached = self._recorded_step
         try:
-            records, reached = self._records(self._recorded_step, step)
+            records, reached = self._records(self._recorded_step, upload.step)
         except (OSError, ValueError) as error:
             self._report_once("records", f"metrics are not uploaded: {str(error).rstrip('.')}.")
-            return {}, self._recorded_step
+        if upload.best is not None:
+            best = {"step": upload.best.step, "loss": upload.best.loss}
+            records = {**records, BEST: json.dumps(best).encode()}
         files = {}
         for path, content in records.items():
             files[self._own + path] = folder / path
