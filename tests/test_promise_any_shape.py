@@ -70,19 +70,22 @@ SHAPES = [
 
 
 # The others show the same, a piece each.
-SLOW = [("ddp_cpu.yaml", 4), ("fsdp.yaml", 2)]
-THOROUGH = [("fsdp_multinode.yaml", 2), ("fsdp_hybrid.yaml", 2), ("fsdp_offload.yaml", 4)]
+SLOW = ["ddp_cpu.yaml-4-0", "fsdp.yaml-2-0"]
+THOROUGH = ["fsdp_multinode.yaml-2-0", "fsdp_hybrid.yaml-2-1", "fsdp_offload.yaml-4-0"]
+THOROUGH += ["fsdp_cpu.yaml-4-4"]
+NAMES = [f"{config}-{micro}-{len(changes)}" for config, _, changes, micro, _ in SHAPES]
 
 
-def marks(config: str, micro_batch_size: int) -> list[pytest.MarkDecorator]:
-    shape = (config, micro_batch_size)
-    return [pytest.mark.slow] * (shape in SLOW) + [pytest.mark.thorough] * (shape in THOROUGH)
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.slow] * (name in SLOW) + [pytest.mark.thorough] * (name in THOROUGH)
 
 
 @pytest.mark.parametrize(
     ("config", "processes", "changes", "micro_batch_size", "header"),
-    [pytest.param(*shape, marks=marks(shape[0], shape[3])) for shape in SHAPES],
-    ids=[f"{config}-{micro}-{len(changes)}" for config, _, changes, micro, _ in SHAPES],
+    [
+        pytest.param(*shape, marks=marks(name), id=name)
+        for shape, name in zip(SHAPES, NAMES, strict=True)
+    ],
 )
 def test_several_processes_have_the_losses_of_one(
     single, small, tmp_path, config, processes, changes, micro_batch_size, header

@@ -35,6 +35,7 @@ def launch(small, tmp_path_factory):
     return launch
 
 
+@pytest.mark.thorough
 def test_recomputed_blocks_drop_what_they_dropped_before(launch, tmp_path):
     """The same losses and weights with and without activation checkpointing, DDP and FSDP."""
     ways = {

@@ -104,7 +104,7 @@ HALVES = [
     ("DDP-2", "fp16"),
     pytest.param("FSDP-2", "fp16", marks=pytest.mark.thorough),
     ("one", "bf16"),
-    ("FSDP-2", "bf16"),
+    pytest.param("FSDP-2", "bf16", marks=pytest.mark.thorough),
     pytest.param("DDP-2", "bf16", marks=pytest.mark.slow),
 ]
 
@@ -124,6 +124,7 @@ def test_half_precision_has_nearly_the_losses_of_float32(trained, shape, precisi
     assert kinds == {torch.float32}
 
 
+@pytest.mark.thorough
 def test_a_resumed_fsdp_run_in_bf16_ends_with_the_same_bits(trained, start, tmp_path):
     through = trained("FSDP-2", "bf16")
     run_dir = copied(through, 10, tmp_path / "run")
