@@ -150,6 +150,7 @@ def test_a_working_folder_is_refused_before_anything_is_written(tmp_path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_a_requeued_run_goes_on_from_its_repo_although_it_was_to_start_over(small, tmp_path, hub):
     run_dir = tmp_path / "run"
     words = [*small, *hubs.words(run_dir), "snapshot.resume=never", "train.max_steps=100"]

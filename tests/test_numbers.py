@@ -104,7 +104,7 @@ def test_numbers_that_are_of_no_use_are_refused_and_an_older_snapshot_is_used(
 class LocalHub:
     """Answers downloads with the files of a folder on this disk."""
 
-    repo_id = "me/run"
+    name = "me/run"
 
     def __init__(self, root: Path) -> None:
         self.root = root

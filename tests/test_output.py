@@ -156,6 +156,7 @@ def test_a_pipe_has_the_steps_and_no_bar_disturbs_them(monkeypatch):
     assert said == ""
 
 
+@pytest.mark.thorough
 def test_a_run_ends_well_with_a_full_disk_under_its_words_and_its_terminal_gone(small, tmp_path):
     ours, theirs = pty.openpty()
     words = [*small, f"run.dir={tmp_path / 'run'}"]

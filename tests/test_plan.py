@@ -130,7 +130,7 @@ def test_a_deep_model_needs_what_its_shallow_traces_say(device, processes, shard
         assert peak == pytest.approx(traced, rel=5e-3)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_activation_checkpointing_lowers_the_counted_peak(tmp_path):
     config = GPTConfig(103, 128, 6, 4, 64, 0.1)
     smaller = GPTConfig(103, 128, 6, 4, 64, 0.1, activation_checkpointing=True)

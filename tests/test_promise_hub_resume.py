@@ -94,7 +94,7 @@ def test_a_run_goes_on_from_its_repo_on_another_machine(
     assert hub.count("reconstruction") == 2  # weights and optimizer
 
 
-@pytest.mark.thorough  # test_promise_machines has the same with real machines
+@pytest.mark.slow  # test_promise_machines has the same with real machines
 def test_machines_with_disks_of_their_own_fetch_what_they_lack(small, tmp_path, hub):
     """Two launchers, a process each, no shared folder; the newest that both can have wins."""
     shared = overrides(small, f"hub.repo_id={hubs.REPO}", "hub.min_interval_seconds=0")

@@ -262,6 +262,7 @@ def test_the_loop_of_the_readme_ends_done_whatever_fails_on_the_way(cluster, sma
     assert runs.losses_from(cluster.run_dir, 880) == runs.losses_from(whole, 880)
 
 
+@pytest.mark.thorough
 def test_the_loop_of_the_readme_ends_at_a_mistake(tmp_path):
     run_dir = tmp_path / "run"
     words = runs.launch_command("cpu.yaml", f"run.dir={run_dir}", "train.max_stepz=5")

@@ -211,7 +211,7 @@ def test_too_many_overflows_in_a_row_stop_the_run(trained, start, tmp_path):
 HAS_COMPILER = shutil.which("g++") or shutil.which("clang++")
 NEEDED = pytest.mark.skipif(not HAS_COMPILER, reason="inductor needs a C++ compiler")
 COMPILED = [
-    ("one", False, "aot_eager"),
+    pytest.param("one", False, "aot_eager", marks=pytest.mark.slow),
     ("one", True, "aot_eager"),
     ("DDP-2", True, "aot_eager"),
     ("FSDP-2", True, "aot_eager"),
@@ -240,7 +240,7 @@ def test_compiled_runs_have_the_same_losses_and_tensor_names(
     assert names[0] == names[1]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_sample_does_not_use_up_what_may_be_compiled(small, tmp_path):
     # More layers than torch compiles one function for. It says what it then leaves as it is.
     entries = {"dynamo_backend": "AOT_EAGER", "dynamo_use_regional_compilation": True}

@@ -145,7 +145,7 @@ def test_a_launcher_that_is_killed_does_not_leave_workers_behind(words, tmp_path
     assert exit_code(run_dir) == 75  # nobody told the run to stop: it is to be started again
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_launcher_that_ends_by_the_same_ctrl_c_does_not_cut_the_snapshot_short(words, tmp_path):
     run_dir = tmp_path / "run"
     # Steps of seconds: the launcher of one process is gone long before such a one is done.
@@ -267,6 +267,7 @@ def test_what_a_restart_cannot_mend_is_not_started_again(words, tmp_path):
     assert exit_code(tmp_path / "run") == 2
 
 
+@pytest.mark.thorough
 def test_a_neighbour_that_says_nothing_is_given_up_in_time(words, tmp_path):
     run_dir = tmp_path / "run"
     words = [*words, "run.collective_timeout_seconds=3"]

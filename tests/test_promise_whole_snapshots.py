@@ -126,6 +126,7 @@ def test_a_full_disk_costs_a_snapshot_and_nothing_else(small, small_disk):
     breaks_and_is_mended(small, small_disk.folder / "run", small_disk.fill, small_disk.empty)
 
 
+@pytest.mark.thorough
 def test_a_disk_that_becomes_read_only_costs_a_snapshot_and_nothing_else(small, tmp_path):
     # The snapshots' alone: the run's lock, an open file, would hold up a remount of its own.
     (tmp_path / "run").mkdir()
@@ -134,6 +135,7 @@ def test_a_disk_that_becomes_read_only_costs_a_snapshot_and_nothing_else(small, 
         breaks_and_is_mended(small, tmp_path / "run", disk.make_read_only, disk.make_writable)
 
 
+@pytest.mark.thorough
 def test_a_quota_costs_a_snapshot_and_nothing_else(small, quota):
     breaks_and_is_mended(small, quota.folder / "run", quota.exhaust, quota.raise_it)
 

@@ -182,6 +182,7 @@ def test_snapshots_that_are_no_folder_are_refused_before_training(small, tmp_pat
     assert "cannot be written: File exists" in result.stderr
 
 
+@pytest.mark.thorough
 def test_an_output_without_the_text_s_characters_does_not_stop_a_run(small, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("naïve \u2019quotes\u2019 😀\n" * 400, encoding="utf-8")

@@ -207,22 +207,21 @@ def test_metrics_that_cannot_be_fetched_cost_a_warning(small, tmp_path, hub):
 
 
 def test_a_repo_tells_the_whole_run(small, tmp_path, hub):
-    """Three machines, one after another, and back to the first."""
-    steps = {"a": 10, "b": 20, "c": 30}
-    for name, last in (*steps.items(), ("a", 40)):
+    """Two machines, one after the other, and back to the first."""
+    for name, last in (("a", 10), ("b", 20), ("a", 30)):
         words = hubs.words(tmp_path / name, f"train.max_steps={last}", "run.name=travels")
-        words += [f"optim.weight_decay={0.1 + last / 1000}"]
+        words += [f"optim.weight_decay={last / 100}"]
         result = runs.train(*small, *words, **hub.environment())
         assert result.returncode == 0, result.stderr
-    for name, last in (("c", 30), ("a", 40)):
+    for name, last in (("b", 20), ("a", 30)):
         assert [r["step"] for r in runs.metrics(tmp_path / name)] == list(range(1, last + 1))
     events = read_events(tmp_path / "a" / EVENTS)
-    assert [e["step"] for e in events if e["event"] == "start"] == [0, 10, 20, 30]
-    assert [e["step"] for e in events if e["event"] == "end"] == [10, 20, 30, 40]
-    assert "optim.weight_decay: 0.13 -> 0.14" in [e["text"] for e in events]
+    assert [e["step"] for e in events if e["event"] == "start"] == [0, 10, 20]
+    assert [e["step"] for e in events if e["event"] == "end"] == [10, 20, 30]
+    assert "optim.weight_decay: 0.2 -> 0.3" in [e["text"] for e in events]
     repo = hub.repo(hubs.REPO)
     card = repo.read(repo.head, "README.md").decode()
-    assert "4 attempts, 1 kind of machine, 0 warnings" in card
+    assert "3 attempts, 1 kind of machine, 0 warnings" in card
     assert repo.read(repo.head, EVENTS) == (tmp_path / "a" / EVENTS).read_bytes()
     content = repo.read(repo.head, "metrics/from-00000001.jsonl")
     assert content == (tmp_path / "a" / "metrics.jsonl").read_bytes()

@@ -86,6 +86,7 @@ def test_a_key_that_an_older_snapshot_lacks_is_no_change_from_what_it_was():
     assert changed_values(before, now) == []
 
 
+@pytest.mark.thorough
 def test_a_run_with_seed_0_is_stopped_and_resumed(small, tmp_path):
     words = [*small, "train.seed=0", f"run.dir={tmp_path / 'run'}", "train.eval_every=100"]
     assert runs.train(*words, "train.max_steps=2").returncode == 0

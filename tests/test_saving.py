@@ -17,12 +17,14 @@ from data.tokenizer import CharTokenizer
 from model.gpt import GPT, GPTConfig
 from snapshot.disk.files import verify
 from snapshot.disk.state import RunState
+from snapshot.start import Start
 from training.exits import TrainingStopped
 from training.memory import available_memory
 from training.optimizer import adamw
 from training.reporting.console import Console
 from training.reporting.report import Report
 from training.run import saving
+from training.run.best import BestSnapshot
 from training.run.saving import SnapshotWriter
 
 
@@ -74,8 +76,10 @@ class Trained:
         model(ids, ids).backward()
         optimizer.step()
         self.report = Report(Console(True, 10, 0), None, tokens_per_step=64, last_snapshot=None)
+        state = RunState("run", "attempt", 0, 0, 1337, None, {}, {})
+        best = BestSnapshot(config, True, state, Start(None, None, ""))
         self.saving = SnapshotWriter(
-            Accelerator(cpu=True), config, model, optimizer, save_tokenizer, self.report
+            Accelerator(cpu=True), config, model, optimizer, save_tokenizer, self.report, best
         )
 
     def begin(self, step: int = 3, last: bool = False) -> None:

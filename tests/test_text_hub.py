@@ -200,6 +200,7 @@ def prepared(tmp_path, **environment):
 
 
 @pytest.mark.filterwarnings("ignore:unclosed file .*[.]csv:ResourceWarning")
+@pytest.mark.thorough
 def test_a_text_has_one_fingerprint_from_the_hub_from_a_file_and_without_a_network(tmp_path):
     with serving(hub_s_answer) as (address, _):
         there, _ = prepared(

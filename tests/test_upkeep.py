@@ -139,13 +139,14 @@ def test_full_storage_is_freed_by_squashing_where_nothing_else_can(near_hub, sna
 def test_every_milestone_is_uploaded_and_tagged(near_hub, snapshot_of, tmp_path):
     """Uploads are slower than the run; the history is squashed five times."""
     near_hub.create(hubs.REPO)
-    hung = near_hub.fault("commit", "hang", times=1)
+    hung = near_hub.fault("commit", "hang", times=None)
     uploads = hubs.uploader(Hub(hubs.REPO, 1.0), keep=1, squash_every=2, milestone_every=10)
     for step in range(2, 51, 2):
         uploads.offer(snapshot_of(step), Card(f"# {step}\n"))
         near_hub.wait_for(lambda: hung.hits)
     pending = {int(folder.name[5:]) for folder in uploads.pending_folders()}
     assert pending >= {10, 20, 30, 40, 50}
+    near_hub.clear_faults()
     assert uploads.flush(60), uploads.status()
     upload(uploads, *map(snapshot_of, range(51, 57)))
     assert near_hub.count("squash") >= 5
@@ -286,7 +287,7 @@ def test_the_best_snapshot_is_the_one_with_the_lowest_loss(small, tmp_path, hub)
     """Over a restart and a change of machine, while the held-out loss goes up."""
     words = [*small, "snapshot.keep_best=true", "snapshot.keep=2", "snapshot.every=5"]
     words += ["train.eval_every=5", "optim.warmup_steps=0", "optim.min_learning_rate=0.001"]
-    for name, last, rate in (("here", 30, 0.02), ("here", 60, 2.0), ("there", 90, 2.0)):
+    for name, last, rate in (("here", 20, 0.02), ("here", 40, 2.0), ("there", 50, 2.0)):
         more = hubs.words(tmp_path / name, f"train.max_steps={last}", "run.name=best")
         more.append(f"optim.learning_rate={rate}")
         result = runs.train(*words, *more, **hub.environment())
@@ -302,7 +303,7 @@ def test_the_best_snapshot_is_the_one_with_the_lowest_loss(small, tmp_path, hub)
         assert hubs.latest(hub)["best_loss"] == min(losses)
         assert read_json_of(repo, "best/state.json")["step"] == best
         assert f"of step {best}: `AutoModelForCausalLM" in repo.read("main", "README.md").decode()
-    assert 5 < best <= 30  # or the test would show little
+    assert 5 < best <= 20  # or the test would show little
     here = tmp_path / "here" / "snapshots" / f"step-{best:08d}"
     assert repo.read("main", "best/manifest.json") == (here / "manifest.json").read_bytes()
     assert read_json(tmp_path / "here" / "best.json") == {"step": best, "loss": min(losses)}

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from config.schema import HubConfig
 from data.errors import DataError
 from data.hub import hub_pieces
 from snapshot.hub.status import UploadFailure, UploadStatus
@@ -25,7 +26,7 @@ def said_at_the_end(tmp_path, status: UploadStatus) -> str:
         status=lambda: status,
     )
     config = SimpleNamespace(
-        hub=SimpleNamespace(repo_id="me/run", flush_seconds=1.0),
+        hub=HubConfig(repo_id="me/run", flush_seconds=1.0),
         run=SimpleNamespace(dir=str(tmp_path)),
     )
     finish_uploads(console, config, uploads, SimpleNamespace(seconds_left=lambda: 1e9))
