@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -19,8 +20,13 @@ from snapshot.hub.uploader import Uploader
 COUNT = 100
 
 
-def upload(template: str, repo_id: str, squash_every: int | None) -> None:
-    """Upload copies of a snapshot as steps 1 to 100, each with weights of its own."""
+def upload(
+    template: str, repo_id: str, squash_every: int | None, note: Callable[[], object]
+) -> None:
+    """Upload copies of a snapshot as steps 1 to 100, each with weights of its own.
+
+    `note` is called after each.
+    """
     source, root = Path(template), Path(tempfile.mkdtemp())
     state = read_state(source)
     hub = Hub(repo_id)
@@ -33,6 +39,7 @@ def upload(template: str, repo_id: str, squash_every: int | None) -> None:
         assert uploads.flush(60), uploads.status()
         assert uploads.status().step == step
         shutil.rmtree(folder)
+        note()
     assert not uploads.messages()
 
 
