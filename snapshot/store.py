@@ -109,11 +109,15 @@ def _newest_without_latest(repo: RepoContents, local: Start, root: Path) -> Star
 
 def _fetched_start(local: Start, repo: RepoContents, found: Fetched, why: str) -> Start:
     assert found.path is not None
+    assert found.remote is not None
+    place = repo.name  # which attempt of several: a bucket's folders tell
+    if found.remote.is_bucket:
+        place = f"{repo.name}/{found.remote.folder.rpartition('/')[0]}"
     return replace(
         local,
         folder=found.path,
         state=read_state(found.path),
-        reason=f"{found.path}, fetched from {repo.name}: {why}",
+        reason=f"{found.path}, fetched from {place}: {why}",
         fetched=True,
         remote=found.remote,
     )

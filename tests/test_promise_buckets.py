@@ -356,11 +356,13 @@ def test_a_run_goes_on_from_its_bucket_on_another_machine(finished_run, small, t
     with runs.started(mine, **hub.environment()):
         hub.wait_for(lambda: 10 in steps_in(hub), 120)
     hub.clear_faults()
+    there_before = manifests(hub.bucket(BUCKET))
     shutil.rmtree(here)
     both = words(there, "train.max_steps=30", "hub.repo_id=me/model", "run.name=run")
     rest = runs.train(*small, *both, **hub.environment())
     assert rest.returncode == 0, rest.stderr
-    assert "fetched from buckets/me/run: there is none here" in rest.stdout
+    (attempt,) = {path.rpartition("/step-")[0] for path in there_before}
+    assert f"fetched from buckets/me/run/{attempt}: there is none here" in rest.stdout
     assert runs.losses(there)  # each step once, the fetched ones too
     runs.assert_same_bits(runs.snapshot(finished_run, 30), runs.snapshot(there, 30))
     assert "hub       buckets/me/run has step 30" in rest.stdout

@@ -70,7 +70,7 @@ def test_every_launch_on_a_cpu_trains(command, text_file, tmp_path):
         assert "Generate text:" in result.stdout
         if command == SHOWN[0]:
             assert_shown_in_the_readme(result.stdout, tmp_path / "run")
-        if any(override.startswith("hub.") for override in taken):
+        if "hub.repo_id=me/run" in taken:
             look_into_the_repo(hub)
 
 
