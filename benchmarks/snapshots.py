@@ -18,7 +18,6 @@ snapshot's numbers compared with hashing its files.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import re
@@ -202,10 +201,11 @@ def with_hub(options: argparse.Namespace) -> None:
                 for kind in ("without", "with") if pair % 2 else ("with", "without"):
                     hub = [f"hub.repo_id=me/run{pair}", "hub.min_interval_seconds=0"]
                     folder = Path(place) / f"{kind}-{pair}"
-                    more = hub if kind == "with" else []
+                    more = [f"train.seed={pair}"]  # the storage has the chunks of another pair
+                    more += hub if kind == "with" else []
                     command = [*train, *words(folder, options.steps, *more)]
                     runs[kind] = timed(command, options.steps, environment)
-                uploads, sent = uploads_of(Path(place) / f"with-{pair}")
+                uploads, sent = uploads_of(runs["with"].printed, Path(place) / f"with-{pair}")
                 ratios.append(runs["with"].seconds / runs["without"].seconds)
                 stalls.append(stall_and_durable(runs["with"].printed)[0])
                 cpu.append((runs["with"].cpu_seconds - runs["without"].cpu_seconds) / uploads)
@@ -229,11 +229,12 @@ def with_hub(options: argparse.Namespace) -> None:
     save("snapshots-hub", {"ratios": ratios, **found})
 
 
-def uploads_of(run_dir: Path) -> tuple[int, int]:
-    """The uploads of a run that its metrics tell of, and what they sent, in bytes."""
-    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-    sent = [line["hub_sent_bytes"] for line in lines if "hub_sent_bytes" in line]
-    return max(1, len(sent)), sum(sent)
+def uploads_of(printed: str, run_dir: Path) -> tuple[int, float]:
+    """About how many snapshots a run has uploaded, and the bytes that it sent, as it says."""
+    sent = 1e6 * float(re.findall(r"uploads sent ([\d.]+) MB", printed)[0])
+    newest = max((run_dir / "snapshots").glob("step-*"))
+    size = sum(path.stat().st_size for path in newest.glob("*.safetensors"))
+    return max(1, round(sent / size)), sent
 
 
 if __name__ == "__main__":
