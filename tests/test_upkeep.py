@@ -106,6 +106,17 @@ def test_a_deletion_that_fails_costs_no_upload(near_hub, snapshot_of, endpoint, 
         assert len([one for one in said if message in one]) == 1
 
 
+def test_what_could_not_be_deleted_and_is_needed_again_stays(near_hub, snapshot_of):
+    near_hub.create(hubs.REPO)
+    uploads = hubs.uploader(keep=1)
+    near_hub.fault("lfs-delete", "status", status=503)
+    first = snapshot_of(1)
+    upload(uploads, first, snapshot_of(2))
+    upload(uploads, snapshot_of(3), best=Best(1, 1.0, first))
+    assert near_hub.count("lfs-delete") == 1
+    assert_refs_whole(near_hub)
+
+
 def test_contents_are_not_deleted_when_another_attempt_has_committed(
     near_hub, snapshot_of, monkeypatch
 ):

@@ -24,8 +24,8 @@ class Upkeep:
         self._untagged: dict[str, tuple[str, Latest]] = {}
         """By tag, the commit and the snapshot that it is for."""
         self._unneeded: set[str] = set()
-        self._in_refs: dict[str, frozenset[str]] = {}
-        """By commit of a tag or a branch, the contents that it holds."""
+        self._held: dict[str, frozenset[str]] = {}
+        """By commit of the head, a tag or a branch, the contents that it holds."""
         self.can_delete = policy.squash_every is None
         """Whether contents can be deleted one by one; a history that is squashed frees them all."""
         self._reported: set[str] = set()
@@ -68,10 +68,10 @@ class Upkeep:
             return
         self._unneeded |= set(unneeded)
         try:
-            if self._unneeded:
-                self._unneeded -= self._held_by_refs()
             if self._unneeded and self._hub.head()[0] == head:  # or another attempt may need them
-                self._hub.delete_contents(self._unneeded)
+                self._unneeded -= self._held_by({*self._hub.refs().values(), head})
+                if self._unneeded:
+                    self._hub.delete_contents(self._unneeded)
             self._unneeded.clear()
         except HubError as error:
             self.can_delete = not isinstance(error, HubRefused)
@@ -82,12 +82,14 @@ class Upkeep:
                 "Uploads continue; hub.squash_every=10 frees it where the server can squash.",
             )
 
-    def _held_by_refs(self) -> frozenset[str]:
-        commits = set(self._hub.refs().values())
-        for commit in commits - set(self._in_refs):
+    def _held_by(self, commits: set[str]) -> frozenset[str]:
+        """The large files of commits; what an earlier call could not delete may be back in one."""
+        held = {one: found for one, found in self._held.items() if one in commits}
+        for commit in commits - set(held):
             files = self._hub.files(commit).values()
-            self._in_refs[commit] = frozenset(one.sha256 for one in files if one.sha256 is not None)
-        return frozenset().union(*(self._in_refs[commit] for commit in commits))
+            held[commit] = frozenset(one.sha256 for one in files if one.sha256 is not None)
+        self._held = held
+        return frozenset().union(*held.values())
 
     def _report_once(self, kind: str, text: str) -> None:
         if kind not in self._reported:
