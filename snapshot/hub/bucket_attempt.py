@@ -7,14 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from snapshot.disk.files import MANIFEST, manifest_entries, manifest_sha256
-from snapshot.errors import SnapshotError
+from snapshot.disk.files import MANIFEST, manifest_entries
 from snapshot.hub.attempt import Fenced, UploadTarget
 from snapshot.hub.bucket import BEST, RECORDS, Bucket, folders_in_bucket, run_of, whole_snapshots
 from snapshot.hub.errors import HubError, HubRefused, HubUnreachable
 from snapshot.hub.fetch import foreign_file_message, read_repo
 from snapshot.hub.latest import remote_step
-from snapshot.hub.publish import Upload
+from snapshot.hub.publish import Upload, check_digests
 from snapshot.hub.remote import RemoteFile
 from snapshot.hub.xet import Transfer, XetFile
 
@@ -61,7 +60,7 @@ class BucketAttempt:
         with TemporaryDirectory() as folder:
             records, reached = self._write_records(upload, Path(folder))
             sent, transfer = self._bucket.upload({**files, **records})
-        self._check_digests(upload.folder, {path: sent[path].sha256 for path in files})
+        check_digests({path: sent[path].sha256 for path in files}, upload.folder)
         last = f"{place}/{MANIFEST}"
         contents = {path: one.file for path, one in sent.items() if path != last}
         self._bucket.add(contents)
@@ -89,14 +88,6 @@ class BucketAttempt:
                 "snapshots. Name another hub.bucket; hub.takeover=true replaces what is there."
             )
         self._known, self._has_begun = frozenset(there), True
-
-    def _check_digests(self, folder: Path, digests: dict[str, str]) -> None:
-        expected = {name: digest for name, (_, digest) in manifest_entries(folder).items()}
-        expected[MANIFEST] = manifest_sha256(folder)
-        for path, digest in digests.items():
-            name = path.rpartition("/")[2]
-            if expected[name] != digest:
-                raise SnapshotError(f"{folder} is damaged: the content of {name} has changed")
 
     def _check_listed(self, contents: dict[str, XetFile]) -> None:
         """Raise HubUnreachable unless the bucket lists all contents as they were added."""

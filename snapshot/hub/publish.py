@@ -154,9 +154,9 @@ def publish(
     top_level.append(CommitOperationAdd(LATEST, latest_as_bytes(latest)))
     top_level += [CommitOperationAdd(path, content) for path, content in records.items()]
     transfer = hub.upload_contents([*snapshot, *best, *top_level])
-    _check_digests(snapshot, upload.folder)
+    check_digests(_digests_of(snapshot), upload.folder)
     if upload.best is not None and upload.best.folder is not None:
-        _check_digests(best, upload.best.folder)
+        check_digests(_digests_of(best), upload.best.folder)
     added = [*snapshot, *best, *top_level]
     deleted = {
         *_paths_to_delete(files, latest, before, keep),
@@ -183,7 +183,7 @@ def _unneeded(
     files: Mapping[str, RemoteFile], added: Iterable[CommitOperationAdd], deleted: Collection[str]
 ) -> frozenset[str]:
     """The large files of a commit that are not in the next one."""
-    new = {one.path_in_repo: one.upload_info.sha256.hex() for one in added}
+    new = _digests_of(added)
     stay = {file.sha256 for path, file in files.items() if path not in deleted and path not in new}
     before = {file.sha256 for file in files.values() if file.sha256 is not None}
     return frozenset(before - stay - set(new.values()))
@@ -213,13 +213,20 @@ def _best_files(best: Best | None, files: Mapping[str, RemoteFile]) -> list[Comm
     return _snapshot_files(best.folder, BEST.rstrip("/"))
 
 
-def _check_digests(operations: Iterable[CommitOperationAdd], folder: Path) -> None:
-    """Raise SnapshotError if a file is not what the manifest of its snapshot says."""
+def _digests_of(operations: Iterable[CommitOperationAdd]) -> dict[str, str]:
+    return {one.path_in_repo: one.upload_info.sha256.hex() for one in operations}
+
+
+def check_digests(sent: Mapping[str, str], folder: Path) -> None:
+    """Raise SnapshotError if a file, by its remote path, is not what its snapshot's manifest says.
+
+    `sent` has the SHA-256 of what was sent.
+    """
     digests = {name: digest for name, (_, digest) in manifest_entries(folder).items()}
     digests[MANIFEST] = manifest_sha256(folder)
-    for operation in operations:
-        name = Path(operation.path_in_repo).name
-        if operation.upload_info.sha256.hex() != digests[name]:
+    for path, digest in sent.items():
+        name = path.rpartition("/")[2]
+        if digest != digests[name]:
             raise SnapshotError(f"{folder} is damaged: the content of {name} has changed")
 
 
