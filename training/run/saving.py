@@ -134,6 +134,19 @@ class SnapshotWriter:
             best = self._best.newest
             hand_over(report.console, report.uploads, self._config, saved, sample, best_loss, best)
 
+    def prune(self, newest: int) -> None:
+        """Remove the snapshots up to step `newest` that neither the run nor an upload needs."""
+        if not self._accelerator.is_main_process:
+            return
+        report, uploads = self._report, self._report.uploads
+        try:
+            needed = set() if uploads is None else uploads.pending_folders()
+            if (best := self._best.newest) is not None and best.folder is not None:
+                needed.add(best.folder)
+            prune(self._root, self._config.snapshot.keep, newest, needed)
+        except (OSError, SnapshotError) as error:
+            report.console.warn(f"an old snapshot could not be removed: {error}.")
+
     def end(self, seconds: float | None = None) -> None:
         """Wait at most so long for a snapshot that began before an error: it is a good one."""
         self._join(seconds)
@@ -187,8 +200,7 @@ class SnapshotWriter:
                 report.last_snapshot = finish()
             report.durable_seconds.append(time.perf_counter() - begun)
             self._written.set()
-            if self._accelerator.is_main_process:
-                self._prune(step)
+            self.prune(step)
             if publish is not None:
                 publish()
         except BaseException as error:
@@ -199,16 +211,6 @@ class SnapshotWriter:
     def _save_rest(self, folder: Path) -> None:
         self._save_tokenizer(folder)
         self._report.flush()  # a snapshot must not outlive the metrics before it
-
-    def _prune(self, newest: int) -> None:
-        report, uploads = self._report, self._report.uploads
-        try:
-            needed = set() if uploads is None else uploads.pending_folders()
-            if (best := self._best.newest) is not None and best.folder is not None:
-                needed.add(best.folder)
-            prune(self._root, self._config.snapshot.keep, newest, needed)
-        except (OSError, SnapshotError) as error:
-            report.console.warn(f"an old snapshot could not be removed: {error}.")
 
     def _failure(self) -> str:
         """Why the snapshot was not written, in sentences; empty where it was."""

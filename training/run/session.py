@@ -252,6 +252,8 @@ class Session:
         else:
             print_stop(self.console, self.config, self.report, self._stop.reason)
         finish_uploads(self.console, self.config, self._uploads, self.signals, last)
+        if self._writer is not None:
+            self._writer.prune(self.state.step)  # what an upload needed until now
         if self.finished:
             return EXIT_DONE
         # When the first process leaves, the launcher ends the others.
@@ -282,9 +284,8 @@ class Session:
 
     def _micro_batch(self) -> tuple[int, int]:
         """The shape (B, T) of the micro-batch of one process."""
-        train, accelerator = self.config.train, self.accelerator
-        global_micro_batch = train.global_batch_size // accelerator.gradient_accumulation_steps
-        return global_micro_batch // accelerator.num_processes, self.config.data.block_size
+        parts = self.accelerator.gradient_accumulation_steps * self.accelerator.num_processes
+        return self.config.train.global_batch_size // parts, self.config.data.block_size
 
     def _end_by_signal(self, cause: int, why: str) -> None:
         """End the process from the thread that handles signals, whatever the others wait for."""
