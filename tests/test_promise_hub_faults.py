@@ -98,10 +98,8 @@ def offer(uploads: Uploader, snapshot: Path) -> None:
 
 LIMIT = {"ratelimit": '"api";r=0;t=1', "ratelimit-policy": '"fixed window";"api";q=500;w=300'}
 FAULTS = {
-    "connections refused": [  # while the client tries again by itself, and while it does not
-        ("*", "refuse", {"after": 12, "times": 2}),
-        ("*", "refuse", {"after": 21, "times": 6}),
-    ],
+    "connections refused": [("*", "refuse", {"after": 12, "times": 2})],
+    "connections refused until the client gives up": [("*", "refuse", {"after": 21, "times": 6})],
     "a hang before the contents": [("preupload", "hang", {"after": 1})],
     "a hang in the contents": [("xorb", "hang", {"after": 1})],
     "a hang of the token for the contents": [("xet-write-token", "hang", {"after": 1})],
@@ -195,11 +193,12 @@ def assert_hub_has(hub: LoopbackHub, uploads: Uploader, step: int) -> None:
 
 def each(faults: dict, quick: set[str]) -> list:
     """All faults, of which those that are not quick are thorough tests."""
-    return [
-        pytest.param(name, marks=[] if name in quick else pytest.mark.thorough) for name in faults
-    ]
+    marks = {name: [] if name in quick else [pytest.mark.thorough] for name in faults}
+    return [pytest.param(name, marks=SLOW.get(name, marks[name])) for name in faults]
 
 
+# The client itself waits 1, 2, 4, 8 and 8 seconds before it gives up.
+SLOW = {"connections refused until the client gives up": [pytest.mark.slow]}
 ALIKE = {  # others of the same storage, or of the same kind, stay
     "a hang of the token for the contents",
     "the answer to the contents lost",
