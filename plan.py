@@ -14,7 +14,7 @@ from dataclasses import asdict
 import torch
 
 from config.compose import load_config
-from config.schema import Config, ConfigError, accumulation_steps
+from config.schema import Config, ConfigError, accumulation_steps, gpt_config
 from model.gpt import GPT, GPTConfig, parameter_count
 from planning.fake_trace import DTYPES, Shape
 from planning.fits import GIB, Fit, candidates, micro_batch_that_fits
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USER_MISTAKE
-    model = GPTConfig(options.vocab_size, config.data.block_size, **vars(config.model))
+    model = gpt_config(config, options.vocab_size)
     found = candidates(model, shape, options.machines, config.snapshot.piece_bytes)
     share = config.train.global_batch_size // options.processes
     requested = config.train.micro_batch_size

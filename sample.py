@@ -16,10 +16,10 @@ import torch
 from data.errors import DataError
 from data.printable import printable
 from data.tokenizer import CharTokenizer
+from model.causal_lm import build_model
 from model.generate import BrokenModel, generate
-from model.gpt import GPT, GPTConfig
+from snapshot.disk.architecture import model_config
 from snapshot.disk.files import read_json
-from snapshot.disk.gpt2_layout import gpt_shape
 from snapshot.disk.state import restore_weights
 from snapshot.errors import SnapshotError
 from snapshot.hub.client import Hub
@@ -61,7 +61,8 @@ def generate_texts(options: argparse.Namespace) -> Iterator[str]:
     beginning = tokenizer.beginning if options.prompt is None else options.prompt
     ids = tokenizer.encode(beginning)
     device = usable_device(options.device)
-    model = GPT(GPTConfig(**gpt_shape(read_json(folder / "config.json"))))
+    path = folder / "config.json"
+    model = build_model(model_config(read_json(path), str(path)))
     restore_weights(folder, model)
     model.to(device)
     prompt = torch.from_numpy(ids.astype("int64"))[None].to(device)
@@ -77,6 +78,7 @@ def generate_texts(options: argparse.Namespace) -> Iterator[str]:
             top_k=options.top_k,
             top_p=options.top_p,
             seed=options.seed + number,
+            vocab_size=tokenizer.vocab_size,
         ):
             yield tokenizer.decode(token.tolist())
         yield "\n"

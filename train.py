@@ -9,15 +9,16 @@ from __future__ import annotations
 import torch
 from accelerate import Accelerator
 
-from config.schema import Config
+from config.schema import Config, gpt_config
 from data.loader import HeldOutBatches, StepBatches, Windows, held_out_starts, window_loader
 from data.order import BlockOrder
-from model.gpt import GPT, IGNORED, GPTConfig
+from model.causal_lm import LanguageModel
+from model.gpt import GPT, IGNORED
 from training.distributed.precision import configure_precision
 from training.distributed.strategy import grads_in_buckets
 from training.evaluation import held_out_loss
 from training.optimizer import adamw
-from training.out_of_memory import check_model_fits
+from training.out_of_memory import check_fits
 from training.reproducibility import reseed
 from training.run.accelerator import accelerator_options
 from training.run.command import run_command
@@ -41,11 +42,12 @@ def main(config: Config, session: Session) -> int:
     corpus = prepare_text(accelerator, config)
     session.choose_start(corpus)
 
-    # The model. Its initial weights are a function of the seed, the same on all processes.
+    # The model: our own, or one of the Hub. New weights are a function of the seed.
     reseed(train.seed, step=0, process=0)
-    shape = GPTConfig(corpus.tokenizer.vocab_size, data.block_size, **vars(config.model))
-    check_model_fits(shape)
-    model = GPT(shape)
+    if session.pretrained is None:
+        model: LanguageModel = GPT(check_fits(gpt_config(config, corpus.tokenizer.vocab_size)))
+    else:
+        model = session.pretrained.build(session.start, corpus.tokenizer.vocab_size)
     session.open(model)
     if session.finished:
         return session.end()

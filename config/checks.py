@@ -106,6 +106,11 @@ def _check_texts(found: Problems) -> None:
 def _check_data_and_model(found: Problems) -> None:
     need, data, model = found.need, found.config.data, found.config.model
     need(0 < data.val_fraction <= 0.5, "data.val_fraction", "must be above 0 and at most 0.5")
+    need(
+        model.pretrained is None or model.architecture is None,
+        "model.architecture",
+        f"and model.pretrained={model.pretrained} name two models. Leave one of them out",
+    )
     need(0 <= model.dropout < 1, "model.dropout", "must be at least 0 and below 1")
     need(
         model.activation_function in ACTIVATIONS,

@@ -28,6 +28,14 @@ from data.urls import redact_urls
 
 CONFIG_DIR = Path(__file__).resolve().parent
 GROUPS = ("data", "model", "experiment")
+OWN_SIZES = (
+    "model",
+    "model.n_layer",
+    "model.n_head",
+    "model.n_embd",
+    "model.activation_function",
+)
+"""Keys that decide the sizes of our own GPT."""
 BAD_VALUE = (HydraException, OmegaConfBaseException, ArithmeticError, TypeError)
 """Raised by Hydra and OmegaConf for a value of the wrong type."""
 
@@ -61,10 +69,19 @@ def load_config(arguments: Sequence[str]) -> Config:
     config.run.dir, config.data.cache_dir = map(
         _expand_home, (config.run.dir, config.data.cache_dir)
     )
-    mistakes += problems(config)
+    mistakes += problems(config) + list(_unused_sizes(arguments, config))
     if mistakes:
         raise ConfigError("\n".join(mistakes))
     return config
+
+
+def _unused_sizes(arguments: Sequence[str], config: Config) -> Iterator[str]:
+    """A sentence for each size of our GPT that is given for a model which has its own."""
+    key = "model.architecture" if config.model.pretrained is None else "model.pretrained"
+    value = config.model.pretrained or config.model.architecture
+    for argument in arguments if value is not None else ():
+        if argument.partition("=")[0] in OWN_SIZES:
+            yield f"{argument} has no effect with {key}={value}, which has its own. Leave it out."
 
 
 def run_dir_of(arguments: Sequence[str]) -> Path | None:

@@ -9,6 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
+from model.gpt import GPTConfig
+
+OTHER_MODELS = ("pretrained", "architecture")
+"""The keys of `model` that name another model than our GPT."""
+
 
 class ConfigError(ValueError):
     """Mistakes in the configuration: sentences with key, value and remedy, one a line."""
@@ -32,6 +37,10 @@ class DataConfig:
 
 @dataclass
 class ModelConfig:
+    pretrained: str | None = None
+    """A model to begin from: a Hub repo (owner/name[@revision]), a folder, a run; null: none."""
+    architecture: str | None = None
+    """A repo or folder whose config.json is trained from random weights; null: our own GPT."""
     n_layer: int = 4
     """Transformer blocks."""
     n_head: int = 4
@@ -166,6 +175,12 @@ TEXT_KEYS = tuple(
     if str(entry.type).startswith("str")
 )
 """The keys whose value is a text, or possibly null."""
+
+
+def gpt_config(config: Config, vocab_size: int) -> GPTConfig:
+    """The sizes of our own GPT for a vocabulary."""
+    sizes = {key: value for key, value in vars(config.model).items() if key not in OTHER_MODELS}
+    return GPTConfig(vocab_size, config.data.block_size, **sizes)
 
 
 def accumulation_steps(train: TrainConfig, processes: int) -> int:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from model.gpt import GPT, KeyValueCache
+from model.causal_lm import LanguageModel
 
 
 class BrokenModel(ValueError):
@@ -55,7 +56,7 @@ def next_token_probabilities(
 
 @torch.no_grad()
 def generate(
-    model: GPT,
+    model: LanguageModel,
     prompt: Tensor,
     new_tokens: int,
     *,
@@ -63,6 +64,7 @@ def generate(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int = 0,
+    vocab_size: int | None = None,
 ) -> Iterator[Tensor]:
     """Yield `new_tokens` tokens (B,) that follow the prompt (B, T >= 1), as they are sampled.
 
@@ -71,8 +73,9 @@ def generate(
     window slides: the model sees the last `block_size` tokens. Learned positions shift with the
     window, so each token then costs a forward pass of a full window.
 
-    Under FSDP every process must call this, with the same arguments. The model runs without
-    dropout, and its training mode is restored.
+    With `vocab_size` only tokens below it are drawn: an embedding may have more rows than the
+    tokenizer has tokens. Under FSDP every process must call this, with the same arguments. The
+    model runs without dropout, and its training mode is restored.
 
     Raises BrokenModel if logits are not finite, and ValueError as `next_token_probabilities`.
     """
@@ -83,7 +86,7 @@ def generate(
     model.eval()
     try:
         text = prompt[:, -block_size:]
-        cache = KeyValueCache(model.config.n_layer)
+        cache: Any = model.new_cache()
         logits = model(text, cache=cache)[:, -1]  # (B, V)
         for drawn in range(new_tokens):
             if not logits.isfinite().all():
@@ -91,6 +94,7 @@ def generate(
                     f"the model's logits are not finite after {drawn} tokens: its weights are not "
                     "finite, or far too large. Use another snapshot."
                 )
+            logits = logits[:, :vocab_size]
             probabilities = next_token_probabilities(logits, temperature, top_k, top_p)
             token = torch.multinomial(probabilities.cpu(), 1, generator=generator).to(text.device)
             yield token[:, 0]

@@ -45,6 +45,11 @@ class GPTConfig:
     activation_checkpointing: bool = False
     activation_function: str = "gelu_new"
 
+    @property
+    def family(self) -> str:
+        """transformers' name of the architecture."""
+        return "gpt2"
+
     def __post_init__(self) -> None:
         for name in ("vocab_size", "block_size", "n_layer", "n_head", "n_embd"):
             if getattr(self, name) < 1:
@@ -253,6 +258,15 @@ class GPT(nn.Module):
             nn.init.zeros_(module.bias)
         if isinstance(module, Attention | MLP):  # visited after its children
             nn.init.normal_(module.c_proj.weight, std=0.02 / math.sqrt(2 * self.config.n_layer))
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The transformer blocks, in order."""
+        return self.transformer.h
+
+    def new_cache(self) -> KeyValueCache:
+        """An empty cache for `forward`."""
+        return KeyValueCache(self.config.n_layer)
 
     # accelerate's FSDP2 needs these three methods to recognise the tie, or it trains wrongly.
     def tie_weights(self) -> None:

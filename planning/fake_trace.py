@@ -29,7 +29,6 @@ from config.schema import OptimConfig
 from model.gpt import GPT, GPTConfig, KeyValueCache
 from planning.allocation_log import LiveBytes
 from training.distributed.precision import sums_in_float32
-from training.distributed.refusals import BLOCK
 from training.distributed.strategy import DDP_OPTIONS, grads_in_buckets
 from training.optimizer import adamw
 from training.sampling import CHARACTERS
@@ -185,7 +184,7 @@ def _sharded(model: GPT, mesh: DeviceMesh, shape: Shape) -> nn.Module:
         fsdp_version=2,
         reshard_after_forward=True,
         auto_wrap_policy="transformer_based_wrap",
-        transformer_cls_names_to_wrap=[BLOCK],
+        transformer_cls_names_to_wrap=list(model._no_split_modules),
         cpu_ram_efficient_loading=False,
     )
     if shape.precision != "no":

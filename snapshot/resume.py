@@ -34,6 +34,8 @@ ATTEMPTS = "attempts.txt"
 ORIGIN = f"{TEMPORARY_PREFIX}origin"
 """The temporary folder for another run's snapshot, until this run has loaded its weights."""
 MUST_MATCH = (
+    "model.pretrained",
+    "model.architecture",
     "data.block_size",
     "model.n_layer",
     "model.n_head",

@@ -14,18 +14,18 @@ from accelerate.utils.launch import prepare_multi_gpu_env
 
 import runs
 from config.schema import ConfigError, RunConfig
+from model.gpt import GPT, GPTConfig
 from training.distributed import launch, launcher, refusals
 from training.distributed.launch import init_processes, refuse_broken_launch
 from training.distributed.launcher import Launcher
 from training.distributed.precision import effective_precision
+from training.distributed.strategy import refuse_other_blocks
 
 TIMEOUT = timedelta(seconds=60)
 
 # The entry of a plain FSDP file for two processes that a user has changed, what to do instead.
 REFUSED = [
     ("fsdp_version", 1, "write fsdp_version: 2"),
-    ("fsdp_transformer_layer_cls_to_wrap", "GPT2Block", "of the class Block"),
-    ("fsdp_transformer_layer_cls_to_wrap", "Block,Embedding", "of the class Block"),
     ("fsdp_auto_wrap_policy", "NO_WRAP", "write TRANSFORMER_BASED_WRAP"),
     ("fsdp_auto_wrap_policy", "SIZE_BASED_WRAP", "write TRANSFORMER_BASED_WRAP"),
     ("fsdp_activation_checkpointing", True, "model.activation_checkpointing=true"),
@@ -63,7 +63,7 @@ FOREIGN = {
 # Changes that `accelerate config` or a user may make to a plain FSDP file, and that are honoured.
 HONOURED = {
     "nothing": {},
-    "the class left to the model": {"fsdp_transformer_layer_cls_to_wrap": None},
+    "the class of the model": {"fsdp_transformer_layer_cls_to_wrap": "Block"},
     "the strategy that is the default": {"fsdp_sharding_strategy": "FULL_SHARD"},
     "its number": {"fsdp_sharding_strategy": 1},
     "gathered until the backward pass": {"fsdp_reshard_after_forward": False},
@@ -132,6 +132,17 @@ def test_what_fsdp_cannot_honour_is_refused(launched, states, tmp_path, entry, v
     # The launcher hands some values on in small letters.
     assert f"accelerate config file says {entry}: {value}. ".lower() in sentence.lower()
     assert remedy in sentence
+
+
+@pytest.mark.parametrize("named", ["GPT2Block", "Block,Embedding"])
+def test_other_blocks_than_the_model_has_are_refused(named):
+    plugin = SimpleNamespace(transformer_cls_names_to_wrap=named.split(","))
+    state = SimpleNamespace(fsdp_plugin=plugin)
+    model = GPT(GPTConfig(vocab_size=5, block_size=4, n_layer=1, n_head=1, n_embd=8))
+    with pytest.raises(ConfigError, match="of the class Block: remove the entry"):
+        refuse_other_blocks(SimpleNamespace(is_fsdp2=True, state=state), model)
+    plugin.transformer_cls_names_to_wrap = ["Block"]
+    refuse_other_blocks(SimpleNamespace(is_fsdp2=True, state=state), model)
 
 
 def test_fp16_with_weights_on_the_cpu_of_gpus_is_refused(launched, states, monkeypatch, tmp_path):

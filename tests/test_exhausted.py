@@ -15,7 +15,7 @@ from config.schema import ConfigError
 from model.gpt import GPT, GPTConfig, parameter_count
 from training.errors import exit_code_for, is_lasting
 from training.exits import EXIT_FAILED, EXIT_USER_MISTAKE
-from training.out_of_memory import check_model_fits, in_words
+from training.out_of_memory import check_fits, in_words
 from training.run import command, session
 from training.run.signals import Phase
 
@@ -103,7 +103,7 @@ def test_a_model_that_this_machine_cannot_hold_is_refused_before_it_is_made(
     monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(free=100))
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setenv("ACCELERATE_USE_FSDP", str(not in_training))
-    check_model_fits(config)
+    check_fits(config)
     left -= 1
     with pytest.raises(ConfigError, match=r"model\.n_layer=3 and model\.n_embd=8 need .* GB"):
-        check_model_fits(config)
+        check_fits(config)

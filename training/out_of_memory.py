@@ -29,23 +29,29 @@ SMALLER = (
 )
 
 
-def check_model_fits(config: GPTConfig) -> None:
-    """Raise ConfigError where a process needs more of this machine's memory than is available.
+def check_fits(config: GPTConfig) -> GPTConfig:
+    """Return the sizes; raise ConfigError where a process needs more memory than this machine has.
 
     Each process creates the weights. On a CPU without FSDP, their gradients and AdamW's two moments
     stay in the same memory. The system promises more memory than it has: later it would end the
     process without a message.
     """
-    numbers = 4 if on_cpu() and not fsdp_requested() else 1
     width, layers = config.n_embd, config.n_layer
     embedded = config.vocab_size + config.block_size + 2
-    needed = FLOAT_BYTES * numbers * (12 * layers * width**2 + (13 * layers + embedded) * width)
+    parameters = 12 * layers * width**2 + (13 * layers + embedded) * width
+    check_parameters_fit(parameters, f"model.n_layer={layers} and model.n_embd={width} need")
+    return config
+
+
+def check_parameters_fit(parameters: int, what_needs: str) -> None:
+    """`check_fits` by the number of parameters; `what_needs` begins the message."""
+    numbers = 4 if on_cpu() and not fsdp_requested() else 1
+    needed = FLOAT_BYTES * numbers * parameters
     left = available_memory() + psutil.swap_memory().free
     if needed > left:
         raise ConfigError(
-            f"model.n_layer={layers} and model.n_embd={width} need {needed / 1e9:,.1f} GB of this "
-            f"machine's memory for each process, and {left / 1e9:,.1f} GB are left, "
-            f"at any train.micro_batch_size. {PLAN}"
+            f"{what_needs} {needed / 1e9:,.1f} GB of this machine's memory for each process, and "
+            f"{left / 1e9:,.1f} GB are left, at any train.micro_batch_size. {PLAN}"
         )
 
 

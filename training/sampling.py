@@ -10,8 +10,9 @@ from accelerate import Accelerator
 from torch import nn
 
 from data.tokenizer import CharTokenizer
+from model.causal_lm import LanguageModel
 from model.generate import BrokenModel, generate
-from model.gpt import GPT, parameter_count
+from model.gpt import parameter_count
 from snapshot.disk.sharded import reshard
 from training.exits import TrainingStopped
 from training.memory import available_memory
@@ -26,12 +27,20 @@ def sample_text(
 
     Raises TrainingStopped where the weights are not finite.
     """
-    bare_model: GPT = accelerator.unwrap_model(model, keep_torch_compile=False)
+    bare_model: LanguageModel = accelerator.unwrap_model(model, keep_torch_compile=False)
     beginning = tokenizer.encode(tokenizer.beginning).astype("int64")
     prompt = torch.from_numpy(beginning)[None].to(accelerator.device)
     # FSDP compiles blocks in place; each layer's cache would compile them again.
     with _unsharded_blocks(accelerator, bare_model), torch.compiler.set_stance("force_eager"):
-        drawn = generate(bare_model, prompt, CHARACTERS, temperature=0.8, top_k=200, seed=seed)
+        drawn = generate(
+            bare_model,
+            prompt,
+            CHARACTERS,
+            temperature=0.8,
+            top_k=200,
+            seed=seed,
+            vocab_size=tokenizer.vocab_size,
+        )
         try:
             return tokenizer.decode([int(token) for token in drawn])
         except BrokenModel as error:
@@ -39,7 +48,7 @@ def sample_text(
 
 
 @contextlib.contextmanager
-def _unsharded_blocks(accelerator: Accelerator, model: GPT) -> Iterator[None]:
+def _unsharded_blocks(accelerator: Accelerator, model: LanguageModel) -> Iterator[None]:
     """Have FSDP gather each block once and not once a character, where memory is sufficient."""
     if not accelerator.is_fsdp2 or not accelerator.state.fsdp_plugin.reshard_after_forward:
         yield
@@ -57,8 +66,8 @@ def _unsharded_blocks(accelerator: Accelerator, model: GPT) -> Iterator[None]:
         reshard(model)
 
 
-def _reshard_blocks_after_forward(model: GPT, value: bool) -> None:
-    for block in model.transformer.h:
+def _reshard_blocks_after_forward(model: LanguageModel, value: bool) -> None:
+    for block in model.blocks:
         block.set_reshard_after_forward(value)  # type: ignore[operator]
 
 

@@ -7,38 +7,28 @@ configuration implies, from the headers alone: no number in a file decides how m
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator
-from math import prod
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from data.errors import DataError
 from data.tokenizer import TOKENIZER_FILES, CharTokenizer
-from model.gpt import GPT, GPTConfig
-from snapshot.disk.files import MANIFEST, parse_json, read_json
-from snapshot.disk.gpt2_layout import gpt2_config, gpt_shape, is_transposed
+from model.causal_lm import ModelConfig
+from model.gpt import GPTConfig
+from snapshot.disk.architecture import config_json, model_config
+from snapshot.disk.files import MANIFEST, read_json
+from snapshot.disk.headers import file_by_name, read_header, tensor_files
+from snapshot.disk.layout import Layout, Shape, layout_for
 from snapshot.disk.reading import names_in
 from snapshot.errors import SnapshotError
 
-LARGEST_HEADER_BYTES = 4 << 20
-MOST_TENSORS = 20_000
-"""In one file; a header with 300,000 takes seconds to parse."""
-LARGEST_SIZE = 2**24
 MOMENTS = ("exp_avg", "exp_avg_sq")
-METADATA = "__metadata__"
-
-Shape = tuple[int, ...]
 
 
 def check_contents(folder: Path) -> None:
-    """Raise SnapshotError unless a snapshot holds a GPT-2, tokenizer and optimizer, and no more."""
-    config = check_model(folder)
-    weights = dict(expected_weights(config))
+    """Raise SnapshotError unless a snapshot holds a model, tokenizer and optimizer, and no more."""
+    layout = layout_for(check_model(folder))
     moments: dict[str, Shape] = {}
-    for name, shape in weights.items():
+    for name, parameter in layout.parameters().items():
+        shape = tuple(parameter.shape)[:: -1 if layout.is_transposed(name) else 1]
         moments |= {f"{name}.{moment}": shape for moment in MOMENTS}
         moments[f"{name}.step"] = ()
     _compare(folder, "optimizer", moments)
@@ -51,103 +41,35 @@ def check_contents(folder: Path) -> None:
         raise SnapshotError(f"{folder} holds {additional[0]}, which no snapshot has")
 
 
-def check_model(folder: Path) -> GPTConfig:
+def check_model(folder: Path) -> ModelConfig:
     """As `check_contents`, for the files needed for inference. Returns the model's sizes."""
-    content = read_json(folder / "config.json")
-    shape = gpt_shape(content)
-    if additional := sorted(set(content) - set(gpt2_config({**shape, "dropout": 0.0}))):
-        raise SnapshotError(f"{folder / 'config.json'} has an unknown entry {additional[0]!r}")
-    sizes = [size for size in shape.values() if isinstance(size, int)]
-    if not all(1 <= size <= LARGEST_SIZE for size in sizes):
-        raise SnapshotError(f"{folder / 'config.json'} has sizes that no model has")
-    if shape["n_embd"] % shape["n_head"]:
-        raise SnapshotError(f"{folder / 'config.json'} has an n_embd that n_head does not divide")
-    if shape["n_layer"] > MOST_TENSORS:
-        raise SnapshotError(f"{folder / 'config.json'} has more layers than a file has tensors")
-    config = GPTConfig(**shape)
-    _check_tokenizer(folder, config.vocab_size)
-    _compare(folder, "model", dict(expected_weights(config)))
+    path = folder / "config.json"
+    content = read_json(path)
+    config = model_config(content, str(path))
+    known = set(config_json(config)) if isinstance(config, GPTConfig) else set(content)
+    if additional := sorted(set(content) - known):
+        raise SnapshotError(f"{path} has an unknown entry {additional[0]!r}")
+    size = _check_tokenizer(folder)
+    padded = not isinstance(config, GPTConfig)  # others may have more rows than tokens
+    if size > config.vocab_size or (size < config.vocab_size and not padded):
+        raise SnapshotError(
+            f"{folder}: the tokenizer has {size} characters, not {config.vocab_size}"
+        )
+    stored = sum(len(read_header(file)) for file in tensor_files(folder, "model"))
+    if config.n_layer > stored:  # or building the layers would take as long as its author likes
+        raise SnapshotError(f"{path} has {config.n_layer:,} layers, and the files {stored} tensors")
+    _compare(folder, "model", expected_weights(layout_for(config)))
     return config
 
 
-def expected_weights(config: GPTConfig) -> Iterator[tuple[str, Shape]]:
-    """Name and shape, in GPT-2's layout, of every weight of a model of these sizes."""
-    with torch.device("meta"):
-        one_block = GPT(GPTConfig(**{**vars(config), "n_layer": 1}))
-    for name, parameter in one_block.named_parameters():
-        shape = tuple(parameter.shape)[:: -1 if is_transposed(name) else 1]
-        copies = config.n_layer if ".h.0." in name else 1
-        for i in range(copies):
-            yield name.replace(".h.0.", f".h.{i}."), shape
-
-
-def tensor_files(folder: Path, stem: str) -> list[Path]:
-    """The files with the tensors of `stem`, according to the index if there is one.
-
-    Raises SnapshotError if the index is not valid.
-    """
-    return sorted(set(_file_by_name(folder, stem).values()))
-
-
-def read_header(path: Path) -> dict[str, Shape]:
-    """Names and shapes of the tensors in a safetensors file of float32, in the order of the file.
-
-    Raises SnapshotError if the header is too long, or if sizes, offsets or order do not match the
-    file.
-    """
-    fault = SnapshotError(f"{path} is not a safetensors file of float32, or its header is wrong")
-    try:
-        size = path.stat().st_size
-        with open(path, "rb") as opened:
-            beginning = opened.read(8)
-            length = struct.unpack("<Q", beginning)[0] if len(beginning) == 8 else size
-            if length > size - 8:
-                raise fault
-            if length > LARGEST_HEADER_BYTES:
-                raise SnapshotError(f"{path} has a header of {length:,} bytes: too long")
-            header = parse_json(opened.read(length), f"the header of {path}")
-    except OSError as error:
-        raise SnapshotError(f"{path} cannot be read: {error.strerror}") from error
-    if not isinstance(header, dict) or header.pop(METADATA, {"format": "pt"}) != {"format": "pt"}:
-        raise fault
-    if len(header) > MOST_TENSORS:
-        raise SnapshotError(f"{path} has {len(header):,} tensors: too many")
-    if not all(_is_entry(entry) for entry in header.values()):
-        raise fault
-    expected_begin = 0
-    in_order = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
-    for _, entry in in_order:
-        begin, end = entry["data_offsets"]
-        if begin != expected_begin or end - begin != 4 * prod(entry["shape"]):
-            raise fault
-        expected_begin = end
-    if expected_begin != size - 8 - length:
-        raise fault
-    return {name: tuple(entry["shape"]) for name, entry in in_order}
-
-
-def _is_entry(entry: Any) -> bool:
-    return (
-        isinstance(entry, dict)
-        and set(entry) == {"dtype", "shape", "data_offsets"}
-        and entry["dtype"] == "F32"
-        and _are_sizes(entry["shape"], most=4)
-        and _are_sizes(entry["data_offsets"], most=2)
-        and len(entry["data_offsets"]) == 2
-    )
-
-
-def _are_sizes(numbers: Any, most: int) -> bool:
-    return (
-        isinstance(numbers, list)
-        and len(numbers) <= most
-        and all(type(number) is int and 0 <= number < 2**63 for number in numbers)
-    )
+def expected_weights(layout: Layout) -> dict[str, Shape]:
+    """Name and shape, as in the files, of every weight of a model."""
+    return {name: shape for group in layout.written() for name, shape in group.shapes.items()}
 
 
 def _compare(folder: Path, stem: str, expected: dict[str, Shape]) -> None:
     """Raise SnapshotError unless the files of a stem hold exactly the expected tensors."""
-    file_of = _file_by_name(folder, stem)
+    file_of = file_by_name(folder, stem)
     for path in sorted(set(file_of.values())):
         for name, shape in read_header(path).items():
             if name not in expected:
@@ -160,26 +82,8 @@ def _compare(folder: Path, stem: str, expected: dict[str, Shape]) -> None:
         raise SnapshotError(f"{folder} lacks {next(iter(expected))!r} of the {stem}")
 
 
-def _file_by_name(folder: Path, stem: str) -> dict[str, Path]:
-    """The file of each tensor; without an index, the only file, under the name ""."""
-    single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
-    pieces = set(folder.glob(f"{stem}*.safetensors"))
-    if pieces == {single} and not index.exists():
-        return {"": single}
-    content = read_json(index)
-    names = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(names, dict) or not all(isinstance(file, str) for file in names.values()):
-        raise SnapshotError(f"{index} is not an index")
-    paths = {file: folder / file for file in set(names.values())}
-    for file in paths:
-        if Path(file).name != file:
-            raise SnapshotError(f"{index} leads outside, to {file!r}")
-    if set(paths.values()) != pieces:
-        raise SnapshotError(f"{index} names other files than exist")
-    return {name: paths[file] for name, file in names.items()}
-
-
-def _check_tokenizer(folder: Path, vocab_size: int) -> None:
+def _check_tokenizer(folder: Path) -> int:
+    """The size of the vocabulary. Raises SnapshotError if the tokenizer's files are not valid."""
     known: tuple[set[str], ...] = ({"tokenizer_class", "clean_up_tokenization_spaces"}, set())
     for name, keys in zip(TOKENIZER_FILES[1:], known, strict=True):
         content = read_json(folder / name)
@@ -187,8 +91,6 @@ def _check_tokenizer(folder: Path, vocab_size: int) -> None:
             raise SnapshotError(f"{folder / name} has entries that no tokenizer here needs")
     read_json(folder / TOKENIZER_FILES[0])  # raises if it is too large
     try:
-        size = CharTokenizer.load(folder).vocab_size
+        return CharTokenizer.load(folder).vocab_size
     except DataError as error:
         raise SnapshotError(str(error)) from error
-    if size != vocab_size:
-        raise SnapshotError(f"{folder}: the tokenizer has {size} characters, not {vocab_size}")

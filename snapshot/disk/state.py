@@ -8,14 +8,16 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
-from model.gpt import GPT
+from model.causal_lm import LanguageModel
+from snapshot.disk.architecture import config_json
 from snapshot.disk.contents import MOMENTS, check_contents
 from snapshot.disk.files import (
     LARGEST_STEP,
@@ -27,14 +29,15 @@ from snapshot.disk.files import (
     verify,
     write_json,
 )
-from snapshot.disk.gpt2_layout import gpt2_config, is_transposed, to_gpt2_layout
+from snapshot.disk.layout import Layout, Stored, layout_of
 from snapshot.disk.numbers import NumberChecks
-from snapshot.disk.sharded import gather_full, is_sharded, local_part, local_slices, reshard
-from snapshot.disk.tensors import TensorReader, write_tensors
+from snapshot.disk.sharded import gather_full, is_sharded, reshard
+from snapshot.disk.tensors import TensorReader, read_into, write_tensors
 from snapshot.errors import SnapshotError
 
 FORMAT_VERSION = 1
 STATE = "state.json"
+FLOAT_BYTES = 4
 PACKAGES = ("torch", "accelerate", "datasets", "safetensors", "tokenizers", "numpy")
 
 
@@ -60,6 +63,8 @@ class RunState:
     """Steps so far whose update the loss scaler skipped because a gradient overflowed."""
     computed_on: str | None = None
     """Processes, device, precision and torch of the attempt: the last bits depend on them."""
+    base: str | None = None
+    """The model that the run began from: repo@commit or folder; None for random weights."""
 
     def update_best_loss(self, loss: float) -> None:
         """Record a held-out loss, if it is the lowest so far."""
@@ -74,7 +79,7 @@ def versions() -> dict[str, str]:
 def begin_snapshot(
     root: Path,
     state: RunState,
-    model: GPT,
+    model: LanguageModel,
     optimizer: Optimizer,
     save_rest: Callable[[Path], None],
     *,
@@ -93,15 +98,17 @@ def begin_snapshot(
     """
     target = root / folder_name(state.step)
     reshard(model)
-    files = {"model": _weights(model), "optimizer": _moments(model, optimizer)}
+    layout = layout_of(model)
+    files = {"model": _weights(layout), "optimizer": _moments(layout, optimizer)}
     sharded = any(map(is_sharded, model.parameters()))
     gathered = _gathered(files, writer)
     content = {"format_version": FORMAT_VERSION, **asdict(state)}
     rest = ExitStack()
 
     def write_files(folder: Path) -> None:
-        for stem, tensors in files.items():
-            write_tensors(folder, stem, _sizes(tensors), gathered, piece_bytes)
+        for stem, entries in files.items():
+            sizes = {name: size for entry in entries for name, size in entry.sizes.items()}
+            write_tensors(folder, stem, sizes, gathered, piece_bytes)
 
     try:
         if writer:
@@ -123,7 +130,7 @@ def begin_snapshot(
                 if not sharded:
                     write_files(folder)
                 save_rest(folder)
-                write_json(folder / "config.json", gpt2_config(asdict(model.config)))
+                write_json(folder / "config.json", config_json(model.config))
                 write_json(folder / STATE, {**content, "versions": versions()})
         return target
 
@@ -151,8 +158,10 @@ def read_state(folder: Path) -> RunState:
         "loss_scaler": (dict, type(None)),
         "skipped_steps": int,
         "computed_on": (str, type(None)),
+        "base": (str, type(None)),
     }
-    content.setdefault("computed_on", None)  # older snapshots lack it
+    for name in ("computed_on", "base"):  # older snapshots lack them
+        content.setdefault(name, None)
     for name, kind in expected.items():
         value = content.get(name)
         if not isinstance(value, kind) or isinstance(value, bool):
@@ -181,31 +190,41 @@ def _is_loss_scaler(content: dict[str, Any]) -> bool:
 
 
 @torch.no_grad()
-def restore(folder: Path, model: GPT, optimizer: Optimizer) -> None:
+def restore(folder: Path, model: LanguageModel, optimizer: Optimizer) -> None:
     """Load the weights and the optimizer state of a verified snapshot, bit by bit.
 
     Every process must call this; it reads only its own slices, without a collective. Raises
     SnapshotError if a tensor is missing or has another shape.
     """
+    layout = layout_of(model)
     restore_weights(folder, model)
     with TensorReader(folder, "optimizer") as reader:
-        for name, parameter in model.named_parameters():
+        for name, parameter in layout.parameters().items():
             moments = {moment: torch.empty_like(parameter) for moment in MOMENTS}
             for moment, target in moments.items():
-                _read_into(target, reader, f"{name}.{moment}", is_transposed(name))
+                stored = Stored((f"{name}.{moment}",), layout.is_transposed(name))
+                read_into(target, reader, stored)
             # As torch does: on the parameter's device if the optimizer is fused, else on the CPU.
             fused = optimizer.param_groups[0].get("fused")
-            stored = reader.slice_of(f"{name}.step")[...]
-            step = stored.to(parameter.device) if fused else stored.clone()
+            counted = reader.slice_of(f"{name}.step")[...]
+            step = counted.to(parameter.device) if fused else counted.clone()
             optimizer.state[parameter] = {"step": step, **moments}
 
 
 @torch.no_grad()
-def restore_weights(folder: Path, model: nn.Module) -> None:
-    """Load the weights alone, for inference."""
+def restore_weights(folder: Path, model: LanguageModel) -> None:
+    """Load the weights alone, from a snapshot or from a model of the Hub.
+
+    Every process must call this; it reads only its own slices, without a collective. Raises
+    SnapshotError if a tensor is missing or has another shape.
+    """
+    layout = layout_of(model)
     with TensorReader(folder, "model") as reader:
-        for name, parameter in model.named_parameters():
-            _read_into(parameter, reader, name, is_transposed(name))
+        stored = layout.find(reader.shapes())
+        for name, parameter in layout.parameters().items():
+            if name not in stored:
+                raise SnapshotError(f"{folder} does not hold {name}")
+            read_into(parameter, reader, stored[name])
 
 
 def check_snapshot(folder: Path) -> RunState:
@@ -218,57 +237,66 @@ def check_snapshot(folder: Path) -> RunState:
     return state
 
 
-Tensors = dict[str, tuple[str, Tensor]]
-"""By the name in the file: the parameter that decides the layout, and the tensor (or its shard)."""
+@dataclass(frozen=True)
+class Entry:
+    """Tensors, or this process's shards of them, that are gathered and written at once."""
+
+    tensors: dict[str, Tensor]
+    sizes: dict[str, int]
+    """Bytes of what is written, by its name in the file."""
+    convert: Callable[[dict[str, Tensor]], dict[str, Tensor]]
+    """From the full tensors to what is written."""
 
 
-def _weights(model: GPT) -> Tensors:
-    return {
-        name: (name, parameter) for name, parameter in model.named_parameters()
-    }  # tied weights appear once
+def _weights(layout: Layout) -> list[Entry]:
+    parameters = layout.parameters()
+    return [
+        Entry(
+            {name: parameters[name] for name in group.parameters},
+            {name: FLOAT_BYTES * prod(shape) for name, shape in group.shapes.items()},
+            layout.to_files,
+        )
+        for group in layout.written()
+    ]
 
 
-def _moments(model: GPT, optimizer: Optimizer) -> Tensors:
-    known = [parameter in optimizer.state for parameter in model.parameters()]
-    assert all(known), "the optimizer has other parameters than the model"
-    return {
-        f"{name}.{key}": (name, value)
-        for name, parameter in model.named_parameters()
-        for key, value in sorted(optimizer.state[parameter].items())
-    }
+def _moments(layout: Layout, optimizer: Optimizer) -> list[Entry]:
+    entries = []
+    for name, parameter in layout.parameters().items():
+        assert parameter in optimizer.state, "the optimizer has other parameters than the model"
+        transpose = layout.is_transposed(name)
+        for key, value in sorted(optimizer.state[parameter].items()):
+            entries.append(
+                Entry(
+                    {f"{name}.{key}": value},
+                    {f"{name}.{key}": value.numel() * value.element_size()},
+                    _transposed if transpose and value.ndim == 2 else _contiguous,
+                )
+            )
+    return entries
 
 
-def _sizes(tensors: Tensors) -> dict[str, int]:
-    """Bytes of each full tensor."""
-    return {key: tensor.numel() * tensor.element_size() for key, (_, tensor) in tensors.items()}
+def _transposed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.t().contiguous() for name, tensor in tensors.items()}
 
 
-def _gathered(files: dict[str, Tensors], writer: bool) -> Iterator[Tensor]:
-    """Gather each full tensor in the order of the files; for the writer, in the files' layout.
+def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
-    At most one full tensor is in memory in addition to the shards, and the one before it while it
-    is gathered. On a CPU it may be the weight or moment itself, which does not change until all is
+
+def _gathered(files: dict[str, list[Entry]], writer: bool) -> Iterator[Tensor]:
+    """Gather full tensors in the order of the files; the writer gets them in the files' layout.
+
+    At most one entry is in memory in addition to the shards, and the one before it while it is
+    gathered. On a CPU it may be the weight or moment itself, which does not change until all is
     written.
     """
-    for tensors in files.values():
-        for name, tensor in tensors.values():
-            full = gather_full(tensor)
+    for entries in files.values():
+        for entry in entries:
+            full = {name: gather_full(tensor) for name, tensor in entry.tensors.items()}
             if not writer:
-                yield full
-            elif is_sharded(tensor):
-                yield to_gpt2_layout(name, full).cpu()
-            else:  # a step in progress may fill the device's memory: transpose in the CPU's
-                yield to_gpt2_layout(name, full.cpu())
-
-
-def _read_into(target: Tensor, reader: TensorReader, name: str, transposed: bool) -> None:
-    stored = reader.slice_of(name)
-    shape, slices = list(target.shape), local_slices(target)
-    if transposed:
-        shape, slices = shape[::-1], slices[::-1]
-    if stored.get_shape() != shape:
-        raise SnapshotError(f"{name} has the shape {stored.get_shape()}, the model needs {shape}")
-    local = local_part(target)
-    if local.numel():  # with many processes, some have no part of a small tensor
-        tensor = stored[slices]
-        local.copy_(tensor.t() if transposed else tensor)
+                yield from full.values()
+            elif any(map(is_sharded, entry.tensors.values())):
+                yield from [one.cpu() for one in entry.convert(full).values()]
+            else:  # a step in progress may fill the device's memory: convert in the CPU's
+                yield from entry.convert({name: one.cpu() for name, one in full.items()}).values()

@@ -11,8 +11,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from snapshot.disk.contents import MOST_TENSORS, read_header, tensor_files
 from snapshot.disk.files import write_json
+from snapshot.disk.headers import MOST_TENSORS, read_header, tensor_files
+from snapshot.disk.layout import Shape, Stored
+from snapshot.disk.sharded import local_part, local_slices
 from snapshot.errors import SnapshotError
 
 
@@ -66,9 +68,10 @@ class TensorReader:
     def __init__(self, folder: Path, stem: str) -> None:
         self._stack = ExitStack()
         self._file_of: dict[str, Any] = {}
+        self._shapes: dict[str, Shape] = {}
         try:
             for path in tensor_files(folder, stem):
-                read_header(path)
+                self._shapes |= read_header(path, foreign=True)
                 opened = self._stack.enter_context(safe_open(path, "pt", backend="pread"))
                 self._file_of.update(dict.fromkeys(opened.keys(), opened))
         except (OSError, SafetensorError) as error:
@@ -81,8 +84,35 @@ class TensorReader:
             raise SnapshotError(f"{self._path} does not hold {name}")
         return self._file_of[name].get_slice(name)
 
+    def shapes(self) -> dict[str, Shape]:
+        """The shapes of all tensors by name."""
+        return self._shapes
+
     def __enter__(self) -> TensorReader:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+
+def read_into(target: Tensor, reader: TensorReader, stored: Stored) -> None:
+    """Fill a parameter, a moment, or this process's shard of it, and read no more than that.
+
+    Numbers of 16 bits become float32. Where the tensors of several names make one parameter, they
+    are read whole. Raises SnapshotError if the shape differs.
+    """
+    shape, slices = tuple(target.shape), local_slices(target)
+    found = [reader.slice_of(name) for name in stored.names]
+    shapes = {name: tuple(one.get_shape()) for name, one in zip(stored.names, found, strict=True)}
+    if (there := stored.shape_of(shapes)) != shape:
+        name = stored.names[0]
+        raise SnapshotError(f"{name} has the shape {list(there)}, the model needs {list(shape)}")
+    local = local_part(target)
+    if not local.numel():  # with many processes, some have no part of a small tensor
+        return
+    if stored.convert is not None:
+        local.copy_(stored.convert([one[...] for one in found])[slices])
+    elif stored.transposed and len(shape) == 2:
+        local.copy_(found[0][slices[::-1]].t())
+    else:
+        local.copy_(found[0][slices])

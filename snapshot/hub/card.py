@@ -13,7 +13,7 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from data.formats import TABLE_READERS, TEXT_SUFFIXES, suffixes
 from data.printable import printable
-from model.gpt import GPTConfig
+from model.causal_lm import ModelConfig
 from snapshot.disk.state import RunState
 from snapshot.hub.client import REPO_ID
 from snapshot.hub.names import NAMED_REPO
@@ -29,12 +29,14 @@ SHOWN = (
 LANGUAGES = {"python-docs": "en", "python-stdlib": "code"}
 """By the name of a text, its language; others have `hub.language`."""
 SHOWN_EVENTS = 20
+FAMILIES = {"gpt2": "GPT-2"}
+"""How a card writes the names of architectures; others are written as transformers does."""
 
 
 def card_text(
     repo_id: str,
     state: RunState,
-    shape: GPTConfig,
+    shape: ModelConfig,
     versions: Mapping[str, str],
     *,
     sample: str | None = None,
@@ -47,7 +49,7 @@ def card_text(
     `sample` is a text that the model has generated, `events` are the lines of events.jsonl.
     """
     parts = [
-        f"---\n{_metadata(repo_id, state).to_yaml()}\n---",
+        f"---\n{_metadata(repo_id, state, shape).to_yaml()}\n---",
         f"# {_cell(state.config['run']['name'])}",
         "A GPT of characters, trained with accelerate-gpt. This repo is its checkpoint store: the "
         f"files at the top are the newest snapshot's weights, of step {state.step:,}; "
@@ -70,22 +72,33 @@ def card_text(
     return "\n\n".join(parts) + "\n"
 
 
-def _metadata(repo_id: str, state: RunState) -> ModelCardData:
+def _metadata(repo_id: str, state: RunState, shape: ModelConfig) -> ModelCardData:
     """The fields that the Hub shows, and filters by."""
     name = _public_name(state.data["name"])
     is_dataset = name == state.data["name"] and REPO_ID.fullmatch(name) is not None
-    base = NAMED_REPO.fullmatch(_value(state.config, "snapshot.resume"))
     return ModelCardData(
         library_name="transformers",
         pipeline_tag="text-generation",
         license=state.config["hub"].get("license"),
         language=state.config["hub"].get("language") or LANGUAGES.get(name),
         datasets=[name] if is_dataset else None,
-        base_model=base[2] if base is not None and state.origin is not None else None,
-        tags=["gpt2", "character-level", "accelerate"],
+        base_model=_base_model(state),
+        tags=[shape.family, "character-level", "accelerate"],
         model_name=repo_id.partition("/")[2],
         eval_results=_results(state.best_loss, name, name if is_dataset else "text"),
     )
+
+
+def _base_model(state: RunState) -> str | None:
+    """The repo of the Hub that the run began from: a model, or another run's."""
+    if state.base is not None:
+        name = state.base
+    elif state.origin is not None:
+        name = _value(state.config, "snapshot.resume")
+    else:
+        return None
+    repo = NAMED_REPO.fullmatch(name)
+    return None if repo is None else repo[2]
 
 
 def _results(loss: float | None, name: str, dataset: str) -> list[EvalResult] | None:
@@ -126,14 +139,14 @@ def _history(events: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _facts_table(state: RunState, shape: GPTConfig, versions: Mapping[str, str]) -> str:
+def _facts_table(state: RunState, shape: ModelConfig, versions: Mapping[str, str]) -> str:
     facts = [
         ("text", f"{_public_name(state.data['name'])}, {state.data['characters']:,} characters"),
         ("vocabulary", f"{shape.vocab_size} characters"),
         (
             "model",
-            f"GPT-2, {shape.n_layer} layers, {shape.n_head} heads, {shape.n_embd} wide, context "
-            f"{shape.block_size}",
+            f"{FAMILIES.get(shape.family, shape.family)}, {shape.n_layer} layers, {shape.n_head} "
+            f"heads, {shape.n_embd} wide, context {shape.block_size}",
         ),
         ("step", f"{state.step:,} (epoch {state.epoch + 1})"),
     ]
@@ -146,7 +159,7 @@ def _facts_table(state: RunState, shape: GPTConfig, versions: Mapping[str, str])
     return f"| | |\n|---|---|\n{rows}"
 
 
-def _generate_text(repo_id: str, shape: GPTConfig, sample: str | None) -> str:
+def _generate_text(repo_id: str, shape: ModelConfig, sample: str | None) -> str:
     length = max(1, shape.block_size - 16)
     return (
         "## Generate text\n\n"

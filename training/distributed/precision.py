@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from accelerate.utils import get_mixed_precision_context_manager
 
 from config.schema import RunConfig
-from model.gpt import GPT
+from model.causal_lm import LanguageModel
 from training.distributed.environment import on_cpu, requested_precision
 from training.distributed.strategy import offloads
 
@@ -35,7 +35,7 @@ def effective_precision(run: RunConfig) -> str | None:
     return "no" if requested_precision() == "bf16" and emulated else None
 
 
-def configure_precision(accelerator: Accelerator, model: GPT) -> None:
+def configure_precision(accelerator: Accelerator, model: LanguageModel) -> None:
     """Correct what accelerate does differently for CPUs and FSDP. Call this before `prepare`."""
     precision = accelerator.mixed_precision
     if precision == "fp16" and accelerator.scaler is None:

@@ -5,7 +5,6 @@ Otherwise accelerate or torch would ignore them silently and train something els
 
 from __future__ import annotations
 
-from model.gpt import Block
 from training.distributed.environment import (
     env_var,
     fsdp_requested,
@@ -17,7 +16,6 @@ from training.distributed.environment import (
 )
 from training.distributed.launcher import launch_options
 
-BLOCK = Block.__name__
 CONFIG_FILE = "The accelerate config file"
 
 
@@ -100,7 +98,6 @@ Check = tuple[bool, str, str, str]
 def _wrapping_checks() -> list[Check]:
     """The entries that say which modules are sharded, and how."""
     policy = env_var("FSDP_AUTO_WRAP_POLICY", "NO_WRAP")
-    wrapped = env_var("FSDP_TRANSFORMER_CLS_TO_WRAP", BLOCK)
     ignored = env_var("FSDP_IGNORED_MODULES", "None")
     recomputing = [
         (
@@ -119,12 +116,6 @@ def _wrapping_checks() -> list[Check]:
             policy,
             "Only block by block is less than the whole model in memory at once: write "
             "TRANSFORMER_BASED_WRAP.",
-        ),
-        (
-            wrapped == BLOCK,
-            "transformer_layer_cls_to_wrap",
-            wrapped,
-            f"This model's blocks are of the class {BLOCK}: write that.",
         ),
         *recomputing,
         (

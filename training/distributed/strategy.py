@@ -7,6 +7,9 @@ from accelerate.utils import DistributedDataParallelKwargs
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from config.schema import ConfigError
+from model.causal_lm import LanguageModel
+
 DDP_OPTIONS = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
 """Gradients are views of the buckets that DDP sends. Otherwise each gradient exists twice."""
 
@@ -18,6 +21,23 @@ def grads_in_buckets(model: nn.Module) -> bool:
     """
     # When the whole model is compiled, the compiler wraps DDP.
     return any(isinstance(module, DistributedDataParallel) for module in model.modules())
+
+
+def refuse_other_blocks(accelerator: Accelerator, model: LanguageModel) -> None:
+    """Raise ConfigError where the accelerate config file names other blocks than the model has.
+
+    Without that entry, accelerate shards the blocks that the model itself names.
+    """
+    named = (
+        accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap if accelerator.is_fsdp2 else ()
+    )
+    blocks = sorted(model._no_split_modules)
+    if named and sorted(named) != blocks:
+        raise ConfigError(
+            "the accelerate config file says fsdp_transformer_layer_cls_to_wrap: "
+            f"{','.join(named)}. This model's blocks are of the class {','.join(blocks)}: remove "
+            "the entry."
+        )
 
 
 def offloads(accelerator: Accelerator) -> bool:

@@ -12,7 +12,8 @@ from accelerate import Accelerator
 from config.compose import as_plain
 from config.schema import Config, OptimConfig
 from data.corpus import Corpus
-from model.gpt import GPT, parameter_count
+from model.causal_lm import LanguageModel
+from model.gpt import parameter_count
 from snapshot.config_values import changed_values
 from snapshot.disk.state import RunState
 from snapshot.start import Start
@@ -32,8 +33,9 @@ def print_header(
     accelerator: Accelerator,
     config: Config,
     corpus: Corpus,
-    model: GPT,
+    model: LanguageModel,
     start: Start,
+    base: str | None,
 ) -> None:
     """Print the text, the model, the machine, the step and the snapshot that the run resumes."""
     info, train, shape = corpus.info, config.train, model.config
@@ -49,6 +51,9 @@ def print_header(
         f"model     {parameter_count(model):,} parameters: {shape.n_layer} layers, {shape.n_head} "
         f"heads, {shape.n_embd} wide, context {shape.block_size}"
     )
+    if base is not None:
+        what = "its weights" if config.model.architecture is None else "its architecture"
+        console.say(f"from      {base} ({shape.family}): {what}, trained in float32")
     console.say(f"machine   {machine_line(accelerator)}")
     console.say(
         f"step      {batch * shape.block_size:,} tokens: {micro} sequences x "

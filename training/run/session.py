@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderShard
@@ -21,7 +20,8 @@ from torch import Tensor, nn
 from config.compose import as_flat
 from config.schema import Config
 from data.corpus import Corpus
-from model.gpt import GPT, parameter_count
+from model.causal_lm import LanguageModel
+from model.gpt import parameter_count
 from snapshot.disk.state import RunState, restore
 from snapshot.hub.uploader import Uploader
 from snapshot.resume import refuse_other_run
@@ -29,6 +29,7 @@ from snapshot.start import Start
 from training.distributed.agreement import run_on_all, run_on_main
 from training.distributed.environment import is_local_main_process
 from training.distributed.launcher import launcher
+from training.distributed.strategy import refuse_other_blocks
 from training.distributed.timeouts import ProcessGroupTimeouts
 from training.evaluation import held_out_loss
 from training.exits import EXIT_DONE
@@ -42,7 +43,9 @@ from training.reporting.watchdog import Watchdog
 from training.reproducibility import build_gradient_buckets, compute_reproducibly
 from training.run.accelerator import set_accumulation
 from training.run.best import BestSnapshot
+from training.run.due import Due, due_after
 from training.run.pending_evaluation import evaluation_is_pending
+from training.run.pretrained import PretrainedModel, find_pretrained
 from training.run.records import begin_records
 from training.run.run_lock import RunLock
 from training.run.saving import SnapshotWriter
@@ -57,19 +60,13 @@ WRITING_SECONDS = 25
 RESUME = "The same command resumes from the newest snapshot."
 
 
-class Due(NamedTuple):
-    """What the loop does after a step, in this order."""
-
-    save: bool
-    evaluate: bool
-    sample: bool
-
-
 class Session:
     """One attempt of a run. Every process calls the methods in the order in which they stand."""
 
     state: RunState
     """The run's state after the newest step."""
+    pretrained: PretrainedModel | None
+    """The model of the Hub that the run trains; None for our own GPT with random weights."""
     finished: bool
     """Whether the run had taken all of its steps before this attempt, and evaluated the last."""
 
@@ -81,7 +78,7 @@ class Session:
         self._uploads: Uploader | None = None
         self._writer: SnapshotWriter | None = None
         self._awaited = False
-        self._due = Due(False, False, False)
+        self._due = Due()
         self._last = self._stopping = False
         self._sample: str | None = None
         self._held_out = float("nan")
@@ -95,6 +92,7 @@ class Session:
         self.accelerator = accelerator
         set_accumulation(accelerator, self.config)
         lock_run_dir(accelerator, self.config, self._lock)
+        self.pretrained = find_pretrained(accelerator, self.config)
         compute_reproducibly()
         keep_freed_memory()
 
@@ -106,7 +104,8 @@ class Session:
         accelerator, config = self.accelerator, self.config
         self.corpus = corpus
         self.start: Start = agree_on_start(accelerator, config, self._lock)
-        self.state = state_at(self.start, config, corpus, computed_on(accelerator))
+        base = None if self.pretrained is None else self.pretrained.base
+        self.state = state_at(self.start, config, corpus, computed_on(accelerator), base)
         if self.start.state is not None:
             refuse_other_run(self.start.state, self.state.config, self.state.data)
 
@@ -115,13 +114,14 @@ class Session:
         """The first step of this attempt, counted from 1."""
         return self.state.step + 1
 
-    def open(self, model: GPT) -> None:
+    def open(self, model: LanguageModel) -> None:
         """Print the header, begin the uploads, and find out whether the run is finished."""
         accelerator, config, start, state = self.accelerator, self.config, self.start, self.state
+        refuse_other_blocks(accelerator, model)
         console = Console(accelerator.is_main_process, config.train.max_steps, state.step)
         self.console, code = console, self._lock.code_before
         run_on_main(accelerator, lambda: begin_records(console, config, start, state, code))
-        print_header(console, accelerator, config, self.corpus, model, start)
+        print_header(console, accelerator, config, self.corpus, model, start, state.base)
         self._uploads = run_on_main(
             accelerator, lambda: begin_uploads(console, config, start, state)
         )
@@ -144,6 +144,8 @@ class Session:
             run_on_all(accelerator, lambda: restore(folder, bare_model, optimizer))
             if accelerator.scaler is not None and state.loss_scaler is not None:
                 accelerator.scaler.load_state_dict(state.loss_scaler)
+        elif self.pretrained is not None:
+            self.pretrained.load(bare_model)
         metrics = run_on_main(accelerator, lambda: open_run(Path(config.run.dir), config, start))
         accelerator.init_trackers(config.run.name, config=as_flat(config))
         self.report = report = Report(
@@ -199,18 +201,14 @@ class Session:
         `loss` is this process's mean over the step, `grad_norm` the norm before clipping. Raises
         TrainingStopped when a loss or a norm is not finite.
         """
-        train, snapshot = self.config.train, self.config.snapshot
+        train = self.config.train
         self._finish_snapshot()  # fp16's loss scaler may have skipped the update
         self.state.step, self.state.epoch = step, epoch
         self.report.add(step, learning_rate, loss, grad_norm)
         self._last, self._stopping = step == train.max_steps, self._stop.agreed()
         if self._last or self._stopping:  # before the snapshot, whose upload has the events
             self.console.note("end" if self._last else "stop", step, self._stop.reason)
-        self._due = Due(
-            save=self._last or self._stopping or step % snapshot.every == 0,
-            evaluate=self._last or step % train.eval_every == 0,
-            sample=self._last or (train.sample_every > 0 and step % train.sample_every == 0),
-        )
+        self._due = due_after(step, self.config, self._last, self._stopping)
         if any(self._due) or step % train.log_every == 0:
             self.report.write(self.accelerator)
         if any(self._due):

@@ -17,6 +17,7 @@ from config.schema import Config
 from data.corpus import Corpus, prepare_corpus
 from data.errors import DataError
 from data.urls import redact_urls
+from snapshot.base import Base
 from snapshot.config_values import changed_values
 from snapshot.disk.files import manifest_sha256, prune, remove_leftovers, snapshots_in
 from snapshot.disk.state import RunState, check_snapshot, read_state
@@ -238,7 +239,9 @@ def open_run(run_dir: Path, config: Config, start: Start) -> MetricsFile:
         raise not_writable(run_dir, error) from error
 
 
-def state_at(start: Start, config: Config, corpus: Corpus, computed_on: str) -> RunState:
+def state_at(
+    start: Start, config: Config, corpus: Corpus, computed_on: str, base: Base | None
+) -> RunState:
     """The run's state at the start of this attempt, with its configuration and machine."""
     attempt = uuid.uuid4().hex
     plain, facts = as_plain(config), data_facts(corpus)
@@ -256,6 +259,7 @@ def state_at(start: Start, config: Config, corpus: Corpus, computed_on: str) -> 
         config=plain,
         data=facts,
         computed_on=computed_on,
+        base=None if base is None else base.name,
     )
 
 

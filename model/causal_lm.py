@@ -1,0 +1,198 @@
+"""A causal language model of transformers, with the interface of `GPT`.
+
+transformers builds the module from the content of a config.json; it is imported only then. Nothing
+in a config.json chooses code: not the attention, not a class outside transformers.
+
+Letters in shapes: B batch, T time (positions), V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.gpt import GPT, IGNORED, GPTConfig
+
+CODE_KEYS = ("auto_map", "trust_remote_code", "custom_pipelines")
+"""Entries of a config.json that ask for code from a repo."""
+QUANTIZED = "quantization_config"
+UNUSED_KEYS = ("attn_implementation", "experts_implementation", "transformers_version")
+"""Entries that choose a kernel, perhaps from the Hub, or only inform. They are left out."""
+UNBOUNDED = 1 << 20
+"""The context length of an architecture that has no longest one."""
+INSTALL = "Install it with: pip install transformers"
+
+
+class UnknownArchitecture(ValueError):
+    """A config.json that no causal language model here can be built from: a sentence."""
+
+
+@dataclass(frozen=True)
+class CausalLMConfig:
+    """A config.json, and the sizes in it that this project needs. Sizes are counts."""
+
+    content: dict[str, Any] = field(repr=False)
+    """The entries of config.json, with `dropout` at every place that has one."""
+    family: str
+    """transformers' name of the architecture, such as llama."""
+    vocab_size: int
+    """Rows of the embedding: at least as many as the tokenizer has tokens."""
+    block_size: int
+    """The longest context."""
+    n_layer: int
+    n_head: int
+    n_embd: int
+    activation_checkpointing: bool = False
+
+
+def causal_lm_config(
+    content: dict[str, Any], dropout: float = 0.0, activation_checkpointing: bool = False
+) -> CausalLMConfig:
+    """The configuration of the model that a config.json describes.
+
+    Raises UnknownArchitecture if it is not a causal language model of transformers, is quantized,
+    or needs code from a repo, and if transformers is not installed.
+    """
+    for key in CODE_KEYS:
+        if content.get(key):
+            raise UnknownArchitecture(
+                f"it asks for code of its own ({key}), and code from a repo is never executed"
+            )
+    if content.get(QUANTIZED):
+        raise UnknownArchitecture(
+            "its weights are quantized, and only float32, bf16 and fp16 weights can be trained"
+        )
+    used = {
+        key: value
+        for key, value in content.items()
+        if key not in UNUSED_KEYS and not key.startswith("_")
+    }
+    used = {key: dropout if _is_dropout(key) else value for key, value in used.items()}
+    used["dtype"] = "float32"
+    used.pop("torch_dtype", None)
+    built = _transformers_config(used)
+    sizes = built.get_text_config()
+    return CausalLMConfig(
+        content=used,
+        family=str(built.model_type),
+        vocab_size=int(sizes.vocab_size),
+        block_size=int(getattr(sizes, "max_position_embeddings", None) or UNBOUNDED),
+        n_layer=int(sizes.num_hidden_layers),
+        n_head=int(getattr(sizes, "num_attention_heads", 0) or 0),
+        n_embd=int(sizes.hidden_size),
+        activation_checkpointing=activation_checkpointing,
+    )
+
+
+def _is_dropout(key: str) -> bool:
+    """Whether an entry is a probability of dropout: attention_dropout, resid_pdrop, dropout, ..."""
+    return key.endswith(("dropout", "pdrop")) or key.endswith("dropout_prob")
+
+
+def _transformers_config(content: dict[str, Any]) -> Any:
+    """transformers' configuration object. Raises UnknownArchitecture."""
+    if find_spec("transformers") is None:
+        raise UnknownArchitecture(f"it needs transformers, which is not installed. {INSTALL}")
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
+
+    family = content.get("model_type")
+    if not isinstance(family, str) or family not in CONFIG_MAPPING:
+        raise UnknownArchitecture(
+            f"its model_type {family!r:.80} is not one that the installed transformers knows"
+        )
+    wanted = content.get("architectures") or [NAMES.get(family)]
+    if family not in NAMES or wanted != [NAMES[family]] or "vision_config" in content:
+        raise UnknownArchitecture(
+            f"it is not a causal language model of text, but {family} ({wanted!s:.80})"
+        )
+    try:
+        return CONFIG_MAPPING[family](**content)
+    except Exception as error:  # the validation of each architecture raises its own types
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UnknownArchitecture(f"transformers refuses it: {reason:.200}") from error
+
+
+class CausalLM(nn.Module):
+    """A module of transformers. Parameters have its names, with `lm.` before them."""
+
+    def __init__(self, config: CausalLMConfig) -> None:
+        """Build the module with transformers' random weights, on torch's default device."""
+        super().__init__()
+        from transformers import AutoModelForCausalLM
+
+        self.config = config
+        built = _transformers_config(config.content)
+        self.lm = AutoModelForCausalLM.from_config(built, attn_implementation="sdpa")
+        self._no_split_modules = tuple(self.lm._no_split_modules or ())
+        """The classes that FSDP wraps if the accelerate config file names none."""
+        if config.activation_checkpointing:
+            # Restores the generator's state, so that the recomputed dropout is the same.
+            self.lm.gradient_checkpointing_enable({"use_reentrant": False})
+        # The residual stream is float32 even if FSDP's weights have 16 bits, as in `GPT`.
+        self.lm.get_input_embeddings().register_forward_hook(lambda _, __, output: output.float())
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The transformer blocks, in order."""
+        lists = [one for one in self.lm.base_model.children() if isinstance(one, nn.ModuleList)]
+        return max(lists, key=len, default=nn.ModuleList())
+
+    # accelerate's FSDP2 needs these to recognise tied weights and the final norm.
+    @property
+    def base_model_prefix(self) -> str:
+        return "base"
+
+    @property
+    def base(self) -> nn.Module:
+        """The model without its output layer."""
+        body: nn.Module = self.lm.base_model
+        return body
+
+    def tie_weights(self) -> None:
+        """Make the output layer and the token embedding one tensor, if the architecture does."""
+        self.lm.tie_weights()
+
+    def get_input_embeddings(self) -> nn.Module:
+        found: nn.Module = self.lm.get_input_embeddings()
+        return found
+
+    def get_output_embeddings(self) -> nn.Module:
+        found: nn.Module = self.lm.get_output_embeddings()
+        return found
+
+    def new_cache(self) -> Any:
+        """An empty cache for `forward`."""
+        from transformers import DynamicCache
+
+        return DynamicCache(config=self.lm.config)
+
+    def forward(self, ids: Tensor, targets: Tensor | None = None, cache: Any = None) -> Tensor:
+        """Logits (B, T, V) for token ids (B, T), or, with targets (B, T), the mean loss in nats.
+
+        Targets equal to `IGNORED` do not count. With a cache, `ids` are the positions after the
+        cached ones.
+        """
+        use_cache = cache is not None
+        found = self.lm(input_ids=ids, past_key_values=cache, use_cache=use_cache)
+        logits: Tensor = found.logits
+        if targets is None:
+            return logits
+        return F.cross_entropy(
+            logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED
+        )
+
+
+LanguageModel = GPT | CausalLM
+"""What the loop trains."""
+ModelConfig = GPTConfig | CausalLMConfig
+"""The sizes of either, by the same names."""
+
+
+def build_model(config: ModelConfig) -> LanguageModel:
+    """A model with random weights, on torch's default device."""
+    return GPT(config) if isinstance(config, GPTConfig) else CausalLM(config)

@@ -1,0 +1,172 @@
+"""The model that a run begins from: a repo of the Hub, a folder, or another run's snapshot.
+
+All of it is untrusted input. The configuration and the tokenizer are read first, which are small;
+weights follow when nothing else is wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from model.causal_lm import ModelConfig
+from snapshot.disk.architecture import model_config
+from snapshot.disk.files import read_json, snapshot_folders, snapshots_in
+from snapshot.disk.headers import tensor_files
+from snapshot.disk.layout import layout_for
+from snapshot.disk.reading import sha256_of, visible
+from snapshot.disk.tensors import TensorReader
+from snapshot.errors import SnapshotError
+from snapshot.hub.client import Hub
+from snapshot.hub.errors import HubError, HubUnreachable
+from snapshot.hub.names import PREFIX
+from snapshot.hub.remote import BRANCH, RemoteFile
+from snapshot.resume import newest_snapshot
+
+CONFIG = "config.json"
+LARGEST_SMALL_BYTES = 64 << 20
+"""Of a file that is read before the weights; the largest tokenizers have 40 MB."""
+SMALL_FILES = (
+    CONFIG,
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
+WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
+OLD_WEIGHTS = re.compile(r"pytorch_model.*\.bin|.*\.(bin|pt|pth|ckpt|h5|msgpack|gguf)")
+PART = r"[A-Za-z0-9][\w.-]*"
+NAMED_MODEL = re.compile(rf"({PREFIX})?({PART}(?:/{PART})?)(?:@([\w./-]+))?")
+
+
+@dataclass(frozen=True)
+class Base:
+    """A model whose configuration and tokenizer are on this disk."""
+
+    key: str
+    """The configuration key and value that name it, for messages."""
+    name: str
+    """The folder, or the repo with its commit."""
+    folder: Path
+    """Where config.json and the tokenizer lie, and the weights once they are there."""
+    repo: Hub | None = None
+    commit: str = ""
+    weights: tuple[tuple[str, RemoteFile], ...] = ()
+    """Files of the repo that hold the weights."""
+
+    def config(self, dropout: float, activation_checkpointing: bool) -> ModelConfig:
+        """The sizes of the model. Raises SnapshotError if it cannot be built here."""
+        content = read_json(self.folder / CONFIG)
+        return model_config(content, f"{self.key}: its {CONFIG}", dropout, activation_checkpointing)
+
+    def fetch_weights(self, here: bool = True) -> Path:
+        """Download the weights to the Hub client's cache and verify their hashes; their folder.
+
+        Without `here` another process of this machine has done it. Raises SnapshotError if they are
+        not what the repo lists, HubError for a failed download.
+        """
+        if self.repo is None or not here:
+            return self.folder
+        files = dict(self.weights)
+        for again in (False, True):
+            self.repo.download_all(self.commit, files, None, again)
+            wrong = [name for name, file in files.items() if not self._is_listed(name, file)]
+            if not wrong:
+                return self.folder
+        raise SnapshotError(f"{self.key}: {wrong[0]} is not what the repo lists, even on a retry.")
+
+    def _is_listed(self, name: str, file: RemoteFile) -> bool:
+        path = self.folder / name
+        return path.stat().st_size == file.size and file.sha256 in (None, sha256_of(path))
+
+
+def open_base(key: str, value: str, timeout: float, with_weights: bool = True) -> Base:
+    """Find the model that `key=value` names, and download its small files if it is a repo.
+
+    Raises SnapshotError for what is no such model, HubError if the Hub cannot be reached.
+    """
+    named = f"{key}={value}"
+    path = visible(Path(value).expanduser())
+    if path.exists():
+        return _local(named, path, with_weights)
+    match = NAMED_MODEL.fullmatch(value)
+    if match is None or (match[1] is None and visible(Path(value).parent).name and _is_path(value)):
+        raise SnapshotError(
+            f"{named} is neither a folder that exists nor a model of the Hub "
+            "(owner/name or owner/name@revision)."
+        )
+    hub = Hub(match[2], timeout)
+    try:
+        return _remote(named, hub, match[3] or BRANCH, with_weights)
+    except HubUnreachable as error:
+        raise HubUnreachable(f"{named}: {error}") from error
+    except HubError as error:
+        raise SnapshotError(f"{named}: {str(error).rstrip('.')}.") from error
+
+
+def _is_path(value: str) -> bool:
+    """Whether a name that does not exist is more likely a path: its first part is a folder here."""
+    first = value.partition("/")[0]
+    return "/" in value and Path(first).exists()
+
+
+def _local(named: str, path: Path, with_weights: bool) -> Base:
+    if snapshot_folders(snapshots_in(path)) or snapshot_folders(path):
+        path = newest_snapshot(path)
+    if not (path / CONFIG).is_file():
+        raise SnapshotError(f"{named} has no {CONFIG}: it is no model, and no run with snapshots.")
+    if with_weights:
+        _refuse_without_safetensors(named, [file.name for file in path.iterdir()])
+    return Base(named, str(path), path)
+
+
+def _remote(named: str, hub: Hub, revision: str, with_weights: bool) -> Base:
+    commit, _ = hub.head(revision)
+    files = hub.files(commit)
+    if CONFIG not in files:
+        raise SnapshotError(f"{named} has no {CONFIG}: it is not a model of transformers.")
+    weights = {name: file for name, file in files.items() if WEIGHTS.fullmatch(name)}
+    if with_weights:
+        _refuse_without_safetensors(named, list(files))
+    for name in SMALL_FILES:
+        if name in files:
+            if files[name].size > LARGEST_SMALL_BYTES:
+                raise SnapshotError(f"{named}: {name} has {files[name].size:,} bytes: too many.")
+            folder = hub.download(commit, name, None).parent
+    name = f"{hub.repo_id}@{commit[:12]}"
+    return Base(named, name, folder, hub, commit, tuple(weights.items()) if with_weights else ())
+
+
+def _refuse_without_safetensors(named: str, names: list[str]) -> None:
+    if any(WEIGHTS.fullmatch(name) for name in names):
+        return
+    others = sorted(name for name in names if OLD_WEIGHTS.fullmatch(name))
+    if others:
+        raise SnapshotError(
+            f"{named} has its weights as {others[0]} and not as safetensors; such files can "
+            "execute code, or are quantized, and are not read. Name a repo or a revision with "
+            "safetensors (for many repos refs/pr/... of the Hub's own conversion)."
+        )
+    raise SnapshotError(f"{named} has no weights (model.safetensors).")
+
+
+def check_weights(base: Base, config: ModelConfig) -> None:
+    """Compare names and shapes in the headers of the weights with the model's.
+
+    Raises SnapshotError, with the name, for a tensor that is missing, surplus or of another shape.
+    """
+    try:
+        layout = layout_for(config)
+        with TensorReader(base.folder, "model") as reader:
+            shapes = reader.shapes()
+        found = layout.find(shapes)
+        for name, parameter in layout.parameters().items():
+            if name not in found:
+                raise SnapshotError(f"it lacks {name}")
+            if (there := found[name].shape_of(shapes)) != tuple(parameter.shape):
+                needed = list(parameter.shape)
+                raise SnapshotError(f"{name} has the shape {list(there)}, its config says {needed}")
+    except SnapshotError as error:
+        files = ", ".join(path.name for path in tensor_files(base.folder, "model")[:2])
+        raise SnapshotError(f"{base.key}: {files or 'its weights'}: {error}.") from error

@@ -1,0 +1,68 @@
+"""Small random models of transformers, one of each kind of architecture, as folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+VOCABULARY = 64
+SIZES = {"vocab_size": VOCABULARY, "max_position_embeddings": 48, "use_cache": True}
+ROTARY = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    **SIZES,
+}
+FAMILIES: dict[str, dict] = {
+    "llama": {"model_type": "llama", "tie_word_embeddings": False, **ROTARY},
+    "llama tied": {"model_type": "llama", "tie_word_embeddings": True, **ROTARY},
+    "qwen3": {"model_type": "qwen3", "tie_word_embeddings": True, **ROTARY},
+    "gemma3": {"model_type": "gemma3_text", "sliding_window": 8, **ROTARY},
+    "mixtral": {
+        "model_type": "mixtral",
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        **ROTARY,
+    },
+    "gpt2": {
+        "model_type": "gpt2",
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 48,
+        "vocab_size": VOCABULARY,
+        "activation_function": "gelu_new",
+    },
+    # What model/gpt.py does not compute, so transformers' own module is trained.
+    "gpt2 other": {
+        "model_type": "gpt2",
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_inner": 48,
+        "n_positions": 48,
+        "vocab_size": VOCABULARY,
+    },
+}
+"""By name, the entries of config.json."""
+
+
+def make(family: str, folder: Path, pieces: bool = False, dtype: str = "float32") -> Path:
+    """Save a random model of a family; with `pieces` in several files. Returns the folder."""
+    torch.manual_seed(7)
+    content = dict(FAMILIES[family])
+    config = AutoConfig.for_model(content.pop("model_type"), **content)
+    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    model.save_pretrained(folder, max_shard_size="20KB" if pieces else "1GB")
+    assert len(list(folder.glob("*.safetensors"))) > 1 or not pieces
+    return folder
+
+
+def theirs(folder: Path) -> PreTrainedModel:
+    """The model of a folder, as transformers loads it, in float32."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

@@ -1,0 +1,155 @@
+"""The model of the Hub or of a folder that a run trains, if it names one, on every machine."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from accelerate.big_modeling import init_empty_weights
+from torch import nn
+
+from config.schema import Config, ConfigError
+from model.causal_lm import CausalLMConfig, LanguageModel, ModelConfig, build_model
+from snapshot.base import Base, check_weights, open_base
+from snapshot.disk.architecture import model_config
+from snapshot.disk.files import read_json, snapshot_folders, snapshots_in
+from snapshot.disk.state import restore_weights
+from snapshot.errors import SnapshotError
+from snapshot.hub.errors import HubError
+from snapshot.start import Start
+from training.distributed.agreement import (
+    broadcast_text,
+    local_main_first,
+    run_on_all,
+    run_on_main,
+)
+from training.out_of_memory import check_parameters_fit
+
+
+def find_pretrained(accelerator: Accelerator, config: Config) -> PretrainedModel | None:
+    """The model that `model.pretrained` or `model.architecture` names; None for our own GPT.
+
+    Every process must call this; the main process decides on the commit of a repo, and the first
+    process of each machine downloads configuration and tokenizer. A run that has a snapshot needs
+    nothing else, so it also resumes where the model's repo cannot be reached.
+
+    Raises SnapshotError for what is not such a model, HubError if the Hub cannot be reached.
+    """
+    key = "model.architecture" if config.model.pretrained is None else "model.pretrained"
+    value = config.model.pretrained or config.model.architecture
+    if value is None:
+        return None
+    begun = _begun(config)
+    name = f"{key}={value}"
+    found = run_on_main(accelerator, lambda: _open(key, value, config, begun))
+    where = broadcast_text(accelerator, None if found is None else found.name)
+
+    def same() -> Base:
+        if found is not None:
+            return found
+        return replace(_open(key, where, config, _begun(config)), key=name)
+
+    return PretrainedModel(accelerator, config, local_main_first(accelerator, same))
+
+
+def _begun(config: Config) -> Path | None:
+    """The newest snapshot of this run on this disk, verified or not."""
+    with suppress(SnapshotError):
+        for folder in snapshot_folders(snapshots_in(Path(config.run.dir))):
+            if (folder / "config.json").is_file() and config.snapshot.resume != "never":
+                return folder
+    return None
+
+
+def _open(key: str, value: str, config: Config, begun: Path | None) -> Base:
+    if begun is not None:
+        return Base(f"{key}={value}", value, begun)
+    is_pretrained = key == "model.pretrained"
+    try:
+        return open_base(key, value, config.hub.timeout_seconds, is_pretrained)
+    except (SnapshotError, HubError):
+        if config.hub.repo_id is None:
+            raise
+        with suppress(SnapshotError, HubError):  # perhaps the run has begun on another machine
+            own = open_base("hub.repo_id", config.hub.repo_id, config.hub.timeout_seconds)
+            return replace(own, key=f"{key}={value}", name=value)
+        raise
+
+
+class PretrainedModel:
+    """The model that `model.pretrained` or `model.architecture` names."""
+
+    def __init__(self, accelerator: Accelerator, config: Config, base: Base) -> None:
+        self.base = base
+        self._accelerator, self._config = accelerator, config
+        self._has_weights = config.model.pretrained is not None
+
+    def build(self, start: Start, vocab_size: int) -> LanguageModel:
+        """Build the model of `base`, or that of the snapshot which the run resumes from.
+
+        Every process must call this. Where weights are to be read, the parameters are not
+        initialised, and take no memory before they are sharded. Raises ConfigError, SnapshotError
+        and HubError.
+        """
+        accelerator, base, keys = self._accelerator, self.base, self._config.model
+        if start.folder is None:
+            sizes = base.config(keys.dropout, keys.activation_checkpointing)
+        else:
+            path = start.folder / "config.json"
+            content = read_json(path)
+            sizes = model_config(content, str(path), keys.dropout, keys.activation_checkpointing)
+        _check_sizes(self._config, base, sizes, vocab_size)
+        if start.folder is None and self._has_weights:
+            here = accelerator.is_local_main_process
+            local_main_first(accelerator, lambda: base.fetch_weights(here))
+            run_on_main(accelerator, lambda: check_weights(base, sizes))
+        with torch.device("meta"):
+            count = sum(one.numel() for one in build_model(sizes).parameters())
+        check_parameters_fit(count, f"{base.key} needs")
+        if start.folder is None and not self._has_weights:
+            return build_model(sizes)
+        return _empty_model(sizes)
+
+    def load(self, model: LanguageModel) -> None:
+        """Read the weights into a prepared model that starts at step 0. Every process calls this.
+
+        Raises SnapshotError.
+        """
+        if self._has_weights:
+            run_on_all(self._accelerator, lambda: restore_weights(self.base.folder, model))
+
+
+def _check_sizes(config: Config, base: Base, sizes: ModelConfig, vocab_size: int) -> None:
+    if config.data.block_size > sizes.block_size:
+        raise ConfigError(
+            f"data.block_size={config.data.block_size} is longer than the context of {base.key}, "
+            f"{sizes.block_size} tokens. Use at most that."
+        )
+    if vocab_size > sizes.vocab_size:
+        raise ConfigError(
+            f"data.tokenizer has {vocab_size:,} tokens, and the embedding of {base.key} has "
+            f"{sizes.vocab_size:,} rows. Use the model's own tokenizer: leave data.tokenizer out."
+        )
+
+
+def _empty_model(sizes: ModelConfig) -> LanguageModel:
+    """A model whose parameters have no values; the system gives them memory when they are written.
+
+    Buffers, which are constants, have their values.
+    """
+    skip_init: AbstractContextManager[None] = nullcontext()
+    if isinstance(sizes, CausalLMConfig):
+        from transformers.initialization import no_init_weights
+
+        skip_init = no_init_weights()
+    with skip_init, init_empty_weights(include_buffers=False):
+        model = build_model(sizes)
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            empty = torch.empty_like(parameter, device="cpu")
+            setattr(module, name, nn.Parameter(empty, parameter.requires_grad))
+    model.tie_weights()
+    return model
