@@ -24,7 +24,7 @@ UNUSED_KEYS = ("attn_implementation", "experts_implementation", "transformers_ve
 """Entries that choose a kernel, perhaps from the Hub, or only inform. They are left out."""
 UNBOUNDED = 1 << 20
 """The context length of an architecture that has no longest one."""
-INSTALL = "Install it with: pip install transformers"
+INSTALL = "Install it with: pip install -r requirements-models.txt"
 
 
 class UnknownArchitecture(ValueError):

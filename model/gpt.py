@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -44,11 +45,8 @@ class GPTConfig:
     dropout: float = 0.0
     activation_checkpointing: bool = False
     activation_function: str = "gelu_new"
-
-    @property
-    def family(self) -> str:
-        """transformers' name of the architecture."""
-        return "gpt2"
+    family: ClassVar[str] = "gpt2"
+    """transformers' name of the architecture."""
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "block_size", "n_layer", "n_head", "n_embd"):
@@ -265,7 +263,6 @@ class GPT(nn.Module):
         return self.transformer.h
 
     def new_cache(self) -> KeyValueCache:
-        """An empty cache for `forward`."""
         return KeyValueCache(self.config.n_layer)
 
     # accelerate's FSDP2 needs these three methods to recognise the tie, or it trains wrongly.

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from model.causal_lm import ModelConfig
-from snapshot.disk.architecture import model_config
+from snapshot.disk.architecture import layout_for, model_config
 from snapshot.disk.files import read_json, snapshot_folders, snapshots_in
 from snapshot.disk.headers import tensor_files
-from snapshot.disk.layout import layout_for
 from snapshot.disk.reading import sha256_of, visible
 from snapshot.disk.tensors import TensorReader
 from snapshot.errors import SnapshotError

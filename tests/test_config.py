@@ -16,8 +16,8 @@ from config.checks import RANGES, problems
 from config.compose import all_keys, as_flat, as_plain, as_yaml, load_config, run_dir_of
 from config.help import key_rows
 from config.hints import ALIASES, LAUNCHER_OPTIONS, quoted
-from config.schema import TEXT_KEYS, ConfigError, TrainConfig, accumulation_steps
-from model.gpt import GPT, GPTConfig, parameter_count
+from config.schema import TEXT_KEYS, ConfigError, TrainConfig, accumulation_steps, gpt_config
+from model.gpt import GPT, parameter_count
 from runs import ROOT
 from snapshot.config_values import changed_values
 
@@ -57,10 +57,7 @@ def test_the_tuned_shakespeare_run_is_of_the_same_size_and_text():
     )
     assert tuned.data == reference.data
     assert tuned.train.eval_batches is None
-    parameters = [
-        parameter_count(GPT(GPTConfig(65, config.data.block_size, **vars(config.model))))
-        for config in (tuned, reference)
-    ]
+    parameters = [parameter_count(GPT(gpt_config(config, 65))) for config in (tuned, reference)]
     assert 0.9 < parameters[0] / parameters[1] <= 1
     assert tuned.train.max_steps * tuned.train.global_batch_size < 0.6 * 2000 * 12
 

@@ -21,6 +21,10 @@ from pathlib import Path
 
 import pytest
 import torch
+
+# Imported here, because the files of a module that is imported later would count as opened.
+import transformers.conversion_mapping
+import transformers.models.gpt2.modeling_gpt2  # noqa: F401
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 

@@ -8,9 +8,8 @@ import torch
 
 import runs
 from model.causal_lm import build_model
-from snapshot.disk.architecture import model_config
+from snapshot.disk.architecture import layout_of, model_config
 from snapshot.disk.files import read_json
-from snapshot.disk.layout import layout_of
 from snapshot.disk.state import restore_weights
 
 SHAPES = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -34,6 +35,21 @@ def declared(file: str) -> set[str]:
     return names
 
 
+def is_for_users(path: Path) -> bool:
+    return path.relative_to(ROOT).parts[0] not in FOR_DEVELOPERS
+
+
+def needs_transformers(path: Path) -> bool:
+    """Whether a file is one of those that are only used for models of the Hub."""
+    return "transformers" in imported(path)
+
+
+def test_our_own_gpt_needs_no_transformers():
+    """What is not in requirements.txt is imported only for a model of the Hub."""
+    code = "import sys, train, sample, snapshot.base; sys.exit('transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
 def canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
@@ -52,7 +68,8 @@ def imported(path: Path) -> set[str]:
 @pytest.mark.parametrize(
     ("file", "is_meant"),
     [
-        ("requirements.txt", lambda path: path.relative_to(ROOT).parts[0] not in FOR_DEVELOPERS),
+        ("requirements.txt", lambda path: is_for_users(path) and not needs_transformers(path)),
+        ("requirements-models.txt", lambda path: is_for_users(path)),
         ("requirements-dev.txt", lambda path: True),
     ],
 )

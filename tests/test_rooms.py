@@ -132,7 +132,8 @@ def test_nothing_in_a_run_knows_the_planner():
 def test_model_needs_torch_and_nothing_else():
     third_party = {"accelerate", "datasets", "numpy", "safetensors", "tokenizers", "transformers"}
     for path in (ROOT / "model").glob("*.py"):
-        assert not {name.split(".")[0] for name in imported(path)} & third_party
+        others = {name.split(".")[0] for name in imported(path)} & third_party
+        assert others <= ({"transformers"} if path.name == "causal_lm.py" else set()), path
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)

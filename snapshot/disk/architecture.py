@@ -1,13 +1,23 @@
-"""From config.json to the sizes of a model: our GPT where it can express them, or transformers'."""
+"""Which model a config.json describes, our GPT or one of transformers; the layout of its files."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from model.causal_lm import ModelConfig, UnknownArchitecture, causal_lm_config
+import torch
+
+from model.causal_lm import (
+    CausalLM,
+    LanguageModel,
+    ModelConfig,
+    UnknownArchitecture,
+    build_model,
+    causal_lm_config,
+)
 from model.gpt import ACTIVATIONS, GPTConfig
-from snapshot.disk.gpt2_layout import gpt2_config, gpt_shape
+from snapshot.disk.gpt2_layout import GPT2Layout, gpt2_config, gpt_shape
+from snapshot.disk.layout import Layout
 from snapshot.errors import SnapshotError
 
 OWN_VALUES: dict[str, tuple[Any, ...]] = {
@@ -70,6 +80,21 @@ def model_config(
 def config_json(config: ModelConfig) -> dict[str, Any]:
     """The config.json of a model, as transformers reads it."""
     return gpt2_config(vars(config)) if isinstance(config, GPTConfig) else config.content
+
+
+def layout_of(model: LanguageModel) -> Layout:
+    """The layout of a model."""
+    if isinstance(model, CausalLM):
+        from snapshot.disk.transformers_layout import TransformersLayout
+
+        return TransformersLayout(model)
+    return GPT2Layout(model)
+
+
+def layout_for(config: ModelConfig) -> Layout:
+    """The layout of a model of these sizes, of which no parameter has memory."""
+    with torch.device("meta"):
+        return layout_of(build_model(config))
 
 
 def _numbers(content: Any, name: str = "") -> Iterator[tuple[str, float]]:

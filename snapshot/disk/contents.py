@@ -13,10 +13,10 @@ from data.errors import DataError
 from data.tokenizer import TOKENIZER_FILES, CharTokenizer
 from model.causal_lm import ModelConfig
 from model.gpt import GPTConfig
-from snapshot.disk.architecture import config_json, model_config
+from snapshot.disk.architecture import config_json, layout_for, model_config
 from snapshot.disk.files import MANIFEST, read_json
 from snapshot.disk.headers import file_by_name, read_header, tensor_files
-from snapshot.disk.layout import Layout, Shape, layout_for
+from snapshot.disk.layout import Layout, Shape
 from snapshot.disk.reading import names_in
 from snapshot.errors import SnapshotError
 

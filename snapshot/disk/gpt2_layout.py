@@ -7,11 +7,13 @@ of the project transposes weights.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from model.gpt import ACTIVATIONS
+from model.gpt import ACTIVATIONS, GPT
+from snapshot.disk.layout import Layout, Shape, Stored, Written, refuse_unless_tied
 from snapshot.errors import SnapshotError
 
 ACTIVATION_NAMES = " or ".join(ACTIVATIONS)
@@ -83,3 +85,36 @@ def gpt_shape(config: dict[str, Any]) -> dict[str, Any]:
         **{ours: config[theirs] for ours, theirs in names.items()},
         "activation_function": activation,
     }
+
+
+class GPT2Layout(Layout):
+    """The layout of our GPT: GPT-2's."""
+
+    def __init__(self, model: GPT) -> None:
+        self._model = model
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        return dict(self._model.named_parameters())
+
+    def is_transposed(self, name: str) -> bool:
+        return is_transposed(name)
+
+    def written(self) -> list[Written]:
+        return [
+            Written((name,), {name: tuple(one.shape)[:: -1 if is_transposed(name) else 1]})
+            for name, one in self._model.named_parameters()
+        ]
+
+    def to_files(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: to_gpt2_layout(name, one) for name, one in parameters.items()}
+
+    def find(self, shapes: Mapping[str, Shape]) -> dict[str, Stored]:
+        known = self.parameters()
+        found = {}
+        for name in shapes:
+            full = name if name in known else f"transformer.{name}"  # as OpenAI's own files have it
+            if full in known:
+                found[full] = Stored((name,), is_transposed(full))
+            elif not name.endswith((".attn.bias", ".attn.masked_bias")):  # constants of old files
+                refuse_unless_tied(name, shapes, "lm_head.weight", self._model)
+        return found

@@ -13,9 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from model.causal_lm import CausalLM, LanguageModel, ModelConfig, build_model
-from model.gpt import GPT
-from snapshot.disk.gpt2_layout import is_transposed, to_gpt2_layout
+from model.causal_lm import LanguageModel
 from snapshot.errors import SnapshotError
 
 Shape = tuple[int, ...]
@@ -75,39 +73,6 @@ class Layout(ABC):
         """
 
 
-class GPT2Layout(Layout):
-    """The layout of our GPT: GPT-2's."""
-
-    def __init__(self, model: GPT) -> None:
-        self._model = model
-
-    def parameters(self) -> dict[str, nn.Parameter]:
-        return dict(self._model.named_parameters())
-
-    def is_transposed(self, name: str) -> bool:
-        return is_transposed(name)
-
-    def written(self) -> list[Written]:
-        return [
-            Written((name,), {name: tuple(one.shape)[:: -1 if is_transposed(name) else 1]})
-            for name, one in self._model.named_parameters()
-        ]
-
-    def to_files(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: to_gpt2_layout(name, one) for name, one in parameters.items()}
-
-    def find(self, shapes: Mapping[str, Shape]) -> dict[str, Stored]:
-        known = self.parameters()
-        found = {}
-        for name in shapes:
-            full = name if name in known else f"transformer.{name}"  # as OpenAI's own files have it
-            if full in known:
-                found[full] = Stored((name,), is_transposed(full))
-            elif not name.endswith((".attn.bias", ".attn.masked_bias")):  # constants of old files
-                refuse_unless_tied(name, shapes, "lm_head.weight", self._model)
-        return found
-
-
 def refuse_unless_tied(
     name: str, shapes: Mapping[str, Shape], output: str, model: LanguageModel
 ) -> None:
@@ -116,18 +81,3 @@ def refuse_unless_tied(
     is_copy = name == output and head.weight is embedding.weight
     if not is_copy or shapes[name] != tuple(embedding.weight.shape):  # type: ignore[arg-type]
         raise SnapshotError(f"it holds {name!r}, which the model does not have")
-
-
-def layout_of(model: LanguageModel) -> Layout:
-    """The layout of a model."""
-    if isinstance(model, CausalLM):
-        from snapshot.disk.transformers_layout import TransformersLayout
-
-        return TransformersLayout(model)
-    return GPT2Layout(model)
-
-
-def layout_for(config: ModelConfig) -> Layout:
-    """The layout of a model of these sizes, of which no parameter has memory."""
-    with torch.device("meta"):
-        return layout_of(build_model(config))

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from model.causal_lm import LanguageModel
-from snapshot.disk.architecture import config_json
+from snapshot.disk.architecture import config_json, layout_of
 from snapshot.disk.contents import MOMENTS, check_contents
+from snapshot.disk.entries import gathered_tensors, moment_entries, weight_entries
 from snapshot.disk.files import (
     LARGEST_STEP,
     SNAPSHOT_NAME,
@@ -29,15 +28,14 @@ from snapshot.disk.files import (
     verify,
     write_json,
 )
-from snapshot.disk.layout import Layout, Stored, layout_of
+from snapshot.disk.layout import Stored
 from snapshot.disk.numbers import NumberChecks
-from snapshot.disk.sharded import gather_full, is_sharded, reshard
+from snapshot.disk.sharded import is_sharded, reshard
 from snapshot.disk.tensors import TensorReader, read_into, write_tensors
 from snapshot.errors import SnapshotError
 
 FORMAT_VERSION = 1
 STATE = "state.json"
-FLOAT_BYTES = 4
 PACKAGES = ("torch", "accelerate", "datasets", "safetensors", "tokenizers", "numpy")
 
 
@@ -99,9 +97,9 @@ def begin_snapshot(
     target = root / folder_name(state.step)
     reshard(model)
     layout = layout_of(model)
-    files = {"model": _weights(layout), "optimizer": _moments(layout, optimizer)}
+    files = {"model": weight_entries(layout), "optimizer": moment_entries(layout, optimizer)}
     sharded = any(map(is_sharded, model.parameters()))
-    gathered = _gathered(files, writer)
+    gathered = gathered_tensors(files, writer)
     content = {"format_version": FORMAT_VERSION, **asdict(state)}
     rest = ExitStack()
 
@@ -235,68 +233,3 @@ def check_snapshot(folder: Path) -> RunState:
     check_contents(folder)
     numbers.check_updates(folder, state.step, state.skipped_steps)
     return state
-
-
-@dataclass(frozen=True)
-class Entry:
-    """Tensors, or this process's shards of them, that are gathered and written at once."""
-
-    tensors: dict[str, Tensor]
-    sizes: dict[str, int]
-    """Bytes of what is written, by its name in the file."""
-    convert: Callable[[dict[str, Tensor]], dict[str, Tensor]]
-    """From the full tensors to what is written."""
-
-
-def _weights(layout: Layout) -> list[Entry]:
-    parameters = layout.parameters()
-    return [
-        Entry(
-            {name: parameters[name] for name in group.parameters},
-            {name: FLOAT_BYTES * prod(shape) for name, shape in group.shapes.items()},
-            layout.to_files,
-        )
-        for group in layout.written()
-    ]
-
-
-def _moments(layout: Layout, optimizer: Optimizer) -> list[Entry]:
-    entries = []
-    for name, parameter in layout.parameters().items():
-        assert parameter in optimizer.state, "the optimizer has other parameters than the model"
-        transpose = layout.is_transposed(name)
-        for key, value in sorted(optimizer.state[parameter].items()):
-            entries.append(
-                Entry(
-                    {f"{name}.{key}": value},
-                    {f"{name}.{key}": value.numel() * value.element_size()},
-                    _transposed if transpose and value.ndim == 2 else _contiguous,
-                )
-            )
-    return entries
-
-
-def _transposed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.t().contiguous() for name, tensor in tensors.items()}
-
-
-def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.contiguous() for name, tensor in tensors.items()}
-
-
-def _gathered(files: dict[str, list[Entry]], writer: bool) -> Iterator[Tensor]:
-    """Gather full tensors in the order of the files; the writer gets them in the files' layout.
-
-    At most one entry is in memory in addition to the shards, and the one before it while it is
-    gathered. On a CPU it may be the weight or moment itself, which does not change until all is
-    written.
-    """
-    for entries in files.values():
-        for entry in entries:
-            full = {name: gather_full(tensor) for name, tensor in entry.tensors.items()}
-            if not writer:
-                yield from full.values()
-            elif any(map(is_sharded, entry.tensors.values())):
-                yield from [one.cpu() for one in entry.convert(full).values()]
-            else:  # a step in progress may fill the device's memory: convert in the CPU's
-                yield from entry.convert({name: one.cpu() for name, one in full.items()}).values()
