@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from model.causal_lm import ModelConfig
@@ -22,6 +23,7 @@ from snapshot.hub.errors import HubError, HubUnreachable
 from snapshot.hub.names import PREFIX
 from snapshot.hub.remote import BRANCH, RemoteFile
 from snapshot.resume import newest_snapshot
+from snapshot.store import with_retries
 
 CONFIG = "config.json"
 LARGEST_SMALL_BYTES = 64 << 20
@@ -69,7 +71,7 @@ class Base:
             return self.folder
         files = dict(self.weights)
         for again in (False, True):
-            self.repo.download_all(self.commit, files, None, again)
+            with_retries(partial(self.repo.download_all, self.commit, files, None, again))
             wrong = [name for name, file in files.items() if not self._is_listed(name, file)]
             if not wrong:
                 return self.folder
@@ -97,7 +99,7 @@ def open_base(key: str, value: str, timeout: float, with_weights: bool = True) -
         )
     hub = Hub(match[2], timeout)
     try:
-        return _remote(named, hub, match[3] or BRANCH, with_weights)
+        return with_retries(lambda: _remote(named, hub, match[3] or BRANCH, with_weights))
     except HubUnreachable as error:
         raise HubUnreachable(f"{named}: {error}") from error
     except HubError as error:

@@ -118,6 +118,12 @@ def seed(hub: LoopbackHub, *snapshots: Path, repo_id: str = REPO) -> None:
     assert step_of(hub, repo_id) == read_state(snapshots[-1]).step
 
 
+def publish(hub: LoopbackHub, repo_id: str, folder: Path) -> str:
+    """Commit the files of a folder as a model repo that somebody else made; the commit."""
+    hub.create(repo_id, private=False)
+    return hub.commit_files(repo_id, {path.name: path.read_bytes() for path in folder.iterdir()})
+
+
 def put(
     hub: LoopbackHub, snapshot: Path, *steps: int, run: str = "run", attempt: str = "attempt"
 ) -> None:

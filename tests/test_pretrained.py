@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import families
+import shutil
+from functools import partial
+
 import pytest
 import torch
 
+import families
+import hubs
 import runs
 from model.causal_lm import build_model
 from snapshot.disk.architecture import layout_of, model_config
@@ -18,6 +22,12 @@ SHAPES = {
     "FSDP-2": ("fsdp_cpu.yaml", 2, ()),
 }
 MODELS = list(families.FAMILIES)
+THOROUGH = pytest.mark.thorough
+
+
+def each(names, quick):
+    """All of them, of which those that are not quick are thorough tests."""
+    return [pytest.param(name, marks=[] if name in quick else THOROUGH) for name in names]
 
 
 @pytest.fixture(scope="session")
@@ -65,20 +75,134 @@ def test_what_is_written_has_the_names_that_transformers_writes(bases, family):
     assert written == there
 
 
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", each(MODELS, ["llama", "gpt2"]))
 def test_every_shape_has_the_losses_of_one_process(small, bases, family, tmp_path):
-    words = [word for word in small if not word.startswith("model.n_")]
-    words += [f"model.pretrained={bases[family]}", "train.max_steps=10", "snapshot.every=5"]
-    alone = runs.train(*words, f"run.dir={tmp_path / 'alone'}")
+    """And what each has saved has transformers' logits."""
+    alone = runs.train(*words(small, bases[family]), f"run.dir={tmp_path / 'alone'}")
     assert alone.returncode == 0, alone.stderr
+    expected = torch.tensor(runs.losses(tmp_path / "alone"))
     for name, (config, processes, more) in SHAPES.items():
-        place = tmp_path / name.replace(" ", "-")
-        place.mkdir()
-        file = runs.rehearsal(config, place, processes)
-        result = runs.launch(file, *words, *more, f"run.dir={place / 'run'}")
+        file = runs.rehearsal(config, tmp_path, processes)
+        result = runs.launch(
+            file, *words(small, bases[family], *more, f"run.dir={tmp_path / name}")
+        )
         assert result.returncode == 0, result.stderr
-        expected = torch.tensor(runs.losses(tmp_path / "alone"))
-        found = torch.tensor(runs.losses(place / "run"))
+        found = torch.tensor(runs.losses(tmp_path / name))
         assert (expected - found).abs().max() < 1e-5, name
-        saved = runs.snapshot(place / "run", 10)
-        assert largest_difference(saved) < 1e-5
+        assert largest_difference(runs.snapshot(tmp_path / name, 10)) < 1e-5
+
+
+def words(small, base, *more):
+    """The overrides of a run of ten steps that begins from a model."""
+    own = [word for word in small if not word.startswith("model.n_")]
+    return [*own, f"model.pretrained={base}", "train.max_steps=10", "snapshot.every=5", *more]
+
+
+@pytest.mark.parametrize("pieces", [False, True], ids=["one file", "several files"])
+def test_a_model_of_the_hub_is_the_same_as_its_folder(small, tmp_path, hub, pieces):
+    """Through the client's cache and Xet; and a run that has begun needs that repo no longer."""
+    folder = families.make("qwen3", tmp_path / "base", pieces, dtype="bfloat16")
+    commit = hubs.publish(hub, "them/model", folder)
+    local = runs.train(*words(small, folder), f"run.dir={tmp_path / 'local'}")
+    assert local.returncode == 0, local.stderr
+    there = {**hub.environment(), "HF_HOME": str(tmp_path / "cache")}
+    begun = words(small, "them/model", f"run.dir={tmp_path / 'run'}")
+    result = runs.train(*begun, "train.max_steps=5", **there)
+    assert result.returncode == 0, result.stderr
+    assert f"from      them/model@{commit[:12]} (qwen3): its weights" in result.stdout
+    hub.delete("them/model")
+    shutil.rmtree(tmp_path / "cache")
+    result = runs.train(*begun, **there)
+    assert result.returncode == 0, result.stderr
+    assert runs.losses(tmp_path / "run")[:5] == runs.losses(tmp_path / "local")[:5]
+    state = read_json(runs.snapshot(tmp_path / "run", 10) / "state.json")
+    assert state["base"] == f"them/model@{commit[:12]}"
+
+
+def test_a_damaged_download_of_weights_is_made_again(small, tmp_path, hub):
+    folder = families.make("llama", tmp_path / "base")
+    hubs.publish(hub, "them/model", folder)
+    fault = hub.fault("xorb-get", "corrupted")
+    there = {**hub.environment(), "HF_HOME": str(tmp_path / "cache")}
+    result = runs.train(*words(small, "them/model"), f"run.dir={tmp_path / 'run'}", **there)
+    assert fault.hits
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("family", ["llama tied", "gpt2", pytest.param("mixtral", marks=THOROUGH)])
+def test_a_run_changes_its_shape_and_keeps_its_losses(small, bases, family, tmp_path):
+    """DDP to FSDP to one process and back, five steps each."""
+    flat = ["optim.learning_rate=0.001", "optim.min_learning_rate=0.001"]  # whatever the last step
+    more = [*flat, "train.max_steps=20", f"run.dir={tmp_path / 'alone'}"]
+    result = runs.train(*words(small, bases[family], *more))
+    assert result.returncode == 0, result.stderr
+    for last, config, processes in (
+        (5, "ddp_cpu.yaml", 2),
+        (10, "fsdp_cpu.yaml", 2),
+        (15, "cpu.yaml", 1),
+        (20, "ddp_cpu.yaml", 2),
+    ):
+        more = [*flat, f"train.max_steps={last}", f"run.dir={tmp_path / 'run'}"]
+        file = runs.rehearsal(config, tmp_path, processes)
+        result = runs.launch(file, *words(small, bases[family], *more))
+        assert result.returncode == 0, result.stderr
+    expected = torch.tensor(runs.losses(tmp_path / "alone"))
+    assert (torch.tensor(runs.losses(tmp_path / "run")) - expected).abs().max() < 1e-5
+    assert largest_difference(runs.snapshot(tmp_path / "run", 20)) < 1e-5
+
+
+def has_step(run_dir, step: int) -> bool:
+    return runs.newest_step(run_dir) >= step
+
+
+@pytest.mark.parametrize("family", ["llama tied", "mixtral"])
+def test_killed_and_resumed_the_bits_are_the_same(small, bases, family, tmp_path):
+    """Killed with -9 at five moments, with dropout and recomputation."""
+    more = ["model.dropout=0.1", "model.activation_checkpointing=true", "train.max_steps=30"]
+    command = words(small, bases[family], *more)
+    whole = runs.train(*command, f"run.dir={tmp_path / 'whole'}")
+    assert whole.returncode == 0, whole.stderr
+    here = runs.command(*command, f"run.dir={tmp_path / 'run'}")
+    for step in (3, 6, 11, 17, 24):
+        with runs.started(here) as process:
+            runs.wait_until(partial(has_step, tmp_path / "run", step), process)
+    result = runs.run(here)
+    assert result.returncode == 0, result.stderr
+    runs.assert_same_bits(
+        runs.snapshot(tmp_path / "whole", 30), runs.snapshot(tmp_path / "run", 30)
+    )
+
+
+def test_an_architecture_is_trained_from_random_weights(small, bases, tmp_path):
+    """The weights are a function of the seed, and not those of the folder."""
+    own = [word for word in small if not word.startswith("model.n_")]
+    own += [f"model.architecture={bases['llama']}", "train.max_steps=10"]
+    result = runs.train(*own, f"run.dir={tmp_path / 'run'}")
+    assert result.returncode == 0, result.stderr
+    assert runs.losses(tmp_path / "run")[-1] < runs.losses(tmp_path / "run")[0]
+    file = runs.rehearsal("fsdp_cpu.yaml", tmp_path, 2)
+    result = runs.launch(file, *own, f"run.dir={tmp_path / 'fsdp'}")
+    assert result.returncode == 0, result.stderr
+    difference = torch.tensor(runs.losses(tmp_path / "run")) - torch.tensor(
+        runs.losses(tmp_path / "fsdp")
+    )
+    assert difference.abs().max() < 1e-5
+
+
+def test_a_model_begins_from_another_run_of_ours(small, finished_run, tmp_path):
+    """From the run's folder: its newest snapshot's weights, step 1, and a new optimizer."""
+    result = runs.train(*words(small, finished_run), f"run.dir={tmp_path / 'run'}")
+    assert result.returncode == 0, result.stderr
+    before = runs.metrics(finished_run, "eval")[-1]["loss"]
+    assert runs.losses(tmp_path / "run")[0] < before + 0.5
+
+
+def test_generating_and_verifying_know_such_a_snapshot(small, bases, tmp_path):
+    result = runs.train(*words(small, bases["gemma3"]), f"run.dir={tmp_path / 'run'}")
+    assert result.returncode == 0, result.stderr
+    text = runs.run(runs.command(str(tmp_path / "run"), "--length", "60", script="sample.py"))
+    assert text.returncode == 0, text.stderr
+    assert len(text.stdout) == 62
+    checked = runs.run([*runs.MODULE, "verify", str(tmp_path / "run")])
+    assert checked.returncode == 0, checked.stderr
+    assert "2 layers, 4 heads, 32 wide" in checked.stdout

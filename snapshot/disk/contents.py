@@ -50,8 +50,7 @@ def check_model(folder: Path) -> ModelConfig:
     if additional := sorted(set(content) - known):
         raise SnapshotError(f"{path} has an unknown entry {additional[0]!r}")
     size = _check_tokenizer(folder)
-    padded = not isinstance(config, GPTConfig)  # others may have more rows than tokens
-    if size > config.vocab_size or (size < config.vocab_size and not padded):
+    if size > config.vocab_size:  # a model of the Hub may have more rows than tokens
         raise SnapshotError(
             f"{folder}: the tokenizer has {size} characters, not {config.vocab_size}"
         )

@@ -1,0 +1,137 @@
+"""Wrong input about a model to begin from: a sentence with key, value and remedy, and code 2."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+import families
+import hubs
+import runs
+from snapshot.base import check_weights, open_base
+from snapshot.errors import SnapshotError
+
+REPO = "them/model"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return families.make("llama", tmp_path_factory.mktemp("base") / "llama")
+
+
+def changed(base, folder, **entries):
+    """A copy of a model with other entries in its config.json."""
+    shutil.copytree(base, folder)
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**content, **entries}))
+    return folder
+
+
+def words(small, base, *more):
+    own = [word for word in small if not word.startswith("model.n_")]
+    return [*own, f"model.pretrained={base}", *more]
+
+
+CONFIGS = {
+    "code of its own": ({"auto_map": {"AutoModel": "x.Y"}}, "asks for code of its own (auto_map)"),
+    "quantized": ({"quantization_config": {"bits": 4}}, "its weights are quantized"),
+    "an unknown architecture": ({"model_type": "nobody"}, "model_type 'nobody' is not one that"),
+    "no causal model": (
+        {"architectures": ["LlamaForSequenceClassification"]},
+        "not a causal language model of text",
+    ),
+    "an absurd size": ({"num_hidden_layers": 10**7}, "num_hidden_layers=1e+07, which no model has"),
+    "a missing tensor": ({"num_hidden_layers": 3}, "it lacks model.layers.2."),
+    "a surplus tensor": ({"num_hidden_layers": 1}, "it holds 'model.layers.1."),
+    "another shape": (
+        {"intermediate_size": 96},
+        "has the shape [64, 32], its config says",
+    ),
+}
+
+
+def refusal(folder) -> str:
+    """What is said about a model, by all that a run checks before it trains."""
+    with pytest.raises(SnapshotError) as refused:
+        base = open_base("model.pretrained", str(folder), 5.0)
+        check_weights(base, base.config(0.0, False))
+    assert f"model.pretrained={folder}" in str(refused.value)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_model_that_cannot_be_trained_is_refused(base, tmp_path, name):
+    entries, sentence = CONFIGS[name]
+    assert sentence in refusal(changed(base, tmp_path / "base", **entries))
+
+
+def test_a_refusal_ends_a_run_before_it_writes_anything(small, base, tmp_path):
+    folder = changed(base, tmp_path / "base", auto_map={"AutoModel": "x.Y"})
+    result = runs.train(*words(small, folder), f"run.dir={tmp_path / 'run'}")
+    assert result.returncode == 2, result.stderr
+    assert f"error: model.pretrained={folder}: its config.json" in result.stderr
+    assert not list((tmp_path / "run").glob("snapshots/*"))
+
+
+def without_safetensors(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+FOLDERS = {
+    "only .bin": (without_safetensors, "as pytorch_model.bin and not as safetensors"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "has no weights"),
+    "no config": (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
+}
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_folder_that_is_no_model_is_refused(base, tmp_path, name):
+    change, sentence = FOLDERS[name]
+    folder = shutil.copytree(base, tmp_path / "base")
+    change(folder)
+    assert sentence in refusal(folder)
+
+
+ARGUMENTS = {
+    "sizes of our own": (
+        ["model.n_layer=3"],
+        "model.n_layer=3 has no effect",
+    ),
+    "two models": (["model.architecture=x/y"], "name two models"),
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_arguments_that_do_not_fit_the_model_are_refused(small, base, tmp_path, name):
+    more, sentence = ARGUMENTS[name]
+    result = runs.train(*words(small, base, *more), f"run.dir={tmp_path / 'run'}")
+    assert result.returncode == 2, result.stderr
+    assert sentence in result.stderr
+
+
+REPOS = {
+    "no such repo": ("nobody/nothing", "nobody/nothing"),
+    "no such revision": (f"{REPO}@v9", "v9"),
+    "not a name": ("a/b/c", "neither a folder that exists nor a model of the Hub"),
+}
+
+
+@pytest.mark.parametrize("name", REPOS)
+def test_a_repo_that_cannot_be_used_is_refused(base, near_hub, name):
+    value, part = REPOS[name]
+    hubs.publish(near_hub, REPO, base)
+    assert part in refusal(value)
+
+
+def test_weights_are_not_downloaded_before_the_rest_is_right(small, base, tmp_path, hub):
+    hubs.publish(hub, REPO, base)
+    there = {**hub.environment(), "HF_HOME": str(tmp_path / "cache")}
+    more = [f"run.dir={tmp_path / 'run'}", "data.block_size=64"]
+    result = runs.train(*words(small, REPO, *more), **there)
+    assert result.returncode == 2, result.stderr
+    assert (
+        f"data.block_size=64 is longer than the context of model.pretrained={REPO}" in result.stderr
+    )
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))
