@@ -22,12 +22,12 @@ SHAPES = {
     "FSDP-2": ("fsdp_cpu.yaml", 2, ()),
 }
 MODELS = list(families.FAMILIES)
-THOROUGH = pytest.mark.thorough
+THOROUGH, SLOW = pytest.mark.thorough, pytest.mark.slow
 
 
-def each(names, quick):
-    """All of them, of which those that are not quick are thorough tests."""
-    return [pytest.param(name, marks=[] if name in quick else THOROUGH) for name in names]
+def each(names, quick, others=SLOW):
+    """All of them, marked if they are not quick."""
+    return [pytest.param(name, marks=[] if name in quick else others) for name in names]
 
 
 @pytest.fixture(scope="session")
@@ -75,7 +75,7 @@ def test_what_is_written_has_the_names_that_transformers_writes(bases, family):
     assert written == there
 
 
-@pytest.mark.parametrize("family", each(MODELS, ["llama", "gpt2"]))
+@pytest.mark.parametrize("family", each(MODELS, ["llama"]))
 def test_every_shape_has_the_losses_of_one_process(small, bases, family, tmp_path):
     """And what each has saved has transformers' logits."""
     alone = runs.train(*words(small, bases[family]), f"run.dir={tmp_path / 'alone'}")
@@ -98,7 +98,9 @@ def words(small, base, *more):
     return [*own, f"model.pretrained={base}", "train.max_steps=10", "snapshot.every=5", *more]
 
 
-@pytest.mark.parametrize("pieces", [False, True], ids=["one file", "several files"])
+@pytest.mark.parametrize(
+    "pieces", [False, pytest.param(True, marks=SLOW)], ids=["one file", "several files"]
+)
 def test_a_model_of_the_hub_is_the_same_as_its_folder(small, tmp_path, hub, pieces):
     """Through the client's cache and Xet; and a run that has begun needs that repo no longer."""
     folder = families.make("qwen3", tmp_path / "base", pieces, dtype="bfloat16")
@@ -129,7 +131,13 @@ def test_a_damaged_download_of_weights_is_made_again(small, tmp_path, hub):
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize("family", ["llama tied", "gpt2", pytest.param("mixtral", marks=THOROUGH)])
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param("llama tied", marks=THOROUGH),
+        *each(["gpt2", "mixtral"], []),
+    ],
+)
 def test_a_run_changes_its_shape_and_keeps_its_losses(small, bases, family, tmp_path):
     """DDP to FSDP to one process and back, five steps each."""
     flat = ["optim.learning_rate=0.001", "optim.min_learning_rate=0.001"]  # whatever the last step
@@ -155,7 +163,7 @@ def has_step(run_dir, step: int) -> bool:
     return runs.newest_step(run_dir) >= step
 
 
-@pytest.mark.parametrize("family", ["llama tied", "mixtral"])
+@pytest.mark.parametrize("family", each(["llama tied", "mixtral"], ["llama tied"]))
 def test_killed_and_resumed_the_bits_are_the_same(small, bases, family, tmp_path):
     """Killed with -9 at five moments, with dropout and recomputation."""
     more = ["model.dropout=0.1", "model.activation_checkpointing=true", "train.max_steps=30"]
@@ -173,6 +181,7 @@ def test_killed_and_resumed_the_bits_are_the_same(small, bases, family, tmp_path
     )
 
 
+@THOROUGH
 def test_an_architecture_is_trained_from_random_weights(small, bases, tmp_path):
     """The weights are a function of the seed, and not those of the folder."""
     own = [word for word in small if not word.startswith("model.n_")]

@@ -54,9 +54,13 @@ CONFIGS = {
 
 def refusal(folder) -> str:
     """What is said about a model, by all that a run checks before it trains."""
-    with pytest.raises(SnapshotError) as refused:
+
+    def check() -> None:
         base = open_base("model.pretrained", str(folder), 5.0)
         check_weights(base, base.config(0.0, False))
+
+    with pytest.raises(SnapshotError) as refused:
+        check()
     assert f"model.pretrained={folder}" in str(refused.value)
     return str(refused.value)
 
