@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
 """Of glibc's malloc.h."""
 MEMORY_FILES = (
     ("memory.max", "memory.current"),
@@ -29,6 +29,8 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(M_MMAP_MAX, 0)  # otherwise each large tensor is a mapping of its own
         mallopt(M_TRIM_THRESHOLD, -1)  # never
+        # One heap for all threads: each of those that upload would keep what it has freed.
+        mallopt(M_ARENA_MAX, 1)
 
 
 def available_memory(root: Path = Path("/")) -> int:
