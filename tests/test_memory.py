@@ -52,3 +52,36 @@ def test_memory_that_was_freed_is_not_taken_from_the_system_again():
     assert taken < 2000  # pages, of which 20 times 80 MB are 400,000
     assert taken < taken_without / 2
     assert most < most_without + 80_000  # KB: never more than a pass takes
+
+
+THREADS = """
+import resource, threading
+import torch
+from training.memory import keep_freed_memory
+
+keep_freed_memory()
+torch.ones(5_000_000)  # 20 MB, which stay for the next
+
+def work(barrier):
+    barrier.wait()  # all are there at once, each with a heap of its own if it may have one
+    with lock:
+        torch.ones(5_000_000)
+
+lock, barrier = threading.Lock(), threading.Barrier(8)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+threads = [threading.Thread(target=work, args=(barrier,)) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library is not glibc")
+def test_what_one_thread_has_freed_another_uses_again():
+    """An upload has many threads; each would keep what it has freed, up to some 60 MB."""
+    result = subprocess.run(
+        [sys.executable, "-c", THREADS], cwd=ROOT, capture_output=True, check=True, text=True
+    )
+    assert int(result.stdout) < 40_000  # KB; eight heaps would have 160,000
