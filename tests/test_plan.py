@@ -26,7 +26,7 @@ from planning.fits import GIB, Candidate, Strategy, candidates, strategies
 from snapshot.disk.state import RunState, begin_snapshot
 from training.evaluation import held_out_loss
 from training.optimizer import adamw
-from training.sampling import CHARACTERS
+from training.sampling import TOKENS
 
 TINY = GPTConfig(103, 64, n_layer=4, n_head=4, n_embd=128)
 PIECE = 1_000_000
@@ -64,7 +64,7 @@ def counted_phases(config: GPTConfig, batch: int, precision: str, folder: Path) 
         tracker.place = ("evaluation", 1)
         held_out_loss(Accelerator(cpu=True), model, [(ids, ids)])
         tracker.place = ("sampling", 1)
-        for _ in generate(model, ids[:1, :5], CHARACTERS):
+        for _ in generate(model, ids[:1, :5], TOKENS):
             pass
         tracker.place = ("snapshot", 1)
         state = RunState("", "", 1, 0, 0, None, {}, {})

@@ -9,19 +9,17 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from data.tokenizer import CharTokenizer
+from data.tokenizer import Tokenizer
 from model.generate import BrokenModel, generate
 from model.gpt import GPT, parameter_count
 from snapshot.disk.sharded import reshard
 from training.exits import TrainingStopped
 from training.memory import available_memory
 
-CHARACTERS = 400
+TOKENS = 400
 
 
-def sample_text(
-    accelerator: Accelerator, model: nn.Module, tokenizer: CharTokenizer, seed: int
-) -> str:
+def sample_text(accelerator: Accelerator, model: nn.Module, tokenizer: Tokenizer, seed: int) -> str:
     """Generate a short text, the same on every process. Every process must call this.
 
     Raises TrainingStopped where the weights are not finite.
@@ -31,7 +29,7 @@ def sample_text(
     prompt = torch.from_numpy(beginning)[None].to(accelerator.device)
     # FSDP compiles blocks in place; each layer's cache would compile them again.
     with _unsharded_blocks(accelerator, bare_model), torch.compiler.set_stance("force_eager"):
-        drawn = generate(bare_model, prompt, CHARACTERS, temperature=0.8, top_k=200, seed=seed)
+        drawn = generate(bare_model, prompt, TOKENS, temperature=0.8, top_k=200, seed=seed)
         try:
             return tokenizer.decode([int(token) for token in drawn])
         except BrokenModel as error:
@@ -40,7 +38,7 @@ def sample_text(
 
 @contextlib.contextmanager
 def _unsharded_blocks(accelerator: Accelerator, model: GPT) -> Iterator[None]:
-    """Have FSDP gather each block once and not once a character, where memory is sufficient."""
+    """Have FSDP gather each block once and not once a token, where memory is sufficient."""
     if not accelerator.is_fsdp2 or not accelerator.state.fsdp_plugin.reshard_after_forward:
         yield
         return

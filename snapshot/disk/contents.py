@@ -16,9 +16,10 @@ from typing import Any
 import torch
 
 from data.errors import DataError
-from data.tokenizer import TOKENIZER_FILES, CharTokenizer
+from data.subwords import load_tokenizer
+from data.tokenizer import TOKENIZER_FILES
 from model.gpt import GPT, GPTConfig
-from snapshot.disk.files import MANIFEST, parse_json, read_json
+from snapshot.disk.files import MANIFEST, count_json_values, parse_json, read_json
 from snapshot.disk.gpt2_layout import gpt2_config, gpt_shape, is_transposed
 from snapshot.disk.reading import names_in
 from snapshot.errors import SnapshotError
@@ -27,6 +28,9 @@ LARGEST_HEADER_BYTES = 4 << 20
 MOST_TENSORS = 20_000
 """In one file; a header with 300,000 takes seconds to parse."""
 LARGEST_SIZE = 2**24
+LARGEST_TOKENIZER_BYTES = 64 << 20
+MOST_TOKENIZER_VALUES = 2_500_000
+"""In a tokenizer.json of subwords; a vocabulary of 262,144 and its merges are 1.8 million."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
 METADATA = "__metadata__"
 
@@ -180,15 +184,45 @@ def _file_by_name(folder: Path, stem: str) -> dict[str, Path]:
 
 
 def _check_tokenizer(folder: Path, vocab_size: int) -> None:
-    known: tuple[set[str], ...] = ({"tokenizer_class", "clean_up_tokenization_spaces"}, set())
-    for name, keys in zip(TOKENIZER_FILES[1:], known, strict=True):
-        content = read_json(folder / name)
-        if not isinstance(content, dict) or not set(content) <= keys:
-            raise SnapshotError(f"{folder / name} has entries that no tokenizer here needs")
-    read_json(folder / TOKENIZER_FILES[0])  # raises if it is too large
+    """Raise SnapshotError unless the tokenizer is one that this project saves, and fits the model.
+
+    What a tokenizer_config.json may say is checked where it is loaded; it names no code.
+    """
+    if read_json(folder / TOKENIZER_FILES[2]) != {}:
+        raise SnapshotError(
+            f"{folder / TOKENIZER_FILES[2]} has entries that no tokenizer here needs"
+        )
+    settings = read_json(folder / TOKENIZER_FILES[1])
+    known = {"tokenizer_class", "clean_up_tokenization_spaces"}
+    subwords = isinstance(settings, dict) and "eos_token" in settings
+    if not subwords and (not isinstance(settings, dict) or not set(settings) <= known):
+        raise SnapshotError(
+            f"{folder / TOKENIZER_FILES[1]} has entries that no tokenizer here needs"
+        )
+    path = folder / TOKENIZER_FILES[0]
+    if subwords:
+        _check_size_of_subwords(path)
+    else:
+        read_json(path)  # raises if it is too large
     try:
-        size = CharTokenizer.load(folder).vocab_size
+        tokenizer = load_tokenizer(folder)
     except DataError as error:
         raise SnapshotError(str(error)) from error
-    if size != vocab_size:
-        raise SnapshotError(f"{folder}: the tokenizer has {size} characters, not {vocab_size}")
+    size = tokenizer.vocab_size
+    # The embedding of a pretrained model may have more rows than its tokenizer has tokens.
+    if size > vocab_size or (size < vocab_size and not subwords):
+        raise SnapshotError(
+            f"{folder}: the tokenizer has {size} {tokenizer.unit}s, not {vocab_size}"
+        )
+
+
+def _check_size_of_subwords(path: Path) -> None:
+    """Raise SnapshotError before a tokenizer.json of subwords can fill the memory."""
+    try:
+        size = path.stat().st_size
+        if size > LARGEST_TOKENIZER_BYTES:
+            raise SnapshotError(f"{path} has {size:,} bytes; no tokenizer is that large")
+        if count_json_values(path.read_bytes()) > MOST_TOKENIZER_VALUES:
+            raise SnapshotError(f"{path} holds more values than any tokenizer")
+    except OSError as error:
+        raise SnapshotError(f"{path} cannot be read: {error.strerror}") from error
