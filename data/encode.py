@@ -67,8 +67,6 @@ def _encoded_characters(
 def _encoded_subwords(
     pieces: Iterable[Piece], tokenizer: SubwordTokenizer, cut: int, cores: int
 ) -> Iterator[Encoded]:
-    tokenizer.remember_words()
-
     def encode(batch: list[Chunk]) -> Encoded:
         texts = [chunk.text for chunk in batch]
         return Encoded(

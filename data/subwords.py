@@ -32,8 +32,6 @@ NOT_A_CHARACTER = "\ufffd"
 """What a decoder writes for bytes that are not UTF-8, such as half of a character."""
 MOST_WAITING = 64
 """Tokens that a stream holds back because they do not end with a whole character."""
-CACHED_WORDS = 100_000
-"""Words whose tokens are remembered; the default of `tokenizers` is a tenth of it."""
 
 
 class SubwordTokenizer(Tokenizer):
@@ -78,12 +76,6 @@ class SubwordTokenizer(Tokenizer):
     def beginning(self) -> str:
         """A newline, or a full stop if the tokenizer drops newlines."""
         return "\n" if len(self.encode("\n")) else "."
-
-    def remember_words(self) -> None:
-        """Prepare for long texts: most of their words are among a few, whose tokens are cached."""
-        resize = getattr(self._rust.model, "_resize_cache", None)  # not every model has a cache
-        if resize is not None:
-            resize(CACHED_WORDS)
 
     def encode(self, text: str) -> NDArray:
         return self.encode_chunks([text], [False])
