@@ -1,8 +1,8 @@
 """Tokenizers of subwords: whatever a `tokenizer.json` of the `tokenizers` library describes.
 
 Its bytes stay as they are, unless it cuts or pads texts: a snapshot has the tokenizer.json that it
-was trained with. Of tokenizer_config.json only `SETTINGS` stay; other entries may name code, or
-change the ids.
+was trained with. Of tokenizer_config.json only special tokens and the chat template stay;
+other entries may name code, or change the ids.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ FIXED_SETTINGS = {
     "tokenizer_class": "PreTrainedTokenizerFast",  # loads tokenizer.json as it is
     "clean_up_tokenization_spaces": False,
 }
-SETTINGS = (*FIXED_SETTINGS, *SPECIAL_TOKENS, "chat_template")
-"""The entries of a tokenizer_config.json that `save` writes."""
 CHAT_TEMPLATE = "chat_template.jinja"
 NOT_A_CHARACTER = "\ufffd"
 """What a decoder writes for bytes that are not UTF-8, such as half of a character."""
@@ -35,7 +33,7 @@ MOST_WAITING = 64
 
 
 class SubwordTokenizer(Tokenizer):
-    """A tokenizer from the bytes of a tokenizer.json and the `SETTINGS` that it needs."""
+    """A tokenizer from the bytes of a tokenizer.json, with its special tokens and chat template."""
 
     def __init__(self, content: bytes, settings: dict[str, Any], where: str) -> None:
         """`where` names the tokenizer in messages. Raises DataError if it cannot be used."""
@@ -132,14 +130,12 @@ class SubwordTokenizer(Tokenizer):
         """Load what `save` wrote. Raises DataError if it is not that."""
         path = folder / TOKENIZER_FILES[1]
         settings = _read_json(path)
-        if set(settings) - set(SETTINGS) or any(
-            settings.pop(name, None) != value for name, value in FIXED_SETTINGS.items()
-        ):
+        if any(settings.pop(name, None) != value for name, value in FIXED_SETTINGS.items()):
             raise DataError(f"{path} has entries that no tokenizer here needs")
         kept = _kept(settings)
         loaded = cls(_read(folder / TOKENIZER_FILES[0]), kept, str(folder))
         if kept != settings or loaded._settings != kept:
-            raise DataError(f"{path} names special tokens that the tokenizer does not have")
+            raise DataError(f"{path} has entries that its tokenizer does not need or lacks")
         return loaded
 
     @classmethod

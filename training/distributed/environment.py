@@ -1,4 +1,4 @@
-"""What the launcher and the system provide: the only file with environment variables."""
+"""What the launcher and the system provide: the only file that reads environment variables."""
 
 from __future__ import annotations
 
@@ -85,12 +85,3 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):  # not on every system
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def share_tokenizing() -> None:
-    """Have `tokenizers` use all cores, unless its variable says otherwise.
-
-    Without the variable it prints a warning in every process that is forked later, such as the
-    workers that read batches, and tokenizes on one core there. They tokenize nothing.
-    """
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")

@@ -34,7 +34,7 @@ from training.distributed.agreement import (
     run_on_all,
     run_on_main,
 )
-from training.distributed.environment import cores, restarted_by_launcher, share_tokenizing
+from training.distributed.environment import cores, restarted_by_launcher
 from training.exits import EXIT_DONE, EXIT_INTERRUPTED
 from training.reporting.metrics import MetricsFile, write_whole
 from training.reporting.output import say_error
@@ -48,7 +48,6 @@ def prepare_text(accelerator: Accelerator, config: Config) -> Corpus:
 
     Every process must call this. Raises DataError when the machines have different texts.
     """
-    share_tokenizing()
     data, first = config.data, accelerator.is_local_main_process
     corpus = local_main_first(
         accelerator,
