@@ -48,8 +48,7 @@ def main(arguments: list[str]) -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USER_MISTAKE
-    vocabulary = options.vocab_size or bpe_size(config.data.tokenizer) or CHARACTERS_PLANNED
-    model = GPTConfig(vocabulary, config.data.block_size, **vars(config.model))
+    model = GPTConfig(vocabulary_of(options, config), config.data.block_size, **vars(config.model))
     found = candidates(model, shape, options.machines, config.snapshot.piece_bytes)
     share = config.train.global_batch_size // options.processes
     requested = config.train.micro_batch_size
@@ -65,6 +64,11 @@ def main(arguments: list[str]) -> int:
     print_plan(config, model, parameters, options, fits, micro)
     print(f"\n{advice}")
     return code
+
+
+def vocabulary_of(options: argparse.Namespace, config: Config) -> int:
+    """The size of the vocabulary: as given, or as `data.tokenizer` says, or of many characters."""
+    return options.vocab_size or bpe_size(config.data.tokenizer) or CHARACTERS_PLANNED
 
 
 def advise(

@@ -16,6 +16,7 @@ from torch import nn
 
 import plan as plan_script
 import runs
+from config.compose import load_config
 from config.schema import OptimConfig
 from model.generate import generate
 from model.gpt import GPT, GPTConfig
@@ -266,6 +267,19 @@ def test_wrong_input_gets_a_sentence_and_exit_code_2(words, sentence):
     result = plan(*words)
     assert result.returncode == 2
     assert sentence in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "size"),
+    [
+        ([], 256),
+        (["data.tokenizer=bpe:8000"], 8000),
+        (["data.tokenizer=bpe:8000", "--vocab-size", "50257"], 50257),
+    ],
+)
+def test_the_vocabulary_is_that_of_the_tokenizer_unless_it_is_given(words, size):
+    options = plan_script.parse(words)
+    assert plan_script.vocabulary_of(options, load_config(options.overrides)) == size
 
 
 @pytest.mark.parametrize(
