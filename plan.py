@@ -15,6 +15,7 @@ import torch
 
 from config.compose import load_config
 from config.schema import Config, ConfigError, accumulation_steps, gpt_config
+from data.tokenizer import bpe_size
 from model.gpt import GPT, GPTConfig, parameter_count
 from planning.fake_trace import DTYPES, Shape
 from planning.fits import GIB, Fit, candidates, micro_batch_that_fits
@@ -26,6 +27,7 @@ PEAK_IN = {
     "sampling": "in the sample",
     "snapshot": "while a snapshot is written (snapshot.piece_bytes lowers it)",
 }
+CHARACTERS_PLANNED = 256
 BYTES_ON_DISK = 12
 """Of a parameter in a snapshot: the weight and AdamW's two moments in float32."""
 
@@ -46,7 +48,7 @@ def main(arguments: list[str]) -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USER_MISTAKE
-    model = gpt_config(config, options.vocab_size)
+    model = gpt_config(config, vocabulary_of(options, config))
     found = candidates(model, shape, options.machines, config.snapshot.piece_bytes)
     share = config.train.global_batch_size // options.processes
     requested = config.train.micro_batch_size
@@ -62,6 +64,11 @@ def main(arguments: list[str]) -> int:
     print_plan(config, model, parameters, options, fits, micro)
     print(f"\n{advice}")
     return code
+
+
+def vocabulary_of(options: argparse.Namespace, config: Config) -> int:
+    """The size of the vocabulary: as given, or as `data.tokenizer` says, or of many characters."""
+    return options.vocab_size or bpe_size(str(config.data.tokenizer)) or CHARACTERS_PLANNED
 
 
 def advise(
@@ -204,7 +211,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--precision", choices=list(DTYPES), default="bf16")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument(
-        "--vocab-size", type=_count, default=256, help="default 256 characters; GPT-2's is 50257"
+        "--vocab-size",
+        type=_count,
+        help="default: that of data.tokenizer=bpe:<size>, else 256; GPT-2's is 50257",
     )
     parser.add_argument("--json", action="store_true", help="all figures, in bytes")
     return parser.parse_intermixed_args(arguments)

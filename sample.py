@@ -9,13 +9,14 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import torch
 
 from data.errors import DataError
 from data.printable import printable
-from data.tokenizer import CharTokenizer
+from data.subwords import load_tokenizer
 from model.causal_lm import build_model
 from model.generate import BrokenModel, generate
 from snapshot.disk.architecture import model_config
@@ -55,11 +56,16 @@ def main(arguments: list[str]) -> int:
 
 
 def generate_texts(options: argparse.Namespace) -> Iterator[str]:
-    """Yield the output, each character as soon as it is generated."""
+    """Yield the output, each character as soon as it is generated.
+
+    A text ends where the model generates the end-of-text token, if its tokenizer has one.
+    """
     folder = snapshot_folder(options.snapshot)
-    tokenizer = CharTokenizer.load(folder)
+    tokenizer = load_tokenizer(folder)
     beginning = tokenizer.beginning if options.prompt is None else options.prompt
     ids = tokenizer.encode(beginning)
+    if not len(ids):
+        raise DataError(f"--prompt {beginning!r} has no tokens: the tokenizer leaves it out.")
     device = usable_device(options.device)
     path = folder / "config.json"
     model = build_model(model_config(read_json(path), str(path)))
@@ -70,7 +76,7 @@ def generate_texts(options: argparse.Namespace) -> Iterator[str]:
         if number:
             yield "-" * 40 + "\n"
         yield beginning
-        for token in generate(
+        tokens = generate(
             model,
             prompt,
             options.length,
@@ -79,8 +85,9 @@ def generate_texts(options: argparse.Namespace) -> Iterator[str]:
             top_p=options.top_p,
             seed=options.seed + number,
             vocab_size=tokenizer.vocab_size,
-        ):
-            yield tokenizer.decode(token.tolist())
+        )
+        new = takewhile(lambda token: token != tokenizer.end_of_text, map(int, tokens))
+        yield from tokenizer.decode_stream(new, after=ids.tolist())
         yield "\n"
 
 
@@ -138,21 +145,26 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--prompt", type=_some_text, help="the beginning of the text; default a newline"
     )
-    parser.add_argument("--length", type=_positive_int, default=500, help="characters to add")
+    parser.add_argument(
+        "--length",
+        type=_positive_int,
+        default=500,
+        help="how many tokens to add; a token is a character unless the model has subwords",
+    )
     parser.add_argument("--samples", type=_positive_int, default=1, help="how many texts")
     parser.add_argument(
         "--temperature",
         type=_at_least_zero,
         default=0.8,
-        help="below 1 more likely, above 1 more varied, 0 always the most likely character",
+        help="below 1 more likely, above 1 more varied, 0 always the most likely token",
     )
     parser.add_argument(
-        "--top-k", type=_positive_int, help="sample only from the k most likely characters"
+        "--top-k", type=_positive_int, help="sample only from the k most likely tokens"
     )
     parser.add_argument(
         "--top-p",
         type=_share,
-        help="sample only from the most likely characters whose probabilities sum to p",
+        help="sample only from the most likely tokens whose probabilities sum to p",
     )
     parser.add_argument(
         "--seed", type=_seed, default=1337, help="the same seed gives the same text"

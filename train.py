@@ -39,7 +39,7 @@ def main(config: Config, session: Session) -> int:
     global_micro_batch_size = train.global_batch_size // accumulation  # over all processes
 
     # The text, and the snapshot that this attempt resumes from.
-    corpus = prepare_text(accelerator, config)
+    corpus = prepare_text(accelerator, config, session.pretrained)
     session.choose_start(corpus)
 
     # The model: our own, or one of the Hub. New weights are a function of the seed.

@@ -9,6 +9,7 @@ from typing import Any
 
 from config.schema import TEXT_KEYS, Config
 from data.printable import printable
+from data.tokenizer import CHARACTERS, LARGEST_BPE, SMALLEST_BPE, bpe_size
 from model.gpt import ACTIVATIONS
 
 MOST = 1_000_000_000
@@ -44,7 +45,14 @@ REMARKS = {
     "train.eval_batches": ", or null for the whole held-out text",
     "snapshot.keep": ": the second is the spare",
 }
-NEVER_EMPTY = ("data.source", "data.cache_dir", "snapshot.resume", "run.name", "run.dir")
+NEVER_EMPTY = (
+    "data.source",
+    "data.tokenizer",
+    "data.cache_dir",
+    "snapshot.resume",
+    "run.name",
+    "run.dir",
+)
 """Texts that are used as paths, or may be."""
 PART_BYTES, PATH_BYTES = 255, 3_900
 """The limits of file systems for names, and of the system for paths, less a run's own files."""
@@ -111,6 +119,22 @@ def _check_data_and_model(found: Problems) -> None:
         "model.architecture",
         f"and model.pretrained={model.pretrained} name two models. Leave one of them out",
     )
+    tokenizer = data.tokenizer or ""
+    is_trained = tokenizer.partition(":")[0].lower() == "bpe"
+    need(
+        model.pretrained is None or not (is_trained or tokenizer == CHARACTERS),
+        "data.tokenizer",
+        f"numbers other tokens than model.pretrained={model.pretrained} has learned. Leave it out: "
+        "the model has its own",
+    )
+    if is_trained:
+        size = bpe_size(tokenizer)
+        need(
+            size is not None and SMALLEST_BPE <= size <= LARGEST_BPE,
+            "data.tokenizer",
+            f"must be bpe:<size> with a size from {SMALLEST_BPE} (256 bytes and the end-of-text "
+            f"token) to {LARGEST_BPE}, such as bpe:8000",
+        )
     need(0 <= model.dropout < 1, "model.dropout", "must be at least 0 and below 1")
     need(
         model.activation_function in ACTIVATIONS,

@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from config.checks import is_storable, problems
 from config.hints import joined_options, quoted, quoted_argument, unknown_key, unknown_option
 from config.schema import TEXT_KEYS, Config, ConfigError
+from data.tokenizer import CHARACTERS
 from data.urls import redact_urls
 
 CONFIG_DIR = Path(__file__).resolve().parent
@@ -70,6 +71,8 @@ def load_config(arguments: Sequence[str]) -> Config:
         _expand_home, (config.run.dir, config.data.cache_dir)
     )
     mistakes += problems(config) + list(_unused_sizes(arguments, config))
+    if config.data.tokenizer is None:
+        config.data.tokenizer = config.model.pretrained or config.model.architecture or CHARACTERS
     if mistakes:
         raise ConfigError("\n".join(mistakes))
     return config

@@ -36,6 +36,7 @@ ALIASES = {
     "data.block_size": "context context_length seq_len seq_length sequence_length max_seq_len"
     " max_length n_ctx n_positions",
     "data.num_workers": "workers dataloader_num_workers",
+    "data.tokenizer": "tokenizer_name tokenizer_path vocab vocab_size bpe",
     "data.cache_dir": "cache",
     "model.n_layer": "layers n_layers num_layers num_hidden_layers depth",
     "model.n_head": "heads n_heads num_heads num_attention_heads",

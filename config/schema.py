@@ -27,8 +27,10 @@ class DataConfig:
     """The column that holds the text, in tables and Hub data sets."""
     val_fraction: float = 0.1
     """The share of the text, at its end, that is held out for evaluation."""
+    tokenizer: str | None = None
+    """char; bpe:8000; a repo or folder with one; null: that of model.pretrained, or char."""
     block_size: int = 64
-    """Context length, in characters."""
+    """Context length, in tokens."""
     cache_dir: str = "out/data"
     """The cache of prepared texts."""
     num_workers: int = 0

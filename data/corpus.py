@@ -1,4 +1,4 @@
-"""A text prepared for training: vocabulary, tokens on disk, split, fingerprint.
+"""A text prepared for training: tokenizer, tokens on disk, split, fingerprint.
 
 Prepared once and cached. The cache folder of a corpus holds `tokens.arrow`, the tokenizer's files
 and `corpus.json`. It is built under a temporary name and renamed, so that it is whole or absent.
@@ -13,11 +13,12 @@ from pathlib import Path
 
 from data.errors import BrokenText, DataError, cache_error
 from data.once import make_once, remove_abandoned
-from data.prepared import FORMAT, CorpusInfo, Damaged, Prepared, load_prepared
+from data.prepared import CACHE_FORMAT, CorpusInfo, Damaged, Prepared, load_prepared
 from data.progress import Progress
 from data.sources import Source, open_source
 from data.stream import TokenStream
-from data.tokenizer import CharTokenizer
+from data.subwords import folder_key
+from data.tokenizer import CHARACTERS, Tokenizer
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Corpus:
     """A prepared text. `train` and `held_out` are disjoint; no window contains parts of both."""
 
     info: CorpusInfo
-    tokenizer: CharTokenizer
+    tokenizer: Tokenizer
     train: TokenStream
     held_out: TokenStream
 
@@ -37,15 +38,17 @@ def prepare_corpus(
     val_fraction: float,
     block_size: int,
     cache_dir: Path,
+    tokenizer: str | Path = CHARACTERS,
     threads: int = 1,
     verify: bool = True,
     say: Callable[[str], None] | None = None,
 ) -> Corpus:
     """Load the corpus that `source` names, and prepare it first if the cache does not hold it.
 
-    `threads`, at most four, encode the text. `verify` reads all of the cached corpus, about a
-    second a GB; one process of each machine should do it. `say` receives progress lines, from a
-    thread, for what takes longer than a second.
+    `tokenizer` is char, bpe:<size>, or the folder of a transformers tokenizer. `threads`, at most
+    four, encode characters; subwords are encoded on all cores. `verify` reads all of the cached
+    corpus, about a second a GB; one process of each machine should do it. `say` receives progress
+    lines, from a thread, for what takes longer than a second.
 
     Raises DataError if the text is missing, unreadable, empty or shorter than a block, or if the
     cache cannot be used.
@@ -53,7 +56,8 @@ def prepare_corpus(
     cache_dir = _expanded(cache_dir)
     with Progress(say) as progress:
         opened = open_source(source, text_column, cache_dir, progress)
-        settings = f"{FORMAT}\0{opened.key}\0{val_fraction!r}"
+        key = folder_key(tokenizer) if isinstance(tokenizer, Path) else tokenizer
+        settings = f"{CACHE_FORMAT}\0{opened.key}\0{val_fraction!r}\0{key}"
         folder = cache_dir / hashlib.sha256(settings.encode()).hexdigest()[:16]
         try:
             progress.doing(f"loading the prepared {opened.name}")
@@ -61,7 +65,7 @@ def prepare_corpus(
                 remove_abandoned(folder, has_lock=False)
             prepared = _load_if_whole(folder, verify, progress, progress.say)
             if prepared is None:
-                prepared = _prepare(opened, val_fraction, folder, threads, progress)
+                prepared = _prepare(opened, val_fraction, tokenizer, folder, threads, progress)
         except BrokenText as error:
             raise opened.rejected(error) from error
         except OSError as error:
@@ -97,7 +101,12 @@ def _load_if_whole(
 
 
 def _prepare(
-    opened: Source, val_fraction: float, folder: Path, threads: int, progress: Progress
+    opened: Source,
+    val_fraction: float,
+    tokenizer: str | Path,
+    folder: Path,
+    threads: int,
+    progress: Progress,
 ) -> Prepared:
     progress.doing(f"preparing {opened.name}")
     from data.prepare import build  # imports `datasets`, which a prepared text does not need
@@ -105,7 +114,7 @@ def _prepare(
     progress.doing(f"waiting for another process that prepares {opened.name}")
     make_once(
         folder,
-        lambda building: build(opened, val_fraction, building, threads, progress),
+        lambda building: build(opened, val_fraction, building, tokenizer, threads, progress),
         lambda: _load_if_whole(folder, True, progress, lambda line: None) is not None,
     )
     return load_prepared(folder, False, progress)
@@ -114,16 +123,17 @@ def _prepare(
 def _parts(prepared: Prepared, block_size: int, opened: Source) -> Corpus:
     # The cache may hold the name of another file with the same text: use the current name.
     info, tokens = replace(prepared.info, name=opened.name), prepared.tokens
+    unit = f"{prepared.tokenizer.unit}s"
     train, held_out = tokens.part(0, info.split), tokens.part(info.split, len(tokens))
     if len(train) <= block_size:
         raise DataError(
-            f"data.source={opened.where} has {len(train):,} characters to train on "
+            f"data.source={opened.where} has {len(train):,} {unit} to train on "
             f"({len(tokens):,} less the held-out ones), but data.block_size={block_size} needs at "
             f"least {block_size + 1:,}. Use more text or a smaller block."
         )
     if len(held_out) < 2:
         raise DataError(
-            f"data.source={opened.where} leaves {len(held_out)} of {len(tokens):,} characters held "
+            f"data.source={opened.where} leaves {len(held_out)} of {len(tokens):,} {unit} held "
             "out; evaluation needs at least 2. Raise data.val_fraction or use more text."
         )
     return Corpus(info, prepared.tokenizer, train, held_out)

@@ -16,3 +16,8 @@ class Piece(TypedDict):
 def with_final_newline(document: str) -> str:
     """A document that ends with a newline; one is added if needed."""
     return document if document.endswith("\n") else document + "\n"
+
+
+def utf8_bytes(text: str) -> int:
+    """How many bytes a text has in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))

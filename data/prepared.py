@@ -5,19 +5,25 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from data.progress import Progress
 from data.stream import TokenStream
-from data.tokenizer import CharTokenizer
+from data.subwords import load_tokenizer
+from data.tokenizer import Tokenizer
 
 FORMAT = 1
-"""Part of every cache key and fingerprint; increase it when the format changes."""
+"""Part of every fingerprint, which snapshots store."""
+CACHE_FORMAT = 2
+"""Part of every cache key; increase it when the format changes."""
 TOKENS, INFO = "tokens.arrow", "corpus.json"
 PIECE_TOKENS = 1 << 20
 MISSING = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 """Errors of a file that is missing or damaged; pyarrow's errors have no number."""
+LONGEST_CHARACTER = 4
+"""In bytes of UTF-8."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +33,18 @@ class CorpusInfo:
     name: str
     characters: int
     documents: int
+    tokens: int
     split: int
     """The first held-out token."""
+    train_bytes: int
+    """Of the raw text that is trained on, in UTF-8."""
+    held_out_bytes: int
     fingerprint: str
-    """Hex digest of the text and its split; equal texts have equal fingerprints in any format."""
+    """Hex digest of text, split and tokenizer; equal texts have equal ones in any format."""
+
+    def bits_per_byte(self, loss: float) -> float:
+        """A held-out loss in nats per token, as bits per byte of the raw text."""
+        return loss / math.log(2) * (self.tokens - self.split) / self.held_out_bytes
 
 
 @dataclass(frozen=True)
@@ -38,7 +52,7 @@ class Prepared:
     """The content of the folder of a prepared text."""
 
     info: CorpusInfo
-    tokenizer: CharTokenizer
+    tokenizer: Tokenizer
     tokens: TokenStream
 
 
@@ -46,9 +60,9 @@ class Damaged(Exception):
     """The folder has changed since it was written. The message names the fault."""
 
 
-def begin_fingerprint(tokenizer: CharTokenizer) -> hashlib._Hash:
+def begin_fingerprint(tokenizer: Tokenizer) -> hashlib._Hash:
     """A new digest of a text; the caller updates it with the tokens, in their order."""
-    return hashlib.sha256(tokenizer.characters.encode())
+    return hashlib.sha256(tokenizer.identity)
 
 
 def end_fingerprint(digest: hashlib._Hash, split: int) -> str:
@@ -82,13 +96,16 @@ def _read(folder: Path) -> Prepared:
         info = CorpusInfo(**json.loads((folder / INFO).read_text(encoding="utf-8")))
     except TypeError as error:  # it is not an object, or has other keys
         raise Damaged(f"{INFO} has other keys than expected") from error
-    tokenizer = CharTokenizer.load(folder)
+    tokenizer = load_tokenizer(folder)
     tokens = TokenStream.from_arrow(folder / TOKENS)
-    for number in (info.characters, info.documents, info.split):
+    size = info.train_bytes, info.held_out_bytes
+    for number in (info.characters, info.documents, info.tokens, info.split, *size):
         if type(number) is not int:
             raise Damaged(f"{INFO} holds {number!r:.40} instead of a number")
-    if info.characters != len(tokens) or not 0 <= info.split <= len(tokens):
+    if info.tokens != len(tokens) or not 0 <= info.split <= len(tokens):
         raise Damaged(f"{INFO} does not match {TOKENS}")
+    if min(size) < 0 or not info.characters <= sum(size) <= LONGEST_CHARACTER * info.characters:
+        raise Damaged(f"{INFO} has numbers of characters and bytes that no text has")
     return Prepared(info, tokenizer, tokens)
 
 

@@ -1,22 +1,30 @@
-"""The tokenizer: one token for each code point of the corpus.
+"""Tokenizers: the interface of all of them, and the tokenizer of characters.
 
-The same vocabulary is written as a `tokenizers` file, which transformers' AutoTokenizer loads.
+`CharTokenizer` has one token for each code point of the corpus. It writes its vocabulary as a
+`tokenizers` file, which transformers' AutoTokenizer loads. Subwords: data/subwords.py.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Regex, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as RustTokenizer
 
-from data.errors import DataError
+from data.errors import DataError, UnknownCharacter
 
 CODE_POINTS = 0x110000
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+CHARACTERS = "char"
+"""The `data.tokenizer` of characters."""
+SMALLEST_BPE, LARGEST_BPE = 257, 1_000_000
+"""Sizes of a trained vocabulary; the smallest has the 256 bytes and the end-of-text token."""
 
 
 def code_points(text: str) -> NDArray[np.int64]:
@@ -34,8 +42,71 @@ def smallest_unsigned(count: int) -> np.dtype:
     return np.min_scalar_type(max(count - 1, 0))
 
 
-class CharTokenizer:
+def bpe_size(name: str) -> int | None:
+    """The size that a `data.tokenizer` of the form bpe:<size> asks for; None for any other."""
+    match = re.fullmatch(r"bpe:([0-9]{1,9})", name)
+    return int(match[1]) if match else None
+
+
+class Tokenizer(ABC):
+    """Text to token ids and back."""
+
+    unit = "token"
+    """The name of a token in messages."""
+    end_of_text: int | None = None
+    """The token after each document; None if documents follow each other without one."""
+    dtype: np.dtype
+    """The smallest unsigned integer type for the ids."""
+
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+
+    @property
+    @abstractmethod
+    def identity(self) -> bytes:
+        """What the fingerprint of a text begins with: it differs if any encoding may differ."""
+
+    @property
+    @abstractmethod
+    def beginning(self) -> str:
+        """The default prompt."""
+
+    @abstractmethod
+    def encode(self, text: str) -> NDArray:
+        """Token ids (T,) of `dtype`, none added. Raises DataError if the text has no encoding."""
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int] | NDArray) -> str:
+        """The text of token ids."""
+
+    @abstractmethod
+    def decode_stream(self, ids: Iterable[int], after: Sequence[int] = ()) -> Iterator[str]:
+        """Yield the text of ids while they arrive, in whole characters; they follow `after`."""
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Write the files that AutoTokenizer reads, `TOKENIZER_FILES`."""
+
+
+def refuse_larger_than(rows: int, tokenizer: Tokenizer, name: str) -> None:
+    """Raise DataError if a tokenizer has ids beyond an embedding of so many rows.
+
+    A smaller vocabulary is fine. `name` is the value of `data.tokenizer`.
+    """
+    if tokenizer.vocab_size > rows:
+        raise DataError(
+            f"data.tokenizer={name} has {tokenizer.vocab_size:,} tokens, but the embedding of the "
+            f"model has {rows:,} rows. Use the model's own tokenizer, or one with at most "
+            f"{rows:,} tokens."
+        )
+
+
+class CharTokenizer(Tokenizer):
     """Token i is the i-th character of `characters`, which are in code-point order."""
+
+    unit = "character"
 
     def __init__(self, characters: str) -> None:
         assert list(characters) == sorted(set(characters)), "characters in order, each once"
@@ -52,33 +123,36 @@ class CharTokenizer:
         return len(self.characters)
 
     @property
+    def identity(self) -> bytes:
+        return self.characters.encode()
+
+    @property
     def beginning(self) -> str:
-        """The default prompt: a newline, or the first character if there is none."""
+        """A newline, or the first character if there is none."""
         return "\n" if "\n" in self.characters else self.characters[0]
 
     def encode(self, text: str) -> NDArray:
-        """Token ids (T,), in the smallest type for the vocabulary.
-
-        Raises DataError with the first character that the vocabulary lacks.
-        """
+        """As `Tokenizer.encode`; UnknownCharacter names the first that the vocabulary lacks."""
         points = code_points(text)
         known = self._known[points]
         if not known.all():
             character = text[int(np.argmin(known))]
-            raise DataError(
+            raise UnknownCharacter(
                 f"the character {character!r} (U+{ord(character):04X}) is not among the "
                 f"{self.vocab_size} characters of the training text. Leave it out."
             )
         return self._token_of[points]
 
     def decode(self, ids: Sequence[int] | NDArray) -> str:
-        """The text of token ids."""
         return "".join(self.characters[int(i)] for i in ids)
 
+    def decode_stream(self, ids: Iterable[int], after: Sequence[int] = ()) -> Iterator[str]:
+        for token in ids:
+            yield self.characters[token]
+
     def save(self, folder: Path) -> None:
-        """Write the files that AutoTokenizer reads, `TOKENIZER_FILES`."""
         vocabulary = {character: i for i, character in enumerate(self.characters)}
-        tokenizer = Tokenizer(models.WordLevel(vocabulary))
+        tokenizer = RustTokenizer(models.WordLevel(vocabulary))
         # A dot would not match a newline. There is no unknown token, so unknown characters raise.
         tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
         tokenizer.decoder = decoders.Fuse()  # joins without spaces

@@ -31,7 +31,7 @@ from planning.allocation_log import LiveBytes
 from training.distributed.precision import sums_in_float32
 from training.distributed.strategy import DDP_OPTIONS, grads_in_buckets
 from training.optimizer import adamw
-from training.sampling import CHARACTERS
+from training.sampling import TOKENS
 
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CUDA_GRANULE = 512
@@ -113,16 +113,16 @@ def _forward(model: nn.Module, shape: Shape, *inputs: Tensor, **options: Any) ->
 
 
 def _sample(model: GPT, shape: Shape) -> None:
-    """The last characters of a sample, as `model.generate` does: they use the most memory."""
+    """The last tokens of a sample, as `model.generate` does: they use the most memory."""
     config, dtype = model.config, DTYPES[shape.precision]
-    cached = min(config.block_size, CHARACTERS) - 1
+    cached = min(config.block_size, TOKENS) - 1
     size = (1, config.n_head, cached, config.n_embd // config.n_head)
     cache = KeyValueCache(config.n_layer)
     for layer in range(config.n_layer if cached else 0):
         cache.extend(layer, torch.empty(size, dtype=dtype), torch.empty(size, dtype=dtype))
     window = torch.zeros(1, config.block_size, dtype=torch.int64)
     logits = _forward(model, shape, window[:, :1], cache=cache)
-    if config.block_size <= CHARACTERS:  # the window slides, and the cache stays in memory
+    if config.block_size <= TOKENS:  # the window slides, and the cache stays in memory
         for _ in range(2):  # the previous logits are still in memory
             halves = _forward(model, shape, window)
             logits = (

@@ -19,6 +19,7 @@ from snapshot.config_values import value_of
 from snapshot.disk.contents import check_model
 from snapshot.disk.files import manifest_entries, read_json, snapshot_folders, snapshots_in
 from snapshot.disk.state import check_snapshot, read_state
+from snapshot.disk.text_facts import loss_in_words, token_unit
 from snapshot.errors import SnapshotError
 from snapshot.hub.errors import HubError
 from snapshot.hub.fetch import RepoContents, read_repo
@@ -115,14 +116,14 @@ def _describe(folder: Path) -> None:
     shape = check_model(folder)
     entries = manifest_entries(folder)
     size = sum(size for size, _ in entries.values())
-    loss = "unknown" if state.best_loss is None else f"{state.best_loss:.4f} nats per character"
+    loss = "unknown" if state.best_loss is None else loss_in_words(state.data, state.best_loss)
     name = value_of(state.config, "run.name")
     _show(f"snapshot  {folder}: whole, {len(entries)} files, {size:,} bytes, every hash right")
     _show(f"run       {name}, {state.run_id[:8]}, attempt {state.attempt_id[:8]}")
     _show(f"step      {state.step:,}, epoch {state.epoch + 1}, seed {state.seed}")
     print(
         f"model     {shape.n_layer} layers, {shape.n_head} heads, {shape.n_embd} wide, context "
-        f"{shape.block_size}, {shape.vocab_size} characters"
+        f"{shape.block_size}, {shape.vocab_size} {token_unit(state.data)}s"
     )
     _show(f"text      {state.data.get('name')}, {str(state.data.get('fingerprint'))[:8]}")
     _show(f"loss      {loss}, the best held out so far")

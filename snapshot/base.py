@@ -7,6 +7,8 @@ weights follow when nothing else is wrong.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -91,25 +93,49 @@ def open_base(key: str, value: str, timeout: float, with_weights: bool = True) -
     path = visible(Path(value).expanduser())
     if path.exists():
         return _local(named, path, with_weights)
+    hub, revision = _repo_of(named, value, timeout)
+    with _naming(named):
+        return with_retries(lambda: _remote(named, hub, revision, with_weights))
+
+
+def open_tokenizer(value: str, timeout: float) -> Path:
+    """Download the tokenizer of the repo that `data.tokenizer` names; its folder.
+
+    Raises SnapshotError if there is none, HubError if the Hub cannot be reached.
+    """
+    named = f"data.tokenizer={value}"
+    hub, revision = _repo_of(named, value, timeout)
+
+    def fetch() -> Path:
+        commit, _ = hub.head(revision)
+        return _fetch_small(named, hub, commit, hub.files(commit), "tokenizer.json")
+
+    with _naming(named):
+        return with_retries(fetch)
+
+
+def _repo_of(named: str, value: str, timeout: float) -> tuple[Hub, str]:
+    """The repo and the revision of a name that is no path. Raises SnapshotError."""
     match = NAMED_MODEL.fullmatch(value)
-    if match is None or (match[1] is None and visible(Path(value).parent).name and _is_path(value)):
+    # If `out` is a folder here, out/misspelled must not download a model of the Hub user `out`.
+    is_path = "/" in value and visible(Path(value.partition("/")[0])).exists()
+    if match is None or (match[1] is None and is_path):
         raise SnapshotError(
-            f"{named} is neither a folder that exists nor a model of the Hub "
+            f"{named} is neither a folder that exists nor the name of a repo on the Hub "
             "(owner/name or owner/name@revision)."
         )
-    hub = Hub(match[2], timeout)
+    return Hub(match[2], timeout), match[3] or BRANCH
+
+
+@contextmanager
+def _naming(named: str) -> Iterator[None]:
+    """Name the key and the value in errors of the Hub; those that last are user errors."""
     try:
-        return with_retries(lambda: _remote(named, hub, match[3] or BRANCH, with_weights))
+        yield
     except HubUnreachable as error:
         raise HubUnreachable(f"{named}: {error}") from error
     except HubError as error:
         raise SnapshotError(f"{named}: {str(error).rstrip('.')}.") from error
-
-
-def _is_path(value: str) -> bool:
-    """Whether a name that does not exist is more likely a path: its first part is a folder here."""
-    first = value.partition("/")[0]
-    return "/" in value and Path(first).exists()
 
 
 def _local(named: str, path: Path, with_weights: bool) -> Base:
@@ -125,18 +151,25 @@ def _local(named: str, path: Path, with_weights: bool) -> Base:
 def _remote(named: str, hub: Hub, revision: str, with_weights: bool) -> Base:
     commit, _ = hub.head(revision)
     files = hub.files(commit)
-    if CONFIG not in files:
-        raise SnapshotError(f"{named} has no {CONFIG}: it is not a model of transformers.")
-    weights = {name: file for name, file in files.items() if WEIGHTS.fullmatch(name)}
-    if with_weights:
+    if with_weights and CONFIG in files:
         _refuse_without_safetensors(named, list(files))
-    for name in SMALL_FILES:
-        if name in files:
-            if files[name].size > LARGEST_SMALL_BYTES:
-                raise SnapshotError(f"{named}: {name} has {files[name].size:,} bytes: too many.")
-            folder = hub.download(commit, name, None).parent
+    folder = _fetch_small(named, hub, commit, files, CONFIG)
+    weights = {name: file for name, file in files.items() if WEIGHTS.fullmatch(name)}
     name = f"{hub.repo_id}@{commit[:12]}"
     return Base(named, name, folder, hub, commit, tuple(weights.items()) if with_weights else ())
+
+
+def _fetch_small(
+    named: str, hub: Hub, commit: str, files: Mapping[str, RemoteFile], needed: str
+) -> Path:
+    """Download configuration and tokenizer, as far as there are any; their folder."""
+    if needed not in files:
+        raise SnapshotError(f"{named} has no {needed}.")
+    for name in SMALL_FILES:
+        if name in files and files[name].size > LARGEST_SMALL_BYTES:
+            raise SnapshotError(f"{named}: {name} has {files[name].size:,} bytes: too many.")
+    paths = [hub.download(commit, name, None) for name in SMALL_FILES if name in files]
+    return paths[0].parent
 
 
 def _refuse_without_safetensors(named: str, names: list[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from data.urls import redact_urls
 
-LEGACY_VALUES = {"model.activation_function": "gelu_new"}
+LEGACY_VALUES = {"model.activation_function": "gelu_new", "data.tokenizer": "char"}
 """By key, the value that a snapshot implies which was written before the key existed."""
 
 

@@ -125,23 +125,35 @@ def refuse_other_run(state: RunState, config: dict[str, Any], data: dict[str, An
         for key in MUST_MATCH
         if (before := value_of(state.config, key)) != (now := value_of(config, key))
     ]
-    if state.data.get("vocabulary") != data["vocabulary"]:
-        differences.append(
-            f"vocabulary: {state.data.get('vocabulary')} characters in the snapshot, "
-            f"{data['vocabulary']} now"
-        )
-    if state.data.get("fingerprint") != data["fingerprint"]:
-        differences.append(
-            f"text: {state.data.get('name')} ({str(state.data.get('fingerprint'))[:8]}) in the "
-            f"snapshot, {data['name']} ({data['fingerprint'][:8]}) now, "
-            "or another data.val_fraction"
-        )
+    differences += _differences_of_text(state, config, data)
     if differences:
         raise SnapshotError(
             f"the snapshot of step {state.step} belongs to another run:\n  "
             + "\n  ".join(differences)
             + "\nRestore these values, or give the new run another run.name (and hub.repo_id)."
         )
+
+
+def _differences_of_text(
+    state: RunState, config: dict[str, Any], data: dict[str, Any]
+) -> list[str]:
+    """How the text and its tokens differ from those of a snapshot."""
+    differences = []
+    known = state.data.get("vocabulary")
+    if known != data["vocabulary"]:
+        differences.append(f"vocabulary: {known} tokens in the snapshot, {data['vocabulary']} now")
+    if state.data.get("fingerprint") == data["fingerprint"]:
+        return differences
+    before, now = (value_of(values, "data.tokenizer") for values in (state.config, config))
+    if before != now:  # the fingerprint is that of tokens, so the text may be the same
+        known_as = f"{as_argument(before)} in the snapshot, {as_argument(now)} now"
+        return [*differences, f"data.tokenizer: {known_as}"]
+    return [
+        *differences,
+        f"text: {state.data.get('name')} ({str(state.data.get('fingerprint'))[:8]}) in the "
+        f"snapshot, {data['name']} ({data['fingerprint'][:8]}) now, "
+        "or another data.val_fraction",
+    ]
 
 
 def newest_snapshot(path: Path) -> Path:

@@ -7,7 +7,10 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-VOCABULARY = 64
+from subword_folders import trained
+
+VOCABULARY = 320
+"""Rows of the embedding, of which the tokenizer has 300."""
 SIZES = {"vocab_size": VOCABULARY, "max_position_embeddings": 48, "use_cache": True}
 ROTARY = {
     "hidden_size": 32,
@@ -58,7 +61,8 @@ def make(family: str, folder: Path, pieces: bool = False, dtype: str = "float32"
     content = dict(FAMILIES[family])
     config = AutoConfig.for_model(content.pop("model_type"), **content)
     model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
-    model.save_pretrained(folder, max_shard_size="20KB" if pieces else "1GB")
+    model.save_pretrained(folder, max_shard_size="30KB" if pieces else "1GB")
+    trained(300).save(folder)
     assert len(list(folder.glob("*.safetensors"))) > 1 or not pieces
     return folder
 

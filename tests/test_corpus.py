@@ -12,6 +12,7 @@ import pytest
 
 import data.prepare
 from data.corpus import prepare_corpus
+from data.encode import in_order
 from data.errors import DataError
 from data.prepare import MANY_DOCUMENTS
 from data.tokenizer import CharTokenizer
@@ -213,7 +214,7 @@ def test_threads_hold_few_pieces_at_once():
             made.append(number)
             yield number
 
-    for result in data.prepare._in_order(lambda number: -number, items(), threads=3):
+    for result in in_order(lambda number: -number, items(), threads=3):
         done.append(result)
         assert len(made) - len(done) <= 3
 
@@ -222,7 +223,7 @@ def test_threads_hold_few_pieces_at_once():
 
 def test_what_fails_in_a_thread_ends_the_preparation():
     with pytest.raises(ZeroDivisionError):
-        list(data.prepare._in_order(lambda number: 1 // number, [2, 1, 0, 5], threads=2))
+        list(in_order(lambda number: 1 // number, [2, 1, 0, 5], threads=2))
 
 
 def test_a_text_shorter_than_a_block_is_refused(prepare, tmp_path):
@@ -260,8 +261,8 @@ def test_a_preparation_that_fails_leaves_nothing(prepare, tmp_path, monkeypatch)
 def test_what_a_killed_preparation_left_is_not_a_corpus(prepare, tmp_path):
     source = written(tmp_path / "a.txt", TEXT)
     script = (
-        "import os, pathlib, data.corpus as c\n"
-        "c.CharTokenizer.save = lambda *_: os.kill(os.getpid(), 9)\n"
+        "import os, pathlib, data.corpus as c, data.tokenizer as t\n"
+        "t.CharTokenizer.save = lambda *_: os.kill(os.getpid(), 9)\n"
         f"c.prepare_corpus({str(source)!r}, text_column='text', val_fraction=0.1, block_size=8,"
         f" cache_dir=pathlib.Path({str(tmp_path / 'cache')!r}))\n"
     )

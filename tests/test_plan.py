@@ -16,6 +16,7 @@ from torch import nn
 
 import plan as plan_script
 import runs
+from config.compose import load_config
 from config.schema import OptimConfig
 from model.generate import generate
 from model.gpt import GPT, GPTConfig
@@ -26,7 +27,7 @@ from planning.fits import GIB, Candidate, Strategy, candidates, strategies
 from snapshot.disk.state import RunState, begin_snapshot
 from training.evaluation import held_out_loss
 from training.optimizer import adamw
-from training.sampling import CHARACTERS
+from training.sampling import TOKENS
 
 TINY = GPTConfig(103, 64, n_layer=4, n_head=4, n_embd=128)
 PIECE = 1_000_000
@@ -64,7 +65,7 @@ def counted_phases(config: GPTConfig, batch: int, precision: str, folder: Path) 
         tracker.place = ("evaluation", 1)
         held_out_loss(Accelerator(cpu=True), model, [(ids, ids)])
         tracker.place = ("sampling", 1)
-        for _ in generate(model, ids[:1, :5], CHARACTERS):
+        for _ in generate(model, ids[:1, :5], TOKENS):
             pass
         tracker.place = ("snapshot", 1)
         state = RunState("", "", 1, 0, 0, None, {}, {})
@@ -266,6 +267,19 @@ def test_wrong_input_gets_a_sentence_and_exit_code_2(words, sentence):
     result = plan(*words)
     assert result.returncode == 2
     assert sentence in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "size"),
+    [
+        ([], 256),
+        (["data.tokenizer=bpe:8000"], 8000),
+        (["data.tokenizer=bpe:8000", "--vocab-size", "50257"], 50257),
+    ],
+)
+def test_the_vocabulary_is_that_of_the_tokenizer_unless_it_is_given(words, size):
+    options = plan_script.parse(words)
+    assert plan_script.vocabulary_of(options, load_config(options.overrides)) == size
 
 
 @pytest.mark.parametrize(

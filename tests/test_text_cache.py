@@ -441,4 +441,13 @@ def test_what_the_cache_holds_is_json_and_tokens(source, tmp_path):
     (name,) = folders(tmp_path / "cache")
     info = json.loads((tmp_path / "cache" / name / "corpus.json").read_text())
 
-    assert set(info) == {"name", "characters", "documents", "split", "fingerprint"}
+    assert set(info) == {
+        "name",
+        "characters",
+        "documents",
+        "tokens",
+        "split",
+        "train_bytes",
+        "held_out_bytes",
+        "fingerprint",
+    }

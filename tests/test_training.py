@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from accelerate import Accelerator
 
 from config.schema import ConfigError, OptimConfig
+from data.prepared import CorpusInfo
 from model.gpt import GPT, GPTConfig
 from training.optimizer import adamw
 from training.reporting.console import Console
@@ -20,6 +22,8 @@ from training.reproducibility import reseed
 from training.schedule import learning_rate_at
 
 RATES = OptimConfig(learning_rate=1.0, min_learning_rate=0.1, warmup_steps=10)
+TEXT = CorpusInfo("text", 3000, 1, 1000, 900, 2700, 320, "0" * 64)
+"""100 held-out tokens of 320 bytes."""
 
 
 @pytest.mark.parametrize(
@@ -171,7 +175,18 @@ def test_a_snapshot_of_the_weights_that_broke_a_run_is_not_called_good(tmp_path)
 
 def test_a_held_out_loss_that_is_not_finite_stops_the_run(tmp_path):
     with pytest.raises(TrainingStopped, match="held-out loss is nan after step 7"):
-        report_of(tmp_path).held_out(Accelerator(cpu=True), 7, float("nan"))
+        report_of(tmp_path).held_out(Accelerator(cpu=True), 7, float("nan"), TEXT)
+
+
+def test_a_held_out_loss_is_recorded_per_token_and_per_byte(tmp_path, capsys):
+    report = report_of(tmp_path)
+    report.console.shown = True
+    report.held_out(Accelerator(cpu=True), 7, 2.0, TEXT)
+
+    per_byte = 2.0 / math.log(2) * 100 / 320
+    (record,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert record == {"event": "eval", "step": 7, "loss": 2.0, "bits_per_byte": per_byte}
+    assert capsys.readouterr().out == "step 7: held-out loss 2.0000, 0.9017 bits per byte\n"
 
 
 def test_every_step_gets_its_own_line_however_rarely_they_are_read_back(tmp_path):

@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from data.tokenizer import CharTokenizer
+from data.tokenizer import Tokenizer
 from model.causal_lm import LanguageModel
 from model.generate import BrokenModel, generate
 from model.gpt import parameter_count
@@ -17,12 +17,10 @@ from snapshot.disk.sharded import reshard
 from training.exits import TrainingStopped
 from training.memory import available_memory
 
-CHARACTERS = 400
+TOKENS = 400
 
 
-def sample_text(
-    accelerator: Accelerator, model: nn.Module, tokenizer: CharTokenizer, seed: int
-) -> str:
+def sample_text(accelerator: Accelerator, model: nn.Module, tokenizer: Tokenizer, seed: int) -> str:
     """Generate a short text, the same on every process. Every process must call this.
 
     Raises TrainingStopped where the weights are not finite.
@@ -35,7 +33,7 @@ def sample_text(
         drawn = generate(
             bare_model,
             prompt,
-            CHARACTERS,
+            TOKENS,
             temperature=0.8,
             top_k=200,
             seed=seed,

@@ -10,16 +10,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from data.errors import DataError
-from data.tokenizer import TOKENIZER_FILES, CharTokenizer
+from data.subwords import load_tokenizer
+from data.tokenizer import TOKENIZER_FILES
 from model.causal_lm import ModelConfig
 from model.gpt import GPTConfig
 from snapshot.disk.architecture import config_json, layout_for, model_config
-from snapshot.disk.files import MANIFEST, read_json
+from snapshot.disk.files import MANIFEST, count_json_values, read_json
 from snapshot.disk.headers import file_by_name, read_header, tensor_files
 from snapshot.disk.layout import Layout, Shape
 from snapshot.disk.reading import names_in
 from snapshot.errors import SnapshotError
 
+LARGEST_TOKENIZER_BYTES = 64 << 20
+MOST_TOKENIZER_VALUES = 2_500_000
+"""In a tokenizer.json of subwords; a vocabulary of 262,144 and its merges are 1.8 million."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -49,11 +53,7 @@ def check_model(folder: Path) -> ModelConfig:
     known = set(config_json(config)) if isinstance(config, GPTConfig) else set(content)
     if additional := sorted(set(content) - known):
         raise SnapshotError(f"{path} has an unknown entry {additional[0]!r}")
-    size = _check_tokenizer(folder)
-    if size > config.vocab_size:  # a model of the Hub may have more rows than tokens
-        raise SnapshotError(
-            f"{folder}: the tokenizer has {size} characters, not {config.vocab_size}"
-        )
+    _check_tokenizer(folder, config.vocab_size)
     stored = sum(len(read_header(file)) for file in tensor_files(folder, "model"))
     if config.n_layer > stored:  # or building the layers would take as long as its author likes
         raise SnapshotError(f"{path} has {config.n_layer:,} layers, and the files {stored} tensors")
@@ -81,15 +81,45 @@ def _compare(folder: Path, stem: str, expected: dict[str, Shape]) -> None:
         raise SnapshotError(f"{folder} lacks {next(iter(expected))!r} of the {stem}")
 
 
-def _check_tokenizer(folder: Path) -> int:
-    """The size of the vocabulary. Raises SnapshotError if the tokenizer's files are not valid."""
-    known: tuple[set[str], ...] = ({"tokenizer_class", "clean_up_tokenization_spaces"}, set())
-    for name, keys in zip(TOKENIZER_FILES[1:], known, strict=True):
-        content = read_json(folder / name)
-        if not isinstance(content, dict) or not set(content) <= keys:
-            raise SnapshotError(f"{folder / name} has entries that no tokenizer here needs")
-    read_json(folder / TOKENIZER_FILES[0])  # raises if it is too large
+def _check_tokenizer(folder: Path, vocab_size: int) -> None:
+    """Raise SnapshotError unless the tokenizer is one that this project saves, and fits the model.
+
+    What a tokenizer_config.json may say is checked where it is loaded; it names no code.
+    """
+    if read_json(folder / TOKENIZER_FILES[2]) != {}:
+        raise SnapshotError(
+            f"{folder / TOKENIZER_FILES[2]} has entries that no tokenizer here needs"
+        )
+    settings = read_json(folder / TOKENIZER_FILES[1])
+    known = {"tokenizer_class", "clean_up_tokenization_spaces"}
+    subwords = isinstance(settings, dict) and "eos_token" in settings
+    if not subwords and (not isinstance(settings, dict) or not set(settings) <= known):
+        raise SnapshotError(
+            f"{folder / TOKENIZER_FILES[1]} has entries that no tokenizer here needs"
+        )
+    path = folder / TOKENIZER_FILES[0]
+    if subwords:
+        _check_size_of_subwords(path)
+    else:
+        read_json(path)  # raises if it is too large
     try:
-        return CharTokenizer.load(folder).vocab_size
+        tokenizer = load_tokenizer(folder)
     except DataError as error:
         raise SnapshotError(str(error)) from error
+    size = tokenizer.vocab_size
+    if size > vocab_size:  # a model of the Hub may have more rows than its tokenizer has tokens
+        raise SnapshotError(
+            f"{folder}: the tokenizer has {size} {tokenizer.unit}s, not {vocab_size}"
+        )
+
+
+def _check_size_of_subwords(path: Path) -> None:
+    """Raise SnapshotError before a tokenizer.json of subwords can fill the memory."""
+    try:
+        size = path.stat().st_size
+        if size > LARGEST_TOKENIZER_BYTES:
+            raise SnapshotError(f"{path} has {size:,} bytes; no tokenizer is that large")
+        if count_json_values(path.read_bytes()) > MOST_TOKENIZER_VALUES:
+            raise SnapshotError(f"{path} holds more values than any tokenizer")
+    except OSError as error:
+        raise SnapshotError(f"{path} cannot be read: {error.strerror}") from error

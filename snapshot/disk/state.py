@@ -52,7 +52,7 @@ class RunState:
     """The lowest held-out loss before this snapshot, nats per token."""
     config: dict[str, Any]
     data: dict[str, Any]
-    """name, fingerprint, characters, vocabulary."""
+    """name, fingerprint, characters, vocabulary, unit, held_out_tokens, held_out_bytes."""
     origin: str | None = None
     """Manifest sha256 of the snapshot of another run that this run started from."""
     loss_scaler: dict[str, float] | None = None

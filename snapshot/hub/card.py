@@ -14,7 +14,9 @@ from huggingface_hub import EvalResult, ModelCardData
 from data.formats import TABLE_READERS, TEXT_SUFFIXES, suffixes
 from data.printable import printable
 from model.causal_lm import ModelConfig
+from snapshot.config_values import value_of
 from snapshot.disk.state import RunState
+from snapshot.disk.text_facts import bits_per_byte, loss_in_words, token_unit
 from snapshot.hub.client import REPO_ID
 from snapshot.hub.names import NAMED_REPO
 from snapshot.hub.publish import CURVES, Best
@@ -48,10 +50,11 @@ def card_text(
 
     `sample` is a text that the model has generated, `events` are the lines of events.jsonl.
     """
+    unit = token_unit(state.data)
     parts = [
         f"---\n{_metadata(repo_id, state, shape).to_yaml()}\n---",
         f"# {_cell(state.config['run']['name'])}",
-        "A GPT of characters, trained with accelerate-gpt. This repo is its checkpoint store: the "
+        f"A GPT of {unit}s, trained with accelerate-gpt. This repo is its checkpoint store: the "
         f"files at the top are the newest snapshot's weights, of step {state.step:,}; "
         "`snapshots/` holds what is needed to continue training.",
         _facts_table(state, shape, versions),
@@ -63,10 +66,10 @@ def card_text(
     if best is not None:
         parts.append(
             f"`best/` holds the snapshot with the lowest held-out loss, {best.loss:.4f} nats per "
-            f"character, of step {best.step:,}: "
+            f"{unit}, of step {best.step:,}: "
             f'`AutoModelForCausalLM.from_pretrained("{repo_id}", subfolder="best")`.'
         )
-    parts += [_generate_text(repo_id, shape, sample), _continue_training(repo_id)]
+    parts += [_generate_text(repo_id, shape, sample, unit), _continue_training(repo_id)]
     if events:
         parts.append(_history(events))
     return "\n\n".join(parts) + "\n"
@@ -74,7 +77,7 @@ def card_text(
 
 def _metadata(repo_id: str, state: RunState, shape: ModelConfig) -> ModelCardData:
     """The fields that the Hub shows, and filters by."""
-    name = _public_name(state.data["name"])
+    name, unit = _public_name(state.data["name"]), token_unit(state.data)
     is_dataset = name == state.data["name"] and REPO_ID.fullmatch(name) is not None
     return ModelCardData(
         library_name="transformers",
@@ -83,9 +86,13 @@ def _metadata(repo_id: str, state: RunState, shape: ModelConfig) -> ModelCardDat
         language=state.config["hub"].get("language") or LANGUAGES.get(name),
         datasets=[name] if is_dataset else None,
         base_model=_base_model(state),
-        tags=[shape.family, "character-level", "accelerate"],
+        tags=[
+            shape.family,
+            *(["character-level"] if unit == "character" else []),
+            "accelerate",
+        ],
         model_name=repo_id.partition("/")[2],
-        eval_results=_results(state.best_loss, name, name if is_dataset else "text"),
+        eval_results=_results(state, name, name if is_dataset else "text"),
     )
 
 
@@ -101,11 +108,16 @@ def _base_model(state: RunState) -> str | None:
     return None if repo is None else repo[2]
 
 
-def _results(loss: float | None, name: str, dataset: str) -> list[EvalResult] | None:
+def _results(state: RunState, name: str, dataset: str) -> list[EvalResult] | None:
     """The lowest held-out loss of the run, as the Hub lists results."""
+    loss, unit = state.best_loss, token_unit(state.data)
     if loss is None:
         return None
-    figures = {"nats": loss, "bits": loss / math.log(2)}
+    figures = {f"nats per {unit}": loss}
+    if unit == "character":
+        figures["bits per character"] = loss / math.log(2)
+    if (per_byte := bits_per_byte(state.data, loss)) is not None:
+        figures["bits per byte"] = per_byte
     return [
         EvalResult(
             task_type="text-generation",
@@ -113,7 +125,7 @@ def _results(loss: float | None, name: str, dataset: str) -> list[EvalResult] | 
             dataset_type=dataset,
             dataset_name=f"{name}, held out",
             metric_type="loss",
-            metric_name=f"lowest held-out loss, {unit} per character",
+            metric_name=f"lowest held-out loss, {unit}",
             metric_value=round(figure, 4),
         )
         for unit, figure in figures.items()
@@ -142,7 +154,8 @@ def _history(events: Sequence[Mapping[str, Any]]) -> str:
 def _facts_table(state: RunState, shape: ModelConfig, versions: Mapping[str, str]) -> str:
     facts = [
         ("text", f"{_public_name(state.data['name'])}, {state.data['characters']:,} characters"),
-        ("vocabulary", f"{shape.vocab_size} characters"),
+        ("vocabulary", f"{shape.vocab_size:,} {token_unit(state.data)}s"),
+        ("tokenizer", _public_name(str(value_of(state.config, "data.tokenizer")))),
         (
             "model",
             f"{FAMILIES.get(shape.family, shape.family)}, {shape.n_layer} layers, {shape.n_head} "
@@ -151,16 +164,16 @@ def _facts_table(state: RunState, shape: ModelConfig, versions: Mapping[str, str
         ("step", f"{state.step:,} (epoch {state.epoch + 1})"),
     ]
     if (loss := state.best_loss) is not None:
-        bits = f"{loss / math.log(2):.4f} bits"
-        facts.append(("best held-out loss", f"{loss:.4f} nats per character, {bits}"))
+        facts.append(("best held-out loss", loss_in_words(state.data, loss)))
     facts += [(label, _value(state.config, key)) for key, label in SHOWN]
     facts.append(("versions", ", ".join(f"{name} {found}" for name, found in versions.items())))
     rows = "\n".join(f"| {label} | {_cell(value)} |" for label, value in facts)
     return f"| | |\n|---|---|\n{rows}"
 
 
-def _generate_text(repo_id: str, shape: ModelConfig, sample: str | None) -> str:
+def _generate_text(repo_id: str, shape: ModelConfig, sample: str | None, unit: str) -> str:
     length = max(1, shape.block_size - 16)
+    knows = "the characters of its training text and no others, and " if unit == "character" else ""
     return (
         "## Generate text\n\n"
         "```python\n"
@@ -169,9 +182,8 @@ def _generate_text(repo_id: str, shape: ModelConfig, sample: str | None) -> str:
         f"outputs = generate({_prompt(sample)!r}, max_new_tokens={length})\n"
         'print(outputs[0]["generated_text"])\n'
         "```\n\n"
-        "The model has the characters of its training text and no others, and a context of "
-        f"{shape.block_size} characters. This project's own sampling also generates texts longer "
-        f"than the context: `python sample.py {repo_id}`."
+        f"The model has {knows}a context of {shape.block_size} {unit}s. This project's own "
+        f"sampling also generates texts longer than the context: `python sample.py {repo_id}`."
     )
 
 

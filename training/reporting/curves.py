@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from config.schema import Config
+from data.tokenizer import CHARACTERS
 from training.reporting.console import Console
 from training.reporting.metrics import Record, sample_metrics
 
@@ -24,12 +25,13 @@ def draw_run(console: Console, config: Config) -> None:
     run_dir = Path(config.run.dir)
     try:
         records = sample_metrics(run_dir / "metrics.jsonl", config.train.eval_every)
-        draw_curves(records, config.run.name, run_dir / "curves.png")
+        unit = "character" if config.data.tokenizer == CHARACTERS else "token"
+        draw_curves(records, config.run.name, run_dir / "curves.png", unit)
     except Exception as error:  # a picture is not worth a run
         console.warn(f"curves.png was not drawn: {error}.")
 
 
-def draw_curves(records: list[Record], title: str, path: Path) -> None:
+def draw_curves(records: list[Record], title: str, path: Path, unit: str = "token") -> None:
     """Draw the train and eval events of a run into a PNG file, atomically."""
     # Imported here because it takes a second, and only the end of a run needs it.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -51,7 +53,7 @@ def draw_curves(records: list[Record], title: str, path: Path) -> None:
         label="held out" + (f", last {held_out[-1]['loss']:.3f}" if held_out else ""),
     )
     axes.set_xlabel("step")
-    axes.set_ylabel("loss (nats per character)")
+    axes.set_ylabel(f"loss (nats per {unit})")
     title = title if len(title) <= LONGEST_TITLE else f"{title[: LONGEST_TITLE - 3]}..."
     if (fonts := _fonts_for(title)) is not None:
         figure.suptitle(title, parse_math=False, fontfamily=fonts)

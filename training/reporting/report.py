@@ -12,6 +12,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from data.prepared import CorpusInfo
 from snapshot.disk.sharded import gather_full
 from snapshot.hub.uploader import Uploader
 from training.exits import TrainingStopped
@@ -137,11 +138,13 @@ class Report:
             collected.clear()
         self.since = time.perf_counter()
 
-    def held_out(self, accelerator: Accelerator, step: int, loss: float) -> None:
+    def held_out(self, accelerator: Accelerator, step: int, loss: float, text: CorpusInfo) -> None:
         """Report an evaluation. Raises TrainingStopped when its loss is not finite."""
         self.refuse_broken(step, loss)
-        self.record(accelerator, [{"event": "eval", "step": step, "loss": loss}])
-        self.console.say(f"step {step}: held-out loss {loss:.4f}")
+        per_byte = text.bits_per_byte(loss)
+        record = {"event": "eval", "step": step, "loss": loss, "bits_per_byte": per_byte}
+        self.record(accelerator, [record])
+        self.console.say(f"step {step}: held-out loss {loss:.4f}, {per_byte:.4f} bits per byte")
 
     def refuse_broken(self, step: int, loss: float) -> None:
         """Raise TrainingStopped when the held-out loss after a step is not finite."""

@@ -43,10 +43,7 @@ def print_header(
     accumulation = accelerator.gradient_accumulation_steps
     micro = batch // (accelerator.num_processes * accumulation)
     epochs = train.max_steps * batch * shape.block_size / max(1, info.split)
-    console.say(
-        f"text      {info.name}: {info.characters:,} characters, {corpus.tokenizer.vocab_size} "
-        f"different, {info.characters - info.split:,} held out"
-    )
+    console.say(f"text      {info.name}: {text_in_words(corpus)}")
     console.say(
         f"model     {parameter_count(model):,} parameters: {shape.n_layer} layers, {shape.n_head} "
         f"heads, {shape.n_embd} wide, context {shape.block_size}"
@@ -108,9 +105,25 @@ def rate_jump(state: RunState, config: Config) -> str | None:
     )
 
 
-def loss_text(loss: float) -> str:
-    """A loss in both units: a token is a character, so nats per token are nats per character."""
-    return f"{loss:.4f} nats, {loss / math.log(2):.4f} bits per character"
+def text_in_words(corpus: Corpus) -> str:
+    """How much text there is, in tokens, too, and how many tokens are held out."""
+    info, tokenizer = corpus.info, corpus.tokenizer
+    tokens = "" if tokenizer.unit == "character" else f" in {info.tokens:,} tokens"
+    return (
+        f"{info.characters:,} characters{tokens}, {tokenizer.vocab_size:,} different, "
+        f"{len(corpus.held_out):,} held out"
+    )
+
+
+def loss_text(loss: float, corpus: Corpus) -> str:
+    """A loss in nats per token, and in bits per byte, which compare with any tokenizer.
+
+    A loss of characters is in bits per character as well.
+    """
+    per_byte = f"{corpus.info.bits_per_byte(loss):.4f} bits per byte"
+    if corpus.tokenizer.unit == "character":
+        return f"{loss:.4f} nats, {loss / math.log(2):.4f} bits per character, {per_byte}"
+    return f"{loss:.4f} nats per token, {per_byte}"
 
 
 def print_stop(console: Console, config: Config, report: Report, reason: str) -> None:
@@ -140,12 +153,13 @@ def print_end(
     console.close()
     train = config.train
     block, everything = config.data.block_size, len(corpus.held_out) - 1
-    characters = everything
+    evaluated = everything
     if train.eval_batches is not None:
-        characters = min(everything, train.eval_batches * train.global_batch_size * block)
-    part = "all" if characters == everything else f"{characters:,} of"
+        evaluated = min(everything, train.eval_batches * train.global_batch_size * block)
+    part = "all" if evaluated == everything else f"{evaluated:,} of"
+    over = f"over {part} {everything:,} held-out {corpus.tokenizer.unit}s"
     console.say()
-    console.say(f"held out  {loss_text(held_out)}, over {part} {everything:,} held-out characters")
+    console.say(f"held out  {loss_text(held_out, corpus)}, {over}")
     cost = ""
     if report.stall_seconds:  # no snapshot was written where only an evaluation was left
         stall = statistics.median(report.stall_seconds)

@@ -42,7 +42,7 @@ def find_pretrained(accelerator: Accelerator, config: Config) -> PretrainedModel
     value = config.model.pretrained or config.model.architecture
     if value is None:
         return None
-    begun = _begun(config)
+    begun = newest_begun(config)
     name = f"{key}={value}"
     found = run_on_main(accelerator, lambda: _open(key, value, config, begun))
     where = broadcast_text(accelerator, None if found is None else found.name)
@@ -50,12 +50,12 @@ def find_pretrained(accelerator: Accelerator, config: Config) -> PretrainedModel
     def same() -> Base:
         if found is not None:
             return found
-        return replace(_open(key, where, config, _begun(config)), key=name)
+        return replace(_open(key, where, config, newest_begun(config)), key=name)
 
     return PretrainedModel(accelerator, config, local_main_first(accelerator, same))
 
 
-def _begun(config: Config) -> Path | None:
+def newest_begun(config: Config) -> Path | None:
     """The newest snapshot of this run on this disk, verified or not."""
     with suppress(SnapshotError):
         for folder in snapshot_folders(snapshots_in(Path(config.run.dir))):

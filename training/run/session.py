@@ -226,7 +226,7 @@ class Session:
 
     def report_evaluation(self, loss: float) -> None:
         """Report the held-out loss of the step. Raises TrainingStopped when it is not finite."""
-        self.report.held_out(self.accelerator, self.state.step, loss)
+        self.report.held_out(self.accelerator, self.state.step, loss, self.corpus.info)
         self.state.update_best_loss(loss)
         self._best.evaluated(self.state.step, loss)
         self._held_out = loss

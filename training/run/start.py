@@ -16,6 +16,7 @@ from config.compose import as_plain, as_yaml
 from config.schema import Config
 from data.corpus import Corpus, prepare_corpus
 from data.errors import DataError
+from data.tokenizer import CHARACTERS
 from data.urls import redact_urls
 from snapshot.base import Base
 from snapshot.config_values import changed_values
@@ -38,16 +39,21 @@ from training.distributed.environment import cores, restarted_by_launcher
 from training.exits import EXIT_DONE, EXIT_INTERRUPTED
 from training.reporting.metrics import MetricsFile, write_whole
 from training.reporting.output import say_error
+from training.run.pretrained import PretrainedModel
 from training.run.run_lock import LOCK, RunLock, not_writable
+from training.run.tokenizer import tokenizer_folder
 from training.run.uploading import store_of
 
 
-def prepare_text(accelerator: Accelerator, config: Config) -> Corpus:
+def prepare_text(
+    accelerator: Accelerator, config: Config, pretrained: PretrainedModel | None
+) -> Corpus:
     """Prepare the corpus once on each machine, where the first process verifies it.
 
     Every process must call this. Raises DataError when the machines have different texts.
     """
     data, first = config.data, accelerator.is_local_main_process
+    base = None if pretrained is None else pretrained.base
     corpus = local_main_first(
         accelerator,
         lambda: prepare_corpus(
@@ -56,13 +62,16 @@ def prepare_text(accelerator: Accelerator, config: Config) -> Corpus:
             val_fraction=data.val_fraction,
             block_size=data.block_size,
             cache_dir=Path(data.cache_dir),
+            tokenizer=tokenizer_folder(config, base),
             threads=cores(),
             verify=first,
             say=say_error if first else None,
         ),
     )
     if not equal_on_all(accelerator, corpus.info.fingerprint):
-        raise DataError(f"data.source={data.source} is not the same text on all machines.")
+        other = data.tokenizer != CHARACTERS
+        same = f", or data.tokenizer={data.tokenizer} is not the same tokenizer" if other else ""
+        raise DataError(f"data.source={data.source} is not the same text{same} on all machines.")
     return corpus
 
 
@@ -270,4 +279,7 @@ def data_facts(corpus: Corpus) -> dict[str, Any]:
         "fingerprint": corpus.info.fingerprint,
         "characters": corpus.info.characters,
         "vocabulary": corpus.tokenizer.vocab_size,
+        "unit": corpus.tokenizer.unit,
+        "held_out_tokens": len(corpus.held_out),
+        "held_out_bytes": corpus.info.held_out_bytes,
     }

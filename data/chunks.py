@@ -1,0 +1,88 @@
+"""A text cut into chunks for a subword tokenizer. Where it is cut depends on the text alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from data.pieces import Piece
+
+CHUNK_CHARACTERS = 1 << 15
+"""A longer document is cut, so that several cores encode it in bounded memory."""
+BATCH_CHARACTERS = 1 << 20
+CHUNKS_OF_A_CORE = 2
+MOST_CHUNKS = 4096
+"""In a batch: each takes memory of its own, however short it is."""
+
+
+class Chunk(NamedTuple):
+    """A document, or a part of one."""
+
+    text: str
+    ends_document: bool
+    held_out: bool
+
+
+def chunks_of(pieces: Iterable[Piece], cut: int) -> Iterator[Chunk]:
+    """The chunks of a text, in order. Character `cut` is the first held-out one.
+
+    A chunk ends where a document ends, and at `cut`. Where a document has more than
+    `CHUNK_CHARACTERS` left, it ends after the last newline of these; without one, before the last
+    space.
+    """
+    rest, held_out = "", False
+    for text, held_out, edge, ends_document in _segments(pieces, cut):
+        rest += text
+        start = 0
+        while len(rest) - start > CHUNK_CHARACTERS:
+            stop = _end_of_chunk(rest, start)
+            yield Chunk(rest[start:stop], False, held_out)
+            start = stop
+        rest = rest[start:]
+        if edge and rest:
+            yield Chunk(rest, ends_document, held_out)
+            rest = ""
+    if rest:
+        yield Chunk(rest, False, held_out)
+
+
+def _segments(pieces: Iterable[Piece], cut: int) -> Iterator[tuple[str, bool, bool, bool]]:
+    """The pieces, divided where a document ends and at `cut`.
+
+    Each with whether it is held out, whether a chunk ends there, and whether a document does.
+    """
+    begin = 0  # of the piece, in characters
+    for piece in pieces:
+        text, ends = piece["text"], set(piece["ends"])
+        edges = ends | ({cut - begin} if 0 < cut - begin <= len(text) else set())
+        start = 0
+        for stop in sorted({*edges, len(text)}):
+            yield text[start:stop], begin + start >= cut, stop in edges, stop in ends
+            start = stop
+        begin += len(text)
+
+
+def _end_of_chunk(text: str, start: int) -> int:
+    most = start + CHUNK_CHARACTERS
+    after_newline = text.rfind("\n", start, most) + 1
+    before_space = text.rfind(" ", start + 1, most)  # most tokenizers join a space and its word
+    return after_newline or (before_space if before_space > 0 else most)
+
+
+def batches_of(chunks: Iterable[Chunk], cores: int) -> Iterator[list[Chunk]]:
+    """Consecutive chunks, all held out or none, that are encoded at once by so many cores."""
+    most = max(BATCH_CHARACTERS, cores * CHUNKS_OF_A_CORE * CHUNK_CHARACTERS)
+    batch: list[Chunk] = []
+    characters = 0
+    for chunk in chunks:
+        if batch and (
+            characters + len(chunk.text) > most
+            or len(batch) == MOST_CHUNKS
+            or chunk.held_out != batch[0].held_out
+        ):
+            yield batch
+            batch, characters = [], 0
+        batch.append(chunk)
+        characters += len(chunk.text)
+    if batch:
+        yield batch

@@ -1,0 +1,97 @@
+"""A text as tokens, in order and in bounded memory: what is written to the Arrow file."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple, TypeVar
+
+from numpy.typing import NDArray
+
+from data.chunks import Chunk, batches_of, chunks_of
+from data.pieces import Piece, utf8_bytes
+from data.subwords import SubwordTokenizer
+from data.tokenizer import CharTokenizer, Tokenizer
+
+MOST_THREADS = 4
+"""More threads would wait for the one that reads."""
+BATCHES_AT_ONCE = 2
+"""While Rust encodes one batch on all cores, Python converts the tokens of another."""
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Encoded(NamedTuple):
+    """Consecutive tokens, all held out or none, and the text that they encode."""
+
+    tokens: NDArray
+    characters: int
+    text_bytes: int
+    """Of the text in UTF-8; end-of-text tokens have none."""
+    held_out: bool
+
+
+def encoded(
+    pieces: Iterable[Piece], tokenizer: Tokenizer, cut: int, threads: int
+) -> Iterator[Encoded]:
+    """The tokens of a text, whose first held-out character is `cut`.
+
+    So many `threads`, at most `MOST_THREADS`, encode characters; subwords are encoded on all cores,
+    about so many. Raises DataError if the tokenizer has no encoding of the text.
+    """
+    if isinstance(tokenizer, SubwordTokenizer):
+        return _encoded_subwords(pieces, tokenizer, cut, threads)
+    assert isinstance(tokenizer, CharTokenizer)
+    return _encoded_characters(pieces, tokenizer, cut, min(threads, MOST_THREADS))
+
+
+def _encoded_characters(
+    pieces: Iterable[Piece], tokenizer: CharTokenizer, cut: int, threads: int
+) -> Iterator[Encoded]:
+    def encode(piece: Piece) -> tuple[str, NDArray, int]:
+        text = piece["text"]
+        return text, tokenizer.encode(text), utf8_bytes(text)
+
+    left = cut  # characters before the first held-out one
+    for text, tokens, size in in_order(encode, pieces, threads):
+        if 0 < left < len(text):
+            before = utf8_bytes(text[:left])
+            yield Encoded(tokens[:left], left, before, False)
+            yield Encoded(tokens[left:], len(text) - left, size - before, True)
+        else:
+            yield Encoded(tokens, len(text), size, left <= 0)
+        left -= len(text)
+
+
+def _encoded_subwords(
+    pieces: Iterable[Piece], tokenizer: SubwordTokenizer, cut: int, cores: int
+) -> Iterator[Encoded]:
+    def encode(batch: list[Chunk]) -> Encoded:
+        texts = [chunk.text for chunk in batch]
+        return Encoded(
+            tokenizer.encode_chunks(texts, [chunk.ends_document for chunk in batch]),
+            sum(map(len, texts)),
+            sum(map(utf8_bytes, texts)),
+            batch[0].held_out,
+        )
+
+    return in_order(encode, batches_of(chunks_of(pieces, cut), cores), BATCHES_AT_ONCE)
+
+
+def in_order(
+    function: Callable[[Item], Result], items: Iterable[Item], threads: int
+) -> Iterator[Result]:
+    """`map` of a function over items, in order, by several threads.
+
+    At most `threads` + 1 items are in memory. numpy, hashlib and `tokenizers` release the
+    interpreter lock.
+    """
+    running: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        for item in items:
+            running.append(pool.submit(function, item))
+            if len(running) > threads:
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()

@@ -1,0 +1,231 @@
+"""Tokenizers of subwords: whatever a `tokenizer.json` of the `tokenizers` library describes.
+
+Its bytes stay as they are, unless it cuts or pads texts: a snapshot has the tokenizer.json that it
+was trained with. Of tokenizer_config.json only special tokens and the chat template stay;
+other entries may name code, or change the ids.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer as RustTokenizer
+
+from data.errors import DataError
+from data.tokenizer import TOKENIZER_FILES, CharTokenizer, Tokenizer, smallest_unsigned
+
+SPECIAL_TOKENS = ("eos_token", "bos_token", "unk_token", "pad_token")
+FIXED_SETTINGS = {
+    "tokenizer_class": "PreTrainedTokenizerFast",  # loads tokenizer.json as it is
+    "clean_up_tokenization_spaces": False,
+}
+CHAT_TEMPLATE = "chat_template.jinja"
+NOT_A_CHARACTER = "\ufffd"
+"""What a decoder writes for bytes that are not UTF-8, such as half of a character."""
+MOST_WAITING = 64
+"""Tokens that a stream holds back because they do not end with a whole character."""
+
+
+class SubwordTokenizer(Tokenizer):
+    """A tokenizer from the bytes of a tokenizer.json, with its special tokens and chat template."""
+
+    def __init__(self, content: bytes, settings: dict[str, Any], where: str) -> None:
+        """`where` names the tokenizer in messages. Raises DataError if it cannot be used."""
+        self._content, self._where = content, where
+        self._rust = _parsed(content, where)
+        if self._rust.truncation is not None or self._rust.padding is not None:
+            # Texts of any length are encoded, and a token for padding may be beyond the embedding.
+            self._rust.no_truncation()
+            self._rust.no_padding()
+            self._content = self._rust.to_str(pretty=False).encode() + b"\n"
+        # A text that contains "<|endoftext|>" has these characters, and no document ends there.
+        self._rust.encode_special_tokens = True
+        numbers = self._rust.get_vocab(with_added_tokens=True).values()
+        self._vocab_size = max(numbers, default=-1) + 1
+        # Without a token of its own transformers would add it, beyond the embedding.
+        self._settings = {
+            name: value
+            for name, value in settings.items()
+            if name not in SPECIAL_TOKENS or self._rust.token_to_id(value) is not None
+        }
+        if "eos_token" not in self._settings:
+            raise DataError(
+                f"{where} has no end-of-text token, which separates documents: its "
+                "tokenizer_config.json needs an eos_token that its tokenizer.json has."
+            )
+        self.end_of_text = self._rust.token_to_id(self._settings["eos_token"])
+        self.dtype = smallest_unsigned(self._vocab_size)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    @property
+    def identity(self) -> bytes:
+        return f"subwords\0{self.end_of_text}\0".encode() + hashlib.sha256(self._content).digest()
+
+    @property
+    def beginning(self) -> str:
+        """A newline, or a full stop if the tokenizer drops newlines."""
+        return "\n" if len(self.encode("\n")) else "."
+
+    def encode(self, text: str) -> NDArray:
+        return self.encode_chunks([text], [False])
+
+    def encode_chunks(self, texts: Sequence[str], ends: Sequence[bool]) -> NDArray:
+        """Token ids of texts, one after another; an end-of-text token follows where `ends` is true.
+
+        The texts are shared between all cores. Raises DataError if one has no encoding.
+        """
+        try:
+            if len(texts) == 1:  # without a thread on each core
+                encoded = [self._rust.encode(texts[0], add_special_tokens=False)]
+            else:
+                encoded = self._rust.encode_batch_fast(list(texts), add_special_tokens=False)
+        except Exception as error:  # of many types: a lone surrogate, no unknown token, ...
+            raise DataError(f"{self._where} cannot encode the text: {error}") from error
+        ids: list[int] = []
+        for encoding, ends_document in zip(encoded, ends, strict=True):
+            ids += encoding.ids
+            if ends_document:
+                assert self.end_of_text is not None
+                ids.append(self.end_of_text)
+        return np.array(ids, dtype=self.dtype)
+
+    def decode(self, ids: Sequence[int] | NDArray) -> str:
+        numbers = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+        return self._rust.decode(numbers, skip_special_tokens=False)
+
+    def decode_stream(self, ids: Iterable[int], after: Sequence[int] = ()) -> Iterator[str]:
+        """As `Tokenizer.decode_stream`: the yielded texts are those of decoding all at once.
+
+        A token may be a part of a character, and some decoders drop the space before the first
+        token: so what is new is what the text of the tokens before does not have.
+        """
+        before: list[int] = list(after)[-MOST_WAITING:]
+        waiting: list[int] = []
+        for token in ids:
+            waiting.append(token)
+            known, text = self.decode(before), self.decode(before + waiting)
+            if text.endswith(NOT_A_CHARACTER) and len(waiting) < MOST_WAITING:
+                continue
+            yield text[len(known) :]
+            before, waiting = waiting, []
+        if waiting:
+            yield self.decode(before + waiting)[len(self.decode(before)) :]
+
+    def save(self, folder: Path) -> None:
+        settings = json.dumps({**FIXED_SETTINGS, **self._settings}).encode() + b"\n"
+        for name, content in zip(TOKENIZER_FILES, (self._content, settings, b"{}\n"), strict=True):
+            (folder / name).write_bytes(content)
+
+    @classmethod
+    def load(cls, folder: Path) -> SubwordTokenizer:
+        """Load what `save` wrote. Raises DataError if it is not that."""
+        path = folder / TOKENIZER_FILES[1]
+        settings = _read_json(path)
+        if any(settings.pop(name, None) != value for name, value in FIXED_SETTINGS.items()):
+            raise DataError(f"{path} has entries that no tokenizer here needs")
+        kept = _kept(settings)
+        loaded = cls(_read(folder / TOKENIZER_FILES[0]), kept, str(folder))
+        if kept != settings or loaded._settings != kept:
+            raise DataError(f"{path} has entries that its tokenizer does not need or lacks")
+        return loaded
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> SubwordTokenizer:
+        """The tokenizer in the folder of a transformers model; DataError if it has none."""
+        found: dict[str, Any] = {}
+        for name in reversed(TOKENIZER_FILES[1:]):
+            found |= _read_json(folder / name) if (folder / name).exists() else {}
+        if (folder / CHAT_TEMPLATE).exists():
+            found["chat_template"] = _read(folder / CHAT_TEMPLATE).decode("utf-8", "replace")
+        where = f"data.tokenizer={folder}"
+        return cls(_read(folder / TOKENIZER_FILES[0]), _kept(found), where)
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Load what any tokenizer's `save` wrote. Raises DataError if it is not valid."""
+    return SubwordTokenizer.load(folder) if has_subwords(folder) else CharTokenizer.load(folder)
+
+
+def tokenizer_of(folder: Path) -> Tokenizer:
+    """The tokenizer in the folder of a model: of this project, or of any other.
+
+    Raises DataError if there is none.
+    """
+    settings = folder / TOKENIZER_FILES[1]
+    if settings.exists() and set(_read_json(settings)) == set(FIXED_SETTINGS):
+        return CharTokenizer.load(folder)
+    return SubwordTokenizer.from_folder(folder)
+
+
+def has_subwords(folder: Path) -> bool:
+    """Whether a folder has a tokenizer of subwords, which has an end-of-text token."""
+    return "eos_token" in _read_json(folder / TOKENIZER_FILES[1])
+
+
+def folder_key(folder: Path) -> str:
+    """A digest of a tokenizer's folder; it changes whenever its tokenizer may have changed."""
+    digest = hashlib.sha256()
+    for name in (*TOKENIZER_FILES, CHAT_TEMPLATE):
+        if name == TOKENIZER_FILES[0] or (folder / name).exists():
+            digest.update(f"{name}\0".encode() + hashlib.sha256(_read(folder / name)).digest())
+    return digest.hexdigest()
+
+
+def _parsed(content: bytes, where: str) -> RustTokenizer:
+    try:
+        return RustTokenizer.from_buffer(content)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of the Rust library is not an Exception
+        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise DataError(f"{where}: its tokenizer.json cannot be read: {reason}") from error
+
+
+def _kept(found: dict[str, Any]) -> dict[str, Any]:
+    """The special tokens, as texts, and the chat template of a tokenizer_config.json."""
+    kept: dict[str, Any] = {}
+    for name in SPECIAL_TOKENS:
+        token = found.get(name)
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str) and token:
+            kept[name] = token
+    template = found.get("chat_template")
+    if isinstance(template, str) or (
+        isinstance(template, list) and all(map(_is_named_template, template))
+    ):
+        kept["chat_template"] = template
+    return kept
+
+
+def _is_named_template(entry: Any) -> bool:
+    return (
+        isinstance(entry, dict)
+        and set(entry) == {"name", "template"}
+        and all(isinstance(text, str) for text in entry.values())
+    )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(_read(path))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path} cannot be read: it is not an object")
+    return content

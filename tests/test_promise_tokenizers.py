@@ -1,0 +1,192 @@
+"""Promises 1, 2 and 6 with subwords: losses of any shape, exact resume, a transformers model."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import shutil
+
+import pytest
+import torch
+from test_hostile_snapshots import seal
+from test_promise_any_shape import CONSTANT, relative_difference
+from test_promise_kill import after_a_rename, kill_at
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import runs
+from config.compose import load_config
+from config.schema import ConfigError
+from data.subwords import load_tokenizer
+from model.gpt import GPT, GPTConfig
+from snapshot.disk.files import MANIFEST, read_json
+from snapshot.disk.gpt2_layout import gpt_shape
+from snapshot.disk.state import restore_weights
+from subword_folders import foreign_folder
+
+BPE = "data.tokenizer=bpe:300"
+PROMPT = "The run goes\non, 日本 and naïve"
+
+
+@pytest.fixture(scope="module")
+def single(small, tmp_path_factory):
+    """A run of one process; it prepares its text itself, and forks a worker that reads batches."""
+    folder = tmp_path_factory.mktemp("bpe")
+    words = [*small, BPE, *CONSTANT, f"run.dir={folder / 'run'}", f"data.cache_dir={folder}"]
+    result = runs.train(*words, "data.num_workers=1")
+    assert result.returncode == 0, result.stderr
+    assert "tokenizers" not in result.stderr  # its warning of a fork
+    (folder / "said").write_text(result.stdout)
+    return folder / "run"
+
+
+def test_the_numbers_are_those_of_tokens_and_of_bytes(single):
+    said = (single.parent / "said").read_text()
+    state = read_json(runs.snapshot(single, 30) / "state.json")["data"]
+    tokens, size = state["held_out_tokens"], state["held_out_bytes"]
+    assert f"tokens, 300 different, {tokens:,} held out" in said
+    assert state["unit"] == "token"
+    for record in runs.metrics(single, "eval"):
+        expected = record["loss"] / math.log(2) * tokens / size
+        assert record["bits_per_byte"] == pytest.approx(expected, rel=1e-12)
+    loss, per_byte = (runs.metrics(single, "eval")[-1][name] for name in ("loss", "bits_per_byte"))
+    assert f"held-out loss {loss:.4f}, {per_byte:.4f} bits per byte" in said
+    assert f"held out  {loss:.4f} nats per token, {per_byte:.4f} bits per byte, over all" in said
+    assert f"over all {tokens - 1:,} held-out tokens" in said
+    assert "character," not in said.split("held out  ")[1]
+
+
+def test_two_processes_have_the_losses_of_one(single, small, tmp_path):
+    run_dir = tmp_path / "run"
+    result = runs.launch("ddp_cpu.yaml", *small, BPE, *CONSTANT, f"run.dir={run_dir}")
+    assert result.returncode == 0, result.stderr
+    assert "2 processes," in result.stdout
+    assert relative_difference(runs.losses(single), runs.losses(run_dir)) < 1e-5
+    for one, other in zip(runs.metrics(single, "eval"), runs.metrics(run_dir, "eval"), strict=True):
+        assert other["bits_per_byte"] == pytest.approx(one["bits_per_byte"], rel=1e-5)
+
+
+def test_a_killed_and_resumed_run_ends_with_the_same_bits(small, tmp_path):
+    """On an empty disk the vocabulary is trained again."""
+    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+    overrides = [*small, BPE, "model.dropout=0.1"]
+    assert runs.train(*overrides, f"run.dir={undisturbed}").returncode == 0
+    words = runs.command(*overrides, f"run.dir={killed}", f"data.cache_dir={tmp_path / 'one'}")
+    assert kill_at(words, after_a_rename(killed, random.Random(1)), tmp_path / "said")
+
+    other = runs.command(*overrides, f"run.dir={killed}", f"data.cache_dir={tmp_path / 'other'}")
+    rest = runs.run(other)
+
+    assert rest.returncode == 0, rest.stderr
+    assert "the newest of this run" in rest.stdout
+    runs.assert_same_bits(runs.snapshot(undisturbed, 30), runs.snapshot(killed, 30))
+    assert runs.losses(killed) == runs.losses(undisturbed)
+    assert runs.metrics(killed, "eval") == runs.metrics(undisturbed, "eval")
+
+
+def test_transformers_loads_its_snapshot_with_the_same_tokens_and_logits(single):
+    folder = runs.snapshot(single, 30)
+    theirs, ours = AutoTokenizer.from_pretrained(folder), load_tokenizer(folder)
+    ids = theirs(PROMPT)["input_ids"]
+    assert ids == ours.encode(PROMPT).tolist()
+    assert theirs.decode(ids) == ours.decode(ids) == PROMPT
+
+    shape = GPTConfig(**gpt_shape(read_json(folder / "config.json")))
+    assert shape.vocab_size == len(theirs) == 300
+    model = GPT(shape).eval()
+    restore_weights(folder, model)
+    inputs = torch.tensor([ids[-shape.block_size :]])
+    with torch.no_grad():
+        expected = AutoModelForCausalLM.from_pretrained(folder).eval()(inputs).logits
+        assert (model(inputs) - expected).abs().max() < 1e-4
+    assert {path.suffix for path in folder.iterdir()} == {".safetensors", ".json"}
+
+
+def test_text_is_generated_from_it(single):
+    words = (str(single), "--prompt", "naïve ", "--length", "30", "--seed", "3")
+    first, second = (runs.run(runs.command(*words, script="sample.py")) for _ in range(2))
+    assert first.returncode == 0, first.stderr
+    assert first.stdout == second.stdout
+    assert first.stdout.startswith("naïve ")
+    assert len(first.stdout) > len("naïve ") + 30 + 1  # a token is longer than a character
+
+
+def test_generated_text_stops_at_the_end_of_a_document(small, tmp_path):
+    """Of documents of one letter, after which each ends."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "b"}\n' * 400)
+    words = [*small, BPE, f"data.source={rows}", f"run.dir={tmp_path / 'run'}"]
+    words += ["train.max_steps=60", "optim.learning_rate=0.01"]
+    assert runs.train(*words).returncode == 0
+    sample = [str(tmp_path / "run"), "--prompt", "b", "--length", "50", "--temperature", "0"]
+
+    result = runs.run(runs.command(*sample, script="sample.py"))
+
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "b\n\n"  # the document, and the line's own end
+
+
+def test_a_run_with_another_tokenizer_is_refused_and_it_is_named(single, small, tmp_path):
+    run_dir = shutil.copytree(single, tmp_path / "run")
+    for tokenizer in ("bpe:299", "char"):
+        result = runs.train(*small, *CONSTANT, f"run.dir={run_dir}", f"data.tokenizer={tokenizer}")
+        assert result.returncode == 2
+        assert f"data.tokenizer: bpe:300 in the snapshot, {tokenizer} now" in result.stderr
+        assert "text: " not in result.stderr
+
+
+def test_a_snapshot_that_is_older_than_the_key_resumes(finished_run, small, tmp_path):
+    """It was of characters, and does not say so."""
+    run_dir = shutil.copytree(finished_run, tmp_path / "run")
+    shutil.rmtree(runs.snapshot(run_dir, 30))
+    folder = runs.snapshot(run_dir, 20)
+    state = read_json(folder / "state.json")
+    del state["config"]["data"]["tokenizer"]
+    for name in ("unit", "held_out_tokens", "held_out_bytes"):
+        del state["data"][name]
+    (folder / "state.json").write_text(json.dumps(state))
+    (folder / MANIFEST).unlink()
+    seal(folder)
+
+    result = runs.train(*small, "model.dropout=0.1", f"run.dir={run_dir}")
+
+    assert result.returncode == 0, result.stderr
+    assert "changed   data.tokenizer" not in result.stdout
+    runs.assert_same_bits(runs.snapshot(finished_run, 30), runs.snapshot(run_dir, 30))
+
+
+def test_a_tokenizer_of_a_folder_is_trained_with(small, tmp_path):
+    theirs = foreign_folder(tmp_path / "theirs")
+    run_dir = tmp_path / "run"
+    words = [*small, f"data.tokenizer={theirs}", f"run.dir={run_dir}", "train.max_steps=2"]
+
+    result = runs.train(*words)
+
+    assert result.returncode == 0, result.stderr
+    folder = runs.snapshot(run_dir, 2)
+    assert read_json(folder / "config.json")["vocab_size"] == 258
+    loaded = AutoTokenizer.from_pretrained(folder)
+    assert len(loaded) == 258
+    assert loaded.chat_template == "{{ messages[0]['content'] }}"
+    moved = theirs.rename(tmp_path / "moved")  # the folder may have another name elsewhere
+    words[len(small)] = f"data.tokenizer={moved}"
+    again = runs.train(*words[:-1], "train.max_steps=3")
+    assert again.returncode == 0, again.stderr
+    assert "step-00000002, the newest of this run" in again.stdout
+
+
+@pytest.mark.parametrize("name", ["bpe:256", "bpe:2000000", "bpe:many", "bpe", "BPE:300"])
+def test_a_size_that_no_vocabulary_has_is_refused(name):
+    with pytest.raises(ConfigError) as caught:
+        load_config([f"data.tokenizer={name}"])
+    sentence = f"data.tokenizer={name} must be bpe:<size> with a size from 257"
+    assert str(caught.value).startswith(sentence)
+
+
+def test_a_tokenizer_that_is_nowhere_gets_a_sentence(small, tmp_path):
+    result = runs.train(*small, f"data.tokenizer={tmp_path}", f"run.dir={tmp_path / 'run'}")
+    assert result.returncode == 2
+    assert (
+        f"data.tokenizer={tmp_path} is neither char, nor bpe:<size>, nor a folder" in result.stderr
+    )
+    assert "Traceback" not in result.stderr

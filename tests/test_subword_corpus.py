@@ -1,0 +1,337 @@
+"""A text prepared with subwords: the same split as with characters, in any pieces and threads."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+import data.bpe
+import data.prepare
+from data.bpe import END_OF_TEXT
+from data.chunks import MOST_CHUNKS, Chunk, batches_of, chunks_of
+from data.corpus import prepare_corpus
+from data.errors import DataError
+from runs import ROOT
+from subword_folders import END, foreign_folder
+
+TEXT = "".join(f"line {i} of the text, é ü 日本 🙂\n" for i in range(400))
+PLAIN = "".join(f"line {i} of the text, é ü 日本\n" for i in range(200))
+
+
+@pytest.fixture
+def prepare(tmp_path):
+    def prepare(source, tokenizer="bpe:300", val_fraction=0.1, cache="cache", **more):
+        return prepare_corpus(
+            str(source),
+            text_column="text",
+            val_fraction=val_fraction,
+            block_size=8,
+            cache_dir=tmp_path / cache,
+            tokenizer=tokenizer,
+            **more,
+        )
+
+    return prepare
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_bytes(text.encode())
+    return path
+
+
+def rows(path: Path, documents: list[str]) -> Path:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    return path
+
+
+def text_of(part, tokenizer) -> str:
+    return tokenizer.decode(part.window(0, len(part)))
+
+
+def parts_of(corpus) -> tuple[str, str]:
+    return text_of(corpus.train, corpus.tokenizer), text_of(corpus.held_out, corpus.tokenizer)
+
+
+def test_the_fingerprint_of_characters_is_what_it_was(prepare, tmp_path):
+    """Snapshots of runs hold it, and must resume."""
+    corpus = prepare(written(tmp_path / "a.txt", PLAIN), "char")
+
+    assert corpus.info.fingerprint == GOLDEN
+
+
+GOLDEN = "927749fd9d5d878746360034bc1ade669b435e8164e7a0c5ea3349031140c23f"
+
+
+@pytest.mark.parametrize("tokenizer", ["char", "bpe:300"])
+def test_text_tokens_and_bytes_are_counted_exactly(prepare, tmp_path, tokenizer):
+    info = (corpus := prepare(written(tmp_path / "a.txt", TEXT), tokenizer)).info
+    cut = int(len(TEXT) * 0.9)
+
+    assert info.characters == len(TEXT)
+    assert info.tokens == len(corpus.train) + len(corpus.held_out)
+    assert info.split == len(corpus.train)
+    assert info.train_bytes == len(TEXT[:cut].encode())
+    assert info.held_out_bytes == len(TEXT[cut:].encode())
+
+
+def test_the_held_out_text_is_that_of_characters(prepare, tmp_path):
+    source = written(tmp_path / "a.txt", TEXT)
+    train, held_out = parts_of(prepare(source, "char"))
+
+    assert parts_of(prepare(source)) == (train, held_out + END_OF_TEXT)
+
+
+def test_a_loss_in_bits_per_byte_does_not_depend_on_the_tokenizer(prepare, tmp_path):
+    """Of a model that gives every byte of the text the same probability."""
+    source = written(tmp_path / "a.txt", TEXT)
+    for tokenizer in ("char", "bpe:300"):
+        corpus = prepare(source, tokenizer)
+        nats = 0.7 * corpus.info.held_out_bytes  # over all held-out tokens
+        assert corpus.info.bits_per_byte(nats / len(corpus.held_out)) == pytest.approx(
+            1.00989, 1e-5
+        )
+
+
+def test_an_end_of_text_stands_after_every_document(prepare, tmp_path):
+    documents = [f"document {i}" + " and more" * (i % 5) for i in range(120)]
+    source = rows(tmp_path / "a.jsonl", documents)
+    train, held_out = parts_of(prepare(source))
+
+    assert (train + held_out).split(f"\n{END_OF_TEXT}") == [*documents, ""]
+    assert train.endswith(END_OF_TEXT)  # many documents are split between two
+    by_characters = parts_of(prepare(source, "char"))
+    assert by_characters[1] == held_out.replace(END_OF_TEXT, "")
+
+
+def test_a_document_that_names_the_token_does_not_end_there(prepare, tmp_path):
+    text = f"before {END_OF_TEXT} after\n" * 90
+    corpus = prepare(written(tmp_path / "a.txt", text))
+    ids = [
+        *corpus.train.window(0, len(corpus.train)),
+        *corpus.held_out.window(0, len(corpus.held_out)),
+    ]
+
+    assert ids.count(corpus.tokenizer.end_of_text) == 1
+    assert ids[-1] == corpus.tokenizer.end_of_text
+    assert "".join(parts_of(corpus)) == text + END_OF_TEXT
+
+
+def test_the_vocabulary_is_of_the_training_text_alone(prepare, tmp_path):
+    def vocabulary(end: str) -> dict[str, int]:
+        corpus = prepare(written(tmp_path / "a.txt", TEXT + end))
+        (tmp_path / "saved").mkdir(exist_ok=True)
+        corpus.tokenizer.save(tmp_path / "saved")
+        return Tokenizer.from_file(str(tmp_path / "saved" / "tokenizer.json")).get_vocab()
+
+    assert vocabulary("unheard " * 100) == vocabulary("unknown " * 100)
+    assert vocabulary("unheard " * 100) != vocabulary("unheard " * 2000)
+
+
+def test_of_a_long_text_the_vocabulary_sees_a_part_from_all_over_it(monkeypatch):
+    monkeypatch.setattr(data.bpe, "MOST_CHARACTERS", 100)
+    chunks = [Chunk(f"{i:010d}", True, i >= 90) for i in range(100)]
+
+    assert list(data.bpe._sample(chunks, 900)) == [chunk.text for chunk in chunks[:90:9]]
+    assert list(data.bpe._sample(chunks, 100)) == [chunk.text for chunk in chunks[:90]]
+
+
+@pytest.mark.parametrize("piece", [37, 1000])
+def test_the_fingerprint_does_not_depend_on_the_pieces(prepare, tmp_path, monkeypatch, piece):
+    monkeypatch.setattr("data.chunks.CHUNK_CHARACTERS", 333)
+    monkeypatch.setattr("data.chunks.BATCH_CHARACTERS", 2000)
+    source = written(tmp_path / "a.txt", TEXT)
+    expected = prepare(source).info
+    monkeypatch.setattr("data.texts.PIECE_BYTES", piece)
+
+    assert prepare(source, cache="other").info == expected
+
+
+def test_the_fingerprint_is_of_text_and_tokenizer(prepare, tmp_path):
+    source = written(tmp_path / "a.txt", TEXT)
+    base = prepare(source).info.fingerprint
+
+    assert prepare(written(tmp_path / "same.txt", TEXT)).info.fingerprint == base
+    assert prepare(source, "bpe:301").info.fingerprint != base
+    assert prepare(source, "char").info.fingerprint != base
+    assert prepare(source, val_fraction=0.2).info.fingerprint != base
+    theirs = foreign_folder(tmp_path / "theirs")
+    foreign = prepare(source, theirs).info.fingerprint
+    assert foreign != base
+    config = json.loads((theirs / "tokenizer_config.json").read_text())
+    (theirs / "tokenizer_config.json").write_text(json.dumps({**config, "eos_token": "<s>"}))
+    assert prepare(source, theirs).info.fingerprint != foreign
+
+
+def test_a_foreign_tokenizer_is_that_of_its_folder(prepare, tmp_path):
+    documents = [f"document {i} of <s> and {END}" for i in range(120)]
+    corpus = prepare(rows(tmp_path / "a.jsonl", documents), foreign_folder(tmp_path / "theirs"))
+
+    assert "".join(parts_of(corpus)) == "".join(f"{text}\n{END}" for text in documents)
+    assert corpus.info.tokens == corpus.info.characters + len(documents)  # a token for each byte
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from data.corpus import prepare_corpus
+info = prepare_corpus(
+    sys.argv[1], text_column="text", val_fraction=0.1, block_size=8, cache_dir=Path(sys.argv[2]),
+    tokenizer="bpe:600",
+).info
+print(info.fingerprint)
+"""
+
+
+def test_any_number_of_threads_trains_the_same_vocabulary(tmp_path):
+    """Of a text with many pairs that are equally frequent."""
+    chosen = random.Random(3)
+    words = ["".join(chosen.choices("abcdefgh", k=5)) for _ in range(3000)]
+    source = written(tmp_path / "a.txt", " ".join(words * 2))
+    found = set()
+    for number, more in enumerate(
+        [
+            {"RAYON_NUM_THREADS": "1"},
+            {"RAYON_NUM_THREADS": "7"},
+            {"TOKENIZERS_PARALLELISM": "false"},
+        ]
+    ):
+        result = subprocess.run(
+            [sys.executable, "-c", SCRIPT, str(source), str(tmp_path / str(number))],
+            cwd=ROOT,
+            env={**os.environ, "HF_DATASETS_CACHE": str(tmp_path / "datasets"), **more},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found.add(result.stdout)
+    assert len(found) == 1
+
+
+def test_a_second_preparation_reads_the_first(prepare, tmp_path, monkeypatch):
+    source, theirs = written(tmp_path / "a.txt", TEXT), foreign_folder(tmp_path / "theirs")
+    known = [prepare(source, tokenizer).info for tokenizer in ("bpe:300", theirs)]
+    monkeypatch.setattr(data.prepare, "build", lambda *_: pytest.fail("built again"))
+
+    assert [prepare(source, tokenizer).info for tokenizer in ("bpe:300", theirs)] == known
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_prepared_text_with_a_damaged_tokenizer_is_prepared_again(prepare, tmp_path, name):
+    source, lines = written(tmp_path / "a.txt", TEXT), []
+    expected = prepare(source).info
+    (file,) = (tmp_path / "cache").glob(f"*/{name}")
+    file.write_text(file.read_text().replace("<|endoftext|>", "<|endoftexx|>"))
+
+    assert prepare(source, say=lines.append).info == expected
+    assert len(lines) == 1
+    assert "is damaged: " in lines[0]
+
+
+def test_a_text_shorter_than_a_block_is_told_in_tokens(prepare, tmp_path):
+    with pytest.raises(DataError, match=r"has \d tokens to train on"):
+        prepare(written(tmp_path / "a.txt", "abcd"))
+
+
+def test_a_text_that_changes_between_the_passes_is_told(prepare, tmp_path, monkeypatch):
+    source = written(tmp_path / "a.txt", TEXT)
+    train = data.bpe.train_bpe
+
+    def changed(*arguments):
+        found = train(*arguments)
+        written(source, TEXT + "more")
+        return found
+
+    monkeypatch.setattr(data.bpe, "train_bpe", changed)
+    with pytest.raises(DataError, match="changed while it was read"):
+        prepare(source)
+
+
+# Chunks.
+
+
+def pieces_of(text: str, ends: list[int], size: int):
+    for start in range(0, len(text), size):
+        inside = [end - start for end in ends if start < end <= start + size]
+        yield {"text": text[start : start + size], "ends": inside}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_chunks_are_the_text_and_depend_on_it_alone(monkeypatch, seed):
+    monkeypatch.setattr("data.chunks.CHUNK_CHARACTERS", 20)
+    chosen = random.Random(seed)
+    text = "".join(chosen.choices("ab \n", weights=[5, 5, 2, 1], k=400))
+    ends = sorted({*chosen.sample(range(1, 400), 6), 400})
+    cut = chosen.choice([*ends[:-1], 111, 399])
+    expected = list(chunks_of(pieces_of(text, ends, 400), cut))
+
+    for size in (1, 7, 20, 399):
+        assert list(chunks_of(pieces_of(text, ends, size), cut)) == expected
+    assert "".join(chunk.text for chunk in expected) == text
+    assert "".join(chunk.text for chunk in expected if not chunk.held_out) == text[:cut]
+    assert all(0 < len(chunk.text) <= 20 for chunk in expected)
+    position, found = 0, []
+    for chunk in expected:
+        position += len(chunk.text)
+        found += [position] if chunk.ends_document else []
+    assert found == ends
+
+
+@pytest.mark.parametrize(
+    ("text", "chunks"),
+    [
+        ("one two\nthree\nfour five six", ["one two\nthree\n", "four five six"]),
+        ("one two three four five six", ["one two three", " four five six"]),
+        ("x" * 30 + " y", ["x" * 14, "x" * 14, "xx y"]),
+    ],
+)
+def test_a_chunk_ends_after_a_newline_or_before_a_space(monkeypatch, text, chunks):
+    monkeypatch.setattr("data.chunks.CHUNK_CHARACTERS", 14)
+    assert [chunk.text for chunk in chunks_of(pieces_of(text, [len(text)], 5), 10**6)] == chunks
+
+
+def test_a_batch_is_bounded_in_characters_and_in_chunks(monkeypatch):
+    monkeypatch.setattr("data.chunks.BATCH_CHARACTERS", 10_000)
+    monkeypatch.setattr("data.chunks.CHUNK_CHARACTERS", 1000)
+    text = "a\n" * 30_000
+    ends = [*range(2, 50_001, 2), 60_000]
+    batches = list(batches_of(chunks_of(pieces_of(text, ends, 1000), 20_001), cores=2))
+
+    assert "".join(chunk.text for batch in batches for chunk in batch) == text
+    for batch in batches:
+        assert len(batch) <= MOST_CHUNKS
+        assert sum(len(chunk.text) for chunk in batch) <= 10_000 or len(batch) == 1
+        assert len({chunk.held_out for chunk in batch}) == 1
+
+
+FORKING = """
+import os
+from subword_folders import trained
+tokenizer = trained()
+tokens = tokenizer.encode_chunks(["the run"] * 1000, [True] * 1000)
+child = os.fork()
+if child == 0:
+    again = tokenizer.encode_chunks(["the run"] * 1000, [True] * 1000)
+    os._exit(0 if (again == tokens).all() else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_process_that_is_forked_afterwards_can_encode():
+    """As workers are that read batches: threads that encode are not in them."""
+    environment = {k: v for k, v in os.environ.items() if k != "TOKENIZERS_PARALLELISM"}
+    result = subprocess.run(
+        [sys.executable, "-c", FORKING],
+        cwd=ROOT,
+        env={**environment, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (result.stdout, result.stderr) == ("0\n", "")

@@ -1,0 +1,221 @@
+"""Tokenizers of subwords: exact, the same in transformers, and decoded while they arrive."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_tokenizer import AWKWARD, SPACED, UNICODE
+from transformers import AutoTokenizer
+
+from data.bpe import END_OF_TEXT
+from data.errors import DataError
+from data.subwords import SubwordTokenizer, load_tokenizer
+from data.tokenizer import TOKENIZER_FILES, CharTokenizer, Tokenizer, refuse_larger_than
+from model.gpt import GPTConfig
+from snapshot.disk.files import read_json
+from snapshot.disk.gpt2_layout import gpt2_config
+from subword_folders import END, WORDS, foreign_folder, sentencepiece_folder, trained
+
+BPE = trained()
+LITERAL = st.sampled_from([END_OF_TEXT, "<|endof", "text|>", " ", "the run", "\n\n", "日", "🙂"])
+TEXTS = st.one_of(UNICODE, SPACED, st.lists(LITERAL, max_size=9).map("".join))
+
+
+def auto_tokenizer(tokenizer: Tokenizer, folder: Path):
+    """AutoTokenizer of a folder that holds what a snapshot holds."""
+    shape = GPTConfig(tokenizer.vocab_size, block_size=8, n_layer=1, n_head=1, n_embd=4)
+    (folder / "config.json").write_text(json.dumps(gpt2_config(asdict(shape))))
+    tokenizer.save(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@given(TEXTS)
+@settings(max_examples=300, deadline=None)
+def test_decoding_what_was_encoded_gives_the_text_byte_for_byte(text):
+    ids = BPE.encode(text)
+
+    assert BPE.decode(ids).encode() == text.encode()
+    assert BPE.end_of_text not in ids.tolist()
+
+
+@pytest.mark.parametrize("text", [*AWKWARD, "".join(AWKWARD), "x" * 70_000, "\n" * 70_000])
+def test_awkward_and_long_texts_come_back_too(text):
+    assert BPE.decode(BPE.encode(text)) == text
+
+
+@given(TEXTS)
+@settings(max_examples=100, deadline=None)
+def test_a_stream_yields_whole_characters_and_the_text(text):
+    ids = BPE.encode(text).tolist()
+    parts = list(BPE.decode_stream(iter(ids)))
+
+    assert "".join(parts) == text
+    if "\ufffd" not in text:
+        assert not any("\ufffd" in part for part in parts)
+
+
+@given(st.lists(st.integers(0, BPE.vocab_size - 1), max_size=60), st.integers(0, 60))
+@settings(max_examples=300, deadline=None)
+def test_a_stream_of_any_tokens_is_their_text(ids, at):
+    """A model may generate half of a character, or bytes that are none."""
+    assert "".join(BPE.decode_stream(iter(ids))) == BPE.decode(ids)
+    before = BPE.decode(ids[:at])
+    if not before.endswith("\ufffd"):
+        rest = BPE.decode_stream(iter(ids[at:]), after=ids[:at])
+        assert before + "".join(rest) == BPE.decode(ids)
+
+
+def test_a_stream_shows_what_is_known_at_once():
+    ids = iter(BPE.encode("the 日 run").tolist())
+    stream = BPE.decode_stream(ids)
+
+    assert next(stream).startswith("t")
+    assert len(list(ids)) == len(BPE.encode("the 日 run")) - 1  # not one more was waited for
+
+
+def test_a_stream_keeps_the_space_that_a_decoder_drops_at_the_beginning(tmp_path):
+    llama = SubwordTokenizer.from_folder(sentencepiece_folder(tmp_path))
+    prompt, new = llama.encode("on"), llama.encode("the 日 on")
+    assert llama.decode(new) == "the 日 on"
+
+    assert "".join(llama.decode_stream(iter(new.tolist()))) == "the 日 on"
+    assert "".join(llama.decode_stream(iter(new.tolist()), after=prompt.tolist())) == " the 日 on"
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(257, "uint16"), (300, "uint16")])
+def test_ids_have_the_smallest_type(size, dtype):
+    tokenizer = trained(size)
+
+    assert tokenizer.vocab_size == size
+    assert tokenizer.encode("a Größe").dtype == np.dtype(dtype)
+    assert len(BPE.encode("")) == 0
+
+
+def test_a_text_of_few_pairs_has_fewer_tokens_and_the_256_bytes():
+    tokenizer = trained(1000, "ab")
+
+    assert tokenizer.vocab_size == 257
+    assert tokenizer.decode(tokenizer.encode("日本")) == "日本"
+
+
+def test_an_end_of_text_follows_where_a_document_ends():
+    first, second = BPE.encode("the run").tolist(), BPE.encode("is lost").tolist()
+
+    ids = BPE.encode_chunks(["the run", "is lost", "is lost"], [True, False, True])
+
+    assert ids.tolist() == [*first, BPE.end_of_text, *second, *second, BPE.end_of_text]
+    assert BPE.decode([BPE.end_of_text]) == END_OF_TEXT
+
+
+def test_a_foreign_tokenizer_json_stays_as_it_is(tmp_path):
+    folder = sentencepiece_folder(tmp_path / "theirs")
+    SubwordTokenizer.from_folder(folder).save(tmp_path)
+    assert (tmp_path / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+
+
+def test_a_lone_surrogate_gets_a_sentence():
+    with pytest.raises(DataError, match="cannot encode the text"):
+        BPE.encode("a\udc80")
+
+
+@pytest.mark.parametrize("text", [text for text in AWKWARD if END_OF_TEXT not in text])
+def test_transformers_agrees_on_awkward_text(text, tmp_path):
+    theirs, ids = auto_tokenizer(BPE, tmp_path), BPE.encode(text).tolist()
+
+    assert theirs(text)["input_ids"] == ids
+    assert theirs.decode(ids) == text
+    assert len(theirs) == BPE.vocab_size
+    assert theirs.eos_token_id == BPE.end_of_text
+
+
+def test_saving_and_loading_changes_nothing(tmp_path):
+    BPE.save(tmp_path)
+    loaded = load_tokenizer(tmp_path)
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(TOKENIZER_FILES)
+    assert isinstance(loaded, SubwordTokenizer)
+    assert loaded.identity == BPE.identity
+    assert loaded.end_of_text == BPE.end_of_text
+    assert loaded.encode(WORDS).tolist() == BPE.encode(WORDS).tolist()
+
+
+def test_characters_are_loaded_as_such(tmp_path):
+    CharTokenizer("ab").save(tmp_path)
+    assert isinstance(load_tokenizer(tmp_path), CharTokenizer)
+
+
+# A tokenizer that somebody else has made.
+
+
+def test_a_foreign_tokenizer_adds_nothing_and_cuts_nothing(tmp_path):
+    ours = SubwordTokenizer.from_folder(foreign_folder(tmp_path))
+    text = f"<s>a long text, and {END} of it"
+
+    assert ours.decode(ours.encode(text)) == text
+    assert len(ours.encode(text)) == len(text)  # bytes, and none of the special tokens
+    assert ours.end_of_text == 257
+    assert ours.vocab_size == 258
+
+
+def test_what_is_saved_of_a_foreign_tokenizer_is_what_transformers_needs(tmp_path):
+    content = read_json(foreign_folder(tmp_path / "theirs") / "tokenizer.json")
+    ours = SubwordTokenizer.from_folder(tmp_path / "theirs")
+    (tmp_path / "ours").mkdir()
+
+    theirs = auto_tokenizer(ours, tmp_path / "ours")
+
+    assert content["truncation"] is not None
+    assert content["padding"] is not None
+    expected = {**content, "truncation": None, "padding": None}
+    assert read_json(tmp_path / "ours" / "tokenizer.json") == expected
+    assert json.loads((tmp_path / "ours" / "tokenizer_config.json").read_text()) == {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "eos_token": END,
+        "bos_token": "<s>",
+        "chat_template": "{{ messages[0]['content'] }}",
+    }
+    assert theirs("a text", add_special_tokens=False)["input_ids"] == ours.encode("a text").tolist()
+    assert len(theirs) == ours.vocab_size
+    message = [{"role": "user", "content": "hello"}]
+    assert theirs.apply_chat_template(message, tokenize=False) == "hello"
+    assert load_tokenizer(tmp_path / "ours").identity == ours.identity
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"eos_token": None}, "needs an eos_token"),
+        ({"eos_token": "<nowhere>"}, "needs an eos_token that its tokenizer.json has"),
+    ],
+)
+def test_a_foreign_tokenizer_without_an_end_of_text_is_refused(tmp_path, settings, named):
+    folder = foreign_folder(tmp_path, **settings)
+    (folder / "special_tokens_map.json").unlink()
+
+    with pytest.raises(DataError, match=named) as caught:
+        SubwordTokenizer.from_folder(folder)
+    assert f"data.tokenizer={folder}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"[" * 10**5, b"\xff", b'{"model": {"type": "X"}}']
+)
+def test_a_tokenizer_that_is_none_gets_a_sentence(tmp_path, content):
+    (foreign_folder(tmp_path) / "tokenizer.json").write_bytes(content)
+
+    with pytest.raises(DataError, match=r"tokenizer\.json cannot be read"):
+        SubwordTokenizer.from_folder(tmp_path)
+
+
+def test_a_vocabulary_larger_than_the_embedding_is_refused_and_a_smaller_one_is_not():
+    refuse_larger_than(300, BPE, "bpe:300")
+    refuse_larger_than(301, BPE, "bpe:300")
+    with pytest.raises(DataError, match=r"data\.tokenizer=bpe:300 has 300 tokens.*has 299 rows"):
+        refuse_larger_than(299, BPE, "bpe:300")

@@ -1,0 +1,35 @@
+"""What `data.tokenizer` names: characters, a vocabulary to train, or a tokenizer that exists."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from config.schema import Config
+from data.errors import DataError
+from data.tokenizer import CHARACTERS, TOKENIZER_FILES, bpe_size
+from snapshot.base import Base, open_tokenizer
+from training.run.pretrained import newest_begun
+
+
+def tokenizer_folder(config: Config, base: Base | None) -> str | Path:
+    """The tokenizer as `prepare_corpus` takes it: char, bpe:<size>, or a folder on this machine.
+
+    `base` is the model that the run begins from. One of a repo is downloaded. Raises DataError for
+    what has no tokenizer, SnapshotError and HubError for what cannot be downloaded.
+    """
+    name = str(config.data.tokenizer)
+    if name == CHARACTERS or bpe_size(name) is not None:
+        return name
+    if (folder := newest_begun(config)) is None:
+        if base is not None and name in (config.model.pretrained, config.model.architecture):
+            folder = base.folder
+        else:
+            folder = Path(name).expanduser()
+        if not folder.exists():
+            folder = open_tokenizer(name, config.hub.timeout_seconds)
+    if (folder / TOKENIZER_FILES[0]).is_file():
+        return folder
+    raise DataError(
+        f"data.tokenizer={name} has no {TOKENIZER_FILES[0]}. Name a folder or a repo that has one, "
+        f"{CHARACTERS}, or bpe:<size>."
+    )
