@@ -1,8 +1,8 @@
 """Trace of a run's phases on fake tensors: all allocations, without the memory or the arithmetic.
 
 It runs the real model and optimizer with the real wrapping of DDP or FSDP, as process 0 of a fake
-process group. No GPU is needed: the tensors are fake CPU tensors, and `planning.kernels` replaces the
-operations for which CUDA saves other tensors for the backward pass.
+process group. No GPU is needed: the tensors are fake CPU tensors, and planning/kernels.py replaces
+the operations for which CUDA saves other tensors for the backward pass.
 """
 
 from __future__ import annotations
@@ -132,6 +132,7 @@ def _sample(model: LanguageModel, shape: Shape) -> None:
             cache.extend(layer, keys, values)
         else:
             cache.update(keys, values, layer)
+        del keys, values
     window = torch.zeros(1, config.block_size, dtype=torch.int64)
     logits = _forward(model, shape, window[:, :1], cache=cache)
     if config.block_size <= TOKENS:  # the window slides, and the cache stays in memory
