@@ -3,7 +3,7 @@
     python benchmarks/tokenizing.py --megabytes 100 1000
 
 Writes a text of each size, copies of the standard library's source, to a temporary folder. A new
-process prepares it with `data.tokenizer=bpe:8000`. Another one then encodes and writes it in parts of
+process prepares it with `data.tokenizer=bpe:8000`. Another one then encodes and writes parts of
 4 MB, in turns with calls of only `encode_batch_fast` for the same part, with the same tokenizer,
 chunks and cores, whose result is dropped: the speed of a shared machine changes within a minute.
 """
