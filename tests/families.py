@@ -55,10 +55,12 @@ FAMILIES: dict[str, dict] = {
 """By name, the entries of config.json."""
 
 
-def make(family: str, folder: Path, pieces: bool = False, dtype: str = "float32") -> Path:
+def make(
+    family: str, folder: Path, pieces: bool = False, dtype: str = "float32", **entries: object
+) -> Path:
     """Save a random model of a family; with `pieces` in several files. Returns the folder."""
     torch.manual_seed(7)
-    content = dict(FAMILIES[family])
+    content = {**FAMILIES[family], **entries}
     config = AutoConfig.for_model(content.pop("model_type"), **content)
     model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     model.save_pretrained(folder, max_shard_size="30KB" if pieces else "1GB")

@@ -87,7 +87,7 @@ def planned_phases(config: ModelConfig, batch: int, shape: Shape) -> dict[str, f
 
 PLAIN, FULL = (0.0, "no", False), (0.1, "bf16", True)
 REAL_RUNS = [
-    pytest.param(*way, marks=[] if way in (PLAIN, FULL) else pytest.mark.thorough)
+    pytest.param(*way, marks=[] if way in (PLAIN, FULL) else pytest.mark.slow)
     for way in product((0.0, 0.1), ("no", "bf16"), (False, True))
 ]
 
@@ -109,7 +109,10 @@ def a_model_of(family: str, **entries: object) -> ModelConfig:
 
 @pytest.mark.parametrize(
     ("family", "precision"),
-    [("llama", "no"), pytest.param("qwen3", "bf16", marks=pytest.mark.slow)],
+    [
+        pytest.param("llama", "no", marks=pytest.mark.thorough),
+        pytest.param("qwen3", "bf16", marks=pytest.mark.slow),
+    ],
 )
 def test_the_peak_of_a_model_of_the_hub_is_predicted(family, precision, tmp_path):
     """The update of a model of seven layers, from the traces of models of five and six."""
@@ -137,7 +140,7 @@ def test_a_large_vocabulary_is_planned_for_in_every_phase(micro_batch_size, tmp_
     [
         pytest.param("cuda", 1, 1, True, marks=pytest.mark.slow),
         pytest.param("cuda", 2, 1, False, marks=pytest.mark.slow),
-        ("cpu", 3, 3, False),
+        pytest.param("cpu", 3, 3, False, marks=pytest.mark.slow),
         ("cuda", 4, 2, True),
     ],
 )
@@ -163,7 +166,8 @@ def test_activation_checkpointing_lowers_the_counted_peak(tmp_path):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("config", "processes", "shards"), [("cpu.yaml", 1, 1), ("fsdp_cpu.yaml", 2, 2)]
+    ("config", "processes", "shards"),
+    [pytest.param("cpu.yaml", 1, 1, marks=pytest.mark.slow), ("fsdp_cpu.yaml", 2, 2)],
 )
 def test_the_predicted_peak_is_the_one_of_train_py(small, tmp_path, config, processes, shards):
     """In each phase of the real program under the real launcher, counted in each process."""

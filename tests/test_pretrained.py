@@ -76,6 +76,7 @@ def test_what_is_written_has_the_names_that_transformers_writes(bases, family):
 
 
 @pytest.mark.parametrize("family", each(MODELS, ["llama"]))
+@THOROUGH
 def test_every_shape_has_the_losses_of_one_process(small, bases, family, tmp_path):
     """And what each has saved has transformers' logits."""
     alone = runs.train(*words(small, bases[family]), f"run.dir={tmp_path / 'alone'}")
@@ -181,7 +182,7 @@ def test_killed_and_resumed_the_bits_are_the_same(small, bases, family, tmp_path
     )
 
 
-@THOROUGH
+@SLOW
 def test_an_architecture_is_trained_from_random_weights(small, bases, tmp_path):
     """The weights are a function of the seed, and not those of the folder."""
     own = [word for word in small if not word.startswith("model.n_")]

@@ -94,7 +94,7 @@ def test_a_ctrl_c_that_reaches_every_process_finishes_the_step(words, tmp_path):
     ("config", "whom"),
     [
         ("ddp_cpu.yaml", "the launcher"),
-        pytest.param("ddp_cpu.yaml", "rank 1", marks=pytest.mark.thorough),
+        pytest.param("ddp_cpu.yaml", "rank 1", marks=pytest.mark.slow),
         pytest.param("fsdp_cpu.yaml", "the launcher", marks=pytest.mark.slow),
         pytest.param("fsdp_cpu.yaml", "rank 1", marks=pytest.mark.slow),
     ],

@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
+import families
+import hubs
 import pages
 import runs
 from loopback_hub import LoopbackHub
 from pages import LAUNCHES, README, SHOWN, launched_by
 from runs import ROOT
 
+GPT2 = "openai-community/gpt2"
 ON_A_CPU = ("cpu.yaml", "ddp_cpu.yaml", "fsdp_cpu.yaml")
 ON_THIS_CPU = [
     command for command in LAUNCHES if launched_by(command)[0].rsplit("/", 1)[-1] in ON_A_CPU
@@ -42,7 +45,7 @@ def marks(command: pages.Command) -> list[pytest.MarkDecorator]:
     "command",
     [pytest.param(command, marks=marks(command), id=str(command)) for command in ON_THIS_CPU],
 )
-def test_every_launch_on_a_cpu_trains(command, text_file, tmp_path):
+def test_every_launch_on_a_cpu_trains(command, text_file, finished_run, tmp_path):
     config, overrides = launched_by(command)
     (tmp_path / "books").mkdir()
     here = {"my.txt": text_file, "books/*.txt.gz": text_file, "chats.jsonl": text_file}
@@ -53,10 +56,16 @@ def test_every_launch_on_a_cpu_trains(command, text_file, tmp_path):
             continue
         if key == "data.source":
             value = here.get(value.strip('"'), value)
+        if value == "out/python-docs":
+            value = str(finished_run)
+            taken.append("data.block_size=16")  # its context
         taken.append(f"{key}={value}")
     if any("shakespeare" in override for override in taken):  # its text is behind an address
         taken.append(f"data.source={text_file}")
     with LoopbackHub(tmp_path / "hub") as hub:
+        if f"model.pretrained={GPT2}" in taken:
+            small = families.make("gpt2", tmp_path / "gpt2", n_positions=64)
+            hubs.publish(hub, GPT2, small)
         result = runs.launch(
             config.rsplit("/", 1)[-1],
             *taken,
@@ -65,6 +74,7 @@ def test_every_launch_on_a_cpu_trains(command, text_file, tmp_path):
             f"run.dir={tmp_path / 'run'}",
             f"data.cache_dir={tmp_path / 'cache'}",
             **hub.environment(),
+            HF_HOME=str(tmp_path / "cache"),
         )
         assert result.returncode == 0, result.stderr
         assert "Generate text:" in result.stdout
