@@ -23,7 +23,9 @@ PRIVATE = {
     r"\b[Tt]rain it on\b": "continue training",
     r"\bbe_(long|short)\b": "relax, tighten",
 }
-PATHS = [ROOT / name for name in ("train.py", "sample.py", "plan.py", "README.md")] + [
+PATHS = [
+    ROOT / name for name in ("train.py", "sample.py", "evaluate.py", "plan.py", "README.md")
+] + [
     path
     for room in ("config", "data", "model", "planning", "snapshot", "training")
     for path in sorted((ROOT / room).rglob("*"))
