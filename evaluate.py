@@ -34,6 +34,12 @@ from snapshot.run_text import RunText, text_of_run
 
 LONGEST_BLOCK = 1024
 """The default context for a model that no run of this project has trained."""
+OPTIONS = {
+    "data.source": "--source",
+    "data.text_column": "--column",
+    "data.cache_dir": "--cache-dir",
+}
+"""The arguments for keys that messages name."""
 LARGEST_LOSS = 700
 """In nats per token; the exponential of a larger one, the perplexity, overflows."""
 
@@ -50,9 +56,8 @@ def evaluate(options: argparse.Namespace) -> dict[str, Any]:
     named = find_model(options.model)
     run = None if named.state is None else text_of_run(named.state, named.folder)
     longest = named.sizes.block_size
-    block_size = options.block_size or min(
-        longest, LONGEST_BLOCK if run is None else run.block_size
-    )
+    default = LONGEST_BLOCK if run is None else run.block_size
+    block_size = options.block_size or min(default, longest)
     if block_size > longest:
         what = f"--block-size={block_size} is longer than the context of {named.name}"
         raise DataError(f"{what}, {longest} tokens. Use at most that.")
@@ -110,7 +115,9 @@ def text_for(named: NamedModel, run: RunText | None, options: argparse.Namespace
     """
     source, whole = options.source, is_whole(options)
     if run is None and not whole:
-        raise DataError(f"{options.model} is no run's snapshot: name a text with --source.")
+        named_by = "" if source is None else ", without --held-out"
+        what = f"{options.model} is not of a run of this project, whose text is known"
+        raise DataError(f"{what}: name a text with --source{named_by}.")
     if source is None:
         assert run is not None
         source = run.source
@@ -133,6 +140,11 @@ def text_for(named: NamedModel, run: RunText | None, options: argparse.Namespace
         )
     except UnknownCharacter as error:
         raise DataError(f"--source {source}: {error}") from error
+    except DataError as error:
+        message = str(error)
+        for key, option in OPTIONS.items():
+            message = message.replace(f"{key}=", f"{option} ").replace(key, option)
+        raise DataError(message) from error
     if own is not None:
         own.check_same(corpus)
     refuse_larger_than(named.sizes.vocab_size, corpus.tokenizer, str(named.folder))
@@ -148,18 +160,18 @@ def show(figures: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(figures), flush=True)
         return
-    unit = figures["unit"]
+    unit, device = figures["unit"], figures["device"]
     step = "" if figures["step"] is None else f"step {figures['step']:,}, "
     held_out = "held-out " if figures["held_out"] else ""
     tokens, of = figures["tokens"], figures["tokens_of_text"]
     part = f"all {of:,}" if tokens == of else f"{tokens:,} of {of:,}"
+    loss = f"{figures['loss']:.4f} nats per {unit}, {figures['bits_per_byte']:.4f} bits per byte"
     lines = {
         "model": f"{figures['model']}: {step}{figures['parameters']:,} parameters",
-        "text": f"{figures['text']}, {held_out or 'all of it, '}in windows of "
+        "text": f"{figures['text']}, {held_out or 'whole '}text in windows of "
         f"{figures['block_size']:,} {unit}s",
-        "loss": f"{figures['loss']:.4f} nats per {unit}, {figures['bits_per_byte']:.4f} bits per "
-        f"byte, perplexity {figures['perplexity']:,.2f}, over {part} {held_out}{unit}s",
-        "speed": f"{figures['tokens_per_second']:,.0f} tokens/s on {figures['device']}, float32",
+        "loss": f"{loss}, perplexity {figures['perplexity']:,.2f}, over {part} {held_out}{unit}s",
+        "speed": f"{figures['tokens_per_second']:,.0f} tokens/s on {device}, in float32",
     }
     if figures["trained_on"] is not None:
         lines["trained"] = f"on {figures['trained_on'][:200]}"
@@ -173,10 +185,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         description="Print the loss per token, bits per byte and tokens/s of a model over a text."
     )
     add = parser.add_argument
-    add(
-        "model",
-        help="a run's folder, a snapshot's or any model's, or a repo: owner/name[@revision]",
-    )
+    add("model", help="the folder of a run, a snapshot or any model, or owner/name[@revision]")
     add("--source", help="evaluate all of this text; default the run's own, held-out part")
     add("--held-out", action="store_true", help="of --source, the run's text, the held-out part")
     add("--column", help="the column with the text, in tables; default the run's, or text")

@@ -45,8 +45,8 @@ def prepare_corpus(
 ) -> Corpus:
     """Load the corpus that `source` names, and prepare it first if the cache does not hold it.
 
-    `tokenizer` is char, bpe:<size>, or the folder of a transformers tokenizer. With a `val_fraction`
-    of `ALL_HELD_OUT`, which needs a folder, the whole text is held out. `threads`, at most
+    `tokenizer` is char, bpe:<size>, or the folder of a transformers tokenizer. A `val_fraction` of
+    `ALL_HELD_OUT` holds out the whole text, and `block_size` has no meaning. `threads`, at most
     four, encode characters; subwords are encoded on all cores. `verify` reads all of the cached
     corpus, about a second a GB; one process of each machine should do it. `say` receives progress
     lines, from a thread, for what takes longer than a second.
@@ -134,11 +134,9 @@ def _parts(prepared: Prepared, block_size: int | None, opened: Source) -> Corpus
             f"least {block_size + 1:,}. Use more text or a smaller block."
         )
     if len(held_out) < 2:
-        remedy = (
-            "Use more text" if block_size is None else "Raise data.val_fraction or use more text"
-        )
+        raised = "" if block_size is None else "raise data.val_fraction or "
         raise DataError(
             f"data.source={opened.where} leaves {len(held_out)} of {len(tokens):,} {unit} held "
-            f"out; evaluation needs at least 2. {remedy}."
+            f"out; evaluation needs at least 2: {raised}use more text."
         )
     return Corpus(info, prepared.tokenizer, train, held_out)

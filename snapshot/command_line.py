@@ -20,7 +20,7 @@ USER_ERRORS = (SnapshotError, HubError, DataError, DeviceError, BrokenModel)
 def exit_code_of(command: Callable[[], None]) -> int:
     """Run a command; an error is a sentence on stderr. The exit code: 2 for a user error."""
     for stream in filter(None, (sys.stdout, sys.stderr)):  # None if it is closed
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+        stream.reconfigure(errors="backslashreplace")
     try:
         command()
     except USER_ERRORS as error:
