@@ -34,11 +34,8 @@ from snapshot.run_text import RunText, text_of_run
 
 LONGEST_BLOCK = 1024
 """The default context for a model that no run of this project has trained."""
-OPTIONS = {
-    "data.source": "--source",
-    "data.text_column": "--column",
-    "data.cache_dir": "--cache-dir",
-}
+KEYS = ("data.source", "data.text_column", "data.cache_dir")
+OPTIONS = dict(zip(KEYS, ("--source", "--column", "--cache-dir"), strict=True))
 """The arguments for keys that messages name."""
 LARGEST_LOSS = 700
 """In nats per token; the exponential of a larger one, the perplexity, overflows."""
@@ -136,23 +133,23 @@ def text_for(named: NamedModel, run: RunText | None, options: argparse.Namespace
             cache_dir=Path(options.cache_dir),
             tokenizer=own.tokenizer if own else named.folder,
             threads=os.cpu_count() or 1,
-            say=_say if sys.stderr is not None and sys.stderr.isatty() else None,
+            say=(lambda line: print(printable(line), file=sys.stderr)) if is_shown() else None,
         )
-    except UnknownCharacter as error:
-        raise DataError(f"--source {source}: {error}") from error
     except DataError as error:
         message = str(error)
         for key, option in OPTIONS.items():
             message = message.replace(f"{key}=", f"{option} ").replace(key, option)
-        raise DataError(message) from error
+        where = f"--source {source}: " if isinstance(error, UnknownCharacter) else ""
+        raise DataError(where + message) from error
     if own is not None:
         own.check_same(corpus)
     refuse_larger_than(named.sizes.vocab_size, corpus.tokenizer, str(named.folder))
     return corpus
 
 
-def _say(line: str) -> None:
-    tqdm.write(printable(line), file=sys.stderr)
+def is_shown() -> bool:
+    """Whether somebody sees progress: on a terminal."""
+    return sys.stderr is not None and sys.stderr.isatty()
 
 
 def show(figures: dict[str, Any], as_json: bool) -> None:
