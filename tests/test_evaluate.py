@@ -66,7 +66,7 @@ def pretrained(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def other_text(tmp_path_factory):
-    """A text of the characters of the small run, of which half would be another split."""
+    """A text of which the tokenizer of the small run knows every character."""
     path = tmp_path_factory.mktemp("other") / "other.txt"
     path.write_text("the step was lost and the run goes on\n" * 40)
     return path
@@ -149,10 +149,8 @@ def expected_of(folder, text: str, block_size: int) -> tuple[float, int]:
 def test_another_model_is_evaluated_over_all_of_a_text(pretrained, other_text, figures, block_size):
     words = [] if block_size is None else ["--block-size", block_size]
     found = figures(pretrained, "--source", other_text, *words)
-    text = other_text.read_text()
-    loss, count = expected_of(
-        pretrained, text, block_size or families.SIZES["max_position_embeddings"]
-    )
+    text, context = other_text.read_text(), families.SIZES["max_position_embeddings"]
+    loss, count = expected_of(pretrained, text, block_size or context)
     assert found["loss"] == pytest.approx(loss, abs=1e-5)
     assert found["tokens"] == found["tokens_of_text"] == count
     per_byte = loss / math.log(2) * (count + 1) / len(text.encode())
@@ -238,11 +236,11 @@ def test_a_text_that_has_changed_is_a_sentence(small, finished_run, other_text, 
 
 def test_mistakes_are_sentences(finished_run, pretrained, other_text, refused, tmp_path):
     unknown, single = tmp_path / "unknown.txt", tmp_path / "single.txt"
-    unknown.write_text("the run is over\u00e9\n" * 9)
+    unknown.write_text("the run is lost \u00e9\n" * 9)
     single.write_text("t")
     for words, sentence in [
         ([tmp_path / "none"], "is neither a folder that exists nor the name of a repo"),
-        ([tmp_path], "no"),
+        ([tmp_path], "manifest.json"),
         (["hf://buckets/me/run"], "is a bucket"),
         ([pretrained], "name a text with --source."),
         ([pretrained, "--source", other_text, "--held-out"], "with --source, without --held-out"),
