@@ -49,7 +49,7 @@ def refused(cache, capsys):
     """The sentence on stderr for these arguments, which are a user's mistake."""
 
     def printed(*words: object) -> str:
-        assert script.main([*map(str, words), *cache, "--device", "cpu"]) == 2
+        assert script.main([*cache, "--device", "cpu", *map(str, words)]) == 2
         output = capsys.readouterr()
         assert output.out == ""
         assert output.err.startswith("error: ")
