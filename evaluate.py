@@ -139,8 +139,9 @@ def text_for(named: NamedModel, run: RunText | None, options: argparse.Namespace
         message = str(error)
         for key, option in OPTIONS.items():
             message = message.replace(f"{key}=", f"{option} ").replace(key, option)
-        where = f"--source {source}: " if isinstance(error, UnknownCharacter) else ""
-        raise DataError(where + message) from error
+        if isinstance(error, UnknownCharacter):
+            message = f"--source {source}: {message} Or evaluate a model of subwords."
+        raise DataError(message) from error
     if own is not None:
         own.check_same(corpus)
     refuse_larger_than(named.sizes.vocab_size, corpus.tokenizer, str(named.folder))
