@@ -9,16 +9,20 @@ import argparse
 import json
 import re
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import torch
 
 from config.compose import load_config
-from config.schema import Config, ConfigError, accumulation_steps, gpt_config
+from config.schema import Config, ConfigError, accumulation_steps, gpt_config, too_long
 from data.tokenizer import bpe_size
-from model.gpt import GPT, GPTConfig, parameter_count
+from model.causal_lm import ModelConfig, build_model
+from model.gpt import parameter_count
 from planning.fake_trace import DTYPES, Shape
 from planning.fits import GIB, Fit, candidates, micro_batch_that_fits
+from snapshot.base import open_base
+from snapshot.errors import SnapshotError
+from snapshot.hub.errors import HubError
 
 EXIT_NOTHING_FITS = 1
 EXIT_USER_MISTAKE = 2
@@ -45,10 +49,10 @@ def main(arguments: list[str]) -> int:
                 f"{options.machines}: every machine runs the same number."
             )
         accumulation_steps(config.train, options.processes)  # raises if the batch cannot be divided
-    except ConfigError as error:
+        model = planned_model(options, config)
+    except (ConfigError, SnapshotError, HubError) as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USER_MISTAKE
-    model = gpt_config(config, vocabulary_of(options, config))
     found = candidates(model, shape, options.machines, config.snapshot.piece_bytes)
     share = config.train.global_batch_size // options.processes
     requested = config.train.micro_batch_size
@@ -56,7 +60,7 @@ def main(arguments: list[str]) -> int:
     fits = [candidate.fit(memory, micro, share // micro) for candidate in found]
     advice, code = advise(fits, model, requested, "" if micro == share else f"={micro}")
     with torch.device("meta"):
-        parameters = parameter_count(GPT(model))
+        parameters = parameter_count(build_model(model))
     if options.json:
         content = {"parameters": parameters, "micro_batch_size": micro, "advice": advice}
         print(json.dumps({**content, "fits": [asdict(row) for row in fits]}, indent=2))
@@ -66,13 +70,31 @@ def main(arguments: list[str]) -> int:
     return code
 
 
+def planned_model(options: argparse.Namespace, config: Config) -> ModelConfig:
+    """The sizes of the model; of one of the Hub, its config.json is all that is downloaded.
+
+    Raises SnapshotError and HubError for what is no such model, ConfigError for a context that is
+    longer than the model's.
+    """
+    sizes = config.model
+    named = sizes.pretrained or sizes.architecture
+    if named is None:
+        return gpt_config(config, vocabulary_of(options, config))
+    key = "model.architecture" if sizes.pretrained is None else "model.pretrained"
+    base = open_base(key, named, config.hub.timeout_seconds, with_weights=False)
+    model = base.config(sizes.dropout, sizes.activation_checkpointing)
+    if config.data.block_size > model.block_size:
+        raise ConfigError(too_long(config, base.key, model.block_size))
+    return replace(model, block_size=config.data.block_size)
+
+
 def vocabulary_of(options: argparse.Namespace, config: Config) -> int:
     """The size of the vocabulary: as given, or as `data.tokenizer` says, or of many characters."""
     return options.vocab_size or bpe_size(str(config.data.tokenizer)) or CHARACTERS_PLANNED
 
 
 def advise(
-    fits: list[Fit], model: GPTConfig, requested: int | None, chosen: str
+    fits: list[Fit], model: ModelConfig, requested: int | None, chosen: str
 ) -> tuple[str, int]:
     """The advice as a sentence, and the exit code. The first strategy that fits is the fastest.
 
@@ -97,7 +119,7 @@ def advise(
 
 def print_plan(
     config: Config,
-    model: GPTConfig,
+    model: ModelConfig,
     parameters: int,
     options: argparse.Namespace,
     fits: list[Fit],

@@ -2,9 +2,10 @@
 
     python benchmarks/tokenizing.py --megabytes 100 1000
 
-Writes a text of each size, copies of the standard library's source, to a temporary folder. New
-processes prepare it with `data.tokenizer=bpe:8000`. In turns with them others call only
-`encode_batch_fast`, with the same tokenizer, chunks and cores, and nothing is done with its result.
+Writes a text of each size, copies of the standard library's source, to a temporary folder. A new
+process prepares it with `data.tokenizer=bpe:8000`. Another one then encodes and writes parts of
+4 MB, in turns with calls of only `encode_batch_fast` for the same part, with the same tokenizer,
+chunks and cores, whose result is dropped: the speed of a shared machine changes within a minute.
 """
 
 from __future__ import annotations
@@ -13,16 +14,20 @@ import argparse
 import json
 import os
 import resource
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from itertools import islice
 from pathlib import Path
+from statistics import quantiles
 
-from common import ROOT, as_words, machine, median, print_table, save, spread
+from common import ROOT, as_words, machine, print_table, save
 
 sys.path.insert(0, str(ROOT))
+
+PIECES = 4
+"""Of 1 MiB, in a part."""
 
 
 def write_text(path: Path, megabytes: int) -> None:
@@ -77,24 +82,44 @@ def prepare(source: str, cache: str, tokenizer: str) -> dict:
     }
 
 
-def encode_only(source: str, cache: str) -> dict:
-    """Seconds within `encode_batch_fast`, for the batches of the preparation."""
+def compare(source: str, cache: str, seconds: str) -> dict:
+    """Seconds of each part, encoded and written by us, and by `encode_batch_fast` alone."""
     from tokenizers import Tokenizer
 
+    import data.prepare
     from data.chunks import batches_of, chunks_of
-    from data.sources import open_source
+    from data.progress import Progress
+    from data.sources import Source, open_source
+    from data.subwords import load_tokenizer
 
-    tokenizer = Tokenizer.from_file(str(Path(cache) / "tokenizer.json"))
-    opened = open_source(source, "text", Path(cache))
-    cut = int(sum(len(piece["text"]) for piece in opened.read()) * 0.9)
-    seconds = 0.0
-    for batch in batches_of(chunks_of(opened.read(), cut), len(os.sched_getaffinity(0))):
-        texts = [chunk.text for chunk in batch]
-        started_at = time.perf_counter()
-        encoded = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        seconds += time.perf_counter() - started_at
-        del encoded
-    return {"encoding_seconds": seconds}
+    cores, nowhere = len(os.sched_getaffinity(0)), 10**12
+    ours = load_tokenizer(Path(cache))
+    theirs = Tokenizer.from_file(str(Path(cache) / "tokenizer.json"))
+    target = Path(cache) / "part.arrow"
+
+    def write(part: list) -> None:
+        source = Source("part", "", lambda: part)
+        data.prepare._write_tokens(source, ours, nowhere, target, cores, Progress())
+
+    def encode(part: list) -> None:
+        for batch in batches_of(chunks_of(part, nowhere), cores):
+            texts = [chunk.text for chunk in batch]
+            encoded = theirs.encode_batch_fast(texts, add_special_tokens=False)
+            del encoded  # millions of small objects
+
+    found: dict[str, list[float]] = {"ours": [], "theirs": []}
+    works = [("ours", write), ("theirs", encode)]
+    pieces = iter(open_source(source, "text", Path(cache)).read())
+    end = time.perf_counter() + float(seconds)
+    while part := list(islice(pieces, PIECES)):
+        for name, work in works:
+            started_at = time.perf_counter()
+            work(part)
+            found[name].append(time.perf_counter() - started_at)
+        works.reverse()
+        if time.perf_counter() > end:
+            break
+    return {name: times[1:] for name, times in found.items()}  # the first imports and warms up
 
 
 def in_new_process(work: str, *arguments: str) -> dict:
@@ -108,64 +133,63 @@ def in_new_process(work: str, *arguments: str) -> dict:
     return json.loads(result.stdout.splitlines()[-1])
 
 
-def measure(megabytes: int, turns: int, tokenizer: str) -> dict:
-    """Prepare and encode a text in turns."""
-    found: dict[str, list[dict]] = {"prepare": [], "encode": []}
+def measure(megabytes: int, tokenizer: str, seconds: float) -> dict:
+    """Prepare a text, and encode it in turns with `tokenizers` alone."""
     with tempfile.TemporaryDirectory() as folder:
         source, cache = Path(folder) / "text.txt", Path(folder) / "cache"
+        cache.mkdir()
         write_text(source, megabytes)
-        size = source.stat().st_size / 1e6
-        for _ in range(turns):
-            shutil.rmtree(cache, ignore_errors=True)
-            cache.mkdir()
-            found["prepare"].append(in_new_process("prepare", str(source), str(cache), tokenizer))
-            found["encode"].append(in_new_process("encode", str(source), str(cache)))
-            print(f"{megabytes} MB: {[one[-1] for one in found.values()]}", file=sys.stderr)
-    return {"megabytes": size, **found}
+        prepared = in_new_process("prepare", str(source), str(cache), tokenizer)
+        print(prepared, file=sys.stderr, flush=True)
+        return {
+            "megabytes": source.stat().st_size / 1e6,
+            "prepare": prepared,
+            **in_new_process("compare", str(source), str(cache), str(seconds)),
+        }
 
 
 def main() -> None:
     """Print a row for each size."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=int, nargs="+", default=[10, 100])
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=120, help="for the comparison")
     parser.add_argument("--tokenizer", default="bpe:8000")
-    parser.add_argument("--work", choices=("prepare", "encode"), help=argparse.SUPPRESS)
+    parser.add_argument("--work", choices=("prepare", "compare"), help=argparse.SUPPRESS)
     parser.add_argument("paths", nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
-        work = {"prepare": prepare, "encode": encode_only}[options.work]
+        work = {"prepare": prepare, "compare": compare}[options.work]
         print(json.dumps(work(*options.paths)))
         return
     print(as_words(machine()))
     rows, figures = [], []
     for megabytes in options.megabytes:
-        found = measure(megabytes, options.turns, options.tokenizer)
-        size = found["megabytes"]
-        ours, theirs = (
-            [size / one["encoding_seconds"] for one in found[work]]
-            for work in ("prepare", "encode")
-        )
-        ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
-        prepared = found["prepare"]
+        found = measure(megabytes, options.tokenizer, options.seconds)
+        ours, theirs, prepared = found["ours"], found["theirs"], found["prepare"]
+        ratios = [other / mine for mine, other in zip(ours, theirs, strict=True)]
+        low, middle, high = quantiles(ratios)
         rows.append(
             (
-                f"{size:,.0f}",
-                spread(ours, 1),
-                spread(theirs, 1),
-                spread(ratios, 2),
-                spread([one["seconds"] for one in prepared], 1),
-                f"{median([one['peak_mb'] for one in prepared]):,.0f}",
-                f"{median([one['imports_mb'] for one in prepared]):,.0f}",
+                f"{found['megabytes']:,.0f}",
+                len(ratios),
+                f"{PIECES * len(ours) * 1.048576 / sum(ours):.1f}",
+                f"{PIECES * len(theirs) * 1.048576 / sum(theirs):.1f}",
+                f"{sum(theirs) / sum(ours):.2f}",
+                f"{middle:.2f} ({low:.2f}-{high:.2f})",
+                f"{prepared['seconds']:.0f}",
+                f"{prepared['peak_mb']:,.0f}",
+                f"{prepared['imports_mb']:,.0f}",
             )
         )
-        figures.append({**found, "ratios": ratios})
+        figures.append(found)
     print_table(
         (
             "MB",
+            "parts of 4 MB",
             "encoded and written, MB/s",
             "tokenizers alone, MB/s",
-            "ratio",
+            "ratio of all",
+            "ratio of a part (quartiles)",
             "whole preparation, s",
             "peak MB",
             "of which imports",

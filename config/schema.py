@@ -185,6 +185,14 @@ def gpt_config(config: Config, vocab_size: int) -> GPTConfig:
     return GPTConfig(vocab_size, config.data.block_size, **sizes)
 
 
+def too_long(config: Config, model: str, context: int) -> str:
+    """The mistake of windows that are longer than a model's context."""
+    return (
+        f"data.block_size={config.data.block_size} is longer than the context of {model}, "
+        f"{context} tokens. Use at most that."
+    )
+
+
 def accumulation_steps(train: TrainConfig, processes: int) -> int:
     """The number of micro-batches of each process in a step.
 

@@ -8,7 +8,7 @@ Letters in shapes: B batch, T time (positions), V vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -22,6 +22,8 @@ CODE_KEYS = ("auto_map", "trust_remote_code", "custom_pipelines")
 QUANTIZED = "quantization_config"
 UNUSED_KEYS = ("attn_implementation", "experts_implementation", "transformers_version")
 """Entries that choose a kernel, perhaps from the Hub, or only inform. They are left out."""
+LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers")
+"""What the number of layers is called in a config.json."""
 UNBOUNDED = 1 << 20
 """The context length of an architecture that has no longest one."""
 INSTALL = "Install it with: pip install -r requirements-models.txt"
@@ -35,7 +37,7 @@ class UnknownArchitecture(ValueError):
 class CausalLMConfig:
     """A config.json, and the sizes in it that this project needs. Sizes are counts."""
 
-    content: dict[str, Any] = field(repr=False)
+    content: dict[str, Any] = field(repr=False, hash=False)
     """The entries of config.json, with `dropout` at every place that has one."""
     family: str
     """transformers' name of the architecture, such as llama."""
@@ -46,6 +48,9 @@ class CausalLMConfig:
     n_layer: int
     n_head: int
     n_embd: int
+    cached_heads: int
+    """Heads of the keys and values in a cache."""
+    head_size: int
     activation_checkpointing: bool = False
 
 
@@ -76,16 +81,35 @@ def causal_lm_config(
     used.pop("torch_dtype", None)
     built = _transformers_config(used)
     sizes = built.get_text_config()
+    heads = int(getattr(sizes, "num_attention_heads", 0) or 0)
     return CausalLMConfig(
         content=used,
         family=str(built.model_type),
         vocab_size=int(sizes.vocab_size),
         block_size=int(getattr(sizes, "max_position_embeddings", None) or UNBOUNDED),
         n_layer=int(sizes.num_hidden_layers),
-        n_head=int(getattr(sizes, "num_attention_heads", 0) or 0),
+        n_head=heads,
         n_embd=int(sizes.hidden_size),
+        cached_heads=int(getattr(sizes, "num_key_value_heads", None) or heads),
+        head_size=int(getattr(sizes, "head_dim", None) or sizes.hidden_size // max(1, heads)),
         activation_checkpointing=activation_checkpointing,
     )
+
+
+def with_layers(config: ModelConfig, n_layer: int) -> ModelConfig:
+    """The same model with another number of layers; lists with an entry for each follow."""
+    if isinstance(config, GPTConfig):
+        return replace(config, n_layer=n_layer)
+    content: dict[str, Any] = {}
+    for key, value in config.content.items():
+        is_list = isinstance(value, list) and len(value) == config.n_layer
+        if key in LAYER_KEYS:
+            content[key] = n_layer
+        elif is_list:
+            content[key] = [value[i % config.n_layer] for i in range(n_layer)]
+        else:
+            content[key] = value
+    return replace(config, content=content, n_layer=n_layer)
 
 
 def _is_dropout(key: str) -> bool:

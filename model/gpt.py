@@ -46,7 +46,6 @@ class GPTConfig:
     activation_checkpointing: bool = False
     activation_function: str = "gelu_new"
     family: ClassVar[str] = "gpt2"
-    """transformers' name of the architecture."""
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "block_size", "n_layer", "n_head", "n_embd"):

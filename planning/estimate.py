@@ -9,12 +9,12 @@ extrapolated, because it may occur at another event.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from model.gpt import GPTConfig
+from model.causal_lm import ModelConfig, with_layers
 from planning.allocation_log import KINDS, LiveBytes, Place
 from planning.fake_trace import Shape, traced_phases
 
@@ -71,12 +71,12 @@ class MemoryEstimate:
         return (accumulation - 1) * rest + last
 
 
-def estimate_memory(config: GPTConfig, shape: Shape) -> MemoryEstimate:
+def estimate_memory(config: ModelConfig, shape: Shape) -> MemoryEstimate:
     """Trace small models of this width, and extrapolate to its depth."""
     layers = config.n_layer
     depths = (layers, layers) if layers <= DEEP else (SHALLOW, DEEP)
     corners = {
-        (depth, size): traced_phases(replace(config, n_layer=depth), size, shape)
+        (depth, size): traced_phases(with_layers(config, depth), size, shape)
         for depth in set(depths)
         for size in SIZES
     }

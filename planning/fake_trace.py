@@ -1,8 +1,8 @@
 """Trace of a run's phases on fake tensors: all allocations, without the memory or the arithmetic.
 
 It runs the real model and optimizer with the real wrapping of DDP or FSDP, as process 0 of a fake
-process group. No GPU is needed: the tensors are fake CPU tensors, and `_cuda_kernels` replaces the
-operations for which CUDA saves other tensors for the backward pass.
+process group. No GPU is needed: the tensors are fake CPU tensors, and planning/kernels.py replaces
+the operations for which CUDA saves other tensors for the backward pass.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from accelerate.utils import FullyShardedDataParallelPlugin
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from torch import Tensor, nn
@@ -24,10 +23,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-import model.gpt
 from config.schema import OptimConfig
-from model.gpt import GPT, GPTConfig, KeyValueCache
+from model.causal_lm import LanguageModel, ModelConfig, build_model
+from model.gpt import GPTConfig, KeyValueCache
 from planning.allocation_log import LiveBytes
+from planning.kernels import cuda_kernels, without_packing
 from training.distributed.precision import sums_in_float32
 from training.distributed.strategy import DDP_OPTIONS, grads_in_buckets
 from training.optimizer import adamw
@@ -50,7 +50,7 @@ class Shape:
     """Processes that share one copy of the model: 1 is DDP, all of them FSDP, others hybrid."""
 
 
-def traced_phases(config: GPTConfig, micro_batch_size: int, shape: Shape) -> LiveBytes:
+def traced_phases(config: ModelConfig, micro_batch_size: int, shape: Shape) -> LiveBytes:
     """The allocations of one update, and of the evaluation and the sample after it.
 
     The update has two micro-batches, because further ones are like the second, and follows an
@@ -59,9 +59,13 @@ def traced_phases(config: GPTConfig, micro_batch_size: int, shape: Shape) -> Liv
     """
     half = shape.precision != "no"
     tracker = LiveBytes(CUDA_GRANULE if shape.device == "cuda" else 1)
-    kernels = _cuda_kernels(half) if shape.device == "cuda" else contextlib.nullcontext()
-    with _fake_process_group(shape) as mesh, FakeTensorMode(allow_non_fake_inputs=True):
-        bare = GPT(config)
+    kernels = cuda_kernels(half) if shape.device == "cuda" else contextlib.nullcontext()
+    with (
+        _fake_process_group(shape) as mesh,
+        FakeTensorMode(allow_non_fake_inputs=True),
+        without_packing(config),
+    ):
+        bare = build_model(config)
         model: nn.Module = bare if mesh is None else _sharded(bare, mesh, shape)
         ids = torch.zeros(micro_batch_size, config.block_size, dtype=torch.int64)
         parameters = list(model.parameters())
@@ -84,7 +88,7 @@ def traced_phases(config: GPTConfig, micro_batch_size: int, shape: Shape) -> Liv
             tracker.traffic.clear()
             for state in optimizer.state.values():
                 tracker.mark(state.values(), "optimizer")
-            _track_layers(list(bare.transformer.h), tracker)
+            _track_layers(list(bare.blocks), tracker)
             for micro in (0, 1):
                 tracker.place = ("start", micro)
                 no_sync = micro == 0 and isinstance(model, DistributedDataParallel)
@@ -112,14 +116,23 @@ def _forward(model: nn.Module, shape: Shape, *inputs: Tensor, **options: Any) ->
     return result
 
 
-def _sample(model: GPT, shape: Shape) -> None:
+def _sample(model: LanguageModel, shape: Shape) -> None:
     """The last tokens of a sample, as `model.generate` does: they use the most memory."""
     config, dtype = model.config, DTYPES[shape.precision]
     cached = min(config.block_size, TOKENS) - 1
-    size = (1, config.n_head, cached, config.n_embd // config.n_head)
-    cache = KeyValueCache(config.n_layer)
+    if isinstance(config, GPTConfig):
+        heads, head_size = config.n_head, config.n_embd // config.n_head
+    else:
+        heads, head_size = config.cached_heads, config.head_size
+    cache: Any = model.new_cache()
     for layer in range(config.n_layer if cached else 0):
-        cache.extend(layer, torch.empty(size, dtype=dtype), torch.empty(size, dtype=dtype))
+        size = (1, heads, cached, head_size)
+        keys, values = torch.empty(size, dtype=dtype), torch.empty(size, dtype=dtype)
+        if isinstance(cache, KeyValueCache):
+            cache.extend(layer, keys, values)
+        else:
+            cache.update(keys, values, layer)
+        del keys, values
     window = torch.zeros(1, config.block_size, dtype=torch.int64)
     logits = _forward(model, shape, window[:, :1], cache=cache)
     if config.block_size <= TOKENS:  # the window slides, and the cache stays in memory
@@ -178,7 +191,7 @@ def _fake_process_group(shape: Shape) -> Iterator[DeviceMesh | None]:
         dist.destroy_process_group()
 
 
-def _sharded(model: GPT, mesh: DeviceMesh, shape: Shape) -> nn.Module:
+def _sharded(model: LanguageModel, mesh: DeviceMesh, shape: Shape) -> nn.Module:
     """Wrap the model for FSDP with the function that `Accelerator.prepare` uses."""
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
@@ -237,47 +250,3 @@ class _FixedBuckets:
 
     def _rebuild_buckets(self) -> bool:
         return False
-
-
-@contextlib.contextmanager
-def _cuda_kernels(half: bool) -> Iterator[None]:
-    """Replace operations for which CUDA saves other tensors for the backward pass than a CPU.
-
-    Dropout is one kernel with a mask of one byte a number. Attention is fused even with dropout,
-    whose mask is generated again. Autocast computes the loss in float32, for fp16 without a copy.
-    Functions are replaced, because a dispatch mode is not active in recomputation.
-    """
-    attention: Any = F.scaled_dot_product_attention
-
-    def fused_attention(*args: Tensor, dropout_p: float = 0.0, **options: bool) -> Tensor:
-        mixed: Tensor = attention(*args, **options)
-        return mixed
-
-    def fused_dropout(
-        x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-    ) -> Tensor:
-        dropped: Tensor = torch.native_dropout(x, p, training)[0] if training and p > 0 else x
-        return dropped
-
-    def loss_in_float32(logits: Tensor, targets: Tensor, **options: Any) -> Tensor:
-        if logits.dtype == torch.float16:
-            logarithms = torch._log_softmax(logits, 1, True)
-        else:
-            logarithms = torch.log_softmax(logits, 1, dtype=torch.float32)
-        return F.nll_loss(logarithms, targets, **options)
-
-    replacements: dict[tuple[Any, str], Any] = {
-        (F, "scaled_dot_product_attention"): fused_attention,
-        (F, "dropout"): fused_dropout,
-        (model.gpt, "use_matmul_attention"): lambda query: False,
-    }
-    if half:
-        replacements[F, "cross_entropy"] = loss_in_float32
-    originals = {(module, name): getattr(module, name) for module, name in replacements}
-    try:
-        for (module, name), function in replacements.items():
-            setattr(module, name, function)
-        yield
-    finally:
-        for (module, name), function in originals.items():
-            setattr(module, name, function)

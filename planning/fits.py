@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
+import torch
+
 from config.schema import SnapshotConfig
-from model.gpt import GPTConfig
+from model.causal_lm import ModelConfig, build_model, with_layers
+from model.gpt import parameter_count
 from planning.allocation_log import KINDS
 from planning.estimate import MemoryEstimate, estimate_memory
 from planning.fake_trace import DTYPES, Shape
@@ -98,7 +101,7 @@ class Candidate:
     """A strategy with the memory estimate of a model under it."""
 
     def __init__(
-        self, strategy: Strategy, config: GPTConfig, estimate: MemoryEstimate, piece_bytes: int
+        self, strategy: Strategy, config: ModelConfig, estimate: MemoryEstimate, piece_bytes: int
     ) -> None:
         self.strategy = strategy
         self.config = config
@@ -166,7 +169,7 @@ class Candidate:
 
 
 def candidates(
-    config: GPTConfig,
+    config: ModelConfig,
     shape: Shape,
     machines: int,
     piece_bytes: int = SnapshotConfig.piece_bytes,
@@ -193,10 +196,12 @@ def micro_batch_that_fits(found: list[Candidate], share: int, memory: float) -> 
     return 1
 
 
-def _largest_group(config: GPTConfig) -> int:
+def _largest_group(config: ModelConfig) -> int:
     """Parameters of FSDP's largest group: a block, or the embeddings with the final norm."""
-    width = config.n_embd
-    return max(12 * width * width + 13 * width, config.vocab_size * width + 2 * width)
+    with torch.device("meta"):
+        model = build_model(with_layers(config, 1))
+    block, whole = parameter_count(model.blocks), parameter_count(model)
+    return max(block, whole - block)
 
 
 def _largest(fits: Callable[[int], bool]) -> int:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
-from model.gpt import GPT, GPTConfig
+from model.causal_lm import ModelConfig
 from planning.fake_trace import Shape
+from snapshot.disk.architecture import layout_for
 from snapshot.disk.contents import MOMENTS
-from snapshot.disk.gpt2_layout import is_transposed
 from snapshot.disk.tensors import plan_pieces
 
 
@@ -24,11 +22,11 @@ class WritingMemory:
 
 
 def writing_memory(
-    config: GPTConfig, shape: Shape, piece_bytes: int, offload: bool
+    config: ModelConfig, shape: Shape, piece_bytes: int, offload: bool
 ) -> WritingMemory:
     """The peak of `snapshot.disk.state.begin_snapshot`, without a step at the same time."""
-    with torch.device("meta"):
-        weights = {name: p.nbytes for name, p in GPT(config).named_parameters()}
+    layout = layout_for(config)
+    weights = {name: parameter.nbytes for name, parameter in layout.parameters().items()}
     moments = {f"{name}.{moment}": weights[name] for name in weights for moment in MOMENTS}
     device = host = 0
     gathered = 0  # the previous tensor, which is freed when the next is gathered
@@ -38,7 +36,7 @@ def writing_memory(
             for name in piece:
                 size = sizes[name]
                 parameter = name if stem == "model" else name.rsplit(".", 1)[0]
-                copied = size if is_transposed(parameter) else 0
+                copied = size if layout.is_transposed(parameter) else 0
                 if shape.device == "cuda" and shape.shards > 1 and not offload:
                     device = max(device, gathered + size, size + copied)
                     gathered = size

@@ -130,7 +130,8 @@ def refuse_other_run(state: RunState, config: dict[str, Any], data: dict[str, An
         raise SnapshotError(
             f"the snapshot of step {state.step} belongs to another run:\n  "
             + "\n  ".join(differences)
-            + "\nRestore these values, or give the new run another run.name (and hub.repo_id)."
+            + "\nRestore these values, or give the new run another run.name (and hub.repo_id); with "
+            "model.pretrained=<folder or repo> it begins from these weights."
         )
 
 

@@ -14,10 +14,12 @@ from accelerate import Accelerator
 from accelerate.utils.operations import ConvertOutputsToFp32
 from torch import nn
 
+import families
 import plan as plan_script
 import runs
 from config.compose import load_config
 from config.schema import OptimConfig
+from model.causal_lm import ModelConfig, build_model, causal_lm_config
 from model.generate import generate
 from model.gpt import GPT, GPTConfig
 from planning.allocation_log import LiveBytes
@@ -40,11 +42,11 @@ def plan(*words: str) -> subprocess.CompletedProcess:
     return runs.run([sys.executable, str(runs.ROOT / "plan.py"), *words])
 
 
-def counted_phases(config: GPTConfig, batch: int, precision: str, folder: Path) -> dict[str, int]:
+def counted_phases(config: ModelConfig, batch: int, precision: str, folder: Path) -> dict[str, int]:
     """The peak of each phase of a real run: an update of two micro-batches, after one that made the
     optimizer's state, an evaluation, a sample and a snapshot."""
     torch.manual_seed(0)
-    model = GPT(config)
+    model = build_model(config)
     if precision != "no":  # as accelerate does it
         autocast = torch.autocast("cpu", DTYPES[precision])
         model.forward = ConvertOutputsToFp32(autocast(model.forward))
@@ -78,7 +80,7 @@ def counted_phases(config: GPTConfig, batch: int, precision: str, folder: Path) 
     return found
 
 
-def planned_phases(config: GPTConfig, batch: int, shape: Shape) -> dict[str, float]:
+def planned_phases(config: ModelConfig, batch: int, shape: Shape) -> dict[str, float]:
     strategy = Strategy("", "", shape)
     return Candidate(strategy, config, estimate_memory(config, shape), PIECE).peaks(batch, True)
 
@@ -98,6 +100,25 @@ def test_the_predicted_peak_is_the_one_of_a_real_run(dropout, precision, checkpo
     counted = counted_phases(config, 3, precision, tmp_path)
     print(f"{predicted} bytes predicted, {counted} counted")
     assert predicted == pytest.approx(counted, rel=0.01)
+
+
+def a_model_of(family: str, **entries: object) -> ModelConfig:
+    """A model of transformers, with windows of its whole context."""
+    return causal_lm_config({**families.FAMILIES[family], **entries})
+
+
+@pytest.mark.parametrize(
+    ("family", "precision"),
+    [("llama", "no"), pytest.param("qwen3", "bf16", marks=pytest.mark.slow)],
+)
+def test_the_peak_of_a_model_of_the_hub_is_predicted(family, precision, tmp_path):
+    """The update of a model of seven layers, from the traces of models of five and six."""
+    config = a_model_of(family, num_hidden_layers=7)
+    predicted = planned_phases(config, 3, Shape("cpu", precision))
+    counted = counted_phases(config, 3, precision, tmp_path)
+    print(f"{predicted} bytes predicted, {counted} counted")
+    for phase in ("update", "evaluation"):
+        assert predicted[phase] == pytest.approx(counted[phase], rel=0.02)
 
 
 @pytest.mark.parametrize("micro_batch_size", [1, 4])

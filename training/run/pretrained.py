@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from accelerate.big_modeling import init_empty_weights
 from torch import nn
 
-from config.schema import Config, ConfigError
+from config.schema import Config, ConfigError, too_long
 from model.causal_lm import CausalLMConfig, LanguageModel, ModelConfig, build_model
 from snapshot.base import Base, check_weights, open_base
 from snapshot.disk.architecture import model_config
@@ -124,10 +124,7 @@ class PretrainedModel:
 
 def _check_sizes(config: Config, base: Base, sizes: ModelConfig, vocab_size: int) -> None:
     if config.data.block_size > sizes.block_size:
-        raise ConfigError(
-            f"data.block_size={config.data.block_size} is longer than the context of {base.key}, "
-            f"{sizes.block_size} tokens. Use at most that."
-        )
+        raise ConfigError(too_long(config, base.key, sizes.block_size))
     if vocab_size > sizes.vocab_size:
         raise ConfigError(
             f"data.tokenizer has {vocab_size:,} tokens, and the embedding of {base.key} has "

@@ -1,0 +1,78 @@
+"""What a trace on fake CPU tensors replaces: kernels of a GPU, and what reads a tensor's values."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import model.gpt
+from model.causal_lm import ModelConfig
+from model.gpt import GPTConfig
+
+
+@contextlib.contextmanager
+def without_packing(config: ModelConfig) -> Iterator[None]:
+    """Have transformers use the mask that it has for windows without several sequences.
+
+    It looks at the positions for that, and fake tensors have no values.
+    """
+    if isinstance(config, GPTConfig):
+        yield
+        return
+    from transformers import masking_utils
+
+    original = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = original
+
+
+@contextlib.contextmanager
+def cuda_kernels(half: bool) -> Iterator[None]:
+    """Replace operations for which CUDA saves other tensors for the backward pass than a CPU.
+
+    Dropout is one kernel with a mask of one byte a number. Attention is fused even with dropout,
+    whose mask is generated again. Autocast computes the loss in float32, for fp16 without a copy.
+    Functions are replaced, because a dispatch mode is not active in recomputation.
+    """
+    attention: Any = F.scaled_dot_product_attention
+
+    def fused_attention(*args: Tensor, dropout_p: float = 0.0, **options: bool) -> Tensor:
+        mixed: Tensor = attention(*args, **options)
+        return mixed
+
+    def fused_dropout(
+        x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Tensor:
+        dropped: Tensor = torch.native_dropout(x, p, training)[0] if training and p > 0 else x
+        return dropped
+
+    def loss_in_float32(logits: Tensor, targets: Tensor, **options: Any) -> Tensor:
+        if logits.dtype == torch.float16:
+            logarithms = torch._log_softmax(logits, 1, True)
+        else:
+            logarithms = torch.log_softmax(logits, 1, dtype=torch.float32)
+        return F.nll_loss(logarithms, targets, **options)
+
+    replacements: dict[tuple[Any, str], Any] = {
+        (F, "scaled_dot_product_attention"): fused_attention,
+        (F, "dropout"): fused_dropout,
+        (model.gpt, "use_matmul_attention"): lambda query: False,
+    }
+    if half:
+        replacements[F, "cross_entropy"] = loss_in_float32
+    originals = {(module, name): getattr(module, name) for module, name in replacements}
+    try:
+        for (module, name), function in replacements.items():
+            setattr(module, name, function)
+        yield
+    finally:
+        for (module, name), function in originals.items():
+            setattr(module, name, function)
