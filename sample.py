@@ -6,7 +6,6 @@ python sample.py out/python-docs --prompt "The "
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Iterator
 from itertools import takewhile
@@ -18,13 +17,14 @@ from data.errors import DataError
 from data.printable import printable
 from data.subwords import load_tokenizer
 from model.causal_lm import build_model
-from model.generate import BrokenModel, generate
+from model.device import default_device, usable_device
+from model.generate import generate
+from snapshot.command_line import exit_code_of, positive_int, whole_number
 from snapshot.disk.architecture import model_config
 from snapshot.disk.files import read_json
 from snapshot.disk.state import restore_weights
 from snapshot.errors import SnapshotError
 from snapshot.hub.client import Hub
-from snapshot.hub.errors import HubError
 from snapshot.hub.fetch import newest_for_sampling
 from snapshot.hub.names import NAMED_BUCKET, named_repo
 from snapshot.resume import newest_snapshot
@@ -35,24 +35,13 @@ SMALLEST = 1e-30
 
 def main(arguments: list[str]) -> int:
     """Print samples; return the exit code: 2 for a user error."""
-    for stream in filter(None, (sys.stdout, sys.stderr)):  # None if it is closed
-        stream.reconfigure(errors="backslashreplace")
     options = parse(arguments)
-    try:
+
+    def print_texts() -> None:
         for text in generate_texts(options):
             show(text)
-    except (SnapshotError, HubError, DataError, DeviceError, BrokenModel) as error:
-        print(f"error: {printable(str(error), multiline=True)}", file=sys.stderr)
-        return 2
-    except (KeyboardInterrupt, BrokenPipeError):
-        discard_output()
-        return 130
-    except OSError as error:
-        discard_output()
-        what = f"{error.filename or 'the output'}: {error.strerror or error}"
-        print(f"error: {printable(what)}", file=sys.stderr)
-        return 1 if error.filename is None else 2
-    return 0
+
+    return exit_code_of(print_texts)
 
 
 def generate_texts(options: argparse.Namespace) -> Iterator[str]:
@@ -98,12 +87,6 @@ def show(text: str) -> None:
     print(text, end="", flush=True)
 
 
-def discard_output() -> None:
-    """Discard buffered output, or the interpreter would fail to flush it at exit."""
-    if sys.stdout is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def snapshot_folder(snapshot: str) -> Path:
     """The folder of a snapshot, from a path or a Hub repo (owner/name or owner/name@revision)."""
     if NAMED_BUCKET.fullmatch(snapshot):
@@ -116,21 +99,6 @@ def snapshot_folder(snapshot: str) -> Path:
         return newest_snapshot(Path(snapshot))
     name, revision = repo
     return newest_for_sampling(Hub(name), revision)
-
-
-class DeviceError(ValueError):
-    """A device that is not available."""
-
-
-def usable_device(name: str) -> torch.device:
-    """The device of this name. Raises DeviceError if it cannot hold a tensor."""
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device).tolist()
-    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
-        reason = str(error).splitlines()[0]
-        raise DeviceError(f"--device {name} cannot be used here: {reason}") from error
-    return device
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -147,11 +115,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--length",
-        type=_positive_int,
+        type=positive_int,
         default=500,
         help="how many tokens to add; a token is a character unless the model has subwords",
     )
-    parser.add_argument("--samples", type=_positive_int, default=1, help="how many texts")
+    parser.add_argument("--samples", type=positive_int, default=1, help="how many texts")
     parser.add_argument(
         "--temperature",
         type=_at_least_zero,
@@ -159,7 +127,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         help="below 1 more likely, above 1 more varied, 0 always the most likely token",
     )
     parser.add_argument(
-        "--top-k", type=_positive_int, help="sample only from the k most likely tokens"
+        "--top-k", type=positive_int, help="sample only from the k most likely tokens"
     )
     parser.add_argument(
         "--top-p",
@@ -169,7 +137,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--seed", type=_seed, default=1337, help="the same seed gives the same text"
     )
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", default=default_device())
     return parser.parse_args(arguments)
 
 
@@ -179,22 +147,8 @@ def _some_text(text: str) -> str:
     return text
 
 
-def _whole(text: str, least: int, most: int) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number") from None
-    if not least <= value <= most:
-        raise argparse.ArgumentTypeError(f"{text} is not between {least} and {most}")
-    return value
-
-
-def _positive_int(text: str) -> int:
-    return _whole(text, 1, 10**9)
-
-
 def _seed(text: str) -> int:
-    return _whole(text, 0, 2**63 - 1)
+    return whole_number(text, 0, 2**63 - 1)
 
 
 def _number(text: str) -> float:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from data.errors import BrokenText, DataError, cache_error
 from data.once import make_once, remove_abandoned
-from data.prepared import CACHE_FORMAT, CorpusInfo, Damaged, Prepared, load_prepared
+from data.prepared import ALL_HELD_OUT, CACHE_FORMAT, CorpusInfo, Damaged, Prepared, load_prepared
 from data.progress import Progress
 from data.sources import Source, open_source
 from data.stream import TokenStream
@@ -45,7 +45,8 @@ def prepare_corpus(
 ) -> Corpus:
     """Load the corpus that `source` names, and prepare it first if the cache does not hold it.
 
-    `tokenizer` is char, bpe:<size>, or the folder of a transformers tokenizer. `threads`, at most
+    `tokenizer` is char, bpe:<size>, or the folder of a transformers tokenizer. A `val_fraction` of
+    `ALL_HELD_OUT` holds out the whole text, and `block_size` has no meaning. `threads`, at most
     four, encode characters; subwords are encoded on all cores. `verify` reads all of the cached
     corpus, about a second a GB; one process of each machine should do it. `say` receives progress
     lines, from a thread, for what takes longer than a second.
@@ -75,7 +76,7 @@ def prepare_corpus(
                 f"data.cache_dir={cache_dir}: {folder} does not hold what was just written to it: "
                 f"{error}. Start again, or name another folder."
             ) from error
-    return _parts(prepared, block_size, opened)
+    return _parts(prepared, None if val_fraction == ALL_HELD_OUT else block_size, opened)
 
 
 def _expanded(cache_dir: Path) -> Path:
@@ -120,20 +121,22 @@ def _prepare(
     return load_prepared(folder, False, progress)
 
 
-def _parts(prepared: Prepared, block_size: int, opened: Source) -> Corpus:
+def _parts(prepared: Prepared, block_size: int | None, opened: Source) -> Corpus:
+    """Both parts, long enough for `block_size`; without one, for an evaluation alone."""
     # The cache may hold the name of another file with the same text: use the current name.
     info, tokens = replace(prepared.info, name=opened.name), prepared.tokens
     unit = f"{prepared.tokenizer.unit}s"
     train, held_out = tokens.part(0, info.split), tokens.part(info.split, len(tokens))
-    if len(train) <= block_size:
+    if block_size is not None and len(train) <= block_size:
         raise DataError(
             f"data.source={opened.where} has {len(train):,} {unit} to train on "
             f"({len(tokens):,} less the held-out ones), but data.block_size={block_size} needs at "
             f"least {block_size + 1:,}. Use more text or a smaller block."
         )
     if len(held_out) < 2:
+        raised = "" if block_size is None else "raise data.val_fraction or "
         raise DataError(
             f"data.source={opened.where} leaves {len(held_out)} of {len(tokens):,} {unit} held "
-            "out; evaluation needs at least 2. Raise data.val_fraction or use more text."
+            f"out; evaluation needs at least 2: {raised}use more text."
         )
     return Corpus(info, prepared.tokenizer, train, held_out)

@@ -22,7 +22,7 @@ from data.chunks import Chunk, chunks_of
 from data.encode import MOST_THREADS, encoded, in_order
 from data.errors import BrokenText, DataError, UnknownCharacter
 from data.pieces import Piece
-from data.prepared import INFO, TOKENS, CorpusInfo, begin_fingerprint, end_fingerprint
+from data.prepared import ALL_HELD_OUT, INFO, TOKENS, CorpusInfo, begin_fingerprint, end_fingerprint
 from data.progress import Progress
 from data.sources import Source
 from data.subwords import tokenizer_of
@@ -151,7 +151,7 @@ def _split(characters: int, ends: NDArray[np.int64], val_fraction: float) -> int
     """The first held-out character; with many documents, the end of one nearest to the fraction."""
     cut = int(characters * (1 - val_fraction))
     inner = ends[(ends > 0) & (ends < characters)]
-    if len(ends) < MANY_DOCUMENTS or len(inner) == 0:
+    if val_fraction == ALL_HELD_OUT or len(ends) < MANY_DOCUMENTS or len(inner) == 0:
         return cut
     return int(inner[np.argmin(np.abs(inner - cut))])
 

@@ -18,6 +18,8 @@ FORMAT = 1
 """Part of every fingerprint, which snapshots store."""
 CACHE_FORMAT = 2
 """Part of every cache key; increase it when the format changes."""
+ALL_HELD_OUT = 1.0
+"""The `val_fraction` of a text that is only evaluated: no token is trained on."""
 TOKENS, INFO = "tokens.arrow", "corpus.json"
 PIECE_TOKENS = 1 << 20
 MISSING = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import evaluate
 import pages
 import plan
 import sample
@@ -85,6 +86,8 @@ def read_python(command: Command) -> None:
         load_config(plan.parse(given).overrides)
     elif words[0] == "sample.py":
         sample.parse(given)
+    elif words[0] == "evaluate.py":
+        evaluate.parse(given)
     elif words[0].startswith("benchmarks/"):
         options = {word for word in given if word.startswith("--")}
         sources = [(ROOT / words[0]).read_text(), (ROOT / "benchmarks" / "common.py").read_text()]
@@ -121,7 +124,17 @@ def read_sbatch(command: Command) -> None:
     load_config(words[words.index(script) + 1 :])
 
 
+def read_lm_eval(command: Command) -> None:
+    """Another package: only the form of its arguments is known here."""
+    words = command.words[1:]
+    given = dict(zip(words[::2], words[1::2], strict=True))
+    assert given["--model"] == "hf"
+    assert given["--model_args"].startswith("pretrained=")
+    assert "--tasks" in given
+
+
 READERS = {
+    "lm_eval": read_lm_eval,
     "accelerate": read_launch,
     "python": read_python,
     "pytest": read_pytest,

@@ -10,6 +10,7 @@ import pytest
 import runs
 import sample as script
 from data.errors import DataError
+from model.device import DeviceError
 from model.generate import BrokenModel
 
 
@@ -148,5 +149,5 @@ def test_a_temperature_too_small_to_divide_by_is_0():
 
 @pytest.mark.parametrize("device", ["meta", "hpu", "bogus", "cpu:-1"])
 def test_a_device_that_cannot_be_used_is_named(device):
-    with pytest.raises(script.DeviceError, match=f"--device {device} cannot be used here: "):
+    with pytest.raises(DeviceError, match=f"--device {device} cannot be used here: "):
         script.usable_device(device)

@@ -23,7 +23,8 @@ PRIVATE = {
     r"\b[Tt]rain it on\b": "continue training",
     r"\bbe_(long|short)\b": "relax, tighten",
 }
-PATHS = [ROOT / name for name in ("train.py", "sample.py", "plan.py", "README.md")] + [
+SCRIPTS = ("train.py", "sample.py", "evaluate.py", "plan.py")
+PATHS = [ROOT / name for name in (*SCRIPTS, "README.md")] + [
     path
     for room in ("config", "data", "model", "planning", "snapshot", "training")
     for path in sorted((ROOT / room).rglob("*"))

@@ -28,8 +28,8 @@ from snapshot.hub.remote import BRANCH, Remote, RemoteFile
 LARGEST_MANIFEST_BYTES = 4 << 20
 PARTIAL = ".download"
 """The folder of an unfinished download, below the snapshots."""
-NOT_FOR_SAMPLING = ("optimizer", "state.json")
-"""Prefixes of the files that inference does not need."""
+NOT_FOR_SAMPLING = "optimizer"
+"""The prefix of the files that inference does not need."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,11 @@ def _download_for_sampling(repo: RepoContents, folder: str, again: bool = False)
 
 def newest_for_sampling(hub: Remote, revision: str) -> Path:
     """`fetch_for_sampling` of the newest whole snapshot. Raises as `fetch` does."""
-    repo = read_repo(hub, revision)
+    return newest_whole(read_repo(hub, revision))
+
+
+def newest_whole(repo: RepoContents) -> Path:
+    """As `newest_for_sampling`, of a repo whose contents are known."""
     faults = []
     for folder in repo.folders():
         try:

@@ -1,0 +1,200 @@
+"""Print the loss of a run, a snapshot or any causal language model over a text.
+
+python evaluate.py out/python-docs
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from data.corpus import Corpus, prepare_corpus
+from data.errors import DataError, UnknownCharacter
+from data.loader import HeldOutBatches, Windows, held_out_starts, window_loader
+from data.prepared import ALL_HELD_OUT
+from data.printable import printable
+from data.tokenizer import refuse_larger_than
+from model.device import DeviceError, default_device, usable_device
+from model.evaluation import summed_loss
+from model.generate import BrokenModel
+from model.gpt import IGNORED, parameter_count
+from snapshot.command_line import exit_code_of, positive_int
+from snapshot.named_model import NamedModel, find_model
+from snapshot.run_text import RunText, text_of_run
+
+LONGEST_BLOCK = 1024
+"""The default context for a model that no run of this project has trained."""
+KEYS = ("data.source", "data.text_column", "data.cache_dir")
+OPTIONS = dict(zip(KEYS, ("--source", "--column", "--cache-dir"), strict=True))
+"""The arguments for keys that messages name."""
+LARGEST_LOSS = 700
+"""In nats per token; the exponential of a larger one, the perplexity, overflows."""
+
+
+def main(arguments: list[str]) -> int:
+    """Print the figures; return the exit code: 2 for a user error."""
+    options = parse(arguments)
+    return exit_code_of(lambda: show(evaluate(options), options.json))
+
+
+def evaluate(options: argparse.Namespace) -> dict[str, Any]:
+    """The figures of the model over the text, by name: the content of `--json`."""
+    device = usable_device(options.device)
+    named = find_model(options.model)
+    run = None if named.state is None else text_of_run(named.state, named.folder)
+    longest = named.sizes.block_size
+    default = LONGEST_BLOCK if run is None else run.block_size
+    block_size = options.block_size or min(default, longest)
+    if block_size > longest:
+        what = f"--block-size={block_size} is longer than the context of {named.name}"
+        raise DataError(f"{what}, {longest} tokens. Use at most that.")
+    corpus = text_for(named, run, options)
+    most = None if run is None or is_whole(options) else run.most_windows
+    if options.batches is not None:
+        most = options.batches * options.batch_size
+    starts = held_out_starts(len(corpus.held_out), block_size, most)
+    batch_size = min(options.batch_size, len(starts))
+    windows = Windows(corpus.held_out, block_size, IGNORED)
+    loader = window_loader(windows, HeldOutBatches(starts, batch_size))
+    model = named.load().to(device).eval()
+    shown = tqdm(loader, desc="evaluating", unit="batch", leave=False, disable=None)
+    begun = time.perf_counter()
+    try:
+        batches = ((inputs.to(device), targets.to(device)) for inputs, targets in shown)
+        loss_sum, count = summed_loss(model, batches, device).tolist()
+    except torch.OutOfMemoryError as error:
+        too_large = f"--batch-size={batch_size} needs more memory than {device} has"
+        raise DeviceError(f"{too_large}. Use a smaller one, or --block-size.") from error
+    seconds = time.perf_counter() - begun
+    loss = loss_sum / count
+    if not loss < LARGEST_LOSS:
+        raise BrokenModel(f"the loss is {loss} nats per token: the weights cannot be used.")
+    return {
+        "model": named.name,
+        "parameters": parameter_count(model),
+        "step": None if named.state is None else named.state.step,
+        "text": corpus.info.name,
+        "fingerprint": corpus.info.fingerprint,
+        "held_out": not is_whole(options),
+        "loss": loss,
+        "bits_per_byte": corpus.info.bits_per_byte(loss),
+        "perplexity": math.exp(loss),
+        "unit": corpus.tokenizer.unit,
+        "tokens": int(count),
+        "tokens_of_text": len(corpus.held_out) - 1,  # nothing predicts the first one
+        "block_size": block_size,
+        "batch_size": batch_size,
+        "tokens_per_second": count / seconds,
+        "device": str(device),
+        "trained_on": None if named.state is None else named.state.computed_on,
+    }
+
+
+def is_whole(options: argparse.Namespace) -> bool:
+    """Whether all of a text is evaluated, and not the part that the run holds out."""
+    return options.source is not None and not options.held_out
+
+
+def text_for(named: NamedModel, run: RunText | None, options: argparse.Namespace) -> Corpus:
+    """The text, of which the held-out part is evaluated, in tokens of the model's own tokenizer.
+
+    Raises DataError for a text that cannot be used, or that should be the run's and is not.
+    """
+    source, whole = options.source, is_whole(options)
+    if run is None and not whole:
+        named_by = "" if source is None else ", without --held-out"
+        what = f"{options.model} is not of a run of this project, whose text is known"
+        raise DataError(f"{what}: name a text with --source{named_by}.")
+    if source is None:
+        assert run is not None
+        source = run.source
+        if named.from_hub and re.match("https?:", source, re.IGNORECASE):
+            raise DataError(
+                f"the run's text is {source}. An address that a repo names is not opened unasked: "
+                f"add --source {source} --held-out."
+            )
+    own = run if run is not None and not whole else None
+    try:
+        corpus = prepare_corpus(
+            source,
+            text_column=options.column or (own.text_column if own else "text"),
+            val_fraction=own.val_fraction if own else ALL_HELD_OUT,
+            block_size=own.block_size if own else 1,
+            cache_dir=Path(options.cache_dir),
+            tokenizer=own.tokenizer if own else named.folder,
+            threads=os.cpu_count() or 1,
+            say=(lambda line: print(printable(line), file=sys.stderr)) if is_shown() else None,
+        )
+    except DataError as error:
+        message = str(error)
+        for key, option in OPTIONS.items():
+            message = message.replace(f"{key}=", f"{option} ").replace(key, option)
+        if isinstance(error, UnknownCharacter):
+            message = f"--source {source}: {message} Or evaluate a model of subwords."
+        raise DataError(message) from error
+    if own is not None:
+        own.check_same(corpus)
+    refuse_larger_than(named.sizes.vocab_size, corpus.tokenizer, str(named.folder))
+    return corpus
+
+
+def is_shown() -> bool:
+    """Whether somebody sees progress: on a terminal."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+def show(figures: dict[str, Any], as_json: bool) -> None:
+    """Print the figures as a few lines, or as one object of JSON."""
+    if as_json:
+        print(json.dumps(figures), flush=True)
+        return
+    unit, device = figures["unit"], figures["device"]
+    step = "" if figures["step"] is None else f"step {figures['step']:,}, "
+    held_out = "held-out " if figures["held_out"] else ""
+    tokens, of = figures["tokens"], figures["tokens_of_text"]
+    part = f"all {of:,}" if tokens == of else f"{tokens:,} of {of:,}"
+    loss = f"{figures['loss']:.4f} nats per {unit}, {figures['bits_per_byte']:.4f} bits per byte"
+    lines = {
+        "model": f"{figures['model']}: {step}{figures['parameters']:,} parameters",
+        "text": f"{figures['text']}, {held_out or 'whole '}text in windows of "
+        f"{figures['block_size']:,} {unit}s",
+        "loss": f"{loss}, perplexity {figures['perplexity']:,.2f}, over {part} {held_out}{unit}s",
+        "speed": f"{figures['tokens_per_second']:,.0f} tokens/s on {device}, in float32",
+    }
+    if figures["trained_on"] is not None:
+        lines["trained"] = f"on {figures['trained_on'][:200]}"
+    for name, line in lines.items():
+        print(f"{name:<10}{printable(line)}", flush=True)
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Parse the command line; argparse exits with 2 and a usage line for a mistake."""
+    parser = argparse.ArgumentParser(
+        description="Print the loss per token, bits per byte and tokens/s of a model over a text."
+    )
+    add = parser.add_argument
+    add("model", help="the folder of a run, a snapshot or any model, or owner/name[@revision]")
+    add("--source", help="evaluate all of this text; default the run's own, held-out part")
+    add("--held-out", action="store_true", help="of --source, the run's text, the held-out part")
+    add("--column", help="the column with the text, in tables; default the run's, or text")
+    add("--block-size", type=positive_int, help="tokens of a window; default the run's, or 1024")
+    add("--batch-size", type=positive_int, default=8, help="windows that are computed at once")
+    add("--batches", type=positive_int, help="at most so many; default all, or as many as the run")
+    add("--device", default=default_device())
+    add("--cache-dir", default="out/data", help="the cache of prepared texts")
+    add("--json", action="store_true", help="print one object of JSON")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,25 @@
+"""The device that a command computes on."""
+
+from __future__ import annotations
+
+import torch
+
+
+class DeviceError(ValueError):
+    """A device that cannot be used, or that has too little memory. The message is a sentence."""
+
+
+def default_device() -> str:
+    """The name of the first GPU, or of the CPU."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def usable_device(name: str) -> torch.device:
+    """The device of this name. Raises DeviceError if it cannot hold a tensor."""
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).tolist()
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
+        reason = str(error).splitlines()[0]
+        raise DeviceError(f"--device {name} cannot be used here: {reason}") from error
+    return device

@@ -1,0 +1,85 @@
+"""The model that a command line names: a run's, with its state, or any other's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from model.causal_lm import LanguageModel, ModelConfig, build_model
+from snapshot.base import CONFIG, Base, check_weights, open_base
+from snapshot.disk.architecture import model_config
+from snapshot.disk.files import MANIFEST, read_json, snapshot_folders, snapshots_in
+from snapshot.disk.reading import visible
+from snapshot.disk.state import RunState, read_state, restore_weights
+from snapshot.errors import SnapshotError
+from snapshot.hub.client import Hub
+from snapshot.hub.fetch import newest_whole, read_repo
+from snapshot.hub.names import NAMED_BUCKET, named_repo
+from snapshot.resume import newest_snapshot
+
+KEY = "model"
+TIMEOUT_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """A model whose configuration and tokenizer are on this disk, and of a run the weights too."""
+
+    name: str
+    """The folder, or the repo with its commit."""
+    folder: Path
+    sizes: ModelConfig
+    state: RunState | None = None
+    """The state of the run that it is a snapshot of; None for any other model."""
+    from_hub: bool = False
+    """Whether somebody else may have written `state`."""
+    base: Base | None = None
+
+    def load(self) -> LanguageModel:
+        """The model with its weights, on the CPU. Raises SnapshotError and HubError."""
+        if self.base is not None:
+            self.base.fetch_weights()
+            check_weights(self.base, self.sizes)
+        model = build_model(self.sizes)
+        restore_weights(self.folder, model)
+        return model
+
+
+def find_model(name: str) -> NamedModel:
+    """The newest whole snapshot of a run or a repo, a snapshot, or any other model, by its name.
+
+    Raises SnapshotError for what is none of these, and HubError if the Hub cannot be reached.
+    """
+    if NAMED_BUCKET.fullmatch(name):
+        raise SnapshotError(f"{name} is a bucket. Name a folder, or a repo of the Hub.")
+    path = visible(Path(name).expanduser())
+    if path.exists():
+        if not _is_ours(path):
+            return _other(name)
+        folder = newest_snapshot(path)
+        return _ours(str(folder), folder, from_hub=False)
+    if (named := named_repo(name)) is not None:
+        repo = read_repo(Hub(named[0], TIMEOUT_SECONDS), named[1])
+        if repo.folders():
+            folder = newest_whole(repo)
+            return _ours(f"{repo.name}, {folder.name}", folder, from_hub=True)
+    return _other(name)
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a path is a run's or a snapshot's."""
+    if snapshot_folders(snapshots_in(path)) or snapshot_folders(path):
+        return True
+    return (path / MANIFEST).exists() or not (path / CONFIG).exists()
+
+
+def _ours(name: str, folder: Path, from_hub: bool) -> NamedModel:
+    path = folder / CONFIG
+    sizes = model_config(read_json(path), str(path))
+    return NamedModel(name, folder, sizes, read_state(folder), from_hub)
+
+
+def _other(name: str) -> NamedModel:
+    base = open_base(KEY, name, TIMEOUT_SECONDS)
+    sizes = base.config(dropout=0.0, activation_checkpointing=False)
+    return NamedModel(base.name, base.folder, sizes, base=base)

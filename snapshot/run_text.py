@@ -1,0 +1,74 @@
+"""The text that a run was trained on and evaluated on, as its snapshot's state describes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data.corpus import Corpus
+from data.errors import DataError
+from data.tokenizer import CHARACTERS, bpe_size
+from snapshot.config_values import value_of
+from snapshot.disk.state import RunState
+from snapshot.errors import SnapshotError
+
+LARGEST = 10**9
+"""Of any number of windows or tokens; a state is untrusted input."""
+
+
+@dataclass(frozen=True)
+class RunText:
+    """What a run's configuration says about its text and its evaluation."""
+
+    name: str
+    """The text's name, for messages."""
+    source: str
+    text_column: str
+    val_fraction: float
+    block_size: int
+    tokenizer: str | Path
+    """As `prepare_corpus` takes it."""
+    most_windows: int | None
+    """How many windows of held-out text the run evaluates at most; None for all."""
+    fingerprint: str
+
+    def check_same(self, corpus: Corpus) -> None:
+        """Raise DataError if a prepared text is not the run's."""
+        if corpus.info.fingerprint != self.fingerprint:
+            raise DataError(
+                f"the text is not the run's: {self.name} ({self.fingerprint[:8]}) in the snapshot, "
+                f"{corpus.info.name} ({corpus.info.fingerprint[:8]}) now. Name the run's own text "
+                "with --source and --held-out, or evaluate all of another one with --source alone."
+            )
+
+
+def text_of_run(state: RunState, folder: Path) -> RunText:
+    """The text of the run that wrote a snapshot to `folder`. Raises SnapshotError."""
+
+    def entry(key: str, kind: type, default: Any = None) -> Any:
+        value = value_of(state.config, key)
+        value = default if value is None else value
+        valid = isinstance(value, kind) and not isinstance(value, bool)
+        if not valid or (kind is int and not 1 <= value <= LARGEST):
+            raise SnapshotError(f"{folder} has no valid {key} in its state. Use --source.")
+        return value
+
+    val_fraction = entry("data.val_fraction", float)
+    if not 0 < val_fraction <= 0.5:
+        raise SnapshotError(f"{folder} has no valid data.val_fraction in its state. Use --source.")
+    chosen = entry("data.tokenizer", str, CHARACTERS)
+    trained = chosen == CHARACTERS or bpe_size(chosen) is not None
+    windows = None
+    if value_of(state.config, "train.eval_batches") is not None:
+        windows = entry("train.eval_batches", int) * entry("train.global_batch_size", int)
+    return RunText(
+        name=str(state.data.get("name")),
+        source=entry("data.source", str),
+        text_column=entry("data.text_column", str, "text"),
+        val_fraction=val_fraction,
+        block_size=entry("data.block_size", int),
+        tokenizer=chosen if trained else folder,
+        most_windows=windows,
+        fingerprint=str(state.data.get("fingerprint")),
+    )
