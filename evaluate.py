@@ -28,7 +28,7 @@ from model.device import DeviceError, default_device, usable_device
 from model.evaluation import summed_loss
 from model.generate import BrokenModel
 from model.gpt import IGNORED, parameter_count
-from snapshot.command_line import exit_code_of, positive_int
+from snapshot.command_line import exit_code_of, on_terminal, positive_int
 from snapshot.named_model import NamedModel, find_model
 from snapshot.run_text import RunText, text_of_run
 
@@ -123,7 +123,7 @@ def text_for(named: NamedModel, run: RunText | None, options: argparse.Namespace
                 f"the run's text is {source}. An address that a repo names is not opened unasked: "
                 f"add --source {source} --held-out."
             )
-    own = run if run is not None and not whole else None
+    own = None if whole else run
     try:
         corpus = prepare_corpus(
             source,
@@ -133,7 +133,7 @@ def text_for(named: NamedModel, run: RunText | None, options: argparse.Namespace
             cache_dir=Path(options.cache_dir),
             tokenizer=own.tokenizer if own else named.folder,
             threads=os.cpu_count() or 1,
-            say=(lambda line: print(printable(line), file=sys.stderr)) if is_shown() else None,
+            say=(lambda line: print(printable(line), file=sys.stderr)) if on_terminal() else None,
         )
     except DataError as error:
         message = str(error)
@@ -146,11 +146,6 @@ def text_for(named: NamedModel, run: RunText | None, options: argparse.Namespace
         own.check_same(corpus)
     refuse_larger_than(named.sizes.vocab_size, corpus.tokenizer, str(named.folder))
     return corpus
-
-
-def is_shown() -> bool:
-    """Whether somebody sees progress: on a terminal."""
-    return sys.stderr is not None and sys.stderr.isatty()
 
 
 def show(figures: dict[str, Any], as_json: bool) -> None:

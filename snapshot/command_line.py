@@ -43,6 +43,11 @@ def _discard_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def on_terminal() -> bool:
+    """Whether stderr is a terminal, where somebody sees progress."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
 def whole_number(text: str, least: int, most: int) -> int:
     """An argument between two bounds. Raises ArgumentTypeError, for argparse."""
     try:

@@ -51,12 +51,12 @@ def text_of_run(state: RunState, folder: Path) -> RunText:
         value = default if value is None else value
         valid = isinstance(value, kind) and not isinstance(value, bool)
         if not valid or (kind is int and not 1 <= value <= LARGEST):
-            raise SnapshotError(f"{folder} has no valid {key} in its state. Use --source.")
+            raise SnapshotError(f"{folder} has no valid {key} in its state.")
         return value
 
     val_fraction = entry("data.val_fraction", float)
     if not 0 < val_fraction <= 0.5:
-        raise SnapshotError(f"{folder} has no valid data.val_fraction in its state. Use --source.")
+        raise SnapshotError(f"{folder} has no valid data.val_fraction in its state.")
     chosen = entry("data.tokenizer", str, CHARACTERS)
     trained = chosen == CHARACTERS or bpe_size(chosen) is not None
     windows = None
