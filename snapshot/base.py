@@ -57,6 +57,8 @@ class Base:
     commit: str = ""
     weights: tuple[tuple[str, RemoteFile], ...] = ()
     """Files of the repo that hold the weights."""
+    is_of_run: bool = False
+    """Whether it is a snapshot of the run itself, in which the weights are trained further."""
 
     def config(self, dropout: float, activation_checkpointing: bool) -> ModelConfig:
         """The sizes of the model. Raises SnapshotError if it cannot be built here."""

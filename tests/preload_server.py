@@ -73,9 +73,6 @@ THEN = (
     "sample",
     "plan",
     "snapshot.__main__",
-    "transformers.conversion_mapping",
-    "transformers.initialization",
-    "transformers.models.llama.modeling_llama",
 )
 READ_LATER = (
     "ACCELERATE_DYNAMO_",

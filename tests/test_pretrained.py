@@ -100,7 +100,9 @@ def words(small, base, *more):
 
 
 @pytest.mark.parametrize(
-    "pieces", [False, pytest.param(True, marks=SLOW)], ids=["one file", "several files"]
+    "pieces",
+    [pytest.param(False, marks=THOROUGH), pytest.param(True, marks=SLOW)],
+    ids=["one file", "several files"],
 )
 def test_a_model_of_the_hub_is_the_same_as_its_folder(small, tmp_path, hub, pieces):
     """Through the client's cache and Xet; and a run that has begun needs that repo no longer."""
@@ -135,8 +137,7 @@ def test_a_damaged_download_of_weights_is_made_again(small, tmp_path, hub):
 @pytest.mark.parametrize(
     "family",
     [
-        pytest.param("llama tied", marks=THOROUGH),
-        *each(["gpt2", "mixtral"], []),
+        *each(["llama tied", "gpt2", "mixtral"], []),
     ],
 )
 def test_a_run_changes_its_shape_and_keeps_its_losses(small, bases, family, tmp_path):
@@ -207,6 +208,7 @@ def test_a_model_begins_from_another_run_of_ours(small, finished_run, tmp_path):
     assert runs.losses(tmp_path / "run")[0] < before + 0.5
 
 
+@THOROUGH
 def test_generating_and_verifying_know_such_a_snapshot(small, bases, tmp_path):
     result = runs.train(*words(small, bases["gemma3"]), f"run.dir={tmp_path / 'run'}")
     assert result.returncode == 0, result.stderr
@@ -217,3 +219,17 @@ def test_generating_and_verifying_know_such_a_snapshot(small, bases, tmp_path):
     checked = runs.run([*runs.MODULE, "verify", str(tmp_path / "run")])
     assert checked.returncode == 0, checked.stderr
     assert "2 layers, 4 heads, 32 wide" in checked.stdout
+
+
+def test_a_damaged_tokenizer_of_the_newest_snapshot_is_skipped(small, bases, tmp_path):
+    """And where the run resumes from no snapshot, it does not take its own for the model."""
+    here = words(small, bases["llama"], f"run.dir={tmp_path / 'run'}")
+    assert runs.train(*here).returncode == 0
+    (runs.snapshot(tmp_path / "run", 10) / "tokenizer.json").write_text("{")
+    result = runs.train(*here)
+    assert result.returncode == 0, result.stderr
+    assert "step-00000005, the newest of this run" in result.stdout
+    gone = words(small, tmp_path / "gone", f"run.dir={tmp_path / 'run'}", "snapshot.resume=never")
+    result = runs.train(*gone)
+    assert result.returncode == 2
+    assert f"model.pretrained={tmp_path / 'gone'} is neither a folder that exists" in result.stderr

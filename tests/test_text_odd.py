@@ -375,7 +375,7 @@ def test_one_process_of_each_machine_verifies_and_reports(monkeypatch, first):
     monkeypatch.setattr(training.run.start, "prepare_corpus", prepare_corpus)
     monkeypatch.setattr(training.run.start, "local_main_first", lambda _, work: work())
     monkeypatch.setattr(training.run.start, "equal_on_all", lambda *_: True)
-    training.run.start.prepare_text(SimpleNamespace(is_local_main_process=first), Config())
+    training.run.start.prepare_text(SimpleNamespace(is_local_main_process=first), Config(), None)
 
     assert settings["verify"] is first
     assert (settings["say"] is not None) is first

@@ -13,9 +13,9 @@ from torch import nn
 
 from config.schema import Config, ConfigError, too_long
 from model.causal_lm import CausalLMConfig, LanguageModel, ModelConfig, build_model
-from snapshot.base import Base, check_weights, open_base
+from snapshot.base import SMALL_FILES, Base, check_weights, open_base
 from snapshot.disk.architecture import model_config
-from snapshot.disk.files import read_json, snapshot_folders, snapshots_in
+from snapshot.disk.files import read_json, snapshot_folders, snapshots_in, verify
 from snapshot.disk.state import restore_weights
 from snapshot.errors import SnapshotError
 from snapshot.hub.errors import HubError
@@ -56,26 +56,29 @@ def find_pretrained(accelerator: Accelerator, config: Config) -> PretrainedModel
 
 
 def newest_begun(config: Config) -> Path | None:
-    """The newest snapshot of this run on this disk, verified or not."""
+    """The newest snapshot of this run on this disk whose configuration and tokenizer are whole."""
+    if config.snapshot.resume == "never":
+        return None
     with suppress(SnapshotError):
         for folder in snapshot_folders(snapshots_in(Path(config.run.dir))):
-            if (folder / "config.json").is_file() and config.snapshot.resume != "never":
+            with suppress(SnapshotError):
+                verify(folder, SMALL_FILES)
                 return folder
     return None
 
 
 def _open(key: str, value: str, config: Config, begun: Path | None) -> Base:
     if begun is not None:
-        return Base(f"{key}={value}", value, begun)
+        return Base(f"{key}={value}", value, begun, is_of_run=True)
     is_pretrained = key == "model.pretrained"
     try:
         return open_base(key, value, config.hub.timeout_seconds, is_pretrained)
     except (SnapshotError, HubError):
-        if config.hub.repo_id is None:
+        if config.hub.repo_id is None or config.snapshot.resume == "never":
             raise
         with suppress(SnapshotError, HubError):  # perhaps the run has begun on another machine
             own = open_base("hub.repo_id", config.hub.repo_id, config.hub.timeout_seconds)
-            return replace(own, key=f"{key}={value}", name=value)
+            return replace(own, key=f"{key}={value}", name=value, is_of_run=True)
         raise
 
 
@@ -101,6 +104,12 @@ class PretrainedModel:
             path = start.folder / "config.json"
             content = read_json(path)
             sizes = model_config(content, str(path), keys.dropout, keys.activation_checkpointing)
+        if start.folder is None and base.is_of_run:
+            raise SnapshotError(
+                f"{base.key} is needed to begin at step 1, and cannot be read now: the run has "
+                "snapshots, but none that it resumes from. Start again when it can be read, or "
+                "give the run another run.name."
+            )
         _check_sizes(self._config, base, sizes, vocab_size)
         if start.folder is None and self._has_weights:
             here = accelerator.is_local_main_process

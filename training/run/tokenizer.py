@@ -17,7 +17,7 @@ def tokenizer_folder(config: Config, base: Base | None) -> str | Path:
     `base` is the model that the run begins from. One of a repo is downloaded. Raises DataError for
     what has no tokenizer, SnapshotError and HubError for what cannot be downloaded.
     """
-    name = str(config.data.tokenizer)
+    name = config.data.tokenizer or CHARACTERS
     if name == CHARACTERS or bpe_size(name) is not None:
         return name
     if (folder := newest_begun(config)) is None:
