@@ -134,9 +134,9 @@ def _parts(prepared: Prepared, block_size: int | None, opened: Source) -> Corpus
             f"least {block_size + 1:,}. Use more text or a smaller block."
         )
     if len(held_out) < 2:
-        raised = "" if block_size is None else "raise data.val_fraction or "
+        remedy = "Use" if block_size is None else "Raise data.val_fraction or use"
         raise DataError(
             f"data.source={opened.where} leaves {len(held_out)} of {len(tokens):,} {unit} held "
-            f"out; evaluation needs at least 2: {raised}use more text."
+            f"out; evaluation needs at least 2. {remedy} more text."
         )
     return Corpus(info, prepared.tokenizer, train, held_out)

@@ -246,7 +246,7 @@ def test_mistakes_are_sentences(finished_run, pretrained, other_text, refused, t
         ([pretrained, "--source", other_text, "--held-out"], "with --source, without --held-out"),
         ([finished_run, "--source", tmp_path / "none.txt"], "--source "),
         ([finished_run, "--source", unknown], "the character '\u00e9' (U+00E9) is not among"),
-        ([finished_run, "--source", single], "at least 2: use more text"),
+        ([finished_run, "--source", single], "at least 2. Use more text."),
         ([finished_run, "--block-size", 17], "--block-size=17 is longer than the context of"),
         ([finished_run, "--device", "bogus"], "--device bogus cannot be used here"),
     ]:
