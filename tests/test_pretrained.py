@@ -166,6 +166,7 @@ def has_step(run_dir, step: int) -> bool:
 
 
 @pytest.mark.parametrize("family", each(["llama tied", "mixtral"], ["llama tied"]))
+@THOROUGH
 def test_killed_and_resumed_the_bits_are_the_same(small, bases, family, tmp_path):
     """Killed with -9 at five moments, with dropout and recomputation."""
     more = ["model.dropout=0.1", "model.activation_checkpointing=true", "train.max_steps=30"]

@@ -160,9 +160,20 @@ QUICK = {  # what no repo has; the others are those of a repo, which uploads in 
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.thorough] * (n not in QUICK)) for n in FAULTS]
-)
+LIKE_A_REPO = {  # the storage for large files, which is the same one for both
+    name
+    for name, faults in FAULTS.items()
+    if {endpoint for endpoint, *_ in faults} <= {"xorb", "shard", "xet-write-token"}
+}
+
+
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    if name in QUICK:
+        return []
+    return [pytest.mark.slow if name in LIKE_A_REPO else pytest.mark.thorough]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in FAULTS])
 def test_a_fault_costs_no_step_and_no_snapshot(near_hub, finished_run, tmp_path, name):
     faults = [near_hub.fault(endpoint, kind, **more) for endpoint, kind, more in FAULTS[name]]
     begun = started_empty(tmp_path)

@@ -248,7 +248,13 @@ def test_while_the_hub_hangs_the_loop_does_not_wait(near_hub, finished_run):
     assert hanging.hits == 1
 
 
-@pytest.mark.parametrize("name", ["a hang in the contents", "the answer to a commit lost"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("a hang in the contents", marks=pytest.mark.thorough),
+        "the answer to a commit lost",
+    ],
+)
 def test_a_fault_during_a_run_costs_no_step_and_no_snapshot(small, tmp_path, hub, name):
     faults = [hub.fault(endpoint, kind, **more) for endpoint, kind, more in FAULTS[name]]
     result = runs.train(*overrides(small, tmp_path / "run"), **hub.environment())

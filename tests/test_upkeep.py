@@ -294,6 +294,7 @@ def read_json_of(repo, path: str) -> dict:
     return json.loads(repo.read("main", path))
 
 
+@pytest.mark.thorough
 def test_the_best_snapshot_is_the_one_with_the_lowest_loss(small, tmp_path, hub):
     """Over a restart and a change of machine, while the held-out loss goes up."""
     words = [*small, "snapshot.keep_best=true", "snapshot.keep=2", "snapshot.every=5"]
