@@ -200,8 +200,8 @@ def _largest_group(config: ModelConfig) -> int:
     """Parameters of FSDP's largest group: a block, or the embeddings with the final norm."""
     with torch.device("meta"):
         model = build_model(with_layers(config, 1))
-    block, whole = parameter_count(model.blocks), parameter_count(model)
-    return max(block, whole - block)
+    embeddings = parameter_count(model.get_input_embeddings()) + 2 * config.n_embd
+    return max(parameter_count(model.blocks), embeddings)
 
 
 def _largest(fits: Callable[[int], bool]) -> int:
