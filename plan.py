@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 import torch
 
 from config.compose import load_config
-from config.schema import Config, ConfigError, accumulation_steps, gpt_config, too_long
+from config.schema import Config, ConfigError, accumulation_steps, gpt_config, other_model, too_long
 from data.tokenizer import bpe_size
 from model.causal_lm import ModelConfig, build_model
 from model.gpt import parameter_count
@@ -77,11 +77,9 @@ def planned_model(options: argparse.Namespace, config: Config) -> ModelConfig:
     longer than the model's.
     """
     sizes = config.model
-    named = sizes.pretrained or sizes.architecture
-    if named is None:
+    if (named := other_model(sizes)) is None:
         return gpt_config(config, vocabulary_of(options, config))
-    key = "model.architecture" if sizes.pretrained is None else "model.pretrained"
-    base = open_base(key, named, config.hub.timeout_seconds, with_weights=False)
+    base = open_base(*named, config.hub.timeout_seconds, with_weights=False)
     model = base.config(sizes.dropout, sizes.activation_checkpointing)
     if config.data.block_size > model.block_size:
         raise ConfigError(too_long(config, base.key, model.block_size))

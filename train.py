@@ -47,7 +47,7 @@ def main(config: Config, session: Session) -> int:
     if session.pretrained is None:
         model: LanguageModel = GPT(check_fits(gpt_config(config, corpus.tokenizer.vocab_size)))
     else:
-        model = session.pretrained.build(session.start, corpus.tokenizer.vocab_size)
+        model = session.pretrained.build(session.start, corpus.tokenizer)
     session.open(model)
     if session.finished:
         return session.end()

@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from config.checks import is_storable, problems
 from config.hints import joined_options, quoted, quoted_argument, unknown_key, unknown_option
-from config.schema import TEXT_KEYS, Config, ConfigError
+from config.schema import TEXT_KEYS, Config, ConfigError, other_model
 from data.tokenizer import CHARACTERS
 from data.urls import redact_urls
 
@@ -72,7 +72,8 @@ def load_config(arguments: Sequence[str]) -> Config:
     )
     mistakes += problems(config) + list(_unused_sizes(arguments, config))
     if config.data.tokenizer is None:
-        config.data.tokenizer = config.model.pretrained or config.model.architecture or CHARACTERS
+        other = other_model(config.model)
+        config.data.tokenizer = CHARACTERS if other is None else other[1]
     if mistakes:
         raise ConfigError("\n".join(mistakes))
     return config
@@ -80,11 +81,12 @@ def load_config(arguments: Sequence[str]) -> Config:
 
 def _unused_sizes(arguments: Sequence[str], config: Config) -> Iterator[str]:
     """A sentence for each size of our GPT that is given for a model which has its own."""
-    key = "model.architecture" if config.model.pretrained is None else "model.pretrained"
-    value = config.model.pretrained or config.model.architecture
-    for argument in arguments if value is not None else ():
+    if (other := other_model(config.model)) is None:
+        return
+    for argument in arguments:
         if argument.partition("=")[0] in OWN_SIZES:
-            yield f"{argument} has no effect with {key}={value}, which has its own. Leave it out."
+            named = "=".join(other)
+            yield f"{argument} has no effect with {named}, which has its own. Leave it out."
 
 
 def run_dir_of(arguments: Sequence[str]) -> Path | None:

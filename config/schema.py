@@ -185,6 +185,14 @@ def gpt_config(config: Config, vocab_size: int) -> GPTConfig:
     return GPTConfig(vocab_size, config.data.block_size, **sizes)
 
 
+def other_model(model: ModelConfig) -> tuple[str, str] | None:
+    """Key and value that name another model than our GPT; None for ours."""
+    for name in OTHER_MODELS:
+        if (value := getattr(model, name)) is not None:
+            return f"model.{name}", value
+    return None
+
+
 def too_long(config: Config, model: str, context: int) -> str:
     """The mistake of windows that are longer than a model's context."""
     return (

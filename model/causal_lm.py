@@ -114,7 +114,7 @@ def with_layers(config: ModelConfig, n_layer: int) -> ModelConfig:
 
 def _is_dropout(key: str) -> bool:
     """Whether an entry is a probability of dropout: attention_dropout, resid_pdrop, dropout, ..."""
-    return key.endswith(("dropout", "pdrop")) or key.endswith("dropout_prob")
+    return key.endswith(("dropout", "pdrop", "dropout_prob"))
 
 
 def _transformers_config(content: dict[str, Any]) -> Any:

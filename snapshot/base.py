@@ -22,7 +22,7 @@ from snapshot.disk.tensors import TensorReader
 from snapshot.errors import SnapshotError
 from snapshot.hub.client import Hub
 from snapshot.hub.errors import HubError, HubUnreachable
-from snapshot.hub.names import PREFIX
+from snapshot.hub.names import PREFIX, named_repo
 from snapshot.hub.remote import BRANCH, RemoteFile
 from snapshot.resume import newest_snapshot
 from snapshot.store import with_retries
@@ -39,8 +39,8 @@ SMALL_FILES = (
 )
 WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
 OLD_WEIGHTS = re.compile(r"pytorch_model.*\.bin|.*\.(bin|pt|pth|ckpt|h5|msgpack|gguf)")
-PART = r"[A-Za-z0-9][\w.-]*"
-NAMED_MODEL = re.compile(rf"({PREFIX})?({PART}(?:/{PART})?)(?:@([\w./-]+))?")
+WITHOUT_OWNER = re.compile(rf"(?:{PREFIX})?([A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
+"""The name of a repo from before the Hub's repos had owners, such as gpt2."""
 
 
 @dataclass(frozen=True)
@@ -118,15 +118,18 @@ def open_tokenizer(value: str, timeout: float) -> Path:
 
 def _repo_of(named: str, value: str, timeout: float) -> tuple[Hub, str]:
     """The repo and the revision of a name that is no path. Raises SnapshotError."""
-    match = NAMED_MODEL.fullmatch(value)
-    # If `out` is a folder here, out/misspelled must not download a model of the Hub user `out`.
-    is_path = "/" in value and visible(Path(value.partition("/")[0])).exists()
-    if match is None or (match[1] is None and is_path):
+    try:
+        found = named_repo(value)
+    except SnapshotError as error:
+        raise SnapshotError(f"{named}: {error}") from error
+    if found is None and (match := WITHOUT_OWNER.fullmatch(value)) is not None:
+        found = match[1], match[2] or BRANCH
+    if found is None:
         raise SnapshotError(
             f"{named} is neither a folder that exists nor the name of a repo on the Hub "
             "(owner/name or owner/name@revision)."
         )
-    return Hub(match[2], timeout), match[3] or BRANCH
+    return Hub(found[0], timeout), found[1]
 
 
 @contextmanager

@@ -11,8 +11,10 @@ from accelerate import Accelerator
 from accelerate.big_modeling import init_empty_weights
 from torch import nn
 
-from config.schema import Config, ConfigError, too_long
+from config.schema import Config, ConfigError, other_model, too_long
+from data.tokenizer import Tokenizer, refuse_larger_than
 from model.causal_lm import CausalLMConfig, LanguageModel, ModelConfig, build_model
+from model.gpt import parameter_count
 from snapshot.base import SMALL_FILES, Base, check_weights, open_base
 from snapshot.disk.architecture import model_config
 from snapshot.disk.files import read_json, snapshot_folders, snapshots_in, verify
@@ -38,10 +40,9 @@ def find_pretrained(accelerator: Accelerator, config: Config) -> PretrainedModel
 
     Raises SnapshotError for what is not such a model, HubError if the Hub cannot be reached.
     """
-    key = "model.architecture" if config.model.pretrained is None else "model.pretrained"
-    value = config.model.pretrained or config.model.architecture
-    if value is None:
+    if (named := other_model(config.model)) is None:
         return None
+    key, value = named
     begun = newest_begun(config)
     name = f"{key}={value}"
     found = run_on_main(accelerator, lambda: _open(key, value, config, begun))
@@ -90,12 +91,12 @@ class PretrainedModel:
         self._accelerator, self._config = accelerator, config
         self._has_weights = config.model.pretrained is not None
 
-    def build(self, start: Start, vocab_size: int) -> LanguageModel:
+    def build(self, start: Start, tokenizer: Tokenizer) -> LanguageModel:
         """Build the model of `base`, or that of the snapshot which the run resumes from.
 
         Every process must call this. Where weights are to be read, the parameters are not
-        initialised, and take no memory before they are sharded. Raises ConfigError, SnapshotError
-        and HubError.
+        initialised, and take no memory before they are sharded. Raises ConfigError, DataError,
+        SnapshotError and HubError.
         """
         accelerator, base, keys = self._accelerator, self.base, self._config.model
         if start.folder is None:
@@ -110,13 +111,15 @@ class PretrainedModel:
                 "snapshots, but none that it resumes from. Start again when it can be read, or "
                 "give the run another run.name."
             )
-        _check_sizes(self._config, base, sizes, vocab_size)
+        if self._config.data.block_size > sizes.block_size:
+            raise ConfigError(too_long(self._config, base.key, sizes.block_size))
+        refuse_larger_than(sizes.vocab_size, tokenizer, str(self._config.data.tokenizer))
         if start.folder is None and self._has_weights:
             here = accelerator.is_local_main_process
             local_main_first(accelerator, lambda: base.fetch_weights(here))
             run_on_main(accelerator, lambda: check_weights(base, sizes))
         with torch.device("meta"):
-            count = sum(one.numel() for one in build_model(sizes).parameters())
+            count = parameter_count(build_model(sizes))
         check_parameters_fit(count, f"{base.key} needs")
         if start.folder is None and not self._has_weights:
             return build_model(sizes)
@@ -129,16 +132,6 @@ class PretrainedModel:
         """
         if self._has_weights:
             run_on_all(self._accelerator, lambda: restore_weights(self.base.folder, model))
-
-
-def _check_sizes(config: Config, base: Base, sizes: ModelConfig, vocab_size: int) -> None:
-    if config.data.block_size > sizes.block_size:
-        raise ConfigError(too_long(config, base.key, sizes.block_size))
-    if vocab_size > sizes.vocab_size:
-        raise ConfigError(
-            f"data.tokenizer has {vocab_size:,} tokens, and the embedding of {base.key} has "
-            f"{sizes.vocab_size:,} rows. Use the model's own tokenizer: leave data.tokenizer out."
-        )
 
 
 def _empty_model(sizes: ModelConfig) -> LanguageModel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from config.schema import Config
+from config.schema import Config, other_model
 from data.errors import DataError
 from data.tokenizer import CHARACTERS, TOKENIZER_FILES, bpe_size
 from snapshot.base import Base, open_tokenizer
@@ -20,11 +20,11 @@ def tokenizer_folder(config: Config, base: Base | None) -> str | Path:
     name = config.data.tokenizer or CHARACTERS
     if name == CHARACTERS or bpe_size(name) is not None:
         return name
-    if (folder := newest_begun(config)) is None:
-        if base is not None and name in (config.model.pretrained, config.model.architecture):
-            folder = base.folder
-        else:
-            folder = Path(name).expanduser()
+    other = other_model(config.model)
+    if base is not None and other is not None and name == other[1]:
+        folder = base.folder
+    else:
+        folder = newest_begun(config) or Path(name).expanduser()
         if not folder.exists():
             folder = open_tokenizer(name, config.hub.timeout_seconds)
     if (folder / TOKENIZER_FILES[0]).is_file():
