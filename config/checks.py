@@ -49,6 +49,8 @@ NEVER_EMPTY = (
     "data.source",
     "data.tokenizer",
     "data.cache_dir",
+    "model.pretrained",
+    "model.architecture",
     "snapshot.resume",
     "run.name",
     "run.dir",

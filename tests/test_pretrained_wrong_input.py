@@ -99,6 +99,7 @@ def test_a_folder_that_is_no_model_is_refused(base, tmp_path, name):
 
 
 ARGUMENTS = {
+    "an empty name": (["model.pretrained=''"], "model.pretrained= is empty"),
     "sizes of our own": (
         ["model.n_layer=3"],
         "model.n_layer=3 has no effect",
