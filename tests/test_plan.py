@@ -86,8 +86,9 @@ def planned_phases(config: ModelConfig, batch: int, shape: Shape) -> dict[str, f
 
 
 PLAIN, FULL = (0.0, "no", False), (0.1, "bf16", True)
+MARKS = {PLAIN: [], FULL: [pytest.mark.thorough]}
 REAL_RUNS = [
-    pytest.param(*way, marks=[] if way in (PLAIN, FULL) else pytest.mark.slow)
+    pytest.param(*way, marks=MARKS.get(way, [pytest.mark.slow]))
     for way in product((0.0, 0.1), ("no", "bf16"), (False, True))
 ]
 
@@ -141,7 +142,7 @@ def test_a_large_vocabulary_is_planned_for_in_every_phase(micro_batch_size, tmp_
         pytest.param("cuda", 1, 1, True, marks=pytest.mark.slow),
         pytest.param("cuda", 2, 1, False, marks=pytest.mark.slow),
         pytest.param("cpu", 3, 3, False, marks=pytest.mark.slow),
-        ("cuda", 4, 2, True),
+        pytest.param("cuda", 4, 2, True, marks=pytest.mark.slow),
     ],
 )
 def test_a_deep_model_needs_what_its_shallow_traces_say(device, processes, shards, checkpointing):
@@ -247,6 +248,7 @@ def test_what_train_py_refuses_is_not_offered():
     assert found == ["DDP", "FSDP"]
 
 
+@pytest.mark.thorough
 def test_the_largest_micro_batch_fits_and_the_next_does_not():
     for candidate in candidates(TINY, Shape("cuda", "bf16", 2), 1):
         assert isinstance(candidate, Candidate)

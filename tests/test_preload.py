@@ -117,7 +117,7 @@ def test_a_module_is_run_as_python_does(tmp_path):
     assert said == should_say
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_nothing_that_is_imported_has_read_another_value():
     """A variable that an import reads leads to another template, or to a new process."""
     result = subprocess.run(
@@ -252,7 +252,9 @@ def test_a_worker_that_fails_ends_a_forked_launch_as_a_real_one():
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("config", ["ddp_cpu.yaml", "fsdp_cpu.yaml"])
+@pytest.mark.parametrize(
+    "config", [pytest.param("ddp_cpu.yaml", marks=pytest.mark.slow), "fsdp_cpu.yaml"]
+)
 def test_a_run_under_the_real_launcher_has_the_bits_of_a_forked_one(small, tmp_path, config):
     words = [*small, "model.dropout=0.1", "train.max_steps=6", "snapshot.every=6"]
     for name, forked in (("forked", True), ("new", False)):

@@ -124,6 +124,7 @@ def test_a_model_of_the_hub_is_the_same_as_its_folder(small, tmp_path, hub, piec
     assert state["base"] == f"them/model@{commit[:12]}"
 
 
+@THOROUGH
 def test_a_damaged_download_of_weights_is_made_again(small, tmp_path, hub):
     folder = families.make("llama", tmp_path / "base")
     hubs.publish(hub, "them/model", folder)
@@ -222,6 +223,7 @@ def test_generating_and_verifying_know_such_a_snapshot(small, bases, tmp_path):
     assert "2 layers, 4 heads, 32 wide" in checked.stdout
 
 
+@THOROUGH
 def test_a_damaged_tokenizer_of_the_newest_snapshot_is_skipped(small, bases, tmp_path):
     """And where the run resumes from no snapshot, it does not take its own for the model."""
     here = words(small, bases["llama"], f"run.dir={tmp_path / 'run'}")

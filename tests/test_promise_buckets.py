@@ -255,7 +255,7 @@ def test_old_snapshots_are_deleted_but_milestones_and_the_best(near_hub, snapsho
     assert uploads.messages() == []
 
 
-@pytest.mark.thorough
+@pytest.mark.slow  # test_promise_hub_faults has the same with a repo
 def test_a_hundred_snapshots_stay_within_four(near_hub, snapshot_of):
     near_hub.create_bucket(BUCKET)
     uploads = uploader()

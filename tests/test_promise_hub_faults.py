@@ -273,7 +273,7 @@ def test_a_fault_during_a_run_costs_no_step_and_no_snapshot(small, tmp_path, hub
         pytest.param("reconstruction", "truncated", marks=pytest.mark.thorough),
         pytest.param("xet-read-token", "reset", marks=pytest.mark.thorough),
         ("resolve-get", "corrupted"),
-        pytest.param("resolve-head", "hang", marks=pytest.mark.thorough),  # the client waits 10 s
+        pytest.param("resolve-head", "hang", marks=pytest.mark.slow),  # the client waits 10 s
         ("info", "refuse"),
         ("tree", "reset"),
     ],

@@ -70,7 +70,7 @@ def cluster(request, tmp_path):
         yield Cluster(machines, hub, config, tmp_path)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow  # test_slurm has a job on two machines
 def test_two_machines_have_the_losses_of_one(cluster, small, tmp_path):
     here = "fsdp_cpu.yaml" if "fsdp" in cluster.config.name else "ddp_cpu.yaml"
     one = runs.launch(here, *small, f"run.dir={tmp_path / 'one'}")

@@ -101,8 +101,8 @@ def largest_difference(one: list[float], other: list[float]) -> float:
 
 HALVES = [
     ("one", "fp16"),
-    ("DDP-2", "fp16"),
-    pytest.param("FSDP-2", "fp16", marks=pytest.mark.thorough),
+    pytest.param("DDP-2", "fp16", marks=pytest.mark.thorough),
+    pytest.param("FSDP-2", "fp16", marks=pytest.mark.slow),
     ("one", "bf16"),
     pytest.param("FSDP-2", "bf16", marks=pytest.mark.thorough),
     pytest.param("DDP-2", "bf16", marks=pytest.mark.slow),
@@ -213,7 +213,7 @@ NEEDED = pytest.mark.skipif(not HAS_COMPILER, reason="inductor needs a C++ compi
 COMPILED = [
     pytest.param("one", False, "aot_eager", marks=pytest.mark.slow),
     ("one", True, "aot_eager"),
-    ("DDP-2", True, "aot_eager"),
+    pytest.param("DDP-2", True, "aot_eager", marks=pytest.mark.slow),
     ("FSDP-2", True, "aot_eager"),
     pytest.param("FSDP-2", False, "aot_eager", marks=pytest.mark.slow),
     pytest.param("one", True, "inductor", marks=[NEEDED, pytest.mark.slow]),

@@ -155,6 +155,7 @@ def test_a_snapshot_that_is_older_than_the_key_resumes(finished_run, small, tmp_
     runs.assert_same_bits(runs.snapshot(finished_run, 30), runs.snapshot(run_dir, 30))
 
 
+@pytest.mark.thorough
 def test_a_tokenizer_of_a_folder_is_trained_with(small, tmp_path):
     theirs = foreign_folder(tmp_path / "theirs")
     run_dir = tmp_path / "run"

@@ -29,7 +29,12 @@ from training.run.saving import SnapshotWriter
 
 
 @pytest.mark.parametrize(
-    ("config", "processes"), [("cpu.yaml", 1), ("ddp_cpu.yaml", 2), ("fsdp_cpu.yaml", 2)]
+    ("config", "processes"),
+    [
+        ("cpu.yaml", 1),
+        ("ddp_cpu.yaml", 2),
+        pytest.param("fsdp_cpu.yaml", 2, marks=pytest.mark.thorough),
+    ],
 )
 def test_a_snapshot_is_written_beside_the_next_step_and_only_the_update_waits(
     small, tmp_path, config, processes
