@@ -48,10 +48,13 @@ LONGEST = [
     f"test_{name}.py"
     for name in (
         "promise_hub_faults",
+        "pretrained",
         "plan",
+        "slurm",
         "promise_signals",
         "promise_precision",
         "promise_hub_resume",
+        "promise_restarts",
         "upkeep",
         "promise_buckets",
         "promise_any_shape",
@@ -62,7 +65,6 @@ LONGEST = [
         "promise_kill",
         "distribution",
         "config",
-        "slurm",
         "hub_servers",
         "records",
         "xet",
