@@ -165,10 +165,9 @@ def test_activation_checkpointing_lowers_the_counted_peak(tmp_path):
     assert peaks[1] < 0.5 * peaks[0]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("config", "processes", "shards"),
-    [pytest.param("cpu.yaml", 1, 1, marks=pytest.mark.slow), ("fsdp_cpu.yaml", 2, 2)],
+    ("config", "processes", "shards"), [("cpu.yaml", 1, 1), ("fsdp_cpu.yaml", 2, 2)]
 )
 def test_the_predicted_peak_is_the_one_of_train_py(small, tmp_path, config, processes, shards):
     """In each phase of the real program under the real launcher, counted in each process."""
@@ -194,7 +193,7 @@ def test_the_predicted_peak_is_the_one_of_train_py(small, tmp_path, config, proc
         assert surveyed.largest(kind, 2, True) == pytest.approx(found[0][kind], rel=0.01)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_fsdp_shares_what_ddp_copies():
     """Parameters, gradients and optimizer state: 1/N and at most five percent of padding."""
     whole = estimate_memory(TINY, Shape("cuda", "bf16", 4, 1))

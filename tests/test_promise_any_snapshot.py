@@ -55,7 +55,6 @@ def uninterrupted(run_in, tmp_path_factory):
 
 THOROUGH = {
     ("one", "FSDP-2"),
-    ("DDP-2", "FSDP-2"),
     ("FSDP-2", "one"),
     ("FSDP-3", "DDP-2"),
 }

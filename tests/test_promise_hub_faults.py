@@ -491,8 +491,8 @@ def test_killed_while_uploading_nothing_is_half_there_and_nothing_goes_twice(
     assert runs.metrics(tmp_path / "run")[-1]["step"] == last
 
 
-@pytest.mark.thorough  # test_upkeep has the same with seven
-@pytest.mark.parametrize("squash_every", [None, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.slow  # test_upkeep has the same with seven
+@pytest.mark.parametrize("squash_every", [None, 10])
 def test_a_hundred_snapshots_stay_within_four(near_hub, finished_run, squash_every):
     """A hundred snapshots, each uploaded, with hub.keep=3."""
     folder = runs.snapshot(finished_run, 30)

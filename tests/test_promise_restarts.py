@@ -25,7 +25,7 @@ def test_workers_killed_at_ten_moments_leave_no_trace(small, tmp_path, config, p
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("config", "processes"), [("fsdp_cpu.yaml", 2)])
+@pytest.mark.parametrize(("config", "processes"), [("ddp_cpu.yaml", 2)])
 def test_a_killed_worker_leaves_no_trace(small, tmp_path, config, processes):
     killed_and_compared(small, tmp_path, config, processes, 1)
 

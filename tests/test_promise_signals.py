@@ -287,12 +287,9 @@ def test_a_neighbour_that_says_nothing_is_given_up_in_time(words, tmp_path):
     assert "The same command resumes from the newest snapshot" in errors
 
 
-XET_MARKS = {signal.SIGTERM: [], signal.SIGINT: [pytest.mark.thorough]}
-
-
 @pytest.mark.parametrize(
     "number",
-    [pytest.param(one, marks=XET_MARKS.get(one, [pytest.mark.slow])) for one in CODES],
+    [pytest.param(one, marks=[pytest.mark.slow] * (one != signal.SIGTERM)) for one in CODES],
     ids=lambda number: number.name,
 )
 def test_a_signal_does_its_work_while_xet_uploads(words, tmp_path, hub, number):
