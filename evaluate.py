@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from data.columns import DOCUMENT_MODES, PACKED
 from data.corpus import Corpus, prepare_corpus
 from data.errors import DataError, UnknownCharacter
-from data.loader import HeldOutBatches, Windows, held_out_starts, window_loader
+from data.loader import HeldOutBatches, window_loader, windows_of
 from data.prepared import ALL_HELD_OUT
 from data.printable import printable
 from data.tokenizer import refuse_larger_than
@@ -58,19 +59,18 @@ def evaluate(options: argparse.Namespace) -> dict[str, Any]:
     if block_size > longest:
         what = f"--block-size={block_size} is longer than the context of {named.name}"
         raise DataError(f"{what}, {longest} tokens. Use at most that.")
-    corpus = text_for(named, run, options)
+    corpus = text_for(named, run, options, block_size)
     most = None if run is None or is_whole(options) else run.most_windows
     if options.batches is not None:
         most = options.batches * options.batch_size
-    starts = held_out_starts(len(corpus.held_out), block_size, most)
-    batch_size = min(options.batch_size, len(starts))
-    windows = Windows(corpus.held_out, block_size, IGNORED)
-    loader = window_loader(windows, HeldOutBatches(starts, batch_size))
     model = named.load().to(device).eval()
+    windows = windows_of(corpus.held_out, block_size, IGNORED, model.can_pack)
+    batch_size = min(options.batch_size, len(windows.in_order(most)))
+    loader = window_loader(windows, HeldOutBatches(windows, most, batch_size))
     shown = tqdm(loader, desc="evaluating", unit="batch", leave=False, disable=None)
     begun = time.perf_counter()
     try:
-        batches = ((inputs.to(device), targets.to(device)) for inputs, targets in shown)
+        batches = (([part.to(device) for part in batch], share) for batch, share in shown)
         loss_sum, count = summed_loss(model, batches, device).tolist()
     except torch.OutOfMemoryError as error:
         too_large = f"--batch-size={batch_size} needs more memory than {device} has"
@@ -91,7 +91,7 @@ def evaluate(options: argparse.Namespace) -> dict[str, Any]:
         "perplexity": math.exp(loss),
         "unit": corpus.tokenizer.unit,
         "tokens": int(count),
-        "tokens_of_text": len(corpus.held_out) - 1,  # nothing predicts the first one
+        "tokens_of_text": windows.target_count,
         "block_size": block_size,
         "batch_size": batch_size,
         "tokens_per_second": count / seconds,
@@ -105,7 +105,9 @@ def is_whole(options: argparse.Namespace) -> bool:
     return options.source is not None and not options.held_out
 
 
-def text_for(named: NamedModel, run: RunText | None, options: argparse.Namespace) -> Corpus:
+def text_for(
+    named: NamedModel, run: RunText | None, options: argparse.Namespace, block_size: int
+) -> Corpus:
     """The text, of which the held-out part is evaluated, in tokens of the model's own tokenizer.
 
     Raises DataError for a text that cannot be used, or that should be the run's and is not.
@@ -129,7 +131,8 @@ def text_for(named: NamedModel, run: RunText | None, options: argparse.Namespace
             source,
             text_column=options.column or (own.text_column if own else "text"),
             val_fraction=own.val_fraction if own else ALL_HELD_OUT,
-            block_size=own.block_size if own else 1,
+            block_size=own.block_size if own else block_size,
+            documents=options.documents or (PACKED if run is None else run.documents),
             cache_dir=Path(options.cache_dir),
             tokenizer=own.tokenizer if own else named.folder,
             threads=os.cpu_count() or 1,
@@ -182,6 +185,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--source", help="evaluate all of this text; default the run's own, held-out part")
     add("--held-out", action="store_true", help="of --source, the run's text, the held-out part")
     add("--column", help="the column with the text, in tables; default the run's, or text")
+    add("--documents", choices=DOCUMENT_MODES, help="default the run's, or packed")
     add("--block-size", type=positive_int, help="tokens of a window; default the run's, or 1024")
     add("--batch-size", type=positive_int, default=8, help="windows that are computed at once")
     add("--batches", type=positive_int, help="at most so many; default all, or as many as the run")

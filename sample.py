@@ -1,6 +1,7 @@
-"""Generate text from a run or a snapshot, and print it while it is generated.
+"""Generate text from a run or a snapshot, and print it while it is generated; or talk with it.
 
 python sample.py out/python-docs --prompt "The "
+python sample.py out/chat --chat
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ from itertools import takewhile
 from pathlib import Path
 
 import torch
+from numpy.typing import NDArray
 
+from data.chat import ChatError, ChatTemplate
+from data.columns import Message
 from data.errors import DataError
 from data.printable import printable
 from data.subwords import load_tokenizer
-from model.causal_lm import build_model
+from data.tokenizer import Tokenizer
+from model.causal_lm import LanguageModel, build_model
 from model.device import default_device, usable_device
 from model.generate import generate
 from snapshot.command_line import exit_code_of, positive_int, whole_number
@@ -38,7 +43,7 @@ def main(arguments: list[str]) -> int:
     options = parse(arguments)
 
     def print_texts() -> None:
-        for text in generate_texts(options):
+        for text in (chat if options.chat else generate_texts)(options):
             show(text)
 
     return exit_code_of(print_texts)
@@ -55,29 +60,99 @@ def generate_texts(options: argparse.Namespace) -> Iterator[str]:
     ids = tokenizer.encode(beginning)
     if not len(ids):
         raise DataError(f"--prompt {beginning!r} has no tokens: the tokenizer leaves it out.")
-    device = usable_device(options.device)
-    path = folder / "config.json"
-    model = build_model(model_config(read_json(path), str(path)))
-    restore_weights(folder, model)
-    model.to(device)
-    prompt = torch.from_numpy(ids.astype("int64"))[None].to(device)
+    model = load_model(folder, options.device)
+    stops = frozenset(() if tokenizer.end_of_text is None else (tokenizer.end_of_text,))
     for number in range(options.samples):
         if number:
             yield "-" * 40 + "\n"
         yield beginning
-        tokens = generate(
-            model,
-            prompt,
-            options.length,
-            temperature=options.temperature,
-            top_k=options.top_k,
-            top_p=options.top_p,
-            seed=options.seed + number,
-            vocab_size=tokenizer.vocab_size,
-        )
-        new = takewhile(lambda token: token != tokenizer.end_of_text, map(int, tokens))
-        yield from tokenizer.decode_stream(new, after=ids.tolist())
+        yield from continued(model, tokenizer, ids, stops, options, options.seed + number)
         yield "\n"
+
+
+def chat(options: argparse.Namespace) -> Iterator[str]:
+    """Yield replies to the lines of the standard input, which may be a person at a terminal.
+
+    An empty line begins a new conversation. Where one becomes longer than the context, its oldest
+    questions are forgotten.
+    """
+    folder = snapshot_folder(options.snapshot)
+    tokenizer = load_tokenizer(folder)
+    template = ChatTemplate(tokenizer, str(folder))
+    model = load_model(folder, options.device)
+    most = model.config.block_size - min(options.length, model.config.block_size // 2)
+    system = [] if options.system is None else [{"role": "system", "content": options.system}]
+    messages: list[Message] = []
+    stops = template.stops
+    if sys.stdin is not None:
+        sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
+    while (question := ask()) is not None:
+        if not question:
+            messages.clear()
+            continue
+        messages.append({"role": "user", "content": question})
+        forgotten = 0
+        try:
+            while len(ids := template.encode_prompt([*system, *messages])) > most:
+                if len(messages) == 1:
+                    raise ChatError(f"it has {len(ids):,} tokens, and the context allows {most:,}")
+                del messages[:2]
+                forgotten += 1
+        except ChatError as error:
+            messages.pop()
+            yield f"({error}. Ask something else.)\n"
+            continue
+        if forgotten:
+            yield f"(The context is full: {forgotten} of the earlier questions forgotten.)\n"
+        reply = ""
+        seed = options.seed + len(messages)
+        for text in continued(model, tokenizer, ids, stops, options, seed):
+            reply += text
+            yield text
+        messages.append({"role": "assistant", "content": reply})
+        yield "\n"
+
+
+def ask() -> str | None:
+    """The next line without spaces around it; None at the end."""
+    on_terminal = sys.stdin is not None and sys.stdin.isatty()
+    try:
+        return input("> " if on_terminal else "").strip()
+    except (EOFError, RuntimeError):  # RuntimeError: there is no standard input
+        return None
+
+
+def continued(
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    ids: NDArray,
+    stops: frozenset[int],
+    options: argparse.Namespace,
+    seed: int,
+) -> Iterator[str]:
+    """Yield the text that follows token `ids` (T,), up to one of `stops`."""
+    device = next(model.parameters()).device
+    tokens = generate(
+        model,
+        torch.from_numpy(ids.astype("int64"))[None].to(device),
+        options.length,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        seed=seed,
+        vocab_size=tokenizer.vocab_size,
+    )
+    new = takewhile(lambda token: token not in stops, map(int, tokens))
+    yield from tokenizer.decode_stream(new, after=ids.tolist())
+
+
+def load_model(folder: Path, device: str) -> LanguageModel:
+    """The model of a snapshot, on a device."""
+    path = folder / "config.json"
+    usable = usable_device(device)
+    model = build_model(model_config(read_json(path), str(path)))
+    restore_weights(folder, model)
+    return model.to(usable)
 
 
 def show(text: str) -> None:
@@ -114,10 +189,17 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "--prompt", type=_some_text, help="the beginning of the text; default a newline"
     )
     parser.add_argument(
+        "--chat", action="store_true", help="reply to each line of the input, as a chat model does"
+    )
+    parser.add_argument(
+        "--system", type=_some_text, help="with --chat, what the model is told first"
+    )
+    parser.add_argument(
         "--length",
         type=positive_int,
         default=500,
-        help="how many tokens to add; a token is a character unless the model has subwords",
+        help="how many tokens to add, with --chat at most; a token is a character unless the model "
+        "has subwords",
     )
     parser.add_argument("--samples", type=positive_int, default=1, help="how many texts")
     parser.add_argument(

@@ -10,14 +10,13 @@ import torch
 from accelerate import Accelerator
 
 from config.schema import Config, gpt_config
-from data.loader import HeldOutBatches, StepBatches, Windows, held_out_starts, window_loader
-from data.order import BlockOrder
+from data.loader import HeldOutBatches, StepBatches, window_loader, windows_of
 from model.causal_lm import LanguageModel
 from model.gpt import GPT, IGNORED
 from training.distributed.precision import configure_precision
 from training.distributed.strategy import grads_in_buckets
 from training.evaluation import held_out_loss
-from training.optimizer import adamw
+from training.optimizer import adamw, freeze
 from training.out_of_memory import check_fits
 from training.reproducibility import reseed
 from training.run.accelerator import accelerator_options
@@ -48,27 +47,26 @@ def main(config: Config, session: Session) -> int:
         model: LanguageModel = GPT(check_fits(gpt_config(config, corpus.tokenizer.vocab_size)))
     else:
         model = session.pretrained.build(session.start, corpus.tokenizer)
+    freeze(model, optim.freeze)
     session.open(model)
     if session.finished:
         return session.end()
     optimizer = adamw(model, optim, accelerator.device)
 
     # The training windows are a function of seed and step. The held-out windows never change.
-    order = BlockOrder(len(corpus.train), data.block_size, train.seed)
+    windows = windows_of(corpus.train, data.block_size, IGNORED, model.can_pack)
+    order = windows.order(train.seed, train.global_batch_size)
     pinned = accelerator.device.type == "cuda"
     train_loader = window_loader(
-        Windows(corpus.train, data.block_size, IGNORED),
+        windows,
         StepBatches(order, train.global_batch_size, global_micro_batch_size, session.next_step),
         data.num_workers,
         pinned,
     )
     at_most = None if train.eval_batches is None else train.eval_batches * train.global_batch_size
-    starts = held_out_starts(len(corpus.held_out), data.block_size, at_most)
-    held_out_loader = window_loader(
-        Windows(corpus.held_out, data.block_size, IGNORED),
-        HeldOutBatches(starts, global_micro_batch_size),
-        pinned=pinned,
-    )
+    held_out = windows_of(corpus.held_out, data.block_size, IGNORED, model.can_pack)
+    held_out_batches = HeldOutBatches(held_out, at_most, global_micro_batch_size)
+    held_out_loader = window_loader(held_out, held_out_batches, pinned=pinned)
 
     configure_precision(accelerator, model)
     model, optimizer, train_loader, held_out_loader = accelerator.prepare(
@@ -83,9 +81,9 @@ def main(config: Config, session: Session) -> int:
         set_learning_rate(optimizer, rate)
         step_loss = torch.zeros((), device=accelerator.device)
         for _ in range(accumulation):
-            inputs, targets = next(batches)  # each (B, T)
+            batch, share = next(batches)  # inputs and targets, each (B, T)
             with accelerator.accumulate(model):
-                loss = model(inputs, targets)
+                loss = model(*batch) * share  # so every target of the step weighs the same
                 accelerator.backward(loss)  # divides the loss by `accumulation`
                 step_loss += loss.detach() / accumulation
                 if accelerator.sync_gradients:
@@ -101,7 +99,7 @@ def main(config: Config, session: Session) -> int:
         if due.evaluate:
             session.report_evaluation(held_out_loss(accelerator, model, held_out_loader))
         if due.sample:
-            session.report_sample(sample_text(accelerator, model, corpus.tokenizer, seed=step))
+            session.report_sample(sample_text(accelerator, model, corpus, seed=step))
     return session.end()
 
 

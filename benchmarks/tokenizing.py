@@ -32,9 +32,10 @@ PIECES = 4
 
 def write_text(path: Path, megabytes: int) -> None:
     """Copies of the standard library's source."""
+    from data.columns import TextColumn
     from data.sources import open_source
 
-    pieces = open_source("python-stdlib", "text", path.parent).read()
+    pieces = open_source("python-stdlib", TextColumn("text"), path.parent).read()
     text = "".join(piece["text"] for piece in pieces).encode()
     with open(path, "wb") as opened:
         for _ in range(megabytes * 1_000_000 // len(text) + 1):
@@ -88,6 +89,7 @@ def compare(source: str, cache: str, seconds: str) -> dict:
 
     import data.prepare
     from data.chunks import batches_of, chunks_of
+    from data.columns import TextColumn
     from data.progress import Progress
     from data.sources import Source, open_source
     from data.subwords import load_tokenizer
@@ -109,7 +111,7 @@ def compare(source: str, cache: str, seconds: str) -> dict:
 
     found: dict[str, list[float]] = {"ours": [], "theirs": []}
     works = [("ours", write), ("theirs", encode)]
-    pieces = iter(open_source(source, "text", Path(cache)).read())
+    pieces = iter(open_source(source, TextColumn("text"), Path(cache)).read())
     end = time.perf_counter() + float(seconds)
     while part := list(islice(pieces, PIECES)):
         for name, work in works:

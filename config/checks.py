@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from config.schema import TEXT_KEYS, Config
+from data.columns import CONVERSATIONS, DOCUMENT_MODES
 from data.printable import printable
 from data.tokenizer import CHARACTERS, LARGEST_BPE, SMALLEST_BPE, bpe_size
 from model.gpt import ACTIVATIONS
@@ -117,6 +118,11 @@ def _check_data_and_model(found: Problems) -> None:
     need, data, model = found.need, found.config.data, found.config.model
     need(0 < data.val_fraction <= 0.5, "data.val_fraction", "must be above 0 and at most 0.5")
     need(
+        data.documents in DOCUMENT_MODES,
+        "data.documents",
+        f"must be {', '.join(DOCUMENT_MODES[:-1])} or {DOCUMENT_MODES[-1]}",
+    )
+    need(
         model.pretrained is None or model.architecture is None,
         "model.architecture",
         f"and model.pretrained={model.pretrained} name two models. Leave one of them out",
@@ -128,6 +134,13 @@ def _check_data_and_model(found: Problems) -> None:
         "data.tokenizer",
         f"numbers other tokens than model.pretrained={model.pretrained} has learned. Leave it out: "
         "the model has its own",
+    )
+    own = tokenizer in ("", CHARACTERS) and model.pretrained is None and model.architecture is None
+    need(
+        data.documents != CONVERSATIONS or not (own or is_trained),
+        "data.documents",
+        "needs a tokenizer with a chat template: that of model.pretrained=<a chat model>, or of "
+        "data.tokenizer=<its repo or folder>",
     )
     if is_trained:
         size = bpe_size(tokenizer)

@@ -38,6 +38,8 @@ ALIASES = {
     "data.num_workers": "workers dataloader_num_workers",
     "data.tokenizer": "tokenizer_name tokenizer_path vocab vocab_size bpe",
     "data.cache_dir": "cache",
+    "data.documents": "packing pack sft chat conversations",
+    "optim.freeze": "frozen freeze_layers",
     "model.n_layer": "layers n_layers num_layers num_hidden_layers depth",
     "model.n_head": "heads n_heads num_heads num_attention_heads",
     "model.n_embd": "hidden_size d_model dim width embed_dim n_embed embedding_size",

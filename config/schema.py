@@ -24,11 +24,13 @@ class DataConfig:
     source: str = "python-docs"
     """The text: python-docs, python-stdlib, a path or glob, a URL, or a Hub data set id."""
     text_column: str = "text"
-    """The column that holds the text, in tables and Hub data sets."""
+    """The column that holds the text, or the messages, in tables and Hub data sets."""
     val_fraction: float = 0.1
     """The share of the text, at its end, that is held out for evaluation."""
     tokenizer: str | None = None
     """char; bpe:8000; a repo or folder with one; null: that of model.pretrained, or char."""
+    documents: str = "packed"
+    """packed: one stream of windows; separate: none crosses a document; or conversations."""
     block_size: int = 64
     """Context length, in tokens."""
     cache_dir: str = "out/data"
@@ -69,6 +71,8 @@ class OptimConfig:
     """Decoupled weight decay of matrices and embeddings; biases and norms have none."""
     betas: list[float] = field(default_factory=lambda: [0.9, 0.99])
     """AdamW's decay rates for the averages of gradient and squared gradient."""
+    freeze: list[str] = field(default_factory=list)
+    """Patterns of parameters that are not trained, such as ['*.wte.*','*.h.0.*']."""
     max_grad_norm: float = 1.0
     """Gradients of a larger global norm are scaled down to it."""
 

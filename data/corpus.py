@@ -11,13 +11,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
+from data.columns import CONVERSATIONS, PACKED, MessagesColumn, TextColumn
 from data.errors import BrokenText, DataError, cache_error
 from data.once import make_once, remove_abandoned
 from data.prepared import ALL_HELD_OUT, CACHE_FORMAT, CorpusInfo, Damaged, Prepared, load_prepared
 from data.progress import Progress
+from data.rows import Documents
 from data.sources import Source, open_source
 from data.stream import TokenStream
-from data.subwords import folder_key
+from data.subwords import SubwordTokenizer, folder_key
 from data.tokenizer import CHARACTERS, Tokenizer
 
 
@@ -27,8 +32,24 @@ class Corpus:
 
     info: CorpusInfo
     tokenizer: Tokenizer
-    train: TokenStream
-    held_out: TokenStream
+    train: TokenStream | Documents
+    held_out: TokenStream | Documents
+
+    def prompt(self) -> NDArray:
+        """Tokens (T,) after which a sample begins: of conversations the first held-out question."""
+        held_out = self.held_out
+        if not isinstance(held_out, Documents) or held_out.trained is None:
+            return self.tokenizer.encode(self.tokenizer.beginning)
+        trained = held_out.trained.window(0, int(held_out.ends[0]))
+        return held_out.tokens.window(0, int(np.argmax(trained)))
+
+    @property
+    def marks(self) -> frozenset[int]:
+        """The tokens that end a turn of a conversation; none for a text."""
+        if not isinstance(self.held_out, Documents) or self.held_out.trained is None:
+            return frozenset()
+        assert isinstance(self.tokenizer, SubwordTokenizer)
+        return frozenset(self.tokenizer.marks.values())
 
 
 def prepare_corpus(
@@ -39,6 +60,7 @@ def prepare_corpus(
     block_size: int,
     cache_dir: Path,
     tokenizer: str | Path = CHARACTERS,
+    documents: str = PACKED,
     threads: int = 1,
     verify: bool = True,
     say: Callable[[str], None] | None = None,
@@ -46,8 +68,9 @@ def prepare_corpus(
     """Load the corpus that `source` names, and prepare it first if the cache does not hold it.
 
     `tokenizer` is char, bpe:<size>, or the folder of a transformers tokenizer. A `val_fraction` of
-    `ALL_HELD_OUT` holds out the whole text, and `block_size` has no meaning. `threads`, at most
-    four, encode characters; subwords are encoded on all cores. `verify` reads all of the cached
+    `ALL_HELD_OUT` holds out the whole text; `block_size` then has a meaning for conversations only,
+    which are not longer. `documents` is packed, separate or conversations. `threads`, at most four,
+    encode characters; subwords are encoded on all cores. `verify` reads all of the cached
     corpus, about a second a GB; one process of each machine should do it. `say` receives progress
     lines, from a thread, for what takes longer than a second.
 
@@ -56,9 +79,11 @@ def prepare_corpus(
     """
     cache_dir = _expanded(cache_dir)
     with Progress(say) as progress:
-        opened = open_source(source, text_column, cache_dir, progress)
+        longest = block_size + 1 if documents == CONVERSATIONS else None
+        kind = TextColumn if longest is None else MessagesColumn
+        opened = open_source(source, kind(text_column), cache_dir, progress)
         key = folder_key(tokenizer) if isinstance(tokenizer, Path) else tokenizer
-        settings = f"{CACHE_FORMAT}\0{opened.key}\0{val_fraction!r}\0{key}"
+        settings = f"{CACHE_FORMAT}\0{opened.key}\0{val_fraction!r}\0{key}\0{longest}"
         folder = cache_dir / hashlib.sha256(settings.encode()).hexdigest()[:16]
         try:
             progress.doing(f"loading the prepared {opened.name}")
@@ -66,7 +91,10 @@ def prepare_corpus(
                 remove_abandoned(folder, has_lock=False)
             prepared = _load_if_whole(folder, verify, progress, progress.say)
             if prepared is None:
-                prepared = _prepare(opened, val_fraction, tokenizer, folder, threads, progress)
+                prepared = _prepare(
+                    opened, val_fraction, tokenizer, longest, folder, threads, progress
+                )
+            train, held_out = _parts(prepared, documents)
         except BrokenText as error:
             raise opened.rejected(error) from error
         except OSError as error:
@@ -76,7 +104,13 @@ def prepare_corpus(
                 f"data.cache_dir={cache_dir}: {folder} does not hold what was just written to it: "
                 f"{error}. Start again, or name another folder."
             ) from error
-    return _parts(prepared, None if val_fraction == ALL_HELD_OUT else block_size, opened)
+    at_least = None if val_fraction == ALL_HELD_OUT else block_size
+    _check_size(train, held_out, prepared, at_least, opened)
+    # The cache may hold the name of another file with the same text: use the current name.
+    info = replace(prepared.info, name=opened.name)
+    if documents != PACKED:
+        info = replace(info, fingerprint=info.fingerprint_of_documents)
+    return Corpus(info, prepared.tokenizer, train, held_out)
 
 
 def _expanded(cache_dir: Path) -> Path:
@@ -105,6 +139,7 @@ def _prepare(
     opened: Source,
     val_fraction: float,
     tokenizer: str | Path,
+    longest: int | None,
     folder: Path,
     threads: int,
     progress: Progress,
@@ -115,28 +150,55 @@ def _prepare(
     progress.doing(f"waiting for another process that prepares {opened.name}")
     make_once(
         folder,
-        lambda building: build(opened, val_fraction, building, tokenizer, threads, progress),
+        lambda building: build(
+            opened, val_fraction, building, tokenizer, longest, threads, progress
+        ),
         lambda: _load_if_whole(folder, True, progress, lambda line: None) is not None,
     )
     return load_prepared(folder, False, progress)
 
 
-def _parts(prepared: Prepared, block_size: int | None, opened: Source) -> Corpus:
-    """Both parts, long enough for `block_size`; without one, for an evaluation alone."""
-    # The cache may hold the name of another file with the same text: use the current name.
-    info, tokens = replace(prepared.info, name=opened.name), prepared.tokens
-    unit = f"{prepared.tokenizer.unit}s"
-    train, held_out = tokens.part(0, info.split), tokens.part(info.split, len(tokens))
-    if block_size is not None and len(train) <= block_size:
+def _parts(
+    prepared: Prepared, documents: str
+) -> tuple[TokenStream | Documents, TokenStream | Documents]:
+    """What is trained on, and what is held out. Raises Damaged."""
+    tokens, split = prepared.tokens, prepared.info.split
+    if documents == PACKED:
+        return tokens.part(0, split), tokens.part(split, len(tokens))
+    return prepared.documents(0, split), prepared.documents(split, len(tokens))
+
+
+def _check_size(
+    train: TokenStream | Documents,
+    held_out: TokenStream | Documents,
+    prepared: Prepared,
+    block_size: int | None,
+    opened: Source,
+) -> None:
+    """Refuse parts that are too short for `block_size`; without one, for an evaluation alone."""
+    unit, everything = f"{prepared.tokenizer.unit}s", len(prepared.tokens)
+    if block_size is not None and isinstance(train, TokenStream) and len(train) <= block_size:
         raise DataError(
             f"data.source={opened.where} has {len(train):,} {unit} to train on "
-            f"({len(tokens):,} less the held-out ones), but data.block_size={block_size} needs at "
+            f"({everything:,} less the held-out ones), but data.block_size={block_size} needs at "
             f"least {block_size + 1:,}. Use more text or a smaller block."
         )
-    if len(held_out) < 2:
+    if len(held_out) < 2 and not prepared.has_targets:
         remedy = "Use" if block_size is None else "Raise data.val_fraction or use"
         raise DataError(
-            f"data.source={opened.where} leaves {len(held_out)} of {len(tokens):,} {unit} held "
+            f"data.source={opened.where} leaves {len(held_out)} of {everything:,} {unit} held "
             f"out; evaluation needs at least 2. {remedy} more text."
         )
-    return Corpus(info, prepared.tokenizer, train, held_out)
+    for name, part in (("training", train), ("held-out", held_out)):
+        needed = name == "held-out" or block_size is not None
+        if needed and isinstance(part, Documents) and not part.usable:
+            left_out, longer = prepared.info.left_out, ""
+            if left_out:
+                longer = (
+                    f": {left_out:,} are longer than data.block_size={block_size}, even with their "
+                    "first reply alone"
+                )
+            raise DataError(
+                f"data.source={opened.where} has no {name} document of two {unit} or more{longer}. "
+                f"Use more text{', or a larger data.block_size' if left_out else ''}."
+            )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from data.chunks import Chunk, batches_of, chunks_of
@@ -22,6 +23,19 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
+class Chats(NamedTuple):
+    """What is known of consecutive conversations besides their tokens."""
+
+    trained: NDArray[np.uint8]
+    """1 for each token that is a target, 0 for any other."""
+    targets: NDArray[np.int64]
+    """How many targets each conversation has."""
+    left_out: int
+    """How many conversations are too long even with their first reply alone."""
+    shortened: int
+    """How many have lost turns, to be short enough."""
+
+
 class Encoded(NamedTuple):
     """Consecutive tokens, all held out or none, and the text that they encode."""
 
@@ -30,6 +44,10 @@ class Encoded(NamedTuple):
     text_bytes: int
     """Of the text in UTF-8; end-of-text tokens have none."""
     held_out: bool
+    ends: NDArray[np.int64]
+    """How many of the tokens there are up to the end of each document that ends here."""
+    chats: Chats | None = None
+    """For conversations, of which `text_bytes` are the assistant's alone."""
 
 
 def encoded(
@@ -49,18 +67,18 @@ def encoded(
 def _encoded_characters(
     pieces: Iterable[Piece], tokenizer: CharTokenizer, cut: int, threads: int
 ) -> Iterator[Encoded]:
-    def encode(piece: Piece) -> tuple[str, NDArray, int]:
-        text = piece["text"]
-        return text, tokenizer.encode(text), utf8_bytes(text)
+    def encode(piece: Piece) -> tuple[str, NDArray, int, NDArray[np.int64]]:
+        text, ends = piece["text"], np.array(piece["ends"], dtype=np.int64)
+        return text, tokenizer.encode(text), utf8_bytes(text), ends
 
     left = cut  # characters before the first held-out one
-    for text, tokens, size in in_order(encode, pieces, threads):
+    for text, tokens, size, ends in in_order(encode, pieces, threads):
         if 0 < left < len(text):
-            before = utf8_bytes(text[:left])
-            yield Encoded(tokens[:left], left, before, False)
-            yield Encoded(tokens[left:], len(text) - left, size - before, True)
+            before, late = utf8_bytes(text[:left]), ends > left
+            yield Encoded(tokens[:left], left, before, False, ends[~late])
+            yield Encoded(tokens[left:], len(text) - left, size - before, True, ends[late] - left)
         else:
-            yield Encoded(tokens, len(text), size, left <= 0)
+            yield Encoded(tokens, len(text), size, left <= 0, ends)
         left -= len(text)
 
 
@@ -69,12 +87,9 @@ def _encoded_subwords(
 ) -> Iterator[Encoded]:
     def encode(batch: list[Chunk]) -> Encoded:
         texts = [chunk.text for chunk in batch]
-        return Encoded(
-            tokenizer.encode_chunks(texts, [chunk.ends_document for chunk in batch]),
-            sum(map(len, texts)),
-            sum(map(utf8_bytes, texts)),
-            batch[0].held_out,
-        )
+        tokens, ends = tokenizer.encode_chunks(texts, [chunk.ends_document for chunk in batch])
+        characters, size = sum(map(len, texts)), sum(map(utf8_bytes, texts))
+        return Encoded(tokens, characters, size, batch[0].held_out, ends)
 
     return in_order(encode, batches_of(chunks_of(pieces, cut), cores), BATCHES_AT_ONCE)
 

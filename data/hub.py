@@ -17,17 +17,18 @@ from datasets.packaged_modules.cache.cache import Cache
 from datasets.packaged_modules.csv.csv import Csv
 from datasets.packaged_modules.text.text import Text
 
+from data.columns import Column
 from data.errors import DataError, TextUnreachable
 from data.locks import NO_LOCKS
 from data.once import temporary_name
-from data.tables import csv_options, no_column, row_pieces
+from data.tables import row_pieces
 
 CACHE_ERRORS = (*NO_LOCKS, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 """Errors of a disk on which `datasets` cannot cache its downloads."""
 
 
 def hub_pieces(
-    name: str, text_column: str, cache_dir: Path, say: Callable[[str], None]
+    name: str, column: Column, cache_dir: Path, say: Callable[[str], None]
 ) -> list[Path] | tuple[IterableDataset, str]:
     """The split `train` of a data set on the Hub, from the cache of `datasets`.
 
@@ -37,12 +38,12 @@ def hub_pieces(
 
     Raises DataError if the data set cannot be loaded.
     """
-    digest = hashlib.sha256(f"{name}\0{text_column}".encode()).hexdigest()[:16]
+    digest = hashlib.sha256(f"{name}\0{column.key}".encode()).hexdigest()[:16]
     record = cache_dir / "hub" / f"{digest}.json"
     try:
-        builder = _builder(name, text_column)
+        builder = _builder(name, column)
         if isinstance(builder, Text):
-            return _record_files(record, _files_of(builder, name, text_column))
+            return _record_files(record, _files_of(builder, name, column))
         builder.download_and_prepare()
         rows = builder.as_dataset(split="train")
     except DataError:
@@ -63,12 +64,12 @@ def hub_pieces(
             f"be loaded from the Hub: {reason.rstrip('.')}. For a private one log in with `hf auth "
             "login`, or set HF_TOKEN."
         ) from error
-    return row_pieces(name, rows.to_iterable_dataset(), text_column), str(builder.cache_dir)
+    return row_pieces(name, rows.to_iterable_dataset(), column), str(builder.cache_dir)
 
 
-def _builder(name: str, text_column: str) -> DatasetBuilder:
+def _builder(name: str, column: Column) -> DatasetBuilder:
     """The builder of a data set; of its cached rows if the Hub cannot be reached."""
-    options = csv_options(text_column)
+    options = column.csv_options()
     try:
         builder = datasets.load_dataset_builder(name)
     except Exception:
@@ -108,12 +109,10 @@ def _recorded_files(record: Path) -> list[Path]:
     return files if all(file.is_file() for file in files) else []
 
 
-def _files_of(builder: Text, name: str, text_column: str) -> list[Path]:
+def _files_of(builder: Text, name: str, column: Column) -> list[Path]:
     """The files of the split `train`, downloaded and unpacked."""
     config = builder.config
-    columns = list(config.features or ("text",))
-    if text_column not in columns:
-        raise no_column(name, text_column, columns)
+    column.find(name, list(config.features or ("text",)))
     if codecs.lookup(config.encoding).name != "utf-8":
         raise DataError(
             f"data.source={name} has text in {config.encoding}; only UTF-8 is read. "

@@ -1,8 +1,8 @@
-"""Batches of windows: endless for training, in the run's order; each once for evaluation.
+"""Batches of windows or rows: endless for training, in the run's order; once for evaluation.
 
 Letters in shapes: B sequences of one batch, T block_size.
 
-Both samplers yield the windows of a global micro-batch, that is, of one micro-batch of all
+Both samplers yield the items of a global micro-batch, that is, of one micro-batch of all
 processes; accelerate gives each process its part (`split_batches=True`). So the order does not
 depend on the number of processes.
 """
@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from data.order import BlockOrder
+from data.order import BlockOrder, RowOrder
+from data.rows import Documents, Rows
 from data.stream import TokenStream
 
 SEQUENCES_AHEAD = 512
@@ -30,7 +31,9 @@ NO_WINDOW = -1
 
 
 class Windows(Dataset):
-    """Pairs of inputs and targets (T,), by the window's first token. `ignored` pads targets."""
+    """Windows of a stream, by the first token. `ignored` pads targets."""
+
+    nothing = NO_WINDOW
 
     def __init__(self, tokens: TokenStream, block_size: int, ignored: int) -> None:
         self.tokens = tokens
@@ -40,8 +43,24 @@ class Windows(Dataset):
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def __getitems__(self, starts: list[int]) -> tuple[Tensor, Tensor]:
-        """Inputs and targets, each int64 (B, T), of the windows that begin at `starts`."""
+    def order(self, seed: int, global_batch_size: int) -> BlockOrder:
+        """The order in which they are trained on."""
+        return BlockOrder(len(self.tokens), self.block_size, seed)
+
+    @property
+    def target_count(self) -> int:
+        """How many tokens are predicted: nothing predicts the first one."""
+        return len(self.tokens) - 1
+
+    def in_order(self, at_most: int | None) -> list[int]:
+        """Those of an evaluation, as `held_out_starts`."""
+        return held_out_starts(len(self.tokens), self.block_size, at_most)
+
+    def __getitems__(self, starts: list[int]) -> tuple[tuple[Tensor, Tensor], float]:
+        """Inputs and targets, each int64 (B, T), of the windows that begin at `starts`.
+
+        Their share is 1: in training every window has the same number of targets.
+        """
         inputs = np.zeros((len(starts), self.block_size), dtype=np.int64)
         targets = np.full((len(starts), self.block_size), self.ignored, dtype=np.int64)
         for row, start in enumerate(starts):
@@ -51,7 +70,19 @@ class Windows(Dataset):
             window = self.tokens.window(start, length + 1)
             inputs[row, :length] = window[:-1]
             targets[row, :length] = window[1:]
-        return torch.from_numpy(inputs), torch.from_numpy(targets)
+        return (torch.from_numpy(inputs), torch.from_numpy(targets)), 1.0
+
+
+def windows_of(
+    text: TokenStream | Documents, block_size: int, ignored: int, pack: bool
+) -> Windows | Rows:
+    """What is trained on or evaluated: windows of a stream, or rows of documents.
+
+    With `pack` the model keeps the documents of a row apart, by their positions.
+    """
+    if isinstance(text, Documents):
+        return Rows(text, block_size, ignored, pack)
+    return Windows(text, block_size, ignored)
 
 
 class StepBatches:
@@ -61,36 +92,43 @@ class StepBatches:
     """
 
     def __init__(
-        self, order: BlockOrder, global_batch_size: int, batch_size: int, first_step: int
+        self,
+        order: BlockOrder | RowOrder,
+        global_batch_size: int,
+        batch_size: int,
+        first_step: int,
     ) -> None:
         assert global_batch_size % batch_size == 0
         self.order = order
+        self.global_batch_size = global_batch_size
         self.batch_size = batch_size  # accelerate reads it to split batches
         self.first_sequence = (first_step - 1) * global_batch_size
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[list[Any]]:
         # Many positions at once cost little more than one.
-        ahead = self.batch_size * max(1, SEQUENCES_AHEAD // self.batch_size)
+        steps = max(1, SEQUENCES_AHEAD // self.global_batch_size)
+        ahead = steps * self.global_batch_size
         sequence = self.first_sequence
         while True:
-            starts = self.order.starts(sequence, ahead).tolist()
+            items = self.order.items(sequence, ahead)
             for first in range(0, ahead, self.batch_size):
-                yield starts[first : first + self.batch_size]
+                yield items[first : first + self.batch_size]
             sequence += ahead
 
 
 class HeldOutBatches:
-    """Each of the given windows once; the last batch is padded with `NO_WINDOW`."""
+    """Each window or row once, or `at_most` of them; the last batch is padded with `nothing`."""
 
-    def __init__(self, starts: list[int], batch_size: int) -> None:
+    def __init__(self, windows: Windows | Rows, at_most: int | None, batch_size: int) -> None:
         self.batch_size = batch_size
-        padded = starts + [NO_WINDOW] * (-len(starts) % batch_size)
+        items: list[Any] = list(windows.in_order(at_most))
+        padded = items + [windows.nothing] * (-len(items) % batch_size)
         self.batches = [padded[i : i + batch_size] for i in range(0, len(padded), batch_size)]
 
     def __len__(self) -> int:
         return len(self.batches)
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[list[Any]]:
         return iter(self.batches)
 
 
@@ -105,14 +143,16 @@ def held_out_starts(tokens: int, block_size: int, at_most: int | None) -> list[i
 
 
 def window_loader(
-    windows: Windows,
+    windows: Windows | Rows,
     batches: StepBatches | HeldOutBatches,
     workers: int = 0,
     pinned: bool = False,
 ) -> DataLoader:
-    """A loader of (inputs, targets), each int64 (B, T). It does not use the global generator.
+    """A loader of pairs: inputs, targets and perhaps positions, each int64 (B, T), and their share.
 
-    `pinned` puts them into page-locked memory, for asynchronous copies to a GPU.
+    The mean loss over the targets of a batch, times its share, is what the batch adds to the mean
+    over all targets of its step. The loader does not use the global generator. `pinned` puts the
+    batches into page-locked memory, for asynchronous copies to a GPU.
     """
     if workers:
         atexit.register(_end_workers)

@@ -41,6 +41,12 @@ def permuted(indices: NDArray[np.int64], size: int, keys: NDArray[np.uint64]) ->
     return values.astype(np.int64)
 
 
+def _words(seed: int, epoch: int) -> NDArray[np.uint64]:
+    """Random numbers (ROUNDS + 1,) that are a function of seed and epoch."""
+    words = np.random.SeedSequence((seed, epoch)).generate_state(ROUNDS + 1, np.uint64)
+    return words.astype(np.uint64)
+
+
 class BlockOrder:
     """Maps training sequence i of a run, counted from 0 over all epochs, to a window of the text.
 
@@ -60,19 +66,52 @@ class BlockOrder:
         """The epoch, counted from 0, that a sequence number belongs to."""
         return sequence // self.blocks_per_epoch
 
+    def items(self, first: int, count: int) -> list[int]:
+        """The items of a loader for sequences first..first+count: their first tokens."""
+        found: list[int] = self.starts(first, count).tolist()
+        return found
+
     def starts(self, first: int, count: int) -> NDArray[np.int64]:
         """First tokens (count,) of the windows of sequences first..first+count."""
         sequences = np.arange(first, first + count, dtype=np.int64)
         epochs, positions = np.divmod(sequences, self.blocks_per_epoch)
         starts = np.empty(count, dtype=np.int64)
         for epoch in np.unique(epochs):
-            words = (
-                np.random.SeedSequence((self.seed, int(epoch)))
-                .generate_state(ROUNDS + 1, np.uint64)
-                .astype(np.uint64)
-            )
+            words = _words(self.seed, int(epoch))
             offset = int(words[ROUNDS] % np.uint64(self.largest_offset + 1))
             chosen = epochs == epoch
             blocks = permuted(positions[chosen], self.blocks_per_epoch, words[:ROUNDS])
             starts[chosen] = offset + blocks * self.block_size
         return starts
+
+
+class RowOrder:
+    """Maps training sequence i of a run, counted from 0 over all epochs, to a row of documents."""
+
+    def __init__(self, targets: NDArray[np.int64], seed: int, global_batch_size: int) -> None:
+        """`targets` (rows,): how many targets each row has, at least one."""
+        self.targets = targets
+        self.seed = seed
+        self.global_batch_size = global_batch_size
+
+    def epoch_of(self, sequence: int) -> int:
+        """The epoch, counted from 0, that a sequence number belongs to."""
+        return sequence // len(self.targets)
+
+    def items(self, first: int, count: int) -> list[tuple[int, float]]:
+        """The items of a loader for the sequences of whole steps: rows, each with a weight.
+
+        The weight is the inverse of the mean number of targets of the step's rows: rows of a batch
+        with more targets than the mean weigh more, so that every target of a step weighs the same.
+        """
+        assert first % self.global_batch_size == 0 == count % self.global_batch_size
+        sequences = np.arange(first, first + count, dtype=np.int64)
+        epochs, positions = np.divmod(sequences, len(self.targets))
+        rows = np.empty(count, dtype=np.int64)
+        for epoch in np.unique(epochs):
+            chosen = epochs == epoch
+            keys = _words(self.seed, int(epoch))[:ROUNDS]
+            rows[chosen] = permuted(positions[chosen], len(self.targets), keys)
+        means = self.targets[rows].reshape(-1, self.global_batch_size).mean(axis=1)
+        weights = np.repeat(1 / means, self.global_batch_size)
+        return list(zip(rows.tolist(), weights.tolist(), strict=True))

@@ -5,7 +5,6 @@ Vocabulary, split and fingerprint depend on the text alone; tokens are written t
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from array import array
@@ -14,18 +13,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from datasets import Features, List, Value
-from datasets.arrow_writer import ArrowWriter
 from numpy.typing import NDArray
 
+from data.chat import ChatTemplate, no_template
 from data.chunks import Chunk, chunks_of
-from data.encode import MOST_THREADS, encoded, in_order
+from data.conversations import encoded_chats
+from data.encode import MOST_THREADS, Encoded, encoded, in_order
 from data.errors import BrokenText, DataError, UnknownCharacter
 from data.pieces import Piece
-from data.prepared import ALL_HELD_OUT, INFO, TOKENS, CorpusInfo, begin_fingerprint, end_fingerprint
+from data.prepared import ALL_HELD_OUT, INFO
 from data.progress import Progress
 from data.sources import Source
 from data.subwords import tokenizer_of
+from data.token_writer import TokenWriter
 from data.tokenizer import (
     CHARACTERS,
     CODE_POINTS,
@@ -50,56 +50,46 @@ class Scan:
     """Every character of the text once, in code-point order; only for a tokenizer of characters."""
 
 
-@dataclass
-class Counts:
-    """What the last pass has written."""
-
-    characters: int = 0
-    tokens: int = 0
-    split: int = 0
-    train_bytes: int = 0
-    held_out_bytes: int = 0
-
-
 def build(
     source: Source,
     val_fraction: float,
     building: Path,
     chosen: str | Path,
+    longest: int | None,
     threads: int,
     progress: Progress,
 ) -> None:
     """Write the files of a prepared text to the folder `building`, and flush them to the disk.
 
-    `chosen` is the tokenizer: char, bpe:<size> or a folder. `threads` work in addition to the one
-    that reads and writes. Raises DataError if the text cannot be read, or changes meanwhile.
+    `chosen` is the tokenizer: char, bpe:<size> or a folder. With `longest` the documents are
+    conversations, of at most so many tokens. `threads` work in addition to the one that reads and
+    writes. Raises DataError if the text cannot be read, or changes meanwhile.
     """
     passes = _pass_names(source, chosen)
+    template = None if longest is None else _template(chosen)
     try:
         progress.doing(next(passes), unit="million characters")
         scan = _scan_text(source, chosen == CHARACTERS, min(threads, MOST_THREADS), progress)
-        cut = _split(scan.characters, scan.ends, val_fraction)
+        cut = _split(scan, val_fraction, source, only_ends=longest is not None)
         tokenizer = _tokenizer(chosen, source, scan, cut, progress, passes)
         progress.doing(next(passes), scan.characters)
-        path = building / TOKENS
-        counts, digest = _write_tokens(source, tokenizer, cut, path, threads, progress)
+        parts: Iterator[Encoded]
+        if template is None or longest is None:
+            parts = encoded(source.read(), tokenizer, cut, threads)
+        else:
+            parts = encoded_chats(source.read(), template, cut, longest, source.name)
+        with TokenWriter(building, tokenizer, template is not None) as writer:
+            for part in parts:
+                writer.add(part)
+                progress.done = writer.characters
     except DataError as error:
         own = chosen == CHARACTERS and isinstance(error, UnknownCharacter)
         if source.is_unchanged() and not own:
             raise
         raise _changed(source) from error
-    if counts.characters != scan.characters or not source.is_unchanged():
+    if writer.characters != scan.characters or not source.is_unchanged():
         raise _changed(source)
-    info = CorpusInfo(
-        source.name,
-        counts.characters,
-        len(scan.ends),
-        counts.tokens,
-        counts.split,
-        counts.train_bytes,
-        counts.held_out_bytes,
-        end_fingerprint(digest, counts.split),
-    )
+    info = writer.info(source.name)
     tokenizer.save(building)
     (building / INFO).write_text(json.dumps(asdict(info), indent=2) + "\n")
     for file in building.iterdir():
@@ -147,11 +137,21 @@ def _scan_text(source: Source, by_characters: bool, threads: int, progress: Prog
     return Scan(characters, np.array(ends, dtype=np.int64), alphabet)
 
 
-def _split(characters: int, ends: NDArray[np.int64], val_fraction: float) -> int:
-    """The first held-out character; with many documents, the end of one nearest to the fraction."""
-    cut = int(characters * (1 - val_fraction))
-    inner = ends[(ends > 0) & (ends < characters)]
-    if val_fraction == ALL_HELD_OUT or len(ends) < MANY_DOCUMENTS or len(inner) == 0:
+def _split(scan: Scan, val_fraction: float, source: Source, only_ends: bool) -> int:
+    """The first held-out character; with many documents, the end of one nearest to the fraction.
+
+    With `only_ends` always that, because a conversation cannot be cut. Raises DataError for one
+    conversation alone.
+    """
+    cut = int(scan.characters * (1 - val_fraction))
+    inner = scan.ends[(scan.ends > 0) & (scan.ends < scan.characters)]
+    if val_fraction == ALL_HELD_OUT:
+        return 0
+    if only_ends and len(inner) == 0:
+        raise DataError(
+            f"data.source={source.name} has one conversation. Use two or more: some are held out."
+        )
+    if not only_ends and (len(scan.ends) < MANY_DOCUMENTS or len(inner) == 0):
         return cut
     return int(inner[np.argmin(np.abs(inner - cut))])
 
@@ -181,29 +181,9 @@ def _tokenizer(
     return train_bpe(size, chunks(), cut)
 
 
-def _write_tokens(
-    source: Source,
-    tokenizer: Tokenizer,
-    cut: int,
-    path: Path,
-    threads: int,
-    progress: Progress,
-) -> tuple[Counts, hashlib._Hash]:
-    """Last pass: encode into Arrow. Returns what was counted, and the digest of the tokens."""
-    features = Features({"tokens": List(Value(tokenizer.dtype.name))})
-    digest = begin_fingerprint(tokenizer)
-    counts = Counts()
-    with ArrowWriter(path=str(path), features=features, writer_batch_size=8) as writer:
-        for part in encoded(source.read(), tokenizer, cut, threads):
-            digest.update(part.tokens.data)
-            writer.write({"tokens": part.tokens})
-            counts.characters += part.characters
-            counts.tokens += len(part.tokens)
-            if part.held_out:
-                counts.held_out_bytes += part.text_bytes
-            else:
-                counts.split += len(part.tokens)
-                counts.train_bytes += part.text_bytes
-            progress.done = counts.characters
-        writer.finalize()
-    return counts, digest
+def _template(chosen: str | Path) -> ChatTemplate:
+    """The chat template of a tokenizer. Raises DataError if it has none."""
+    where = f"data.tokenizer={chosen}"
+    if isinstance(chosen, Path):
+        return ChatTemplate(tokenizer_of(chosen), where)
+    raise no_template(where)

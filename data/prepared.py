@@ -9,19 +9,24 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from data.progress import Progress
-from data.stream import TokenStream
+from data.rows import Documents
+from data.stream import TokenStream, column_names
 from data.subwords import load_tokenizer
 from data.tokenizer import Tokenizer
 
 FORMAT = 1
 """Part of every fingerprint, which snapshots store."""
-CACHE_FORMAT = 2
+CACHE_FORMAT = 3
 """Part of every cache key; increase it when the format changes."""
 ALL_HELD_OUT = 1.0
 """The `val_fraction` of a text that is only evaluated: no token is trained on."""
-TOKENS, INFO = "tokens.arrow", "corpus.json"
+TOKENS, DOCUMENTS, INFO = "tokens.arrow", "documents.arrow", "corpus.json"
 PIECE_TOKENS = 1 << 20
+NOTHING = np.zeros(0, dtype=np.int64)
 MISSING = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 """Errors of a file that is missing or damaged; pyarrow's errors have no number."""
 LONGEST_CHARACTER = 4
@@ -39,14 +44,29 @@ class CorpusInfo:
     split: int
     """The first held-out token."""
     train_bytes: int
-    """Of the raw text that is trained on, in UTF-8."""
+    """Of the raw text that is trained on, in UTF-8; of conversations the assistant's."""
     held_out_bytes: int
+    held_out_targets: int
+    """How many tokens have these bytes."""
+    left_out: int
+    """How many conversations are left out, because not even their first reply fits."""
+    shortened: int
+    """How many conversations have lost turns for the same reason."""
     fingerprint: str
     """Hex digest of text, split and tokenizer; equal texts have equal ones in any format."""
+    documents_fingerprint: str
+    """Hex digest of where documents end, and of which tokens are targets."""
 
     def bits_per_byte(self, loss: float) -> float:
         """A held-out loss in nats per token, as bits per byte of the raw text."""
-        return loss / math.log(2) * (self.tokens - self.split) / self.held_out_bytes
+        return loss / math.log(2) * self.held_out_targets / self.held_out_bytes
+
+    @property
+    def fingerprint_of_documents(self) -> str:
+        """The fingerprint of a text whose documents are trained on one by one."""
+        return hashlib.sha256(
+            f"{self.fingerprint}{self.documents_fingerprint}".encode()
+        ).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -56,10 +76,38 @@ class Prepared:
     info: CorpusInfo
     tokenizer: Tokenizer
     tokens: TokenStream
+    folder: Path
+    has_targets: bool
+    """Whether it is of conversations, which store their targets."""
+
+    def documents(self, begin: int, stop: int) -> Documents:
+        """The documents of tokens begin..stop, or the parts of them that are there.
+
+        Raises Damaged where they are not what was written.
+        """
+        path = self.folder / DOCUMENTS
+        ends = _column(path, "ends")
+        if len(ends) != self.info.documents or (np.diff(ends, prepend=0) < 0).any():
+            raise Damaged(f"{DOCUMENTS} does not match {INFO}")
+        chosen = (ends > begin) & (ends <= stop)
+        tokens = self.tokens.part(begin, stop)
+        if self.has_targets:
+            trained = TokenStream.from_arrow(self.folder / TOKENS, "trained").part(begin, stop)
+            targets = _column(path, "targets")[chosen]
+            return Documents(tokens, ends[chosen] - begin, trained, targets)
+        own = ends[chosen] - begin
+        if stop > begin and not (len(own) and own[-1] == stop - begin):
+            own = np.append(own, stop - begin)
+        return Documents(tokens, own)
 
 
 class Damaged(Exception):
     """The folder has changed since it was written. The message names the fault."""
+
+
+def _column(path: Path, name: str) -> NDArray[np.int64]:
+    stream = TokenStream.from_arrow(path, name)
+    return stream.window(0, len(stream)).astype(np.int64) if len(stream) else NOTHING
 
 
 def begin_fingerprint(tokenizer: Tokenizer) -> hashlib._Hash:
@@ -82,6 +130,8 @@ def load_prepared(folder: Path, verify: bool, progress: Progress) -> Prepared:
         prepared = _read(folder)
         if verify and _fingerprint(prepared, progress) != prepared.info.fingerprint:
             raise Damaged("its tokens do not match its fingerprint")
+        if verify and _documents_digest(prepared) != prepared.info.documents_fingerprint:
+            raise Damaged("its documents do not match their fingerprint")
     except Damaged:
         raise
     except OSError as error:
@@ -101,14 +151,17 @@ def _read(folder: Path) -> Prepared:
     tokenizer = load_tokenizer(folder)
     tokens = TokenStream.from_arrow(folder / TOKENS)
     size = info.train_bytes, info.held_out_bytes
-    for number in (info.characters, info.documents, info.tokens, info.split, *size):
+    has_targets = "trained" in column_names(folder / TOKENS)
+    counts = info.held_out_targets, info.left_out, info.shortened
+    for number in (info.characters, info.documents, info.tokens, info.split, *size, *counts):
         if type(number) is not int:
             raise Damaged(f"{INFO} holds {number!r:.40} instead of a number")
     if info.tokens != len(tokens) or not 0 <= info.split <= len(tokens):
         raise Damaged(f"{INFO} does not match {TOKENS}")
-    if min(size) < 0 or not info.characters <= sum(size) <= LONGEST_CHARACTER * info.characters:
+    least = 0 if has_targets else info.characters  # of conversations, what is trained on
+    if min(size) < 0 or not least <= sum(size) <= LONGEST_CHARACTER * info.characters:
         raise Damaged(f"{INFO} has numbers of characters and bytes that no text has")
-    return Prepared(info, tokenizer, tokens)
+    return Prepared(info, tokenizer, tokens, folder, has_targets)
 
 
 def _fingerprint(prepared: Prepared, progress: Progress) -> str:
@@ -118,6 +171,25 @@ def _fingerprint(prepared: Prepared, progress: Progress) -> str:
         digest.update(tokens.window(start, min(PIECE_TOKENS, len(tokens) - start)).data)
         progress.done = start
     return end_fingerprint(digest, prepared.info.split)
+
+
+def documents_digest(
+    ends: NDArray[np.int64], targets: NDArray[np.int64], trained: hashlib._Hash | None
+) -> str:
+    """Hex digest of where documents end; for conversations of their targets, too."""
+    digest = hashlib.sha256(ends.tobytes() + targets.tobytes())
+    digest.update(b"" if trained is None else trained.digest())
+    return digest.hexdigest()
+
+
+def _documents_digest(prepared: Prepared) -> str:
+    path, trained = prepared.folder / DOCUMENTS, None
+    if prepared.has_targets:
+        trained = hashlib.sha256()
+        stream = TokenStream.from_arrow(prepared.folder / TOKENS, "trained")
+        for start in range(0, len(stream), PIECE_TOKENS):
+            trained.update(stream.window(start, min(PIECE_TOKENS, len(stream) - start)).data)
+    return documents_digest(_column(path, "ends"), _column(path, "targets"), trained)
 
 
 def _reason(error: Exception) -> str:

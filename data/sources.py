@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from data.columns import Column
 from data.errors import BrokenText, DataError
 from data.fetch import fetch_url
 from data.files import digest_of, looks_like_files, matching_files, stamps_of
@@ -76,7 +77,7 @@ class Source:
 
 
 def open_source(
-    source: str, text_column: str, cache_dir: Path, progress: Progress | None = None
+    source: str, column: Column, cache_dir: Path, progress: Progress | None = None
 ) -> Source:
     """The corpus that `data.source` names.
 
@@ -88,12 +89,13 @@ def open_source(
     """
     progress = progress or Progress()
     if source == "python-docs":
+        column.check_plain_text(source)
         return _python_docs()
     if source == "python-stdlib":
-        return _files(source, _python_stdlib(), text_column, progress)
+        return _files(source, _python_stdlib(), column, progress)
     if re.match(r"https?://", source, re.IGNORECASE):
         file = fetch_url(source, cache_dir, progress)
-        return replace(_files(redact_urls(source), [file], text_column, progress), downloaded=file)
+        return replace(_files(redact_urls(source), [file], column, progress), downloaded=file)
     if re.match(r"[a-z][a-z0-9+.-]*://", source, re.IGNORECASE):
         raise DataError(
             f"data.source={redact_urls(source)}: only http:// and https:// URLs are "
@@ -109,8 +111,8 @@ def open_source(
         reason = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
         raise DataError(f"data.source={source} cannot be opened: {reason}. Check it.") from error
     if is_local:
-        return _files(source, files, text_column, progress)
-    return _hub_dataset(source, text_column, cache_dir, progress)
+        return _files(source, files, column, progress)
+    return _hub_dataset(source, column, cache_dir, progress)
 
 
 def _python_docs() -> Source:
@@ -139,7 +141,7 @@ def _python_stdlib() -> list[Path]:
     ]
 
 
-def _files(name: str, files: list[Path], text_column: str, progress: Progress) -> Source:
+def _files(name: str, files: list[Path], column: Column, progress: Progress) -> Source:
     """A source of files: either texts, or tables of one format."""
     readers = {TABLE_READERS.get(suffixes(str(file))[0], "text") for file in files}
     if len(readers) > 1:
@@ -147,7 +149,8 @@ def _files(name: str, files: list[Path], text_column: str, progress: Progress) -
             f"data.source={name} mixes formats ({', '.join(sorted(readers))}). "
             "Name files of one format."
         )
-    reader = readers.pop()
+    if (reader := readers.pop()) == "text":
+        column.check_plain_text(name)
     stamps = stamps_of(name, files)
     size = sum(size for size, *_ in stamps)
     if size == 0:
@@ -159,7 +162,7 @@ def _files(name: str, files: list[Path], text_column: str, progress: Progress) -
         digest.update(suffixes(str(file))[1].encode())
         digest.update(digest_of(name, file, progress))
     if reader != "text":
-        digest.update(text_column.encode())
+        digest.update(column.key.encode())
 
     def read() -> Iterable[Piece]:
         from data.tables import table_pieces
@@ -167,18 +170,18 @@ def _files(name: str, files: list[Path], text_column: str, progress: Progress) -
 
         if reader == "text":
             return text_pieces(files)
-        return table_pieces(name, reader, files, text_column)
+        return table_pieces(name, reader, files, column)
 
     return Source(name, digest.hexdigest(), read, lambda: stamps_of(name, files) == stamps)
 
 
-def _hub_dataset(name: str, text_column: str, cache_dir: Path, progress: Progress) -> Source:
+def _hub_dataset(name: str, column: Column, cache_dir: Path, progress: Progress) -> Source:
     from data.hub import hub_pieces
 
     progress.doing(f"loading {name} from the Hub")
-    found = hub_pieces(name, text_column, cache_dir, progress.say)
+    found = hub_pieces(name, column, cache_dir, progress.say)
     if isinstance(found, list):
-        return _files(name, found, text_column, progress)
+        return _files(name, found, column, progress)
     pieces, version = found
-    digest = hashlib.sha256(f"{name}\0{version}\0{text_column}".encode())
+    digest = hashlib.sha256(f"{name}\0{version}\0{column.key}".encode())
     return Source(name, digest.hexdigest(), lambda: pieces)

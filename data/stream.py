@@ -74,12 +74,14 @@ class TokenStream:
         start: int = 0,
         stop: int | None = None,
         path: Path | None = None,
+        column: str = "tokens",
     ) -> None:
         self.chunks = chunks
         self.bounds = np.cumsum([0, *(len(chunk) for chunk in chunks)])
         self.start = start
         self.stop = int(self.bounds[-1]) if stop is None else stop
         self.path = path
+        self.column = column
         assert 0 <= self.start <= self.stop <= self.bounds[-1]
 
     @classmethod
@@ -105,19 +107,20 @@ class TokenStream:
             if len(tokens) and not 0 <= offset <= size - tokens.nbytes:
                 raise ValueError("its lists are not consecutive")
             chunks.append(TokensInFile(file, offset, len(tokens), tokens.dtype))
-        return cls(chunks, path=path)
+        return cls(chunks, path=path, column=column)
 
     def __reduce__(self) -> tuple[Callable, tuple[Any, ...]]:
         if self.path is None:
             return TokenStream, (self.chunks, self.start, self.stop)
-        return _reopened, (self.path, self.start, self.stop)
+        return _reopened, (self.path, self.column, self.start, self.stop)
 
     def __len__(self) -> int:
         return self.stop - self.start
 
     def part(self, start: int, stop: int) -> TokenStream:
         """The stream of tokens start..stop of this one; it shares the arrays."""
-        return TokenStream(self.chunks, self.start + start, self.start + stop, self.path)
+        first, last = self.start + start, self.start + stop
+        return TokenStream(self.chunks, first, last, self.path, self.column)
 
     def window(self, start: int, length: int) -> NDArray:
         """Tokens start..start+length as a new array. Raises IndexError beyond the end."""
@@ -136,5 +139,12 @@ class TokenStream:
         return np.concatenate(parts)
 
 
-def _reopened(path: Path, start: int, stop: int) -> TokenStream:
-    return TokenStream.from_arrow(path).part(start, stop)
+def _reopened(path: Path, column: str, start: int, stop: int) -> TokenStream:
+    return TokenStream.from_arrow(path, column).part(start, stop)
+
+
+def column_names(path: Path) -> list[str]:
+    """The columns of a file that `TokenStream.from_arrow` reads; raises as it does."""
+    with pa.ipc.open_stream(pa.memory_map(str(path))) as lists:
+        names: list[str] = lists.schema.names
+    return names

@@ -11,6 +11,8 @@ import hashlib
 import json
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +62,33 @@ class SubwordTokenizer(Tokenizer):
                 f"{where} has no end-of-text token, which separates documents: its "
                 "tokenizer_config.json needs an eos_token that its tokenizer.json has."
             )
-        self.end_of_text = self._rust.token_to_id(self._settings["eos_token"])
+        self.end_of_text: int | None = self._rust.token_to_id(self._settings["eos_token"])
         self.dtype = smallest_unsigned(self._vocab_size)
 
     @property
     def vocab_size(self) -> int:
         return self._vocab_size
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """The texts of the special tokens by name, as a chat template uses them."""
+        return {name: self._settings[name] for name in SPECIAL_TOKENS if name in self._settings}
+
+    @property
+    def marks(self) -> dict[str, int]:
+        """The special tokens by text, those of tokenizer.json as well."""
+        added = self._rust.get_added_tokens_decoder()
+        special = {token.content: number for number, token in added.items() if token.special}
+        assert self.end_of_text is not None
+        return special | {self._settings["eos_token"]: self.end_of_text}
+
+    @property
+    def chat_template(self) -> str | None:
+        """The chat template; of several, the one that is named default."""
+        template = self._settings.get("chat_template")
+        if not isinstance(template, list):
+            return template
+        return {one["name"]: one["template"] for one in template}.get("default")
 
     @property
     def identity(self) -> bytes:
@@ -77,27 +100,61 @@ class SubwordTokenizer(Tokenizer):
         return "\n" if len(self.encode("\n")) else "."
 
     def encode(self, text: str) -> NDArray:
-        return self.encode_chunks([text], [False])
+        return self.encode_chunks([text], [False])[0]
 
-    def encode_chunks(self, texts: Sequence[str], ends: Sequence[bool]) -> NDArray:
+    def encode_chunks(
+        self, texts: Sequence[str], ends: Sequence[bool]
+    ) -> tuple[NDArray, NDArray[np.int64]]:
         """Token ids of texts, one after another; an end-of-text token follows where `ends` is true.
 
-        The texts are shared between all cores. Raises DataError if one has no encoding.
+        With them the number of ids up to each such token, itself included. The texts are shared
+        between all cores. Raises DataError if one has no encoding.
         """
-        try:
+        with self._refusing():
             if len(texts) == 1:  # without a thread on each core
                 encoded = [self._rust.encode(texts[0], add_special_tokens=False)]
             else:
                 encoded = self._rust.encode_batch_fast(list(texts), add_special_tokens=False)
-        except Exception as error:  # of many types: a lone surrogate, no unknown token, ...
-            raise DataError(f"{self._where} cannot encode the text: {error}") from error
         ids = array(self.dtype.char)  # filled from lists faster than numpy converts them
+        after: list[int] = []
         for encoding, ends_document in zip(encoded, ends, strict=True):
             ids.fromlist(encoding.ids)
             if ends_document:
                 assert self.end_of_text is not None
                 ids.append(self.end_of_text)
-        return np.frombuffer(ids, dtype=self.dtype)
+                after.append(len(ids))
+        return np.frombuffer(ids, dtype=self.dtype), np.array(after, dtype=np.int64)
+
+    def encode_marked(self, texts: Sequence[tuple[str, bool]]) -> list[tuple[list[int], list[int]]]:
+        """Token ids of texts, and the character with which each begins.
+
+        Special tokens are read as such where the text's flag is false. Raises DataError if one has
+        no encoding.
+        """
+        with self._refusing():
+            read = iter(
+                self._reading_marks.encode_batch(
+                    [text for text, as_text in texts if not as_text], add_special_tokens=False
+                )
+            )
+            encoded = [
+                self._rust.encode(text, add_special_tokens=False) if as_text else next(read)
+                for text, as_text in texts
+            ]
+        return [(one.ids, [begin for begin, _ in one.offsets]) for one in encoded]
+
+    @cached_property
+    def _reading_marks(self) -> RustTokenizer:
+        rust = _parsed(self._content, self._where)
+        rust.encode_special_tokens = False
+        return rust
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # of many types: a lone surrogate, no unknown token, ...
+            raise DataError(f"{self._where} cannot encode the text: {error}") from error
 
     def decode(self, ids: Sequence[int] | NDArray) -> str:
         numbers = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)

@@ -8,8 +8,10 @@ Letters in shapes: B batch, T time (positions), V vocabulary.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
+from inspect import signature
 from typing import Any
 
 import torch.nn.functional as F
@@ -24,6 +26,8 @@ UNUSED_KEYS = ("attn_implementation", "experts_implementation", "transformers_ve
 """Entries that choose a kernel, perhaps from the Hub, or only inform. They are left out."""
 LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers")
 """What the number of layers is called in a config.json."""
+ATTENTION_LAYERS = ("full_attention", "sliding_attention")
+"""Entries of `layer_types` whose only link between tokens is attention."""
 UNBOUNDED = 1 << 20
 """The context length of an architecture that has no longest one."""
 INSTALL = "Install it with: pip install -r requirements-models.txt"
@@ -147,11 +151,13 @@ class CausalLM(nn.Module):
     def __init__(self, config: CausalLMConfig) -> None:
         """Build the module with transformers' random weights, on torch's default device."""
         super().__init__()
-        from transformers import AutoModelForCausalLM
+        from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
         self.config = config
         built = _transformers_config(config.content)
-        self.lm = AutoModelForCausalLM.from_config(built, attn_implementation="sdpa")
+        has_sdpa = getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(built)], "_supports_sdpa", False)
+        attention = "sdpa" if has_sdpa else "eager"  # never a kernel that a config names
+        self.lm = AutoModelForCausalLM.from_config(built, attn_implementation=attention)
         self._no_split_modules = tuple(self.lm._no_split_modules or ())
         """The classes that FSDP wraps if the accelerate config file names none."""
         if config.activation_checkpointing:
@@ -189,20 +195,46 @@ class CausalLM(nn.Module):
         found: nn.Module = self.lm.get_output_embeddings()
         return found
 
+    @property
+    def can_pack(self) -> bool:
+        """Whether several documents in a row do not attend to each other if positions say so.
+
+        transformers derives the mask from positions in all models whose only link between tokens is
+        an attention that takes this mask: no recurrence, no convolution, no biases by distance.
+        """
+        body, config = self.lm.base_model, self.lm.config
+        layers = getattr(config, "layer_types", None) or ATTENTION_LAYERS[:1]
+        return (
+            hasattr(sys.modules[type(body).__module__], "create_causal_mask")
+            and "position_ids" in signature(body.forward).parameters
+            and not getattr(self.lm, "_is_stateful", False)
+            and not getattr(config, "alibi", False)
+            and set(layers) <= set(ATTENTION_LAYERS)
+        )
+
     def new_cache(self) -> Any:
         """An empty cache for `forward`."""
         from transformers import DynamicCache
 
         return DynamicCache(config=self.lm.config)
 
-    def forward(self, ids: Tensor, targets: Tensor | None = None, cache: Any = None) -> Tensor:
+    def forward(
+        self,
+        ids: Tensor,
+        targets: Tensor | None = None,
+        positions: Tensor | None = None,
+        cache: Any = None,
+    ) -> Tensor:
         """Logits (B, T, V) for token ids (B, T), or, with targets (B, T), the mean loss in nats.
 
-        Targets equal to `IGNORED` do not count. With a cache, `ids` are the positions after the
-        cached ones.
+        Targets equal to `IGNORED` do not count. With `positions` (B, T), a document begins wherever
+        they do not count on, and attends to itself alone (see `can_pack`). With a cache, `ids` are
+        the positions after the cached ones.
         """
         use_cache = cache is not None
-        found = self.lm(input_ids=ids, past_key_values=cache, use_cache=use_cache)
+        found = self.lm(
+            input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=use_cache
+        )
         logits: Tensor = found.logits
         if targets is None:
             return logits

@@ -238,6 +238,7 @@ class GPT(nn.Module):
 
     _no_split_modules = ("Block",)
     """The class that FSDP wraps if the accelerate config file names none."""
+    can_pack = False  # a row is one document: its attention is over all earlier positions
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()

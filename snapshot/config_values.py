@@ -7,7 +7,12 @@ from typing import Any
 
 from data.urls import redact_urls
 
-LEGACY_VALUES = {"model.activation_function": "gelu_new", "data.tokenizer": "char"}
+LEGACY_VALUES = {
+    "model.activation_function": "gelu_new",
+    "data.tokenizer": "char",
+    "data.documents": "packed",
+    "optim.freeze": [],
+}
 """By key, the value that a snapshot implies which was written before the key existed."""
 
 

@@ -37,10 +37,12 @@ MUST_MATCH = (
     "model.pretrained",
     "model.architecture",
     "data.block_size",
+    "data.documents",
     "model.n_layer",
     "model.n_head",
     "model.n_embd",
     "model.activation_function",
+    "optim.freeze",
     "train.global_batch_size",
     "train.seed",
 )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from data.columns import DOCUMENT_MODES, PACKED
 from data.corpus import Corpus
 from data.errors import DataError
 from data.tokenizer import CHARACTERS, bpe_size
@@ -27,6 +28,7 @@ class RunText:
     text_column: str
     val_fraction: float
     block_size: int
+    documents: str
     tokenizer: str | Path
     """As `prepare_corpus` takes it."""
     most_windows: int | None
@@ -57,6 +59,8 @@ def text_of_run(state: RunState, folder: Path) -> RunText:
     val_fraction = entry("data.val_fraction", float)
     if not 0 < val_fraction <= 0.5:
         raise SnapshotError(f"{folder} has no valid data.val_fraction in its state.")
+    if (documents := entry("data.documents", str, PACKED)) not in DOCUMENT_MODES:
+        raise SnapshotError(f"{folder} has no valid data.documents in its state.")
     chosen = entry("data.tokenizer", str, CHARACTERS)
     trained = chosen == CHARACTERS or bpe_size(chosen) is not None
     windows = None
@@ -68,6 +72,7 @@ def text_of_run(state: RunState, folder: Path) -> RunText:
         text_column=entry("data.text_column", str, "text"),
         val_fraction=val_fraction,
         block_size=entry("data.block_size", int),
+        documents=documents,
         tokenizer=chosen if trained else folder,
         most_windows=windows,
         fingerprint=str(state.data.get("fingerprint")),

@@ -21,6 +21,7 @@ from loopback_routes import (
     lfs_of,
     page,
     readable,
+    user_of,
     writable,
 )
 from loopback_store import Add, AddLarge, Commit, Delete, Operation, Repo
@@ -239,6 +240,10 @@ def _resolve(call: Call) -> Answer:
     repo = readable(call)
     commit = commit_meant(call, repo)
     path = call.names["path"]
+    if repo.gated:
+        has_token = user_of(call) is not None
+        said = f"Access to model {repo.id} is restricted."
+        raise Refusal(403 if has_token else 401, said, "GatedRepo")
     entry = commit.files.get(path)
     if entry is None:
         return _no_entry(path, commit)

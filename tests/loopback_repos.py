@@ -89,7 +89,7 @@ def _info(call: Call) -> Answer:
             "author": repo.owner,
             "sha": commit.id,
             "private": repo.private,
-            "gated": False,
+            "gated": "manual" if repo.gated else False,
             "disabled": False,
             "createdAt": as_date(repo.created),
             "lastModified": as_date(commit.date),

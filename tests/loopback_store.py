@@ -79,6 +79,8 @@ class Repo:
 
     def __init__(self, repo_id: str, folder: Path, private: bool, long_ids: bool = False) -> None:
         self.id, self.private = repo_id, private
+        self.gated = False
+        """Whether everybody sees what files there are, and nobody may read them."""
         self._names = hashlib.sha256 if long_ids else hashlib.sha1
         self.owner = repo_id.partition("/")[0]
         self.created = datetime.now(UTC)

@@ -43,7 +43,7 @@ def test_the_held_out_loss_weighs_each_target_alike(accelerator, vocabulary, mic
     inputs, targets = held_out(vocabulary)
     batches = zip(inputs.split(micro_batch_size), targets.split(micro_batch_size), strict=True)
 
-    found = held_out_loss(accelerator, model, batches)
+    found = held_out_loss(accelerator, model, [(batch, 1.0) for batch in batches])
 
     assert model.training
     with torch.no_grad():
@@ -57,7 +57,7 @@ def test_a_loss_that_is_not_finite_stays_so(accelerator):
     with torch.no_grad():
         model.transformer.ln_f.weight[0] = torch.nan
 
-    assert not torch.tensor(held_out_loss(accelerator, model, [held_out(MANY)])).isfinite()
+    assert not torch.tensor(held_out_loss(accelerator, model, [(held_out(MANY), 1.0)])).isfinite()
 
 
 @pytest.mark.parametrize("vocabulary", [2_000, FEW])
@@ -73,4 +73,4 @@ def test_an_evaluation_takes_less_memory_than_a_step(accelerator, vocabulary):
 
     step = added(lambda: model(*batch).backward())
     model.zero_grad()
-    assert added(lambda: held_out_loss(accelerator, model, [batch])) < 0.8 * step
+    assert added(lambda: held_out_loss(accelerator, model, [(batch, 1.0)])) < 0.8 * step

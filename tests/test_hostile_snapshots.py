@@ -24,15 +24,20 @@ import torch
 
 # Imported here, because the files of a module that is imported later would count as opened.
 import transformers.conversion_mapping
-import transformers.models.gpt2.modeling_gpt2  # noqa: F401
+import transformers.models.gpt2.modeling_gpt2
+import transformers.models.llama.modeling_llama  # noqa: F401
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+import families
 from data.tokenizer import CharTokenizer
+from model.causal_lm import build_model
 from model.gpt import GPT, GPTConfig
+from snapshot.disk.architecture import model_config
 from snapshot.disk.files import MANIFEST
 from snapshot.disk.state import RunState, begin_snapshot, check_snapshot
 from snapshot.errors import SnapshotError
+from subword_folders import trained
 
 FEW, ALL = 500, 10_000
 SLOW = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -50,9 +55,26 @@ Rng = random.Random
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory) -> dict[str, Path]:
     """A good snapshot in one file, and one in pieces."""
-    torch.manual_seed(0)
     tokenizer = CharTokenizer("\n abc")
+    torch.manual_seed(0)
     model = GPT(GPTConfig(tokenizer.vocab_size, block_size=4, n_layer=2, n_head=2, n_embd=8))
+    places = {
+        name: good_snapshot(tmp_path_factory.mktemp(name), model, tokenizer, piece)
+        for name, piece in (("whole", 10**9), ("pieces", 2_000))
+    }
+    assert (places["pieces"] / "model.safetensors.index.json").exists()
+    return places
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory) -> Path:
+    """A good snapshot of a model of transformers, with a tokenizer of subwords."""
+    torch.manual_seed(0)
+    model = build_model(model_config(dict(families.FAMILIES["llama tied"]), "llama"))
+    return good_snapshot(tmp_path_factory.mktemp("llama"), model, trained(300), 10**9)
+
+
+def good_snapshot(root: Path, model, tokenizer, piece: int) -> Path:
     optimizer = torch.optim.AdamW(model.parameters())
     ids = torch.zeros((1, 4), dtype=torch.int64)
     model(ids, ids).backward()
@@ -61,20 +83,10 @@ def bases(tmp_path_factory) -> dict[str, Path]:
     config = {"run": {"name": "hostile"}, "data": {}}
     data = {"name": "text", "fingerprint": "0" * 64, "characters": 5, "vocabulary": 5}
     state = RunState("run", "attempt", STEP, 0, 1, 1.5, config, data)
-    places = {}
-    for name, piece in (("whole", 10**9), ("pieces", 2_000)):
-        places[name] = begin_snapshot(
-            tmp_path_factory.mktemp(name),
-            state,
-            model,
-            optimizer,
-            tokenizer.save,
-            writer=True,
-            piece_bytes=piece,
-        )()
-        check_snapshot(places[name])
-    assert (places["pieces"] / "model.safetensors.index.json").exists()
-    return places
+    save = tokenizer.save
+    place = begin_snapshot(root, state, model, optimizer, save, writer=True, piece_bytes=piece)()
+    check_snapshot(place)
+    return place
 
 
 def seal(folder: Path) -> None:
@@ -510,6 +522,34 @@ def test_every_damaged_or_malicious_snapshot_is_refused(bases, tmp_path, numbers
     assert unchanged < len(numbers) / 100
     refused = len(numbers) - unchanged
     print(f"{refused} snapshots refused in {len(sentences)} different sentences")
+
+
+def a_size_is_odd(rng: Rng, folder: Path) -> None:
+    path = folder / "config.json"
+    content = json.loads(path.read_text())
+    keys = ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"]
+    key = rng.choice([*keys, "num_key_value_heads", "head_dim", "vocab_size", "model_type"])
+    content[key] = rng.choice([-1, 0, 1.5, "2", [], {}, 3, 10**6, 2**31, 2**62, 10**30])
+    path.write_text(json.dumps(content))
+    seal(folder)
+
+
+GPT2_ALONE = (a_json_value_is_odd, a_json_key_is_gone, a_vocabulary_is_another, an_index_lies)
+OF_ANY_MODEL = [one for one in MUTATIONS if one not in GPT2_ALONE] + [a_size_is_odd]
+
+
+@pytest.mark.parametrize(
+    "numbers", [range(160), pytest.param(range(160, 3_000), marks=SLOW)], ids=["few", "all"]
+)
+def test_every_damaged_or_malicious_snapshot_of_another_model_is_refused(llama, tmp_path, numbers):
+    for number in numbers:
+        rng = random.Random(number)
+        folder = tmp_path / llama.name
+        shutil.copytree(llama, folder)
+        OF_ANY_MODEL[number % len(OF_ANY_MODEL)](rng, folder)
+        if not is_unchanged(folder, llama):
+            assert 20 < len(is_refused(folder)) < 1000, number
+        remove(folder)
 
 
 def is_unchanged(folder: Path, base: Path) -> bool:

@@ -131,7 +131,7 @@ def test_what_a_worker_is_sent_does_not_grow_with_the_corpus(tmp_path, tokens):
     assert len(sent) < 1000
     assert len(again) == tokens - 20
     for mine, theirs in zip(
-        windows.__getitems__([0, 700]), again.__getitems__([0, 700]), strict=True
+        windows.__getitems__([0, 700])[0], again.__getitems__([0, 700])[0], strict=True
     ):
         assert torch.equal(mine, theirs)
 
@@ -141,17 +141,17 @@ def test_a_spawned_worker_loads_the_same_batches(tmp_path):
     windows = Windows(TokenStream.from_arrow(path), 8, IGNORED)
 
     def batches(workers):
-        loader = window_loader(windows, HeldOutBatches(held_out_starts(200, 8, 6), 2), workers)
+        loader = window_loader(windows, HeldOutBatches(windows, 6, 2), workers)
         if workers:
             loader.multiprocessing_context = "spawn"  # with the start of a process, as forkserver
         return list(loader)
 
     for alone, helped in zip(batches(0), batches(1), strict=True):
-        assert all(map(torch.equal, alone, helped))
+        assert all(map(torch.equal, alone[0], helped[0]))
 
 
 def test_targets_are_the_inputs_shifted_by_one():
-    inputs, targets = Windows(counting_stream(50), 8, IGNORED).__getitems__([0, 13, 41])
+    (inputs, targets), _ = Windows(counting_stream(50), 8, IGNORED).__getitems__([0, 13, 41])
 
     assert inputs.dtype == targets.dtype == torch.int64
     assert inputs.tolist() == [list(range(start, start + 8)) for start in (0, 13, 41)]
@@ -159,14 +159,14 @@ def test_targets_are_the_inputs_shifted_by_one():
 
 
 def test_a_window_at_the_end_ignores_what_is_missing():
-    inputs, targets = Windows(counting_stream(12), 8, IGNORED).__getitems__([8, 10])
+    (inputs, targets), _ = Windows(counting_stream(12), 8, IGNORED).__getitems__([8, 10])
 
     assert inputs.tolist() == [[8, 9, 10, 0, 0, 0, 0, 0], [10, 0, 0, 0, 0, 0, 0, 0]]
     assert targets.tolist() == [[9, 10, 11] + [IGNORED] * 5, [11] + [IGNORED] * 7]
 
 
 def test_a_row_without_a_window_has_no_targets():
-    inputs, targets = Windows(counting_stream(12), 4, IGNORED).__getitems__([NO_WINDOW, 0])
+    (inputs, targets), _ = Windows(counting_stream(12), 4, IGNORED).__getitems__([NO_WINDOW, 0])
 
     assert inputs[0].tolist() == [0] * 4  # a token of every vocabulary
     assert targets[0].tolist() == [IGNORED] * 4
@@ -177,14 +177,14 @@ def test_a_row_without_a_window_has_no_targets():
 @pytest.mark.parametrize(("block_size", "batch"), [(1, 3), (4, 1), (4, 6), (16, 4)])
 def test_evaluation_takes_every_held_out_target_once(length, block_size, batch):
     windows = Windows(counting_stream(length), block_size, IGNORED)
-    batches = HeldOutBatches(held_out_starts(length, block_size, None), batch)
+    batches = HeldOutBatches(windows, None, batch)
 
     loaded = list(window_loader(windows, batches))
-    counted = [t for _, targets in loaded for t in targets.flatten().tolist() if t != IGNORED]
+    counted = [t for (_, targets), _ in loaded for t in targets.flatten().tolist() if t != IGNORED]
 
     assert sorted(counted) == list(range(1, length))
     assert len(loaded) == len(batches)
-    assert {tuple(inputs.shape) for inputs, _ in loaded} == {(batch, block_size)}
+    assert {tuple(inputs.shape) for (inputs, _), _ in loaded} == {(batch, block_size)}
 
 
 def test_an_evaluation_of_some_blocks_spreads_them_evenly_and_always_the_same():
@@ -205,7 +205,7 @@ def loader_of(kind, workers=0):
     if kind == "training":
         batches = StepBatches(BlockOrder(200, 8, seed=1), 4, 2, first_step=3)
     else:
-        batches = HeldOutBatches(held_out_starts(200, 8, None), 2)
+        batches = HeldOutBatches(windows, None, 2)
     return window_loader(windows, batches, workers)
 
 
@@ -227,7 +227,7 @@ def test_loading_draws_nothing_from_the_global_generator(kind):
 
 def test_training_batches_are_the_order_from_the_first_step_on():
     order = BlockOrder(200, 8, seed=1)
-    inputs = torch.cat([batch for batch, _ in first_batches("training", 6)])
+    inputs = torch.cat([inputs for (inputs, _), _ in first_batches("training", 6)])
 
     assert inputs[:, 0].tolist() == order.starts(2 * 4, 12).tolist()
 
@@ -235,7 +235,7 @@ def test_training_batches_are_the_order_from_the_first_step_on():
 def test_workers_load_the_same_batches():
     alone, helped = first_batches("training", 5), first_batches("training", 5, workers=2)
 
-    for (inputs, targets), (same_inputs, same_targets) in zip(alone, helped, strict=True):
+    for ((inputs, targets), _), ((same_inputs, same_targets), _) in zip(alone, helped, strict=True):
         assert torch.equal(inputs, same_inputs)
         assert torch.equal(targets, same_targets)
 
@@ -255,8 +255,8 @@ from data.loader import HeldOutBatches, Windows, window_loader
 from data.stream import TokenStream
 
 def main():
-    windows = Windows(TokenStream([np.arange(99, dtype=np.uint8)]), 8, -100)
-    batches = iter(window_loader(windows, HeldOutBatches([0, 8, 16, 24] * 9, 2), workers=2))
+    windows = Windows(TokenStream([np.arange(250, dtype=np.uint8)]), 8, -100)
+    batches = iter(window_loader(windows, HeldOutBatches(windows, None, 2), workers=2))
     next(batches)
     def held():  # as the frames of a traceback hold each other
         return batches, held

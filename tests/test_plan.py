@@ -65,7 +65,7 @@ def counted_phases(config: ModelConfig, batch: int, precision: str, folder: Path
             optimizer.step()
             optimizer.zero_grad()
         tracker.place = ("evaluation", 1)
-        held_out_loss(Accelerator(cpu=True), model, [(ids, ids)])
+        held_out_loss(Accelerator(cpu=True), model, [((ids, ids), 1.0)])
         tracker.place = ("sampling", 1)
         for _ in generate(model, ids[:1, :5], TOKENS):
             pass
@@ -172,14 +172,7 @@ def test_activation_checkpointing_lowers_the_counted_peak(tmp_path):
 def test_the_predicted_peak_is_the_one_of_train_py(small, tmp_path, config, processes, shards):
     """In each phase of the real program under the real launcher, counted in each process."""
     sizes = ["model.n_layer=3", "model.n_embd=64", "data.block_size=64"]
-    words = runs.launch_command(runs.rehearsal(config, tmp_path, processes), *small, *sizes)
-    words[words.index(str(runs.ROOT / "train.py"))] = str(runs.ROOT / "benchmarks" / "measured.py")
-    words.insert(words.index(str(runs.ROOT / "benchmarks" / "measured.py")) + 1, str(tmp_path))
-    words += ["train.micro_batch_size=2", f"snapshot.piece_bytes={PIECE}"]
-    result = runs.run([*words, f"run.dir={tmp_path / 'run'}"])
-    assert result.returncode == 0, result.stderr
-    found = [json.loads((tmp_path / f"{n}.json").read_text()) for n in range(processes)]
-    assert [process["processes"] for process in found] == [processes] * processes
+    found = counted_by_train_py(config, processes, tmp_path, *small, *sizes)
     vocabulary = json.loads(
         (tmp_path / "run" / "snapshots" / "step-00000030" / "config.json").read_text()
     )
@@ -191,6 +184,37 @@ def test_the_predicted_peak_is_the_one_of_train_py(small, tmp_path, config, proc
     assert predicted == pytest.approx(counted, rel=0.1)
     for kind in ("parameters", "gradients", "optimizer"):
         assert surveyed.largest(kind, 2, True) == pytest.approx(found[0][kind], rel=0.01)
+
+
+def counted_by_train_py(config: str, processes: int, folder: Path, *words: str) -> list[dict]:
+    """What each process of a run has counted, two sequences at once."""
+    command = runs.launch_command(runs.rehearsal(config, folder, processes), *words)
+    at = command.index(str(runs.ROOT / "train.py"))
+    command[at : at + 1] = [str(runs.ROOT / "benchmarks" / "measured.py"), str(folder)]
+    command += ["train.micro_batch_size=2", f"snapshot.piece_bytes={PIECE}"]
+    result = runs.run([*command, f"run.dir={folder / 'run'}"])
+    assert result.returncode == 0, result.stderr
+    found = [json.loads((folder / f"{n}.json").read_text()) for n in range(processes)]
+    assert [process["processes"] for process in found] == [processes] * processes
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "processes", "shards"), [("ddp_cpu.yaml", 2, 1), ("fsdp_cpu.yaml", 2, 2)]
+)
+def test_the_predicted_peak_of_a_model_of_the_hub_is_that_of_several_processes(
+    small, tmp_path, config, processes, shards
+):
+    base = families.make("llama", tmp_path / "base", num_hidden_layers=7)
+    own = [word for word in small if not word.startswith("model.n_")]
+    own += [f"model.pretrained={base}", "data.block_size=48"]
+    found = counted_by_train_py(config, processes, tmp_path, *own)
+    model, shape = a_model_of("llama", num_hidden_layers=7), Shape("cpu", "no", processes, shards)
+    predicted = planned_phases(model, 2, shape)["update"]
+    counted = max(one["peaks"]["update"] for one in found)
+    print(f"{predicted} bytes predicted, {counted} counted")
+    assert predicted == pytest.approx(counted, rel=0.02)
 
 
 @pytest.mark.slow

@@ -130,6 +130,15 @@ def test_a_repo_that_cannot_be_used_is_refused(base, near_hub, name):
     assert part in refusal(value)
 
 
+def test_a_repo_that_may_not_be_read_is_refused(base, near_hub):
+    hubs.publish(near_hub, REPO, base)
+    repo = near_hub.repo(REPO)
+    repo.gated = True
+    assert f"{REPO} is gated (HTTP 403): request access on its page" in refusal(REPO)
+    repo.gated, repo.private = False, True
+    assert f"there is no repo {REPO}, or the token may not see it (HTTP 404)" in refusal(REPO)
+
+
 def test_weights_are_not_downloaded_before_the_rest_is_right(small, base, tmp_path, hub):
     hubs.publish(hub, REPO, base)
     there = {**hub.environment(), "HF_HOME": str(tmp_path / "cache")}

@@ -6,6 +6,7 @@ import math
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 
 import pytest
 from accelerate import Accelerator
@@ -58,8 +59,12 @@ def test_no_sample_is_drawn_from_weights_that_an_update_has_broken(small, tmp_pa
 def test_a_sample_of_broken_weights_is_a_sentence_in_the_loop_too():
     model = GPT(GPTConfig(vocab_size=2, block_size=4, n_layer=1, n_head=1, n_embd=4))
     model.transformer.wte.weight.data[0] = math.inf  # of a character that no probe may hold
+    tokenizer = CharTokenizer("\na")
+    corpus = SimpleNamespace(
+        tokenizer=tokenizer, prompt=lambda: tokenizer.encode("\n"), marks=frozenset()
+    )
     with pytest.raises(TrainingStopped, match="its weights are not finite"):
-        sample_text(Accelerator(cpu=True), model, CharTokenizer("\na"), seed=1)
+        sample_text(Accelerator(cpu=True), model, corpus, seed=1)
 
 
 class Resumed:

@@ -13,6 +13,7 @@ import pytest
 import data.sources
 import data.tables
 import data.texts
+from data.columns import TextColumn
 from data.corpus import prepare_corpus
 from data.errors import DataError
 from data.progress import Progress
@@ -53,7 +54,7 @@ def datasets_cache(tmp_path, monkeypatch):
 @pytest.fixture
 def text_of(tmp_path):
     def text_of(source, text_column="text"):
-        pieces = open_source(str(source), text_column, tmp_path / "cache").open()
+        pieces = open_source(str(source), TextColumn(text_column), tmp_path / "cache").open()
         return "".join(piece["text"] for piece in pieces)
 
     return text_of
@@ -91,7 +92,7 @@ def complaint(prepare):
 @pytest.fixture
 def hub_dataset(tmp_path):
     def hub_dataset(name, text_column):
-        return _hub_dataset(name, text_column, tmp_path / "cache", Progress())
+        return _hub_dataset(name, TextColumn(text_column), tmp_path / "cache", Progress())
 
     return hub_dataset
 

@@ -449,5 +449,9 @@ def test_what_the_cache_holds_is_json_and_tokens(source, tmp_path):
         "split",
         "train_bytes",
         "held_out_bytes",
+        "held_out_targets",
+        "left_out",
+        "shortened",
         "fingerprint",
+        "documents_fingerprint",
     }

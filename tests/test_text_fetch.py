@@ -13,6 +13,7 @@ import pytest
 
 import data.fetch
 import data.once
+from data.columns import TextColumn
 from data.corpus import prepare_corpus
 from data.errors import DataError, TextUnreachable
 from data.fetch import fetch_url
@@ -266,7 +267,7 @@ def test_a_token_of_an_address_is_in_no_word_and_no_file(tmp_path, served):
         assert "secret" not in str(path)
         assert path.is_dir() or b"secret" not in path.read_bytes()
     with pytest.raises(DataError) as caught:
-        open_source(f"{address}/none.txt?token=secret", "text", tmp_path)
+        open_source(f"{address}/none.txt?token=secret", TextColumn("text"), tmp_path)
     assert f"data.source={address}/none.txt?*** could not be fetched" in str(caught.value)
 
 
@@ -274,7 +275,7 @@ def test_a_token_of_an_address_is_in_no_word_and_no_file(tmp_path, served):
 def test_a_password_in_an_address_is_neither_sent_nor_shown(tmp_path, served, user):
     address, _, asked = served
     with pytest.raises(DataError) as caught:
-        open_source(address.replace("//", f"//{user}") + "/a.txt", "text", tmp_path)
+        open_source(address.replace("//", f"//{user}") + "/a.txt", TextColumn("text"), tmp_path)
     assert asked == []
     assert "has a user or a password before its host, which are not sent" in str(caught.value)
     assert "secret" not in str(caught.value)

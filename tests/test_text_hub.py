@@ -13,6 +13,7 @@ import sys
 
 import pytest
 
+from data.columns import TextColumn
 from data.corpus import prepare_corpus
 from data.errors import DataError
 from data.progress import Progress
@@ -47,7 +48,7 @@ def repository(tmp_path):
 @pytest.fixture
 def hub_dataset(tmp_path):
     def hub_dataset(name, text_column):
-        return _hub_dataset(name, text_column, tmp_path / "cache", Progress())
+        return _hub_dataset(name, TextColumn(text_column), tmp_path / "cache", Progress())
 
     return hub_dataset
 
@@ -70,7 +71,7 @@ def test_a_data_set_of_several_texts_is_what_a_pattern_of_them_is(
     hub_dataset, repository, tmp_path
 ):
     folder = repository(train1_txt=TEXT, train2_txt=TEXT)
-    local = open_source(f"{folder}/*.txt", "text", tmp_path)
+    local = open_source(f"{folder}/*.txt", TextColumn("text"), tmp_path)
 
     assert text_of(hub_dataset(folder, "text")) == text_of(local) == (LETTERS + "\n") * 2
 
@@ -105,7 +106,7 @@ def test_a_table_of_the_hub_is_read_as_one_on_this_disk(hub_dataset, repository,
     folder = repository(train_csv="n,text\n" + "".join(f"1,{word}\n" for word in words))
 
     assert text_of(hub_dataset(folder, "text")) == "\n".join(words) + "\n"
-    local = open_source(f"{folder}/train.csv", "text", tmp_path)
+    local = open_source(f"{folder}/train.csv", TextColumn("text"), tmp_path)
     assert text_of(local) == "\n".join(words) + "\n"
     gc.collect()  # datasets 5.2 leaves every .csv that it reads open
 

@@ -21,6 +21,7 @@ import data.progress
 import data.texts
 import training.run.start
 from config.schema import Config
+from data.columns import TextColumn
 from data.corpus import prepare_corpus
 from data.errors import DataError
 from data.progress import Progress
@@ -410,6 +411,6 @@ def test_a_file_is_prepared_where_the_cache_of_datasets_cannot_be_used(
 
 def test_sources_give_pieces_that_can_be_read_twice(tmp_path):
     (tmp_path / "a.txt").write_text(TEXT)
-    source = open_source(str(tmp_path / "a.txt"), "text", tmp_path)
+    source = open_source(str(tmp_path / "a.txt"), TextColumn("text"), tmp_path)
 
     assert ["".join(piece["text"] for piece in source.read()) for _ in range(2)] == [TEXT, TEXT]

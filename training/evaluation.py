@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from accelerate import Accelerator
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from model.evaluation import summed_loss
 
 
 def held_out_loss(
-    accelerator: Accelerator, model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]
+    accelerator: Accelerator, model: nn.Module, batches: Iterable[tuple[Sequence[Tensor], float]]
 ) -> float:
     """Mean loss in nats over all targets in `batches` of all processes; every process calls this.
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from itertools import takewhile
 
 import torch
 from accelerate import Accelerator
 from torch import nn
 
-from data.tokenizer import Tokenizer
+from data.corpus import Corpus
 from model.causal_lm import LanguageModel
 from model.generate import BrokenModel, generate
 from model.gpt import parameter_count
@@ -20,13 +21,15 @@ from training.memory import available_memory
 TOKENS = 400
 
 
-def sample_text(accelerator: Accelerator, model: nn.Module, tokenizer: Tokenizer, seed: int) -> str:
+def sample_text(accelerator: Accelerator, model: nn.Module, corpus: Corpus, seed: int) -> str:
     """Generate a short text, the same on every process. Every process must call this.
 
-    Raises TrainingStopped where the weights are not finite.
+    A reply to the first held-out question ends where the model ends its turn. Raises
+    TrainingStopped where the weights are not finite.
     """
+    tokenizer = corpus.tokenizer
     bare_model: LanguageModel = accelerator.unwrap_model(model, keep_torch_compile=False)
-    beginning = tokenizer.encode(tokenizer.beginning).astype("int64")
+    beginning = corpus.prompt().astype("int64")
     prompt = torch.from_numpy(beginning)[None].to(accelerator.device)
     # FSDP compiles blocks in place; each layer's cache would compile them again.
     with _unsharded_blocks(accelerator, bare_model), torch.compiler.set_stance("force_eager"):
@@ -40,7 +43,9 @@ def sample_text(accelerator: Accelerator, model: nn.Module, tokenizer: Tokenizer
             vocab_size=tokenizer.vocab_size,
         )
         try:
-            return tokenizer.decode([int(token) for token in drawn])
+            new = takewhile(lambda token: token not in corpus.marks, map(int, drawn))
+            question = beginning.tolist() if corpus.marks else []
+            return tokenizer.decode([*question, *new])
         except BrokenModel as error:
             raise TrainingStopped(str(error)) from error
 

@@ -7,6 +7,7 @@ configuration implies, from the headers alone: no number in a file decides how m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from data.errors import DataError
@@ -16,6 +17,7 @@ from model.causal_lm import ModelConfig
 from model.gpt import GPTConfig
 from snapshot.disk.architecture import config_json, layout_for, model_config
 from snapshot.disk.files import MANIFEST, count_json_values, read_json
+from snapshot.disk.frozen import is_frozen
 from snapshot.disk.headers import file_by_name, read_header, tensor_files
 from snapshot.disk.layout import Layout, Shape
 from snapshot.disk.reading import names_in
@@ -27,11 +29,16 @@ MOST_TOKENIZER_VALUES = 2_500_000
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def check_contents(folder: Path) -> None:
-    """Raise SnapshotError unless a snapshot holds a model, tokenizer and optimizer, and no more."""
+def check_contents(folder: Path, frozen: Sequence[str]) -> None:
+    """Raise SnapshotError unless a snapshot holds a model, tokenizer and optimizer, and no more.
+
+    The optimizer has no state of parameters that the `frozen` patterns match.
+    """
     layout = layout_for(check_model(folder))
     moments: dict[str, Shape] = {}
     for name, parameter in layout.parameters().items():
+        if is_frozen(name, frozen):
+            continue
         shape = tuple(parameter.shape)[:: -1 if layout.is_transposed(name) else 1]
         moments |= {f"{name}.{moment}": shape for moment in MOMENTS}
         moments[f"{name}.step"] = ()

@@ -40,9 +40,9 @@ def weight_entries(layout: Layout) -> list[Entry]:
 
 
 def moment_entries(layout: Layout, optimizer: Optimizer) -> list[Entry]:
-    """The optimizer's state of every parameter, in the order of the file."""
+    """The optimizer's state of every parameter that is trained, in the order of the file."""
     entries = []
-    for name, parameter in layout.parameters().items():
+    for name, parameter in layout.trained().items():
         assert parameter in optimizer.state, "the optimizer has other parameters than the model"
         transpose = layout.is_transposed(name)
         for key, value in sorted(optimizer.state[parameter].items()):

@@ -53,6 +53,10 @@ class Layout(ABC):
     def parameters(self) -> dict[str, nn.Parameter]:
         """The parameters by name, tied ones once. The optimizer's file has these names."""
 
+    def trained(self) -> dict[str, nn.Parameter]:
+        """Those of `parameters` that are trained."""
+        return {name: one for name, one in self.parameters().items() if one.requires_grad}
+
     def is_transposed(self, name: str) -> bool:
         """Whether files hold this parameter, and so its moments, transposed."""
         return False

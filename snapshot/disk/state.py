@@ -28,6 +28,7 @@ from snapshot.disk.files import (
     verify,
     write_json,
 )
+from snapshot.disk.frozen import frozen_in
 from snapshot.disk.layout import Stored
 from snapshot.disk.numbers import NumberChecks
 from snapshot.disk.sharded import is_sharded, reshard
@@ -197,7 +198,7 @@ def restore(folder: Path, model: LanguageModel, optimizer: Optimizer) -> None:
     layout = layout_of(model)
     restore_weights(folder, model)
     with TensorReader(folder, "optimizer") as reader:
-        for name, parameter in layout.parameters().items():
+        for name, parameter in layout.trained().items():
             moments = {moment: torch.empty_like(parameter) for moment in MOMENTS}
             for moment, target in moments.items():
                 stored = Stored((f"{name}.{moment}",), layout.is_transposed(name))
@@ -230,6 +231,6 @@ def check_snapshot(folder: Path) -> RunState:
     numbers = NumberChecks()
     verify(folder, inspector_for=numbers.inspector_for)
     state = read_state(folder)
-    check_contents(folder)
+    check_contents(folder, frozen_in(state.config))
     numbers.check_updates(folder, state.step, state.skipped_steps)
     return state

@@ -16,6 +16,7 @@ from huggingface_hub import get_token
 from huggingface_hub.errors import (
     BucketNotFoundError,
     FileMetadataError,
+    GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
     LocalTokenNotFoundError,
@@ -192,6 +193,12 @@ def _translate_response(
             f"{repo_id} has no revision {revision}: {why}. To list "
             f"what exists: `python -m snapshot list {repo_id}`.",
             short,
+        )
+    if isinstance(error, GatedRepoError):
+        return HubMissing(
+            f"{repo_id} is gated ({short}): request access on its page of the Hub, then log in "
+            "with `hf auth login`, or set HF_TOKEN, with a token of that account.",
+            "gated",
         )
     if is_repo:
         return HubMissing(

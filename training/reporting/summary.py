@@ -12,6 +12,8 @@ from accelerate import Accelerator
 from config.compose import as_plain
 from config.schema import Config, OptimConfig
 from data.corpus import Corpus
+from data.rows import Documents
+from data.stream import TokenStream
 from model.causal_lm import LanguageModel
 from model.gpt import parameter_count
 from snapshot.config_values import changed_values
@@ -42,20 +44,24 @@ def print_header(
     batch = train.global_batch_size
     accumulation = accelerator.gradient_accumulation_steps
     micro = batch // (accelerator.num_processes * accumulation)
-    epochs = train.max_steps * batch * shape.block_size / max(1, info.split)
+    block = config.data.block_size
+    steps = f"{train.max_steps:,} steps"
+    if isinstance(corpus.train, TokenStream):
+        steps += f" are {train.max_steps * batch * block / max(1, info.split):.2g} epochs"
     console.say(f"text      {info.name}: {text_in_words(corpus)}")
     console.say(
         f"model     {parameter_count(model):,} parameters: {shape.n_layer} layers, {shape.n_head} "
         f"heads, {shape.n_embd} wide, context {shape.block_size}"
     )
+    if frozen := sum(one.numel() for one in model.parameters() if not one.requires_grad):
+        console.say(f"frozen    {frozen:,} of them, by optim.freeze={config.optim.freeze}")
     if base is not None:
         what = "its weights" if config.model.architecture is None else "its architecture"
         console.say(f"from      {base} ({shape.family}): {what}, trained in float32")
     console.say(f"machine   {machine_line(accelerator)}")
     console.say(
-        f"step      {batch * shape.block_size:,} tokens: {micro} sequences x "
-        f"{counted(accelerator.num_processes, 'process')} x {accumulation} accumulated; "
-        f"{train.max_steps:,} steps are {epochs:.2g} epochs"
+        f"step      {batch * block:,} tokens: {micro} sequences x "
+        f"{counted(accelerator.num_processes, 'process')} x {accumulation} accumulated; {steps}"
     )
     console.say(f"run       {config.run.dir}, from {start.reason}")
     for warning in start.warnings:
@@ -108,6 +114,13 @@ def rate_jump(state: RunState, config: Config) -> str | None:
 def text_in_words(corpus: Corpus) -> str:
     """How much text there is, in tokens, too, and how many tokens are held out."""
     info, tokenizer = corpus.info, corpus.tokenizer
+    if corpus.marks:
+        lost = f"; {info.shortened:,} shortened" * bool(info.shortened)
+        lost += f"; {info.left_out:,} left out, too long" * bool(info.left_out)
+        return (
+            f"{info.documents:,} conversations in {info.tokens:,} tokens, "
+            f"{len(corpus.held_out):,} held out{lost}"
+        )
     tokens = "" if tokenizer.unit == "character" else f" in {info.tokens:,} tokens"
     return (
         f"{info.characters:,} characters{tokens}, {tokenizer.vocab_size:,} different, "
@@ -124,6 +137,19 @@ def loss_text(loss: float, corpus: Corpus) -> str:
     if corpus.tokenizer.unit == "character":
         return f"{loss:.4f} nats, {loss / math.log(2):.4f} bits per character, {per_byte}"
     return f"{loss:.4f} nats per token, {per_byte}"
+
+
+def _evaluated(config: Config, corpus: Corpus) -> str:
+    """What the held-out loss is a mean of."""
+    train = config.train
+    if isinstance(corpus.held_out, Documents):
+        return "the held-out documents"
+    evaluated = everything = len(corpus.held_out) - 1
+    if train.eval_batches is not None:
+        block = config.data.block_size
+        evaluated = min(everything, train.eval_batches * train.global_batch_size * block)
+    part = "all" if evaluated == everything else f"{evaluated:,} of"
+    return f"{part} {everything:,} held-out {corpus.tokenizer.unit}s"
 
 
 def print_stop(console: Console, config: Config, report: Report, reason: str) -> None:
@@ -152,14 +178,8 @@ def print_end(
     """Print the result of the run, and what to do next."""
     console.close()
     train = config.train
-    block, everything = config.data.block_size, len(corpus.held_out) - 1
-    evaluated = everything
-    if train.eval_batches is not None:
-        evaluated = min(everything, train.eval_batches * train.global_batch_size * block)
-    part = "all" if evaluated == everything else f"{evaluated:,} of"
-    over = f"over {part} {everything:,} held-out {corpus.tokenizer.unit}s"
     console.say()
-    console.say(f"held out  {loss_text(held_out, corpus)}, {over}")
+    console.say(f"held out  {loss_text(held_out, corpus)}, over {_evaluated(config, corpus)}")
     cost = ""
     if report.stall_seconds:  # no snapshot was written where only an evaluation was left
         stall = statistics.median(report.stall_seconds)

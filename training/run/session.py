@@ -166,10 +166,12 @@ class Session:
         self._stop = Stop(accelerator, config.run, self.signals)
         model.train()
         build_gradient_buckets(accelerator, model, optimizer, self._micro_batch())
-        self._probe = send_to_device(held_out_loader.dataset.__getitems__([0]), accelerator.device)
+        held_out = held_out_loader.dataset
+        probe = held_out.__getitems__(held_out.in_order(1))
+        self._probe = send_to_device(probe, accelerator.device)
         if self._pending:
             self.report_evaluation(held_out_loss(accelerator, model, held_out_loader))
-            self._sample = sample_text(accelerator, model, self.corpus.tokenizer, state.step)
+            self._sample = sample_text(accelerator, model, self.corpus, state.step)
             self.report.resume_clock()
 
     def steps(self) -> Iterator[int]:

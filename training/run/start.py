@@ -63,6 +63,7 @@ def prepare_text(
             block_size=data.block_size,
             cache_dir=Path(data.cache_dir),
             tokenizer=tokenizer_folder(config, base),
+            documents=data.documents,
             threads=cores(),
             verify=first,
             say=say_error if first else None,
@@ -280,6 +281,6 @@ def data_facts(corpus: Corpus) -> dict[str, Any]:
         "characters": corpus.info.characters,
         "vocabulary": corpus.tokenizer.vocab_size,
         "unit": corpus.tokenizer.unit,
-        "held_out_tokens": len(corpus.held_out),
+        "held_out_tokens": corpus.info.held_out_targets,
         "held_out_bytes": corpus.info.held_out_bytes,
     }

@@ -1,0 +1,283 @@
+"""Conversations as tokens: what a template renders, what is a target, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import chats
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from config.compose import load_config
+from config.schema import ConfigError
+from data.chat import ChatError, ChatTemplate
+from data.corpus import prepare_corpus
+from data.errors import DataError
+
+TWO_TURNS = chats.said("the run", "goes on", "where", "it was")
+TABLE = {
+    "ChatML": (
+        "<|im_start|>user\nthe run<|im_end|>\n<|im_start|>assistant\n{goes on<|im_end|>}\n"
+        "<|im_start|>user\nwhere<|im_end|>\n<|im_start|>assistant\n{it was<|im_end|>}\n"
+    ),
+    "Llama 3": (
+        "<s><|head|>user<|/head|>\n\nthe run<|eot|><|head|>assistant<|/head|>\n\n{goes on<|eot|>}"
+        "<|head|>user<|/head|>\n\nwhere<|eot|><|head|>assistant<|/head|>\n\n{it was<|eot|>}"
+    ),
+    "without marks": ("<s>[INST] the run [/INST]{ goes on</s>}[INST] where [/INST]{ it was</s>}"),
+}
+"""By template, its text by hand; what is a target stands in braces."""
+
+
+def template_of(name: str) -> ChatTemplate:
+    return ChatTemplate(chats.tokenizer(chats.TEMPLATES.get(name, name)), "here")
+
+
+def encoded(template, messages, longest=10_000):
+    return template.encode([messages], longest)[0]
+
+
+def with_braces(template, one) -> str:
+    """The text of a conversation, its targets in braces."""
+    text, before = "", 0
+    for token, flag in zip(one.ids, one.trained, strict=True):
+        text += ("{" if flag else "}") if flag != before else ""
+        text += template.tokenizer.decode([token])
+        before = flag
+    return text + "}" * int(before)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_targets_are_those_of_a_table_made_by_hand(name):
+    template = template_of(name)
+    one = encoded(template, TWO_TURNS)
+    assert with_braces(template, one) == TABLE[name]
+    assert one.text_bytes == len("goes on") + len("it was")
+
+
+@pytest.mark.parametrize("name", ["ChatML", "Llama 3"])
+def test_tokens_and_targets_are_those_of_transformers(name, tmp_path):
+    from transformers import AutoTokenizer
+
+    template = template_of(name)
+    template.tokenizer.save(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(
+        TWO_TURNS, return_dict=True, return_assistant_tokens_mask=True
+    )
+    one = encoded(template, TWO_TURNS)
+    assert one.ids.tolist() == theirs["input_ids"]
+    assert one.trained.tolist() == theirs["assistant_masks"]
+
+
+@pytest.mark.parametrize("name", chats.TEMPLATES)
+def test_a_prompt_is_what_comes_before_the_reply(name):
+    template = template_of(name)
+    prompt = template.encode_prompt(TWO_TURNS[:3]).tolist()
+    whole = encoded(template, TWO_TURNS)
+    assert whole.ids[: len(prompt)].tolist() == prompt
+    assert whole.trained[len(prompt)] == 1
+    assert whole.trained[len(prompt) - 1] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "mark"), [("ChatML", "<|im_end|>"), ("Llama 3", "<|eot|>"), ("without marks", "</s>")]
+)
+def test_a_reply_ends_at_the_mark_of_its_template(name, mark):
+    template = template_of(name)
+    marks = template.tokenizer.marks
+    assert template.stops == {marks[mark], marks["<|im_end|>"]}
+
+
+CONTENT = st.text(max_size=8) | st.lists(
+    st.sampled_from([*chats.MARKS, " the", "\ue000", "\ue001"]), max_size=4
+).map("".join)
+
+
+@settings(max_examples=60, deadline=None)
+@given(question=CONTENT, answer=CONTENT)
+@pytest.mark.parametrize("name", chats.TEMPLATES)
+def test_no_message_can_write_a_mark(name, question, answer):
+    """A special token that a message spells out stays text, and comes back as it was."""
+    template = template_of(name)
+    marks = set(template.tokenizer.marks.values())
+    plain = encoded(template, chats.said("a", "b"))
+    one = encoded(template, chats.said(f"a{question}b", f"a{answer}b"))
+    assert [i for i in one.ids if i in marks] == [i for i in plain.ids if i in marks]
+    text = template.tokenizer.decode(one.ids)
+    for content in (question, answer):
+        assert f"a{content}b".replace("\ue000", "").replace("\ue001", "") in text
+    assert one.trained.any()
+
+
+@pytest.mark.parametrize("name", chats.TEMPLATES)
+def test_what_is_too_long_loses_whole_turns(name):
+    template = template_of(name)
+    messages = chats.said(*["the run", "goes on"] * 4)
+    whole = encoded(template, messages)
+    two = encoded(template, messages[:4])
+    shortened = encoded(template, messages, longest=len(two.ids) + 2)
+    assert shortened.is_shortened
+    assert not whole.is_shortened
+    assert shortened.ids.tolist() == two.ids.tolist()
+    assert shortened.trained.tolist() == two.trained.tolist()
+    assert encoded(template, messages, longest=len(whole.ids)).ids.tolist() == whole.ids.tolist()
+    assert encoded(template, messages, longest=6) is None
+
+
+def test_a_question_after_the_last_reply_is_left_out():
+    template = template_of("ChatML")
+    one = encoded(template, TWO_TURNS[:3])
+    assert one.ids.tolist() == encoded(template, TWO_TURNS[:2]).ids.tolist()
+
+
+ODD = {
+    "no messages": ("ChatML", [], "it has no messages"),
+    "no reply": ("ChatML", chats.said("the run"), "it has no reply to learn"),
+    "a role that is refused": (
+        "without marks",
+        [{"role": "tool", "content": "x"}, {"role": "assistant", "content": "y"}],
+        "the chat template refuses it: roles must alternate",
+    ),
+    "a template that hides replies": (
+        chats.FORGETFUL,
+        TWO_TURNS,
+        "writes turn 2 differently when others follow",
+    ),
+    "a template that is broken": ("{{ nothing.at.all }}", TWO_TURNS, "the chat template refuses"),
+    "a template that executes": (
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        TWO_TURNS,
+        "the chat template refuses",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_conversation_that_cannot_be_told_is_a_sentence(name):
+    template, messages, sentence = ODD[name]
+    found = encoded(template_of(template), messages)
+    assert isinstance(found, ChatError)
+    assert sentence in str(found)
+
+
+def test_a_tokenizer_without_a_template_is_refused():
+    with pytest.raises(DataError, match=r"here has no chat template.*Name a model"):
+        ChatTemplate(chats.tokenizer(template=None), "here")
+
+
+@pytest.fixture
+def prepare(tmp_path):
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    chats.tokenizer().save(folder)
+
+    def prepare(source, **changes):
+        options = {"text_column": "text", "val_fraction": 0.3, "block_size": 64} | changes
+        return prepare_corpus(
+            str(source),
+            cache_dir=tmp_path / "cache",
+            tokenizer=folder,
+            documents="conversations",
+            **options,
+        )
+
+    return prepare
+
+
+FEW = [chats.said(f"question {i}", f"answer {i}", "and", "so on " * i) for i in range(6)]
+
+
+def rows_of(kind: str, path):
+    """The same conversations, as each kind of file has them."""
+    if kind == "messages":
+        return chats.write(path, FEW)
+    pairs = [{"prompt": one[:-1], "completion": one[-1:]} for one in FEW]
+    if kind == "texts":
+        pairs = [{"prompt": one[0]["content"], "completion": one[1]["content"]} for one in FEW]
+    path.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["messages", "prompt and completion", "texts"])
+def test_a_prepared_conversation_is_what_its_template_encodes(prepare, tmp_path, kind):
+    corpus = prepare(rows_of(kind, tmp_path / "chat.jsonl"))
+    template = ChatTemplate(corpus.tokenizer, "here")
+    expected = template.encode([one[:2] if kind == "texts" else one for one in FEW], 65)
+    found = []
+    for part in (corpus.train, corpus.held_out):
+        begin = 0
+        for end, targets in zip(part.ends.tolist(), part.targets.tolist(), strict=True):
+            ids = part.tokens.window(begin, end - begin).tolist()
+            trained = part.trained.window(begin, end - begin).tolist()
+            assert sum(trained) == targets
+            found.append((ids, trained))
+            begin = end
+    assert found == [(one.ids.tolist(), one.trained.tolist()) for one in expected]
+    held_out = expected[-len(corpus.held_out.ends) :]
+    assert corpus.info.held_out_bytes == sum(one.text_bytes for one in held_out)
+    assert corpus.info.held_out_targets == sum(one.targets for one in held_out)
+    question = corpus.tokenizer.decode(corpus.prompt())
+    assert question.endswith("<|im_start|>assistant\n")
+
+
+def test_what_is_shortened_and_left_out_is_counted(prepare, tmp_path):
+    long = [
+        chats.said("so on " * 40, "yes"),
+        chats.said("the run", "goes on", "so on " * 40, "yes"),
+    ]
+    corpus = prepare(chats.write(tmp_path / "chat.jsonl", [*long, *FEW[:4]]))
+    assert (corpus.info.left_out, corpus.info.shortened) == (1, 1)
+    assert corpus.info.documents == 5
+
+
+def test_a_damaged_mask_is_found_and_prepared_again(prepare, tmp_path):
+    path = chats.write(tmp_path / "chat.jsonl", FEW)
+    before = prepare(path)
+    (file,) = (tmp_path / "cache").glob("*/tokens.arrow")
+    content = bytearray(file.read_bytes())
+    flags = before.train.trained.window(0, len(before.train.trained))
+    content[content.index(flags.tobytes())] ^= 1
+    file.write_bytes(content)
+    again = prepare(path)
+    assert again.info == before.info
+    assert again.train.trained.window(0, len(flags)).tolist() == flags.tolist()
+
+
+WRONG = {
+    "empty messages": ([*FEW, []], "row 7: it has no messages"),
+    "no content": ([*FEW, [{"role": "user"}]], "row 7: a message whose content is not a text"),
+    "one alone": (FEW[:1], "has one conversation. Use two or more"),
+    "all too long": (
+        [chats.said("so on " * 80, "yes")] * 4,
+        "4 are longer than data.block_size=64, even with their first reply alone",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_rows_that_are_no_conversations_are_refused_with_their_number(prepare, tmp_path, name):
+    rows, sentence = WRONG[name]
+    with pytest.raises(DataError) as refused:
+        prepare(chats.write(tmp_path / "chat.jsonl", rows))
+    assert sentence in str(refused.value)
+
+
+def test_other_sources_are_refused_with_what_they_have(prepare, tmp_path):
+    (tmp_path / "a.txt").write_text("the run goes on")
+    with pytest.raises(DataError, match=r"needs rows with messages, and data.source=.*a\.txt is"):
+        prepare(tmp_path / "a.txt")
+    (tmp_path / "a.jsonl").write_text('{"body": "the run goes on"}\n')
+    with pytest.raises(DataError, match=r"needs a column messages, or .* has: body\. Name"):
+        prepare(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize("tokenizer", [[], ["data.tokenizer=char"], ["data.tokenizer=bpe:300"]])
+def test_conversations_need_a_tokenizer_with_a_template(tokenizer):
+    with pytest.raises(ConfigError, match=r"data\.documents=conversations needs a tokenizer with"):
+        load_config(["data.documents=conversations", *tokenizer])
+
+
+def test_documents_are_of_three_kinds():
+    with pytest.raises(ConfigError, match="must be packed, separate or conversations"):
+        load_config(["data.documents=rows"])

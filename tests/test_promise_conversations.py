@@ -1,0 +1,171 @@
+"""Runs on conversations and on separate documents: any shape, exact resume, and what is learned."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import chats
+import pytest
+import torch
+
+import runs
+from snapshot.disk.files import read_json
+
+SHAPES = {
+    "accumulated": ("cpu.yaml", 1, ("train.micro_batch_size=2",)),
+    "DDP-2": ("ddp_cpu.yaml", 2, ()),
+    "FSDP-2": ("fsdp_cpu.yaml", 2, ("train.micro_batch_size=2",)),
+}
+NOUNS = ["run", "step", "loss", "token", "batch", "epoch", "rank", "text", "block", "seed"]
+VERBS = ["goes on", "is done"]
+KNOWN = [
+    chats.said(f"{noun}, {verb}?", f"the {noun[::-1]} {verb} {i}.")
+    for i, (noun, verb) in enumerate((noun, verb) for noun in NOUNS for verb in VERBS)
+]
+"""Twenty conversations."""
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return chats.make("llama tied", tmp_path_factory.mktemp("base") / "llama")
+
+
+@pytest.fixture(scope="module")
+def conversations(tmp_path_factory):
+    """Sixty conversations of one to three questions."""
+    several = [KNOWN[i % 20] + KNOWN[i * 7 % 20] * (i % 3 == 0) for i in range(60)]
+    return chats.write(tmp_path_factory.mktemp("text") / "chat.jsonl", several)
+
+
+def words(small, base, source, *more):
+    own = [one for one in small if not one.startswith(("model.n_", "data.source", "data.block"))]
+    return [
+        *own,
+        f"model.pretrained={base}",
+        f"data.source={source}",
+        "data.documents=conversations",
+        "data.block_size=48",
+        "train.max_steps=12",
+        "train.eval_every=6",
+        "snapshot.every=6",
+        *more,
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone(small, base, conversations, tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("alone") / "run"
+    result = runs.train(*words(small, base, conversations, f"run.dir={run_dir}"))
+    assert result.returncode == 0, result.stderr
+    assert "60 conversations in " in result.stdout
+    assert "over the held-out documents" in result.stdout
+    return run_dir
+
+
+@pytest.mark.parametrize(
+    "name", ["accumulated", "DDP-2", pytest.param("FSDP-2", marks=pytest.mark.thorough)]
+)
+def test_every_shape_has_the_losses_of_one_process(
+    small, base, conversations, alone, tmp_path, name
+):
+    """Although micro-batches have different numbers of targets."""
+    config, processes, more = SHAPES[name]
+    file = runs.rehearsal(config, tmp_path, processes)
+    here = words(small, base, conversations, *more, f"run.dir={tmp_path / name}")
+    result = runs.launch(file, *here)
+    assert result.returncode == 0, result.stderr
+    assert counted_processes(result.stdout, processes)
+    difference = torch.tensor(runs.losses(alone)) - torch.tensor(runs.losses(tmp_path / name))
+    assert difference.abs().max() < 1e-5
+    expected, found = (runs.metrics(one, "eval")[-1]["loss"] for one in (alone, tmp_path / name))
+    assert found == pytest.approx(expected, abs=1e-5)
+
+
+def counted_processes(out: str, processes: int) -> bool:
+    return f" x {processes} process{'es' if processes > 1 else ''} x " in out
+
+
+def test_killed_and_resumed_the_bits_are_the_same(small, base, conversations, tmp_path):
+    command = words(small, base, conversations, "model.dropout=0.1")
+    whole = runs.train(*command, f"run.dir={tmp_path / 'whole'}")
+    assert whole.returncode == 0, whole.stderr
+    here = runs.command(*command, f"run.dir={tmp_path / 'run'}")
+    with runs.started(here) as process:
+        runs.wait_until(lambda: runs.newest_step(tmp_path / "run") >= 6, process)
+    result = runs.run(here)
+    assert result.returncode == 0, result.stderr
+    runs.assert_same_bits(
+        runs.snapshot(tmp_path / "whole", 12), runs.snapshot(tmp_path / "run", 12)
+    )
+
+
+def test_an_evaluation_has_the_number_of_the_run(alone):
+    command = runs.command(str(alone), "--json", script="evaluate.py")
+    result = runs.run(command)
+    assert result.returncode == 0, result.stderr
+    found, last = json.loads(result.stdout), runs.metrics(alone, "eval")[-1]
+    assert found["loss"] == pytest.approx(last["loss"], abs=1e-5)
+    assert found["bits_per_byte"] == pytest.approx(last["bits_per_byte"], abs=1e-5)
+    assert found["tokens"] == found["tokens_of_text"]
+    state = read_json(runs.snapshot(alone, 12) / "state.json")
+    assert found["tokens"] == state["data"]["held_out_tokens"]
+
+
+def test_a_run_does_not_change_its_documents(small, base, conversations, alone):
+    changed = words(small, base, conversations, f"run.dir={alone}", "data.documents=separate")
+    result = runs.train(*changed, "data.text_column=messages", "train.max_steps=13")
+    assert result.returncode == 2
+
+
+def test_a_model_that_has_learned_twenty_conversations_says_them_word_for_word(
+    small, base, tmp_path
+):
+    source = chats.write(tmp_path / "chat.jsonl", [*KNOWN, KNOWN[0], KNOWN[1]])
+    learn = [
+        "optim.learning_rate=0.01",
+        "optim.min_learning_rate=0.0001",
+        "optim.weight_decay=0.0",
+        "train.max_steps=300",
+        "train.eval_every=300",
+        "snapshot.every=300",
+        "train.global_batch_size=10",
+        "data.val_fraction=0.09",
+    ]
+    result = runs.train(*words(small, base, source, *learn), f"run.dir={tmp_path / 'run'}")
+    assert result.returncode == 0, result.stderr
+    command = [str(tmp_path / "run"), "--chat", "--temperature", "0", "--length", "30"]
+    found = subprocess.run(
+        runs.command(*command, script="sample.py"),
+        input="".join(f"{question['content']}\n\n" for question, _ in KNOWN),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=runs.DEADLINE_SECONDS,
+        env=runs.environment(),
+        cwd=runs.ROOT,
+    )
+    out = found.stdout
+    assert out.splitlines() == [answer["content"] for _, answer in KNOWN]
+
+
+def test_separate_documents_train_in_two_shapes_alike(small, tmp_path):
+    """Our own GPT, one document a row, which model.dropout and characters do not change."""
+    rows = "".join(
+        json.dumps({"text": "the run goes on. " * (1 + i % 4)}) + "\n" for i in range(60)
+    )
+    (tmp_path / "rows.jsonl").write_text(rows)
+    own = [one for one in small if not one.startswith("data.source")]
+    own += [f"data.source={tmp_path / 'rows.jsonl'}", "data.documents=separate"]
+    own += ["train.max_steps=12"]
+    result = runs.train(*own, f"run.dir={tmp_path / 'one'}")
+    assert result.returncode == 0, result.stderr
+    config = runs.rehearsal("ddp_cpu.yaml", tmp_path, 2)
+    result = runs.launch(config, *own, "train.micro_batch_size=2", f"run.dir={tmp_path / 'two'}")
+    assert result.returncode == 0, result.stderr
+    one, two = (torch.tensor(runs.losses(tmp_path / name)) for name in ("one", "two"))
+    assert (one - two).abs().max() < 1e-5
+    assert one[-1] < one[0] - 0.3
+    refused = runs.train(*own, "data.documents=packed", f"run.dir={tmp_path / 'one'}")
+    assert refused.returncode == 2
+    assert "data.documents: separate in the snapshot, packed now" in refused.stderr

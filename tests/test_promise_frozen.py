@@ -1,0 +1,66 @@
+"""Frozen parameters: not trained, without optimizer state, in any shape, and refused by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import runs
+from config.schema import ConfigError
+from model.gpt import GPT, GPTConfig
+from training.optimizer import freeze
+
+FROZEN = 'optim.freeze=["*.wpe.*","*.h.0.*"]'
+
+
+@pytest.fixture(scope="module")
+def frozen_run(small, tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("frozen") / "run"
+    result = runs.train(*small, FROZEN, "train.max_steps=20", f"run.dir={run_dir}")
+    assert result.returncode == 0, result.stderr
+    assert "of them, by optim.freeze=['*.wpe.*', '*.h.0.*']" in result.stdout
+    return run_dir
+
+
+def test_frozen_parameters_keep_their_values_and_have_no_state(frozen_run):
+    first, last = (runs.tensors(runs.snapshot(frozen_run, step)) for step in (10, 20))
+    frozen = [name for name in first if "wpe" in name or ".h.0." in name]
+    assert frozen
+    assert not [name for name in frozen if name.endswith((".exp_avg", ".exp_avg_sq", ".step"))]
+    for name in first:
+        if not name.endswith(".step"):
+            assert first[name].equal(last[name]) == (name in frozen), name
+
+
+@pytest.mark.parametrize("config", ["ddp_cpu.yaml", "fsdp_cpu.yaml"])
+def test_two_processes_have_the_losses_of_one(small, frozen_run, tmp_path, config):
+    """And go on from its snapshot, with its optimizer's state."""
+    result = runs.launch(
+        config, *small, FROZEN, "train.max_steps=20", f"run.dir={tmp_path / 'run'}"
+    )
+    assert result.returncode == 0, result.stderr
+    expected, found = (torch.tensor(runs.losses(one)) for one in (frozen_run, tmp_path / "run"))
+    assert (expected - found).abs().max() < 1e-5
+    result = runs.train(*small, FROZEN, f"run.dir={tmp_path / 'run'}")
+    assert result.returncode == 0, result.stderr
+    assert "step-00000020, the newest of this run" in result.stdout
+
+
+def test_another_choice_is_another_run(small, frozen_run):
+    result = runs.train(*small, f"run.dir={frozen_run}")
+    assert result.returncode == 2
+    assert 'optim.freeze: ["*.wpe.*", "*.h.0.*"] in the snapshot, [] now' in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("patterns", "sentence"),
+    [
+        (["*.h.7.*"], "'*.h.7.*' matches no parameter of the model. Their names run from"),
+        (["*"], "leaves nothing to train"),
+    ],
+)
+def test_patterns_that_do_not_fit_the_model_are_refused(patterns, sentence):
+    model = GPT(GPTConfig(vocab_size=5, block_size=4, n_layer=2, n_head=1, n_embd=4))
+    with pytest.raises(ConfigError) as refused:
+        freeze(model, patterns)
+    assert sentence in str(refused.value)

@@ -1,0 +1,182 @@
+"""Rows of documents: none beyond its end, every target once an epoch, and each of equal weight."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import families
+from data.loader import HeldOutBatches, StepBatches, window_loader
+from data.rows import Documents, Rows, best_fit
+from data.stream import TokenStream
+from model.causal_lm import build_model
+from model.gpt import GPT, IGNORED
+from snapshot.disk.architecture import model_config
+from snapshot.disk.files import read_json
+from snapshot.disk.state import restore_weights
+
+LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=40)
+CONVERSATIONS = [5, 9, 3, 12, 7, 2, 10]
+"""Tokens of each; every second one is a target."""
+
+
+def text_of(lengths) -> Documents:
+    """Documents of which every token is its own position in the text."""
+    ends = np.cumsum(lengths)
+    return Documents(TokenStream([np.arange(ends[-1], dtype=np.int64)]), ends)
+
+
+def conversations(lengths=CONVERSATIONS, seed=0) -> Documents:
+    ends = np.cumsum(lengths)
+    tokens = np.random.default_rng(seed).integers(300, size=ends[-1])
+    flags = np.concatenate([np.arange(length) % 2 for length in lengths]).astype(np.uint8)
+    targets = np.array([length // 2 for length in lengths])
+    return Documents(TokenStream([tokens]), ends, TokenStream([flags]), targets)
+
+
+@settings(deadline=None)
+@given(lengths=st.lists(st.integers(1, 50), max_size=200), capacity=st.integers(50, 80))
+def test_every_piece_is_in_one_row_and_no_row_is_too_long(lengths, capacity):
+    sizes = np.array(lengths, dtype=np.int64)
+    rows = best_fit(sizes, capacity)
+    used = np.bincount(rows, weights=sizes) if len(rows) else np.zeros(0)
+    assert (used <= capacity).all()
+    assert (used > 0).all()
+    # Of two rows that are half empty, one would have gone into the other.
+    assert (used * 2 <= capacity).sum() <= 1
+
+
+@settings(deadline=None, max_examples=50)
+@given(lengths=LENGTHS, block_size=st.integers(1, 16), pack=st.booleans())
+def test_every_target_is_there_once_and_follows_its_input(lengths, block_size, pack):
+    text = text_of(lengths)
+    rows = Rows(text, block_size, IGNORED, pack)
+    firsts = np.concatenate(([0], text.ends[:-1])).tolist()
+    expected = [token for token in range(text.ends[-1]) if token not in firsts]
+    if not expected:
+        return
+    (inputs, targets, *positions), _ = rows.__getitems__(rows.in_order(None))
+    used = targets != IGNORED
+    assert sorted(targets[used].tolist()) == expected
+    assert (inputs[used] + 1 == targets[used]).all()
+    assert rows.target_count == len(expected)
+    assert rows.targets.tolist() == used.sum(1).tolist()
+    if pack:
+        begins = (positions[0] == 0) & used
+        assert used.sum() == sum((length - 1) for length in lengths)
+        assert begins.sum() == sum(-(-(length - 1) // block_size) for length in lengths)
+    else:
+        assert not positions
+
+
+def test_a_document_longer_than_a_row_is_cut_into_consecutive_pieces():
+    rows = Rows(text_of([11]), 4, IGNORED, pack=False)
+    (inputs, targets), _ = rows.__getitems__(rows.in_order(None))
+    assert inputs.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 0]]
+    assert targets.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, IGNORED, IGNORED]]
+
+
+def test_positions_begin_again_with_each_document_and_with_the_padding():
+    rows = Rows(text_of([4, 3]), 8, IGNORED, pack=True)
+    (inputs, targets, positions), _ = rows.__getitems__(rows.in_order(None))
+    assert inputs.tolist() == [[0, 1, 2, 4, 5, 0, 0, 0]]
+    assert targets.tolist() == [[1, 2, 3, 5, 6, IGNORED, IGNORED, IGNORED]]
+    assert positions.tolist() == [[0, 1, 2, 0, 1, 0, 1, 2]]
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_the_order_is_a_function_of_seed_and_position(pack):
+    rows = Rows(conversations(CONVERSATIONS * 9), 12, IGNORED, pack)
+    order = rows.order(seed=3, global_batch_size=4)
+    every = [row for row, _ in order.items(0, 4 * len(rows))]
+    for epoch in range(4):
+        assert sorted(every[epoch * len(rows) : (epoch + 1) * len(rows)]) == list(range(len(rows)))
+    assert [row for row, _ in order.items(40, 8)] == every[40:48]
+    assert order.epoch_of(len(rows)) == 1
+    other = rows.order(seed=4, global_batch_size=4)
+    assert [row for row, _ in other.items(0, 4 * len(rows))] != every
+
+
+def test_an_evaluation_takes_each_row_once():
+    rows = Rows(conversations(), 12, IGNORED, pack=False)
+    batches = HeldOutBatches(rows, None, 4)
+    found = [targets for (_, targets), _ in window_loader(rows, batches)]
+    assert len(found) == 2
+    assert sum(int((one != IGNORED).sum()) for one in found) == rows.target_count
+    assert (found[1][3] == IGNORED).all()
+    assert len(rows.in_order(3)) == 3
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+@pytest.mark.parametrize("pack", [False, True])
+def test_every_target_of_a_step_weighs_the_same(pack, parts):
+    """However the batch is divided: the loss is the number of the target itself."""
+    rows = Rows(conversations(CONVERSATIONS * 9), 12, IGNORED, pack)
+    batches = StepBatches(rows.order(1, 8), 8, 8, first_step=5)
+    items = next(iter(batches))
+    (_, targets, *_), share = rows.__getitems__(items)
+    assert share == pytest.approx(1.0)
+    expected = targets[targets != IGNORED].double().mean().item()
+    size, found = len(items) // parts, 0.0
+    for part in range(parts):
+        (_, some, *_), share = rows.__getitems__(items[part * size : (part + 1) * size])
+        found += some[some != IGNORED].double().mean().item() * share / parts
+    assert found == pytest.approx(expected)
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory):
+    root = tmp_path_factory.mktemp("bases")
+    return {name: families.make(name, root / name.replace(" ", "-")) for name in families.FAMILIES}
+
+
+def model_of(folder):
+    path = folder / "config.json"
+    model = build_model(model_config(read_json(path), str(path))).eval()
+    restore_weights(folder, model)
+    return model
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+@torch.no_grad()
+def test_a_packed_batch_has_the_loss_of_its_conversations_one_by_one(bases, family):
+    model = model_of(bases[family])
+    assert model.can_pack == (not isinstance(model, GPT))
+    text = conversations()
+    rows = Rows(text, 24, IGNORED, model.can_pack)
+    assert len(rows) == (2 if model.can_pack else len(CONVERSATIONS))
+    batch, _ = rows.__getitems__(rows.in_order(None))
+    found = model(*batch).item()
+    alone = Rows(text, 24, IGNORED, pack=False)
+    total = 0.0
+    for item in alone.in_order(None):
+        (inputs, targets), _ = alone.__getitems__([item])
+        used = int(text.ends[item[0]] - (text.ends[item[0] - 1] if item[0] else 0)) - 1
+        count = int((targets != IGNORED).sum())
+        total += model(inputs[:, :used], targets[:, :used]).item() * count
+    assert found == pytest.approx(total / alone.target_count, abs=1e-5)
+
+
+UNABLE = {
+    "mamba": {"model_type": "mamba", "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
+    "bloom": {"model_type": "bloom", "hidden_size": 32, "n_layer": 2, "n_head": 4},
+    "lfm2": {
+        "model_type": "lfm2",
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "layer_types": ["conv", "full_attention"],
+    },
+}
+
+
+@pytest.mark.parametrize("family", UNABLE)
+def test_a_model_whose_tokens_are_linked_otherwise_has_one_document_a_row(family):
+    with torch.device("meta"):
+        model = build_model(model_config({**UNABLE[family], "vocab_size": 320}, family))
+    assert not model.can_pack
