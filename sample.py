@@ -80,7 +80,8 @@ def chat(options: argparse.Namespace) -> Iterator[str]:
     tokenizer = load_tokenizer(folder)
     template = ChatTemplate(tokenizer, str(folder))
     model = load_model(folder, options.device)
-    most = model.config.block_size - min(options.length, model.config.block_size // 2)
+    longest = model.config.block_size - 1
+    longest_with_others = longest - min(options.length, longest // 2)
     system = [] if options.system is None else [{"role": "system", "content": options.system}]
     messages: list[Message] = []
     stops = template.stops
@@ -93,17 +94,19 @@ def chat(options: argparse.Namespace) -> Iterator[str]:
         messages.append({"role": "user", "content": question})
         forgotten = 0
         try:
-            while len(ids := template.encode_prompt([*system, *messages])) > most:
-                if len(messages) == 1:
-                    raise ChatError(f"it has {len(ids):,} tokens, and the context allows {most:,}")
+            ids = template.encode_prompt([*system, *messages])
+            while len(messages) > 1 and len(ids) > longest_with_others:
                 del messages[:2]
                 forgotten += 1
+                ids = template.encode_prompt([*system, *messages])
+            if len(ids) > longest:
+                raise ChatError(f"it has {len(ids):,} tokens, and the context has {longest + 1:,}")
         except ChatError as error:
             messages.pop()
-            yield f"({error}. Ask something else.)\n"
+            yield f"(Not answered: {error}.)\n"
             continue
         if forgotten:
-            yield f"(The context is full: {forgotten} of the earlier questions forgotten.)\n"
+            yield f"(The context is full: {forgotten} of the questions before are forgotten.)\n"
         reply = ""
         seed = options.seed + len(messages)
         for text in continued(model, tokenizer, ids, stops, options, seed):

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from inspect import signature
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -141,15 +142,21 @@ def _transformers_config(content: dict[str, Any]) -> Any:
     try:
         return CONFIG_MAPPING[family](**content)
     except Exception as error:  # the validation of each architecture raises its own types
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UnknownArchitecture(f"transformers refuses it: {reason:.200}") from error
+        raise UnknownArchitecture(f"transformers refuses it: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 class CausalLM(nn.Module):
     """A module of transformers. Parameters have its names, with `lm.` before them."""
 
     def __init__(self, config: CausalLMConfig) -> None:
-        """Build the module with transformers' random weights, on torch's default device."""
+        """Build the module with transformers' random weights, on torch's default device.
+
+        Raises UnknownArchitecture for sizes that do not go together.
+        """
         super().__init__()
         from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
@@ -157,7 +164,14 @@ class CausalLM(nn.Module):
         built = _transformers_config(config.content)
         has_sdpa = getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(built)], "_supports_sdpa", False)
         attention = "sdpa" if has_sdpa else "eager"  # never a kernel that a config names
-        self.lm = AutoModelForCausalLM.from_config(built, attn_implementation=attention)
+        try:
+            self.lm = AutoModelForCausalLM.from_config(built, attn_implementation=attention)
+        except (KeyboardInterrupt, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # each architecture raises its own types
+            raise UnknownArchitecture(
+                f"transformers cannot build it: {_first_line(error)}"
+            ) from error
         self._no_split_modules = tuple(self.lm._no_split_modules or ())
         """The classes that FSDP wraps if the accelerate config file names none."""
         if config.activation_checkpointing:

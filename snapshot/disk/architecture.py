@@ -92,9 +92,15 @@ def layout_of(model: LanguageModel) -> Layout:
 
 
 def layout_for(config: ModelConfig) -> Layout:
-    """The layout of a model of these sizes, of which no parameter has memory."""
-    with torch.device("meta"):
-        return layout_of(build_model(config))
+    """The layout of a model of these sizes, of which no parameter has memory.
+
+    Raises SnapshotError for sizes that do not go together.
+    """
+    try:
+        with torch.device("meta"):
+            return layout_of(build_model(config))
+    except UnknownArchitecture as error:
+        raise SnapshotError(f"its config.json cannot be used: {error}") from error
 
 
 def _numbers(content: Any, name: str = "") -> Iterator[tuple[str, float]]:

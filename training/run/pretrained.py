@@ -14,9 +14,8 @@ from torch import nn
 from config.schema import Config, ConfigError, other_model, too_long
 from data.tokenizer import Tokenizer, refuse_larger_than
 from model.causal_lm import CausalLMConfig, LanguageModel, ModelConfig, build_model
-from model.gpt import parameter_count
 from snapshot.base import SMALL_FILES, Base, check_weights, open_base
-from snapshot.disk.architecture import model_config
+from snapshot.disk.architecture import layout_for, model_config
 from snapshot.disk.files import read_json, snapshot_folders, snapshots_in, verify
 from snapshot.disk.state import restore_weights
 from snapshot.errors import SnapshotError
@@ -118,9 +117,8 @@ class PretrainedModel:
             here = accelerator.is_local_main_process
             local_main_first(accelerator, lambda: base.fetch_weights(here))
             run_on_main(accelerator, lambda: check_weights(base, sizes))
-        with torch.device("meta"):
-            count = parameter_count(build_model(sizes))
-        check_parameters_fit(count, f"{base.key} needs")
+        parameters = layout_for(sizes).parameters().values()
+        check_parameters_fit(sum(map(torch.numel, parameters)), f"{base.key} needs")
         if start.folder is None and not self._has_weights:
             return build_model(sizes)
         return _empty_model(sizes)
