@@ -106,7 +106,8 @@ def chat(options: argparse.Namespace) -> Iterator[str]:
             yield f"(Not answered: {error}.)\n"
             continue
         if forgotten:
-            yield f"(The context is full: {forgotten} of the questions before are forgotten.)\n"
+            lost = "1 question is" if forgotten == 1 else f"{forgotten} questions are"
+            yield f"(The context is full: {lost} forgotten.)\n"
         reply = ""
         seed = options.seed + len(messages)
         for text in continued(model, tokenizer, ids, stops, options, seed):

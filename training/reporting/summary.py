@@ -191,7 +191,8 @@ def print_end(
         updates = f"{report.skipped} of {train.max_steps:,} updates"
         console.say(f"skipped   {updates}, which overflowed fp16")
     console.say()
-    console.say("Generate text:     " + shlex.join(["python", "sample.py", config.run.dir]))
+    command = ["python", "sample.py", config.run.dir, *(["--chat"] if corpus.marks else [])]
+    console.say("Generate text:     " + shlex.join(command))
     longer, least = 2 * train.max_steps, config.optim.min_learning_rate
     again = learning_rate_at(train.max_steps + 1, config.optim, longer)
     console.say(
