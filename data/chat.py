@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from datetime import date
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -23,6 +24,8 @@ from data.tokenizer import Tokenizer
 ASSISTANT = "assistant"
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """Marks in a template what the assistant writes."""
+TRAINING_DATE = date(2024, 7, 26)
+"""What a template writes as today's date in training; Llama's writes this one without a clock."""
 BEGIN_TEXT, END_TEXT = "\ue000", "\ue001"
 """Around a special token that a message spells out. Private characters: no text has them."""
 
@@ -69,8 +72,11 @@ def no_template(where: str) -> DataError:
 class ChatTemplate:
     """Renders and encodes conversations."""
 
-    def __init__(self, tokenizer: Tokenizer, where: str) -> None:
-        """`where` names the tokenizer. Raises DataError if it has no chat template."""
+    def __init__(self, tokenizer: Tokenizer, where: str, today: date | None = None) -> None:
+        """`where` names the tokenizer, `today` is the date that the template may write.
+
+        Raises DataError if the tokenizer has no chat template.
+        """
         template = tokenizer.chat_template if isinstance(tokenizer, SubwordTokenizer) else None
         if template is None:
             raise no_template(where)
@@ -82,6 +88,7 @@ class ChatTemplate:
         assert isinstance(tokenizer, SubwordTokenizer)
         self.tokenizer = tokenizer
         self.template = template
+        self.today = today
         marks = sorted(tokenizer.marks, key=len, reverse=True)
         self._marks = re.compile("|".join(map(re.escape, marks)))
 
@@ -116,6 +123,9 @@ class ChatTemplate:
 
         render: Any = chat_template_utils.render_jinja_template  # its annotation is not what it is
         try:
+            if self.today is not None:  # or a text would have other tokens tomorrow
+                compiled = chat_template_utils._compile_jinja_template(self.template)
+                compiled.globals["strftime_now"] = self.today.strftime
             texts, spans = render(
                 [self._marked(list(messages))],
                 chat_template=self.template,

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data.chat import ChatTemplate, no_template
+from data.chat import TRAINING_DATE, ChatTemplate, no_template
 from data.chunks import Chunk, chunks_of
 from data.conversations import encoded_chats
 from data.encode import MOST_THREADS, Encoded, encoded, in_order
@@ -185,5 +185,5 @@ def _template(chosen: str | Path) -> ChatTemplate:
     """The chat template of a tokenizer. Raises DataError if it has none."""
     where = f"data.tokenizer={chosen}"
     if isinstance(chosen, Path):
-        return ChatTemplate(tokenizer_of(chosen), where)
+        return ChatTemplate(tokenizer_of(chosen), where, TRAINING_DATE)
     raise no_template(where)

@@ -125,6 +125,16 @@ def test_what_is_too_long_loses_whole_turns(name):
     assert encoded(template, messages, longest=6) is None
 
 
+def test_a_conversation_has_the_same_tokens_on_every_day(prepare, tmp_path):
+    """As Llama 3.2's template, which writes today's date into every conversation."""
+    dated = "{{ strftime_now('%d %b %Y') }}" + chats.CHATML
+    (tmp_path / "tokenizer" / "tokenizer_config.json").unlink()
+    chats.tokenizer(dated).save(tmp_path / "tokenizer")
+    corpus = prepare(chats.write(tmp_path / "chat.jsonl", FEW))
+    text = corpus.tokenizer.decode(corpus.train.tokens.window(0, 30))
+    assert text.startswith("26 Jul 2024<|im_start|>user")
+
+
 def test_a_question_after_the_last_reply_is_left_out():
     template = template_of("ChatML")
     one = encoded(template, TWO_TURNS[:3])
