@@ -78,10 +78,7 @@ def build(
             parts = encoded(source.read(), tokenizer, cut, threads)
         else:
             parts = encoded_chats(source.read(), template, cut, longest, source.name)
-        with TokenWriter(building, tokenizer, template is not None) as writer:
-            for part in parts:
-                writer.add(part)
-                progress.done = writer.characters
+        writer = _write_tokens(parts, building, tokenizer, template is not None, progress)
     except DataError as error:
         own = chosen == CHARACTERS and isinstance(error, UnknownCharacter)
         if source.is_unchanged() and not own:
@@ -179,6 +176,21 @@ def _tokenizer(
             progress.done += len(chunk.text)
 
     return train_bpe(size, chunks(), cut)
+
+
+def _write_tokens(
+    parts: Iterator[Encoded],
+    building: Path,
+    tokenizer: Tokenizer,
+    has_targets: bool,
+    progress: Progress,
+) -> TokenWriter:
+    """Last pass: encode into Arrow. Returns the writer, which has counted."""
+    with TokenWriter(building, tokenizer, has_targets) as writer:
+        for part in parts:
+            writer.add(part)
+            progress.done = writer.characters
+    return writer
 
 
 def _template(chosen: str | Path) -> ChatTemplate:

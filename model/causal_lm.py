@@ -155,7 +155,7 @@ class CausalLM(nn.Module):
     def __init__(self, config: CausalLMConfig) -> None:
         """Build the module with transformers' random weights, on torch's default device.
 
-        Raises UnknownArchitecture for sizes that do not go together.
+        Raises UnknownArchitecture for sizes that contradict each other.
         """
         super().__init__()
         from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM

@@ -86,6 +86,7 @@ def counted_processes(out: str, processes: int) -> bool:
     return f" x {processes} process{'es' if processes > 1 else ''} x " in out
 
 
+@pytest.mark.thorough
 def test_killed_and_resumed_the_bits_are_the_same(small, base, conversations, tmp_path):
     command = words(small, base, conversations, "model.dropout=0.1")
     whole = runs.train(*command, f"run.dir={tmp_path / 'whole'}")
@@ -118,6 +119,7 @@ def test_a_run_does_not_change_its_documents(small, base, conversations, alone):
     assert result.returncode == 2
 
 
+@pytest.mark.thorough
 def test_a_model_that_has_learned_twenty_conversations_says_them_word_for_word(
     small, base, tmp_path
 ):

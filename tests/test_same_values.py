@@ -18,7 +18,14 @@ from snapshot.errors import SnapshotError
 from snapshot.resume import MUST_MATCH, refuse_other_run
 
 DATA = {"vocabulary": 7, "fingerprint": "f", "name": "text"}
-FALSY = {"int": [0], "float": [0.0], "bool": [False], "str": [""], "list[float]": [[0.0, 0.0]]}
+FALSY = {
+    "int": [0],
+    "float": [0.0],
+    "bool": [False],
+    "str": [""],
+    "list[float]": [[0.0, 0.0]],
+    "list[str]": [[]],
+}
 
 
 def with_value(base: Config, key: str, value: object) -> Config:

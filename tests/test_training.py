@@ -22,7 +22,7 @@ from training.reproducibility import reseed
 from training.schedule import learning_rate_at
 
 RATES = OptimConfig(learning_rate=1.0, min_learning_rate=0.1, warmup_steps=10)
-TEXT = CorpusInfo("text", 3000, 1, 1000, 900, 2700, 320, "0" * 64)
+TEXT = CorpusInfo("text", 3000, 1, 1000, 900, 2700, 320, 100, 0, 0, "0" * 64, "0" * 64)
 """100 held-out tokens of 320 bytes."""
 
 

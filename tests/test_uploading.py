@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from config.schema import HubConfig
+from data.columns import TextColumn
 from data.errors import DataError
 from data.hub import hub_pieces
 from snapshot.hub.status import UploadFailure, UploadStatus
@@ -76,4 +77,4 @@ def test_a_data_set_that_may_not_be_seen_names_the_login(monkeypatch, tmp_path):
 
     monkeypatch.setattr("datasets.load_dataset_builder", refuse)
     with pytest.raises(DataError, match=r"be accessed\. For a private one log in with `hf auth"):
-        hub_pieces("me/private", "text", tmp_path, say=print)
+        hub_pieces("me/private", TextColumn("text"), tmp_path, say=print)

@@ -94,7 +94,7 @@ def layout_of(model: LanguageModel) -> Layout:
 def layout_for(config: ModelConfig) -> Layout:
     """The layout of a model of these sizes, of which no parameter has memory.
 
-    Raises SnapshotError for sizes that do not go together.
+    Raises SnapshotError for sizes that contradict each other.
     """
     try:
         with torch.device("meta"):
