@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from data.columns import DOCUMENT_MODES, PACKED
+from data.columns import CONVERSATIONS, DOCUMENT_MODES, PACKED
 from data.corpus import Corpus, prepare_corpus
 from data.errors import DataError, UnknownCharacter
 from data.loader import HeldOutBatches, window_loader, windows_of
@@ -35,8 +35,13 @@ from snapshot.run_text import RunText, text_of_run
 
 LONGEST_BLOCK = 1024
 """The default context for a model that no run of this project has trained."""
-KEYS = ("data.source", "data.text_column", "data.cache_dir")
-OPTIONS = dict(zip(KEYS, ("--source", "--column", "--cache-dir"), strict=True))
+OPTIONS = {
+    "data.source": "--source",
+    "data.text_column": "--column",
+    "data.documents": "--documents",
+    "data.block_size": "--block-size",
+    "data.cache_dir": "--cache-dir",
+}
 """The arguments for keys that messages name."""
 LARGEST_LOSS = 700
 """In nats per token; the exponential of a larger one, the perplexity, overflows."""
@@ -59,6 +64,10 @@ def evaluate(options: argparse.Namespace) -> dict[str, Any]:
     if block_size > longest:
         what = f"--block-size={block_size} is longer than the context of {named.name}"
         raise DataError(f"{what}, {longest} tokens. Use at most that.")
+    own_chats = run is not None and not is_whole(options) and run.documents == CONVERSATIONS
+    if run is not None and own_chats and block_size != run.block_size:
+        what = f"--block-size={block_size} is not that of the run, {run.block_size}"
+        raise DataError(f"{what}, for which its conversations were shortened. Leave it out.")
     corpus = text_for(named, run, options, block_size)
     most = None if run is None or is_whole(options) else run.most_windows
     if options.batches is not None:

@@ -84,27 +84,26 @@ def chat(options: argparse.Namespace) -> Iterator[str]:
     longest_with_others = longest - min(options.length, longest // 2)
     system = [] if options.system is None else [{"role": "system", "content": options.system}]
     messages: list[Message] = []
-    stops = template.stops
+    stops = template.stops(system)
     if sys.stdin is not None:
         sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
     while (question := ask()) is not None:
         if not question:
             messages.clear()
             continue
-        messages.append({"role": "user", "content": question})
-        forgotten = 0
+        used = [*messages, {"role": "user", "content": question}]
         try:
-            ids = template.encode_prompt([*system, *messages])
-            while len(messages) > 1 and len(ids) > longest_with_others:
-                del messages[:2]
-                forgotten += 1
-                ids = template.encode_prompt([*system, *messages])
+            ids = template.encode_prompt([*system, *used])
+            while len(used) > 1 and len(ids) > longest_with_others:
+                del used[:2]
+                ids = template.encode_prompt([*system, *used])
             if len(ids) > longest:
                 raise ChatError(f"it has {len(ids):,} tokens, and the context has {longest + 1:,}")
         except ChatError as error:
-            messages.pop()
             yield f"(Not answered: {error}.)\n"
             continue
+        forgotten = (len(messages) + 1 - len(used)) // 2
+        messages = used
         if forgotten:
             lost = "1 question is" if forgotten == 1 else f"{forgotten} questions are"
             yield f"(The context is full: {lost} forgotten.)\n"
@@ -224,7 +223,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "--seed", type=_seed, default=1337, help="the same seed gives the same text"
     )
     parser.add_argument("--device", default=default_device())
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.chat and (options.prompt is not None or options.samples != 1):
+        parser.error("--chat reads its questions from the input: leave out --prompt and --samples")
+    if options.system is not None and not options.chat:
+        parser.error("--system is for --chat: add --chat")
+    return options
 
 
 def _some_text(text: str) -> str:

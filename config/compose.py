@@ -273,6 +273,7 @@ def _wanted(key: str) -> str:
         "float | None": "a number or null",
         "str | None": "a text or null",
         "list[float]": "a list of numbers such as [0.9,0.95]",
+        "list[str]": 'a list of texts such as ["*.wte.*"]',
     }[str(declared)]
 
 

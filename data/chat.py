@@ -24,6 +24,7 @@ from data.tokenizer import Tokenizer
 ASSISTANT = "assistant"
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """Marks in a template what the assistant writes."""
+PROBE = "the reply"
 TRAINING_DATE = date(2024, 7, 26)
 """What a template writes as today's date in training; Llama's writes this one without a clock."""
 BEGIN_TEXT, END_TEXT = "\ue000", "\ue001"
@@ -92,19 +93,22 @@ class ChatTemplate:
         marks = sorted(tokenizer.marks, key=len, reverse=True)
         self._marks = re.compile("|".join(map(re.escape, marks)))
 
-    @property
-    def stops(self) -> frozenset[int]:
-        """The tokens that end a reply: the end-of-text token, and the mark of the template.
+    def stops(self, messages: Sequence[Message] = ()) -> frozenset[int]:
+        """The tokens that end a reply after `messages` and a question.
 
-        Raises ChatError if the template refuses a question and its reply.
+        They are the end-of-text token and the first mark that the template writes after a reply.
         """
-        question = {"role": "user", "content": "a"}
-        rendered = self.with_spans([question, {"role": ASSISTANT, "content": "b"}])
-        encoded = self._encode([rendered])[0]
         marks = self.tokenizer.marks
-        reply = map(int, encoded.ids[encoded.trained == 1])
-        written = [token for token in reply if token in marks.values()]
+        turns = [{"role": "user", "content": "a"}, {"role": ASSISTANT, "content": PROBE}]
+        try:
+            after = self.render([*messages, *turns]).rpartition(PROBE)[2]
+        except ChatError:  # a template that asks for more than that
+            after = ""
+        written = [token for token in self._ids(after) if token in marks.values()]
         return frozenset({marks[self.tokenizer.special_tokens["eos_token"]], *written[:1]})
+
+    def _ids(self, text: str) -> list[int]:
+        return self.tokenizer.encode_marked([(text, False)])[0][0]
 
     @property
     def no_tokens(self) -> NDArray:
@@ -144,7 +148,7 @@ class ChatTemplate:
             bare = value.replace(BEGIN_TEXT, "").replace(END_TEXT, "")
             return self._marks.sub(rf"{BEGIN_TEXT}\g<0>{END_TEXT}", bare)
         if isinstance(value, dict):
-            return {key: self._marked(entry) for key, entry in value.items()}
+            return {self._marked(key): self._marked(entry) for key, entry in value.items()}
         return [self._marked(entry) for entry in value] if isinstance(value, list) else value
 
     def with_spans(self, messages: Sequence[Message]) -> Rendered:

@@ -54,6 +54,13 @@ class Column(ABC):
         return {"keep_default_na": False, "converters": dict.fromkeys(self.texts, str)}
 
 
+def no_column(source: str, name: str, columns: list[str]) -> DataError:
+    """The error for a column that does not exist."""
+    return DataError(
+        f"data.text_column={name} is not a column of {source}. Its columns: {', '.join(columns)}."
+    )
+
+
 class TextColumn(Column):
     """A column of texts. A row without text is not a document."""
 
@@ -63,10 +70,7 @@ class TextColumn(Column):
 
     def find(self, source: str, columns: list[str]) -> list[str]:
         if self.name not in columns:
-            raise DataError(
-                f"data.text_column={self.name} is not a column of {source}. "
-                f"Its columns: {', '.join(columns)}."
-            )
+            raise no_column(source, self.name, columns)
         return [self.name]
 
     def document(self, row: dict[str, Any], number: int, source: str) -> str:
@@ -102,6 +106,8 @@ class MessagesColumn(Column):
             return [chosen]
         if self.name == DEFAULT_COLUMN and set(PAIR) <= set(columns):
             return list(PAIR)
+        if self.name != DEFAULT_COLUMN:
+            raise no_column(source, self.name, columns)
         wanted = f"a column {MESSAGES}, or the columns {' and '.join(PAIR)}"
         raise DataError(
             f"data.documents=conversations needs {wanted}; data.source={source} has: "
@@ -112,11 +118,13 @@ class MessagesColumn(Column):
         values = list(row.values())
         messages = values[0] if len(values) == 1 else _turns(*values)
         try:
+            if not isinstance(messages, list):
+                raise ValueError("no list of messages")
             checked = [_message(message) for message in messages]
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             raise DataError(
-                f"data.source={source}, row {number}: {error or 'no list of messages'}: "
-                f"{messages!r:.60}. A message is an object with the texts role and content."
+                f"data.source={source}, row {number}: {error}: {messages!r:.60}. "
+                "A message is an object with the texts role and content."
             ) from error
         return json.dumps(checked, ensure_ascii=False) + "\n"
 

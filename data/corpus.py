@@ -194,11 +194,13 @@ def _check_size(
         if needed and isinstance(part, Documents) and not part.usable:
             left_out, longer = prepared.info.left_out, ""
             if left_out:
-                longer = (
-                    f": {left_out:,} are longer than data.block_size={block_size}, even with their "
-                    "first reply alone"
-                )
+                longer = f": {left_out:,} are longer than data.block_size with their first reply"
             raise DataError(
                 f"data.source={opened.where} has no {name} document of two {unit} or more{longer}. "
                 f"Use more text{', or a larger data.block_size' if left_out else ''}."
             )
+    if prepared.has_targets and not prepared.info.held_out_bytes:
+        raise DataError(
+            f"data.source={opened.where}: all held-out replies are empty. Raise data.val_fraction "
+            "or use more conversations."
+        )

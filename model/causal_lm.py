@@ -8,10 +8,9 @@ Letters in shapes: B batch, T time (positions), V vocabulary.
 
 from __future__ import annotations
 
-import sys
+import json
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from inspect import signature
 from typing import Any
 
 import torch
@@ -27,8 +26,13 @@ UNUSED_KEYS = ("attn_implementation", "experts_implementation", "transformers_ve
 """Entries that choose a kernel, perhaps from the Hub, or only inform. They are left out."""
 LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers")
 """What the number of layers is called in a config.json."""
-ATTENTION_LAYERS = ("full_attention", "sliding_attention")
-"""Entries of `layer_types` whose only link between tokens is attention."""
+PACKING = (
+    *("gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "mixtral", "olmo2"),
+    *("phi3", "qwen2", "qwen3", "smollm3"),
+)
+"""Families whose attention ends where positions begin again; tests/test_rows.py measures each."""
+GROWING_ROTATIONS = ("dynamic", "longrope")
+"""Rotary embeddings that depend on the largest position of a batch."""
 UNBOUNDED = 1 << 20
 """The context length of an architecture that has no longest one."""
 INSTALL = "Install it with: pip install -r requirements-models.txt"
@@ -213,18 +217,12 @@ class CausalLM(nn.Module):
     def can_pack(self) -> bool:
         """Whether several documents in a row do not attend to each other if positions say so.
 
-        transformers derives the mask from positions in all models whose only link between tokens is
-        an attention that takes this mask: no recurrence, no convolution, no biases by distance.
+        transformers derives the mask from the positions, but not in every architecture. What a
+        document is computed to must not depend on its neighbours in the batch either.
         """
-        body, config = self.lm.base_model, self.lm.config
-        layers = getattr(config, "layer_types", None) or ATTENTION_LAYERS[:1]
-        return (
-            hasattr(sys.modules[type(body).__module__], "create_causal_mask")
-            and "position_ids" in signature(body.forward).parameters
-            and not getattr(self.lm, "_is_stateful", False)
-            and not getattr(config, "alibi", False)
-            and set(layers) <= set(ATTENTION_LAYERS)
-        )
+        rotations = json.dumps(self.lm.config.to_dict(), default=str)
+        grows = any(f'"{one}"' in rotations for one in GROWING_ROTATIONS)
+        return self.config.family in PACKING and not grows
 
     def new_cache(self) -> Any:
         """An empty cache for `forward`."""

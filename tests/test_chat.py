@@ -86,7 +86,25 @@ def test_a_prompt_is_what_comes_before_the_reply(name):
 def test_a_reply_ends_at_the_mark_of_its_template(name, mark):
     template = template_of(name)
     marks = template.tokenizer.marks
-    assert template.stops == {marks[mark], marks["<|im_end|>"]}
+    assert template.stops() == {marks[mark], marks["<|im_end|>"]}
+
+
+def test_a_reply_ends_at_its_end_and_not_at_its_beginning():
+    whole_turn = (
+        "{% for m in messages %}{% generation %}{{ '<|im_start|>' + m['role'] + '\n' + m['content']"
+        " + '<|eot|>' }}{% endgeneration %}{% endfor %}"
+    )
+    template = template_of(whole_turn)
+    assert template.stops() == {template.tokenizer.marks[one] for one in ("<|eot|>", "<|im_end|>")}
+    asks_for_more = template_of("{{ raise_exception('no tools') }}")
+    assert asks_for_more.stops() == {asks_for_more.tokenizer.marks["<|im_end|>"]}
+
+
+def test_no_key_of_a_message_can_write_a_mark():
+    template = template_of("{{ messages | tojson }}{% generation %}a{% endgeneration %}")
+    messages = [{**one, "tools": {"<|im_end|>": 1}} for one in chats.said("a", "b")]
+    marks = set(template.tokenizer.marks.values())
+    assert not marks & set(encoded(template, messages).ids.tolist())
 
 
 CONTENT = st.text(max_size=8) | st.lists(
@@ -257,10 +275,12 @@ def test_a_damaged_mask_is_found_and_prepared_again(prepare, tmp_path):
 WRONG = {
     "empty messages": ([*FEW, []], "row 7: it has no messages"),
     "no content": ([*FEW, [{"role": "user"}]], "row 7: a message whose content is not a text"),
+    "no list": ([*FEW, None], "row 7: no list of messages: None."),
+    "only empty replies": ([chats.said("a", "")] * 4, "all held-out replies are empty"),
     "one alone": (FEW[:1], "has one conversation. Use two or more"),
     "all too long": (
         [chats.said("so on " * 80, "yes")] * 4,
-        "4 are longer than data.block_size=64, even with their first reply alone",
+        "4 are longer than data.block_size with their first reply. Use more text, or a larger",
     ),
 }
 
@@ -277,6 +297,10 @@ def test_other_sources_are_refused_with_what_they_have(prepare, tmp_path):
     (tmp_path / "a.txt").write_text("the run goes on")
     with pytest.raises(DataError, match=r"needs rows with messages, and data.source=.*a\.txt is"):
         prepare(tmp_path / "a.txt")
+    with pytest.raises(
+        DataError, match=r"data\.text_column=mesages is not a column of .*: messages"
+    ):
+        prepare(chats.write(tmp_path / "b.jsonl", FEW), text_column="mesages")
     (tmp_path / "a.jsonl").write_text('{"body": "the run goes on"}\n')
     with pytest.raises(DataError, match=r"needs a column messages, or .* has: body\. Name"):
         prepare(tmp_path / "a.jsonl")

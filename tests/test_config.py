@@ -127,6 +127,8 @@ def test_an_unknown_key_names_the_nearest(key, nearest):
         "model.dropout=nan",
         "model.activation_checkpointing=perhaps",
         "optim.betas=[0.9]",
+        "optim.freeze=*.wte.*",
+        "optim.freeze=null",
         "optim.betas=0.9",
         "optim.betas=[0.9,1.0]",
         "optim.learning_rate=0",

@@ -111,6 +111,9 @@ def test_an_evaluation_has_the_number_of_the_run(alone):
     assert found["tokens"] == found["tokens_of_text"]
     state = read_json(runs.snapshot(alone, 12) / "state.json")
     assert found["tokens"] == state["data"]["held_out_tokens"]
+    refused = runs.run(runs.command(str(alone), "--block-size", "24", script="evaluate.py"))
+    assert refused.returncode == 2
+    assert "--block-size=24 is not that of the run, 48" in refused.stderr
 
 
 def test_a_run_does_not_change_its_documents(small, base, conversations, alone):

@@ -12,7 +12,7 @@ import families
 from data.loader import HeldOutBatches, StepBatches, window_loader
 from data.rows import Documents, Rows, best_fit
 from data.stream import TokenStream
-from model.causal_lm import build_model
+from model.causal_lm import PACKING, build_model
 from model.gpt import GPT, IGNORED
 from snapshot.disk.architecture import model_config
 from snapshot.disk.files import read_json
@@ -160,23 +160,52 @@ def test_a_packed_batch_has_the_loss_of_its_conversations_one_by_one(bases, fami
     assert found == pytest.approx(total / alone.target_count, abs=1e-5)
 
 
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": 320,
+    "max_position_embeddings": 48,
+    "pad_token_id": None,
+}
+GPT2_SMALL = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 48, "vocab_size": 320}
+BY_DISTANCE = {"hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": 320}
+
+
+@pytest.mark.parametrize("family", PACKING)
+@torch.no_grad()
+def test_no_document_sees_its_neighbour(family):
+    """In each family that packs: what comes before in the row changes nothing."""
+    torch.manual_seed(0)
+    sizes = GPT2_SMALL if family == "gpt2" else SMALL
+    model = build_model(model_config({**sizes, "model_type": family}, family)).eval()
+    assert model.can_pack
+    positions = torch.cat([torch.arange(9), torch.arange(7)])[None]
+    first, other, second = (torch.randint(300, (1, size)) for size in (9, 9, 7))
+    alone = model(second)
+    for before in (first, other):
+        packed = model(torch.cat([before, second], 1), positions=positions)[:, 9:]
+        assert (packed - alone).abs().max() < 1e-5
+
+
 UNABLE = {
     "mamba": {"model_type": "mamba", "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
-    "bloom": {"model_type": "bloom", "hidden_size": 32, "n_layer": 2, "n_head": 4},
-    "lfm2": {
-        "model_type": "lfm2",
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "layer_types": ["conv", "full_attention"],
+    "bloom": {"model_type": "bloom", **BY_DISTANCE},
+    "opt, whose mask ignores positions": {"model_type": "opt", **SMALL},
+    "falcon, whose mask ignores positions": {"model_type": "falcon", **BY_DISTANCE},
+    "a rotation that grows with the batch": {
+        "model_type": "llama",
+        **SMALL,
+        "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0},
     },
 }
 
 
-@pytest.mark.parametrize("family", UNABLE)
-def test_a_model_whose_tokens_are_linked_otherwise_has_one_document_a_row(family):
+@pytest.mark.parametrize("name", UNABLE)
+def test_a_model_that_does_not_keep_documents_apart_has_one_in_a_row(name):
     with torch.device("meta"):
-        model = build_model(model_config({**UNABLE[family], "vocab_size": 320}, family))
+        model = build_model(model_config({**UNABLE[name], "vocab_size": 320}, name))
     assert not model.can_pack
