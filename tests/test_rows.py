@@ -195,7 +195,6 @@ UNABLE = {
     "mamba": {"model_type": "mamba", "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
     "bloom": {"model_type": "bloom", **BY_DISTANCE},
     "opt, whose mask ignores positions": {"model_type": "opt", **SMALL},
-    "falcon, whose mask ignores positions": {"model_type": "falcon", **BY_DISTANCE},
     "a rotation that grows with the batch": {
         "model_type": "llama",
         **SMALL,
