@@ -101,8 +101,8 @@ class RowOrder:
     def items(self, first: int, count: int) -> list[tuple[int, float]]:
         """The items of a loader for the sequences of whole steps: rows, each with a weight.
 
-        The weight is the inverse of the mean number of targets of the step's rows: rows of a batch
-        with more targets than the mean weigh more, so that every target of a step weighs the same.
+        The weight is the inverse of the mean number of targets of the step's rows. So a batch with
+        more targets than the mean has a larger share of the step, and every target weighs the same.
         """
         assert first % self.global_batch_size == 0 == count % self.global_batch_size
         sequences = np.arange(first, first + count, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Rows of documents: several of them side by side, or one, and none beyond its own end.
+"""Rows of documents: one document in a row, or several that do not see each other.
 
 Letters in shapes: B sequences of one batch, T block_size.
 """
@@ -44,11 +44,14 @@ class Documents:
 
 
 class Rows(Dataset):
-    """Rows of pieces of documents, each with its number and the weight of its batch.
+    """Rows of documents, by number.
 
     A document that is longer than a row is cut into consecutive pieces; a conversation never is. A
-    row is one piece, padded, or with `pack` as many as fit, whose positions begin at 0 again. Which
-    pieces share a row depends on their lengths alone.
+    row holds one piece and is padded, or with `pack` as many pieces as fit; positions then begin
+    again with each. Which pieces share a row depends on their lengths alone.
+
+    An item of a loader is a row and its weight: in training the inverse of the mean number of
+    targets of the rows of its step, see `RowOrder`; in an evaluation 1.
     """
 
     nothing = NO_ROW
@@ -88,7 +91,7 @@ class Rows(Dataset):
     def __getitems__(self, items: list[tuple[int, float]]) -> tuple[tuple[Tensor, ...], float]:
         """Inputs and targets, each int64 (B, T), with positions (B, T) if packed, and their share.
 
-        An item is a row and the number by which its targets are multiplied to give the share.
+        The share is the number of targets of a row, relative to the mean of the step.
         """
         shape = len(items), self.block_size
         inputs = np.zeros(shape, dtype=np.int64)

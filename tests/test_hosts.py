@@ -16,6 +16,8 @@ import pytest
 from hosts import Host, hosts
 from loopback_hub import LoopbackHub
 
+# The tests across machines, which are thorough or slow, rely on what is shown here.
+pytestmark = pytest.mark.slow
 PORT = 7000
 ECHO = f"""
 import socket

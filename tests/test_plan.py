@@ -125,7 +125,7 @@ def test_the_peak_of_a_model_of_the_hub_is_predicted(family, precision, tmp_path
         assert predicted[phase] == pytest.approx(counted[phase], rel=0.02)
 
 
-@pytest.mark.parametrize("micro_batch_size", [1, 4])
+@pytest.mark.parametrize("micro_batch_size", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_large_vocabulary_is_planned_for_in_every_phase(micro_batch_size, tmp_path):
     """Where an evaluation once took more than an update; of one sequence a sample takes more."""
     config = GPTConfig(5003, 64, 1, 2, 16)

@@ -108,6 +108,7 @@ def test_a_fork_ends_as_a_new_process_does(how, code):
     assert said == should_say
 
 
+@pytest.mark.slow
 def test_a_module_is_run_as_python_does(tmp_path):
     words = [sys.executable, "-m", "snapshot", "list", str(tmp_path / "none")]
     fork, *said = ended(words)
@@ -216,9 +217,9 @@ def test_the_templates_end_with_the_tests(tmp_path):
 @pytest.mark.parametrize(
     ("config", "ranks"),
     [
-        ("cpu.yaml", [None]),
+        pytest.param("cpu.yaml", [None], marks=pytest.mark.slow),
         ("ddp_cpu.yaml", ["0", "1"]),
-        pytest.param("fsdp_cpu.yaml", ["0", "1"], marks=pytest.mark.thorough),
+        pytest.param("fsdp_cpu.yaml", ["0", "1"], marks=pytest.mark.slow),
     ],
 )
 def test_forked_workers_are_given_what_accelerate_launch_gives_them(config, ranks):

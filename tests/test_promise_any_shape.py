@@ -70,8 +70,8 @@ SHAPES = [
 
 
 # The others show the same, a piece each.
-SLOW = ["ddp_cpu.yaml-4-0", "fsdp.yaml-2-0"]
-THOROUGH = ["fsdp_multinode.yaml-2-0", "fsdp_hybrid.yaml-2-1", "fsdp_offload.yaml-4-0"]
+SLOW = ["ddp_cpu.yaml-4-0", "fsdp.yaml-2-0", "fsdp_multinode.yaml-2-0"]
+THOROUGH = ["fsdp_hybrid.yaml-2-1", "fsdp_offload.yaml-4-0"]
 THOROUGH += ["fsdp_cpu.yaml-4-4", "fsdp_cpu.yaml-4-0"]
 NAMES = [f"{config}-{micro}-{len(changes)}" for config, _, changes, micro, _ in SHAPES]
 

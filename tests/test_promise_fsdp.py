@@ -133,6 +133,7 @@ def test_samples_and_held_out_losses_of_three_are_those_of_one(launch, small, tm
         assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
 
+@pytest.mark.thorough
 def test_a_full_disk_under_the_writer_stops_nobody(small, small_disk, tmp_path):
     run_dir = small_disk.folder / "run"
     words = (*small, "train.max_steps=60", "snapshot.every=20", f"run.dir={run_dir}")

@@ -201,6 +201,9 @@ def each(faults: dict, quick: set[str]) -> list:
 SLOW = {"connections refused until the client gives up": [pytest.mark.slow]}
 ALIKE = {  # others of the same storage, or of the same kind, stay
     "a hang of the token for the contents",
+    "a hang of the listing",
+    "a hang before the contents",
+    "a hang after the contents",
     "the answer to the contents lost",
     "the storage refuses connections",
     "500 on the contents",
@@ -683,7 +686,7 @@ def test_a_repo_that_was_not_there_is_made_when_the_hub_is_back(near_hub, finish
     hubs.assert_always_whole(near_hub)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_run_that_began_without_the_hub_finds_it_later(small, tmp_path, hub):
     """The repo is made when the Hub is back, in the middle of the run."""
     hub.down()

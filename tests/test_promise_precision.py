@@ -104,7 +104,7 @@ HALVES = [
     pytest.param("DDP-2", "fp16", marks=pytest.mark.thorough),
     pytest.param("FSDP-2", "fp16", marks=pytest.mark.slow),
     ("one", "bf16"),
-    pytest.param("FSDP-2", "bf16", marks=pytest.mark.thorough),
+    pytest.param("FSDP-2", "bf16", marks=pytest.mark.slow),
     pytest.param("DDP-2", "bf16", marks=pytest.mark.slow),
 ]
 

@@ -66,6 +66,7 @@ def test_two_processes_have_the_losses_of_one(single, small, tmp_path):
         assert other["bits_per_byte"] == pytest.approx(one["bits_per_byte"], rel=1e-5)
 
 
+@pytest.mark.slow  # test_promise_kill has the same with characters, others with subwords
 def test_a_killed_and_resumed_run_ends_with_the_same_bits(small, tmp_path):
     """On an empty disk the vocabulary is trained again."""
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
@@ -155,7 +156,7 @@ def test_a_snapshot_that_is_older_than_the_key_resumes(finished_run, small, tmp_
     runs.assert_same_bits(runs.snapshot(finished_run, 30), runs.snapshot(run_dir, 30))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_tokenizer_of_a_folder_is_trained_with(small, tmp_path):
     theirs = foreign_folder(tmp_path / "theirs")
     run_dir = tmp_path / "run"

@@ -31,7 +31,7 @@ from training.run.saving import SnapshotWriter
 @pytest.mark.parametrize(
     ("config", "processes"),
     [
-        ("cpu.yaml", 1),
+        pytest.param("cpu.yaml", 1, marks=pytest.mark.slow),
         ("ddp_cpu.yaml", 2),
         pytest.param("fsdp_cpu.yaml", 2, marks=pytest.mark.thorough),
     ],
