@@ -1,4 +1,4 @@
-"""Generate text from a run or a snapshot, and print it while it is generated; or talk with it.
+"""Generate text from a run or any other model, and print it while it is generated; or talk with it.
 
 python sample.py out/python-docs --prompt "The "
 python sample.py out/chat --chat
@@ -10,7 +10,6 @@ import argparse
 import sys
 from collections.abc import Iterator
 from itertools import takewhile
-from pathlib import Path
 
 import torch
 from numpy.typing import NDArray
@@ -19,20 +18,13 @@ from data.chat import ChatError, ChatTemplate
 from data.columns import Message
 from data.errors import DataError
 from data.printable import printable
-from data.subwords import load_tokenizer
-from data.tokenizer import Tokenizer
-from model.causal_lm import LanguageModel, build_model
+from data.subwords import tokenizer_of
+from data.tokenizer import Tokenizer, refuse_larger_than
+from model.causal_lm import LanguageModel
 from model.device import default_device, usable_device
 from model.generate import generate
 from snapshot.command_line import exit_code_of, positive_int, whole_number
-from snapshot.disk.architecture import model_config
-from snapshot.disk.files import read_json
-from snapshot.disk.state import restore_weights
-from snapshot.errors import SnapshotError
-from snapshot.hub.client import Hub
-from snapshot.hub.fetch import newest_for_sampling
-from snapshot.hub.names import NAMED_BUCKET, named_repo
-from snapshot.resume import newest_snapshot
+from snapshot.named_model import NamedModel, find_model
 
 SMALLEST = 1e-30
 """Smaller temperatures count as 0, because a division by them overflows float32."""
@@ -54,13 +46,13 @@ def generate_texts(options: argparse.Namespace) -> Iterator[str]:
 
     A text ends where the model generates the end-of-text token, if its tokenizer has one.
     """
-    folder = snapshot_folder(options.snapshot)
-    tokenizer = load_tokenizer(folder)
+    device = usable_device(options.device)
+    named, tokenizer = find(options)
     beginning = tokenizer.beginning if options.prompt is None else options.prompt
     ids = tokenizer.encode(beginning)
     if not len(ids):
         raise DataError(f"--prompt {beginning!r} has no tokens: the tokenizer leaves it out.")
-    model = load_model(folder, options.device)
+    model = named.load().to(device)
     stops = frozenset(() if tokenizer.end_of_text is None else (tokenizer.end_of_text,))
     for number in range(options.samples):
         if number:
@@ -76,10 +68,10 @@ def chat(options: argparse.Namespace) -> Iterator[str]:
     An empty line begins a new conversation. Where one becomes longer than the context, its oldest
     questions are forgotten.
     """
-    folder = snapshot_folder(options.snapshot)
-    tokenizer = load_tokenizer(folder)
-    template = ChatTemplate(tokenizer, str(folder))
-    model = load_model(folder, options.device)
+    device = usable_device(options.device)
+    named, tokenizer = find(options)
+    template = ChatTemplate(tokenizer, named.name)
+    model = named.load().to(device)
     longest = model.config.block_size - 1
     longest_with_others = longest - min(options.length, longest // 2)
     system = [] if options.system is None else [{"role": "system", "content": options.system}]
@@ -149,15 +141,6 @@ def continued(
     yield from tokenizer.decode_stream(new, after=ids.tolist())
 
 
-def load_model(folder: Path, device: str) -> LanguageModel:
-    """The model of a snapshot, on a device."""
-    path = folder / "config.json"
-    usable = usable_device(device)
-    model = build_model(model_config(read_json(path), str(path)))
-    restore_weights(folder, model)
-    return model.to(usable)
-
-
 def show(text: str) -> None:
     """Print at once: unchanged to a pipe or a file, with escapes to a terminal."""
     if sys.stdout is not None and sys.stdout.isatty():
@@ -165,28 +148,22 @@ def show(text: str) -> None:
     print(text, end="", flush=True)
 
 
-def snapshot_folder(snapshot: str) -> Path:
-    """The folder of a snapshot, from a path or a Hub repo (owner/name or owner/name@revision)."""
-    if NAMED_BUCKET.fullmatch(snapshot):
-        raise SnapshotError(
-            f"{snapshot} is a bucket, and samples come from a folder or a repo. Train with "
-            "hub.repo_id as well, which has the last snapshot of a run that is done."
-        )
-    repo = named_repo(snapshot)
-    if repo is None:
-        return newest_snapshot(Path(snapshot))
-    name, revision = repo
-    return newest_for_sampling(Hub(name), revision)
+def find(options: argparse.Namespace) -> tuple[NamedModel, Tokenizer]:
+    """The model that is named, and its tokenizer. Raises SnapshotError, HubError and DataError."""
+    named = find_model(options.model)
+    tokenizer = tokenizer_of(named.folder)
+    refuse_larger_than(named.sizes.vocab_size, tokenizer, str(named.folder))
+    return named, tokenizer
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Parse the command line; argparse exits with 2 and a usage line for a mistake."""
     parser = argparse.ArgumentParser(
-        description="Generate text from a run or a snapshot, printed while it is generated."
+        description="Generate text from a run or any other model, printed while it is generated."
     )
     parser.add_argument(
-        "snapshot",
-        help="a run's folder, a snapshot's, or a repo of the Hub: owner/name[@revision]",
+        "model",
+        help="the folder of a run, a snapshot or any model, or owner/name[@revision] of the Hub",
     )
     parser.add_argument(
         "--prompt", type=_some_text, help="the beginning of the text; default a newline"

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import families
 import runs
 import sample as script
 from data.errors import DataError
@@ -46,7 +47,10 @@ def test_a_model_that_never_saw_a_newline_speaks_without_a_prompt(small, tmp_pat
 
 def test_mistakes_are_sentences(finished_run, tmp_path, capsys):
     for words, sentence in [
-        ([str(tmp_path / "none")], "is not a folder"),
+        ([str(tmp_path / "none")], "is neither a folder that exists"),
+        ([str(finished_run), "--system", "x"], "--system is for --chat"),
+        ([str(finished_run), "--chat", "--samples", "2"], "leave out --prompt and --samples"),
+        ([str(finished_run), "--chat"], "has no chat template"),
         ([str(finished_run), "--temperature", "-1"], "is not a number from 0 up"),
         ([str(finished_run), "--top-p", "0"], "is not above 0 and at most 1"),
         ([str(finished_run), "--length", "0"], "is not between 1 and"),
@@ -61,6 +65,13 @@ def test_mistakes_are_sentences(finished_run, tmp_path, capsys):
             code = ended.code
         assert code == 2, words
         assert sentence in capsys.readouterr().err
+
+
+def test_any_model_generates_text_from_its_folder(tmp_path):
+    folder = families.make("llama", tmp_path / "llama")
+    result = sample(str(folder), "--length", "5", "--prompt", "the run")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("the run")
 
 
 class Terminal(io.TextIOWrapper):

@@ -139,13 +139,8 @@ def _download_for_sampling(repo: RepoContents, folder: str, again: bool = False)
     return downloaded
 
 
-def newest_for_sampling(hub: Remote, revision: str) -> Path:
-    """`fetch_for_sampling` of the newest whole snapshot. Raises as `fetch` does."""
-    return newest_whole(read_repo(hub, revision))
-
-
 def newest_whole(repo: RepoContents) -> Path:
-    """As `newest_for_sampling`, of a repo whose contents are known."""
+    """`fetch_for_sampling` of the newest whole snapshot. Raises as `fetch` does."""
     faults = []
     for folder in repo.folders():
         try:
