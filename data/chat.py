@@ -206,7 +206,7 @@ class ChatTemplate:
     def _shorter(self, messages: Sequence[Message], longest: int) -> EncodedChat | ChatError | None:
         """The conversation up to its last reply that fits."""
         best: EncodedChat | None = None
-        replies = [i + 1 for i, message in enumerate(messages) if message["role"] == ASSISTANT]
+        replies = _ends_of_replies(messages)
         least, most = 0, len(replies) - 1  # whole, it is too long
         while least < most:
             middle = (least + most) // 2
@@ -221,7 +221,7 @@ class ChatTemplate:
         return best
 
     def _try_render(self, messages: Sequence[Message]) -> Rendered | ChatError:
-        replies = [i + 1 for i, message in enumerate(messages) if message["role"] == ASSISTANT]
+        replies = _ends_of_replies(messages)
         if not replies:
             return ChatError("it has no messages" if not messages else "it has no reply to learn")
         try:
@@ -256,6 +256,11 @@ class ChatTemplate:
         trained[:1] = 0  # nothing predicts the first token
         ids_of_type = np.array(ids, dtype=self.tokenizer.dtype)
         return EncodedChat(ids_of_type, trained, rendered.text_bytes)
+
+
+def _ends_of_replies(messages: Sequence[Message]) -> list[int]:
+    """How many messages there are up to each reply, itself included."""
+    return [i + 1 for i, message in enumerate(messages) if message["role"] == ASSISTANT]
 
 
 def _parts(text: str) -> list[tuple[str, bool, int]]:

@@ -160,17 +160,7 @@ def test_a_packed_batch_has_the_loss_of_its_conversations_one_by_one(bases, fami
     assert found == pytest.approx(total / alone.target_count, abs=1e-5)
 
 
-SMALL = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "vocab_size": 320,
-    "max_position_embeddings": 48,
-    "pad_token_id": None,
-}
+SMALL = {**families.ROTARY, "pad_token_id": None}
 GPT2_SMALL = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 48, "vocab_size": 320}
 BY_DISTANCE = {"hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": 320}
 

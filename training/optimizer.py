@@ -35,6 +35,8 @@ def freeze(model: LanguageModel, patterns: Sequence[str]) -> None:
 
     Raises ConfigError for a pattern that matches none, and if nothing would be left to train.
     """
+    if not patterns:
+        return
     parameters = layout_of(model).parameters()
     for pattern in patterns:
         if not any(is_frozen(name, [pattern]) for name in parameters):

@@ -27,7 +27,7 @@ def sample_text(accelerator: Accelerator, model: nn.Module, corpus: Corpus, seed
     A reply to the first held-out question ends where the model ends its turn. Raises
     TrainingStopped where the weights are not finite.
     """
-    tokenizer = corpus.tokenizer
+    tokenizer, marks = corpus.tokenizer, corpus.marks
     bare_model: LanguageModel = accelerator.unwrap_model(model, keep_torch_compile=False)
     beginning = corpus.prompt().astype("int64")
     prompt = torch.from_numpy(beginning)[None].to(accelerator.device)
@@ -43,8 +43,8 @@ def sample_text(accelerator: Accelerator, model: nn.Module, corpus: Corpus, seed
             vocab_size=tokenizer.vocab_size,
         )
         try:
-            new = takewhile(lambda token: token not in corpus.marks, map(int, drawn))
-            question = beginning.tolist() if corpus.marks else []
+            new = takewhile(lambda token: token not in marks, map(int, drawn))
+            question = beginning.tolist() if marks else []
             return tokenizer.decode([*question, *new])
         except BrokenModel as error:
             raise TrainingStopped(str(error)) from error
