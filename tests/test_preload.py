@@ -195,7 +195,7 @@ def test_a_fork_can_be_waited_for_and_killed():
         assert process.wait(runs.DEADLINE_SECONDS) == -signal.SIGKILL
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_templates_end_with_the_tests(tmp_path):
     program = tmp_path / "tests.py"
     program.write_text(
@@ -240,7 +240,7 @@ def test_forked_workers_are_given_what_accelerate_launch_gives_them(config, rank
         assert ours == theirs
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_worker_that_fails_ends_a_forked_launch_as_a_real_one():
     words = runs.launch_command("ddp_cpu.yaml", "exit", "3", script=PROBE)
     fork, _, errors = ended(words)
@@ -252,10 +252,8 @@ def test_a_worker_that_fails_ends_a_forked_launch_as_a_real_one():
     assert "exitcode  : 3" in expected
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "config", [pytest.param("ddp_cpu.yaml", marks=pytest.mark.slow), "fsdp_cpu.yaml"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("config", ["ddp_cpu.yaml", "fsdp_cpu.yaml"])
 def test_a_run_under_the_real_launcher_has_the_bits_of_a_forked_one(small, tmp_path, config):
     words = [*small, "model.dropout=0.1", "train.max_steps=6", "snapshot.every=6"]
     for name, forked in (("forked", True), ("new", False)):

@@ -397,7 +397,7 @@ def test_a_run_goes_on_from_its_bucket_on_another_machine(finished_run, small, t
 @pytest.mark.parametrize(
     "kills",
     [
-        pytest.param(3, marks=pytest.mark.thorough),
+        pytest.param(3, marks=pytest.mark.slow),
         pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
     ],
 )

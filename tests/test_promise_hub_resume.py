@@ -49,7 +49,7 @@ def launched(config: str, processes: int, *words: str) -> list[str]:
     [
         (("", 1), ("", 1)),
         pytest.param(("ddp_cpu.yaml", 2), ("ddp_cpu.yaml", 2), marks=pytest.mark.slow),
-        pytest.param(("ddp_cpu.yaml", 2), ("fsdp_cpu.yaml", 2), marks=pytest.mark.thorough),
+        pytest.param(("ddp_cpu.yaml", 2), ("fsdp_cpu.yaml", 2), marks=pytest.mark.slow),
     ],
     ids=["one", "DDP-2", "DDP-2 to FSDP-2"],
 )

@@ -166,7 +166,7 @@ def test_an_overflow_skips_the_update_and_is_counted(overflowed, shape):
 # After the overflows and between them.
 RESUMED = [
     ("one", 25),
-    pytest.param("FSDP-2", 15, marks=pytest.mark.thorough),
+    pytest.param("FSDP-2", 15, marks=pytest.mark.slow),
     pytest.param("DDP-2", 20, marks=pytest.mark.slow),
 ]
 
@@ -212,7 +212,7 @@ COMPILED = [
     pytest.param("one", False, "aot_eager", marks=pytest.mark.slow),
     ("one", True, "aot_eager"),
     pytest.param("DDP-2", True, "aot_eager", marks=pytest.mark.slow),
-    ("FSDP-2", True, "aot_eager"),
+    pytest.param("FSDP-2", True, "aot_eager", marks=pytest.mark.slow),
     pytest.param("FSDP-2", False, "aot_eager", marks=pytest.mark.slow),
     pytest.param("one", True, "inductor", marks=[NEEDED, pytest.mark.slow]),
 ]

@@ -173,14 +173,8 @@ def test_a_stopped_job_is_started_again_with_the_same_words(rehearsal):
     assert slurm.output(job).count("stopped with a snapshot; back to the queue") == 2
 
 
-@pytest.mark.parametrize(
-    "end",
-    [
-        pytest.param("143+", marks=pytest.mark.thorough),
-        pytest.param("75", marks=pytest.mark.slow),
-        pytest.param("crash", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["143+", "75", "crash"])
 def test_a_preempted_job_is_started_again(rehearsal, end):
     job = rehearsal.submit(f"at-SIGTERM-{end}", "0")
     slurm = rehearsal.slurm
