@@ -14,13 +14,21 @@ from dataclasses import asdict, replace
 import torch
 
 from config.compose import load_config
-from config.schema import Config, ConfigError, accumulation_steps, gpt_config, other_model, too_long
+from config.schema import (
+    Config,
+    ConfigError,
+    accumulation_steps,
+    gpt_config,
+    lora_of,
+    other_model,
+    too_long,
+)
 from data.tokenizer import bpe_size
 from model.causal_lm import ModelConfig, build_model
-from model.gpt import parameter_count
 from planning.fake_trace import DTYPES, Shape
 from planning.fits import GIB, Fit, candidates, micro_batch_that_fits
 from snapshot.base import open_base
+from snapshot.disk.architecture import layout_for
 from snapshot.errors import SnapshotError
 from snapshot.hub.errors import HubError
 
@@ -60,12 +68,14 @@ def main(arguments: list[str]) -> int:
     fits = [candidate.fit(memory, micro, share // micro) for candidate in found]
     advice, code = advise(fits, model, requested, "" if micro == share else f"={micro}")
     with torch.device("meta"):
-        parameters = parameter_count(build_model(model))
+        counted = list(build_model(model).parameters())
+    parameters = sum(map(torch.numel, counted))
+    saved = sum(one.numel() for one in counted if one.requires_grad)
     if options.json:
         content = {"parameters": parameters, "micro_batch_size": micro, "advice": advice}
         print(json.dumps({**content, "fits": [asdict(row) for row in fits]}, indent=2))
         return code
-    print_plan(config, model, parameters, options, fits, micro)
+    print_plan(config, model, (parameters, saved), options, fits, micro)
     print(f"\n{advice}")
     return code
 
@@ -83,7 +93,9 @@ def planned_model(options: argparse.Namespace, config: Config) -> ModelConfig:
     model = base.config(sizes.dropout, sizes.activation_checkpointing)
     if config.data.block_size > model.block_size:
         raise ConfigError(too_long(config, base.key, model.block_size))
-    return replace(model, block_size=config.data.block_size)
+    model = replace(model, block_size=config.data.block_size, lora=lora_of(sizes))
+    layout_for(model)  # raises for adapters that the model cannot have
+    return model
 
 
 def vocabulary_of(options: argparse.Namespace, config: Config) -> int:
@@ -118,20 +130,26 @@ def advise(
 def print_plan(
     config: Config,
     model: ModelConfig,
-    parameters: int,
+    parameters: tuple[int, int],
     options: argparse.Namespace,
     fits: list[Fit],
     micro: int,
 ) -> None:
-    """Print the table of strategies, with the model above and notes below."""
+    """Print the table of strategies, with the model above and notes below.
+
+    `parameters`: how many the model has, and how many are trained.
+    """
+    every, trained = parameters
     where = f"{options.processes} x {options.device} with {memory_of(options):g} GiB each"
     if options.machines > 1:
         where += f", on {options.machines} machines"
     checkpointing = ", activation checkpointing" if model.activation_checkpointing else ""
     print(
-        f"model     {parameters:,} parameters: {model.n_layer} layers, {model.n_head} heads, "
+        f"model     {every:,} parameters: {model.n_layer} layers, {model.n_head} heads, "
         f"{model.n_embd} wide, context {model.block_size}, vocabulary {model.vocab_size:,}"
     )
+    if trained < every:
+        print(f"frozen    {every - trained:,} of them, by model.lora_rank={config.model.lora_rank}")
     print(f"machine   {where}, {options.precision}{checkpointing}")
     batch = config.train.global_batch_size
     print(
@@ -162,7 +180,9 @@ def print_plan(
             f"The main process needs {writer / GIB:.2f} GiB of the machine's memory to write a "
             f"snapshot (snapshot.piece_bytes={config.snapshot.piece_bytes})."
         )
-    snapshot = parameters * BYTES_ON_DISK / 1e9
+    if config.optim.freeze:
+        print("Frozen parameters are counted as if they were trained: less memory is needed.")
+    snapshot = trained * BYTES_ON_DISK / 1e9
     keep, hub = config.snapshot.keep, config.hub
     print(
         f"A snapshot is {snapshot:.2f} GB: {snapshot * (keep + 1):.1f} GB of disk with "

@@ -20,6 +20,8 @@ RANGES = {
     "model.n_layer": (1, 10_000),
     "model.n_head": (1, 10_000),
     "model.n_embd": (1, 1_000_000),
+    "model.lora_rank": (1, 65_536),
+    "model.lora_alpha": (1, 65_536),
     "optim.warmup_steps": (0, MOST),
     "train.max_steps": (1, MOST),
     "train.global_batch_size": (1, 1_000_000),
@@ -73,6 +75,7 @@ def problems(config: Config) -> list[str]:
     _check_ranges(found)
     _check_texts(found)
     _check_data_and_model(found)
+    _check_what_is_trained(found)
     _check_optimizer(found)
     _check_hub_and_run(found)
     return found.sentences
@@ -164,6 +167,23 @@ def _check_data_and_model(found: Problems) -> None:
             f"is not a multiple of model.n_head={model.n_head}. "
             f"The nearest: {' or '.join(str(count * model.n_head) for count in near)}",
         )
+
+
+def _check_what_is_trained(found: Problems) -> None:
+    need, config = found.need, found.config
+    model, whole = config.model, config.snapshot.whole
+    if model.lora_rank is not None:
+        named = "needs model.pretrained=<a model> to add adapters to"
+        need(model.pretrained is not None, "model.lora_rank", named)
+        others = f"and model.lora_rank={model.lora_rank}: LoRA trains no others. Leave it out"
+        need(not config.optim.freeze, "optim.freeze", others)
+    else:
+        needs_rank = "needs model.lora_rank=<a rank, such as 8>"
+        need(model.lora_alpha is None, "model.lora_alpha", needs_rank)
+        need(not model.lora_targets, "model.lora_targets", needs_rank)
+        is_part = model.pretrained is not None and bool(config.optim.freeze)
+        what = "needs a base (model.pretrained) and a part of it that is not trained (optim.freeze)"
+        need(whole or is_part, "snapshot.whole", what)
 
 
 def _check_optimizer(found: Problems) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 
 from model.gpt import GPTConfig
+from model.lora import Lora
 
 OTHER_MODELS = ("pretrained", "architecture")
 """The keys of `model` that name another model than our GPT."""
@@ -57,6 +58,12 @@ class ModelConfig:
     """gelu_new, GPT-2's, or gelu, the exact one, which a CPU computes much faster."""
     activation_checkpointing: bool = False
     """Recompute each block in the backward pass: less memory, about a third more work."""
+    lora_rank: int | None = None
+    """Train adapters (LoRA) of this rank around the frozen model.pretrained; null: the model."""
+    lora_alpha: int | None = None
+    """What adapters compute is multiplied by lora_alpha / lora_rank; null: by 2."""
+    lora_targets: list[str] = field(default_factory=list)
+    """Linear layers with adapters, such as [q_proj,v_proj]; by default all in the blocks."""
 
 
 @dataclass
@@ -107,6 +114,8 @@ class SnapshotConfig:
     """How many of the newest snapshots stay on disk, at least 2."""
     keep_best: bool = False
     """Keep the snapshot with the lowest held-out loss as well, here and in the repo's best/."""
+    whole: bool = True
+    """false: save only what is trained, and name model.pretrained as the base; so always LoRA."""
     resume: str = "auto"
     """auto: this run's newest; never: start over; or another run's folder or repo[@revision]."""
     piece_bytes: int = 2_000_000_000
@@ -173,6 +182,11 @@ class Config:
     hub: HubConfig = field(default_factory=HubConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
+    @property
+    def saves_only_trained(self) -> bool:
+        """Whether snapshots name a base for the weights that are not trained."""
+        return not self.snapshot.whole or self.model.lora_rank is not None
+
 
 TEXT_KEYS = tuple(
     f"{section.name}.{entry.name}"
@@ -185,8 +199,17 @@ TEXT_KEYS = tuple(
 
 def gpt_config(config: Config, vocab_size: int) -> GPTConfig:
     """The sizes of our own GPT for a vocabulary."""
-    sizes = {key: value for key, value in vars(config.model).items() if key not in OTHER_MODELS}
+    known = {entry.name for entry in fields(GPTConfig)}
+    sizes = {key: value for key, value in vars(config.model).items() if key in known}
     return GPTConfig(vocab_size, config.data.block_size, **sizes)
+
+
+def lora_of(model: ModelConfig) -> Lora | None:
+    """The adapters that are trained, if any."""
+    if model.lora_rank is None:
+        return None
+    alpha = model.lora_alpha or 2 * model.lora_rank
+    return Lora(model.lora_rank, alpha, tuple(model.lora_targets), model.dropout)
 
 
 def other_model(model: ModelConfig) -> tuple[str, str] | None:

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.gpt import GPT, IGNORED, GPTConfig
+from model.lora import INSTALL, Lora, add_adapters
 
 CODE_KEYS = ("auto_map", "trust_remote_code", "custom_pipelines")
 """Entries of a config.json that ask for code from a repo."""
@@ -35,7 +36,6 @@ GROWING_ROTATIONS = ("dynamic", "longrope")
 """Rotary embeddings that depend on the largest position of a batch."""
 UNBOUNDED = 1 << 20
 """The context length of an architecture that has no longest one."""
-INSTALL = "Install it with: pip install -r requirements-models.txt"
 
 
 class UnknownArchitecture(ValueError):
@@ -61,6 +61,7 @@ class CausalLMConfig:
     """Heads of the keys and values in a cache."""
     head_size: int
     activation_checkpointing: bool = False
+    lora: Lora | None = None
 
 
 def causal_lm_config(
@@ -262,5 +263,16 @@ ModelConfig = GPTConfig | CausalLMConfig
 
 
 def build_model(config: ModelConfig) -> LanguageModel:
-    """A model with random weights, on torch's default device."""
-    return GPT(config) if isinstance(config, GPTConfig) else CausalLM(config)
+    """A model with random weights, on torch's default device. Raises UnknownArchitecture, LoraError.
+
+    With `config.lora`, all but its adapters is frozen.
+    """
+    model = GPT(config) if isinstance(config, GPTConfig) else CausalLM(config)
+    if config.lora is not None:
+        adapt(model, config.lora)
+    return model
+
+
+def adapt(model: LanguageModel, lora: Lora) -> None:
+    """Freeze a model, and add adapters to it (see `model.lora`)."""
+    add_adapters(model if isinstance(model, GPT) else model.lm, model.blocks, lora)

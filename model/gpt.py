@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from model.lora import Lora
+
 ACTIVATIONS = {"gelu_new": "tanh", "gelu": "none"}
 """By transformers' name, torch's `approximate`: GPT-2's tanh approximation, and the exact GELU."""
 MATMUL_ATTENTION_LENGTH = 512
@@ -45,6 +47,7 @@ class GPTConfig:
     dropout: float = 0.0
     activation_checkpointing: bool = False
     activation_function: str = "gelu_new"
+    lora: Lora | None = None
     family: ClassVar[str] = "gpt2"
 
     def __post_init__(self) -> None:
@@ -55,10 +58,7 @@ class GPTConfig:
             known = " or ".join(ACTIVATIONS)
             raise ValueError(f"activation_function={self.activation_function} must be {known}")
         if self.n_embd % self.n_head:
-            raise ValueError(
-                f"n_embd={self.n_embd} is not a multiple of n_head={self.n_head}: "
-                "every head needs the same number of channels"
-            )
+            raise ValueError(f"n_embd={self.n_embd} is not a multiple of n_head={self.n_head}")
 
 
 class KeyValueCache:
@@ -265,7 +265,7 @@ class GPT(nn.Module):
     def new_cache(self) -> KeyValueCache:
         return KeyValueCache(self.config.n_layer)
 
-    # accelerate's FSDP2 needs these three methods to recognise the tie, or it trains wrongly.
+    # Without these three methods accelerate's FSDP2 does not see the tie, and trains wrongly.
     def tie_weights(self) -> None:
         """Make the output layer and the token embedding one tensor."""
         self.lm_head.weight = self.transformer.wte.weight

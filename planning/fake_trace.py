@@ -68,8 +68,8 @@ def traced_phases(config: ModelConfig, micro_batch_size: int, shape: Shape) -> L
         bare = build_model(config)
         model: nn.Module = bare if mesh is None else _sharded(bare, mesh, shape)
         ids = torch.zeros(micro_batch_size, config.block_size, dtype=torch.int64)
-        parameters = list(model.parameters())
-        tracker.mark(parameters, "parameters")
+        tracker.mark(list(model.parameters()), "parameters")
+        parameters = [one for one in model.parameters() if one.requires_grad]
         for parameter in parameters:
             parameter.register_post_accumulate_grad_hook(
                 lambda parameter: tracker.mark([parameter.grad], "gradients")

@@ -26,7 +26,8 @@ def writing_memory(
 ) -> WritingMemory:
     """The peak of `snapshot.disk.state.begin_snapshot`, without a step at the same time."""
     layout = layout_for(config)
-    weights = {name: parameter.nbytes for name, parameter in layout.parameters().items()}
+    held = layout.parameters() if config.lora is None else layout.adapters()
+    weights = {name: parameter.nbytes for name, parameter in held.items()}
     moments = {f"{name}.{moment}": weights[name] for name in weights for moment in MOMENTS}
     device = host = 0
     gathered = 0  # the previous tensor, which is freed when the next is gathered

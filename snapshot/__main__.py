@@ -3,6 +3,8 @@
 python -m snapshot list PATH_OR_REPO      list the snapshots, newest first
 python -m snapshot verify PATH_OR_REPO    verify all snapshots of a folder, or the newest of a
                                           repo: hashes, headers, contents
+python -m snapshot merge PATH_OR_REPO FOLDER    write a whole model, where a snapshot holds only
+                                                what was trained (LoRA, snapshot.whole=false)
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from data.printable import printable
 from snapshot.config_values import value_of
 from snapshot.disk.contents import check_model
 from snapshot.disk.files import manifest_entries, read_json, snapshot_folders, snapshots_in
+from snapshot.disk.frozen import frozen_in
+from snapshot.disk.reference import read_reference
 from snapshot.disk.state import check_snapshot, read_state
 from snapshot.disk.text_facts import loss_in_words, token_unit
 from snapshot.errors import SnapshotError
@@ -26,6 +30,7 @@ from snapshot.hub.fetch import RepoContents, read_repo
 from snapshot.hub.latest import remote_step
 from snapshot.hub.names import named_remote
 from snapshot.hub.remote import Remote
+from snapshot.merge import merge
 from snapshot.store import fetch_newest, with_retries
 
 BROKEN_PIPE = 141
@@ -35,14 +40,21 @@ BROKEN_PIPE = 141
 def main(arguments: list[str]) -> int:
     """Run the command; the exit code: 1 for a snapshot that is not whole, 2 for a user error."""
     parser = argparse.ArgumentParser(prog="python -m snapshot", description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=("verify", "list"))
+    parser.add_argument("command", choices=("verify", "list", "merge"))
     parser.add_argument(
         "source",
         metavar="PATH_OR_REPO",
         help="a folder, owner/name[@revision], or hf://buckets/owner/name",
     )
+    parser.add_argument("folder", nargs="?", help="of merge: the new folder of the whole model")
     options = parser.parse_args(arguments)
+    if (options.command == "merge") != (options.folder is not None):
+        parser.error("merge needs a FOLDER to write, and the others none")
     try:
+        if options.command == "merge":
+            named = merge(options.source, Path(options.folder))
+            _show(f"merged    {named.name} and its base, in float32: {options.folder}")
+            return 0
         code = _run(options.command, options.source)
         sys.stdout.flush()  # a closed pipe raises here, not while Python exits
     except BrokenPipeError:
@@ -113,7 +125,7 @@ def _folders_of(path: Path) -> list[Path]:
 def _describe(folder: Path) -> None:
     """Print what a verified snapshot holds."""
     state = read_state(folder)
-    shape = check_model(folder)
+    shape = check_model(folder, frozen_in(state.config))
     entries = manifest_entries(folder)
     size = sum(size for size, _ in entries.values())
     loss = "unknown" if state.best_loss is None else loss_in_words(state.data, state.best_loss)
@@ -125,6 +137,9 @@ def _describe(folder: Path) -> None:
         f"model     {shape.n_layer} layers, {shape.n_head} heads, {shape.n_embd} wide, context "
         f"{shape.block_size}, {shape.vocab_size} {token_unit(state.data)}s"
     )
+    if (base := read_reference(folder)) is not None:
+        what = "what was trained" if base.lora is None else f"LoRA of rank {base.lora.rank}"
+        _show(f"base      {base.name}{f'@{base.commit[:12]}' if base.commit else ''}; here is {what}")
     _show(f"text      {state.data.get('name')}, {str(state.data.get('fingerprint'))[:8]}")
     _show(f"loss      {loss}, the best held out so far")
     _show("optimizer AdamW, both moments and the step of every weight")

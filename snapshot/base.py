@@ -7,17 +7,27 @@ weights follow when nothing else is wrong.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from model.causal_lm import ModelConfig
+from model.lora import Lora
 from snapshot.disk.architecture import layout_for, model_config
-from snapshot.disk.files import read_json, snapshot_folders, snapshots_in
+from snapshot.disk.files import snapshot_folders, snapshots_in
 from snapshot.disk.headers import tensor_files
-from snapshot.disk.reading import sha256_of, visible
+from snapshot.disk.reading import readable, sha256_of, visible
+from snapshot.disk.reference import (
+    ADAPTER_CONFIG,
+    BASE,
+    CONFIG,
+    WEIGHTS,
+    BaseReference,
+    read_config,
+)
 from snapshot.disk.tensors import TensorReader
 from snapshot.errors import SnapshotError
 from snapshot.hub.client import Hub
@@ -27,17 +37,17 @@ from snapshot.hub.remote import BRANCH, RemoteFile
 from snapshot.resume import newest_snapshot
 from snapshot.store import with_retries
 
-CONFIG = "config.json"
 LARGEST_SMALL_BYTES = 64 << 20
 """Of a file that is read before the weights; the largest tokenizers have 40 MB."""
 SMALL_FILES = (
     CONFIG,
+    BASE,
+    ADAPTER_CONFIG,
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
 )
-WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
 OLD_WEIGHTS = re.compile(r"pytorch_model.*\.bin|.*\.(bin|pt|pth|ckpt|h5|msgpack|gguf)")
 WITHOUT_OWNER = re.compile(rf"(?:{PREFIX})?([A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
 """The name of a repo from before the Hub's repos had owners, such as gpt2."""
@@ -56,34 +66,50 @@ class Base:
     repo: Hub | None = None
     commit: str = ""
     weights: tuple[tuple[str, RemoteFile], ...] = ()
-    """Files of the repo that hold the weights."""
+    """Files that hold the weights, if it is known what they must be: always for a repo."""
     is_of_run: bool = False
     """Whether it is a snapshot of the run itself, in which the weights are trained further."""
 
     def config(self, dropout: float, activation_checkpointing: bool) -> ModelConfig:
         """The sizes of the model. Raises SnapshotError if it cannot be built here."""
-        content = read_json(self.folder / CONFIG)
+        content, _ = read_config(self.folder)
         return model_config(content, f"{self.key}: its {CONFIG}", dropout, activation_checkpointing)
 
     def fetch_weights(self, here: bool = True) -> Path:
         """Download the weights to the Hub client's cache and verify their hashes; their folder.
 
         Without `here` another process of this machine has done it. Raises SnapshotError if they are
-        not what the repo lists, HubError for a failed download.
+        not what they must be, HubError for a failed download.
         """
-        if self.repo is None or not here:
+        if not here:
             return self.folder
         files = dict(self.weights)
-        for again in (False, True):
-            with_retries(partial(self.repo.download_all, self.commit, files, None, again))
+        for again in (False, True) if self.repo is not None else (False,):
+            if self.repo is not None:
+                with_retries(partial(self.repo.download_all, self.commit, files, None, again))
             wrong = [name for name, file in files.items() if not self._is_listed(name, file)]
             if not wrong:
                 return self.folder
-        raise SnapshotError(f"{self.key}: {wrong[0]} is not what the repo lists, even on a retry.")
+        listed = "what the repo lists, even on a retry" if self.repo else "what it was"
+        raise SnapshotError(f"{self.key}: {wrong[0]} is not {listed}.")
 
     def _is_listed(self, name: str, file: RemoteFile) -> bool:
         path = self.folder / name
-        return path.stat().st_size == file.size and file.sha256 in (None, sha256_of(path))
+        with readable(path):
+            return path.stat().st_size == file.size and file.sha256 in (None, sha256_of(path))
+
+    def reference(self, config: dict[str, Any], lora: Lora | None) -> BaseReference:
+        """What a snapshot says of this base, whose weights are there: their hashes, too.
+
+        `config` is the content of its config.json. Raises SnapshotError for unreadable files.
+        """
+        with readable(self.folder):
+            names = [one.name for one in self.folder.iterdir() if WEIGHTS.fullmatch(one.name)]
+            paths = [self.folder / name for name in sorted(names)]
+            files = {path.name: (path.stat().st_size, sha256_of(path)) for path in paths}
+        if self.repo is None:
+            return BaseReference(str(self.folder.absolute()), None, files, config, lora)
+        return BaseReference(self.repo.repo_id, self.commit, files, config, lora)
 
 
 def open_base(key: str, value: str, timeout: float, with_weights: bool = True) -> Base:
@@ -98,6 +124,31 @@ def open_base(key: str, value: str, timeout: float, with_weights: bool = True) -
     hub, revision = _repo_of(named, value, timeout)
     with _naming(named):
         return with_retries(lambda: _remote(named, hub, revision, with_weights))
+
+
+def open_reference(
+    base: BaseReference, where: Path, timeout: float, instead: str | None = None
+) -> Base:
+    """The base of the snapshot at `where`. `instead` is a folder that may hold it, too.
+
+    Raises SnapshotError if it is not there, HubError if it cannot be downloaded.
+    """
+    weights = {name: RemoteFile(*entry) for name, entry in base.files.items()}
+    label = base.name if base.commit is None else f"{base.name}@{base.commit[:12]}"
+    key = f"{where} holds only what was trained. Its base {label}"
+    if base.commit is None:
+        for folder in map(Path, filter(None, (instead, base.name))):
+            if all((folder / name).is_file() for name in weights):
+                return Base(key, label, folder, weights=tuple(weights.items()))
+        raise SnapshotError(
+            f"{key} is not there. Restore it, or name the folder where it is now with "
+            "model.pretrained=<folder>."
+        )
+    hub = Hub(base.name, timeout)
+    commit, first = base.commit, next(iter(weights))
+    with _naming(key):
+        folder = with_retries(lambda: hub.download(commit, first, None)).parent
+    return Base(key, label, folder, hub, commit, tuple(weights.items()))
 
 
 def open_tokenizer(value: str, timeout: float) -> Path:
@@ -146,7 +197,9 @@ def _naming(named: str) -> Iterator[None]:
 def _local(named: str, path: Path, with_weights: bool) -> Base:
     if snapshot_folders(snapshots_in(path)) or snapshot_folders(path):
         path = newest_snapshot(path)
-    if not (path / CONFIG).is_file():
+    if with_weights:
+        _refuse_part(named, [file.name for file in path.iterdir()] if path.is_dir() else [])
+    if not (path / CONFIG).is_file() and not (path / BASE).is_file():
         raise SnapshotError(f"{named} has no {CONFIG}: it is no model, and no run with snapshots.")
     if with_weights:
         _refuse_without_safetensors(named, [file.name for file in path.iterdir()])
@@ -156,9 +209,11 @@ def _local(named: str, path: Path, with_weights: bool) -> Base:
 def _remote(named: str, hub: Hub, revision: str, with_weights: bool) -> Base:
     commit, _ = hub.head(revision)
     files = hub.files(commit)
-    if with_weights and CONFIG in files:
-        _refuse_without_safetensors(named, list(files))
-    folder = _fetch_small(named, hub, commit, files, CONFIG)
+    if with_weights:
+        _refuse_part(named, files)
+        if CONFIG in files:
+            _refuse_without_safetensors(named, list(files))
+    folder = _fetch_small(named, hub, commit, files, BASE if BASE in files else CONFIG)
     weights = {name: file for name, file in files.items() if WEIGHTS.fullmatch(name)}
     name = f"{hub.repo_id}@{commit[:12]}"
     return Base(named, name, folder, hub, commit, tuple(weights.items()) if with_weights else ())
@@ -175,6 +230,21 @@ def _fetch_small(
             raise SnapshotError(f"{named}: {name} has {files[name].size:,} bytes: too many.")
     paths = [hub.download(commit, name, None) for name in SMALL_FILES if name in files]
     return paths[0].parent
+
+
+def _refuse_part(named: str, names: Collection[str]) -> None:
+    if CONFIG in names:
+        return
+    if BASE in names:
+        raise SnapshotError(
+            f"{named} holds only what a run has trained, and not its base. Name the folder that "
+            "python -m snapshot merge <it> <folder> has written."
+        )
+    if ADAPTER_CONFIG in names:
+        raise SnapshotError(
+            f"{named} is an adapter and not a model. Name a model that it has been merged into, "
+            "by peft's merge_and_unload."
+        )
 
 
 def _refuse_without_safetensors(named: str, names: list[str]) -> None:

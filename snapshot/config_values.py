@@ -11,7 +11,9 @@ LEGACY_VALUES = {
     "model.activation_function": "gelu_new",
     "data.tokenizer": "char",
     "data.documents": "packed",
+    "model.lora_targets": [],
     "optim.freeze": [],
+    "snapshot.whole": True,
 }
 """By key, the value that a snapshot implies which was written before the key existed."""
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from model.causal_lm import LanguageModel, ModelConfig, build_model
-from snapshot.base import CONFIG, Base, check_weights, open_base
+from snapshot.base import Base, check_weights, open_base, open_reference
 from snapshot.disk.architecture import model_config
-from snapshot.disk.files import MANIFEST, read_json, snapshot_folders, snapshots_in
+from snapshot.disk.files import MANIFEST, snapshot_folders, snapshots_in
 from snapshot.disk.reading import visible
+from snapshot.disk.reference import CONFIG, BaseReference, read_config, read_reference, stem_of
 from snapshot.disk.state import RunState, read_state, restore_weights
 from snapshot.errors import SnapshotError
 from snapshot.hub.client import Hub
@@ -34,6 +35,8 @@ class NamedModel:
     from_hub: bool = False
     """Whether somebody else may have written `state`."""
     base: Base | None = None
+    reference: BaseReference | None = None
+    """Where the weights are that a run did not train, if its snapshot does not hold them."""
 
     def load(self) -> LanguageModel:
         """The model with its weights, on the CPU. Raises SnapshotError and HubError."""
@@ -41,7 +44,10 @@ class NamedModel:
             self.base.fetch_weights()
             check_weights(self.base, self.sizes)
         model = build_model(self.sizes)
-        restore_weights(self.folder, model)
+        if self.reference is not None:
+            base = open_reference(self.reference, self.folder, TIMEOUT_SECONDS)
+            restore_weights(base.fetch_weights(), model)
+        restore_weights(self.folder, model, stem_of(self.reference))
         return model
 
 
@@ -74,9 +80,10 @@ def _is_ours(path: Path) -> bool:
 
 
 def _ours(name: str, folder: Path, from_hub: bool) -> NamedModel:
-    path = folder / CONFIG
-    sizes = model_config(read_json(path), str(path))
-    return NamedModel(name, folder, sizes, read_state(folder), from_hub)
+    sizes, reference = model_config(*read_config(folder)), read_reference(folder)
+    if reference is not None:
+        sizes = replace(sizes, lora=reference.lora)
+    return NamedModel(name, folder, sizes, read_state(folder), from_hub, reference=reference)
 
 
 def _other(name: str) -> NamedModel:

@@ -42,7 +42,11 @@ MUST_MATCH = (
     "model.n_head",
     "model.n_embd",
     "model.activation_function",
+    "model.lora_rank",
+    "model.lora_alpha",
+    "model.lora_targets",
     "optim.freeze",
+    "snapshot.whole",
     "train.global_batch_size",
     "train.seed",
 )
@@ -122,10 +126,13 @@ def _branch(own: Start, named: Start, run_dir: Path, resume: str) -> Start:
 
 def refuse_other_run(state: RunState, config: dict[str, Any], data: dict[str, Any]) -> None:
     """Raise SnapshotError with all differences, if the snapshot belongs to another run."""
+    part = value_of(state.config, "model.lora_rank") or not value_of(state.config, "snapshot.whole")
+    checked = {"model.pretrained"} if part else set()  # by hash; it may lie in another place now
     differences = [
         f"{key}: {as_argument(before)} in the snapshot, {as_argument(now)} now"
         for key in MUST_MATCH
         if (before := value_of(state.config, key)) != (now := value_of(config, key))
+        and key not in checked
     ]
     differences += _differences_of_text(state, config, data)
     if differences:

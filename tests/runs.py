@@ -220,10 +220,11 @@ def snapshot(run_dir: Path, step: int) -> Path:
 
 def tensors(folder: Path) -> dict:
     """All weights and optimizer tensors of a snapshot."""
-    return {
-        **load_file(folder / "model.safetensors"),
-        **{f"optimizer {k}": v for k, v in load_file(folder / "optimizer.safetensors").items()},
-    }
+    found = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        prefix = "optimizer " if path.name.startswith("optimizer") else ""
+        found |= {f"{prefix}{name}": tensor for name, tensor in load_file(path).items()}
+    return found
 
 
 def assert_same_bits(one: Path, other: Path) -> None:

@@ -56,7 +56,7 @@ def test_a_start_and_a_snapshot_cost_the_same_however_long_the_run_is(tmp_path, 
         metrics = MetricsFile(path, steps - 500)
         metrics.append([{"event": "train", "step": steps - 499, "loss": 1.0}])
         metrics.flush()
-        draw_run(Console(True, steps, 0), config)
+        draw_run(Console(True, steps, 0), config, "token")
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -126,7 +126,7 @@ def test_a_short_run_is_drawn_whole(tmp_path):
 
 def test_curves_are_drawn_when_nobody_reads_the_output_any_more(tmp_path):
     history(tmp_path / "metrics.jsonl", 10)
-    draw_run(Console(False, 10, 0), load_config([f"run.dir={tmp_path}"]))
+    draw_run(Console(False, 10, 0), load_config([f"run.dir={tmp_path}"]), "token")
     assert (tmp_path / "curves.png").exists()
 
 

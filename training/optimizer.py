@@ -37,7 +37,8 @@ def freeze(model: LanguageModel, patterns: Sequence[str]) -> None:
     """
     if not patterns:
         return
-    parameters = layout_of(model).parameters()
+    layout = layout_of(model)
+    parameters = layout.parameters()
     for pattern in patterns:
         if not any(is_frozen(name, [pattern]) for name in parameters):
             first, *_, last = parameters
@@ -45,9 +46,8 @@ def freeze(model: LanguageModel, patterns: Sequence[str]) -> None:
                 f"{KEY}: {pattern!r} matches no parameter of the model. Their names run from "
                 f"{first} to {last}; * stands for any characters."
             )
-    for name, parameter in parameters.items():
-        parameter.requires_grad_(not is_frozen(name, patterns))
-    if not any(parameter.requires_grad for parameter in parameters.values()):
+    layout.freeze(patterns)
+    if not layout.trained():
         raise ConfigError(
             f"{KEY}={list(patterns)} leaves nothing to train. Leave a part of it out."
         )

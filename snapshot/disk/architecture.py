@@ -16,6 +16,7 @@ from model.causal_lm import (
     causal_lm_config,
 )
 from model.gpt import ACTIVATIONS, GPTConfig
+from model.lora import LoraError
 from snapshot.disk.gpt2_layout import GPT2Layout, gpt2_config, gpt_shape
 from snapshot.disk.layout import Layout
 from snapshot.errors import SnapshotError
@@ -101,6 +102,8 @@ def layout_for(config: ModelConfig) -> Layout:
             return layout_of(build_model(config))
     except UnknownArchitecture as error:
         raise SnapshotError(f"its config.json cannot be used: {error}") from error
+    except LoraError as error:
+        raise SnapshotError(str(error).rstrip(".")) from error
 
 
 def _numbers(content: Any, name: str = "") -> Iterator[tuple[str, float]]:

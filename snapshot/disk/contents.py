@@ -8,6 +8,7 @@ configuration implies, from the headers alone: no number in a file decides how m
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from data.errors import DataError
@@ -17,15 +18,25 @@ from model.causal_lm import ModelConfig
 from model.gpt import GPTConfig
 from snapshot.disk.architecture import config_json, layout_for, model_config
 from snapshot.disk.files import MANIFEST, count_json_values, read_json
-from snapshot.disk.frozen import is_frozen
 from snapshot.disk.headers import file_by_name, read_header, tensor_files
 from snapshot.disk.layout import Layout, Shape
 from snapshot.disk.reading import names_in
+from snapshot.disk.reference import (
+    ADAPTER_CONFIG,
+    BASE,
+    CONFIG,
+    TRAINED,
+    read_config,
+    read_reference,
+    stem_of,
+)
 from snapshot.errors import SnapshotError
 
 LARGEST_TOKENIZER_BYTES = 64 << 20
 MOST_TOKENIZER_VALUES = 2_500_000
 """In a tokenizer.json of subwords; a vocabulary of 262,144 and its merges are 1.8 million."""
+MOST_LAYERS_OF_BASE = 1_000
+"""Of a model whose snapshot does not have a tensor for each."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -34,17 +45,18 @@ def check_contents(folder: Path, frozen: Sequence[str]) -> None:
 
     The optimizer has no state of parameters that the `frozen` patterns match.
     """
-    layout = layout_for(check_model(folder))
+    layout = layout_for(check_model(folder, frozen))
+    layout.freeze(frozen)
     moments: dict[str, Shape] = {}
-    for name, parameter in layout.parameters().items():
-        if is_frozen(name, frozen):
-            continue
+    for name, parameter in layout.trained().items():
         shape = tuple(parameter.shape)[:: -1 if layout.is_transposed(name) else 1]
         moments |= {f"{name}.{moment}": shape for moment in MOMENTS}
         moments[f"{name}.step"] = ()
     _compare(folder, "optimizer", moments)
-    known = {"state.json", "config.json", *TOKENIZER_FILES, MANIFEST}
-    for stem in ("model", "optimizer"):
+    base = read_reference(folder)
+    own = [CONFIG] if base is None else [BASE, *([ADAPTER_CONFIG] if base.lora else [])]
+    known = {"state.json", *own, *TOKENIZER_FILES, MANIFEST}
+    for stem in (stem_of(base), "optimizer"):
         known |= {path.name for path in tensor_files(folder, stem)} | {
             f"{stem}.safetensors.index.json"
         }
@@ -52,25 +64,32 @@ def check_contents(folder: Path, frozen: Sequence[str]) -> None:
         raise SnapshotError(f"{folder} holds {additional[0]}, which no snapshot has")
 
 
-def check_model(folder: Path) -> ModelConfig:
+def check_model(folder: Path, frozen: Sequence[str]) -> ModelConfig:
     """As `check_contents`, for the files needed for inference. Returns the model's sizes."""
-    path = folder / "config.json"
-    content = read_json(path)
-    config = model_config(content, str(path))
+    base = read_reference(folder)
+    content, where = read_config(folder)
+    config = model_config(content, where)
     known = set(config_json(config)) if isinstance(config, GPTConfig) else set(content)
     if additional := sorted(set(content) - known):
-        raise SnapshotError(f"{path} has an unknown entry {additional[0]!r}")
+        raise SnapshotError(f"{where} has an unknown entry {additional[0]!r}")
     _check_tokenizer(folder, config.vocab_size)
-    stored = sum(len(read_header(file)) for file in tensor_files(folder, "model"))
-    if config.n_layer > stored:  # or building the layers would take as long as its author likes
-        raise SnapshotError(f"{path} has {config.n_layer:,} layers, and the files {stored} tensors")
-    _compare(folder, "model", expected_weights(layout_for(config)))
+    stem = stem_of(base)
+    stored = sum(len(read_header(file)) for file in tensor_files(folder, stem))
+    # Or building the layers would take as long as its author likes.
+    most = MOST_LAYERS_OF_BASE if stem == TRAINED else stored
+    if config.n_layer > most:
+        raise SnapshotError(f"{where} has {config.n_layer:,} layers, and the files {stored} tensors")
+    config = replace(config, lora=None if base is None else base.lora)
+    layout = layout_for(config)
+    layout.freeze(frozen)
+    _compare(folder, stem, expected_weights(layout, stem))
     return config
 
 
-def expected_weights(layout: Layout) -> dict[str, Shape]:
-    """Name and shape, as in the files, of every weight of a model."""
-    return {name: shape for group in layout.written() for name, shape in group.shapes.items()}
+def expected_weights(layout: Layout, stem: str) -> dict[str, Shape]:
+    """Name and shape, as in the files of a stem, of every weight in them."""
+    groups = layout.written_as(stem)
+    return {name: shape for group in groups for name, shape in group.shapes.items()}
 
 
 def _compare(folder: Path, stem: str, expected: dict[str, Shape]) -> None:

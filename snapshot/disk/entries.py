@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from snapshot.disk.layout import Layout
+from snapshot.disk.reference import ADAPTERS
 from snapshot.disk.sharded import gather_full, is_sharded
 
 FLOAT_BYTES = 4
@@ -26,16 +27,16 @@ class Entry:
     """From the full tensors to what is written."""
 
 
-def weight_entries(layout: Layout) -> list[Entry]:
-    """The weights of a model, in the order of the file."""
-    parameters = layout.parameters()
+def weight_entries(layout: Layout, stem: str) -> list[Entry]:
+    """The weights that files of this stem hold, in their order."""
+    parameters = {**layout.parameters(), **layout.adapters()}
     return [
         Entry(
             {name: parameters[name] for name in group.parameters},
             {name: FLOAT_BYTES * prod(shape) for name, shape in group.shapes.items()},
-            layout.to_files,
+            _contiguous if stem == ADAPTERS else layout.to_files,
         )
-        for group in layout.written()
+        for group in layout.written_as(stem)
     ]
 
 
@@ -54,6 +55,11 @@ def moment_entries(layout: Layout, optimizer: Optimizer) -> list[Entry]:
                 )
             )
     return entries
+
+
+def sizes_of(entries: list[Entry]) -> dict[str, int]:
+    """Bytes by name of everything that is written."""
+    return {name: size for entry in entries for name, size in entry.sizes.items()}
 
 
 def _transposed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ of the project transposes weights.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -93,8 +93,8 @@ class GPT2Layout(Layout):
     def __init__(self, model: GPT) -> None:
         self._model = model
 
-    def parameters(self) -> dict[str, nn.Parameter]:
-        return dict(self._model.named_parameters())
+    def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return self._model.named_parameters()
 
     def is_transposed(self, name: str) -> bool:
         return is_transposed(name)
@@ -102,7 +102,7 @@ class GPT2Layout(Layout):
     def written(self) -> list[Written]:
         return [
             Written((name,), {name: tuple(one.shape)[:: -1 if is_transposed(name) else 1]})
-            for name, one in self._model.named_parameters()
+            for name, one in self.parameters().items()
         ]
 
     def to_files(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -7,13 +7,16 @@ memory; in files it has those of the Hub, which may split or join parameters.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from model.causal_lm import LanguageModel
+from model.lora import is_adapter, name_in_files, name_in_model
+from snapshot.disk.frozen import is_frozen
+from snapshot.disk.reference import ADAPTERS, TRAINED
 from snapshot.errors import SnapshotError
 
 Shape = tuple[int, ...]
@@ -50,12 +53,27 @@ class Layout(ABC):
     """The layout of one model. Its parameters may be on any device, or sharded."""
 
     @abstractmethod
+    def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters by their names in the module, tied ones once."""
+
     def parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters by name, tied ones once. The optimizer's file has these names."""
+        """The parameters by name, without those of adapters."""
+        return {name_in_model(name): one for name, one in self._named() if not is_adapter(name)}
+
+    def adapters(self) -> dict[str, nn.Parameter]:
+        """The parameters of adapters, by peft's names in files."""
+        return {name_in_files(name): one for name, one in self._named() if is_adapter(name)}
 
     def trained(self) -> dict[str, nn.Parameter]:
-        """Those of `parameters` that are trained."""
-        return {name: one for name, one in self.parameters().items() if one.requires_grad}
+        """Those that are trained. The optimizer's file has their names."""
+        both = {**self.parameters(), **self.adapters()}
+        return {name: one for name, one in both.items() if one.requires_grad}
+
+    def freeze(self, patterns: Sequence[str]) -> None:
+        """Exclude the parameters whose names match from training."""
+        for name, parameter in self.parameters().items():
+            if is_frozen(name, patterns):
+                parameter.requires_grad_(False)
 
     def is_transposed(self, name: str) -> bool:
         """Whether files hold this parameter, and so its moments, transposed."""
@@ -63,7 +81,17 @@ class Layout(ABC):
 
     @abstractmethod
     def written(self) -> list[Written]:
-        """What is written, in the order of the file."""
+        """What is written of a whole model, in the order of the file."""
+
+    def written_as(self, stem: str) -> list[Written]:
+        """What the files of this stem hold (see snapshot/disk/reference.py)."""
+        if stem == ADAPTERS:
+            shapes = {name: tuple(one.shape) for name, one in self.adapters().items()}
+            return [Written((name,), {name: shape}) for name, shape in shapes.items()]
+        if stem == TRAINED:
+            trained = self.trained()
+            return [one for one in self.written() if not trained.keys().isdisjoint(one.parameters)]
+        return self.written()
 
     @abstractmethod
     def to_files(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
@@ -17,7 +18,7 @@ from torch.optim import Optimizer
 from model.causal_lm import LanguageModel
 from snapshot.disk.architecture import config_json, layout_of
 from snapshot.disk.contents import MOMENTS, check_contents
-from snapshot.disk.entries import gathered_tensors, moment_entries, weight_entries
+from snapshot.disk.entries import gathered_tensors, moment_entries, sizes_of, weight_entries
 from snapshot.disk.files import (
     LARGEST_STEP,
     SNAPSHOT_NAME,
@@ -31,6 +32,14 @@ from snapshot.disk.files import (
 from snapshot.disk.frozen import frozen_in
 from snapshot.disk.layout import Stored
 from snapshot.disk.numbers import NumberChecks
+from snapshot.disk.reference import (
+    ADAPTERS,
+    CONFIG,
+    WHOLE,
+    BaseReference,
+    read_reference,
+    stem_of,
+)
 from snapshot.disk.sharded import is_sharded, reshard
 from snapshot.disk.tensors import TensorReader, read_into, write_tensors
 from snapshot.errors import SnapshotError
@@ -84,13 +93,15 @@ def begin_snapshot(
     *,
     writer: bool,
     piece_bytes: int,
+    base: BaseReference | None = None,
 ) -> Callable[[], Path]:
     """Begin the snapshot after `state.step` in `root`; returns a function that completes it.
 
     Every process must call this, with its unwrapped model. The process with `writer` writes, and
-    calls `save_rest(folder)` for additional files; the others take part in gathering shards. The
-    returned function contains no collective, so it may run in a background thread during the next
-    forward and backward pass; until it returns, neither weights nor optimizer may change.
+    calls `save_rest(folder)` for additional files; the others take part in gathering shards. With
+    `base`, only what is trained is written. The returned function contains no collective, so it may
+    run in a background thread during the next forward and backward pass; until it returns, neither
+    weights nor optimizer may change.
 
     Both raise OSError on the writer if the disk rejects the files, and SnapshotError if numbers are
     out of bounds (see `snapshot.disk.numbers`). Earlier snapshots then remain.
@@ -98,7 +109,8 @@ def begin_snapshot(
     target = root / folder_name(state.step)
     reshard(model)
     layout = layout_of(model)
-    files = {"model": weight_entries(layout), "optimizer": moment_entries(layout, optimizer)}
+    stem = stem_of(base)
+    files = {stem: weight_entries(layout, stem), "optimizer": moment_entries(layout, optimizer)}
     sharded = any(map(is_sharded, model.parameters()))
     gathered = gathered_tensors(files, writer)
     content = {"format_version": FORMAT_VERSION, **asdict(state)}
@@ -106,8 +118,9 @@ def begin_snapshot(
 
     def write_files(folder: Path) -> None:
         for stem, entries in files.items():
-            sizes = {name: size for entry in entries for name, size in entry.sizes.items()}
-            write_tensors(folder, stem, sizes, gathered, piece_bytes)
+            # peft reads adapters from one file.
+            most = sys.maxsize if stem == ADAPTERS else piece_bytes
+            write_tensors(folder, stem, sizes_of(entries), gathered, most)
 
     try:
         if writer:
@@ -129,7 +142,10 @@ def begin_snapshot(
                 if not sharded:
                     write_files(folder)
                 save_rest(folder)
-                write_json(folder / "config.json", config_json(model.config))
+                if base is None:
+                    write_json(folder / CONFIG, config_json(model.config))
+                else:
+                    base.write(folder)
                 write_json(folder / STATE, {**content, "versions": versions()})
         return target
 
@@ -192,11 +208,12 @@ def _is_loss_scaler(content: dict[str, Any]) -> bool:
 def restore(folder: Path, model: LanguageModel, optimizer: Optimizer) -> None:
     """Load the weights and the optimizer state of a verified snapshot, bit by bit.
 
-    Every process must call this; it reads only its own slices, without a collective. Raises
-    SnapshotError if a tensor is missing or has another shape.
+    Every process must call this; it reads only its own slices, without a collective. A snapshot
+    with a base needs a model that has the weights of the base. Raises SnapshotError if a tensor is
+    missing or has another shape.
     """
     layout = layout_of(model)
-    restore_weights(folder, model)
+    restore_weights(folder, model, stem_of(read_reference(folder)))
     with TensorReader(folder, "optimizer") as reader:
         for name, parameter in layout.trained().items():
             moments = {moment: torch.empty_like(parameter) for moment in MOMENTS}
@@ -211,19 +228,25 @@ def restore(folder: Path, model: LanguageModel, optimizer: Optimizer) -> None:
 
 
 @torch.no_grad()
-def restore_weights(folder: Path, model: LanguageModel) -> None:
+def restore_weights(folder: Path, model: LanguageModel, stem: str = WHOLE) -> None:
     """Load the weights alone, from a snapshot or from a model of the Hub.
 
-    Every process must call this; it reads only its own slices, without a collective. Raises
-    SnapshotError if a tensor is missing or has another shape.
+    Every process must call this; it reads only its own slices, without a collective. Files of a
+    `stem` for a part of the weights leave the others as they are. Raises SnapshotError if a tensor
+    is missing or has another shape.
     """
     layout = layout_of(model)
-    with TensorReader(folder, "model") as reader:
+    with TensorReader(folder, stem) as reader:
+        if stem == ADAPTERS:
+            for name, parameter in layout.adapters().items():
+                read_into(parameter, reader, Stored((name,)))
+            return
         stored = layout.find(reader.shapes())
         for name, parameter in layout.parameters().items():
-            if name not in stored:
+            if name in stored:
+                read_into(parameter, reader, stored[name])
+            elif stem == WHOLE:
                 raise SnapshotError(f"{folder} does not hold {name}")
-            read_into(parameter, reader, stored[name])
 
 
 def check_snapshot(folder: Path) -> RunState:

@@ -9,7 +9,7 @@ nothing but its shard.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -30,9 +30,6 @@ from model.causal_lm import CausalLM
 from snapshot.disk.layout import Layout, Shape, Stored, Written, refuse_unless_tied
 from snapshot.errors import SnapshotError
 
-WRAPPER = "lm."
-"""What `CausalLM` puts before transformers' names."""
-
 
 class TransformersLayout(Layout):
     """The layout of a `CausalLM`."""
@@ -40,8 +37,8 @@ class TransformersLayout(Layout):
     def __init__(self, model: CausalLM) -> None:
         self._model, self._lm = model, model.lm
 
-    def parameters(self) -> dict[str, nn.Parameter]:
-        return {name.removeprefix(WRAPPER): one for name, one in self._model.named_parameters()}
+    def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return self._lm.named_parameters()
 
     def written(self) -> list[Written]:
         shapes = {

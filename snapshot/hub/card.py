@@ -15,6 +15,7 @@ from data.formats import TABLE_READERS, TEXT_SUFFIXES, suffixes
 from data.printable import printable
 from model.causal_lm import ModelConfig
 from snapshot.config_values import value_of
+from snapshot.disk.reference import ADAPTERS, TRAINED, WHOLE
 from snapshot.disk.state import RunState
 from snapshot.disk.text_facts import bits_per_byte, loss_in_words, token_unit
 from snapshot.hub.client import REPO_ID
@@ -54,8 +55,8 @@ def card_text(
     parts = [
         f"---\n{_metadata(repo_id, state, shape).to_yaml()}\n---",
         f"# {_cell(state.config['run']['name'])}",
-        f"A GPT of {unit}s, trained with accelerate-gpt. This repo is its checkpoint store: the "
-        f"files at the top are the newest snapshot's weights, of step {state.step:,}; "
+        f"A GPT of {unit}s, trained with accelerate-gpt. This repo is its checkpoint store: "
+        f"{_files_at_the_top(state)}, of step {state.step:,}; "
         "`snapshots/` holds what is needed to continue training.",
         _facts_table(state, shape, versions),
     ]
@@ -64,15 +65,34 @@ def card_text(
     if sample:
         parts.append(f"## A sample\n\n{_fenced(printable(sample.strip(), multiline=True))}")
     if best is not None:
+        load = f': `AutoModelForCausalLM.from_pretrained("{repo_id}", subfolder="best")`'
         parts.append(
             f"`best/` holds the snapshot with the lowest held-out loss, {best.loss:.4f} nats per "
-            f"{unit}, of step {best.step:,}: "
-            f'`AutoModelForCausalLM.from_pretrained("{repo_id}", subfolder="best")`.'
+            f"{unit}, of step {best.step:,}{load if _stem(state) == WHOLE else ''}."
         )
-    parts += [_generate_text(repo_id, shape, sample, unit), _continue_training(repo_id)]
+    if _stem(state) == TRAINED:
+        parts.append(_merge(repo_id))
+    else:
+        parts.append(_generate_text(repo_id, shape, sample, unit))
+    parts.append(_continue_training(repo_id))
     if events:
         parts.append(_history(events))
     return "\n\n".join(parts) + "\n"
+
+
+def _stem(state: RunState) -> str:
+    """How the names of the run's files with weights begin."""
+    if value_of(state.config, "model.lora_rank") is not None:
+        return ADAPTERS
+    return WHOLE if value_of(state.config, "snapshot.whole") else TRAINED
+
+
+def _files_at_the_top(state: RunState) -> str:
+    return {
+        WHOLE: "the files at the top are the newest snapshot's weights",
+        ADAPTERS: "the files at the top are the newest snapshot's adapters (LoRA) for the base",
+        TRAINED: "its newest snapshot holds only the weights that are trained",
+    }[_stem(state)]
 
 
 def _metadata(repo_id: str, state: RunState, shape: ModelConfig) -> ModelCardData:
@@ -80,7 +100,7 @@ def _metadata(repo_id: str, state: RunState, shape: ModelConfig) -> ModelCardDat
     name, unit = _public_name(state.data["name"]), token_unit(state.data)
     is_dataset = name == state.data["name"] and REPO_ID.fullmatch(name) is not None
     return ModelCardData(
-        library_name="transformers",
+        library_name="peft" if _stem(state) == ADAPTERS else "transformers",
         pipeline_tag="text-generation",
         license=state.config["hub"].get("license"),
         language=state.config["hub"].get("language") or LANGUAGES.get(name),
@@ -89,6 +109,7 @@ def _metadata(repo_id: str, state: RunState, shape: ModelConfig) -> ModelCardDat
         tags=[
             shape.family,
             *(["character-level"] if unit == "character" else []),
+            *(["lora"] if _stem(state) == ADAPTERS else []),
             "accelerate",
         ],
         model_name=repo_id.partition("/")[2],
@@ -184,6 +205,16 @@ def _generate_text(repo_id: str, shape: ModelConfig, sample: str | None, unit: s
         "```\n\n"
         f"The model has {knows}a context of {shape.block_size} {unit}s. This project's own "
         f"sampling also generates texts longer than the context: `python sample.py {repo_id}`."
+    )
+
+
+def _merge(repo_id: str) -> str:
+    return (
+        "## A whole model\n\n"
+        "This writes it, from the snapshot and from its base, which `base.json` names:\n\n"
+        "```bash\n"
+        f"python -m snapshot merge {repo_id} merged\n"
+        "```"
     )
 
 

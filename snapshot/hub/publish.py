@@ -19,6 +19,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
 from data.tokenizer import TOKENIZER_FILES
 from snapshot.disk.files import MANIFEST, manifest_entries, manifest_sha256, step_of
+from snapshot.disk.reference import ADAPTER_CONFIG, BASE, CONFIG
 from snapshot.errors import SnapshotError
 from snapshot.hub.client import Hub, Operation
 from snapshot.hub.errors import HubError
@@ -34,7 +35,8 @@ from snapshot.hub.records import replaced_segments
 from snapshot.hub.remote import RemoteFile
 from snapshot.hub.xet import Transfer
 
-WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
+WEIGHTS = re.compile(r"(adapter_)?model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
+CONFIGS = (CONFIG, BASE, ADAPTER_CONFIG)
 CURVES = "curves.png"
 BEST = "best/"
 """The folder of the snapshot with the lowest held-out loss."""
@@ -147,7 +149,7 @@ def publish(
     top_level = [
         CommitOperationAdd(path.name, path)
         for path in sorted(upload.folder.iterdir())
-        if path.name in ("config.json", *TOKENIZER_FILES) or WEIGHTS.fullmatch(path.name)
+        if path.name in (*CONFIGS, *TOKENIZER_FILES) or WEIGHTS.fullmatch(path.name)
     ]
     if upload.card.curves is not None:
         top_level.append(CommitOperationAdd(CURVES, upload.card.curves))

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from config.schema import Config
-from data.tokenizer import CHARACTERS
 from training.reporting.console import Console
 from training.reporting.metrics import Record, sample_metrics
 
@@ -20,12 +19,14 @@ NOT_FOR_TITLES = ("Last Resort", "Emoji")
 """Fonts whose glyphs are placeholder boxes, or bitmaps of one size."""
 
 
-def draw_run(console: Console, config: Config) -> None:
-    """Draw curves.png of a run. Only the main process calls this; a failure is only a warning."""
+def draw_run(console: Console, config: Config, unit: str) -> None:
+    """Draw curves.png of a run. Only the main process calls this; a failure is only a warning.
+
+    `unit` is what a token is: a character, or a token.
+    """
     run_dir = Path(config.run.dir)
     try:
         records = sample_metrics(run_dir / "metrics.jsonl", config.train.eval_every)
-        unit = "character" if config.data.tokenizer == CHARACTERS else "token"
         draw_curves(records, config.run.name, run_dir / "curves.png", unit)
     except Exception as error:  # a picture is not worth a run
         console.warn(f"curves.png was not drawn: {error}.")

@@ -54,7 +54,9 @@ def print_header(
         f"heads, {shape.n_embd} wide, context {shape.block_size}"
     )
     if frozen := sum(one.numel() for one in model.parameters() if not one.requires_grad):
-        console.say(f"frozen    {frozen:,} of them, by optim.freeze={config.optim.freeze}")
+        key = "optim.freeze" if config.optim.freeze else "model.lora_rank"
+        value = config.optim.freeze or config.model.lora_rank
+        console.say(f"frozen    {frozen:,} of them, by {key}={value}")
     if base is not None:
         what = "its weights" if config.model.architecture is None else "its architecture"
         console.say(f"from      {base} ({shape.family}): {what}, trained in float32")

@@ -11,12 +11,14 @@ from accelerate import Accelerator
 from accelerate.big_modeling import init_empty_weights
 from torch import nn
 
-from config.schema import Config, ConfigError, other_model, too_long
+from config.schema import Config, ConfigError, lora_of, other_model, too_long
 from data.tokenizer import Tokenizer, refuse_larger_than
-from model.causal_lm import CausalLMConfig, LanguageModel, ModelConfig, build_model
-from snapshot.base import SMALL_FILES, Base, check_weights, open_base
-from snapshot.disk.architecture import layout_for, model_config
-from snapshot.disk.files import read_json, snapshot_folders, snapshots_in, verify
+from model.causal_lm import CausalLMConfig, LanguageModel, ModelConfig, adapt, build_model
+from model.lora import LoraError
+from snapshot.base import SMALL_FILES, Base, check_weights, open_base, open_reference
+from snapshot.disk.architecture import config_json, layout_for, model_config
+from snapshot.disk.files import snapshot_folders, snapshots_in, verify
+from snapshot.disk.reference import BaseReference, read_config, read_reference
 from snapshot.disk.state import restore_weights
 from snapshot.errors import SnapshotError
 from snapshot.hub.errors import HubError
@@ -77,7 +79,7 @@ def _open(key: str, value: str, config: Config, begun: Path | None) -> Base:
         if config.hub.repo_id is None or config.snapshot.resume == "never":
             raise
         with suppress(SnapshotError, HubError):  # perhaps the run has begun on another machine
-            own = open_base("hub.repo_id", config.hub.repo_id, config.hub.timeout_seconds)
+            own = open_base("hub.repo_id", config.hub.repo_id, config.hub.timeout_seconds, False)
             return replace(own, key=f"{key}={value}", name=value, is_of_run=True)
         raise
 
@@ -87,8 +89,11 @@ class PretrainedModel:
 
     def __init__(self, accelerator: Accelerator, config: Config, base: Base) -> None:
         self.base = base
+        self.reference: BaseReference | None = None
+        """What snapshots say of the base, if they hold only what is trained."""
         self._accelerator, self._config = accelerator, config
         self._has_weights = config.model.pretrained is not None
+        self._weights: Path | None = None
 
     def build(self, start: Start, tokenizer: Tokenizer) -> LanguageModel:
         """Build the model of `base`, or that of the snapshot which the run resumes from.
@@ -101,9 +106,8 @@ class PretrainedModel:
         if start.folder is None:
             sizes = base.config(keys.dropout, keys.activation_checkpointing)
         else:
-            path = start.folder / "config.json"
-            content = read_json(path)
-            sizes = model_config(content, str(path), keys.dropout, keys.activation_checkpointing)
+            described = read_config(start.folder)
+            sizes = model_config(*described, keys.dropout, keys.activation_checkpointing)
         if start.folder is None and base.is_of_run:
             raise SnapshotError(
                 f"{base.key} is needed to begin at step 1, and cannot be read now: the run has "
@@ -115,21 +119,49 @@ class PretrainedModel:
         refuse_larger_than(sizes.vocab_size, tokenizer, str(self._config.data.tokenizer))
         if start.folder is None and self._has_weights:
             here = accelerator.is_local_main_process
-            local_main_first(accelerator, lambda: base.fetch_weights(here))
+            self._weights = local_main_first(accelerator, lambda: base.fetch_weights(here))
             run_on_main(accelerator, lambda: check_weights(base, sizes))
         parameters = layout_for(sizes).parameters().values()
         check_parameters_fit(sum(map(torch.numel, parameters)), f"{base.key} needs")
         if start.folder is None and not self._has_weights:
             return build_model(sizes)
-        return _empty_model(sizes)
+        model = _empty_model(sizes)
+        if self._config.saves_only_trained:
+            self._refer_to_base(start, model)
+        return model
+
+    def _refer_to_base(self, start: Start, model: LanguageModel) -> None:
+        """Add the adapters, if any, and find the base of a run that saves only what it trains."""
+        accelerator, keys = self._accelerator, self._config.model
+        if (lora := lora_of(keys)) is not None:
+            try:
+                lora = lora.of(model.blocks)
+                adapt(model, lora)
+            except LoraError as error:
+                raise ConfigError(str(error)) from error
+        if start.folder is None:
+            content = config_json(model.config)
+            made = run_on_main(accelerator, lambda: self.base.reference(content, lora))
+            # What the other processes need of it is which files they help to write.
+            self.reference = made or BaseReference("", None, {}, content, lora)
+            return
+        place, here = start.folder, accelerator.is_local_main_process
+        reference = self.reference = read_reference(place)
+        assert reference is not None, "the snapshot is whole"
+        timeout = self._config.hub.timeout_seconds
+
+        def fetch() -> Path:
+            return open_reference(reference, place, timeout, keys.pretrained).fetch_weights(here)
+
+        self._weights = local_main_first(accelerator, fetch)
 
     def load(self, model: LanguageModel) -> None:
-        """Read the weights into a prepared model that starts at step 0. Every process calls this.
+        """Read the base's weights, if they are needed, into a prepared model. All call this.
 
         Raises SnapshotError.
         """
-        if self._has_weights:
-            run_on_all(self._accelerator, lambda: restore_weights(self.base.folder, model))
+        if (weights := self._weights) is not None:
+            run_on_all(self._accelerator, lambda: restore_weights(weights, model))
 
 
 def _empty_model(sizes: ModelConfig) -> LanguageModel:

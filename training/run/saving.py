@@ -15,8 +15,10 @@ from torch.optim import Optimizer
 
 from config.schema import Config
 from snapshot.disk.files import prune, snapshots_in
+from snapshot.disk.reference import BaseReference
 from snapshot.disk.sharded import is_sharded, reshard
 from snapshot.disk.state import RunState, begin_snapshot
+from snapshot.disk.text_facts import token_unit
 from snapshot.errors import SnapshotError
 from training.distributed.agreement import raise_if_any_failed
 from training.exits import TrainingStopped
@@ -51,13 +53,14 @@ class SnapshotWriter:
         save_tokenizer: Callable[[Path], None],
         report: Report,
         best: BestSnapshot,
+        base: BaseReference | None = None,
     ) -> None:
         self.pending = False
         """Whether a snapshot has begun that the next update must wait for."""
-        self._step = 0
+        self._step, self._unit = 0, "token"
         self._accelerator, self._config, self._report = accelerator, config, report
         self._model, self._optimizer, self._best = model, optimizer, best
-        self._save_tokenizer = save_tokenizer
+        self._save_tokenizer, self._base = save_tokenizer, base
         self._root = snapshots_in(Path(config.run.dir))
         self._stream: torch.Stream | None = None
         self._thread: Thread | None = None
@@ -75,6 +78,7 @@ class SnapshotWriter:
         accelerator, begun = self._accelerator, time.perf_counter()
         self._join()  # the thread of the snapshot before may still draw the curves
         self._step = self._report.saved_step = state.step
+        self._unit = token_unit(state.data)
         reshard(self._model)  # a wholly compiled model hides the root of FSDP's groups
         if accelerator.scaler is not None:
             state.loss_scaler = accelerator.scaler.state_dict()
@@ -89,6 +93,7 @@ class SnapshotWriter:
                 self._save_rest,
                 writer=accelerator.is_main_process,
                 piece_bytes=self._config.snapshot.piece_bytes,
+                base=self._base,
             )
         except OSError as error:
             self._error = error
@@ -128,7 +133,7 @@ class SnapshotWriter:
         """Draw the curves, and offer the newest snapshot for upload."""
         report = self._report
         if self._accelerator.is_main_process:
-            draw_run(report.console, self._config)
+            draw_run(report.console, self._config, self._unit)
             saved = report.last_snapshot
             self._best.settle()
             best = self._best.newest

@@ -140,12 +140,12 @@ class Session:
         accelerator, config, start, state = self.accelerator, self.config, self.start, self.state
         self._model = model
         bare_model = accelerator.unwrap_model(model, keep_torch_compile=False)
+        if self.pretrained is not None:
+            self.pretrained.load(bare_model)
         if (folder := start.folder) is not None:
             run_on_all(accelerator, lambda: restore(folder, bare_model, optimizer))
             if accelerator.scaler is not None and state.loss_scaler is not None:
                 accelerator.scaler.load_state_dict(state.loss_scaler)
-        elif self.pretrained is not None:
-            self.pretrained.load(bare_model)
         metrics = run_on_main(accelerator, lambda: open_run(Path(config.run.dir), config, start))
         accelerator.init_trackers(config.run.name, config=as_flat(config))
         self.report = report = Report(
@@ -159,16 +159,16 @@ class Session:
             Watchdog(self.console, config, parameter_count(bare_model), accelerator.num_processes),
         )
         self._best = BestSnapshot(config, accelerator.is_main_process, state, start)
-        save, best = self.corpus.tokenizer.save, self._best
-        self._writer = SnapshotWriter(accelerator, config, model, optimizer, save, report, best)
+        save, base = self.corpus.tokenizer.save, self.pretrained and self.pretrained.reference
+        about = report, self._best, base
+        self._writer = SnapshotWriter(accelerator, config, model, optimizer, save, *about)
         optimizer.optimizer.register_step_pre_hook(lambda *_: self._finish_snapshot())
         self._timeouts = ProcessGroupTimeouts(accelerator, config.run)
         self._stop = Stop(accelerator, config.run, self.signals)
         model.train()
         build_gradient_buckets(accelerator, model, optimizer, self._micro_batch())
-        held_out = held_out_loader.dataset
-        probe = held_out.__getitems__(held_out.in_order(1))
-        self._probe = send_to_device(probe, accelerator.device)
+        windows = held_out_loader.dataset
+        self._probe = send_to_device(windows.__getitems__(windows.in_order(1)), accelerator.device)
         if self._pending:
             self.report_evaluation(held_out_loss(accelerator, model, held_out_loader))
             self._sample = sample_text(accelerator, model, self.corpus, state.step)

@@ -1,0 +1,144 @@
+"""A snapshot that holds only what is trained, and the base that holds the rest.
+
+`base.json` names the base, with the hash of each of its files, and has its config.json. There is no
+config.json then, so that no other program takes a part of the weights for all of them. Adapters
+(LoRA) are in peft's format, which transformers loads with their base.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from model.lora import Lora
+from snapshot.disk.files import read_json, write_json
+from snapshot.errors import SnapshotError
+
+CONFIG = "config.json"
+BASE = "base.json"
+ADAPTER_CONFIG = "adapter_config.json"
+WHOLE, TRAINED, ADAPTERS = "model", "trained", "adapter_model"
+"""How the names of the files with weights begin: of all, of those that are trained, of adapters."""
+DIGEST, COMMIT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
+WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
+"""Files of a whole model that hold weights."""
+LARGEST_RANK = 2**16
+GPT2 = "gpt2"
+"""The architecture whose files hold projections as (inputs, outputs)."""
+
+
+@dataclass(frozen=True)
+class BaseReference:
+    """A model whose weights a snapshot does not repeat."""
+
+    name: str
+    """A folder, or a repo of the Hub."""
+    commit: str | None
+    """The commit of the repo; None for a folder."""
+    files: dict[str, tuple[int, str]] = field(repr=False)
+    """Size and sha256 of each file with weights."""
+    config: dict[str, Any] = field(repr=False)
+    """The content of its config.json."""
+    lora: Lora | None = None
+    """The adapters that are trained, if there are any."""
+
+    @property
+    def stem(self) -> str:
+        """How the names of the snapshot's files with weights begin."""
+        return TRAINED if self.lora is None else ADAPTERS
+
+    def write(self, folder: Path) -> None:
+        """Write `base.json`, and `adapter_config.json` for adapters."""
+        listed = [{"path": path, "size": n, "sha256": h} for path, (n, h) in self.files.items()]
+        content = {"name": self.name, "commit": self.commit, "files": listed}
+        write_json(folder / BASE, {**content, "config": self.config})
+        if self.lora is not None:
+            write_json(folder / ADAPTER_CONFIG, self._adapter_config(self.lora))
+
+    def _adapter_config(self, lora: Lora) -> dict[str, Any]:
+        """What peft needs to know."""
+        return {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": self.name,
+            "revision": self.commit,
+            "r": lora.rank,
+            "lora_alpha": lora.alpha,
+            "lora_dropout": lora.dropout,
+            "target_modules": list(lora.targets),
+            "fan_in_fan_out": self.config.get("model_type") == GPT2,
+            "bias": "none",
+            "inference_mode": True,
+        }
+
+
+def stem_of(reference: BaseReference | None) -> str:
+    """How the names of a snapshot's files with weights begin."""
+    return WHOLE if reference is None else reference.stem
+
+
+def read_config(folder: Path) -> tuple[Any, str]:
+    """The config.json of the model in a folder, and where it is written, for messages."""
+    if (reference := read_reference(folder)) is not None:
+        return reference.config, f"the config in {folder / BASE}"
+    return read_json(folder / CONFIG), str(folder / CONFIG)
+
+
+def read_reference(folder: Path) -> BaseReference | None:
+    """The base of a snapshot; None if the snapshot is whole. Raises SnapshotError."""
+    path = folder / BASE
+    if not path.exists():
+        return None
+    content = read_json(path)
+    fault = SnapshotError(f"{path} does not name a base as a snapshot does")
+    if not isinstance(content, dict) or set(content) != {"name", "commit", "files", "config"}:
+        raise fault
+    name, commit, files, config = (content[key] for key in ("name", "commit", "files", "config"))
+    is_commit = isinstance(commit, str) and COMMIT.fullmatch(commit) is not None
+    if not isinstance(name, str) or not (commit is None or is_commit):
+        raise fault
+    if not isinstance(config, dict) or not isinstance(files, list) or not files:
+        raise fault
+    entries: dict[str, tuple[int, str]] = {}
+    for entry in files:
+        if not isinstance(entry, dict) or set(entry) != {"path", "size", "sha256"}:
+            raise fault
+        file, size, digest = entry["path"], entry["size"], entry["sha256"]
+        texts = isinstance(file, str) and isinstance(digest, str)
+        if not texts or type(size) is not int or WEIGHTS.fullmatch(file) is None:
+            raise fault
+        if DIGEST.fullmatch(digest) is None or file in entries or size < 0:
+            raise fault
+        entries[file] = (size, digest)
+    found = BaseReference(name, commit, entries, config)
+    return replace(found, lora=_read_lora(folder, found))
+
+
+def _read_lora(folder: Path, found: BaseReference) -> Lora | None:
+    """The adapters of a snapshot with this base; None if it has none. Raises SnapshotError."""
+    path = folder / ADAPTER_CONFIG
+    if not path.exists():
+        return None
+    content = read_json(path)
+    fault = SnapshotError(f"{path} is not what this project writes")
+    if not isinstance(content, dict):
+        raise fault
+    rank, alpha, dropout, targets = (
+        content.get(key) for key in ("r", "lora_alpha", "lora_dropout", "target_modules")
+    )
+    counts = type(rank) is int and type(alpha) is int
+    if not counts or not 1 <= rank <= LARGEST_RANK or not 1 <= alpha <= LARGEST_RANK:
+        raise fault
+    if type(dropout) not in (float, int) or not 0 <= dropout < 1 or not _are_names(targets):
+        raise fault
+    lora = Lora(rank, alpha, tuple(targets), dropout)
+    if content != found._adapter_config(lora):
+        raise fault
+    return lora
+
+
+def _are_names(targets: Any) -> bool:
+    is_list = isinstance(targets, list) and len(targets) > 0
+    return is_list and all(isinstance(one, str) and one.isidentifier() for one in targets)

@@ -1,0 +1,43 @@
+"""A whole model from a snapshot that holds only what was trained, and from its base."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from data.tokenizer import TOKENIZER_FILES
+from model.lora import merge_adapters
+from snapshot.disk.architecture import config_json, layout_of
+from snapshot.disk.entries import gathered_tensors, sizes_of, weight_entries
+from snapshot.disk.files import atomic_folder, write_json
+from snapshot.disk.reference import CONFIG, WHOLE
+from snapshot.disk.tensors import write_tensors
+from snapshot.errors import SnapshotError
+from snapshot.named_model import NamedModel, find_model
+
+PIECE_BYTES = 2_000_000_000
+"""Bytes of the largest file, as in a snapshot."""
+
+
+def merge(source: str, folder: Path) -> NamedModel:
+    """Write the model to a new folder, which transformers loads and `model.pretrained` takes.
+
+    The weights are float32. Raises SnapshotError for a snapshot that is whole and for a folder that
+    exists, HubError if something cannot be downloaded, OSError if the folder cannot be written.
+    """
+    named = find_model(source)
+    if named.reference is None:
+        raise SnapshotError(f"{named.name} is whole already: transformers loads it as it is.")
+    if folder.exists():
+        raise SnapshotError(f"{folder} exists. Name a new folder.")
+    model = named.load()
+    if named.reference.lora is not None:
+        merge_adapters(model)
+    entries = weight_entries(layout_of(model), WHOLE)
+    with atomic_folder(folder.parent, folder.name) as building:
+        tensors = gathered_tensors({WHOLE: entries}, writer=True)
+        write_tensors(building, WHOLE, sizes_of(entries), tensors, PIECE_BYTES)
+        write_json(building / CONFIG, config_json(named.sizes))
+        for name in TOKENIZER_FILES:
+            shutil.copyfile(named.folder / name, building / name)
+    return named

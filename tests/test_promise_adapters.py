@@ -1,0 +1,282 @@
+"""LoRA, and snapshots that hold only what is trained: each promise holds, and the base is known."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+
+import families
+import hubs
+import runs
+from config.checks import problems
+from config.schema import Config
+from model.lora import Lora, LoraError
+from snapshot.base import open_reference
+from snapshot.disk.files import read_json
+from snapshot.disk.reference import read_reference
+from snapshot.disk.state import check_snapshot
+from snapshot.errors import SnapshotError
+from snapshot.named_model import find_model
+from test_hostile_snapshots import seal
+from transformers import AutoModelForCausalLM
+
+LORA = ("model.lora_rank=4", "model.dropout=0.1", "optim.learning_rate=0.01")
+FROZEN = ('optim.freeze=["*.wte.*","*.wpe.*","*.h.0.*"]', "optim.learning_rate=0.001")
+PART = (*FROZEN, "snapshot.whole=false")
+SHAPES = {"DDP-2": ("ddp_cpu.yaml", 2), "FSDP-2": ("fsdp_cpu.yaml", 2)}
+MARKS = {"DDP-2": pytest.mark.slow, "FSDP-2": pytest.mark.thorough}
+
+
+def words(small, base, *more):
+    """The overrides of a run of twenty steps that begins from a model."""
+    own = [word for word in small if not word.startswith("model.n_")]
+    return [*own, f"model.pretrained={base}", "train.max_steps=20", "snapshot.every=10", *more]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    return families.make("llama tied", tmp_path_factory.mktemp("bases") / "llama", dtype="bfloat16")
+
+
+@pytest.fixture(scope="module")
+def bases(llama, finished_run):
+    """A model of transformers, and one of our own GPT: the folder of a run."""
+    return {"llama": llama, "own": finished_run}
+
+
+@pytest.fixture(scope="module")
+def trained(small, bases, tmp_path_factory):
+    """Runs of adapters on one process, each done once."""
+    done = {}
+
+    def run_of(family, more=LORA):
+        if (family, more) not in done:
+            run_dir = tmp_path_factory.mktemp("adapters") / "run"
+            result = runs.train(*words(small, bases[family], *more), f"run.dir={run_dir}")
+            assert result.returncode == 0, result.stderr
+            assert " of them, by " in result.stdout
+            done[family, more] = run_dir
+        return done[family, more]
+
+    return run_of
+
+
+def ours(folder, ids):
+    """Logits of a snapshot, or of any model, as sample.py and evaluate.py load it."""
+    with torch.no_grad():
+        return find_model(str(folder)).load().eval()(ids)
+
+
+def theirs(folder, ids):
+    """Logits as transformers computes them, which loads adapters with their base."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        return model(ids).logits
+
+
+def merged(run_dir, folder):
+    result = runs.run([*runs.MODULE, "merge", str(run_dir), str(folder)])
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+@pytest.mark.parametrize("family", ["own", pytest.param("llama", marks=pytest.mark.thorough)])
+def test_a_snapshot_has_the_adapters_alone_and_transformers_computes_the_same(
+    trained, family, tmp_path
+):
+    run_dir = trained(family)
+    assert runs.losses(run_dir)[-1] < runs.losses(run_dir)[0]
+    place = runs.snapshot(run_dir, 20)
+    names = {path.name for path in place.iterdir()}
+    assert {"adapter_model.safetensors", "adapter_config.json", "base.json"} < names
+    assert not names & {"model.safetensors", "config.json"}
+    assert all(".lora_" in name for name in runs.tensors(place))
+    ids = torch.randint(20, (2, 12), generator=torch.Generator().manual_seed(1))
+    found = ours(place, ids)
+    base = find_model(read_json(place / "base.json")["name"]).load().eval()
+    with torch.no_grad():
+        assert (found - base(ids)).abs().max() > 1e-3  # it has learned something
+    assert (theirs(place, ids) - found).abs().max() < 1e-5
+    whole = merged(run_dir, tmp_path / "whole")
+    assert (theirs(whole, ids) - found).abs().max() < 1e-5
+    assert (ours(whole, ids) - found).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [
+        ("own", LORA),
+        pytest.param("llama", LORA, marks=pytest.mark.slow),
+        pytest.param("own", PART, marks=pytest.mark.thorough),
+    ],
+    ids=["own", "llama", "part"],
+)
+def test_resumed_the_bits_are_those_of_an_uninterrupted_run(small, bases, trained, family, more):
+    """Also with a base that lies elsewhere now."""
+    run_dir = trained(family, more)
+    cut = run_dir.parent / "cut"
+    shutil.copytree(run_dir, cut)
+    shutil.rmtree(runs.snapshot(cut, 20))
+    again = words(small, bases[family], *more, f"run.dir={cut}")
+    result = runs.train(*again)
+    assert result.returncode == 0, result.stderr
+    assert "step-00000010, the newest of this run" in result.stdout
+    runs.assert_same_bits(runs.snapshot(run_dir, 20), runs.snapshot(cut, 20))
+
+
+@pytest.mark.parametrize("shape", [pytest.param(one, marks=MARKS[one]) for one in SHAPES])
+@pytest.mark.parametrize("family", ["own", pytest.param("llama", marks=pytest.mark.slow)])
+def test_two_processes_have_the_losses_of_one(small, bases, trained, family, shape, tmp_path):
+    """And each resumes from the snapshot of the other."""
+    plain = (LORA[0], "optim.learning_rate=0.01")
+    alone = trained(family, plain)
+    config, processes = SHAPES[shape]
+    file = runs.rehearsal(config, tmp_path, processes)
+    both = tmp_path / "both"
+    result = runs.launch(file, *words(small, bases[family], *plain, f"run.dir={both}"))
+    assert result.returncode == 0, result.stderr
+    assert f"{processes} processes" in result.stdout
+    expected, found = (torch.tensor(runs.losses(one)) for one in (alone, both))
+    assert (expected - found).abs().max() < 1e-5
+    shutil.rmtree(runs.snapshot(both, 20))
+    result = runs.train(*words(small, bases[family], *plain, f"run.dir={both}"))
+    assert result.returncode == 0, result.stderr
+    assert (torch.tensor(runs.losses(both)) - expected).abs().max() < 1e-5
+    shutil.copytree(alone, tmp_path / "moved")
+    shutil.rmtree(runs.snapshot(tmp_path / "moved", 20))
+    more = (*plain, f"run.dir={tmp_path / 'moved'}")
+    result = runs.launch(file, *words(small, bases[family], *more))
+    assert result.returncode == 0, result.stderr
+    assert (torch.tensor(runs.losses(tmp_path / "moved")) - expected).abs().max() < 1e-5
+
+
+def test_a_part_and_its_base_are_what_a_whole_snapshot_holds(trained, tmp_path):
+    """Without the frozen parameters, in files that nothing takes for a whole model."""
+    whole, part = (runs.snapshot(trained("own", more), 20) for more in (FROZEN, PART))
+    assert (part / "trained.safetensors").exists()
+    expected, held = runs.tensors(whole), runs.tensors(part)
+    assert held
+    assert all(expected[name].equal(tensor) for name, tensor in held.items())
+    missing = {name for name in expected if name not in held}
+    assert all(".wte." in name or ".wpe." in name or ".h.0." in name for name in missing)
+    assert missing
+    with pytest.raises(OSError, match="config.json"):
+        AutoModelForCausalLM.from_pretrained(part)
+    folder = merged(part, tmp_path / "whole")
+    weights = runs.tensors(folder)
+    assert weights
+    assert all(expected[name].equal(tensor) for name, tensor in weights.items())
+    assert read_json(folder / "config.json") == read_json(whole / "config.json")
+
+
+def test_a_base_is_compared_by_hash_wherever_it_is(trained, llama, tmp_path):
+    place = runs.snapshot(trained("llama"), 20)
+    reference = read_reference(place)
+    assert reference.lora == Lora(4, 8, reference.lora.targets, 0.1)
+    assert reference.lora.targets[-1] == "v_proj"
+    moved = shutil.copytree(llama, tmp_path / "moved")
+    assert open_reference(reference, place, 1.0, str(moved)).fetch_weights() == moved
+    with open(moved / "model.safetensors", "r+b") as opened:
+        opened.seek(-1, 2)
+        opened.write(b"?")
+    with pytest.raises(SnapshotError, match=r"model.safetensors is not what it was"):
+        open_reference(reference, place, 1.0, str(moved)).fetch_weights()
+
+
+@pytest.mark.thorough
+def test_a_run_of_adapters_goes_on_from_its_repo_with_a_base_of_the_hub(
+    small, llama, hub, another_home, tmp_path
+):
+    """The base is pinned to its commit, whatever is published there later."""
+    commit = hubs.publish(hub, "them/model", llama)
+    more = [*LORA, *hubs.words(tmp_path / "run")]
+    command = words(small, "them/model", *more, f"run.dir={tmp_path / 'run'}")
+    result = runs.train(*command, "train.max_steps=10", **hub.environment())
+    assert result.returncode == 0, result.stderr
+    hubs.publish(hub, "them/model", families.make("llama", tmp_path / "other"))
+    shutil.rmtree(tmp_path / "run")
+    there = hub.environment() | another_home
+    result = runs.train(*command, **there)
+    assert result.returncode == 0, result.stderr
+    assert f"fetched from {hubs.REPO}@" in result.stdout
+    place = runs.snapshot(tmp_path / "run", 20)
+    assert read_reference(place).commit == commit
+    alone = runs.train(*words(small, llama, *LORA, f"run.dir={tmp_path / 'alone'}"))
+    assert alone.returncode == 0, alone.stderr
+    runs.assert_same_bits(runs.snapshot(tmp_path / "alone", 20), place)
+    files = hub.repos[hubs.REPO].files()
+    assert {"adapter_model.safetensors", "adapter_config.json", "base.json"} < set(files)
+    assert "config.json" not in files
+    result = runs.run(runs.command(hubs.REPO, "--length", "9", script="sample.py"), **there)
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_part_is_not_taken_for_a_model(small, trained, tmp_path):
+    begun = words(small, trained("llama"), f"run.dir={tmp_path / 'run'}")
+    result = runs.train(*begun)
+    assert result.returncode == 2
+    assert "holds only what a run has trained, and not its base" in result.stderr
+
+
+WRONG = {
+    "a base outside": ("base.json", lambda content: content.update(commit="main")),
+    "a file that is none": (
+        "base.json",
+        lambda content: content["files"][0].update(path="../model.safetensors"),
+    ),
+    "no file": ("base.json", lambda content: content.update(files=[])),
+    "another width": ("base.json", lambda content: content["config"].update(n_embd=36)),
+    "code": ("base.json", lambda content: content["config"].update(auto_map={"x": "y"})),
+    "another rank": ("adapter_config.json", lambda content: content.update(r=5)),
+    "a rank of 0": ("adapter_config.json", lambda content: content.update(r=0)),
+    "another layer": (
+        "adapter_config.json",
+        lambda content: content.update(target_modules=["c_fc"]),
+    ),
+    "a layer that is none": (
+        "adapter_config.json",
+        lambda content: content.update(target_modules=["x"]),
+    ),
+    "a pattern": ("adapter_config.json", lambda content: content.update(target_modules=".*")),
+    "another entry": (
+        "adapter_config.json",
+        lambda content: content.update(auto_mapping={"parent_library": "os"}),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_hostile_part_is_refused(trained, tmp_path, case):
+    place = tmp_path / "step-00000020"
+    shutil.copytree(runs.snapshot(trained("own"), 20), place)
+    check_snapshot(place)
+    name, change = WRONG[case]
+    content = read_json(place / name)
+    change(content)
+    (place / name).write_text(json.dumps(content))
+    seal(place)
+    with pytest.raises(SnapshotError):
+        check_snapshot(place)
+
+
+def test_layers_that_a_model_does_not_have_are_named(bases):
+    model = find_model(str(bases["own"])).load()
+    with pytest.raises(LoraError, match=r"'q_proj' is no linear layer .* c_attn, c_fc, c_proj"):
+        Lora(4, 8, ("q_proj",)).of(model.blocks)
+
+
+def test_keys_that_contradict_each_other_are_refused():
+    config = Config()
+    config.run.name, config.run.dir = "name", "out/name"
+    config.model.lora_rank = 4
+    assert "model.lora_rank=4 needs model.pretrained" in problems(config)[0]
+    config.model.pretrained, config.optim.freeze = "somewhere", ["*.wte.*"]
+    assert "LoRA trains no others" in problems(config)[0]
+    config.model.lora_rank, config.model.lora_alpha = None, 8
+    assert "model.lora_alpha=8 needs model.lora_rank" in problems(config)[0]
+    config.model.lora_alpha, config.optim.freeze = None, []
+    config.snapshot.whole = False
+    assert "snapshot.whole=False needs a base" in problems(config)[0]
