@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from config.checks import is_storable, problems
 from config.hints import joined_options, quoted, quoted_argument, unknown_key, unknown_option
-from config.schema import TEXT_KEYS, Config, ConfigError, other_model
+from config.schema import LIST_KEYS, TEXT_KEYS, Config, ConfigError, other_model
 from data.tokenizer import CHARACTERS
 from data.urls import redact_urls
 
@@ -116,15 +116,6 @@ def _public(config: Config) -> DictConfig:
     return OmegaConf.structured(replace(config, data=data))
 
 
-def as_flat(config: Config) -> dict[str, Any]:
-    """The resolved configuration by dotted key, lists as text, for trackers."""
-    return {
-        f"{section}.{name}": str(value) if isinstance(value, list) else value
-        for section, group in as_plain(config).items()
-        for name, value in group.items()
-    }
-
-
 def _expand_home(path: str) -> str:
     """A path with `~` expanded, which shells do not do after `=`."""
     with suppress(RuntimeError):  # an unknown user, which config.checks reports
@@ -151,7 +142,7 @@ def _composed(arguments: Sequence[str]) -> DictConfig:
 def _compose_valid(arguments: Sequence[str], mistakes: list[str]) -> DictConfig:
     """Compose the valid arguments; sentences about the others are added to `mistakes`."""
     valid = _valid(list(joined_options(arguments)), _mistake_in_form, mistakes)
-    valid = [_quote_text(argument) for argument in valid]
+    valid = [_quote_text(_as_list(argument)) for argument in valid]
     try:
         return _composed(valid)
     except BAD_VALUE:  # only then compose each one alone, because that is slow
@@ -167,6 +158,14 @@ def _quote_text(argument: str) -> str:
         if isinstance(value, int | float) and key in TEXT_KEYS
         else argument
     )
+
+
+def _as_list(argument: str) -> str:
+    """The argument, with brackets around a single text for a key that takes several."""
+    key, text = argument.split("=", 1)
+    value = OverridesParser.create().parse_override(argument).value()
+    is_one = key in LIST_KEYS and isinstance(value, str)
+    return f"{key}=[{text}]" if is_one else argument
 
 
 def _valid(
@@ -274,6 +273,7 @@ def _wanted(key: str) -> str:
         "str | None": "a text or null",
         "list[float]": "a list of numbers such as [0.9,0.95]",
         "list[str]": 'a list of texts such as ["*.wte.*"]',
+        "list[str] | None": "a list of texts such as [tensorboard,wandb], or null",
     }[str(declared)]
 
 

@@ -156,8 +156,10 @@ class RunConfig:
     """The run's name; by default derived from data.source."""
     dir: str = "out/${run.name}"
     """The directory for everything that the run writes."""
-    tracker: str | None = None
-    """A tracker of accelerate to report to as well (tensorboard, wandb, ...); null: none."""
+    tracker: list[str] | None = None
+    """Trackers of accelerate to report to as well: tensorboard, trackio, wandb, ...; null: none."""
+    project: str = "accelerate-gpt"
+    """The project that trackers file the run under."""
     max_minutes: float | None = None
     """Stop with a snapshot within this many minutes of the launch; null: no limit."""
     grace_seconds: float = 25.0
@@ -195,6 +197,15 @@ TEXT_KEYS = tuple(
     if str(entry.type).startswith("str")
 )
 """The keys whose value is a text, or possibly null."""
+
+
+LIST_KEYS = tuple(
+    f"{section.name}.{entry.name}"
+    for section in fields(Config)
+    for entry in fields(getattr(Config(), section.name))
+    if str(entry.type).startswith("list[str]")
+)
+"""The keys whose value is a list of texts."""
 
 
 def gpt_config(config: Config, vocab_size: int) -> GPTConfig:

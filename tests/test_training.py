@@ -175,13 +175,13 @@ def test_a_snapshot_of_the_weights_that_broke_a_run_is_not_called_good(tmp_path)
 
 def test_a_held_out_loss_that_is_not_finite_stops_the_run(tmp_path):
     with pytest.raises(TrainingStopped, match="held-out loss is nan after step 7"):
-        report_of(tmp_path).held_out(Accelerator(cpu=True), 7, float("nan"), TEXT)
+        report_of(tmp_path).held_out(7, float("nan"), TEXT)
 
 
 def test_a_held_out_loss_is_recorded_per_token_and_per_byte(tmp_path, capsys):
     report = report_of(tmp_path)
     report.console.shown = True
-    report.held_out(Accelerator(cpu=True), 7, 2.0, TEXT)
+    report.held_out(7, 2.0, TEXT)
 
     per_byte = 2.0 / math.log(2) * 100 / 320
     (record,) = read_metrics(tmp_path / "metrics.jsonl")

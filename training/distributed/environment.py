@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import torch
+
+WORKERS_VARIABLES = (
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
+    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+)
+"""What a launcher sets for each of its workers."""
 
 
 def env_var(name: str, default: str = "") -> str:
@@ -78,6 +85,16 @@ def on_cpu() -> bool:
     config file needs `gpu_ids`, as accelerate_configs/ddp_cpu.yaml has it.
     """
     return is_on("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
+
+
+def without_launcher(root: Path) -> dict[str, str]:
+    """The environment for a process that is no worker of the launcher, with modules of `root`."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in WORKERS_VARIABLES and not name.startswith(("ACCELERATE_", "TORCHELASTIC_"))
+    }
+    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, (str(root), kept.get("PYTHONPATH"))))}
 
 
 def cores() -> int:

@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from training.reporting.events import Events
 from training.reporting.output import shown
+from training.reporting.samples import add_sample
 
 BAR = "{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt}{postfix} [{elapsed}<{remaining}]"
 
@@ -54,8 +55,10 @@ class Console:
             self.events.add(event, step, text)
 
     def sample(self, step: int, text: str) -> None:
-        """Print a text that the model has generated, set off from the rest."""
+        """Print a text that the model has generated, set off from the rest, and keep it."""
         self.say(f"----- sample at step {step} -----\n{text.strip()}\n-----")
+        if self.events is not None:
+            add_sample(self.events.path.parent, step, text)
 
     def advance(self, step: int) -> None:
         """A step is done; its metrics are not known yet."""

@@ -38,6 +38,19 @@ def read_metrics(path: Path) -> list[Record]:
         return list(_records(opened, 0, path.stat().st_size))
 
 
+def read_after(path: Path, step: int, most: int) -> tuple[list[Record], bool]:
+    """The lines of later steps, about `most` bytes of them, and whether the file ends there.
+
+    Raises as `read_metrics` does.
+    """
+    if not path.exists():
+        return [], True
+    with open(path, "rb") as opened:
+        begin, size = place_after(opened, step), os.fstat(opened.fileno()).st_size
+        end = min(size, begin + most)
+        return list(_records(opened, begin, end)), end == size
+
+
 def sample_metrics(path: Path, eval_every: int) -> list[Record]:
     """Event, step and loss of lines for a picture, at a bounded cost for a file of any length.
 

@@ -129,7 +129,7 @@ class Report:
         if self.watchdog is not None and self.losses[-1].device.type != "cpu":
             self.watchdog.done(self.steps[-1])
         hub_status = self._add_hub_status(records)
-        self.record(accelerator, records)
+        self.record(records)
         if fault is not None:
             raise self._broken(fault, 0 if skipped else step - 1)
         left = (self.console.max_steps - self.steps[-1]) * seconds / len(self.steps)
@@ -138,12 +138,12 @@ class Report:
             collected.clear()
         self.since = time.perf_counter()
 
-    def held_out(self, accelerator: Accelerator, step: int, loss: float, text: CorpusInfo) -> None:
+    def held_out(self, step: int, loss: float, text: CorpusInfo) -> None:
         """Report an evaluation. Raises TrainingStopped when its loss is not finite."""
         self.refuse_broken(step, loss)
         per_byte = text.bits_per_byte(loss)
         record = {"event": "eval", "step": step, "loss": loss, "bits_per_byte": per_byte}
-        self.record(accelerator, [record])
+        self.record([record])
         self.console.say(f"step {step}: held-out loss {loss:.4f}, {per_byte:.4f} bits per byte")
 
     def refuse_broken(self, step: int, loss: float) -> None:
@@ -151,12 +151,8 @@ class Report:
         if not math.isfinite(loss):
             raise self._broken(f"the held-out loss is {loss} after step {step}", step)
 
-    def record(self, accelerator: Accelerator, records: list[dict[str, Any]]) -> None:
-        """Add lines to metrics.jsonl and to the tracker, if there is one."""
-        for record in records if accelerator.trackers else []:
-            prefix = f"{record['event']}/"
-            figures = {prefix + k: v for k, v in record.items() if k not in ("event", "step")}
-            accelerator.log(figures, step=record["step"])
+    def record(self, records: list[dict[str, Any]]) -> None:
+        """Add lines to metrics.jsonl, from which trackers are fed."""
         if self.metrics is None:
             return
         fault_before = self.metrics.fault

@@ -6,15 +6,15 @@ from datetime import timedelta
 from typing import Any
 
 from accelerate import Accelerator
-from accelerate.tracking import get_available_trackers
 from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin
 
-from config.schema import Config, ConfigError, accumulation_steps
+from config.schema import Config, accumulation_steps
 from training.distributed.compiling import dynamo_plugin_for
 from training.distributed.environment import fsdp_requested, on_cpu
 from training.distributed.launch import init_processes, refuse_broken_launch
 from training.distributed.precision import effective_precision
 from training.distributed.strategy import DDP_OPTIONS
+from training.reporting.track import check_installed
 
 
 def accelerator_options(config: Config) -> dict[str, Any]:
@@ -23,6 +23,7 @@ def accelerator_options(config: Config) -> dict[str, Any]:
     What the accelerate config file says needs no argument. Raises ConfigError for entries of that
     file that cannot be honoured, and for a tracker that is not installed.
     """
+    check_installed(config.run.tracker or [])
     init_processes(timedelta(seconds=config.run.start_timeout_seconds))
     return {
         "cpu": on_cpu(),
@@ -34,8 +35,6 @@ def accelerator_options(config: Config) -> dict[str, Any]:
             sync_each_batch=fsdp_requested(),  # otherwise each process would hold all gradients
         ),
         "kwargs_handlers": [DDP_OPTIONS],
-        "log_with": _installed_tracker(config.run.tracker),
-        "project_dir": config.run.dir,
     }
 
 
@@ -47,14 +46,3 @@ def set_accumulation(accelerator: Accelerator, config: Config) -> None:
     refuse_broken_launch(accelerator)
     steps = accumulation_steps(config.train, accelerator.num_processes)
     accelerator.gradient_accumulation_steps = steps
-
-
-def _installed_tracker(name: str | None) -> str | None:
-    """`run.tracker`. Raises ConfigError for a tracker that is not installed."""
-    installed = sorted(str(tracker) for tracker in get_available_trackers())
-    if name is not None and name not in installed:
-        raise ConfigError(
-            f"run.tracker={name} is not installed, or is no tracker of accelerate's. "
-            f"Installed: {', '.join(installed) or 'none'}."
-        )
-    return name

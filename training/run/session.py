@@ -17,7 +17,6 @@ from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
-from config.compose import as_flat
 from config.schema import Config
 from data.corpus import Corpus
 from model.causal_lm import LanguageModel
@@ -52,6 +51,7 @@ from training.run.saving import SnapshotWriter
 from training.run.signals import LAST_WORDS_SECONDS, Phase, Signals, exit_code_of
 from training.run.start import agree_on_start, lock_run_dir, open_run, state_at
 from training.run.stop import Stop
+from training.run.tracking import Trackers
 from training.run.uploading import begin_uploads, finish_uploads
 from training.sampling import sample_text
 
@@ -147,7 +147,7 @@ class Session:
             if accelerator.scaler is not None and state.loss_scaler is not None:
                 accelerator.scaler.load_state_dict(state.loss_scaler)
         metrics = run_on_main(accelerator, lambda: open_run(Path(config.run.dir), config, start))
-        accelerator.init_trackers(config.run.name, config=as_flat(config))
+        self._trackers = Trackers(self.console, config, state.run_id, accelerator.is_main_process)
         self.report = report = Report(
             self.console,
             metrics,
@@ -203,17 +203,17 @@ class Session:
         `loss` is this process's mean over the step, `grad_norm` the norm before clipping. Raises
         TrainingStopped when a loss or a norm is not finite.
         """
-        train = self.config.train
         self._finish_snapshot()  # fp16's loss scaler may have skipped the update
         self.state.step, self.state.epoch = step, epoch
         self.report.add(step, learning_rate, loss, grad_norm)
-        self._last, self._stopping = step == train.max_steps, self._stop.agreed()
+        self._last, self._stopping = step == self.config.train.max_steps, self._stop.agreed()
         if self._last or self._stopping:  # before the snapshot, whose upload has the events
             self.console.note("end" if self._last else "stop", step, self._stop.reason)
         self._due = due_after(step, self.config, self._last, self._stopping)
-        if any(self._due) or step % train.log_every == 0:
+        if any(self._due) or step % self.config.train.log_every == 0:
             self.report.write(self.accelerator)
         if any(self._due):
+            self._trackers.check()
             self.report.pause_clock()
             self._timeouts.relax()
             # The metrics above are of the weights before this update; the probe is of those after.
@@ -228,7 +228,7 @@ class Session:
 
     def report_evaluation(self, loss: float) -> None:
         """Report the held-out loss of the step. Raises TrainingStopped when it is not finite."""
-        self.report.held_out(self.accelerator, self.state.step, loss, self.corpus.info)
+        self.report.held_out(self.state.step, loss, self.corpus.info)
         self.state.update_best_loss(loss)
         self._best.evaluated(self.state.step, loss)
         self._held_out = loss
@@ -252,10 +252,10 @@ class Session:
         else:
             print_stop(self.console, self.config, self.report, self._stop.reason)
         finish_uploads(self.console, self.config, self._uploads, self.signals, last)
-        if self._writer is not None:
-            self._writer.prune(self.state.step)  # what an upload needed until now
-        if self.finished:
+        if self._writer is None:  # the run was finished before
             return EXIT_DONE
+        self._writer.prune(self.state.step)  # what an upload needed until now
+        self._trackers.end()
         # When the first process leaves, the launcher ends the others.
         self.accelerator.wait_for_everyone()
         self.accelerator.end_training()

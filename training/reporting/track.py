@@ -1,0 +1,186 @@
+"""Send a run to a tracker: while it trains, or afterwards, from the files in its directory.
+
+python -m training.reporting.track out/python-docs --to trackio
+
+A run with run.tracker starts this as a process of its own for each tracker. So a tracker that fails,
+hangs or is slow costs the run nothing; and as the files hold every step once over all restarts, so
+does the tracker's run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
+from filelock import FileLock
+from omegaconf import OmegaConf
+
+from config.schema import ConfigError
+from snapshot.disk.files import snapshot_folders, snapshots_in
+from snapshot.disk.state import read_state
+from snapshot.errors import SnapshotError
+from training.reporting.metrics import write_whole
+from training.reporting.rows import Rows
+
+FOLDER = "trackers"
+"""In a run's directory: for each tracker how far it is, and what went wrong."""
+EVERY_SECONDS = 1.0
+LAST_SECONDS = 300.0
+"""How long this process goes on after its run, before it gives a tracker up."""
+NICENESS = 10
+
+
+def main(arguments: list[str]) -> int:
+    """Send what the tracker does not have yet; the exit code: 2 for a user error."""
+    options = parse(arguments)
+    run_dir = Path(options.run)
+    ended = threading.Event()
+    if options.follow:
+        os.nice(NICENESS)
+        threading.Thread(target=_wait_for_end, args=(ended,), daemon=True).start()
+    else:
+        ended.set()
+    try:
+        run_id = options.run_id or run_id_of(run_dir)
+        send(run_dir, options.to, run_id, ended)
+    except (ConfigError, SnapshotError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def send(run_dir: Path, name: str, run_id: str, ended: threading.Event) -> None:
+    """Send the rows of a run to a tracker, until the run has `ended` and all of them are sent.
+
+    Raises ConfigError for a tracker that is not installed, and what the tracker raises.
+    """
+    check_installed([name])
+    folder = run_dir / FOLDER
+    folder.mkdir(exist_ok=True)
+    with FileLock(folder / f"{name}.lock"):  # the process of the attempt before may still send
+        cursor = Cursor(folder / f"{name}.json")
+        config = OmegaConf.load(run_dir / "config.yaml")
+        tracker = open_tracker(name, run_dir, config, run_id, cursor.step)
+        rows = Rows(run_dir, own_step(tracker, cursor.step), cursor.events)
+        if not rows.step:
+            tracker.store_init_configuration(flat(OmegaConf.to_container(config)))
+        while True:
+            complete = ended.wait(EVERY_SECONDS)
+            for step, row in rows.next(complete):
+                tracker.log(row, step=step)
+            cursor.write(rows.step, rows.events)
+            if complete:
+                break
+        tracker.finish()
+
+
+def check_installed(names: list[str]) -> None:
+    """Raise ConfigError for a name that is no installed tracker of accelerate's."""
+    installed = sorted(str(tracker) for tracker in get_available_trackers())
+    for name in names:
+        if name not in installed:
+            raise ConfigError(
+                f"run.tracker={name} is not installed, or is no tracker of accelerate's. "
+                f"Installed: {', '.join(installed) or 'none'}."
+            )
+
+
+def open_tracker(name: str, run_dir: Path, config: Any, run_id: str, step: int) -> GeneralTracker:
+    """accelerate's tracker of this name: one run over all attempts, where the tracker has that.
+
+    `step` is the last that was sent.
+    """
+    run_name, project = str(config.run.name), str(config.run.project)
+    options: dict[str, Any] = {}
+    if name == "tensorboard":
+        options = {"logging_dir": run_dir / FOLDER / name, "purge_step": step + 1}
+        project = run_name
+    elif name == "wandb":
+        options = {"id": run_id, "name": run_name, "resume": "allow", "dir": run_dir / FOLDER}
+    elif name == "trackio":
+        options = {"name": f"{run_name}-{run_id[:8]}", "resume": "allow", "embed": False}
+        options |= {"auto_log_cpu": False, "auto_log_gpu": False}  # rows without a step
+    elif LOGGER_TYPE_TO_CLASS[name].requires_logging_directory:
+        options = {"logging_dir": run_dir / FOLDER / name}
+    tracker: GeneralTracker = LOGGER_TYPE_TO_CLASS[name](project, **options)
+    tracker.start()
+    return tracker
+
+
+def own_step(tracker: GeneralTracker, sent: int) -> int:
+    """The last step that the tracker has; `sent` where it cannot tell."""
+    after = getattr(tracker.tracker, "_next_step", None)  # of trackio
+    return sent if after is None else max(0, int(after) - 1)
+
+
+class Cursor:
+    """How far a tracker is: a step, and a number of events."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.step = self.events = 0
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            found = json.loads(path.read_text())
+            self.step, self.events = int(found["step"]), int(found["events"])
+
+    def write(self, step: int, events: int) -> None:
+        """Keep the new place. Raises OSError."""
+        if (step, events) != (self.step, self.events):
+            write_whole(self._path, json.dumps({"step": step, "events": events}))
+            self.step, self.events = step, events
+
+
+def flat(config: Any) -> dict[str, Any]:
+    """A configuration by dotted key, lists as text."""
+    return {
+        f"{section}.{name}": str(value) if isinstance(value, list) else value
+        for section, group in config.items()
+        for name, value in group.items()
+    }
+
+
+def run_id_of(run_dir: Path) -> str:
+    """The id of a run from its newest snapshot. Raises SnapshotError without one."""
+    for folder in snapshot_folders(snapshots_in(run_dir)):
+        with suppress(SnapshotError):
+            return read_state(folder).run_id
+    raise SnapshotError(f"{run_dir} has no snapshot that can be read: name a run's directory.")
+
+
+def _wait_for_end(ended: threading.Event) -> None:
+    """Wait for the end of the run's process, however it ends; then for a bounded time."""
+    with suppress(OSError, ValueError):
+        while os.read(sys.stdin.fileno(), 1024):
+            pass
+    ended.set()
+    _give_up_after(LAST_SECONDS, os._exit)
+
+
+def _give_up_after(seconds: float, leave: Callable[[int], Any]) -> None:
+    timer = threading.Timer(seconds, leave, (1,))
+    timer.daemon = True
+    timer.start()
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Parse the command line; argparse exits with 2 and a usage line for a mistake."""
+    parser = argparse.ArgumentParser(
+        prog="python -m training.reporting.track", description="Send a run to a tracker."
+    )
+    parser.add_argument("run", help="the directory of a run")
+    parser.add_argument("--to", required=True, help="tensorboard, trackio, wandb, ...")
+    parser.add_argument("--follow", action="store_true", help="until the standard input ends")
+    parser.add_argument("--run-id", help="default: that of the newest snapshot")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
