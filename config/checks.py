@@ -65,6 +65,8 @@ CARD_FIELDS = {
     "hub.license": "must be a license as the Hub names it, such as mit or apache-2.0, or null",
     "hub.language": "must be the code of a language, such as en or de, or null",
 }
+NOTICES = ("auto", "aws", "gcp", "azure", "none")
+"""Where a preemption notice may come from."""
 WORD = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
 TOO_LONG = f"is too long: a name has {PART_BYTES} bytes at most, and a path {PATH_BYTES}"
 
@@ -225,6 +227,16 @@ def _check_hub_and_run(found: Problems) -> None:
         need(0 <= getattr(hub, key[4:]) < 1e6, key, "must be at least 0, and below 1000000")
     need(0 < hub.timeout_seconds < 1e6, "hub.timeout_seconds", "must be above 0, below 1000000")
     need(1 <= run.grace_seconds < 1e6, "run.grace_seconds", "must be at least 1, below 1000000")
+    need(
+        run.preemption_notice in NOTICES,
+        "run.preemption_notice",
+        f"must be {', '.join(NOTICES[:-1])} or {NOTICES[-1]}",
+    )
+    need(
+        run.metadata_address is None or run.metadata_address.startswith("http://"),
+        "run.metadata_address",
+        "must begin with http://",
+    )
     need(
         run.max_minutes is None or run.grace_seconds < 60 * run.max_minutes < 1e9,
         "run.max_minutes",

@@ -162,6 +162,10 @@ class RunConfig:
     """The project that trackers file the run under."""
     max_minutes: float | None = None
     """Stop with a snapshot within this many minutes of the launch; null: no limit."""
+    preemption_notice: str = "none"
+    """Whose notice that it takes the machine back stops the run: auto, aws, gcp, azure, none."""
+    metadata_address: str | None = None
+    """Where the notice is asked for, such as http://127.0.0.1:8000; null: the cloud's address."""
     grace_seconds: float = 25.0
     """How long a run may take to stop: to finish its step, save it and upload it."""
     collective_timeout_seconds: int = 180

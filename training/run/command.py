@@ -25,6 +25,7 @@ from training.errors import USER_MISTAKES, exit_code_for, is_lasting
 from training.exits import EXIT_DONE, EXIT_INTERRUPTED, TrainingStopped
 from training.out_of_memory import in_words
 from training.reporting.output import make_output_lossy, say_error
+from training.run.preemption import watch_for_preemption
 from training.run.run_lock import RunLock
 from training.run.session import RESUME, Session
 from training.run.signals import Phase, exit_code_of
@@ -60,6 +61,7 @@ def run_command(main: Callable[[Config, Session], int]) -> NoReturn:
             config = _load(arguments, lock)
             lock.leave_code_in(Path(config.run.dir))
             session = Session(config, lock)
+            watch_for_preemption(config.run, session.signals)
             code = main(config, session)
             if code != EXIT_DONE and is_local_main_process():  # all have agreed to end
                 _end_launcher(code, lock)

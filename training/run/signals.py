@@ -25,13 +25,14 @@ from training.exits import (
 )
 
 TAKEN = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-LAUNCHER_GONE, WORKER_GONE, TIME_IS_OVER = 101, 102, 103
+LAUNCHER_GONE, WORKER_GONE, TIME_IS_OVER, PREEMPTED = 101, 102, 103, 104
 """Causes of an end that are not signals; their numbers are no signal's."""
 NAMES = {
     signal.SIGINT: "Ctrl-C",
     LAUNCHER_GONE: "the death of its launcher",
     WORKER_GONE: "the death of another process",
     TIME_IS_OVER: "run.max_minutes",
+    PREEMPTED: "a preemption notice",
 }
 EXIT_CODES = {
     signal.SIGUSR1: EXIT_AGAIN,
@@ -39,6 +40,7 @@ EXIT_CODES = {
     signal.SIGTERM: EXIT_TERMINATED,
     signal.SIGHUP: EXIT_TERMINATED,
     TIME_IS_OVER: EXIT_AGAIN,
+    PREEMPTED: EXIT_AGAIN,
     LAUNCHER_GONE: EXIT_AGAIN,
     WORKER_GONE: EXIT_FAILED,
 }
