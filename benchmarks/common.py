@@ -40,10 +40,8 @@ def launch(config: str, script: str, *words: str, options: Sequence[str] = ()) -
 
 
 def flops_per_token(parameters: int, shape: dict[str, int]) -> float:
-    """FLOP of a forward and a backward pass: 6N + 12LTC (Chowdhery et al., 2022, appendix B).
-
-    N excludes the position embeddings, which are looked up, not multiplied; the tied embedding
-    counts once, as the output layer.
+    """As training.reporting.speed.flops_per_token, for a GPT of whose parameters only the number
+    is known.
     """
     matrices = parameters - shape["block_size"] * shape["n_embd"]
     return 6 * matrices + 12 * shape["n_layer"] * shape["n_embd"] * shape["block_size"]

@@ -162,6 +162,8 @@ class RunConfig:
     """The project that trackers file the run under."""
     max_minutes: float | None = None
     """Stop with a snapshot within this many minutes of the launch; null: no limit."""
+    measure_peak: bool = False
+    """Measure a matrix product at the start, to which the speed is compared; takes seconds."""
     preemption_notice: str = "none"
     """Whose notice that it takes the machine back stops the run: auto, aws, gcp, azure, none."""
     metadata_address: str | None = None

@@ -44,7 +44,7 @@ def test_a_full_disk_under_the_output_raises_nothing_and_words_come_again(lossy,
     with lossy(full):
         console = Console(shown=True, max_steps=3, step=0)
         console.say("lost")
-        console.progress(1, 1.0, 1.0, 1.0)
+        console.progress(1, 1.0, 1.0, 1.0, 1e-3, 0.5)
         say_error("lost")
         print("lost")
         os.dup2(file, full)  # there is room again
@@ -68,7 +68,7 @@ def test_a_terminal_that_is_gone_raises_nothing(lossy):
         for step in (1, 2, 3):
             console.say("a line")
             console.bar.last_print_t = 0  # draw it each time
-            console.progress(step, 1.0, 1.0, 1.0)
+            console.progress(step, 1.0, 1.0, 1.0, 1e-3, 0.5)
         console.close()
         say_error("a line")
     os.close(theirs)
@@ -116,7 +116,7 @@ def test_control_characters_are_shown_and_addresses_have_no_secrets(capsys):
     console.say("a\x1b[2Jb\u202e\r")
     console.warn("https://u:p@h/x?t=1 is\x07 not there.")
     console.sample(7, "\x1b]0;title\x07é\n\tb")
-    console.progress(1, 1.0, 1.0, 1.0, hub_status="the Hub says \x1b[31mno")
+    console.progress(1, 1.0, 1.0, 1.0, 1e-3, 0.5, hub_status="the Hub says \x1b[31mno")
     say_error("error: \x9b31m")
     said, errors = capsys.readouterr()
     assert said.splitlines()[:5] == [
@@ -136,10 +136,10 @@ def test_a_log_has_the_steps_while_a_terminal_has_the_bar(monkeypatch, tmp_path)
     with open(tmp_path / "log", "w") as log:
         monkeypatch.setattr(sys, "stdout", log)
         console = Console(shown=True, max_steps=3, step=0)
-        console.progress(2, 1.5, 10.0, 1.0)
+        console.progress(2, 1.5, 10.0, 1.0, 1e-3, 0.5)
         console.close()
         monkeypatch.undo()
-    assert (tmp_path / "log").read_text() == "step 2/3, loss 1.5000, 10 tokens/s, 0:01 left\n"
+    assert (tmp_path / "log").read_text() == "step 2/3, loss 1.5000, norm 0.50, rate 0.001, 10 tokens/s, 0:01 left\n"
     assert "step 2/3, loss 1.5000" in terminal.getvalue()
 
 
@@ -148,11 +148,11 @@ def test_a_pipe_has_the_steps_and_no_bar_disturbs_them(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
     with open(writing, "w") as pipe:
         monkeypatch.setattr(sys, "stdout", pipe)
-        Console(shown=True, max_steps=3, step=0).progress(2, 1.5, 10.0, 1.0)
+        Console(shown=True, max_steps=3, step=0).progress(2, 1.5, 10.0, 1.0, 1e-3, 0.5)
     said = sys.stderr.getvalue()
     monkeypatch.undo()
     with open(reading) as reader:
-        assert reader.read() == "step 2/3, loss 1.5000, 10 tokens/s, 0:01 left\n"
+        assert reader.read() == "step 2/3, loss 1.5000, norm 0.50, rate 0.001, 10 tokens/s, 0:01 left\n"
     assert said == ""
 
 

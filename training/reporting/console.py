@@ -13,6 +13,7 @@ from tqdm import tqdm
 from training.reporting.events import Events
 from training.reporting.output import shown
 from training.reporting.samples import add_sample
+from training.reporting.speed import Speed
 
 BAR = "{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt}{postfix} [{elapsed}<{remaining}]"
 
@@ -30,6 +31,7 @@ class Console:
     def __post_init__(self) -> None:
         self.bar: tqdm | None = None
         self.events: Events | None = None
+        self.speed = Speed(None, None)
         if self.shown and sys.stderr.isatty() and not _is_pipe(sys.stdout):
             self.bar = tqdm(
                 total=self.max_steps, initial=self.step, bar_format=BAR, dynamic_ncols=True
@@ -72,11 +74,18 @@ class Console:
         loss: float,
         tokens_per_second: float,
         seconds_left: float,
+        rate: float,
+        norm: float,
         skipped: int = 0,
         hub_status: str = "",
     ) -> None:
-        """Print the metrics of a step: `skipped` updates of the run so far, and the Hub's lag."""
-        figures = f"loss {loss:.4f}, {_short(tokens_per_second)} tokens/s"
+        """Print the metrics of a step: its learning rate and gradient norm, how many updates of the
+        run were `skipped`, and the Hub's lag.
+        """
+        figures = f"loss {loss:.4f}, norm {norm:.2f}, rate {rate:.2g}, "
+        figures += f"{_short(tokens_per_second)} tokens/s"
+        if (share := self.speed.share(tokens_per_second)) is not None:
+            figures += f", {share:.1%} MFU"
         if skipped:
             figures += f", {skipped} skipped"
         if hub_status:

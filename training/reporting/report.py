@@ -106,6 +106,8 @@ class Report:
         norms = torch.stack([gather_full(norm) for norm in self.norms]).float().tolist()
         seconds = time.perf_counter() - self.since
         speed = self.tokens_per_step * len(self.steps) / seconds
+        share = self.console.speed.share(speed)
+        measured = {} if share is None else {"mfu": round(share, 4)}
         records = []
         fault = None
         for step, rate, loss, norm in zip(self.steps, self.rates, losses, norms, strict=True):
@@ -123,6 +125,7 @@ class Report:
                     "learning_rate": rate,
                     "grad_norm": None if skipped else norm,
                     "tokens_per_second": round(speed, 1),
+                    **measured,
                     **({"skipped": True} if skipped else {}),
                 }
             )
@@ -133,7 +136,8 @@ class Report:
         if fault is not None:
             raise self._broken(fault, 0 if skipped else step - 1)
         left = (self.console.max_steps - self.steps[-1]) * seconds / len(self.steps)
-        self.console.progress(self.steps[-1], losses[-1], speed, left, self.skipped, hub_status)
+        figures = losses[-1], speed, left, self.rates[-1], norms[-1]
+        self.console.progress(self.steps[-1], *figures, self.skipped, hub_status)
         for collected in (self.steps, self.rates, self.losses, self.norms):
             collected.clear()
         self.since = time.perf_counter()

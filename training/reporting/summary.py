@@ -61,6 +61,7 @@ def print_header(
         what = "its weights" if config.model.architecture is None else "its architecture"
         console.say(f"from      {base} ({shape.family}): {what}, trained in float32")
     console.say(f"machine   {machine_line(accelerator)}")
+    console.say(f"cost      {console.speed.as_words()}")
     console.say(
         f"step      {batch * block:,} tokens: {micro} sequences x "
         f"{counted(accelerator.num_processes, 'process')} x {accumulation} accumulated; {steps}"

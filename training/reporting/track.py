@@ -70,8 +70,8 @@ def send(run_dir: Path, name: str, run_id: str, ended: threading.Event) -> None:
         config = OmegaConf.load(run_dir / "config.yaml")
         tracker = open_tracker(name, run_dir, config, run_id, cursor.step)
         rows = Rows(run_dir, own_step(tracker, cursor.step), cursor.events)
-        if not rows.step:
-            tracker.store_init_configuration(flat(OmegaConf.to_container(config)))
+        if rows.step == 0:
+            store_config(tracker, config)
         while True:
             complete = ended.wait(EVERY_SECONDS)
             for step, row in rows.next(complete):
@@ -138,13 +138,22 @@ class Cursor:
             self.step, self.events = step, events
 
 
-def flat(config: Any) -> dict[str, Any]:
-    """A configuration by dotted key, lists as text."""
-    return {
-        f"{section}.{name}": str(value) if isinstance(value, list) else value
-        for section, group in config.items()
+def store_config(tracker: GeneralTracker, config: Any) -> None:
+    """Send the configuration by dotted key; to TensorBoard, where that would be a second run, as a
+    text.
+    """
+    if tracker.name == "tensorboard":
+        tracker.log({"config": f"```yaml\n{OmegaConf.to_yaml(config)}```"}, step=0)
+        return
+    plain = {
+        f"{section}.{name}": value
+        for section, group in OmegaConf.to_container(config).items()
         for name, value in group.items()
     }
+    simple = (bool, int, float, str)
+    tracker.store_init_configuration(
+        {key: value if isinstance(value, simple) else str(value) for key, value in plain.items()}
+    )
 
 
 def run_id_of(run_dir: Path) -> str:

@@ -38,6 +38,12 @@ def accelerator_options(config: Config) -> dict[str, Any]:
     }
 
 
+def micro_batch_shape(accelerator: Accelerator, config: Config) -> tuple[int, int]:
+    """The shape (B, T) of the micro-batch of one process."""
+    parts = accelerator.gradient_accumulation_steps * accelerator.num_processes
+    return config.train.global_batch_size // parts, config.data.block_size
+
+
 def set_accumulation(accelerator: Accelerator, config: Config) -> None:
     """Derive gradient accumulation from the batch sizes and the number of processes.
 

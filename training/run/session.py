@@ -37,10 +37,11 @@ from training.reporting.console import Console
 from training.reporting.machine import computed_on
 from training.reporting.output import write_now
 from training.reporting.report import Report
+from training.reporting.speed import speed_of
 from training.reporting.summary import print_end, print_finished, print_header, print_stop
 from training.reporting.watchdog import Watchdog
 from training.reproducibility import build_gradient_buckets, compute_reproducibly
-from training.run.accelerator import set_accumulation
+from training.run.accelerator import micro_batch_shape, set_accumulation
 from training.run.best import BestSnapshot
 from training.run.due import Due, due_after
 from training.run.pending_evaluation import evaluation_is_pending
@@ -120,6 +121,7 @@ class Session:
         refuse_other_blocks(accelerator, model)
         console = Console(accelerator.is_main_process, config.train.max_steps, state.step)
         self.console, code = console, self._lock.code_before
+        console.speed = speed_of(model, config, accelerator)
         run_on_main(accelerator, lambda: begin_records(console, config, start, state, code))
         print_header(console, accelerator, config, self.corpus, model, start, state.base)
         self._uploads = run_on_main(
@@ -166,7 +168,8 @@ class Session:
         self._timeouts = ProcessGroupTimeouts(accelerator, config.run)
         self._stop = Stop(accelerator, config.run, self.signals)
         model.train()
-        build_gradient_buckets(accelerator, model, optimizer, self._micro_batch())
+        shape = micro_batch_shape(accelerator, config)
+        build_gradient_buckets(accelerator, model, optimizer, shape)
         windows = held_out_loader.dataset
         self._probe = send_to_device(windows.__getitems__(windows.in_order(1)), accelerator.device)
         if self._pending:
@@ -281,11 +284,6 @@ class Session:
             self._timeouts.relax()  # the other processes wait for the one that writes
             self._writer.finish()
             self._awaited = True
-
-    def _micro_batch(self) -> tuple[int, int]:
-        """The shape (B, T) of the micro-batch of one process."""
-        parts = self.accelerator.gradient_accumulation_steps * self.accelerator.num_processes
-        return self.config.train.global_batch_size // parts, self.config.data.block_size
 
     def _end_by_signal(self, cause: int, why: str) -> None:
         """End the process from the thread that handles signals, whatever the others wait for."""

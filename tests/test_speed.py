@@ -1,0 +1,96 @@
+"""Model FLOP utilisation: what a token costs, and the peak that it is compared to."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import families
+import runs
+from model.causal_lm import CausalLM, causal_lm_config
+from model.gpt import GPT, GPTConfig
+from training.reporting.speed import Speed, flops_per_token, measured_peak, published_peak
+
+LENGTH = 32
+
+
+def counted(model, vocabulary: int) -> float:
+    """FLOP that torch counts in a forward and a backward pass, for a token."""
+    ids = torch.randint(vocabulary, (2, LENGTH))
+    with FlopCounterMode(display=False) as counter:
+        model(ids, ids).backward()
+    return counter.get_total_flops() / ids.numel()
+
+
+@pytest.fixture
+def gpt() -> GPT:
+    return GPT(GPTConfig(300, LENGTH, n_layer=3, n_head=2, n_embd=320)).train()
+
+
+def test_a_token_costs_what_torch_counts(gpt):
+    """Up to the biases and norms, which are no products; the logits are computed twice here."""
+    again = 2 * 300 * 320  # the checkpointed output layer
+    assert flops_per_token(gpt, LENGTH) == pytest.approx(counted(gpt, 300) - again, rel=0.02)
+
+
+def test_a_token_of_a_model_of_the_hub_costs_what_torch_counts():
+    content = {**families.FAMILIES["llama"], "hidden_size": 128, "head_dim": 32}
+    model = CausalLM(causal_lm_config({**content, "intermediate_size": 512, "vocab_size": 600}))
+    assert flops_per_token(model, LENGTH) == pytest.approx(counted(model, 600), rel=0.03)
+
+
+def test_frozen_parameters_cost_less_and_a_mixture_is_unknown(gpt):
+    every = flops_per_token(gpt, LENGTH)
+    for parameter in gpt.transformer.h.parameters():
+        parameter.requires_grad_(False)
+    frozen = sum(map(torch.numel, gpt.transformer.h.parameters()))
+    assert flops_per_token(gpt, LENGTH) == every - 2 * frozen
+    mixture = CausalLM(causal_lm_config(dict(families.FAMILIES["mixtral"])))
+    assert flops_per_token(mixture, LENGTH) is None
+    assert Speed(None, 1e12).share(5.0) is None
+    assert "unknown FLOP a token" in Speed(None, None).as_words()
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", "bf16", 989e12),
+        ("NVIDIA H100 PCIe", "bf16", 756e12),
+        ("NVIDIA H200", "fp16", 989e12),
+        ("NVIDIA A100-SXM4-80GB", "bf16", 312e12),
+        ("Tesla T4", "fp16", 65e12),
+        ("Tesla T4", "bf16", None),
+        ("NVIDIA H100 80GB HBM3", "no", None),
+        ("NVIDIA GeForce GT 710", "bf16", None),
+    ],
+)
+def test_the_peak_of_a_gpu_is_the_published_one(name, precision, peak):
+    assert published_peak(name, precision) == peak
+
+
+def test_a_share_is_that_of_the_peak():
+    speed = Speed(2e9, 1e12, "as published")
+    assert speed.share(100.0) == pytest.approx(0.2)
+    assert speed.as_words() == "2 GFLOP a token; peak of the machine 1 TFLOP/s, as published"
+
+
+def test_a_run_says_its_share_of_the_measured_peak(small, tmp_path):
+    run_dir = tmp_path / "run"
+    result = runs.train(*small, "run.measure_peak=true", f"run.dir={run_dir}")
+    assert result.returncode == 0, result.stderr
+    assert re.search(
+        r"cost      [\d.]+ [kM]FLOP a token; peak of the machine [\d.]+ [GT]FLOP/s, a measured "
+        r"matrix product\n",
+        result.stdout,
+    )
+    last = runs.metrics(run_dir)[-1]
+    assert 0 < last["mfu"] < 1
+    assert f"rate {last['learning_rate']:.2g}, " in result.stdout
+    assert f"{last['mfu']:.1%} MFU" in result.stdout or last["mfu"] < 0.001
+
+
+def test_a_measured_peak_is_a_number_of_this_machine():
+    assert measured_peak(torch.device("cpu"), "no") > 1e8
