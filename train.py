@@ -74,7 +74,7 @@ def main(config: Config, session: Session) -> int:
     )
     session.restore(model, optimizer, held_out_loader)
     set_to_none = not grads_in_buckets(model)  # DDP's gradients are views of its buckets
-    batches = iter(train_loader)
+    batches = session.report.clock.timed(train_loader)  # its iterator
     for step in session.steps():
         reseed(train.seed, step, accelerator.process_index)  # so dropout survives a restart
         rate = learning_rate_at(step, optim, train.max_steps)

@@ -15,7 +15,9 @@ from torch import Tensor
 from data.prepared import CorpusInfo
 from snapshot.disk.sharded import gather_full
 from snapshot.hub.uploader import Uploader
+from training.distributed.launcher import seconds_since_launch
 from training.exits import TrainingStopped
+from training.reporting.clock import EVALUATION, PASSES, SNAPSHOT, PhaseClock
 from training.reporting.console import Console
 from training.reporting.metrics import MetricsFile
 from training.reporting.watchdog import Watchdog
@@ -54,31 +56,37 @@ class Report:
         self.max_skipped = max_skipped
         self.uploads = uploads
         self.watchdog = watchdog
+        self.clock = PhaseClock(seconds_since_launch())
         self.skipped_in_a_row = 0
         self.steps: list[int] = []
         self.rates: list[float] = []
         self.losses: list[Tensor] = []
         self.norms: list[Tensor] = []
-        self.resume_clock()
+        self.since = time.perf_counter()
+        if self.watchdog is not None:
+            self.watchdog.resume()
 
     def resume_clock(self) -> None:
         """Continue to time the steps: their speed does not include evaluation and snapshots."""
         self.since = time.perf_counter()
+        self.clock.enter(PASSES)
         if self.watchdog is not None:
             self.watchdog.resume()
 
     def pause_clock(self) -> None:
         """Stop timing: what follows is no step."""
+        self.clock.enter(EVALUATION)
         if self.watchdog is not None:
             self.watchdog.rest()
 
     def wait_for(self, work: Callable[[], object]) -> float:
         """Run `work`, which is not part of the present step, and return its seconds."""
         begun = time.perf_counter()
-        if self.watchdog is None:
-            work()
-        else:
-            self.watchdog.wait_for(work)
+        with self.clock.within(SNAPSHOT):
+            if self.watchdog is None:
+                work()
+            else:
+                self.watchdog.wait_for(work)
         seconds = time.perf_counter() - begun
         self.since += seconds
         return seconds
@@ -90,6 +98,7 @@ class Report:
         self.losses.append(loss)
         self.norms.append(grad_norm)
         self.console.advance(step)
+        self.clock.enter(PASSES)
         if self.watchdog is not None and loss.device.type == "cpu":
             self.watchdog.done(step)  # a GPU runs behind until `write` waits for it
 

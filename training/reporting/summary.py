@@ -21,6 +21,7 @@ from snapshot.disk.state import RunState
 from snapshot.start import Start
 from training.distributed.compiling import why_not_compiled
 from training.distributed.environment import shutdown_timeout
+from training.reporting.clock import PhaseClock
 from training.reporting.console import Console, counted
 from training.reporting.machine import computed_on, machine_hints, machine_line
 from training.reporting.report import Report
@@ -164,6 +165,13 @@ def print_stop(console: Console, config: Config, report: Report, reason: str) ->
         "the same command resumes there"
     )
     console.say(f"snapshot  {report.last_snapshot}")
+
+
+def print_times(console: Console, clock: PhaseClock) -> None:
+    """Print where the time of this attempt went."""
+    console.say()
+    for number, line in enumerate(clock.table()):
+        console.say(f"{'' if number else 'time':<10}{line}")
 
 
 def print_finished(console: Console, step: int) -> None:

@@ -23,6 +23,7 @@ from snapshot.errors import SnapshotError
 from training.distributed.agreement import raise_if_any_failed
 from training.exits import TrainingStopped
 from training.memory import available_memory
+from training.reporting.clock import EVALUATION, SNAPSHOT
 from training.reporting.curves import draw_run
 from training.reporting.report import Report
 from training.run.best import BestSnapshot
@@ -76,6 +77,7 @@ class SnapshotWriter:
         it cannot be written. `publish` uploads that of the last step.
         """
         accelerator, begun = self._accelerator, time.perf_counter()
+        self._report.clock.enter(SNAPSHOT)
         self._join()  # the thread of the snapshot before may still draw the curves
         self._step = self._report.saved_step = state.step
         self._unit = token_unit(state.data)
@@ -107,6 +109,7 @@ class SnapshotWriter:
             else:
                 self._write(finish, begun, nullcontext(), publish)
         self._report.stall_seconds.append(time.perf_counter() - begun)
+        self._report.clock.enter(EVALUATION)
         self.pending = not (last or stopping)
         if not self.pending:
             remedy = NO_NUMBERS if isinstance(self._error, SnapshotError) else NO_ROOM

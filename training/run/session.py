@@ -33,12 +33,13 @@ from training.distributed.timeouts import ProcessGroupTimeouts
 from training.evaluation import held_out_loss
 from training.exits import EXIT_DONE
 from training.memory import keep_freed_memory
+from training.reporting import summary
+from training.reporting.clock import END, UPDATE
 from training.reporting.console import Console
 from training.reporting.machine import computed_on
 from training.reporting.output import write_now
 from training.reporting.report import Report
 from training.reporting.speed import speed_of
-from training.reporting.summary import print_end, print_finished, print_header, print_stop
 from training.reporting.watchdog import Watchdog
 from training.reproducibility import build_gradient_buckets, compute_reproducibly
 from training.run.accelerator import micro_batch_shape, set_accumulation
@@ -123,7 +124,7 @@ class Session:
         self.console, code = console, self._lock.code_before
         console.speed = speed_of(model, config, accelerator)
         run_on_main(accelerator, lambda: begin_records(console, config, start, state, code))
-        print_header(console, accelerator, config, self.corpus, model, start, state.base)
+        summary.print_header(console, accelerator, config, self.corpus, model, start, state.base)
         self._uploads = run_on_main(
             accelerator, lambda: begin_uploads(console, config, start, state)
         )
@@ -168,8 +169,7 @@ class Session:
         self._timeouts = ProcessGroupTimeouts(accelerator, config.run)
         self._stop = Stop(accelerator, config.run, self.signals)
         model.train()
-        shape = micro_batch_shape(accelerator, config)
-        build_gradient_buckets(accelerator, model, optimizer, shape)
+        build_gradient_buckets(accelerator, model, optimizer, micro_batch_shape(accelerator, config))
         windows = held_out_loader.dataset
         self._probe = send_to_device(windows.__getitems__(windows.in_order(1)), accelerator.device)
         if self._pending:
@@ -244,21 +244,22 @@ class Session:
     def end(self) -> int:
         """Publish the last snapshot, wait for the upload, and return the exit code."""
         self.signals.phase = Phase.UPLOADING
-        last = self.start.folder if self.finished else None
+        uploads = self.console, self.config, self._uploads, self.signals
         if self.finished:
-            print_finished(self.console, self.state.step)
-        elif self._last:
-            assert self._writer is not None
-            self._writer.publish(self._sample, self.state.best_loss)
-            last = self.report.last_snapshot
-            print_end(self.console, self.config, self.corpus, self._held_out, self.report)
-        else:
-            print_stop(self.console, self.config, self.report, self._stop.reason)
-        finish_uploads(self.console, self.config, self._uploads, self.signals, last)
-        if self._writer is None:  # the run was finished before
+            summary.print_finished(self.console, self.state.step)
+            finish_uploads(*uploads, self.start.folder)
             return EXIT_DONE
+        assert self._writer is not None
+        self.report.clock.enter(END)
+        if self._last:
+            self._writer.publish(self._sample, self.state.best_loss)
+            summary.print_end(self.console, self.config, self.corpus, self._held_out, self.report)
+        else:
+            summary.print_stop(self.console, self.config, self.report, self._stop.reason)
+        finish_uploads(*uploads, self.report.last_snapshot if self._last else None)
         self._writer.prune(self.state.step)  # what an upload needed until now
         self._trackers.end()
+        summary.print_times(self.console, self.report.clock)
         # When the first process leaves, the launcher ends the others.
         self.accelerator.wait_for_everyone()
         self.accelerator.end_training()
@@ -279,7 +280,8 @@ class Session:
             self._uploads.flush(seconds)
 
     def _finish_snapshot(self) -> None:
-        """Wait for the pending snapshot: the update must not change what it holds."""
+        """Wait for the pending snapshot: the update, which begins, must not change what it holds."""
+        self.report.clock.enter(UPDATE)
         if self._writer is not None and self._writer.pending:
             self._timeouts.relax()  # the other processes wait for the one that writes
             self._writer.finish()
