@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from accelerate import Accelerator
 from torch import Tensor
@@ -15,7 +16,6 @@ from torch import Tensor
 from data.prepared import CorpusInfo
 from snapshot.disk.sharded import gather_full
 from snapshot.hub.uploader import Uploader
-from training.distributed.launcher import seconds_since_launch
 from training.exits import TrainingStopped
 from training.reporting.clock import EVALUATION, PASSES, SNAPSHOT, PhaseClock
 from training.reporting.console import Console
@@ -56,7 +56,7 @@ class Report:
         self.max_skipped = max_skipped
         self.uploads = uploads
         self.watchdog = watchdog
-        self.clock = PhaseClock(seconds_since_launch())
+        self.clock = PhaseClock(time.time() - psutil.Process().create_time())
         self.skipped_in_a_row = 0
         self.steps: list[int] = []
         self.rates: list[float] = []
