@@ -11,6 +11,7 @@ import numpy as np
 from config.schema import Config
 from training.reporting.console import Console
 from training.reporting.metrics import Record, sample_metrics
+from training.reporting.page import write_page
 
 MOST_POINTS = 500
 LONGEST_TITLE = 80
@@ -20,7 +21,7 @@ NOT_FOR_TITLES = ("Last Resort", "Emoji")
 
 
 def draw_run(console: Console, config: Config, unit: str) -> None:
-    """Draw curves.png of a run. Only the main process calls this; a failure is only a warning.
+    """Draw curves.png and report.html. Only the main process calls this; a failure is a warning.
 
     `unit` is what a token is: a character, or a token.
     """
@@ -28,8 +29,9 @@ def draw_run(console: Console, config: Config, unit: str) -> None:
     try:
         records = sample_metrics(run_dir / "metrics.jsonl", config.train.eval_every)
         draw_curves(records, config.run.name, run_dir / "curves.png", unit)
+        write_page(run_dir, config.run.name, records, unit)
     except Exception as error:  # a picture is not worth a run
-        console.warn(f"curves.png was not drawn: {error}.")
+        console.warn(f"curves.png or report.html was not drawn: {error}.")
 
 
 def draw_curves(records: list[Record], title: str, path: Path, unit: str = "token") -> None:

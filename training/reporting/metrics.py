@@ -23,7 +23,10 @@ MOST_PLACES = 100
 PLACE_BYTES = 3 << 10
 """Bytes read before each of these steps: about twenty lines, whose mean is smooth enough."""
 COUNTED_AT_ONCE = 1 << 20
-LINE = re.compile(rb'\{"event": "(train|eval)", "step": (\d+), "loss": (\d[\d.e+-]*)[,}]')
+LINE = re.compile(
+    rb'\{"event": "(train|eval)", "step": (\d+), "loss": (\d[\d.e+-]*)[,}]'
+    rb'(?:[^\n]*?"tokens_per_second": (\d[\d.e+-]*))?'
+)
 """The beginning of a line as this file writes it; matching takes a fifth of the time of JSON."""
 
 
@@ -52,7 +55,7 @@ def read_after(path: Path, step: int, most: int) -> tuple[list[Record], bool]:
 
 
 def sample_metrics(path: Path, eval_every: int) -> list[Record]:
-    """Event, step and loss of lines for a picture, at a bounded cost for a file of any length.
+    """Event, step, loss and speed of lines for a picture, at a bounded cost for a file of any length.
 
     Returns all lines of a short file. From a long one it returns those just before evenly spaced
     multiples of `eval_every`, where the evaluations are. Raises as `read_metrics` does.
@@ -223,10 +226,11 @@ def _records(
 
 
 def figures_at(opened: BinaryIO, begin: int, line: bytes) -> Record:
-    """Event, step and loss of a line."""
+    """Event, step and loss of a line, and the speed if it has one."""
     if (ours := LINE.match(line)) is None:
         return _parsed(opened, begin, line)
-    return {"event": ours[1].decode(), "step": int(ours[2]), "loss": float(ours[3])}
+    speed = {} if ours[4] is None else {"tokens_per_second": float(ours[4])}
+    return {"event": ours[1].decode(), "step": int(ours[2]), "loss": float(ours[3]), **speed}
 
 
 def _parsed(opened: BinaryIO, begin: int, line: bytes) -> Record:

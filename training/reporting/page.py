@@ -1,0 +1,182 @@
+"""report.html: a run on one page, for a browser: curves, speed, samples, events, snapshots.
+
+The page is one file without scripts and without requests. It is drawn again with curves.png.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from data.printable import printable
+from snapshot.disk.files import snapshot_folders, snapshots_in, step_of
+from snapshot.hub.records import EVENTS
+from training.reporting.events import read_events
+from training.reporting.metrics import Record, write_whole
+from training.reporting.samples import read_samples
+
+PAGE = "report.html"
+WIDTH, HEIGHT, LEFT, BOTTOM = 800, 300, 60, 30
+"""Of a picture, and of the room for its labels, in the units of its drawing."""
+TICKS = 5
+MOST_SAMPLES, MOST_EVENTS = 20, 100
+STYLE = """
+:root { color-scheme: light dark; --line: #1f77b4; --held: #d9660a; --grid: #8886; }
+@media (prefers-color-scheme: dark) { :root { --line: #6db3f2; --held: #ffa657; } }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; }
+svg { width: 100%; height: auto; }
+svg text { fill: currentColor; font-size: 14px; }
+.grid { stroke: var(--grid); } .line { stroke: var(--line); } .held { stroke: var(--held); }
+path { fill: none; stroke-width: 2; } circle { fill: var(--held); }
+.key { font-weight: 600; } .key.of-line { color: var(--line); } .key.of-held { color: var(--held); }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid var(--grid); padding: .5rem; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; }
+td, th { text-align: left; vertical-align: top; padding: .2rem .8rem .2rem 0; }
+td { border-top: 1px solid var(--grid); overflow-wrap: anywhere; }
+:focus-visible { outline: 3px solid var(--held); }
+"""
+
+
+def write_page(run_dir: Path, name: str, records: Sequence[Record], unit: str) -> None:
+    """Write the page of a run from lines of its metrics. Raises OSError."""
+    train = [one for one in records if one["event"] == "train"]
+    held_out = [one for one in records if one["event"] == "eval"]
+    title = escape(printable(name))
+    parts = [
+        f"<h1>{title}</h1>",
+        f"<p>{_summary(train, held_out, unit)}</p>",
+        "<h2>Loss</h2>",
+        '<p><span class="key of-line">— training</span> '
+        '<span class="key of-held">● held out</span></p>',
+        _picture(
+            f"Loss in nats per {unit} over steps",
+            [(one["step"], one["loss"]) for one in train],
+            [(one["step"], one["loss"]) for one in held_out],
+        ),
+        "<h2>Tokens per second</h2>",
+        _picture(
+            "Tokens per second over steps",
+            [(r["step"], r["tokens_per_second"]) for r in train if "tokens_per_second" in r],
+        ),
+        _samples(run_dir),
+        _events(run_dir),
+        _snapshots(run_dir),
+    ]
+    body = "\n".join(parts)
+    write_whole(
+        run_dir / PAGE,
+        '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{title}</title>\n<style>{STYLE}</style>\n<main>\n{body}\n</main>\n</html>\n",
+    )
+
+
+def _summary(train: list[Record], held_out: list[Record], unit: str) -> str:
+    """The state of the run in a sentence."""
+    if not train:
+        return "No step has been written yet."
+    words = [f"Step {train[-1]['step']:,}"]
+    if held_out:
+        best = min(held_out, key=lambda one: float(one["loss"]))
+        words.append(
+            f"lowest held-out loss {best['loss']:.4f} nats per {unit}, at step {best['step']:,}"
+        )
+    if "tokens_per_second" in train[-1]:
+        words.append(f"{train[-1]['tokens_per_second']:,.0f} tokens/s")
+    if "mfu" in train[-1]:
+        words.append(f"{train[-1]['mfu']:.1%} of the machine's peak")
+    return "; ".join(words) + "."
+
+
+def _picture(
+    label: str, line: list[tuple[float, float]], points: Sequence[tuple[float, float]] = ()
+) -> str:
+    """A drawing of a line and of points, with axes. Both are (x, y), in the order of x."""
+    both = [*line, *points]
+    if not both:
+        return "<p>Nothing yet.</p>"
+    lowest, highest = _round_range(min(y for _, y in both), max(y for _, y in both))
+    last = max(x for x, _ in both)
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        across = LEFT + (WIDTH - LEFT - 10) * x / last
+        up = (y - lowest) / (highest - lowest)
+        return round(across, 1), round(10 + (HEIGHT - BOTTOM - 10) * (1 - up), 1)
+
+    parts = []
+    for number in range(TICKS + 1):
+        value = lowest + (highest - lowest) * number / TICKS
+        _, y = place(0, value)
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - 10}" y1="{y}" y2="{y}"/>')
+        parts.append(f'<text x="{LEFT - 6}" y="{y + 5}" text-anchor="end">{value:.4g}</text>')
+    for number in range(TICKS):
+        step = last * (number + 1) / TICKS
+        x, _ = place(step, lowest)
+        anchor = "end" if number == TICKS - 1 else "middle"
+        parts.append(f'<text x="{x}" y="{HEIGHT - 8}" text-anchor="{anchor}">{step:,.0f}</text>')
+    if line:
+        places = " L ".join("{} {}".format(*place(*one)) for one in line)
+        parts.append(f'<path class="line" d="M {places}"/>')
+    for point in points:
+        x, y = place(*point)
+        parts.append(f'<circle cx="{x}" cy="{y}" r="4"><title>{point[1]:.4f}</title></circle>')
+    final = f"; at step {both[-1][0]:,} it is {both[-1][1]:.4g}"
+    return (
+        f'<svg role="img" aria-label="{label}{final}" viewBox="0 0 {WIDTH} {HEIGHT}">'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+def _round_range(low: float, high: float) -> tuple[float, float]:
+    """A range of a round size that holds both."""
+    span = (high - low) or abs(high) or 1.0
+    size = 10 ** math.floor(math.log10(span / TICKS))
+    size *= next(one for one in (1, 2, 5, 10) if one * size * TICKS >= span)
+    first = math.floor(low / size) * size
+    while first + TICKS * size < high:
+        size *= 2
+        first = math.floor(low / size) * size
+    return first, first + TICKS * size
+
+
+def _samples(run_dir: Path) -> str:
+    found = sorted(read_samples(run_dir).items(), reverse=True)[:MOST_SAMPLES]
+    if not found:
+        return ""
+    entries = [
+        f"<details{'' if number else ' open'}><summary>Step {step:,}</summary>"
+        f"<pre>{escape(printable(text.strip(), multiline=True))}</pre></details>"
+        for number, (step, text) in enumerate(found)
+    ]
+    return "<h2>Samples</h2>\n" + "\n".join(entries)
+
+
+def _events(run_dir: Path) -> str:
+    found = read_events(run_dir / EVENTS)
+    attempts = len({one["attempt"] for one in found})
+    rows = [
+        (one["time"][:16].replace("T", " "), f"{one['step']:,}", one["event"], one["text"])
+        for one in found[-MOST_EVENTS:]
+    ]
+    head = f"<h2>Events</h2>\n<p>Attempts so far: {attempts}.</p>"
+    return f"{head}\n{_table(('UTC', 'step', 'event', ''), rows)}"
+
+
+def _snapshots(run_dir: Path) -> str:
+    rows = [
+        (f"{step_of(folder):,}", str(folder)) for folder in snapshot_folders(snapshots_in(run_dir))
+    ]
+    return f"<h2>Snapshots</h2>\n{_table(('step', 'folder'), rows)}"
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    cells = "".join(f'<th scope="col">{escape(head)}</th>' for head in heads)
+    lines = [
+        "<tr>" + "".join(f"<td>{escape(printable(str(cell)))}</td>" for cell in row) + "</tr>"
+        for row in rows
+    ]
+    body = "\n".join([f"<tr>{cells}</tr>", *lines])
+    return f'<div class="wide" tabindex="0" role="region"><table>\n{body}\n</table></div>'
