@@ -182,6 +182,11 @@ def print_plan(
         )
     if config.optim.freeze:
         print("Frozen parameters are counted as if they were trained: less memory is needed.")
+    print_storage(config, trained)
+
+
+def print_storage(config: Config, trained: int) -> None:
+    """Print what snapshots take, on the disk and on the Hub."""
     snapshot = trained * BYTES_ON_DISK / 1e9
     keep, hub = config.snapshot.keep, config.hub
     print(

@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from config.checks import is_storable, problems
 from config.hints import joined_options, quoted, quoted_argument, unknown_key, unknown_option
-from config.schema import LIST_KEYS, TEXT_KEYS, Config, ConfigError, other_model
+from config.schema import TEXT_KEYS, Config, ConfigError, other_model
 from data.tokenizer import CHARACTERS
 from data.urls import redact_urls
 
@@ -37,6 +37,8 @@ OWN_SIZES = (
     "model.activation_function",
 )
 """Keys that decide the sizes of our own GPT."""
+ONE_OR_SEVERAL = ("run.tracker",)
+"""Keys of a list that also take a single text."""
 BAD_VALUE = (HydraException, OmegaConfBaseException, ArithmeticError, TypeError)
 """Raised by Hydra and OmegaConf for a value of the wrong type."""
 
@@ -164,7 +166,7 @@ def _as_list(argument: str) -> str:
     """The argument, with brackets around a single text for a key that takes several."""
     key, text = argument.split("=", 1)
     value = OverridesParser.create().parse_override(argument).value()
-    is_one = key in LIST_KEYS and isinstance(value, str)
+    is_one = key in ONE_OR_SEVERAL and isinstance(value, str)
     return f"{key}=[{text}]" if is_one else argument
 
 

@@ -205,15 +205,6 @@ TEXT_KEYS = tuple(
 """The keys whose value is a text, or possibly null."""
 
 
-LIST_KEYS = tuple(
-    f"{section.name}.{entry.name}"
-    for section in fields(Config)
-    for entry in fields(getattr(Config(), section.name))
-    if str(entry.type).startswith("list[str]")
-)
-"""The keys whose value is a list of texts."""
-
-
 def gpt_config(config: Config, vocab_size: int) -> GPTConfig:
     """The sizes of our own GPT for a vocabulary."""
     known = {entry.name for entry in fields(GPTConfig)}

@@ -263,9 +263,9 @@ ModelConfig = GPTConfig | CausalLMConfig
 
 
 def build_model(config: ModelConfig) -> LanguageModel:
-    """A model with random weights, on torch's default device. Raises UnknownArchitecture, LoraError.
+    """A model with random weights, on torch's default device; with `config.lora`, with adapters.
 
-    With `config.lora`, all but its adapters is frozen.
+    Raises UnknownArchitecture, and LoraError for adapters that it cannot have.
     """
     model = GPT(config) if isinstance(config, GPTConfig) else CausalLM(config)
     if config.lora is not None:

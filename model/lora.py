@@ -44,7 +44,9 @@ class Lora:
             if isinstance(module, nn.Linear)
         }
         if not layers:
-            raise LoraError(f"model.lora_rank={self.rank}: the model has no linear layers to adapt.")
+            raise LoraError(
+                f"model.lora_rank={self.rank}: the model has no linear layers to adapt."
+            )
         for target in self.targets:
             if target not in layers:
                 raise LoraError(

@@ -139,7 +139,9 @@ def _describe(folder: Path) -> None:
     )
     if (base := read_reference(folder)) is not None:
         what = "what was trained" if base.lora is None else f"LoRA of rank {base.lora.rank}"
-        _show(f"base      {base.name}{f'@{base.commit[:12]}' if base.commit else ''}; here is {what}")
+        _show(
+            f"base      {base.name}{f'@{base.commit[:12]}' if base.commit else ''}; here is {what}"
+        )
     _show(f"text      {state.data.get('name')}, {str(state.data.get('fingerprint'))[:8]}")
     _show(f"loss      {loss}, the best held out so far")
     _show("optimizer AdamW, both moments and the step of every weight")

@@ -48,7 +48,9 @@ def test_the_table_of_a_run_is_its_wall_time(small, tmp_path):
     result = runs.train(*small, f"run.dir={tmp_path / 'run'}")
     seconds = time.monotonic() - begun
     assert result.returncode == 0, result.stderr
-    rows = dict(re.findall(r"^(?:time)? +([a-z][a-z, ]+?) +([\d.]+) s +[\d.]+%$", result.stdout, re.M))
+    rows = dict(
+        re.findall(r"^(?:time)? +([a-z][a-z, ]+?) +([\d.]+) s +[\d.]+%$", result.stdout, re.M)
+    )
     assert list(rows) == [*PHASES, "all"]
     total = float(rows.pop("all"))
     assert sum(map(float, rows.values())) == pytest.approx(total, abs=0.05 * len(PHASES))

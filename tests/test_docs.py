@@ -76,7 +76,7 @@ def read_python(command: Command) -> None:
     if words[0] == "-m":
         module = ROOT / words[1].replace(".", "/")
         assert module.with_suffix(".py").exists() or (module / "__main__.py").exists()
-        assert words[1:2] != ["snapshot"] or words[2:3] in ([], ["list"], ["verify"])
+        assert words[1:2] != ["snapshot"] or words[2:3] in ([], ["list"], ["verify"], ["merge"])
         return
     assert (ROOT / words[0]).is_file()
     given = [word for word in words[1:] if word != "--show"]

@@ -139,7 +139,9 @@ def test_a_log_has_the_steps_while_a_terminal_has_the_bar(monkeypatch, tmp_path)
         console.progress(2, 1.5, 10.0, 1.0, 1e-3, 0.5)
         console.close()
         monkeypatch.undo()
-    assert (tmp_path / "log").read_text() == "step 2/3, loss 1.5000, norm 0.50, rate 0.001, 10 tokens/s, 0:01 left\n"
+    assert (
+        tmp_path / "log"
+    ).read_text() == "step 2/3, loss 1.5000, norm 0.50, rate 0.001, 10 tokens/s, 0:01 left\n"
     assert "step 2/3, loss 1.5000" in terminal.getvalue()
 
 
@@ -152,7 +154,10 @@ def test_a_pipe_has_the_steps_and_no_bar_disturbs_them(monkeypatch):
     said = sys.stderr.getvalue()
     monkeypatch.undo()
     with open(reading) as reader:
-        assert reader.read() == "step 2/3, loss 1.5000, norm 0.50, rate 0.001, 10 tokens/s, 0:01 left\n"
+        assert (
+            reader.read()
+            == "step 2/3, loss 1.5000, norm 0.50, rate 0.001, 10 tokens/s, 0:01 left\n"
+        )
     assert said == ""
 
 

@@ -41,7 +41,7 @@ def is_for_users(path: Path) -> bool:
 
 def needs_transformers(path: Path) -> bool:
     """Whether a file is one of those that are only used for models of the Hub."""
-    return "transformers" in imported(path)
+    return not {"transformers", "peft"}.isdisjoint(imported(path))
 
 
 def test_our_own_gpt_needs_no_transformers():

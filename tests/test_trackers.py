@@ -144,7 +144,7 @@ FAILS = HANGS.replace("time.sleep(600)", "raise ValueError('no room')")
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("program", "how"), [(HANGS, "goes on alone"), (FAILS, "has ended")])
+@pytest.mark.parametrize(("program", "how"), [(HANGS, "continues alone"), (FAILS, "has ended")])
 def test_a_tracker_that_hangs_or_fails_costs_no_step_and_is_said_once(
     small, tmp_path, program, how
 ):
@@ -156,7 +156,7 @@ def test_a_tracker_that_hangs_or_fails_costs_no_step_and_is_said_once(
     assert result.returncode == 0, result.stderr
     assert sorted(expected(run_dir)) == list(range(1, STEPS + 1))
     assert result.stdout.count("run.tracker=tensorboard") == 1
-    assert f"run.tracker=tensorboard {how}" in result.stdout
+    assert how in result.stdout
     assert f"python -m training.reporting.track {run_dir} --to tensorboard" in result.stdout
 
 

@@ -9,6 +9,9 @@ EXIT_AGAIN = 75
 """Stopped with a snapshot, to be started again: sysexits.h calls it a temporary failure."""
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
+WRITING_SECONDS = 25
+"""Time for a snapshot that began before an error: a little less than the launcher waits."""
+RESUME = "The same command resumes from the newest snapshot."
 
 
 class TrainingStopped(Exception):

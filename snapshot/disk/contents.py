@@ -78,7 +78,9 @@ def check_model(folder: Path, frozen: Sequence[str]) -> ModelConfig:
     # Or building the layers would take as long as its author likes.
     most = MOST_LAYERS_OF_BASE if stem == TRAINED else stored
     if config.n_layer > most:
-        raise SnapshotError(f"{where} has {config.n_layer:,} layers, and the files {stored} tensors")
+        raise SnapshotError(
+            f"{where} has {config.n_layer:,} layers, and the files {stored} tensors"
+        )
     config = replace(config, lora=None if base is None else base.lora)
     layout = layout_for(config)
     layout.freeze(frozen)

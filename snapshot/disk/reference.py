@@ -125,13 +125,15 @@ def _read_lora(folder: Path, found: BaseReference) -> Lora | None:
     fault = SnapshotError(f"{path} is not what this project writes")
     if not isinstance(content, dict):
         raise fault
-    rank, alpha, dropout, targets = (
+    values: list[Any] = [
         content.get(key) for key in ("r", "lora_alpha", "lora_dropout", "target_modules")
-    )
-    counts = type(rank) is int and type(alpha) is int
-    if not counts or not 1 <= rank <= LARGEST_RANK or not 1 <= alpha <= LARGEST_RANK:
+    ]
+    rank, alpha, dropout, targets = values
+    if type(rank) is not int or type(alpha) is not int or type(dropout) not in (float, int):
         raise fault
-    if type(dropout) not in (float, int) or not 0 <= dropout < 1 or not _are_names(targets):
+    if not 1 <= rank <= LARGEST_RANK or not 1 <= alpha <= LARGEST_RANK:
+        raise fault
+    if not 0 <= dropout < 1 or not _are_names(targets):
         raise fault
     lora = Lora(rank, alpha, tuple(targets), dropout)
     if content != found._adapter_config(lora):

@@ -108,26 +108,22 @@ def begin_snapshot(
     """
     target = root / folder_name(state.step)
     reshard(model)
-    layout = layout_of(model)
-    stem = stem_of(base)
+    layout, stem = layout_of(model), stem_of(base)
     files = {stem: weight_entries(layout, stem), "optimizer": moment_entries(layout, optimizer)}
     sharded = any(map(is_sharded, model.parameters()))
     gathered = gathered_tensors(files, writer)
     content = {"format_version": FORMAT_VERSION, **asdict(state)}
-    rest = ExitStack()
+    rest, inspect = ExitStack(), NumberChecks().inspector_for
 
     def write_files(folder: Path) -> None:
         for stem, entries in files.items():
-            # peft reads adapters from one file.
-            most = sys.maxsize if stem == ADAPTERS else piece_bytes
+            most = sys.maxsize if stem == ADAPTERS else piece_bytes  # peft reads a single file
             write_tensors(folder, stem, sizes_of(entries), gathered, most)
 
     try:
         if writer:
             with ExitStack() as stack:
-                folder = stack.enter_context(
-                    atomic_snapshot(root, target.name, NumberChecks().inspector_for)
-                )
+                folder = stack.enter_context(atomic_snapshot(root, target.name, inspect))
                 if sharded:
                     write_files(folder)
                 rest = stack.pop_all()
@@ -142,14 +138,18 @@ def begin_snapshot(
                 if not sharded:
                     write_files(folder)
                 save_rest(folder)
-                if base is None:
-                    write_json(folder / CONFIG, config_json(model.config))
-                else:
-                    base.write(folder)
+                _write_config(folder, base, model)
                 write_json(folder / STATE, {**content, "versions": versions()})
         return target
 
     return finish
+
+
+def _write_config(folder: Path, base: BaseReference | None, model: LanguageModel) -> None:
+    if base is None:
+        write_json(folder / CONFIG, config_json(model.config))
+    else:
+        base.write(folder)
 
 
 def read_state(folder: Path) -> RunState:

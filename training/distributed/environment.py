@@ -94,7 +94,10 @@ def without_launcher(root: Path) -> dict[str, str]:
         for name, value in os.environ.items()
         if name not in WORKERS_VARIABLES and not name.startswith(("ACCELERATE_", "TORCHELASTIC_"))
     }
-    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, (str(root), kept.get("PYTHONPATH"))))}
+    return {
+        **kept,
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(root), kept.get("PYTHONPATH")))),
+    }
 
 
 def cores() -> int:

@@ -55,7 +55,7 @@ def read_after(path: Path, step: int, most: int) -> tuple[list[Record], bool]:
 
 
 def sample_metrics(path: Path, eval_every: int) -> list[Record]:
-    """Event, step, loss and speed of lines for a picture, at a bounded cost for a file of any length.
+    """Event, step, loss and speed of lines for a picture, at a bounded cost for any file.
 
     Returns all lines of a short file. From a long one it returns those just before evenly spaced
     multiples of `eval_every`, where the evaluations are. Raises as `read_metrics` does.

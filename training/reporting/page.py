@@ -32,7 +32,8 @@ svg text { fill: currentColor; font-size: 14px; }
 .grid { stroke: var(--grid); } .line { stroke: var(--line); } .held { stroke: var(--held); }
 path { fill: none; stroke-width: 2; } circle { fill: var(--held); }
 .key { font-weight: 600; } .key.of-line { color: var(--line); } .key.of-held { color: var(--held); }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid var(--grid); padding: .5rem; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; }
+pre { border: 1px solid var(--grid); padding: .5rem; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; }
 td, th { text-align: left; vertical-align: top; padding: .2rem .8rem .2rem 0; }
 td { border-top: 1px solid var(--grid); overflow-wrap: anywhere; }

@@ -33,8 +33,8 @@ PEAKS = (
     (r"\bV100\b", 125e12),
     (r"\bT4\b", 65e12),
 )
-"""By the name of a GPU, FLOP/s of 16-bit tensor cores with float32 sums, without sparsity, as NVIDIA
-publishes them. V100 and T4 have them in fp16 alone."""
+"""By the name of a GPU, FLOP/s of 16-bit tensor cores with float32 sums and without sparsity, as
+NVIDIA publishes them. V100 and T4 have them in fp16 alone."""
 ONLY_FP16 = r"\b(V100|T4)\b"
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 MATRIX = 2048
@@ -104,10 +104,7 @@ def flops_per_token(model: LanguageModel, block_size: int) -> float | None:
     for parameter in model.parameters():
         if id(parameter) not in looked_up:
             matrices += parameter.numel() * (6 if parameter.requires_grad else 4)
-    if isinstance(config, GPTConfig):
-        width = config.n_embd
-    else:
-        width = config.n_head * config.head_size
+    width = config.n_embd if isinstance(config, GPTConfig) else config.n_head * config.head_size
     return matrices + 12 * config.n_layer * width * block_size
 
 

@@ -41,7 +41,7 @@ def print_header(
     base: str | None,
 ) -> None:
     """Print the text, the model, the machine, the step and the snapshot that the run resumes."""
-    info, train, shape = corpus.info, config.train, model.config
+    info, train = corpus.info, config.train
     batch = train.global_batch_size
     accumulation = accelerator.gradient_accumulation_steps
     micro = batch // (accelerator.num_processes * accumulation)
@@ -50,17 +50,7 @@ def print_header(
     if isinstance(corpus.train, TokenStream):
         steps += f" are {train.max_steps * batch * block / max(1, info.split):.2g} epochs"
     console.say(f"text      {info.name}: {text_in_words(corpus)}")
-    console.say(
-        f"model     {parameter_count(model):,} parameters: {shape.n_layer} layers, {shape.n_head} "
-        f"heads, {shape.n_embd} wide, context {shape.block_size}"
-    )
-    if frozen := sum(one.numel() for one in model.parameters() if not one.requires_grad):
-        key = "optim.freeze" if config.optim.freeze else "model.lora_rank"
-        value = config.optim.freeze or config.model.lora_rank
-        console.say(f"frozen    {frozen:,} of them, by {key}={value}")
-    if base is not None:
-        what = "its weights" if config.model.architecture is None else "its architecture"
-        console.say(f"from      {base} ({shape.family}): {what}, trained in float32")
+    _print_model(console, config, model, base)
     console.say(f"machine   {machine_line(accelerator)}")
     console.say(f"cost      {console.speed.as_words()}")
     console.say(
@@ -93,6 +83,22 @@ def print_header(
             f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={config.run.grace_seconds + 5:.0f} in its environment."
         )
     console.say()
+
+
+def _print_model(console: Console, config: Config, model: LanguageModel, base: str | None) -> None:
+    """Print the sizes of the model, what of it is trained, and what it begins from."""
+    shape = model.config
+    console.say(
+        f"model     {parameter_count(model):,} parameters: {shape.n_layer} layers, {shape.n_head} "
+        f"heads, {shape.n_embd} wide, context {shape.block_size}"
+    )
+    if frozen := sum(one.numel() for one in model.parameters() if not one.requires_grad):
+        key = "optim.freeze" if config.optim.freeze else "model.lora_rank"
+        value = config.optim.freeze or config.model.lora_rank
+        console.say(f"frozen    {frozen:,} of them, by {key}={value}")
+    if base is not None:
+        what = "its weights" if config.model.architecture is None else "its architecture"
+        console.say(f"from      {base} ({shape.family}): {what}, trained in float32")
 
 
 def rate_jump(state: RunState, config: Config) -> str | None:

@@ -2,9 +2,9 @@
 
 python -m training.reporting.track out/python-docs --to trackio
 
-A run with run.tracker starts this as a process of its own for each tracker. So a tracker that fails,
-hangs or is slow costs the run nothing; and as the files hold every step once over all restarts, so
-does the tracker's run.
+A run with run.tracker starts this as a process of its own for each tracker. So a tracker that
+fails, hangs or is slow costs the run nothing; and as the files hold every step once over all
+restarts, so does the tracker's run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FOLDER = "trackers"
 """In a run's directory: for each tracker how far it is, and what went wrong."""
 EVERY_SECONDS = 1.0
 LAST_SECONDS = 300.0
-"""How long this process goes on after its run, before it gives a tracker up."""
+"""How long this process still sends after the end of its run, before it gives a tracker up."""
 NICENESS = 10
 
 
@@ -145,10 +145,8 @@ def store_config(tracker: GeneralTracker, config: Any) -> None:
     if tracker.name == "tensorboard":
         tracker.log({"config": f"```yaml\n{OmegaConf.to_yaml(config)}```"}, step=0)
         return
-    plain = {
-        f"{section}.{name}": value
-        for section, group in OmegaConf.to_container(config).items()
-        for name, value in group.items()
+    plain: dict[str, Any] = {
+        f"{section}.{name}": value for section in config for name, value in config[section].items()
     }
     simple = (bool, int, float, str)
     tracker.store_init_configuration(

@@ -22,12 +22,12 @@ from training.distributed.environment import is_local_main_process, launched, re
 from training.distributed.launcher import launcher
 from training.distributed.timeouts import is_lost_peer
 from training.errors import USER_MISTAKES, exit_code_for, is_lasting
-from training.exits import EXIT_DONE, EXIT_INTERRUPTED, TrainingStopped
+from training.exits import EXIT_DONE, EXIT_INTERRUPTED, RESUME, TrainingStopped
 from training.out_of_memory import in_words
 from training.reporting.output import make_output_lossy, say_error
 from training.run.preemption import watch_for_preemption
 from training.run.run_lock import RunLock
-from training.run.session import RESUME, Session
+from training.run.session import Session
 from training.run.signals import Phase, exit_code_of
 
 REPORTING_SECONDS = 30

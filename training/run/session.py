@@ -31,7 +31,7 @@ from training.distributed.launcher import launcher
 from training.distributed.strategy import refuse_other_blocks
 from training.distributed.timeouts import ProcessGroupTimeouts
 from training.evaluation import held_out_loss
-from training.exits import EXIT_DONE
+from training.exits import EXIT_DONE, RESUME, WRITING_SECONDS
 from training.memory import keep_freed_memory
 from training.reporting import summary
 from training.reporting.clock import END, UPDATE
@@ -56,10 +56,6 @@ from training.run.stop import Stop
 from training.run.tracking import Trackers
 from training.run.uploading import begin_uploads, finish_uploads
 from training.sampling import sample_text
-
-WRITING_SECONDS = 25
-"""Time for a snapshot that began before an error: a little less than the launcher waits."""
-RESUME = "The same command resumes from the newest snapshot."
 
 
 class Session:
@@ -162,14 +158,16 @@ class Session:
             Watchdog(self.console, config, parameter_count(bare_model), accelerator.num_processes),
         )
         self._best = BestSnapshot(config, accelerator.is_main_process, state, start)
-        save, base = self.corpus.tokenizer.save, self.pretrained and self.pretrained.reference
-        about = report, self._best, base
+        base = None if self.pretrained is None else self.pretrained.reference
+        save, about = self.corpus.tokenizer.save, (report, self._best, base)
         self._writer = SnapshotWriter(accelerator, config, model, optimizer, save, *about)
         optimizer.optimizer.register_step_pre_hook(lambda *_: self._finish_snapshot())
         self._timeouts = ProcessGroupTimeouts(accelerator, config.run)
         self._stop = Stop(accelerator, config.run, self.signals)
         model.train()
-        build_gradient_buckets(accelerator, model, optimizer, micro_batch_shape(accelerator, config))
+        build_gradient_buckets(
+            accelerator, model, optimizer, micro_batch_shape(accelerator, config)
+        )
         windows = held_out_loader.dataset
         self._probe = send_to_device(windows.__getitems__(windows.in_order(1)), accelerator.device)
         if self._pending:
@@ -280,7 +278,7 @@ class Session:
             self._uploads.flush(seconds)
 
     def _finish_snapshot(self) -> None:
-        """Wait for the pending snapshot: the update, which begins, must not change what it holds."""
+        """Wait for the pending snapshot: the update that begins must not change what it holds."""
         self.report.clock.enter(UPDATE)
         if self._writer is not None and self._writer.pending:
             self._timeouts.relax()  # the other processes wait for the one that writes

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from config.schema import Config
 from snapshot.disk.contents import check_model
-from snapshot.disk.frozen import frozen_in
 from snapshot.disk.files import manifest_sha256, snapshot_folders, snapshots_in, step_of
+from snapshot.disk.frozen import frozen_in
 from snapshot.disk.state import RunState, read_state, versions
 from snapshot.errors import SnapshotError
 from snapshot.hub.attempt import UploadTarget
