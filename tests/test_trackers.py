@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import struct
 import subprocess
 import sys
 from functools import partial
@@ -111,25 +112,39 @@ def in_trackio(folder: Path) -> dict[int, list[float]]:
 
 
 def in_wandb(run_dir: Path) -> dict[int, list[float]]:
-    """As wandb's own reader of its offline files has them; all have the run's id."""
+    """As the offline files have them, which `wandb sync` sends; all have the run's id."""
     from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal.datastore import DataStore
 
     found: dict[int, list[float]] = {}
     files = sorted((run_dir / "trackers").glob("wandb/offline-run-*/*.wandb"))
     assert len({path.stem for path in files}) == 1
     for path in files:
-        store = DataStore()
-        store.open_for_scan(str(path))
-        while (data := store.scan_data()) is not None:
+        for content in records_of(path.read_bytes()):
             record = wandb_internal_pb2.Record()
-            record.ParseFromString(data)
+            record.ParseFromString(content)
             if record.WhichOneof("record_type") != "history":
                 continue
             items = {one.key or "/".join(one.nested_key): one for one in record.history.item}
             if "train/loss" in items:
                 loss = json.loads(items["train/loss"].value_json)
                 found.setdefault(record.history.step.num, []).append(loss)
+    return found
+
+
+def records_of(content: bytes) -> list[bytes]:
+    """The records of a file of wandb's: LevelDB's log format after seven bytes."""
+    found, place, partial = [], 7, b""
+    while place + 7 <= len(content):
+        left = 32_768 - place % 32_768
+        if left < 7:
+            place += left
+            continue
+        _, size, kind = struct.unpack_from("<IHB", content, place)
+        partial += content[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):  # a whole one, or the last part of one
+            found.append(partial)
+            partial = b""
     return found
 
 

@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from accelerate.state import PartialState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
 from filelock import FileLock
 from omegaconf import OmegaConf
@@ -62,6 +63,7 @@ def send(run_dir: Path, name: str, run_id: str, ended: threading.Event) -> None:
 
     Raises ConfigError for a tracker that is not installed, and what the tracker raises.
     """
+    PartialState(cpu=True)  # accelerate's logging needs it; a GPU is the run's
     check_installed([name])
     folder = run_dir / FOLDER
     folder.mkdir(exist_ok=True)
