@@ -20,7 +20,6 @@ from data.printable import printable
 from snapshot.config_values import value_of
 from snapshot.disk.contents import check_model
 from snapshot.disk.files import manifest_entries, read_json, snapshot_folders, snapshots_in
-from snapshot.disk.frozen import frozen_in
 from snapshot.disk.reference import read_reference
 from snapshot.disk.state import check_snapshot, read_state
 from snapshot.disk.text_facts import loss_in_words, token_unit
@@ -125,7 +124,7 @@ def _folders_of(path: Path) -> list[Path]:
 def _describe(folder: Path) -> None:
     """Print what a verified snapshot holds."""
     state = read_state(folder)
-    shape = check_model(folder, frozen_in(state.config))
+    shape = check_model(folder)
     entries = manifest_entries(folder)
     size = sum(size for size, _ in entries.values())
     loss = "unknown" if state.best_loss is None else loss_in_words(state.data, state.best_loss)

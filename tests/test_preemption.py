@@ -14,7 +14,6 @@ from test_promise_signals import ENDLESS, exit_code, only_snapshot, wait_for_ste
 import hubs
 import runs
 from snapshot.disk.files import step_of
-from training.exits import EXIT_AGAIN
 from training.run import preemption
 from training.run.preemption import CLOUDS, _found, _has_notice
 
@@ -99,6 +98,7 @@ def test_no_cloud_is_given_up_and_an_address_that_hangs_is_no_notice(monkeypatch
         assert not _has_notice(CLOUDS["gcp"], server.address)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["auto", pytest.param("gcp", marks=pytest.mark.slow)])
 def test_a_notice_ends_a_run_with_a_snapshot_and_it_goes_on_with_the_same_bits(
     small, tmp_path, hub, kind
@@ -121,7 +121,7 @@ def test_a_notice_ends_a_run_with_a_snapshot_and_it_goes_on_with_the_same_bits(
             out, errors = process.communicate(timeout=30)
             seconds = time.monotonic() - told
         server.shutdown()
-    assert process.returncode == exit_code(run_dir) == EXIT_AGAIN, errors
+    assert process.returncode == exit_code(run_dir) == 75, errors
     assert "a preemption notice" in out
     place = only_snapshot(run_dir)
     assert hubs.step_of(hub) == step_of(place)

@@ -61,6 +61,7 @@ def in_tensorboard(run_dir: Path) -> tuple[dict[int, list[float]], dict[int, str
     return found, samples
 
 
+@pytest.mark.thorough
 def test_each_step_is_in_tensorboard_once_after_a_kill(small, tmp_path):
     run_dir = tmp_path / "run"
     words = tracked(small, run_dir, "tensorboard")
@@ -175,6 +176,7 @@ def test_a_tracker_that_hangs_or_fails_costs_no_step_and_is_said_once(
     assert f"python -m training.reporting.track {run_dir} --to tensorboard" in result.stdout
 
 
+@pytest.mark.thorough
 def test_a_tracker_is_built_from_a_run_that_had_none(small, finished_run, tmp_path):
     """Afterwards, and again: what is there already is not sent twice."""
     command = [sys.executable, "-m", "training.reporting.track", str(finished_run)]

@@ -18,6 +18,7 @@ from model.causal_lm import ModelConfig
 from model.gpt import GPTConfig
 from snapshot.disk.architecture import config_json, layout_for, model_config
 from snapshot.disk.files import MANIFEST, count_json_values, read_json
+from snapshot.disk.frozen import frozen_in
 from snapshot.disk.headers import file_by_name, read_header, tensor_files
 from snapshot.disk.layout import Layout, Shape
 from snapshot.disk.reading import names_in
@@ -45,7 +46,7 @@ def check_contents(folder: Path, frozen: Sequence[str]) -> None:
 
     The optimizer has no state of parameters that the `frozen` patterns match.
     """
-    layout = layout_for(check_model(folder, frozen))
+    layout = layout_for(check_model(folder))
     layout.freeze(frozen)
     moments: dict[str, Shape] = {}
     for name, parameter in layout.trained().items():
@@ -64,7 +65,7 @@ def check_contents(folder: Path, frozen: Sequence[str]) -> None:
         raise SnapshotError(f"{folder} holds {additional[0]}, which no snapshot has")
 
 
-def check_model(folder: Path, frozen: Sequence[str]) -> ModelConfig:
+def check_model(folder: Path) -> ModelConfig:
     """As `check_contents`, for the files needed for inference. Returns the model's sizes."""
     base = read_reference(folder)
     content, where = read_config(folder)
@@ -83,7 +84,9 @@ def check_model(folder: Path, frozen: Sequence[str]) -> ModelConfig:
         )
     config = replace(config, lora=None if base is None else base.lora)
     layout = layout_for(config)
-    layout.freeze(frozen)
+    if stem == TRAINED:
+        state = read_json(folder / "state.json")
+        layout.freeze(frozen_in(state.get("config", {}) if isinstance(state, dict) else {}))
     _compare(folder, stem, expected_weights(layout, stem))
     return config
 

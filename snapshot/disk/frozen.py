@@ -16,6 +16,6 @@ def is_frozen(name: str, patterns: Sequence[str]) -> bool:
 
 def frozen_in(config: dict[str, Any]) -> list[str]:
     """The patterns in the configuration of a snapshot, which is untrusted input."""
-    found = config.get("optim", {})
+    found = config.get("optim", {}) if isinstance(config, dict) else {}
     patterns = found.get("freeze", []) if isinstance(found, dict) else []
     return [one for one in patterns if isinstance(one, str)] if isinstance(patterns, list) else []

@@ -18,10 +18,9 @@ from snapshot.disk.files import (
     manifest_entries,
     remove_folder,
 )
-from snapshot.disk.frozen import frozen_in
 from snapshot.disk.numbers import NumberChecks
 from snapshot.disk.reading import check_file
-from snapshot.disk.state import check_snapshot, read_state
+from snapshot.disk.state import check_snapshot
 from snapshot.errors import SnapshotError
 from snapshot.hub.latest import Latest, remote_step
 from snapshot.hub.remote import BRANCH, Remote, RemoteFile
@@ -136,7 +135,7 @@ def _download_for_sampling(repo: RepoContents, folder: str, again: bool = False)
     for name, (_, digest) in manifest_entries(downloaded).items():
         if is_for_sampling(name):
             check_file(downloaded / name, digest, numbers.inspector_for, f"{folder} of {repo.name}")
-    check_model(downloaded, frozen_in(read_state(downloaded).config))
+    check_model(downloaded)
     return downloaded
 
 

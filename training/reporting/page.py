@@ -19,7 +19,7 @@ from training.reporting.metrics import Record, write_whole
 from training.reporting.samples import read_samples
 
 PAGE = "report.html"
-WIDTH, HEIGHT, LEFT, BOTTOM = 800, 300, 60, 30
+WIDTH, HEIGHT, LEFT, BOTTOM = 800, 300, 90, 35
 """Of a picture, and of the room for its labels, in the units of its drawing."""
 TICKS = 5
 MOST_SAMPLES, MOST_EVENTS = 20, 100
@@ -34,6 +34,8 @@ path { fill: none; stroke-width: 2; } circle { fill: var(--held); }
 .key { font-weight: 600; } .key.of-line { color: var(--line); } .key.of-held { color: var(--held); }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; }
 pre { border: 1px solid var(--grid); padding: .5rem; }
+td:nth-child(-n+3) { white-space: nowrap; }
+@media (max-width: 600px) { svg text { font-size: 24px; } }
 .wide { overflow-x: auto; } table { border-collapse: collapse; }
 td, th { text-align: left; vertical-align: top; padding: .2rem .8rem .2rem 0; }
 td { border-top: 1px solid var(--grid); overflow-wrap: anywhere; }
@@ -112,7 +114,7 @@ def _picture(
         value = lowest + (highest - lowest) * number / TICKS
         _, y = place(0, value)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - 10}" y1="{y}" y2="{y}"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{y + 5}" text-anchor="end">{value:.4g}</text>')
+        parts.append(f'<text x="{LEFT - 6}" y="{y + 5}" text-anchor="end">{_short(value)}</text>')
     for number in range(TICKS):
         step = last * (number + 1) / TICKS
         x, _ = place(step, lowest)
@@ -124,7 +126,7 @@ def _picture(
     for point in points:
         x, y = place(*point)
         parts.append(f'<circle cx="{x}" cy="{y}" r="4"><title>{point[1]:.4f}</title></circle>')
-    final = f"; at step {both[-1][0]:,} it is {both[-1][1]:.4g}"
+    final = f"; at step {both[-1][0]:,} it is {_short(both[-1][1])}"
     return (
         f'<svg role="img" aria-label="{label}{final}" viewBox="0 0 {WIDTH} {HEIGHT}">'
         f"{''.join(parts)}</svg>"
@@ -141,6 +143,10 @@ def _round_range(low: float, high: float) -> tuple[float, float]:
         size *= 2
         first = math.floor(low / size) * size
     return first, first + TICKS * size
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def _samples(run_dir: Path) -> str:

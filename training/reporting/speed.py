@@ -66,8 +66,9 @@ class Speed:
         cost = "unknown FLOP"
         if self.flops_per_token is not None:
             cost = f"{_short(self.flops_per_token)}FLOP"
-        peak = "unknown" if self.peak is None else f"{_short(self.peak)}FLOP/s, {self.source}"
-        return f"{cost} a token; peak of the machine {peak}"
+        if self.peak is None:
+            return f"{cost} a token"
+        return f"{cost} a token; peak of the machine {_short(self.peak)}FLOP/s, {self.source}"
 
 
 def speed_of(model: LanguageModel, config: Config, accelerator: Accelerator) -> Speed:

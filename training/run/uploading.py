@@ -11,7 +11,6 @@ from pathlib import Path
 from config.schema import Config
 from snapshot.disk.contents import check_model
 from snapshot.disk.files import manifest_sha256, snapshot_folders, snapshots_in, step_of
-from snapshot.disk.frozen import frozen_in
 from snapshot.disk.state import RunState, read_state, versions
 from snapshot.errors import SnapshotError
 from snapshot.hub.attempt import UploadTarget
@@ -114,7 +113,7 @@ def hand_over(
         text = card_text(
             str(config.hub.repo_id or config.hub.bucket),
             state,
-            check_model(snapshot, frozen_in(state.config)),
+            check_model(snapshot),
             versions(),
             sample=sample,
             has_curves=picture is not None,

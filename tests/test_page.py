@@ -1,0 +1,105 @@
+"""report.html: a run on one page that asks for nothing, also where the run is odd or hostile."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+
+import pytest
+
+from training.reporting.events import Events
+from training.reporting.page import _round_range, write_page
+from training.reporting.samples import add_sample
+
+VOID = {"meta"}
+
+
+class Page(HTMLParser):
+    """The texts and attributes of a page whose elements are closed in order."""
+
+    def __init__(self, content: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.texts: list[str] = []
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(content)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def page_of(run_dir, name="a run", records=()) -> Page:
+    write_page(run_dir, name, records, "character")
+    content = (run_dir / "report.html").read_text(encoding="utf-8")
+    page = Page(content)
+    assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in page.found}
+    assert "http" not in content
+    assert "url(" not in content
+    return page
+
+
+def steps(count: int) -> list[dict]:
+    train = [
+        {"event": "train", "step": n, "loss": 5 / n, "tokens_per_second": 1e4 + n}
+        for n in range(1, count + 1)
+    ]
+    return [*train, {"event": "eval", "step": count, "loss": 0.5}]
+
+
+def test_a_page_shows_the_run(tmp_path):
+    Events(tmp_path / "events.jsonl", "0" * 32).add("start", 0, "from scratch")
+    add_sample(tmp_path, 3, "To be\nor not")
+    (tmp_path / "snapshots" / "step-00000003").mkdir(parents=True)
+    page = page_of(tmp_path, records=steps(5))
+    text = "\n".join(page.texts)
+    assert "Step 5; lowest held-out loss 0.5000 nats per character, at step 5" in text
+    for shown in ("To be\nor not", "from scratch", "Attempts so far: 1.", "step-00000003"):
+        assert shown in text
+    pictures = [attributes for tag, attributes in page.found if tag == "svg"]
+    assert [one["role"] for one in pictures] == ["img", "img"]
+    assert pictures[0]["aria-label"].startswith("Loss in nats per character over steps; at step 5")
+
+
+def test_nothing_in_a_run_is_markup(tmp_path):
+    bad = "<script>alert(1)</script>\x1b[31m&amp;"
+    add_sample(tmp_path, 1, bad)
+    (tmp_path / "events.jsonl").write_text(
+        json.dumps(
+            {
+                "time": "2026-01-01T00:00:00Z",
+                "attempt": "0" * 8,
+                "event": "warning",
+                "step": 1,
+                "text": bad,
+            }
+        )
+    )
+    page = page_of(tmp_path, bad, steps(2))
+    assert "\x1b" not in "".join(page.texts)
+    assert sum("<script>alert(1)</script>" in text for text in page.texts) >= 3
+
+
+def test_a_run_without_steps_or_with_one_has_a_page(tmp_path):
+    assert "No step has been written yet." in page_of(tmp_path).texts
+    page_of(tmp_path, records=steps(1))
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.0, 0.0), (1.9, 4.6), (3.0, 3.0), (549, 24_000), (-2, 1e-9)]
+)
+def test_axes_hold_what_they_show_in_round_numbers(low, high):
+    first, last = _round_range(low, high)
+    assert first <= low <= high <= last
+    assert last > first
