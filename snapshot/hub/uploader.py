@@ -31,6 +31,9 @@ REPROBE_SECONDS = 600.0
 FLUSH_DELAY_SECONDS = 5.0
 """The longest delay while the end of the run waits."""
 
+JITTER = random.Random()
+"""Of this thread: the global generator belongs to the training."""
+
 
 class Uploader:
     """Receives the finished snapshots of one attempt and uploads the newest."""
@@ -171,7 +174,7 @@ class Uploader:
                     failure.short, f"uploads wait: {reason}. {unharmed}; retries continue."
                 )
             retry_after = error.retry_after if isinstance(error, HubUnreachable) else None
-            pause = max(delay * random.uniform(0.5, 1.5), retry_after or 0.0)
+            pause = max(delay * JITTER.uniform(0.5, 1.5), retry_after or 0.0)
             return failure, min(pause, LONGEST_DELAY_SECONDS)
         self._note_uploaded(upload, sent)
         self._attempt.tidy(upload.step)
