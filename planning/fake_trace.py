@@ -27,7 +27,7 @@ from config.schema import OptimConfig
 from model.causal_lm import LanguageModel, ModelConfig, build_model
 from model.gpt import GPTConfig, KeyValueCache
 from planning.allocation_log import LiveBytes
-from planning.kernels import cuda_kernels, without_packing
+from planning.kernels import cuda_kernels, without_moving, without_packing
 from training.distributed.precision import sums_in_float32
 from training.distributed.strategy import DDP_OPTIONS, grads_in_buckets
 from training.optimizer import adamw
@@ -65,7 +65,8 @@ def traced_phases(config: ModelConfig, micro_batch_size: int, shape: Shape) -> L
         FakeTensorMode(allow_non_fake_inputs=True),
         without_packing(config),
     ):
-        bare = build_model(config)
+        with without_moving():
+            bare = build_model(config)
         model: nn.Module = bare if mesh is None else _sharded(bare, mesh, shape)
         ids = torch.zeros(micro_batch_size, config.block_size, dtype=torch.int64)
         tracker.mark(list(model.parameters()), "parameters")

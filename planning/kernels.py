@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import model.gpt
 from model.causal_lm import ModelConfig
@@ -32,6 +32,17 @@ def without_packing(config: ModelConfig) -> Iterator[None]:
         yield
     finally:
         masking_utils.find_packed_sequence_indices = original
+
+
+@contextlib.contextmanager
+def without_moving() -> Iterator[None]:
+    """Have peft leave adapters on their device: the parameters of a fake module cannot be moved."""
+    original = nn.Module.to
+    nn.Module.to = lambda module, *_, **__: module  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.to = original  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from config.schema import OptimConfig
 from model.causal_lm import ModelConfig, build_model, causal_lm_config
 from model.generate import generate
 from model.gpt import GPT, GPTConfig
+from model.lora import Lora
 from planning.allocation_log import LiveBytes
 from planning.estimate import estimate_memory
 from planning.fake_trace import DTYPES, Shape, traced_phases
@@ -113,11 +115,15 @@ def a_model_of(family: str, **entries: object) -> ModelConfig:
     [
         pytest.param("llama", "no", marks=pytest.mark.thorough),
         pytest.param("qwen3", "bf16", marks=pytest.mark.slow),
+        pytest.param("llama with adapters", "no", marks=pytest.mark.slow),
+        pytest.param("llama with adapters", "bf16", marks=pytest.mark.slow),
     ],
 )
 def test_the_peak_of_a_model_of_the_hub_is_predicted(family, precision, tmp_path):
     """The update of a model of seven layers, from the traces of models of five and six."""
-    config = a_model_of(family, num_hidden_layers=7)
+    config = a_model_of(family.split(" with ")[0], num_hidden_layers=7)
+    if family.endswith("adapters"):
+        config = replace(config, lora=Lora(8, 16, dropout=0.1))
     predicted = planned_phases(config, 3, Shape("cpu", precision))
     counted = counted_phases(config, 3, precision, tmp_path)
     print(f"{predicted} bytes predicted, {counted} counted")
