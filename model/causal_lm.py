@@ -188,8 +188,11 @@ class CausalLM(nn.Module):
     @property
     def blocks(self) -> nn.ModuleList:
         """The transformer blocks, in order."""
-        lists = [one for one in self.lm.base_model.children() if isinstance(one, nn.ModuleList)]
-        return max(lists, key=len, default=nn.ModuleList())
+        body = self.lm.base_model
+        for parts in (body.children(), body.modules()):  # some have a decoder in between
+            if lists := [one for one in parts if isinstance(one, nn.ModuleList)]:
+                return max(lists, key=len)
+        return nn.ModuleList()
 
     # accelerate's FSDP2 needs these to recognise tied weights and the final norm.
     @property

@@ -41,7 +41,7 @@ class Lora:
             name.rpartition(".")[2]
             for block in blocks
             for name, module in block.named_modules()
-            if isinstance(module, nn.Linear)
+            if isinstance(module, nn.Linear) and name.rpartition(".")[2].isidentifier()
         }
         if not layers:
             raise LoraError(
@@ -73,7 +73,12 @@ def add_adapters(model: nn.Module, blocks: Iterable[nn.Module], lora: Lora) -> N
         lora_dropout=lora.dropout,
         target_modules=list(where.targets),
     )
-    inject_adapter_in_model(config, model, ADAPTER)
+    try:
+        inject_adapter_in_model(config, model, ADAPTER)
+    except ValueError as error:  # layers that peft knows to break
+        raise LoraError(
+            f"model.lora_targets={list(where.targets)} cannot be adapted: {error}. Name others."
+        ) from error
 
 
 def merge_adapters(model: nn.Module) -> None:

@@ -38,7 +38,7 @@ def without_packing(config: ModelConfig) -> Iterator[None]:
 def without_moving() -> Iterator[None]:
     """Have peft leave adapters on their device: the parameters of a fake module cannot be moved."""
     original = nn.Module.to
-    nn.Module.to = lambda module, *_, **__: module  # type: ignore[method-assign]
+    nn.Module.to = lambda module, *_, **__: module  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:

@@ -122,33 +122,8 @@ def open_base(key: str, value: str, timeout: float, with_weights: bool = True) -
     if path.exists():
         return _local(named, path, with_weights)
     hub, revision = _repo_of(named, value, timeout)
-    with _naming(named):
+    with naming(named):
         return with_retries(lambda: _remote(named, hub, revision, with_weights))
-
-
-def open_reference(
-    base: BaseReference, where: Path, timeout: float, instead: str | None = None
-) -> Base:
-    """The base of the snapshot at `where`. `instead` is a folder that may hold it, too.
-
-    Raises SnapshotError if it is not there, HubError if it cannot be downloaded.
-    """
-    weights = {name: RemoteFile(*entry) for name, entry in base.files.items()}
-    label = base.name if base.commit is None else f"{base.name}@{base.commit[:12]}"
-    key = f"{where} holds only what was trained. Its base {label}"
-    if base.commit is None:
-        for folder in map(Path, filter(None, (instead, base.name))):
-            if all((folder / name).is_file() for name in weights):
-                return Base(key, label, folder, weights=tuple(weights.items()))
-        raise SnapshotError(
-            f"{key} is not there. Restore it, or name the folder where it is now with "
-            "model.pretrained=<folder>."
-        )
-    hub = Hub(base.name, timeout)
-    commit, first = base.commit, next(iter(weights))
-    with _naming(key):
-        folder = with_retries(lambda: hub.download(commit, first, None)).parent
-    return Base(key, label, folder, hub, commit, tuple(weights.items()))
 
 
 def open_tokenizer(value: str, timeout: float) -> Path:
@@ -163,7 +138,7 @@ def open_tokenizer(value: str, timeout: float) -> Path:
         commit, _ = hub.head(revision)
         return _fetch_small(named, hub, commit, hub.files(commit), "tokenizer.json")
 
-    with _naming(named):
+    with naming(named):
         return with_retries(fetch)
 
 
@@ -184,7 +159,7 @@ def _repo_of(named: str, value: str, timeout: float) -> tuple[Hub, str]:
 
 
 @contextmanager
-def _naming(named: str) -> Iterator[None]:
+def naming(named: str) -> Iterator[None]:
     """Name the key and the value in errors of the Hub; those that last are user errors."""
     try:
         yield

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from model.causal_lm import LanguageModel, ModelConfig, build_model
-from snapshot.base import Base, check_weights, open_base, open_reference
+from snapshot.base import Base, check_weights, open_base
 from snapshot.disk.architecture import model_config
 from snapshot.disk.files import MANIFEST, snapshot_folders, snapshots_in
 from snapshot.disk.reading import visible
@@ -16,6 +16,7 @@ from snapshot.errors import SnapshotError
 from snapshot.hub.client import Hub
 from snapshot.hub.fetch import newest_whole, read_repo
 from snapshot.hub.names import NAMED_BUCKET, named_repo
+from snapshot.referenced_base import open_reference
 from snapshot.resume import newest_snapshot
 
 KEY = "model"
@@ -43,10 +44,14 @@ class NamedModel:
         if self.base is not None:
             self.base.fetch_weights()
             check_weights(self.base, self.sizes)
-        model = build_model(self.sizes)
-        if self.reference is not None:
+        base = None
+        if self.reference is not None:  # before a model is built whose sizes nobody has checked
             base = open_reference(self.reference, self.folder, TIMEOUT_SECONDS)
-            restore_weights(base.fetch_weights(), model)
+            base.fetch_weights()
+            check_weights(base, replace(self.sizes, lora=None))
+        model = build_model(self.sizes)
+        if base is not None:
+            restore_weights(base.folder, model)
         restore_weights(self.folder, model, stem_of(self.reference))
         return model
 

@@ -22,8 +22,11 @@ QUIET = {"aws": None, "gcp": "FALSE", "azure": json.dumps({"Events": []})}
 NOTICES = {
     "aws": json.dumps({"action": "terminate", "time": "2026-11-23T05:00:00Z"}),
     "gcp": "TRUE",
-    "azure": json.dumps({"Events": [{"EventType": "Preempt", "EventId": "1"}]}),
+    "azure": json.dumps({"Events": [{"EventType": "Preempt", "Resources": ["a", "i-0123"]}]}),
 }
+
+
+OTHER = json.dumps({"Events": [{"EventType": "Preempt", "Resources": ["another machine"]}]})
 
 
 class Metadata(ThreadingHTTPServer):
@@ -83,7 +86,7 @@ def test_each_cloud_is_found_and_its_notice_is_understood(metadata):
     assert not _has_notice(cloud, metadata.address)
     metadata.answer = next(NOTICES[name] for name, one in CLOUDS.items() if one is cloud)
     assert _has_notice(cloud, metadata.address)
-    for wrong in ("", "{", "[]", "null", '{"Events": [1]}', '{"action": "none"}'):
+    for wrong in ("", "{", "[]", "null", '{"Events": [1]}', OTHER, '{"action": "none"}'):
         metadata.answer = wrong
         assert not _has_notice(cloud, metadata.address)
 

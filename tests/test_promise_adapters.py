@@ -16,12 +16,12 @@ import runs
 from config.checks import problems
 from config.schema import Config
 from model.lora import Lora, LoraError
-from snapshot.base import open_reference
 from snapshot.disk.files import read_json
 from snapshot.disk.reference import read_reference
 from snapshot.disk.state import check_snapshot
 from snapshot.errors import SnapshotError
 from snapshot.named_model import find_model
+from snapshot.referenced_base import open_reference
 
 LORA = ("model.lora_rank=4", "model.dropout=0.1", "optim.learning_rate=0.01")
 FROZEN = ('optim.freeze=["*.wte.*","*.wpe.*","*.h.0.*"]', "optim.learning_rate=0.001")
@@ -174,12 +174,19 @@ def test_a_base_is_compared_by_hash_wherever_it_is(trained, llama, tmp_path):
     assert reference.lora == Lora(4, 8, reference.lora.targets, 0.1)
     assert reference.lora.targets[-1] == "v_proj"
     moved = shutil.copytree(llama, tmp_path / "moved")
-    assert open_reference(reference, place, 1.0, str(moved)).fetch_weights() == moved
+    assert open_reference(reference, place, 1.0, str(moved)).folder == moved
+    own = place.parent.parent / "base"
+    assert open_reference(reference, place, 1.0).folder == own
+    assert (own / "model.safetensors").samefile(llama / "model.safetensors")
+    aside = own.rename(tmp_path / "aside")
+    with pytest.raises(SnapshotError, match=r"Its base .* is not there. Restore it."):
+        open_reference(reference, place, 1.0)
     with open(moved / "model.safetensors", "r+b") as opened:
         opened.seek(-1, 2)
         opened.write(b"!")
     with pytest.raises(SnapshotError, match=r"model.safetensors is not what it was"):
-        open_reference(reference, place, 1.0, str(moved)).fetch_weights()
+        open_reference(reference, place, 1.0, str(moved))
+    aside.rename(own)
 
 
 @pytest.mark.thorough
@@ -246,6 +253,21 @@ WRONG = {
         "adapter_config.json",
         lambda content: content.update(auto_mapping={"parent_library": "os"}),
     ),
+}
+
+
+def says(key, value):
+    """Have state.json say something else than what the run was configured with."""
+    section, name = key.split(".")
+    return ("state.json", lambda content: content["config"][section].update({name: value}))
+
+
+WRONG |= {
+    "a run without adapters": says("model.lora_rank", None),
+    "a run with other adapters": says("model.lora_rank", 8),
+    "a run with a larger alpha": says("model.lora_alpha", 80),
+    "a run with adapters elsewhere": says("model.lora_targets", ["c_fc"]),
+    "a name that is no path": ("base.json", lambda content: content.update(name="x" * 5000)),
 }
 
 

@@ -160,7 +160,7 @@ FAILS = HANGS.replace("time.sleep(600)", "raise ValueError('no room')")
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("program", "how"), [(HANGS, "continues alone"), (FAILS, "has ended")])
+@pytest.mark.parametrize(("program", "how"), [(HANGS, "continues alone"), (FAILS, "has failed")])
 def test_a_tracker_that_hangs_or_fails_costs_no_step_and_is_said_once(
     small, tmp_path, program, how
 ):
@@ -198,7 +198,7 @@ def lines(run_dir: Path, *steps: int) -> None:
 
 
 def test_rows_are_steps_that_are_known_to_be_complete(tmp_path):
-    rows = Rows(tmp_path, 0, 0)
+    rows = Rows(tmp_path, 0, None)
     assert list(rows.next(False)) == []
     lines(tmp_path, 1, 2)
     event = {"time": "2026-01-01T00:00:00Z", "attempt": "0" * 8, "event": "start", "step": 0}
@@ -221,7 +221,7 @@ def test_rows_are_steps_that_are_known_to_be_complete(tmp_path):
 def test_a_long_run_is_read_in_parts(tmp_path, monkeypatch):
     monkeypatch.setattr("training.reporting.rows.MOST_BYTES", 200)
     lines(tmp_path, *range(1, 50))
-    assert [step for step, _ in Rows(tmp_path, 7, 0).next(True)] == list(range(8, 50))
+    assert [step for step, _ in Rows(tmp_path, 7, None).next(True)] == list(range(8, 50))
 
 
 def test_figures_are_numbers_only():
@@ -232,6 +232,27 @@ def test_figures_are_numbers_only():
 def test_a_damaged_cursor_begins_again(tmp_path):
     (tmp_path / "one.json").write_text("{")
     cursor = Cursor(tmp_path / "one.json")
-    assert (cursor.step, cursor.events) == (0, 0)
-    cursor.write(3, 1)
+    assert (cursor.step, cursor.event) == (0, None)
+    cursor.write(3, {"step": 2})
     assert Cursor(tmp_path / "one.json").step == 3
+    assert Cursor(tmp_path / "one.json").event == {"step": 2}
+
+
+def test_events_come_once_and_in_their_order_also_after_a_kill(tmp_path):
+    """The next attempt starts at an earlier step than the last warning of the one before."""
+    lines(tmp_path, *range(1, 201))
+    events = [
+        {"time": f"2026-01-01T00:00:0{n}Z", "attempt": "0" * 8, "event": "start", "step": step}
+        for n, step in enumerate((0, 150, 100, 100, 200))
+    ]
+    (tmp_path / "events.jsonl").write_text(
+        "".join(json.dumps({**one, "text": str(n)}) + "\n" for n, one in enumerate(events))
+    )
+    rows = Rows(tmp_path, 0, None)
+    found = {step: row["events"] for step, row in rows.next(True) if "events" in row}
+    assert list(found) == [1, 150, 200]
+    assert [line[-1] for text in found.values() for line in text.splitlines()] == list("01234")
+    assert list(Rows(tmp_path, 150, rows.event).next(True))[-1][1].keys() == {
+        "train/loss",
+        "train/skipped",
+    }

@@ -7,15 +7,16 @@ configuration implies, from the headers alone: no number in a file decides how m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from data.errors import DataError
 from data.subwords import load_tokenizer
 from data.tokenizer import TOKENIZER_FILES
 from model.causal_lm import ModelConfig
 from model.gpt import GPTConfig
+from snapshot.config_values import value_of
 from snapshot.disk.architecture import config_json, layout_for, model_config
 from snapshot.disk.files import MANIFEST, count_json_values, read_json
 from snapshot.disk.frozen import frozen_in
@@ -24,9 +25,11 @@ from snapshot.disk.layout import Layout, Shape
 from snapshot.disk.reading import names_in
 from snapshot.disk.reference import (
     ADAPTER_CONFIG,
+    ADAPTERS,
     BASE,
     CONFIG,
     TRAINED,
+    WHOLE,
     read_config,
     read_reference,
     stem_of,
@@ -39,15 +42,17 @@ MOST_TOKENIZER_VALUES = 2_500_000
 MOST_LAYERS_OF_BASE = 1_000
 """Of a model whose snapshot does not have a tensor for each."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
+STATE = "state.json"
 
 
-def check_contents(folder: Path, frozen: Sequence[str]) -> None:
+def check_contents(folder: Path, config: dict[str, Any]) -> None:
     """Raise SnapshotError unless a snapshot holds a model, tokenizer and optimizer, and no more.
 
-    The optimizer has no state of parameters that the `frozen` patterns match.
+    They must be those that a run with the configuration in its state.json writes.
     """
     layout = layout_for(check_model(folder))
-    layout.freeze(frozen)
+    layout.freeze(frozen_in(config))
+    _check_what_is_saved(folder, config)
     moments: dict[str, Shape] = {}
     for name, parameter in layout.trained().items():
         shape = tuple(parameter.shape)[:: -1 if layout.is_transposed(name) else 1]
@@ -56,13 +61,31 @@ def check_contents(folder: Path, frozen: Sequence[str]) -> None:
     _compare(folder, "optimizer", moments)
     base = read_reference(folder)
     own = [CONFIG] if base is None else [BASE, *([ADAPTER_CONFIG] if base.lora else [])]
-    known = {"state.json", *own, *TOKENIZER_FILES, MANIFEST}
+    known = {STATE, *own, *TOKENIZER_FILES, MANIFEST}
     for stem in (stem_of(base), "optimizer"):
         known |= {path.name for path in tensor_files(folder, stem)} | {
             f"{stem}.safetensors.index.json"
         }
     if additional := sorted(names_in(folder) - known):
         raise SnapshotError(f"{folder} holds {additional[0]}, which no snapshot has")
+
+
+def _check_what_is_saved(folder: Path, config: dict[str, Any]) -> None:
+    """Raise SnapshotError unless all weights, a part or adapters are there, as configured."""
+    base = read_reference(folder)
+    rank = value_of(config, "model.lora_rank")
+    part = TRAINED if value_of(config, "snapshot.whole") is False else WHOLE
+    lora = None if base is None else base.lora
+    if stem_of(base) != (part if rank is None else ADAPTERS):
+        raise SnapshotError(f"{folder} holds other weights than its {STATE} says")
+    if lora is None:
+        return
+    targets = value_of(config, "model.lora_targets")
+    known = not targets or (isinstance(targets, list) and sorted(targets, key=str))
+    if lora.rank != rank or lora.alpha != (value_of(config, "model.lora_alpha") or 2 * lora.rank):
+        raise SnapshotError(f"{folder} has other adapters than its {STATE} says")
+    if known is not True and known != list(lora.targets):
+        raise SnapshotError(f"{folder} has adapters of other layers than its {STATE} says")
 
 
 def check_model(folder: Path) -> ModelConfig:
@@ -85,7 +108,7 @@ def check_model(folder: Path) -> ModelConfig:
     config = replace(config, lora=None if base is None else base.lora)
     layout = layout_for(config)
     if stem == TRAINED:
-        state = read_json(folder / "state.json")
+        state = read_json(folder / STATE)
         layout.freeze(frozen_in(state.get("config", {}) if isinstance(state, dict) else {}))
     _compare(folder, stem, expected_weights(layout, stem))
     return config

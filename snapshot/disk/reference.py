@@ -21,10 +21,11 @@ BASE = "base.json"
 ADAPTER_CONFIG = "adapter_config.json"
 WHOLE, TRAINED, ADAPTERS = "model", "trained", "adapter_model"
 """How the names of the files with weights begin: of all, of those that are trained, of adapters."""
-DIGEST, COMMIT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
+DIGEST, COMMIT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[A-Za-z0-9]{5,128}")
 WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
 """Files of a whole model that hold weights."""
 LARGEST_RANK = 2**16
+LONGEST_NAME = 3_900
 GPT2 = "gpt2"
 """The architecture whose files hold projections as (inputs, outputs)."""
 
@@ -97,7 +98,9 @@ def read_reference(folder: Path) -> BaseReference | None:
         raise fault
     name, commit, files, config = (content[key] for key in ("name", "commit", "files", "config"))
     is_commit = isinstance(commit, str) and COMMIT.fullmatch(commit) is not None
-    if not isinstance(name, str) or not (commit is None or is_commit):
+    if not isinstance(name, str) or not 0 < len(name.encode(errors="replace")) <= LONGEST_NAME:
+        raise fault
+    if "\0" in name or not (commit is None or is_commit):
         raise fault
     if not isinstance(config, dict) or not isinstance(files, list) or not files:
         raise fault

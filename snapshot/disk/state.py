@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from model.causal_lm import LanguageModel
 from snapshot.disk.architecture import config_json, layout_of
-from snapshot.disk.contents import MOMENTS, check_contents
+from snapshot.disk.contents import MOMENTS, STATE, check_contents
 from snapshot.disk.entries import gathered_tensors, moment_entries, sizes_of, weight_entries
 from snapshot.disk.files import (
     LARGEST_STEP,
@@ -29,7 +29,6 @@ from snapshot.disk.files import (
     verify,
     write_json,
 )
-from snapshot.disk.frozen import frozen_in
 from snapshot.disk.layout import Stored
 from snapshot.disk.numbers import NumberChecks
 from snapshot.disk.reference import (
@@ -45,7 +44,6 @@ from snapshot.disk.tensors import TensorReader, read_into, write_tensors
 from snapshot.errors import SnapshotError
 
 FORMAT_VERSION = 1
-STATE = "state.json"
 PACKAGES = ("torch", "accelerate", "datasets", "safetensors", "tokenizers", "numpy")
 
 
@@ -254,6 +252,6 @@ def check_snapshot(folder: Path) -> RunState:
     numbers = NumberChecks()
     verify(folder, inspector_for=numbers.inspector_for)
     state = read_state(folder)
-    check_contents(folder, frozen_in(state.config))
+    check_contents(folder, state.config)
     numbers.check_updates(folder, state.step, state.skipped_steps)
     return state

@@ -72,6 +72,8 @@ def card_text(
         )
     if _stem(state) == TRAINED:
         parts.append(_merge(repo_id))
+    elif _stem(state) == ADAPTERS and _base_model(state) is None:
+        parts.append("The base is no repo of the Hub, but a folder of the machine that trained it.")
     else:
         parts.append(_generate_text(repo_id, shape, sample, unit))
     parts.append(_continue_training(repo_id))

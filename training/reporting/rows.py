@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import groupby
+from itertools import groupby, takewhile
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from snapshot.hub.records import EVENTS
-from training.reporting.events import read_events
+from training.reporting.events import Event, read_events
 from training.reporting.metrics import Record, read_after
 from training.reporting.samples import read_samples
 
@@ -23,9 +23,9 @@ Row = tuple[int, dict[str, Any]]
 class Rows:
     """The rows of a run's directory, each once, as the run adds them."""
 
-    def __init__(self, run_dir: Path, step: int, events: int) -> None:
-        """Begin after `step`, and after so many events."""
-        self.step, self.events = step, events
+    def __init__(self, run_dir: Path, step: int, event: Event | None) -> None:
+        """Begin after `step`, and after `event` of events.jsonl."""
+        self.step, self.event = step, event
         self._run_dir = run_dir
 
     def next(self, complete: bool) -> Iterator[Row]:
@@ -44,12 +44,17 @@ class Rows:
                 row = figures_of(found)
                 if step in samples:
                     row["sample"] = samples[step]
-                new = [one for one in events[self.events :] if one["step"] <= step]
-                if new:
+                self.step = step
+                if new := self._events_up_to(step, events):
                     texts = [f"{one['time']} {one['event']} {one['text']}".rstrip() for one in new]
                     row["events"] = "\n".join(texts)
-                self.step, self.events = step, self.events + len(new)
+                    self.event = new[-1]
                 yield step, row
+
+    def _events_up_to(self, step: int, events: list[Event]) -> list[Event]:
+        """The next events, in their order, before one of a later step."""
+        begin = events.index(self.event) + 1 if self.event in events else 0
+        return list(takewhile(lambda one: one["step"] <= step, events[begin:]))
 
 
 def figures_of(records: list[Record]) -> dict[str, Any]:

@@ -23,11 +23,13 @@ from accelerate.state import PartialState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
 from filelock import FileLock
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from config.schema import ConfigError
+from config.schema import ConfigError, RunConfig
 from snapshot.disk.files import snapshot_folders, snapshots_in
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
+from training.reporting.events import Event
 from training.reporting.metrics import write_whole
 from training.reporting.rows import Rows
 
@@ -52,7 +54,7 @@ def main(arguments: list[str]) -> int:
     try:
         run_id = options.run_id or run_id_of(run_dir)
         send(run_dir, options.to, run_id, ended)
-    except (ConfigError, SnapshotError, OSError) as error:
+    except (ConfigError, SnapshotError, OSError, OmegaConfBaseException) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
@@ -71,14 +73,14 @@ def send(run_dir: Path, name: str, run_id: str, ended: threading.Event) -> None:
         cursor = Cursor(folder / f"{name}.json")
         config = OmegaConf.load(run_dir / "config.yaml")
         tracker = open_tracker(name, run_dir, config, run_id, cursor.step)
-        rows = Rows(run_dir, own_step(tracker, cursor.step), cursor.events)
+        rows = Rows(run_dir, own_step(tracker, cursor.step), cursor.event)
         if rows.step == 0:
             store_config(tracker, config)
         while True:
             complete = ended.wait(EVERY_SECONDS)
             for step, row in rows.next(complete):
                 tracker.log(row, step=step)
-            cursor.write(rows.step, rows.events)
+            cursor.write(rows.step, rows.event)
             if complete:
                 break
         tracker.finish()
@@ -100,7 +102,8 @@ def open_tracker(name: str, run_dir: Path, config: Any, run_id: str, step: int) 
 
     `step` is the last that was sent.
     """
-    run_name, project = str(config.run.name), str(config.run.project)
+    run_name = str(config.run.name)
+    project = str(config.run.get("project") or RunConfig.project)  # older runs have none
     options: dict[str, Any] = {}
     if name == "tensorboard":
         options = {"logging_dir": run_dir / FOLDER / name, "purge_step": step + 1}
@@ -124,20 +127,21 @@ def own_step(tracker: GeneralTracker, sent: int) -> int:
 
 
 class Cursor:
-    """How far a tracker is: a step, and a number of events."""
+    """How far a tracker is: the last step and the last event that it has."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.step = self.events = 0
+        self.step = 0
+        self.event: Event | None = None
         with suppress(OSError, ValueError, KeyError, TypeError):
             found = json.loads(path.read_text())
-            self.step, self.events = int(found["step"]), int(found["events"])
+            self.step, self.event = int(found["step"]), found["event"]
 
-    def write(self, step: int, events: int) -> None:
+    def write(self, step: int, event: Event | None) -> None:
         """Keep the new place. Raises OSError."""
-        if (step, events) != (self.step, self.events):
-            write_whole(self._path, json.dumps({"step": step, "events": events}))
-            self.step, self.events = step, events
+        if (step, event) != (self.step, self.event):
+            write_whole(self._path, json.dumps({"step": step, "event": event}))
+            self.step, self.event = step, event
 
 
 def store_config(tracker: GeneralTracker, config: Any) -> None:
@@ -165,10 +169,9 @@ def run_id_of(run_dir: Path) -> str:
 
 
 def _wait_for_end(ended: threading.Event) -> None:
-    """Wait for the end of the run's process, however it ends; then for a bounded time."""
+    """Wait for the run's word that it ends, or for the end of its process; then a bounded time."""
     with suppress(OSError, ValueError):
-        while os.read(sys.stdin.fileno(), 1024):
-            pass
+        os.read(sys.stdin.fileno(), 1)
     ended.set()
     _give_up_after(LAST_SECONDS, os._exit)
 

@@ -18,6 +18,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 from config.schema import RunConfig
 from training.distributed.environment import is_local_main_process
+from training.reporting.output import say_error
 from training.run.signals import PREEMPTED, Signals
 
 EVERY_SECONDS = 2.0
@@ -29,16 +30,20 @@ LARGEST_ANSWER = 1 << 20
 TOKEN_SECONDS = 21_600
 
 
-def _is_aws(answer: str) -> bool:
+def _is_aws(answer: str, _: str) -> bool:
     return json.loads(answer).get("action") in ("terminate", "stop", "hibernate")
 
 
-def _is_gcp(answer: str) -> bool:
+def _is_gcp(answer: str, _: str) -> bool:
     return answer.strip().upper() == "TRUE"
 
 
-def _is_azure(answer: str) -> bool:
-    return any(event.get("EventType") == "Preempt" for event in json.loads(answer)["Events"])
+def _is_azure(answer: str, machine: str) -> bool:
+    """All machines of a set are told of each."""
+    return any(
+        event.get("EventType") == "Preempt" and machine.strip() in event.get("Resources", [])
+        for event in json.loads(answer)["Events"]
+    )
 
 
 @dataclass(frozen=True)
@@ -47,10 +52,11 @@ class Cloud:
 
     address: str
     path: str
-    is_notice: Callable[[str], bool]
+    is_notice: Callable[[str, str], bool]
+    """From the answer, and the name of this machine."""
+    known_by: str
+    """A path that answers at once on every machine of this cloud, with the machine's name."""
     headers: dict[str, str] = field(default_factory=dict)
-    known_by: str = ""
-    """A path that always has an answer there; `path` itself by default."""
     token_path: str = ""
     """Where a token for the requests comes from, if they need one."""
 
@@ -60,19 +66,21 @@ CLOUDS = {
         "http://169.254.169.254",
         "/latest/meta-data/spot/instance-action",  # 404 until there is a notice
         _is_aws,
-        known_by="/latest/meta-data/instance-id",
+        "/latest/meta-data/instance-id",
         token_path="/latest/api/token",
     ),
     "gcp": Cloud(
         "http://metadata.google.internal",
         "/computeMetadata/v1/instance/preempted",
         _is_gcp,
+        "/computeMetadata/v1/instance/name",
         {"Metadata-Flavor": "Google"},
     ),
     "azure": Cloud(
         "http://169.254.169.254",
         "/metadata/scheduledevents?api-version=2020-07-01",
         _is_azure,
+        "/metadata/instance/compute/name?api-version=2021-02-01&format=text",
         {"Metadata": "true"},
     ),
 }
@@ -87,6 +95,8 @@ def watch_for_preemption(run: RunConfig, signals: Signals) -> None:
 def _watch(run: RunConfig, signals: Signals) -> None:
     name = run.preemption_notice
     cloud = _found(run.metadata_address) if name == "auto" else CLOUDS[name]
+    if cloud is None:
+        say_error(f"run.preemption_notice={name}: no cloud has answered. There will be no notice.")
     while cloud is not None and signals.cause is None:
         if _has_notice(cloud, run.metadata_address):
             signals.stop(PREEMPTED)
@@ -99,7 +109,7 @@ def _found(address: str | None) -> Cloud | None:
     while time.monotonic() < until:
         for cloud in CLOUDS.values():
             with suppress(OSError, HTTPException, ValueError, KeyError, TypeError):
-                _ask(cloud, address, cloud.known_by or cloud.path)
+                _ask(cloud, address, cloud.known_by)
                 return cloud
         time.sleep(EVERY_SECONDS)
     return None
@@ -108,7 +118,8 @@ def _found(address: str | None) -> Cloud | None:
 def _has_notice(cloud: Cloud, address: str | None) -> bool:
     """Whether the cloud tells of a preemption. What cannot be read is none."""
     with suppress(OSError, HTTPException, ValueError, KeyError, TypeError, AttributeError):
-        return cloud.is_notice(_ask(cloud, address, cloud.path))
+        machine = _ask(cloud, address, cloud.known_by)
+        return cloud.is_notice(_ask(cloud, address, cloud.path), machine)
     return False
 
 

@@ -15,13 +15,14 @@ from config.schema import Config, ConfigError, lora_of, other_model, too_long
 from data.tokenizer import Tokenizer, refuse_larger_than
 from model.causal_lm import CausalLMConfig, LanguageModel, ModelConfig, adapt, build_model
 from model.lora import LoraError
-from snapshot.base import SMALL_FILES, Base, check_weights, open_base, open_reference
+from snapshot.base import SMALL_FILES, Base, check_weights, open_base
 from snapshot.disk.architecture import config_json, layout_for, model_config
 from snapshot.disk.files import snapshot_folders, snapshots_in, verify
 from snapshot.disk.reference import BaseReference, read_config, read_reference
 from snapshot.disk.state import restore_weights
 from snapshot.errors import SnapshotError
 from snapshot.hub.errors import HubError
+from snapshot.referenced_base import keep_base, open_reference
 from snapshot.start import Start
 from training.distributed.agreement import (
     broadcast_text,
@@ -140,20 +141,29 @@ class PretrainedModel:
             except LoraError as error:
                 raise ConfigError(str(error)) from error
         if start.folder is None:
-            content = config_json(model.config)
-            made = run_on_main(accelerator, lambda: self.base.reference(content, lora))
+            content, run_dir = config_json(model.config), Path(self._config.run.dir)
+
+            def refer() -> BaseReference:
+                return keep_base(self.base, run_dir).reference(content, lora)
+
+            made = run_on_main(accelerator, refer)
             # What the other processes need of it is which files they help to write.
             self.reference = made or BaseReference("", None, {}, content, lora)
             return
         place, here = start.folder, accelerator.is_local_main_process
-        reference = self.reference = read_reference(place)
-        assert reference is not None, "the snapshot is whole"
+        reference = read_reference(place)
+        assert reference is not None, "check_snapshot has found it"
         timeout = self._config.hub.timeout_seconds
 
-        def fetch() -> Path:
-            return open_reference(reference, place, timeout, keys.pretrained).fetch_weights(here)
+        def find() -> Base:
+            found = open_reference(reference, place, timeout, keys.pretrained)
+            found.fetch_weights(here)
+            return found
 
-        self._weights = local_main_first(accelerator, fetch)
+        found = local_main_first(accelerator, find)
+        self._weights = found.folder
+        name = reference.name if found.repo is not None else str(found.folder.absolute())
+        self.reference = replace(reference, name=name, lora=lora)
 
     def load(self, model: LanguageModel) -> None:
         """Read the base's weights, if they are needed, into a prepared model. All call this.

@@ -256,7 +256,7 @@ class Session:
             summary.print_stop(self.console, self.config, self.report, self._stop.reason)
         finish_uploads(*uploads, self.report.last_snapshot if self._last else None)
         self._writer.prune(self.state.step)  # what an upload needed until now
-        self._trackers.end()
+        self._trackers.end(self.signals.seconds_left() - LAST_WORDS_SECONDS)
         summary.print_times(self.console, self.report.clock)
         # When the first process leaves, the launcher ends the others.
         self.accelerator.wait_for_everyone()

@@ -45,16 +45,17 @@ class Trackers:
         """Say once of each tracker that it has failed."""
         for name in list(self._processes):
             if self._processes[name].poll() is not None:
-                self._lost(name, "has ended")
+                self._lost(name, "has failed")
 
-    def end(self) -> None:
-        """Have them send the rest, and wait for a bounded time."""
+    def end(self, seconds: float) -> None:
+        """Have them send the rest, and wait at most so long."""
         self.check()
         for process in self._processes.values():
             assert process.stdin is not None
             with suppress(OSError):
+                process.stdin.write(b"end")  # workers that read data may hold the pipe open, too
                 process.stdin.close()
-        until = time.monotonic() + END_SECONDS
+        until = time.monotonic() + min(END_SECONDS, seconds)
         for name, process in list(self._processes.items()):
             try:
                 if process.wait(max(0.0, until - time.monotonic())):
