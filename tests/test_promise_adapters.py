@@ -83,7 +83,7 @@ def merged(run_dir, folder):
     return folder
 
 
-@pytest.mark.parametrize("family", ["own", pytest.param("llama", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("family", ["own", pytest.param("llama", marks=pytest.mark.slow)])
 def test_a_snapshot_has_the_adapters_alone_and_transformers_computes_the_same(
     trained, family, tmp_path
 ):
@@ -223,7 +223,7 @@ def test_a_run_of_adapters_goes_on_from_its_repo_with_a_base_of_the_hub(
 
 @pytest.mark.thorough
 def test_a_part_is_not_taken_for_a_model(small, trained, tmp_path):
-    begun = words(small, trained("llama"), f"run.dir={tmp_path / 'run'}")
+    begun = words(small, trained("own"), f"run.dir={tmp_path / 'run'}")
     result = runs.train(*begun)
     assert result.returncode == 2
     assert "holds only what a run has trained, and not its base" in result.stderr

@@ -160,7 +160,14 @@ FAILS = HANGS.replace("time.sleep(600)", "raise ValueError('no room')")
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("program", "how"), [(HANGS, "continues alone"), (FAILS, "has failed")])
+@pytest.mark.parametrize(
+    ("program", "how"),
+    [
+        pytest.param(HANGS, "continues alone", marks=pytest.mark.slow),
+        (FAILS, "has failed"),
+    ],
+    ids=["hangs", "fails"],
+)
 def test_a_tracker_that_hangs_or_fails_costs_no_step_and_is_said_once(
     small, tmp_path, program, how
 ):
