@@ -91,6 +91,7 @@ def test_transformers_loads_its_snapshot_with_the_same_tokens_and_logits(single)
     ids = theirs(PROMPT)["input_ids"]
     assert ids == ours.encode(PROMPT).tolist()
     assert theirs.decode(ids) == ours.decode(ids) == PROMPT
+    assert read_json(folder / "config.json")["eos_token_id"] == ours.end_of_text is not None
 
     shape = GPTConfig(**gpt_shape(read_json(folder / "config.json")))
     assert shape.vocab_size == len(theirs) == 300

@@ -83,8 +83,10 @@ class Trained:
         self.report = Report(Console(True, 10, 0), None, tokens_per_step=64, last_snapshot=None)
         state = RunState("run", "attempt", 0, 0, 1337, None, {}, {})
         best = BestSnapshot(config, True, state, Start(None, None, ""))
+        tokenizer = CharTokenizer("abcdefg")
+        tokenizer.save = save_tokenizer
         self.saving = SnapshotWriter(
-            Accelerator(cpu=True), config, model, optimizer, save_tokenizer, self.report, best
+            Accelerator(cpu=True), config, model, optimizer, tokenizer, self.report, best
         )
 
     def begin(self, step: int = 3, last: bool = False) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch.optim import Optimizer
 
 from model.causal_lm import LanguageModel
+from model.gpt import GPT
 from snapshot.disk.architecture import config_json, layout_of
 from snapshot.disk.contents import MOMENTS, STATE, check_contents
 from snapshot.disk.entries import gathered_tensors, moment_entries, sizes_of, weight_entries
@@ -92,14 +93,15 @@ def begin_snapshot(
     writer: bool,
     piece_bytes: int,
     base: BaseReference | None = None,
+    end_of_text: int | None = None,
 ) -> Callable[[], Path]:
     """Begin the snapshot after `state.step` in `root`; returns a function that completes it.
 
     Every process must call this, with its unwrapped model. The process with `writer` writes, and
     calls `save_rest(folder)` for additional files; the others take part in gathering shards. With
-    `base`, only what is trained is written. The returned function contains no collective, so it may
-    run in a background thread during the next forward and backward pass; until it returns, neither
-    weights nor optimizer may change.
+    `base`, only what is trained is written. transformers stops our own GPT at `end_of_text`. The
+    returned function contains no collective, so it may run in a background thread during the next
+    forward and backward pass; until it returns, neither weights nor optimizer may change.
 
     Both raise OSError on the writer if the disk rejects the files, and SnapshotError if numbers are
     out of bounds (see `snapshot.disk.numbers`). Earlier snapshots then remain.
@@ -136,18 +138,23 @@ def begin_snapshot(
                 if not sharded:
                     write_files(folder)
                 save_rest(folder)
-                _write_config(folder, base, model)
+                _write_config(folder, base, model, end_of_text)
                 write_json(folder / STATE, {**content, "versions": versions()})
         return target
 
     return finish
 
 
-def _write_config(folder: Path, base: BaseReference | None, model: LanguageModel) -> None:
-    if base is None:
-        write_json(folder / CONFIG, config_json(model.config))
-    else:
+def _write_config(
+    folder: Path, base: BaseReference | None, model: LanguageModel, end_of_text: int | None
+) -> None:
+    if base is not None:
         base.write(folder)
+        return
+    content = config_json(model.config)
+    if isinstance(model, GPT):
+        content["eos_token_id"] = end_of_text
+    write_json(folder / CONFIG, content)
 
 
 def read_state(folder: Path) -> RunState:

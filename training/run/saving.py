@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from config.schema import Config
+from data.tokenizer import Tokenizer
 from snapshot.disk.files import prune, snapshots_in
 from snapshot.disk.reference import BaseReference
 from snapshot.disk.sharded import is_sharded, reshard
@@ -51,7 +52,7 @@ class SnapshotWriter:
         config: Config,
         model: nn.Module,
         optimizer: Optimizer,
-        save_tokenizer: Callable[[Path], None],
+        tokenizer: Tokenizer,
         report: Report,
         best: BestSnapshot,
         base: BaseReference | None = None,
@@ -61,7 +62,7 @@ class SnapshotWriter:
         self._step, self._unit = 0, "token"
         self._accelerator, self._config, self._report = accelerator, config, report
         self._model, self._optimizer, self._best = model, optimizer, best
-        self._save_tokenizer, self._base = save_tokenizer, base
+        self._tokenizer, self._base = tokenizer, base
         self._root = snapshots_in(Path(config.run.dir))
         self._stream: torch.Stream | None = None
         self._thread: Thread | None = None
@@ -96,6 +97,7 @@ class SnapshotWriter:
                 writer=accelerator.is_main_process,
                 piece_bytes=self._config.snapshot.piece_bytes,
                 base=self._base,
+                end_of_text=self._tokenizer.end_of_text,
             )
         except OSError as error:
             self._error = error
@@ -217,7 +219,7 @@ class SnapshotWriter:
             self._written.set()
 
     def _save_rest(self, folder: Path) -> None:
-        self._save_tokenizer(folder)
+        self._tokenizer.save(folder)
         self._report.flush()  # a snapshot must not outlive the metrics before it
 
     def _failure(self) -> str:

@@ -159,8 +159,8 @@ class Session:
         )
         self._best = BestSnapshot(config, accelerator.is_main_process, state, start)
         base = None if self.pretrained is None else self.pretrained.reference
-        save, about = self.corpus.tokenizer.save, (report, self._best, base)
-        self._writer = SnapshotWriter(accelerator, config, model, optimizer, save, *about)
+        tokenizer, about = self.corpus.tokenizer, (report, self._best, base)
+        self._writer = SnapshotWriter(accelerator, config, model, optimizer, tokenizer, *about)
         optimizer.optimizer.register_step_pre_hook(lambda *_: self._finish_snapshot())
         self._timeouts = ProcessGroupTimeouts(accelerator, config.run)
         self._stop = Stop(accelerator, config.run, self.signals)
