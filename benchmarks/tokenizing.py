@@ -90,18 +90,20 @@ def compare(source: str, cache: str, seconds: str) -> dict:
     import data.prepare
     from data.chunks import batches_of, chunks_of
     from data.columns import TextColumn
+    from data.encode import encoded
     from data.progress import Progress
-    from data.sources import Source, open_source
+    from data.sources import open_source
     from data.subwords import load_tokenizer
 
     cores, nowhere = len(os.sched_getaffinity(0)), 10**12
     ours = load_tokenizer(Path(cache))
     theirs = Tokenizer.from_file(str(Path(cache) / "tokenizer.json"))
-    target = Path(cache) / "part.arrow"
+    target = Path(cache) / "part"
+    target.mkdir()
 
     def write(part: list) -> None:
-        source = Source("part", "", lambda: part)
-        data.prepare._write_tokens(source, ours, nowhere, target, cores, Progress())
+        parts = encoded(part, ours, nowhere, cores)
+        data.prepare._write_tokens(parts, target, ours, False, Progress())
 
     def encode(part: list) -> None:
         for batch in batches_of(chunks_of(part, nowhere), cores):
