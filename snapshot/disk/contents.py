@@ -25,11 +25,10 @@ from snapshot.disk.layout import Layout, Shape
 from snapshot.disk.reading import names_in
 from snapshot.disk.reference import (
     ADAPTER_CONFIG,
-    ADAPTERS,
     BASE,
     CONFIG,
     TRAINED,
-    WHOLE,
+    configured_stem,
     read_config,
     read_reference,
     stem_of,
@@ -73,18 +72,16 @@ def check_contents(folder: Path, config: dict[str, Any]) -> None:
 def _check_what_is_saved(folder: Path, config: dict[str, Any]) -> None:
     """Raise SnapshotError unless all weights, a part or adapters are there, as configured."""
     base = read_reference(folder)
-    rank = value_of(config, "model.lora_rank")
-    part = TRAINED if value_of(config, "snapshot.whole") is False else WHOLE
-    lora = None if base is None else base.lora
-    if stem_of(base) != (part if rank is None else ADAPTERS):
+    if stem_of(base) != configured_stem(config):
         raise SnapshotError(f"{folder} holds other weights than its {STATE} says")
-    if lora is None:
+    if base is None or (lora := base.lora) is None:
         return
-    targets = value_of(config, "model.lora_targets")
-    known = not targets or (isinstance(targets, list) and sorted(targets, key=str))
-    if lora.rank != rank or lora.alpha != (value_of(config, "model.lora_alpha") or 2 * lora.rank):
+    alpha = value_of(config, "model.lora_alpha") or 2 * lora.rank
+    if lora.rank != value_of(config, "model.lora_rank") or lora.alpha != alpha:
         raise SnapshotError(f"{folder} has other adapters than its {STATE} says")
-    if known is not True and known != list(lora.targets):
+    targets = value_of(config, "model.lora_targets")
+    is_list = isinstance(targets, list)
+    if targets and (not is_list or sorted(map(str, targets)) != list(lora.targets)):
         raise SnapshotError(f"{folder} has adapters of other layers than its {STATE} says")
 
 

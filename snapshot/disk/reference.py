@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from model.lora import Lora
+from snapshot.config_values import value_of
 from snapshot.disk.files import read_json, write_json
 from snapshot.errors import SnapshotError
 
@@ -78,6 +79,13 @@ class BaseReference:
 def stem_of(reference: BaseReference | None) -> str:
     """How the names of a snapshot's files with weights begin."""
     return WHOLE if reference is None else reference.stem
+
+
+def configured_stem(config: dict[str, Any]) -> str:
+    """How they begin in the snapshots of a run with this configuration."""
+    if value_of(config, "model.lora_rank") is not None:
+        return ADAPTERS
+    return TRAINED if value_of(config, "snapshot.whole") is False else WHOLE
 
 
 def read_config(folder: Path) -> tuple[Any, str]:

@@ -15,7 +15,7 @@ from data.formats import TABLE_READERS, TEXT_SUFFIXES, suffixes
 from data.printable import printable
 from model.causal_lm import ModelConfig
 from snapshot.config_values import value_of
-from snapshot.disk.reference import ADAPTERS, TRAINED, WHOLE
+from snapshot.disk.reference import ADAPTERS, TRAINED, WHOLE, configured_stem
 from snapshot.disk.state import RunState
 from snapshot.disk.text_facts import bits_per_byte, loss_in_words, token_unit
 from snapshot.hub.client import REPO_ID
@@ -51,7 +51,7 @@ def card_text(
 
     `sample` is a text that the model has generated, `events` are the lines of events.jsonl.
     """
-    unit = token_unit(state.data)
+    unit, stem = token_unit(state.data), configured_stem(state.config)
     parts = [
         f"---\n{_metadata(repo_id, state, shape).to_yaml()}\n---",
         f"# {_cell(state.config['run']['name'])}",
@@ -68,11 +68,11 @@ def card_text(
         load = f': `AutoModelForCausalLM.from_pretrained("{repo_id}", subfolder="best")`'
         parts.append(
             f"`best/` holds the snapshot with the lowest held-out loss, {best.loss:.4f} nats per "
-            f"{unit}, of step {best.step:,}{load if _stem(state) == WHOLE else ''}."
+            f"{unit}, of step {best.step:,}{load if stem == WHOLE else ''}."
         )
-    if _stem(state) == TRAINED:
+    if stem == TRAINED:
         parts.append(_merge(repo_id))
-    elif _stem(state) == ADAPTERS and _base_model(state) is None:
+    elif stem == ADAPTERS and _base_model(state) is None:
         parts.append("The base is no repo of the Hub, but a folder of the machine that trained it.")
     else:
         parts.append(_generate_text(repo_id, shape, sample, unit))
@@ -82,19 +82,12 @@ def card_text(
     return "\n\n".join(parts) + "\n"
 
 
-def _stem(state: RunState) -> str:
-    """How the names of the run's files with weights begin."""
-    if value_of(state.config, "model.lora_rank") is not None:
-        return ADAPTERS
-    return WHOLE if value_of(state.config, "snapshot.whole") else TRAINED
-
-
 def _files_at_the_top(state: RunState) -> str:
     return {
         WHOLE: "the files at the top are the newest snapshot's weights",
         ADAPTERS: "the files at the top are the newest snapshot's adapters (LoRA) for the base",
         TRAINED: "its newest snapshot holds only the weights that are trained",
-    }[_stem(state)]
+    }[configured_stem(state.config)]
 
 
 def _metadata(repo_id: str, state: RunState, shape: ModelConfig) -> ModelCardData:
@@ -102,7 +95,7 @@ def _metadata(repo_id: str, state: RunState, shape: ModelConfig) -> ModelCardDat
     name, unit = _public_name(state.data["name"]), token_unit(state.data)
     is_dataset = name == state.data["name"] and REPO_ID.fullmatch(name) is not None
     return ModelCardData(
-        library_name="peft" if _stem(state) == ADAPTERS else "transformers",
+        library_name="peft" if configured_stem(state.config) == ADAPTERS else "transformers",
         pipeline_tag="text-generation",
         license=state.config["hub"].get("license"),
         language=state.config["hub"].get("language") or LANGUAGES.get(name),
@@ -111,7 +104,7 @@ def _metadata(repo_id: str, state: RunState, shape: ModelConfig) -> ModelCardDat
         tags=[
             shape.family,
             *(["character-level"] if unit == "character" else []),
-            *(["lora"] if _stem(state) == ADAPTERS else []),
+            *(["lora"] if configured_stem(state.config) == ADAPTERS else []),
             "accelerate",
         ],
         model_name=repo_id.partition("/")[2],

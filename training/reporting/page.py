@@ -29,7 +29,7 @@ STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; }
 svg { width: 100%; height: auto; }
 svg text { fill: currentColor; font-size: 14px; }
-.grid { stroke: var(--grid); } .line { stroke: var(--line); } .held { stroke: var(--held); }
+.grid { stroke: var(--grid); } .line { stroke: var(--line); }
 path { fill: none; stroke-width: 2; } circle { fill: var(--held); }
 .key { font-weight: 600; } .key.of-line { color: var(--line); } .key.of-held { color: var(--held); }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; }

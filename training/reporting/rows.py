@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from snapshot.hub.records import EVENTS
+from snapshot.start_over import METRICS
 from training.reporting.events import Event, read_events
 from training.reporting.metrics import Record, read_after
 from training.reporting.samples import read_samples
 
-METRICS = "metrics.jsonl"
 MOST_BYTES = 4 << 20
 """Of metrics.jsonl that are read at once."""
 Row = tuple[int, dict[str, Any]]
