@@ -23,6 +23,13 @@ KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers")
 """`activations` are all tensors without another kind, temporaries included; `buffers` are copies
 for communication between processes: DDP's buckets, FSDP's gathered blocks."""
 
+COLLECTIVES = {
+    "allgather": ("all-gather", 0),
+    "reduce_scatter": ("reduce-scatter", 1),
+    "allreduce": ("all-reduce", 0),
+}
+"""In the name of torch's operation: the collective's kind, and which argument is the full tensor."""
+
 Place = tuple[Any, ...]
 """Where in a step an event happens, as the caller of the trace names it."""
 
@@ -80,7 +87,7 @@ class LiveBytes(TorchDispatchMode):
         self.log = AllocationLog(granule)
         self.place: Place = ()
         self.traffic: Counter[tuple[Place, str]] = Counter()
-        """Bytes by place (its first two items) and kind of collective operation."""
+        """Bytes by place (its first two items) and kind of collective, one of `COLLECTIVES`."""
         self._known: dict[int, tuple[weakref.ref[Any], Lifetime]] = {}
         self._resize = torch.UntypedStorage.resize_
 
@@ -123,10 +130,10 @@ class LiveBytes(TorchDispatchMode):
 
     def _count_traffic(self, name: str, args: tuple[Any, ...]) -> None:
         """Add the bytes of the full tensor that a collective operation gathers or reduces."""
-        for word, index in (("allgather", 0), ("reduce_scatter", 1), ("allreduce", 0)):
+        for word, (kind, index) in COLLECTIVES.items():
             if word in name:
                 tensors = [leaf for leaf in tree_leaves(args[index]) if isinstance(leaf, Tensor)]
-                self.traffic[self.place[:2], word] += sum(t.nbytes for t in tensors)
+                self.traffic[self.place[:2], kind] += sum(t.nbytes for t in tensors)
 
     def _record(self, tensor: Tensor, kind: str) -> Lifetime:
         local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor

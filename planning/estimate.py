@@ -8,7 +8,7 @@ extrapolated, because it may occur at another event.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,8 +43,9 @@ class MemoryEstimate:
     """Whether an event also occurs without gradient accumulation (events,)."""
     phases: np.ndarray
     """The phase of each event, one of `PHASES` (events,)."""
-    gathered: tuple[float, float]
-    """Bytes sent in each micro-batch but the last, and in the last."""
+    messages: tuple[dict[str, float], dict[str, float]]
+    """Bytes of the full tensors of each kind of collective, in each micro-batch but the last, and
+    in the last."""
 
     def totals(self, micro_batch_size: int, accumulating: bool) -> np.ndarray:
         """Live bytes (events, kinds)."""
@@ -65,10 +66,15 @@ class MemoryEstimate:
         totals = self.totals(micro_batch_size, accumulating)
         return float(totals[:, KINDS.index(kind)].max())
 
+    def traffic(self, accumulation: int) -> dict[str, float]:
+        """Bytes of the full tensors that each kind of collective gathers or reduces in a step."""
+        rest, last = self.messages
+        return {kind: (accumulation - 1) * rest.get(kind, 0) + size for kind, size in last.items()}
+
     def sent(self, accumulation: int) -> float:
         """Bytes that one process sends in a step, with the ring algorithms of NCCL and gloo."""
-        rest, last = self.gathered
-        return (accumulation - 1) * rest + last
+        traffic = self.traffic(accumulation)
+        return sum(sent_share(kind, self.shape) * size for kind, size in traffic.items())
 
 
 def estimate_memory(config: ModelConfig, shape: Shape) -> MemoryEstimate:
@@ -85,17 +91,27 @@ def estimate_memory(config: ModelConfig, shape: Shape) -> MemoryEstimate:
     sequences = [_extrapolate(known, depths, layers, size) for size in SIZES]
     places = [place for place, totals in sequences[0].items() for _ in totals]
     two, three = (np.concatenate(list(by_place.values())) for by_place in sequences)
-    sent = [
-        _line(low, high, depths, layers)
-        for low, high in (
-            [_sent(corners[depth, SIZES[0]], shape, micro) for depth in depths] for micro in (0, 1)
-        )
-    ]
+    messages = []
+    for micro in (0, 1):
+        low, high = (_messages(corners[depth, SIZES[0]], micro) for depth in depths)
+        messages.append({kind: _line(low[kind], high[kind], depths, layers) for kind in low})
     phases = np.array([_phase(place) for place in places])
     first = np.array([place[1:2] != (1,) for place in places])  # all but the second micro-batch
     return MemoryEstimate(
-        shape, 3 * two - 2 * three, three - two, first, phases, (sent[0], sent[1])
+        shape, 3 * two - 2 * three, three - two, first, phases, (messages[0], messages[1])
     )
+
+
+def sent_share(kind: str, shape: Shape) -> float:
+    """What one process sends for a byte of a collective's full tensor, on a ring.
+
+    N processes pass N - 1 of N parts on to gather or to reduce; an all-reduce does both. See
+    Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations".
+    """
+    replicas = shape.processes // shape.shards
+    if kind == "all-reduce":  # between replicas
+        return 2 * (replicas - 1) / replicas
+    return (shape.shards - 1) / shape.shards
 
 
 def _phase(place: Place) -> str:
@@ -148,16 +164,10 @@ def _line(low: Any, high: Any, depths: tuple[int, int], layers: int) -> Any:
     return low + (layers - depths[0]) * (high - low) / (depths[1] - depths[0])
 
 
-def _sent(trace: LiveBytes, shape: Shape, micro: int) -> float:
-    """Bytes that one process sends in a micro-batch."""
-    replicas = shape.processes // shape.shards
-    share = {
-        "allgather": (shape.shards - 1) / shape.shards,
-        "reduce_scatter": (shape.shards - 1) / shape.shards,
-        "allreduce": 2 * (replicas - 1) / replicas,
-    }
-    return sum(
-        share[operation] * size
-        for ((_, at), operation), size in trace.traffic.items()
-        if at == micro
-    )
+def _messages(trace: LiveBytes, micro: int) -> Counter[str]:
+    """Bytes of the full tensors of each kind of collective in a micro-batch."""
+    found: Counter[str] = Counter()
+    for ((_, at), kind), size in trace.traffic.items():
+        if at == micro:
+            found[kind] += size
+    return found

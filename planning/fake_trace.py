@@ -226,7 +226,7 @@ def _replicated(model: nn.Module, tracker: LiveBytes) -> DistributedDataParallel
 
     # No annotations, because DDP checks them.
     def all_reduce(_, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        tracker.traffic[tracker.place[:2], "allreduce"] += bucket.buffer().nbytes
+        tracker.traffic[tracker.place[:2], "all-reduce"] += bucket.buffer().nbytes
         future: Any = torch.futures.Future()
         future.set_result(bucket.buffer())
         return future

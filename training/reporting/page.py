@@ -15,7 +15,8 @@ from data.printable import printable
 from snapshot.disk.files import snapshot_folders, snapshots_in, step_of
 from snapshot.hub.records import EVENTS
 from training.reporting.events import read_events
-from training.reporting.metrics import Record, write_whole
+from training.reporting.html import table, write_html
+from training.reporting.metrics import Record
 from training.reporting.samples import read_samples
 
 PAGE = "report.html"
@@ -23,24 +24,6 @@ WIDTH, HEIGHT, LEFT, BOTTOM = 800, 300, 90, 35
 """Of a picture, and of the room for its labels, in the units of its drawing."""
 TICKS = 5
 MOST_SAMPLES, MOST_EVENTS = 20, 100
-STYLE = """
-:root { color-scheme: light dark; --line: #1f77b4; --held: #d9660a; --grid: #8886; }
-@media (prefers-color-scheme: dark) { :root { --line: #6db3f2; --held: #ffa657; } }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; }
-svg { width: 100%; height: auto; }
-svg text { fill: currentColor; font-size: 14px; }
-.grid { stroke: var(--grid); } .line { stroke: var(--line); }
-path { fill: none; stroke-width: 2; } circle { fill: var(--held); }
-.key { font-weight: 600; } .key.of-line { color: var(--line); } .key.of-held { color: var(--held); }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; }
-pre { border: 1px solid var(--grid); padding: .5rem; }
-td:nth-child(-n+3) { white-space: nowrap; }
-@media (max-width: 600px) { svg text { font-size: 24px; } }
-.wide { overflow-x: auto; } table { border-collapse: collapse; }
-td, th { text-align: left; vertical-align: top; padding: .2rem .8rem .2rem 0; }
-td { border-top: 1px solid var(--grid); overflow-wrap: anywhere; }
-:focus-visible { outline: 3px solid var(--held); }
-"""
 
 
 def write_page(run_dir: Path, name: str, records: Sequence[Record], unit: str) -> None:
@@ -68,13 +51,7 @@ def write_page(run_dir: Path, name: str, records: Sequence[Record], unit: str) -
         _events(run_dir),
         _snapshots(run_dir),
     ]
-    body = "\n".join(parts)
-    write_whole(
-        run_dir / PAGE,
-        '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{title}</title>\n<style>{STYLE}</style>\n<main>\n{body}\n</main>\n</html>\n",
-    )
+    write_html(run_dir / PAGE, title, parts)
 
 
 def _summary(train: list[Record], held_out: list[Record], unit: str) -> str:
@@ -169,21 +146,11 @@ def _events(run_dir: Path) -> str:
         for one in found[-MOST_EVENTS:]
     ]
     head = f"<h2>Events</h2>\n<p>Attempts so far: {attempts}.</p>"
-    return f"{head}\n{_table(('UTC', 'step', 'event', ''), rows)}"
+    return f"{head}\n{table(('UTC', 'step', 'event', ''), rows)}"
 
 
 def _snapshots(run_dir: Path) -> str:
     rows = [
         (f"{step_of(folder):,}", str(folder)) for folder in snapshot_folders(snapshots_in(run_dir))
     ]
-    return f"<h2>Snapshots</h2>\n{_table(('step', 'folder'), rows)}"
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    cells = "".join(f'<th scope="col">{escape(head)}</th>' for head in heads)
-    lines = [
-        "<tr>" + "".join(f"<td>{escape(printable(str(cell)))}</td>" for cell in row) + "</tr>"
-        for row in rows
-    ]
-    body = "\n".join([f"<tr>{cells}</tr>", *lines])
-    return f'<div class="wide" tabindex="0" role="region"><table>\n{body}\n</table></div>'
+    return f"<h2>Snapshots</h2>\n{table(('step', 'folder'), rows)}"
