@@ -28,7 +28,7 @@ COLLECTIVES = {
     "reduce_scatter": ("reduce-scatter", 1),
     "allreduce": ("all-reduce", 0),
 }
-"""In the name of torch's operation: the collective's kind, and which argument is the full tensor."""
+"""In the name of torch's operation: a collective's kind, and which argument is the full tensor."""
 
 Place = tuple[Any, ...]
 """Where in a step an event happens, as the caller of the trace names it."""

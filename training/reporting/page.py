@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from data.printable import printable
 from snapshot.disk.files import snapshot_folders, snapshots_in, step_of
@@ -146,11 +145,11 @@ def _events(run_dir: Path) -> str:
         for one in found[-MOST_EVENTS:]
     ]
     head = f"<h2>Events</h2>\n<p>Attempts so far: {attempts}.</p>"
-    return f"{head}\n{table(('UTC', 'step', 'event', ''), rows)}"
+    return f"{head}\n{table('Events', ('UTC', 'step', 'event', ''), rows)}"
 
 
 def _snapshots(run_dir: Path) -> str:
     rows = [
         (f"{step_of(folder):,}", str(folder)) for folder in snapshot_folders(snapshots_in(run_dir))
     ]
-    return f"<h2>Snapshots</h2>\n{table(('step', 'folder'), rows)}"
+    return f"<h2>Snapshots</h2>\n{table('Snapshots', ('step', 'folder'), rows)}"

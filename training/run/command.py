@@ -39,7 +39,11 @@ STOPPED_FLUSH_SECONDS = 20
 LOST_PEER = "another process is gone, or cannot be reached"
 
 
-def run_command(main: Callable[[Config, Session], int]) -> NoReturn:
+def run_command(
+    main: Callable[[Config, Session], int],
+    load: Callable[[list[str]], Config] = load_config,
+    session_of: Callable[[Config, RunLock], Session] = Session,
+) -> NoReturn:
     """Run `main` with the configuration of the command line, and end the process.
 
     Exit codes: see `training.exits`. `accelerate launch` turns every code but 0 into 1, so the
@@ -55,12 +59,12 @@ def run_command(main: Callable[[Config, Session], int]) -> NoReturn:
     try:
         if "--show" in arguments:
             arguments.remove("--show")
-            print(as_yaml(load_config(arguments)), end="")
+            print(as_yaml(load(arguments)), end="")
             code = EXIT_DONE
         else:
-            config = _load(arguments, lock)
+            config = _load(load, arguments, lock)
             lock.leave_code_in(Path(config.run.dir))
-            session = Session(config, lock)
+            session = session_of(config, lock)
             watch_for_preemption(config.run, session.signals)
             code = main(config, session)
             if code != EXIT_DONE and is_local_main_process():  # all have agreed to end
@@ -72,9 +76,9 @@ def run_command(main: Callable[[Config, Session], int]) -> NoReturn:
     _leave(code, lock)
 
 
-def _load(arguments: list[str], lock: RunLock) -> Config:
+def _load(load: Callable[[list[str]], Config], arguments: list[str], lock: RunLock) -> Config:
     try:
-        return load_config(arguments)
+        return load(arguments)
     except ConfigError:
         if (run_dir := run_dir_of(arguments)) is not None:
             lock.leave_code_in(run_dir)

@@ -1,0 +1,13 @@
+"""What does a step do? Three steps of train.py under torch's profiler, as a page.
+
+accelerate launch --config_file accelerate_configs/ddp_cpu.yaml trace.py [the words of train.py]
+"""
+
+from __future__ import annotations
+
+from tracing.session import TracedSession, load_traced_config
+from train import main
+from training.run.command import run_command
+
+if __name__ == "__main__":
+    run_command(main, load_traced_config, TracedSession)

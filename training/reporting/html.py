@@ -1,0 +1,55 @@
+"""Pages for a browser: one file each, without scripts and without requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from data.printable import printable
+from training.reporting.metrics import write_whole
+
+STYLE = """
+:root { color-scheme: light dark; --line: #1f77b4; --held: #d9660a; --grid: #8886; }
+@media (prefers-color-scheme: dark) { :root { --line: #6db3f2; --held: #ffa657; } }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; }
+svg { width: 100%; height: auto; }
+svg text { fill: currentColor; font-size: 14px; }
+.grid { stroke: var(--grid); } .line { stroke: var(--line); }
+path { fill: none; stroke-width: 2; } circle { fill: var(--held); }
+.key { font-weight: 600; } .key.of-line { color: var(--line); } .key.of-held { color: var(--held); }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; }
+pre { border: 1px solid var(--grid); padding: .5rem; }
+td:nth-child(-n+3) { white-space: nowrap; }
+@media (max-width: 600px) { svg text { font-size: 24px; } }
+.wide { overflow-x: auto; } table { border-collapse: collapse; }
+td, th { text-align: left; vertical-align: top; padding: .2rem .8rem .2rem 0; }
+td { border-top: 1px solid var(--grid); overflow-wrap: anywhere; }
+:focus-visible { outline: 3px solid var(--held); }
+"""
+
+
+def write_html(path: Path, title: str, parts: Iterable[str], style: str = "") -> None:
+    """Write a page from its parts, which are HTML, as is the title. Raises OSError."""
+    body = "\n".join(parts)
+    write_whole(
+        path,
+        '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{title}</title>\n<style>{STYLE}{style}</style>\n<main>\n{body}\n</main>\n</html>\n",
+    )
+
+
+def table(label: str, heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A table, which can be scrolled sideways by keyboard as well."""
+    cells = "".join(f'<th scope="col">{escape(head)}</th>' for head in heads)
+    lines = [
+        "<tr>" + "".join(f"<td>{escape(printable(str(cell)))}</td>" for cell in row) + "</tr>"
+        for row in rows
+    ]
+    body = "\n".join([f"<tr>{cells}</tr>", *lines])
+    return (
+        f'<div class="wide" tabindex="0" role="region" aria-label="{escape(label)}">'
+        f"<table>\n{body}\n</table></div>"
+    )
