@@ -111,8 +111,8 @@ def in_words(result: Result) -> str:
     precision = "float32" if shape.precision == "no" else shape.precision
     return (
         f"{strategy}; {shape.device}, {precision}. {model.n_layer} layers, {model.n_embd} wide, "
-        f"{result.weights / MEGABYTE:,.2f} MB of weights. A micro-batch has "
-        f"{result.micro_batch_size} sequences, a step {result.accumulation} of them a process."
+        f"{result.weights / MEGABYTE:,.2f} MB of weights. In a step, each process accumulates "
+        f"{result.accumulation} x {result.micro_batch_size} sequences."
     )
 
 
@@ -120,7 +120,7 @@ def traffic_table(result: Result, rows: list[Row]) -> str:
     """The traffic of a step, with what one process sends of it on a ring."""
     cells = []
     for one in rows:
-        sent = sent_share(one.kind, result.shape) * one.counted
+        sent = f"{sent_share(one.kind, result.shape) * one.counted:,.0f}"
         cells.append(
             (
                 one.kind,
@@ -128,7 +128,7 @@ def traffic_table(result: Result, rows: list[Row]) -> str:
                 f"{one.counted:,}",
                 "" if one.predicted is None else f"{one.predicted:,.0f}",
                 "" if one.ratio is None else f"{one.ratio:.4f}",
-                "" if one.predicted is None or one.kind == NORM else f"{sent:,.0f}",
+                sent if one.kind in result.predicted_traffic and one.kind != NORM else "",
                 f"{one.milliseconds:.2f}",
                 f"{one.overlapped:.0%}",
             )

@@ -37,6 +37,7 @@ def write_html(path: Path, title: str, parts: Iterable[str], style: str = "") ->
         path,
         '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<link rel="icon" href="data:,">\n'  # otherwise a browser asks for one
         f"<title>{title}</title>\n<style>{STYLE}{style}</style>\n<main>\n{body}\n</main>\n</html>\n",
     )
 

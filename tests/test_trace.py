@@ -1,0 +1,194 @@
+"""trace.py: what a step sends is what the planner predicts, and its page shows where."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import browser
+import runs
+from tracing.spans import Span, collectives_of, computing, read_process, share_of
+
+CONFIGS = {"DDP": "ddp_cpu.yaml", "FSDP": "fsdp_cpu.yaml"}
+SMALL = ["model.n_layer=2", "train.micro_batch_size=3"]
+"""Two micro-batches of three sequences on each of two processes."""
+WEIGHTS = 4 * (103 * 128 + 64 * 128 + 2 * (12 * 128**2 + 13 * 128) + 2 * 128)
+"""Bytes in float32: both embeddings, two blocks, and the last normalisation."""
+
+
+def trace(config: str | Path, folder: Path, *words: str) -> tuple[dict, Path]:
+    """The printed rows by kind: calls, counted and predicted bytes; and the folder of the trace."""
+    run_dir = folder / "run"
+    command = runs.launch_command(
+        config, f"run.dir={run_dir}", *words, script=runs.ROOT / "trace.py"
+    )
+    result = runs.run(command)
+    assert result.returncode == 0, result.stderr
+    assert not run_dir.exists()  # a trace leaves the run alone
+    number = r"([\d,]+)"
+    rows = re.findall(rf"^(\S.*?)  +{number} +{number} +{number} +[\d.]+ ", result.stdout, re.M)
+    found = {kind: tuple(int(one.replace(",", "")) for one in rest) for kind, *rest in rows}
+    return found, folder / "run-trace"
+
+
+@pytest.fixture(scope="module")
+def traced(request, tmp_path_factory):
+    """The rows and the folder of a trace under a strategy."""
+    folder = tmp_path_factory.mktemp("traced")
+    return trace(CONFIGS[request.param], folder, *SMALL)
+
+
+each_strategy = pytest.mark.parametrize("traced", CONFIGS, indirect=True)
+
+
+@pytest.mark.parametrize("traced", ["DDP"], indirect=True)
+def test_ddp_sends_the_weights_once_and_the_gradients_after_the_last_micro_batch(traced):
+    rows, folder = traced
+    assert rows == {
+        "broadcast of the weights, at the start": (1, WEIGHTS, WEIGHTS),
+        "all-reduce": (2, WEIGHTS, WEIGHTS),
+    }
+    page = (folder / "trace.html").read_text()
+    assert (
+        f"only the last one sends (no_sync): {WEIGHTS:,} bytes instead of {2 * WEIGHTS:,}" in page
+    )
+    buckets = re.findall(r"<td>([\d,]+)</td><td>(\d+)</td><td>(\S+) \.\.\. (\S+?)</td>", page)
+    assert sum(int(size.replace(",", "")) for size, *_ in buckets) == WEIGHTS
+    assert sum(int(count) for _, count, *_ in buckets) == 28
+    assert buckets[0][2].startswith("transformer.ln_f.")
+    assert buckets[-1][3] == "transformer.wte.weight"
+
+
+@pytest.mark.parametrize("traced", ["FSDP"], indirect=True)
+def test_fsdp_sends_in_each_micro_batch_what_is_predicted(traced):
+    rows, folder = traced
+    assert list(rows) == ["all-gather", "reduce-scatter", "all-reduce of the norm"]
+    for _, counted, predicted in rows.values():
+        assert counted == predicted
+    assert rows["reduce-scatter"][1] == pytest.approx(2 * WEIGHTS, rel=0.001)  # with padding
+    assert 1.9 * 2 * WEIGHTS < rows["all-gather"][1] < 2.001 * 2 * WEIGHTS
+    assert rows["all-reduce of the norm"][1] == 4 * 28
+    assert "FSDP sends after each of them" in (folder / "trace.html").read_text()
+
+
+@pytest.mark.thorough
+def test_hybrid_sharding_sends_what_is_predicted(tmp_path):
+    shape = {"dp_replicate_size": 2, "dp_shard_size": 2}
+    options = {f"parallelism_config_{name}": size for name, size in shape.items()}
+    config = runs.rehearsal("fsdp_hybrid.yaml", tmp_path, 4, dynamo_backend="NO", **options)
+    rows, folder = trace(config, tmp_path, "model.n_layer=2")
+    assert list(rows) == ["all-gather", "reduce-scatter", "all-reduce", "all-reduce of the norm"]
+    for _, counted, predicted in rows.values():
+        assert counted == predicted
+    assert rows["all-reduce"][1] == pytest.approx(WEIGHTS / 2, rel=0.001)
+    assert "2 groups of 2 processes" in (folder / "trace.html").read_text()
+
+
+@each_strategy
+def test_the_counted_peak_is_the_predicted_one(traced):
+    page = (traced[1] / "trace.html").read_text()
+    (ratio,) = re.findall(r"counted over predicted is ([\d.]+)\.<", page)
+    assert float(ratio) == pytest.approx(1, abs=0.01)
+
+
+@each_strategy
+def test_the_chrome_trace_has_both_processes(traced):
+    events = json.loads((traced[1] / "trace.json").read_text())["traceEvents"]
+    steps = [one for one in events if one.get("name", "").startswith("step ")]
+    assert len({one["pid"] for one in steps}) == 2
+    assert sorted(one["name"] for one in steps) == sorted(2 * ["step 1", "step 2", "step 3"])
+
+
+@each_strategy
+def test_the_page_shows_each_process_at_any_width_and_asks_for_nothing(traced):
+    with browser.served(traced[1]) as address, browser.chromium() as chromium:
+        for width, dark in ((1000, False), (400, True)):
+            page = chromium.open(f"{address}trace.html", width=width, dark=dark)
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            text = page.evaluate("document.body.textContent")
+            assert "process 0" in text
+            assert "process 1" in text
+            unnamed = "[...document.querySelectorAll('[role]')].filter(o => !o.ariaLabel).length"
+            assert page.evaluate(unnamed) == 0
+            assert page.evaluate("document.querySelectorAll('details').length") == 2
+            assert page.requested == [f"{address}trace.html"]
+
+
+def test_one_process_has_time_and_memory_alone(tmp_path):
+    rows, folder = trace("cpu.yaml", tmp_path, *SMALL)
+    assert rows == {}
+    page = (folder / "trace.html").read_text()
+    assert "Memory of tensors" in page
+    assert "Collectives" not in page
+
+
+# By hand: a collective from 100 to 300 microseconds, while the process computes from 0 to 150 and
+# from 250 to 400.
+
+
+def event(name: str, ts: float, dur: float, tid: int = 1, **args: object) -> dict:
+    return {"ph": "X", "name": name, "ts": ts, "dur": dur, "tid": tid, "args": args}
+
+
+CALL = event(
+    "c10d::allreduce_", 90, 5, **{"Input Dims": [[[10]], []], "Input type": ["TensorList", ""]}
+)
+GLOO = event(
+    "gloo:all_reduce", 100, 200, 2, **{"Input Dims": [[10]], "Input type": ["c10::BFloat16"]}
+)
+NCCL = {
+    **event("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(...)", 100, 200, 7),
+    "cat": "kernel",
+    "args": {"In msg nelems": 10, "dtype": "BFloat16"},
+}
+ON_CPU = [event("aten::mm", 0, 90), event("aten::mm", 95, 55), event("aten::mm", 250, 150)]
+ON_GPU = [{**one, "name": "gemm", "cat": "kernel", "tid": 7} for one in ON_CPU]
+
+
+@pytest.mark.parametrize("events", [[*ON_CPU, CALL, GLOO], [*ON_GPU, CALL, NCCL]])
+def test_a_collective_is_where_it_takes_place(events):
+    (found,) = collectives_of(sorted(events, key=lambda one: one["ts"]), [Span("backward", 0, 400)])
+    assert (found.name, found.start, found.end, found.called) == ("all-reduce", 100, 300, 90)
+    assert (found.size, found.part, found.is_float) == (20, "backward", True)
+    assert found.overlapped == pytest.approx((50 + 50) / 200)
+
+
+def test_waiting_is_not_computing():
+    waiting = event("aten::stack", 0, 100), event("_c10d_functional::wait_tensor", 50, 40)
+    assert computing([*waiting, event("aten::mm", 100, 10)]) == [Span("", 100, 110)]
+
+
+def test_a_share_is_of_the_whole_span():
+    others = [Span("", 0, 10), Span("", 20, 30), Span("", 90, 200)]
+    assert share_of(Span("", 5, 100), others) == pytest.approx((5 + 10 + 10) / 95)
+    assert share_of(Span("", 40, 50), others) == 0
+    assert share_of(Span("", 40, 40), others) == 0
+
+
+def test_a_backward_pass_belongs_to_the_block_of_its_forward_operation(tmp_path):
+    """The operation before the one that made it, in another block, had the same number."""
+    events = [
+        event("step 1", 0, 1000),
+        event("block 0", 10, 90),
+        event("aten::mul", 20, 10, **{"Sequence number": 7}),
+        event("aten::view", 90, 5, **{"Sequence number": 8}),
+        event("block 1", 100, 100),
+        event("aten::mul", 120, 10, **{"Sequence number": 8}),
+    ]
+    run = "autograd::engine::evaluate_function: MulBackward0"
+    events.append(event(run, 300, 50, 3, **{"Sequence number": 8}))
+    events.append(
+        event("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 350, 9, 3)
+    )
+    events.append(event(run, 400, 50, 3, **{"Sequence number": 7}))
+    (tmp_path / "one.json").write_text(json.dumps({"traceEvents": events}))
+    process = read_process(tmp_path / "one.json", 0)
+    assert process.blocks == [
+        Span("block 0", 10, 100),
+        Span("block 1", 100, 200),
+        Span("block 1", 300, 359),
+        Span("block 0", 400, 450),
+    ]
