@@ -78,7 +78,12 @@ def launched_by(command: Command) -> tuple[str, list[str]]:
     """The accelerate config file and the overrides of a launch."""
     words = command.words
     config = words[words.index("--config_file") + 1]
-    return config, [word for word in words[words.index("train.py") + 1 :] if word != "..."]
+    return config, [word for word in words[words.index(script_of(command)) + 1 :] if word != "..."]
+
+
+def script_of(command: Command) -> str:
+    """What is launched: train.py or trace.py."""
+    return next(word for word in command.words if word in ("train.py", "trace.py"))
 
 
 SHOWN = list({command.line: command for page in PAGES for command in shown_in(page)}.values())

@@ -269,7 +269,7 @@ def test_the_table_names_a_shipped_config_for_each_strategy():
             shape = Shape(device, "bf16", processes)
             shown |= {strategy.config for strategy in strategies(shape, machines)}
     shipped = {path.name for path in (runs.ROOT / "accelerate_configs").iterdir()}
-    assert shown == shipped
+    assert shown == shipped - {"fsdp_hybrid_cpu.yaml"}  # nothing is gained by it on one CPU
 
 
 def test_what_train_py_refuses_is_not_offered():

@@ -14,13 +14,13 @@ import hubs
 import pages
 import runs
 from loopback_hub import LoopbackHub
-from pages import LAUNCHES, README, SHOWN, launched_by
+from pages import LAUNCHES, README, SHOWN, launched_by, script_of
 from runs import ROOT
 
 FREQUENT = ("hub.md", "models.md")
 """Pages whose commands need a Hub. The commands of other pages are much like the README's."""
 GPT2 = "openai-community/gpt2"
-ON_A_CPU = ("cpu.yaml", "ddp_cpu.yaml", "fsdp_cpu.yaml")
+ON_A_CPU = ("cpu.yaml", "ddp_cpu.yaml", "fsdp_cpu.yaml", "fsdp_hybrid_cpu.yaml")
 ON_THIS_CPU = [
     command for command in LAUNCHES if launched_by(command)[0].rsplit("/", 1)[-1] in ON_A_CPU
 ]
@@ -70,18 +70,19 @@ def test_every_launch_on_a_cpu_trains(command, text_file, finished_run, tmp_path
         if f"model.pretrained={GPT2}" in taken:
             small = families.make("gpt2", tmp_path / "gpt2", n_positions=64)
             hubs.publish(hub, GPT2, small)
-        result = runs.launch(
+        launched = runs.launch_command(
             config.rsplit("/", 1)[-1],
             *taken,
             "train.max_steps=2",
             "train.eval_batches=1",
             f"run.dir={tmp_path / 'run'}",
             f"data.cache_dir={tmp_path / 'cache'}",
-            **hub.environment(),
-            HF_HOME=str(tmp_path / "cache"),
+            script=ROOT / script_of(command),
         )
+        result = runs.run(launched, **hub.environment(), HF_HOME=str(tmp_path / "cache"))
         assert result.returncode == 0, result.stderr
-        assert "Generate text:" in result.stdout
+        expected = "Generate text:" if script_of(command) == "train.py" else "trace.html"
+        assert expected in result.stdout
         if command == SHOWN[0]:
             assert_shown_in_the_readme(result.stdout, tmp_path / "run")
         if "hub.repo_id=me/run" in taken:

@@ -39,6 +39,7 @@ ARROWS = {
         "training/reporting",
     },
     "planning": {"model", "config", "snapshot", "training"},
+    "tracing": {"model", "data", "config", "planning", "training"},
 }
 ROOMS = tuple(ARROWS)
 TOPS = {room.split("/")[0] for room in ROOMS}
@@ -56,7 +57,7 @@ TALKS_TO_TORCH_DISTRIBUTED = {
     "training/distributed/timeouts.py",
     "planning/fake_trace.py",  # a process group whose other members do not exist
 }
-SCRIPTS = [ROOT / name for name in ("train.py", "sample.py", "evaluate.py", "plan.py")]
+SCRIPTS = [ROOT / name for name in ("train.py", "sample.py", "evaluate.py", "plan.py", "trace.py")]
 SOURCES = SCRIPTS + [path for top in sorted(TOPS) for path in sorted((ROOT / top).rglob("*.py"))]
 
 
@@ -100,7 +101,7 @@ def test_arrows_point_one_way(room):
             assert place in allowed or whole or leaf in allowed, (name_of(path), leaf)
         tops = {name.split(".")[0] for name in imported(path)}
         assert not tops & MAY_NOT_IMPORT.get(room, set()), path
-        assert not tops & {"train", "sample", "evaluate", "plan"}, path
+        assert not tops & {"train", "sample", "evaluate", "plan", "trace"}, path
 
 
 def test_no_file_imports_itself_through_others():
@@ -123,10 +124,11 @@ def test_a_room_tells_its_idea_in_one_line(room):
     assert re.fullmatch(r'""".+"""\n', text), room
 
 
-def test_nothing_in_a_run_knows_the_planner():
+def test_nothing_in_a_run_knows_the_planner_or_the_trace():
     for path in SOURCES:
         if name_of(path).startswith(("training/", "snapshot/")) or path.name == "train.py":
-            assert not [file for file in known_files(path) if file.parent.name == "planning"], path
+            rooms = {file.parent.name for file in known_files(path)}
+            assert not rooms & {"planning", "tracing"}, path
 
 
 def test_model_needs_torch_and_nothing_else():

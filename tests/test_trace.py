@@ -76,10 +76,7 @@ def test_fsdp_sends_in_each_micro_batch_what_is_predicted(traced):
 
 @pytest.mark.thorough
 def test_hybrid_sharding_sends_what_is_predicted(tmp_path):
-    shape = {"dp_replicate_size": 2, "dp_shard_size": 2}
-    options = {f"parallelism_config_{name}": size for name, size in shape.items()}
-    config = runs.rehearsal("fsdp_hybrid.yaml", tmp_path, 4, dynamo_backend="NO", **options)
-    rows, folder = trace(config, tmp_path, "model.n_layer=2")
+    rows, folder = trace("fsdp_hybrid_cpu.yaml", tmp_path, "model.n_layer=2")
     assert list(rows) == ["all-gather", "reduce-scatter", "all-reduce", "all-reduce of the norm"]
     for _, counted, predicted in rows.values():
         assert counted == predicted

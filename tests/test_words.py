@@ -23,10 +23,10 @@ PRIVATE = {
     r"\b[Tt]rain it on\b": "continue training",
     r"\bbe_(long|short)\b": "relax, tighten",
 }
-SCRIPTS = ("train.py", "sample.py", "evaluate.py", "plan.py")
+SCRIPTS = ("train.py", "sample.py", "evaluate.py", "plan.py", "trace.py")
 PATHS = [ROOT / name for name in (*SCRIPTS, "README.md")] + [
     path
-    for room in ("config", "data", "model", "planning", "snapshot", "training")
+    for room in ("config", "data", "model", "planning", "snapshot", "tracing", "training")
     for path in sorted((ROOT / room).rglob("*"))
     if path.suffix in (".py", ".yaml")
 ]
