@@ -55,11 +55,13 @@ def serve(step: Callable[[], Any], **facts: Any) -> None:
 
 def ours(words: list[str]) -> None:
     """train.py, paused at the beginning of steps; started by `accelerate launch`."""
+    from accelerate.state import AcceleratorState
     from accelerate.utils import broadcast_object_list
 
     import train
     from model.gpt import parameter_count
     from training.distributed.environment import is_main_process
+    from training.reporting.speed import flops_per_token, measured_peak
     from training.run.command import run_command
 
     reseed, gpt = train.reseed, train.GPT
@@ -69,7 +71,8 @@ def ours(words: list[str]) -> None:
     def gpt_with_report(config: Any) -> Any:
         model = gpt(config)
         if is_main:
-            send(parameters=parameter_count(model))
+            flops = flops_per_token(model, config.block_size)
+            send(parameters=parameter_count(model), flops_per_token=flops)
         return model
 
     def requested_steps() -> int:
@@ -86,7 +89,9 @@ def ours(words: list[str]) -> None:
             if steps_left == 0:
                 wait_for_device()
                 if started_at and is_main:
-                    send(seconds=time.perf_counter() - started_at, memory=memory())
+                    seconds = time.perf_counter() - started_at
+                    peak = measured_peak(DEVICE, AcceleratorState().mixed_precision)
+                    send(seconds=seconds, memory=memory(), peak=peak)
                 steps_left, started_at = requested_steps(), time.perf_counter()
             steps_left -= 1
         reseed(seed, step, process)

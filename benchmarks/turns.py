@@ -21,6 +21,8 @@ class Contestant:
         self.output: list[str] = []
         self.seconds: list[float] = []
         """Seconds a step, for each turn."""
+        self.peaks: list[float] = []
+        """FLOP/s that train.py measures for its MFU, after each turn."""
         self.memory = 0.0
         self.process = subprocess.Popen(
             command,
@@ -42,6 +44,7 @@ class Contestant:
         seconds = response["seconds"] / steps
         if not warm_up:
             self.seconds.append(seconds)
+            self.peaks += [response["peak"]] if "peak" in response else []
         return seconds
 
     def end(self) -> None:
