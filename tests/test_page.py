@@ -7,6 +7,8 @@ from html.parser import HTMLParser
 
 import pytest
 
+import browser
+from config.schema import Config, HubConfig
 from training.reporting.events import Events
 from training.reporting.page import _round_range, write_page
 from training.reporting.samples import add_sample
@@ -40,13 +42,15 @@ class Page(HTMLParser):
         self.texts.append(data)
 
 
-def page_of(run_dir, name="a run", records=()) -> Page:
-    write_page(run_dir, name, records, "character")
+def page_of(run_dir, name="a run", records=(), **hub) -> Page:
+    config = Config(hub=HubConfig(**hub))
+    config.run.dir, config.run.name, config.train.max_steps = str(run_dir), name, 5
+    write_page(config, records, "character")
     content = (run_dir / "report.html").read_text(encoding="utf-8")
     page = Page(content)
     assert not {"script", "img", "iframe"} & {tag for tag, _ in page.found}
     assert [link["href"] for tag, link in page.found if tag == "link"] == ["data:,"]  # no icon
-    assert "http" not in content
+    assert "://" not in content
     assert "url(" not in content
     return page
 
@@ -95,6 +99,42 @@ def test_nothing_in_a_run_is_markup(tmp_path):
 def test_a_run_without_steps_or_with_one_has_a_page(tmp_path):
     assert "No step has been written yet." in page_of(tmp_path).texts
     page_of(tmp_path, records=steps(1))
+
+
+def test_a_page_names_the_step_on_the_hub(tmp_path):
+    records = [{**steps(1)[0], "hub_step": 20}, *steps(2)[1:2]]
+    words = "me/run on the Hub had step 20 when this was drawn."
+    assert words in page_of(tmp_path, records=records, repo_id="me/run").texts
+    words = "me/bucket on the Hub had nothing yet when this was drawn."
+    assert words in page_of(tmp_path, repo_id="me/run", bucket="me/bucket").texts
+
+
+def test_a_page_loads_itself_again_until_the_run_is_finished(tmp_path):
+    for count, reloads in ((4, 1), (5, 0)):
+        found = [attributes for _, attributes in page_of(tmp_path, records=steps(count)).found]
+        assert len([one for one in found if one.get("http-equiv") == "refresh"]) == reloads
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1000, False), (400, True)])
+def test_a_browser_shows_it_and_asks_for_nothing(tmp_path, width, dark):
+    add_sample(tmp_path, 3, "To be or not " * 30)
+    Events(tmp_path / "events.jsonl", "0" * 32).add("warning", 3, "x" * 300)
+    page_of(tmp_path, records=steps(4))
+    with browser.served(tmp_path) as address, browser.chromium() as chromium:
+        page = chromium.open(f"{address}report.html", width=width, dark=dark)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert page.requested == [f"{address}report.html"]
+        assert page.errors == []
+        colour = page.evaluate("getComputedStyle(document.documentElement).colorScheme")
+        assert colour == "light dark"
+        named = page.accessibility()
+        assert next(name for role, name in named if role == "heading") == "a run"
+        assert len([name for role, name in named if role == "image" and name]) == 2
+        assert all(name for role, name in named if role in ("region", "image"))
+        page.press("Tab")
+        assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
+        page.press("Enter")
+        assert not page.evaluate("document.querySelector('details').open")
 
 
 @pytest.mark.parametrize(

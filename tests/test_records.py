@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -222,6 +223,7 @@ def test_a_repo_tells_the_whole_run(small, tmp_path, hub):
     repo = hub.repo(hubs.REPO)
     card = repo.read(repo.head, "README.md").decode()
     assert "3 attempts, 1 kind of machine, 0 warnings" in card
+    assert re.search(r"\| speed \| [\d.]+k? tokens/s, on 1 process, CPU", card)
     assert repo.read(repo.head, EVENTS) == (tmp_path / "a" / EVENTS).read_bytes()
     content = repo.read(repo.head, "metrics/from-00000001.jsonl")
     assert content == (tmp_path / "a" / "metrics.jsonl").read_bytes()

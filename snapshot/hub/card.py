@@ -46,10 +46,12 @@ def card_text(
     has_curves: bool = False,
     events: Sequence[Mapping[str, Any]] = (),
     best: Best | None = None,
+    speed: str | None = None,
 ) -> str:
     """README.md of a repo whose newest snapshot is that of `state`.
 
-    `sample` is a text that the model has generated, `events` are the lines of events.jsonl.
+    `sample` is a text that the model has generated, `events` are the lines of events.jsonl,
+    `speed` is that of the newest steps.
     """
     unit, stem = token_unit(state.data), configured_stem(state.config)
     parts = [
@@ -58,7 +60,7 @@ def card_text(
         f"A GPT of {unit}s, trained with accelerate-gpt. This repo is its checkpoint store: "
         f"{_files_at_the_top(state)}, of step {state.step:,}; "
         "`snapshots/` holds what is needed to continue training.",
-        _facts_table(state, shape, versions),
+        _facts_table(state, shape, versions, speed),
     ]
     if has_curves:
         parts.append(f"![Training and held-out loss over steps]({CURVES})")
@@ -167,7 +169,9 @@ def _history(events: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _facts_table(state: RunState, shape: ModelConfig, versions: Mapping[str, str]) -> str:
+def _facts_table(
+    state: RunState, shape: ModelConfig, versions: Mapping[str, str], speed: str | None
+) -> str:
     facts = [
         ("text", f"{_public_name(state.data['name'])}, {state.data['characters']:,} characters"),
         ("vocabulary", f"{shape.vocab_size:,} {token_unit(state.data)}s"),
@@ -182,6 +186,11 @@ def _facts_table(state: RunState, shape: ModelConfig, versions: Mapping[str, str
     if (loss := state.best_loss) is not None:
         facts.append(("best held-out loss", loss_in_words(state.data, loss)))
     facts += [(label, _value(state.config, key)) for key, label in SHOWN]
+    facts += (
+        []
+        if speed is None
+        else [("speed", f"{speed}, on {state.computed_on or 'an unknown machine'}")]
+    )
     facts.append(("versions", ", ".join(f"{name} {found}" for name, found in versions.items())))
     rows = "\n".join(f"| {label} | {_cell(value)} |" for label, value in facts)
     return f"| | |\n|---|---|\n{rows}"

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 START, DATA, PASSES, UPDATE = "start", "data", "forward and backward", "update"
-SNAPSHOT, EVALUATION, END = "snapshot", "evaluation and sample", "end, with uploads"
-PHASES = (START, DATA, PASSES, UPDATE, SNAPSHOT, EVALUATION, END)
+SNAPSHOT, EVALUATION, UPLOAD, END = "snapshot", "evaluation and sample", "upload", "end"
+PHASES = (START, DATA, PASSES, UPDATE, SNAPSHOT, EVALUATION, UPLOAD, END)
+"""The upload is the wait for the last one; the others happen in the background."""
 Item = TypeVar("Item")
 
 

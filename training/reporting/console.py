@@ -32,6 +32,8 @@ class Console:
         self.bar: tqdm | None = None
         self.events: Events | None = None
         self.speed = Speed(None, None)
+        self.tokens_per_second: float | None = None
+        """The last one that was printed."""
         if self.shown and sys.stderr.isatty() and not _is_pipe(sys.stdout):
             self.bar = tqdm(
                 total=self.max_steps, initial=self.step, bar_format=BAR, dynamic_ncols=True
@@ -82,10 +84,8 @@ class Console:
         """Print the metrics of a step: its learning rate and gradient norm, how many updates of the
         run were `skipped`, and the Hub's lag.
         """
-        figures = f"loss {loss:.4f}, norm {norm:.2f}, rate {rate:.2g}, "
-        figures += f"{_short(tokens_per_second)} tokens/s"
-        if (share := self.speed.share(tokens_per_second)) is not None:
-            figures += f", {share:.1%} MFU"
+        self.tokens_per_second = tokens_per_second
+        figures = f"loss {loss:.4f}, norm {norm:.2f}, rate {rate:.2g}, {self.speed_in_words()}"
         if skipped:
             figures += f", {skipped} skipped"
         if hub_status:
@@ -95,6 +95,14 @@ class Console:
             self.bar.update(step - self.bar.n)
         if self.bar is None or not sys.stdout.isatty():
             self.say(f"step {step}/{self.max_steps}, {figures}, {_duration(seconds_left)} left")
+
+    def speed_in_words(self) -> str | None:
+        """The last speed, with its share of the machine's peak where that is known."""
+        if self.tokens_per_second is None:
+            return None
+        share = self.speed.share(self.tokens_per_second)
+        mfu = "" if share is None else f", {share:.1%} MFU"
+        return f"{_short(self.tokens_per_second)} tokens/s{mfu}"
 
     def close(self) -> None:
         """Leave the bar as it stands."""

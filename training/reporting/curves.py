@@ -29,7 +29,7 @@ def draw_run(console: Console, config: Config, unit: str) -> None:
     try:
         records = sample_metrics(run_dir / "metrics.jsonl", config.train.eval_every)
         draw_curves(records, config.run.name, run_dir / "curves.png", unit)
-        write_page(run_dir, config.run.name, records, unit)
+        write_page(config, records, unit)
     except Exception as error:  # a picture is not worth a run
         console.warn(f"curves.png or report.html was not drawn: {error}.")
 

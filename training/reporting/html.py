@@ -30,14 +30,24 @@ td { border-top: 1px solid var(--grid); overflow-wrap: anywhere; }
 """
 
 
-def write_html(path: Path, title: str, parts: Iterable[str], style: str = "") -> None:
-    """Write a page from its parts, which are HTML, as is the title. Raises OSError."""
+def write_html(
+    path: Path,
+    title: str,
+    parts: Iterable[str],
+    style: str = "",
+    reload_seconds: int | None = None,
+) -> None:
+    """Write a page from its parts, which are HTML, as is the title. Raises OSError.
+
+    A browser loads it again after `reload_seconds`.
+    """
     body = "\n".join(parts)
+    again = f'<meta http-equiv="refresh" content="{reload_seconds}">\n' if reload_seconds else ""
     write_whole(
         path,
         '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<link rel="icon" href="data:,">\n'  # otherwise a browser asks for one
+        f'{again}<link rel="icon" href="data:,">\n'  # otherwise a browser asks for an icon
         f"<title>{title}</title>\n<style>{STYLE}{style}</style>\n<main>\n{body}\n</main>\n</html>\n",
     )
 

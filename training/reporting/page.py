@@ -1,6 +1,7 @@
 """report.html: a run on one page, for a browser: curves, speed, samples, events, snapshots.
 
-The page is one file without scripts and without requests. It is drawn again with curves.png.
+The page is one file without scripts and without requests. It is drawn again with curves.png, and
+loads itself again until the run is finished.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from config.schema import Config
 from data.printable import printable
 from snapshot.disk.files import snapshot_folders, snapshots_in, step_of
 from snapshot.hub.records import EVENTS
@@ -23,13 +25,15 @@ WIDTH, HEIGHT, LEFT, BOTTOM = 800, 300, 90, 35
 """Of a picture, and of the room for its labels, in the units of its drawing."""
 TICKS = 5
 MOST_SAMPLES, MOST_EVENTS = 20, 100
+RELOAD_SECONDS = 60
 
 
-def write_page(run_dir: Path, name: str, records: Sequence[Record], unit: str) -> None:
+def write_page(config: Config, records: Sequence[Record], unit: str) -> None:
     """Write the page of a run from lines of its metrics. Raises OSError."""
+    run_dir = Path(config.run.dir)
     train = [one for one in records if one["event"] == "train"]
     held_out = [one for one in records if one["event"] == "eval"]
-    title = escape(printable(name))
+    title = escape(printable(config.run.name))
     parts = [
         f"<h1>{title}</h1>",
         f"<p>{_summary(train, held_out, unit)}</p>",
@@ -49,8 +53,10 @@ def write_page(run_dir: Path, name: str, records: Sequence[Record], unit: str) -
         _samples(run_dir),
         _events(run_dir),
         _snapshots(run_dir),
+        _on_the_hub(config, train),
     ]
-    write_html(run_dir / PAGE, title, parts)
+    finished = bool(train) and train[-1]["step"] >= config.train.max_steps
+    write_html(run_dir / PAGE, title, parts, reload_seconds=None if finished else RELOAD_SECONDS)
 
 
 def _summary(train: list[Record], held_out: list[Record], unit: str) -> str:
@@ -153,3 +159,13 @@ def _snapshots(run_dir: Path) -> str:
         (f"{step_of(folder):,}", str(folder)) for folder in snapshot_folders(snapshots_in(run_dir))
     ]
     return f"<h2>Snapshots</h2>\n{table('Snapshots', ('step', 'folder'), rows)}"
+
+
+def _on_the_hub(config: Config, train: Sequence[Record]) -> str:
+    """Which step the run's repo or bucket has, as far as the newest metrics say."""
+    name = config.hub.bucket or config.hub.repo_id
+    if name is None:
+        return ""
+    step = next((one["hub_step"] for one in reversed(train) if "hub_step" in one), None)
+    reached = "nothing yet" if step is None else f"step {step:,}"
+    return f"<p>{escape(printable(str(name)))} on the Hub had {reached} when this was drawn.</p>"

@@ -34,7 +34,7 @@ from training.evaluation import held_out_loss
 from training.exits import EXIT_DONE, RESUME, WRITING_SECONDS
 from training.memory import keep_freed_memory
 from training.reporting import summary
-from training.reporting.clock import END, UPDATE
+from training.reporting.clock import END, UPDATE, UPLOAD
 from training.reporting.console import Console
 from training.reporting.machine import computed_on
 from training.reporting.output import write_now
@@ -254,7 +254,8 @@ class Session:
             summary.print_end(self.console, self.config, self.corpus, self._held_out, self.report)
         else:
             summary.print_stop(self.console, self.config, self.report, self._stop.reason)
-        finish_uploads(*uploads, self.report.last_snapshot if self._last else None)
+        with self.report.clock.within(UPLOAD):
+            finish_uploads(*uploads, self.report.last_snapshot if self._last else None)
         self._writer.prune(self.state.step)  # what an upload needed until now
         self._trackers.end(self.signals.seconds_left() - LAST_WORDS_SECONDS)
         summary.print_times(self.console, self.report.clock)

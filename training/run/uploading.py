@@ -119,6 +119,7 @@ def hand_over(
             has_curves=picture is not None,
             events=read_events(Path(config.run.dir) / EVENTS),
             best=best,
+            speed=console.speed_in_words(),
         )
     except Exception as error:  # it was removed or damaged meanwhile; a run matters more
         console.warn(f"{snapshot} is not uploaded: {error}.")
