@@ -56,7 +56,7 @@ def time_line(processes: Sequence[Process], label: str) -> str:
         ]
         lanes = _without_overlaps(process.collectives)
         rows += [("collectives" if not number else "", lane) for number, lane in enumerate(lanes)]
-        for head, row in rows:
+        for head, row in (one for one in rows if one[1]):
             drawn.append(f'<text x="0" y="{y + 16}">{head}</text>')
             drawn += [_bar(one, LEFT + (one.start - first) * scale, y, scale) for one in row]
             y += ROW

@@ -186,11 +186,8 @@ def _facts_table(
     if (loss := state.best_loss) is not None:
         facts.append(("best held-out loss", loss_in_words(state.data, loss)))
     facts += [(label, _value(state.config, key)) for key, label in SHOWN]
-    facts += (
-        []
-        if speed is None
-        else [("speed", f"{speed}, on {state.computed_on or 'an unknown machine'}")]
-    )
+    if speed is not None:
+        facts.append(("speed", f"{speed}, on {state.computed_on or 'an unknown machine'}"))
     facts.append(("versions", ", ".join(f"{name} {found}" for name, found in versions.items())))
     rows = "\n".join(f"| {label} | {_cell(value)} |" for label, value in facts)
     return f"| | |\n|---|---|\n{rows}"

@@ -33,7 +33,8 @@ def bucket_parameters(model: nn.Module) -> list[list[str]]:
             named = [name for name, one in module.module.named_parameters() if one.requires_grad]
             listed = str(module._get_ddp_logging_data().get("rebuilt_per_bucket_param_indices", ""))
             buckets = [bucket.split() for bucket in listed.split(",") if bucket.strip()]
-            return [[named[int(index)] for index in bucket] for bucket in buckets]
+            names = [name.replace("_orig_mod.", "") for name in named]  # of what is compiled
+            return [[names[int(index)] for index in bucket] for bucket in buckets]
     return []
 
 
