@@ -40,6 +40,7 @@ ARROWS = {
     },
     "planning": {"model", "config", "snapshot", "training"},
     "tracing": {"model", "data", "config", "planning", "training"},
+    "cloud": {"training/exits"},
 }
 ROOMS = tuple(ARROWS)
 TOPS = {room.split("/")[0] for room in ROOMS}

@@ -1,0 +1,134 @@
+"""The attempts of a run in a container or a job: `accelerate launch train.py`, until it is done.
+
+    python -m cloud.attempts --restarts 20 --config_file accelerate_configs/cpu.yaml train.py ...
+
+What `accelerate launch` does not do by itself: its exit code is the run's own, and a SIGTERM that
+reaches only this process, as a container's first one, reaches the run, which this process outlives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from training.exits import (
+    EXIT_AGAIN,
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_TERMINATED,
+    EXIT_USER_MISTAKE,
+)
+
+RUN_DIR = Path("out/run")
+FINAL = (EXIT_DONE, EXIT_USER_MISTAKE, EXIT_INTERRUPTED, EXIT_TERMINATED)
+"""Codes after which another attempt would do nothing, fail again, or not be wanted."""
+LONGEST_DELAY_SECONDS = 300.0
+
+
+class Attempts:
+    """Runs a command again until it is done, fails for good, or is stopped by a signal."""
+
+    def __init__(self, command: Sequence[str], run_dir: Path) -> None:
+        self._command, self._run_dir = command, run_dir
+        self._launcher: subprocess.Popen[bytes] | None = None
+        self._stopped = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            signal.signal(number, self._forward)
+
+    def run(self, most: int, final: Sequence[int], first_delay_seconds: float = 5.0) -> int:
+        """The exit code of the last attempt.
+
+        That is one with a code of `final`, or the last of `most` restarts in a row that brought no
+        new snapshot. The delay before the next one doubles with each of these.
+        """
+        fruitless, before = 0, self._newest_snapshot()
+        while True:
+            code, newest = self._attempt(), self._newest_snapshot()
+            fruitless, before = (fruitless + 1 if newest == before else 0), newest
+            if most == 0 or code in final or self._stopped.is_set():
+                return code
+            if fruitless > most:
+                print(f"exit code {code}: given up after {most} restarts without a new snapshot")
+                return code
+            delay = min(first_delay_seconds * 2 ** min(fruitless, 10), LONGEST_DELAY_SECONDS)
+            print(f"exit code {code}: the next attempt in {delay:.0f} s", flush=True)
+            if self._stopped.wait(delay):
+                return code
+
+    def _attempt(self) -> int:
+        code_file = self._run_dir / "exit_code"
+        self._run_dir.mkdir(parents=True, exist_ok=True)  # else a mistake leaves no code there
+        code_file.unlink(missing_ok=True)
+        self._launcher = subprocess.Popen(self._command)
+        if self._stopped.is_set():  # since the attempt before
+            self._launcher.terminate()
+        status = self._launcher.wait()
+        with suppress(OSError, ValueError):
+            return int(code_file.read_text())
+        return status if status >= 0 else 128 - status  # as a shell has it
+
+    def _newest_snapshot(self) -> str:
+        return max((path.name for path in self._run_dir.glob("snapshots/step-*")), default="")
+
+    def _forward(self, number: int, _: object) -> None:
+        """To the processes that train: a launcher of one process would die and leave it alone."""
+        if number != signal.SIGUSR1:  # which asks for another attempt
+            self._stopped.set()
+        if self._launcher is None or (number == signal.SIGINT and sys.stdin.isatty()):
+            return  # a terminal sends Ctrl-C to all of its processes itself
+        with suppress(psutil.Error):
+            launcher = psutil.Process(self._launcher.pid)
+            for process in launcher.children() or [launcher]:
+                with suppress(psutil.Error):
+                    process.send_signal(number)
+
+
+def parse(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The options of this command, and those of `accelerate launch`. Exits with 2 at a mistake."""
+    parser = argparse.ArgumentParser(
+        prog="python -m cloud.attempts",
+        usage="%(prog)s [options] [options of accelerate launch] train.py key=value ...",
+        description="The attempts of a run, whose exit code is the last one's.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="start it again until N restarts in a row have brought no new snapshot (default: 0)",
+    )
+    parser.add_argument(
+        "--again-elsewhere",
+        action="store_true",
+        help=f"not after exit code {EXIT_AGAIN}: what started this has another machine for that",
+    )
+    options, launch = parser.parse_known_args(words)
+    if "train.py" not in launch:
+        parser.error("train.py is missing after the options of accelerate launch")
+    if options.restarts < 0:
+        parser.error(f"--restarts {options.restarts}: must be at least 0")
+    return options, launch
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the attempts; the exit code of the last one."""
+    options, launch = parse(words)
+    given = [word.removeprefix("run.dir=") for word in launch if word.startswith("run.dir=")]
+    if not given:
+        launch.append(f"run.dir={RUN_DIR}")
+    command = [sys.executable, "-m", "accelerate.commands.launch", *launch]
+    final = (*FINAL, EXIT_AGAIN) if options.again_elsewhere else FINAL
+    return Attempts(command, Path(given[-1]) if given else RUN_DIR).run(options.restarts, final)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
