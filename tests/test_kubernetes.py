@@ -1,0 +1,194 @@
+"""The manifests of cloud/kubernetes: the API's own schemas, and the run's exit codes and times."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import images
+import runs
+from cloud.attempts import parse
+from config.compose import load_config
+from config.schema import RunConfig
+from training import exits
+
+FOLDER = runs.ROOT / "cloud" / "kubernetes"
+PACKAGES = ("kubernetes-validate==1.37.0", "kubeflow-trainer-api==2.3.0")
+VERSIONS = ("1.31", "1.34", "1.37")
+"""Of Kubernetes: the oldest that the manifests name, and newer ones."""
+
+# What validates a JobSet strictly. Quantities are an object in this package: taken out before.
+CHECK_JOBSET = """
+import json, sys
+from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
+JobsetV1alpha2JobSet.model_validate(json.load(sys.stdin), extra="forbid")
+"""
+
+
+def manifest(name: str) -> dict:
+    return yaml.safe_load((FOLDER / name).read_text())
+
+
+def job_of(name: str) -> dict:
+    """A Job as Kubernetes has it: the one of job.yaml, or what the JobSet makes."""
+    content = manifest(name)
+    if content["kind"] == "Job":
+        return content
+    (replicated,) = content["spec"]["replicatedJobs"]
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": f"{content['metadata']['name']}-{replicated['name']}-0"},
+        **replicated["template"],
+    }
+
+
+def container_of(name: str) -> dict:
+    (container,) = job_of(name)["spec"]["template"]["spec"]["containers"]
+    return container
+
+
+each = pytest.mark.parametrize("name", ["job.yaml", "jobset.yaml"])
+
+
+def rules(name: str) -> list[tuple[str, list[int]]]:
+    """Each rule's action and exit codes, in order; no codes where it is about a condition."""
+    found = []
+    for rule in job_of(name)["spec"]["podFailurePolicy"]["rules"]:
+        about = rule.get("onExitCodes", {"values": [], "containerName": "train", "operator": "In"})
+        assert (about["containerName"], about["operator"]) == (container_of(name)["name"], "In")
+        found.append((rule["action"], about["values"]))
+    return found
+
+
+def test_a_job_fails_at_a_mistake_and_does_not_count_a_stop_or_a_drained_machine():
+    assert rules("job.yaml") == [
+        ("FailJob", [exits.EXIT_USER_MISTAKE]),
+        ("Ignore", [exits.EXIT_AGAIN]),
+        ("Ignore", []),
+    ]
+    *_, drained = job_of("job.yaml")["spec"]["podFailurePolicy"]["rules"]
+    assert drained["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
+    assert job_of("job.yaml")["spec"]["backoffLimit"] > 0
+
+
+def test_all_machines_of_a_set_start_again_unless_one_has_a_mistake():
+    assert rules("jobset.yaml") == [("FailJob", [exits.EXIT_USER_MISTAKE])]
+    assert job_of("jobset.yaml")["spec"]["backoffLimit"] == 0
+    policy = manifest("jobset.yaml")["spec"]["failurePolicy"]
+    (rule,) = policy["rules"]
+    assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
+    assert policy["maxRestarts"] > 0
+
+
+@each
+def test_an_attempt_has_time_to_stop_and_is_alone_with_its_repo(name):
+    spec = job_of(name)["spec"]
+    assert spec["template"]["spec"]["terminationGracePeriodSeconds"] > RunConfig().grace_seconds
+    assert spec["podReplacementPolicy"] == "Failed"
+    assert spec["template"]["spec"]["restartPolicy"] == "Never"
+
+
+@each
+def test_the_arguments_are_those_of_the_attempts(name):
+    options, launch = parse(container_of(name)["args"])
+    assert options.restarts == 0  # Kubernetes does that
+    at = launch.index("train.py")
+    config = load_config(launch[at + 1 :])
+    assert config.hub.repo_id == "me/run"
+    (file,) = (word for word in launch[:at] if word.startswith("--config_file="))
+    assert (runs.ROOT / file.removeprefix("--config_file=")).is_file()
+
+
+@each
+def test_the_token_comes_from_a_secret_and_the_user_is_the_image_s(name):
+    variables = {one["name"]: one["valueFrom"] for one in container_of(name)["env"]}
+    assert variables["HF_TOKEN"]["secretKeyRef"] == {"name": "hf-token", "key": "token"}
+    made = "kubectl create secret generic hf-token --from-literal=token=$HF_TOKEN"
+    assert made in (FOLDER / name).read_text()
+    user = job_of(name)["spec"]["template"]["spec"]["securityContext"]["runAsUser"]
+    assert f"useradd --create-home --uid {user} " in (FOLDER.parent / "Dockerfile").read_text()
+
+
+def test_a_job_s_probes_are_the_image_s_health_check():
+    container = container_of("job.yaml")
+    check = ["sh", "-c", images.read(FOLDER.parent / "Dockerfile").health]
+    assert container["livenessProbe"]["exec"]["command"] == check
+    start = container["startupProbe"]
+    assert start["exec"]["command"] == check
+    assert start["periodSeconds"] * start["failureThreshold"] >= RunConfig().start_timeout_seconds
+
+
+def test_the_machines_of_a_set_meet_at_the_first_one():
+    content, spec = manifest("jobset.yaml"), job_of("jobset.yaml")["spec"]
+    args = dict(word.split("=", 1) for word in container_of("jobset.yaml")["args"] if "=" in word)
+    set_name = content["metadata"]["name"]
+    first = f"{set_name}-{content['spec']['replicatedJobs'][0]['name']}-0-0.{set_name}"
+    assert args["--main_process_ip"] == first
+    assert content["spec"]["network"]["enableDNSHostnames"]
+    (port,) = container_of("jobset.yaml")["ports"]
+    assert int(args["--main_process_port"]) == port["containerPort"]
+    machines, gpus = (
+        int(args["--num_machines"]),
+        container_of("jobset.yaml")["resources"]["limits"]["nvidia.com/gpu"],
+    )
+    assert (spec["completions"], spec["parallelism"]) == (machines, machines)
+    assert int(args["--num_processes"]) == machines * gpus
+    assert args["--machine_rank"] == "$(MACHINE_RANK)"
+    (rank,) = (one for one in container_of("jobset.yaml")["env"] if one["name"] == "MACHINE_RANK")
+    index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    assert rank["valueFrom"]["fieldRef"]["fieldPath"] == index
+    assert spec["completionMode"] == "Indexed"
+
+
+@pytest.fixture(scope="module")
+def validators(tmp_path_factory) -> Path:
+    """The Python of an environment that has the schemas: a hundred megabytes, for this alone."""
+    folder = tmp_path_factory.mktemp("validators")
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    pip = [str(folder / "bin" / "pip"), "install", "--quiet", *PACKAGES]
+    installed = subprocess.run(pip, capture_output=True, text=True, check=False)
+    if installed.returncode != 0:
+        pytest.skip(f"no package index: {installed.stderr[-200:]}")
+    return folder / "bin" / "python"
+
+
+def checked(python: Path, *words: str, content: dict | None = None) -> subprocess.CompletedProcess:
+    given = None if content is None else json.dumps(content)
+    command = [str(python), *words]
+    return subprocess.run(command, input=given, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", VERSIONS)
+@each
+def test_kubernetes_takes_the_jobs_as_they_are(validators, tmp_path, name, version):
+    file = tmp_path / name
+    program = [str(validators.parent / "kubernetes-validate"), "--strict", "-k", version, str(file)]
+
+    def accepts(job: dict) -> bool:
+        file.write_text(json.dumps(job))
+        result = subprocess.run(program, capture_output=True, text=True, check=False)
+        return result.returncode == 0
+
+    job = job_of(name)
+    assert accepts(job)
+    job["spec"]["backofLimit"] = 1
+    assert not accepts(job)
+
+
+@pytest.mark.slow
+def test_the_controller_takes_the_set_as_it_is(validators):
+    content = manifest("jobset.yaml")
+    pods = content["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    del pods["containers"][0]["resources"], pods["volumes"][0]["emptyDir"]["sizeLimit"]
+    good = checked(validators, "-c", CHECK_JOBSET, content=content)
+    assert good.returncode == 0, good.stderr
+    content["spec"]["failurePolicy"]["maxRestart"] = 1
+    bad = checked(validators, "-c", CHECK_JOBSET, content=content)
+    assert "maxRestart" in bad.stderr
