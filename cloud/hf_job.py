@@ -1,0 +1,76 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "torch==2.13.0",
+#     "accelerate>=1.15,<2",
+#     "datasets>=5.2,<6",
+#     "filelock>=3.30",
+#     "hf-xet>=1.6,<2; platform_machine in 'x86_64 amd64 AMD64 arm64 ARM64 aarch64'",
+#     "httpx2>=2.0,<3",
+#     "huggingface_hub>=2.4,<3",
+#     "hydra-core>=1.3.2,<1.4",
+#     "matplotlib>=3.9,<4",
+#     "numpy>=2.0,<3",
+#     "omegaconf>=2.3,<2.4",
+#     "psutil>=6,<8",
+#     "pyarrow>=21",
+#     "safetensors>=0.8,<0.9",
+#     "tokenizers>=0.23,<0.24",
+#     "tqdm>=4.66,<5",
+# ]
+# ///
+"""A run as a Hugging Face Job, which needs nothing but the repo that it writes to.
+
+    git archive --output code.tar.gz HEAD
+    hf jobs uv run --flavor a10g-small --timeout 12h --attempts 10 --secrets HF_TOKEN \\
+        cloud/hf_job.py code.tar.gz hub.repo_id=me/run
+
+The client sends both files along. The dependencies are those of requirements.txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+CONFIG = "accelerate_configs/single_gpu.yaml"
+RESTARTS = 20
+"""Of the processes on this machine. Another machine is an attempt of the Job: --attempts."""
+
+
+def command(words: Sequence[str]) -> tuple[Path, list[str]]:
+    """The archive, and the words for `cloud.attempts` in it."""
+    parser = argparse.ArgumentParser(
+        usage="%(prog)s CODE [--config_file FILE] [--option=value of accelerate launch] "
+        "key=value ...",
+        description="Train as a Hugging Face Job.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("code", type=Path, metavar="CODE", help="what git archive has written")
+    parser.add_argument("--config_file", default=CONFIG, help=f"of accelerate ({CONFIG})")
+    given, rest = parser.parse_known_args(words)
+    if not given.code.is_file():
+        parser.error(f"{given.code}: no such file. git archive --output code.tar.gz HEAD makes it")
+    launch = [word for word in rest if word.startswith("-")]
+    keys = [word for word in rest if not word.startswith("-")]
+    options = ["--restarts", str(RESTARTS), "--config_file", given.config_file, *launch]
+    return given.code, [*options, "train.py", *keys]
+
+
+def main(words: Sequence[str]) -> None:
+    """Unpack the code, and become the attempts of the run: signals and exit code are theirs."""
+    archive, attempts = command(words)
+    folder = tempfile.mkdtemp(prefix="code-")
+    with tarfile.open(archive) as opened:
+        opened.extractall(folder, filter="data")
+    os.chdir(folder)
+    os.execv(sys.executable, [sys.executable, "-m", "cloud.attempts", *attempts])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,95 @@
+"""cloud/hf_job.py, with a stand-in for the Jobs that runs it on one empty disk after another."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import sys
+import tarfile
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import hubs
+import images
+import runs
+from cloud.attempts import parse
+from cloud.hf_job import command
+from config.compose import load_config
+from training import exits
+
+SCRIPT = runs.ROOT / "cloud" / "hf_job.py"
+STEPS = 30
+"""As many as `finished_run` has, which is the run without a disturbance."""
+
+
+@pytest.fixture
+def archive(tmp_path) -> Path:
+    """What git archive writes, of the files as they are now."""
+    path = tmp_path / "code.tar.gz"
+    with tarfile.open(path, "w:gz") as opened:
+        for name in images.sent():
+            opened.add(runs.ROOT / name, arcname=name)
+    return path
+
+
+def test_the_dependencies_of_the_script_are_those_of_requirements_txt():
+    block = re.search(r"^# /// script\n(.*?)^# ///$", SCRIPT.read_text(), re.DOTALL | re.MULTILINE)
+    header = tomllib.loads(re.sub(r"^# ?", "", block[1], flags=re.MULTILINE))
+    listed = (runs.ROOT / "requirements.txt").read_text().replace('"', "'").splitlines()
+    assert header["dependencies"] == [line for line in listed if not line.startswith("#")]
+    project = tomllib.loads((runs.ROOT / "pyproject.toml").read_text())["project"]
+    assert header["requires-python"] == project["requires-python"]
+
+
+def test_options_go_to_the_launcher_and_keys_to_train_py(archive):
+    words = [str(archive), "--num_processes=4", "hub.repo_id=me/run", "model=gpt2"]
+    code, attempts = command(["--config_file", "accelerate_configs/ddp.yaml", *words])
+    options, launch = parse(attempts)
+    assert code == archive
+    assert options.restarts > 0
+    assert not options.again_elsewhere  # the processes start again on this machine
+    at = launch.index("train.py")
+    assert launch[:at] == ["--config_file", "accelerate_configs/ddp.yaml", "--num_processes=4"]
+    assert load_config(launch[at + 1 :]).model.n_embd == 768
+
+
+def test_an_archive_that_is_not_there_is_a_mistake_with_its_remedy(capsys):
+    with pytest.raises(SystemExit) as raised:
+        command(["none.tar.gz", "hub.repo_id=me/run"])
+    assert raised.value.code == exits.EXIT_USER_MISTAKE
+    assert "none.tar.gz: no such file. git archive" in capsys.readouterr().err
+
+
+@pytest.mark.thorough
+def test_a_job_that_is_killed_resumes_on_an_empty_disk_with_the_same_bits(
+    small, finished_run, archive, hub, tmp_path
+):
+    config = runs.rehearsal("cpu.yaml", tmp_path, 1)  # in the float32 of finished_run
+    keys = hubs.words(Path("out/run"), *small, "model.dropout=0.1")
+    words = [sys.executable, str(SCRIPT), str(archive), "--config_file", str(config), *keys]
+
+    def disk(number: int) -> dict[str, str]:
+        """Where the Job's number'th attempt has its files; all are removed with their machine."""
+        (tmp_path / f"disk-{number}").mkdir()
+        return {"TMPDIR": str(tmp_path / f"disk-{number}"), **hub.environment()}
+
+    # The last snapshot does not come through before the machine is lost.
+    hub.fault("commit", "hang", after=1, times=None)
+    with runs.started(words, tmp_path / "1", forked=False, session=True, **disk(1)) as process:
+        hub.wait_for(lambda: hubs.step_of(hub) >= 10, 120)
+        os.killpg(process.pid, signal.SIGKILL)
+        assert process.wait(10) == -signal.SIGKILL
+    hub.clear_faults()
+    assert hubs.step_of(hub) < STEPS
+    shutil.rmtree(tmp_path / "disk-1")
+    second = runs.run(words, forked=False, **disk(2))
+    assert second.returncode == exits.EXIT_DONE, second.stderr
+    assert f"fetched from {hubs.REPO}@" in second.stdout
+    assert hubs.step_of(hub) == STEPS
+    (run_dir,) = (tmp_path / "disk-2").glob("code-*/out/run")
+    runs.assert_same_bits(runs.snapshot(finished_run, STEPS), runs.snapshot(run_dir, STEPS))
+    hubs.assert_always_whole(hub)

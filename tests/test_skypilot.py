@@ -1,0 +1,128 @@
+"""cloud/skypilot.yaml: SkyPilot's own parser, and its commands on machines that are one."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import runs
+from cloud.attempts import parse
+from config.compose import load_config
+from training import exits
+
+FILE = runs.ROOT / "cloud" / "skypilot.yaml"
+PACKAGE = "skypilot==0.14.1"
+PARSE = """
+import json, sys, yaml
+import sky
+task = sky.Task.from_yaml_config(
+    yaml.safe_load(sys.stdin),
+    env_overrides=[("REPO", "me/run")],
+    secrets_overrides=[("HF_TOKEN", "hf_secret")],
+)
+(one,) = task.resources
+print(json.dumps([one.use_spot, one.accelerators, one.job_recovery, repr(task.secrets)]))
+"""
+
+
+def machine(home: Path, python: str, rank: int, **changes: str) -> list[str]:
+    """The file's `run` on one of two machines, where `~/train` has this Python."""
+    program = home / "train" / "bin" / "python"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    program.write_text(f'#!/bin/sh\nexec {python} "$@"\n')
+    program.chmod(0o755)
+    given = {
+        **{name: str(value) for name, value in yaml.safe_load(FILE.read_text())["envs"].items()},
+        "HOME": str(home),
+        "REPO": "me/run",
+        "SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.2",
+        "SKYPILOT_NODE_RANK": str(rank),
+        "SKYPILOT_NUM_GPUS_PER_NODE": "1",
+        "SKYPILOT_NUM_NODES": "2",
+        **changes,
+    }
+    script = yaml.safe_load(FILE.read_text())["run"]
+    return ["env", *(f"{name}={value}" for name, value in given.items()), "bash", "-c", script]
+
+
+def test_each_machine_starts_the_attempts_with_its_rank(tmp_path):
+    shows = f"{sys.executable} -c 'import json, sys; print(json.dumps(sys.argv[1:]))'"
+    words = machine(tmp_path, shows, rank=1, WORDS="model=gpt2 train.max_steps=5")
+    shown = subprocess.run(words, capture_output=True, text=True, check=True)
+    module, name, *arguments = json.loads(shown.stdout)
+    assert (module, name) == ("-m", "cloud.attempts")
+    options, launch = parse(arguments)
+    assert options.restarts > 0
+    at = launch.index("train.py")
+    given = dict(zip(launch[:at:2], launch[1:at:2], strict=True))
+    assert (runs.ROOT / given["--config_file"]).is_file()
+    assert given["--machine_rank"] == "1"
+    assert given["--num_machines"] == given["--num_processes"] == "2"
+    assert given["--main_process_ip"] == "127.0.0.1"
+    config = load_config(launch[at + 1 :])
+    assert (config.hub.repo_id, config.train.max_steps) == ("me/run", 5)
+
+
+def test_skypilot_takes_another_machine_after_75_and_no_other_code():
+    recovery = yaml.safe_load(FILE.read_text())["resources"]["job_recovery"]
+    assert recovery == {"recover_on_exit_codes": [exits.EXIT_AGAIN], "max_restarts_on_errors": 0}
+    assert "--again-elsewhere" in yaml.safe_load(FILE.read_text())["run"]
+
+
+@pytest.mark.thorough
+def test_two_machines_train_with_these_commands(small, tmp_path, hub):
+    config = runs.rehearsal("ddp_multinode.yaml", tmp_path, 1, num_machines=2, num_processes=2)
+    port = re.search(r"--main_process_port=(\d+)", " ".join(runs.launch_command(config)))
+    both = []
+    for rank in (0, 1):
+        keys = " ".join([*small, "train.max_steps=20", f"run.dir={tmp_path / str(rank)}"])
+        home = tmp_path / f"home-{rank}"
+        words = machine(home, sys.executable, rank, CONFIG=str(config), WORDS=keys)
+        both.append([word.replace("29500", port[1]) for word in words])
+    with (
+        runs.started(both[0], tmp_path / "said-0", forked=False, **hub.environment()) as first,
+        runs.started(both[1], tmp_path / "said-1", forked=False, **hub.environment()) as second,
+    ):
+        codes = [process.wait(120) for process in (first, second)]
+    said = [(tmp_path / f"said-{rank}").read_text() for rank in (0, 1)]
+    assert codes == [exits.EXIT_DONE, exits.EXIT_DONE], said
+    assert "machine   2 processes" in said[0]
+    assert runs.newest_step(tmp_path / "0") == 20
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_skypilot_parses_the_task(tmp_path):
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
+    pip = [str(tmp_path / "venv" / "bin" / "pip"), "install", "--quiet", PACKAGE]
+    installed = subprocess.run(pip, capture_output=True, text=True, check=False)
+    if installed.returncode != 0:
+        pytest.skip(f"no package index: {installed.stderr[-200:]}")
+
+    def parsed(content: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [str(tmp_path / "venv" / "bin" / "python"), "-c", PARSE],
+            input=content,
+            env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+            cwd=runs.ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    result = parsed(FILE.read_text())
+    assert result.returncode == 0, result.stderr
+    spot, accelerators, recovery, secrets = json.loads(result.stdout.splitlines()[-1])
+    assert spot
+    assert accelerators == {"L4": 1}
+    assert recovery["recover_on_exit_codes"] == [exits.EXIT_AGAIN]
+    assert "hf_secret" not in secrets
+    wrong = parsed(FILE.read_text().replace("use_spot", "use_spots"))
+    assert wrong.returncode != 0
+    assert "use_spots" in wrong.stderr
