@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
@@ -31,15 +30,10 @@ print(json.dumps([one.use_spot, one.accelerators, one.job_recovery, repr(task.se
 """
 
 
-def machine(home: Path, python: str, rank: int, **changes: str) -> list[str]:
-    """The file's `run` on one of two machines, where `~/train` has this Python."""
-    program = home / "train" / "bin" / "python"
-    program.parent.mkdir(parents=True, exist_ok=True)
-    program.write_text(f'#!/bin/sh\nexec {python} "$@"\n')
-    program.chmod(0o755)
+def machine(rank: int, python: str = sys.executable, **changes: str) -> list[str]:
+    """The file's `run` on one of two machines, with a Python in the place of .venv's."""
     given = {
         **{name: str(value) for name, value in yaml.safe_load(FILE.read_text())["envs"].items()},
-        "HOME": str(home),
         "REPO": "me/run",
         "SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.2",
         "SKYPILOT_NODE_RANK": str(rank),
@@ -47,13 +41,13 @@ def machine(home: Path, python: str, rank: int, **changes: str) -> list[str]:
         "SKYPILOT_NUM_NODES": "2",
         **changes,
     }
-    script = yaml.safe_load(FILE.read_text())["run"]
+    script = yaml.safe_load(FILE.read_text())["run"].replace(".venv/bin/python", python)
     return ["env", *(f"{name}={value}" for name, value in given.items()), "bash", "-c", script]
 
 
-def test_each_machine_starts_the_attempts_with_its_rank(tmp_path):
+def test_each_machine_starts_the_attempts_with_its_rank():
     shows = f"{sys.executable} -c 'import json, sys; print(json.dumps(sys.argv[1:]))'"
-    words = machine(tmp_path, shows, rank=1, WORDS="model=gpt2 train.max_steps=5")
+    words = machine(1, shows, WORDS="model=gpt2 train.max_steps=5")
     shown = subprocess.run(words, capture_output=True, text=True, check=True)
     module, name, *arguments = json.loads(shown.stdout)
     assert (module, name) == ("-m", "cloud.attempts")
@@ -82,8 +76,7 @@ def test_two_machines_train_with_these_commands(small, tmp_path, hub):
     both = []
     for rank in (0, 1):
         keys = " ".join([*small, "train.max_steps=20", f"run.dir={tmp_path / str(rank)}"])
-        home = tmp_path / f"home-{rank}"
-        words = machine(home, sys.executable, rank, CONFIG=str(config), WORDS=keys)
+        words = machine(rank, CONFIG=str(config), WORDS=keys)
         both.append([word.replace("29500", port[1]) for word in words])
     with (
         runs.started(both[0], tmp_path / "said-0", forked=False, **hub.environment()) as first,
