@@ -14,6 +14,7 @@ CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 DOCS = ROOT / "docs"
 PAGES = (README, CONTRIBUTING, ROOT / "slurm" / "README.md", *sorted(DOCS.glob("*.md")))
 PROGRAMS = ("accelerate", "python", "pytest", "pip", "hf", "sbatch", "ruff", "mypy")
+PROGRAMS += ("docker", "git", "kubectl", "sky", "uv")
 
 
 @dataclass(frozen=True)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import re
+import shlex
+import tomllib
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import yaml
+from huggingface_hub.cli.jobs import uv_app
+from test_image import CPU_INDEX
 
 import evaluate
+import images
 import pages
 import plan
 import sample
+from cloud import attempts, hf_job
 from config.compose import all_keys, load_config
 from config.help import PRESETS, markdown
 from pages import CONTRIBUTING, DOCS, PAGES, README, Command, inline_code, text_of
@@ -124,6 +130,104 @@ def read_sbatch(command: Command) -> None:
     load_config(words[words.index(script) + 1 :])
 
 
+def read_attempts(words: list[str]) -> None:
+    """What a container is given, for `python -m cloud.attempts`."""
+    _, launch = attempts.parse(words)
+    at = launch.index("train.py")
+    options = dict(zip(launch[:at:2], launch[1:at:2], strict=True))
+    assert (ROOT / options["--config_file"]).is_file()
+    load_config(launch[at + 1 :])
+
+
+def read_docker(command: Command) -> None:
+    words = command.words[1:]
+    image = images.read(ROOT / "cloud" / "Dockerfile")
+    tag = "accelerate-gpt"
+    if words[0] == "build":
+        options = dict(zip(words[1:-1:2], words[2:-1:2], strict=True))
+        assert options.pop("--file") == "cloud/Dockerfile"
+        assert options.pop("--tag") == tag
+        argument, _, value = options.pop("--build-arg", "TORCH_INDEX=").partition("=")
+        assert argument in image.arguments
+        assert value in ("", CPU_INDEX)
+        assert (options, words[-1]) == ({}, ".")
+    elif words[0] == "run":
+        at = words.index(tag)
+        with_value = {"--gpus": "all", "--shm-size": "4g", "--stop-timeout": "40"}
+        with_value["--env"] = "HF_TOKEN"
+        given = iter(words[1:at])
+        for option in given:
+            assert option == "--rm" or next(given) == with_value[option]
+        if words[at + 1 :] != ["..."]:
+            read_attempts(words[at + 1 :])
+    else:
+        assert words in (["stop"], ["buildx", "imagetools", "inspect", image.base])
+
+
+def read_kubectl(command: Command) -> None:
+    words = command.words[1:]
+    if words[:2] == ["apply", "-f"]:
+        assert yaml.safe_load((ROOT / words[2]).read_text())["kind"] in ("Job", "JobSet")
+    else:  # test_kubernetes.py compares it with what the manifests expect
+        assert words[:3] == ["create", "secret", "generic"]
+
+
+def read_sky(command: Command) -> None:
+    words = command.words[1:]
+    assert words[:2] == ["jobs", "launch"]
+    task = yaml.safe_load((ROOT / words[2]).read_text())
+    given = [word for word in words[3:] if word != "..."]
+    for option, value in zip(given[::2], given[1::2], strict=True):
+        name, _, content = value.partition("=")
+        if option == "--env":
+            assert name in task["envs"]
+            load_config(content.split() if name == "WORDS" else [])
+        elif option == "--secret":
+            assert name in task["secrets"]
+        else:
+            assert (option, int(value)) == ("--num-nodes", 2)
+
+
+def read_hf(command: Command) -> None:
+    """`hf jobs` is read by the client's own parser; what a script is given, by the script's."""
+    words = command.words[1:]
+    if words[:3] != ["jobs", "uv", "run"] or "..." in words:
+        assert words[:2] in (["auth", "login"], ["jobs", "uv"])
+        return
+    given = uv_app.commands["run"].make_context("run", words[3:]).params
+    assert given["script"] == "cloud/hf_job.py"
+    assert given["secrets"] == ["HF_TOKEN"]
+    assert given["attempts"] > 1
+    code, *arguments = given["script_args"]
+    assert code == "code.tar.gz"
+    _, launch = attempts.parse(hf_job.command([str(ROOT / "train.py"), *arguments])[1])
+    at = launch.index("train.py")
+    assert (ROOT / launch[launch.index("--config_file") + 1]).is_file()
+    load_config(launch[at + 1 :])
+
+
+def read_git(command: Command) -> None:
+    assert command.words == ["git", "archive", "--output", "code.tar.gz", "HEAD"]
+
+
+def read_uv(command: Command) -> None:
+    words = command.words[1:]
+    if words[0] == "run":
+        groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+        rest = words[1:]
+        while rest[0].startswith("-"):
+            taken = 2 if rest[0] == "--group" else 1
+            assert rest[0] == "--no-sync" or rest[1] in groups
+            rest = rest[taken:]
+        inside = Command(command.page, shlex.join(rest))
+        READERS[rest[0]](inside)
+    elif words[:2] == ["pip", "install"]:
+        assert words[2:4] == ["--torch-backend", "cpu"]
+        read_pip(Command(command.page, shlex.join(["pip", "install", *words[4:]])))
+    else:
+        assert words in (["venv"], ["lock"])
+
+
 def read_lm_eval(command: Command) -> None:
     """Another package: only the form of its arguments is known here."""
     words = command.words[1:]
@@ -140,7 +244,12 @@ READERS = {
     "pytest": read_pytest,
     "pip": read_pip,
     "sbatch": read_sbatch,
-    "hf": lambda command: None,
+    "docker": read_docker,
+    "git": read_git,
+    "hf": read_hf,
+    "kubectl": read_kubectl,
+    "sky": read_sky,
+    "uv": read_uv,
     "ruff": lambda command: None,
     "mypy": lambda command: None,
 }
