@@ -22,6 +22,7 @@ import psutil
 from training.exits import (
     EXIT_AGAIN,
     EXIT_DONE,
+    EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
     EXIT_USER_MISTAKE,
@@ -39,7 +40,7 @@ class Attempts:
     def __init__(self, command: Sequence[str], run_dir: Path) -> None:
         self._command, self._run_dir = command, run_dir
         self._launcher: subprocess.Popen[bytes] | None = None
-        self._stopped = threading.Event()
+        self._stopped, self._cause = threading.Event(), 0
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, self._forward)
 
@@ -73,7 +74,9 @@ class Attempts:
         status = self._launcher.wait()
         with suppress(OSError, ValueError):
             return int(code_file.read_text())
-        return status if status >= 0 else 128 - status  # as a shell has it
+        if self._stopped.is_set():  # before the run could leave a code
+            return 128 + self._cause  # as a shell has it
+        return status if status >= 0 else EXIT_FAILED
 
     def _newest_snapshot(self) -> str:
         return max((path.name for path in self._run_dir.glob("snapshots/step-*")), default="")
@@ -81,8 +84,11 @@ class Attempts:
     def _forward(self, number: int, _: object) -> None:
         """To the processes that train: a launcher of one process would die and leave it alone."""
         if number != signal.SIGUSR1:  # which asks for another attempt
+            self._cause = number
             self._stopped.set()
-        if self._launcher is None or (number == signal.SIGINT and sys.stdin.isatty()):
+        if self._launcher is None or self._launcher.returncode is not None:
+            return
+        if number == signal.SIGINT and sys.stdin.isatty():
             return  # a terminal sends Ctrl-C to all of its processes itself
         with suppress(psutil.Error):
             launcher = psutil.Process(self._launcher.pid)

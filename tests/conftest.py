@@ -25,6 +25,7 @@ from loopback_hub import LoopbackHub
 # The subject of a file's tests, by the beginnings of its name.
 SUBJECTS = {
     "hub": (
+        "test_hf_job",
         "test_hub_",
         "test_loopback_",
         "test_promise_buckets",
@@ -36,7 +37,7 @@ SUBJECTS = {
         "test_uploading",
         "test_xet",
     ),
-    "signals": ("test_promise_signals", "test_signals"),
+    "signals": ("test_attempts", "test_promise_signals", "test_signals"),
     "slurm": ("test_slurm",),
     "network": ("test_hosts", "test_promise_machines"),
     "gpu": ("test_gpu",),
@@ -63,6 +64,7 @@ LONGEST = [
         "preload",
         "promise_wrong_input",
         "promise_kill",
+        "attempts",
         "distribution",
         "config",
         "hub_servers",

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 import runs
@@ -70,6 +71,19 @@ def test_the_code_of_an_attempt_before_is_not_taken_for_this_one_s(handlers, tmp
     assert Attempts(command, tmp_path).run(0, ()) == exits.EXIT_FAILED
 
 
+def test_a_signal_between_two_attempts_prevents_the_next(tmp_path):
+    code = (
+        "import pathlib, sys; from cloud.attempts import Attempts;"
+        "failing = Attempts([sys.executable, '-c', 'sys.exit(1)'], pathlib.Path(sys.argv[1]));"
+        "sys.exit(failing.run(5, (), first_delay_seconds=1000))"
+    )
+    words = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(words, cwd=runs.ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert "the next attempt in 300 s" in process.stdout.readline()
+        process.terminate()
+        assert process.wait(20) == exits.EXIT_FAILED
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -85,7 +99,7 @@ def test_wrong_options_are_refused_with_a_sentence(words, sentence, capsys):
 
 
 def test_a_mistake_has_its_own_exit_code_and_is_not_tried_again(tmp_path):
-    words = [*MODULE, "--restarts", "5", *CPU, f"run.dir={tmp_path}", "train.max_stepz=5"]
+    words = [*MODULE, "--restarts", "5", *CPU, f"run.dir={tmp_path / 'new'}", "train.max_stepz=5"]
     result = subprocess.run(words, cwd=runs.ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == exits.EXIT_USER_MISTAKE, result.stderr
     assert "train.max_stepz" in result.stderr
@@ -104,6 +118,18 @@ def test_a_signal_to_the_first_process_alone_stops_the_run_with_a_snapshot(
     small, tmp_path, number, code
 ):
     stops_with_a_snapshot(small, tmp_path, number, code, CPU)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("starting", ["launcher", "train.py"])
+def test_a_signal_during_the_start_ends_it_with_the_code_of_the_signal(small, tmp_path, starting):
+    words = [*MODULE, "--restarts", "5", *CPU, *small, f"run.dir={tmp_path}"]
+    with runs.started(words, into=tmp_path / "said", forked=False) as process:
+        attempts = psutil.Process(process.pid)
+        deep = 1 if starting == "launcher" else 2
+        runs.wait_until(lambda: len(attempts.children(recursive=True)) == deep, process)
+        process.terminate()
+        assert process.wait(30) == exits.EXIT_TERMINATED, (tmp_path / "said").read_text()
 
 
 @pytest.mark.thorough
