@@ -77,7 +77,9 @@ def instructions(path: Path) -> list[tuple[str, str]]:
     return [(line.split(" ", 1)[0], line.split(" ", 1)[1]) for line in joined.split("\n") if line]
 
 
-def read(path: Path, folder: Path = Path("/nowhere"), build: bool = False, **arguments: str):
+def read(
+    path: Path, folder: Path = Path("/nowhere"), build: bool = False, **arguments: str
+) -> Image:
     """The image of a Dockerfile; with `build`, its RUN and COPY are executed in the folder."""
     image = Image(folder, arguments)
     for name, words in instructions(path):

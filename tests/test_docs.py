@@ -161,7 +161,7 @@ def read_docker(command: Command) -> None:
         if words[at + 1 :] != ["..."]:
             read_attempts(words[at + 1 :])
     else:
-        assert words in (["stop"], ["buildx", "imagetools", "inspect", image.base])
+        assert words == ["stop"]
 
 
 def read_kubectl(command: Command) -> None:
