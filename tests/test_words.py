@@ -26,8 +26,7 @@ PRIVATE = {
 SCRIPTS = ("train.py", "sample.py", "evaluate.py", "plan.py", "trace.py")
 PATHS = [ROOT / name for name in (*SCRIPTS, "README.md")] + [
     path
-    for room in ("config", "data", "model", "planning", "snapshot", "tracing", "training")
-    for room in ("cloud", "config", "data", "model", "planning", "snapshot", "training")
+    for room in ("cloud", "config", "data", "model", "planning", "snapshot", "tracing", "training")
     for path in sorted((ROOT / room).rglob("*"))
     if path.suffix in (".py", ".yaml")
 ]
