@@ -1,10 +1,12 @@
-"""Inspect snapshots without training.
+"""Inspect and convert snapshots without training.
 
 python -m snapshot list PATH_OR_REPO      list the snapshots, newest first
 python -m snapshot verify PATH_OR_REPO    verify all snapshots of a folder, or the newest of a
                                           repo: hashes, headers, contents
 python -m snapshot merge PATH_OR_REPO FOLDER    write a whole model, where a snapshot holds only
                                                 what was trained (LoRA, snapshot.whole=false)
+python -m snapshot space PATH_OR_REPO --to FOLDER_OR_SPACE    make a page that computes the model
+                                                              in the browser, a static Space
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import TextIO
 
+from data.errors import DataError
 from data.printable import printable
 from snapshot.config_values import value_of
 from snapshot.disk.contents import check_model
@@ -30,6 +33,7 @@ from snapshot.hub.latest import remote_step
 from snapshot.hub.names import named_remote
 from snapshot.hub.remote import Remote
 from snapshot.merge import merge
+from snapshot.space import make_space
 from snapshot.store import fetch_newest, with_retries
 
 BROKEN_PIPE = 141
@@ -38,21 +42,14 @@ BROKEN_PIPE = 141
 
 def main(arguments: list[str]) -> int:
     """Run the command; the exit code: 1 for a snapshot that is not whole, 2 for a user error."""
-    parser = argparse.ArgumentParser(prog="python -m snapshot", description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=("verify", "list", "merge"))
-    parser.add_argument(
-        "source",
-        metavar="PATH_OR_REPO",
-        help="a folder, owner/name[@revision], or hf://buckets/owner/name",
-    )
-    parser.add_argument("folder", nargs="?", help="of merge: the new folder of the whole model")
-    options = parser.parse_args(arguments)
-    if (options.command == "merge") != (options.folder is not None):
-        parser.error("merge needs a FOLDER to write, and the others none")
+    options = parse(arguments)
     try:
         if options.command == "merge":
             named = merge(options.source, Path(options.folder))
             _show(f"merged    {named.name} and its base, in float32: {options.folder}")
+            return 0
+        if options.command == "space":
+            _show(f"space     {make_space(options.source, options.to, options.public)}")
             return 0
         code = _run(options.command, options.source)
         sys.stdout.flush()  # a closed pipe raises here, not while Python exits
@@ -61,11 +58,35 @@ def main(arguments: list[str]) -> int:
         return BROKEN_PIPE
     except KeyboardInterrupt:
         return 130
-    except (SnapshotError, HubError) as error:
+    except (SnapshotError, HubError, DataError) as error:
         return _failed(str(error))
     except OSError as error:
         return _failed(f"{error.filename or 'the output'}: {error.strerror}.")
     return code
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Parse the command line; argparse exits with 2 and a usage line for a mistake."""
+    parser = argparse.ArgumentParser(prog="python -m snapshot", description=__doc__.splitlines()[0])
+    parser.add_argument("command", choices=("verify", "list", "merge", "space"))
+    parser.add_argument(
+        "source",
+        metavar="PATH_OR_REPO",
+        help="a folder, owner/name[@revision], or hf://buckets/owner/name",
+    )
+    parser.add_argument("folder", nargs="?", help="of merge: the new folder of the whole model")
+    parser.add_argument("--to", help="of space: a folder, or owner/name of a Space of the Hub")
+    parser.add_argument(
+        "--public", action="store_true", help="of space: everybody may see it on the Hub"
+    )
+    options = parser.parse_args(arguments)
+    if (options.command == "merge") != (options.folder is not None):
+        parser.error("merge needs a FOLDER to write, and the others none")
+    if (options.command == "space") != (options.to is not None):
+        parser.error("space needs --to FOLDER_OR_SPACE, and the others do not take it")
+    if options.public and options.command != "space":
+        parser.error("--public is for space")
+    return options
 
 
 def _run(command: str, source: str) -> int:

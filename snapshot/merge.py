@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from data.tokenizer import TOKENIZER_FILES
+from model.causal_lm import LanguageModel
 from model.lora import merge_adapters
 from snapshot.disk.architecture import config_json, layout_of
 from snapshot.disk.entries import gathered_tensors, sizes_of, weight_entries
@@ -31,13 +32,21 @@ def merge(source: str, folder: Path) -> NamedModel:
     if folder.exists():
         raise SnapshotError(f"{folder} exists. Name a new folder.")
     model = named.load()
-    if named.reference.lora is not None:
-        merge_adapters(model)
-    entries = weight_entries(layout_of(model), WHOLE)
     with atomic_folder(folder.parent, folder.name) as building:
-        tensors = gathered_tensors({WHOLE: entries}, writer=True)
-        write_tensors(building, WHOLE, sizes_of(entries), tensors, PIECE_BYTES)
-        write_json(building / CONFIG, config_json(named.sizes))
+        write_model(named, model, building, PIECE_BYTES)
         for name in TOKENIZER_FILES:
             shutil.copyfile(named.folder / name, building / name)
     return named
+
+
+def write_model(named: NamedModel, model: LanguageModel, folder: Path, piece_bytes: int) -> None:
+    """Write the weights of a loaded model in float32, in files of such a size, and its config.
+
+    Adapters are merged into the model. Raises OSError if the folder cannot be written.
+    """
+    if named.reference is not None and named.reference.lora is not None:
+        merge_adapters(model)
+    entries = weight_entries(layout_of(model), WHOLE)
+    tensors = gathered_tensors({WHOLE: entries}, writer=True)
+    write_tensors(folder, WHOLE, sizes_of(entries), tensors, piece_bytes)
+    write_json(folder / CONFIG, config_json(named.sizes))

@@ -1,0 +1,63 @@
+"""A static Space on the Hub: a folder of files, uploaded in one commit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from huggingface_hub import (
+    CommitOperationAdd,
+    CommitOperationDelete,
+    HfApi,
+    constants,
+    set_client_factory,
+)
+from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.utils import logging
+
+from snapshot.errors import SnapshotError
+from snapshot.hub.client import OWN_FILES, Operation
+from snapshot.hub.errors import translate_errors
+from snapshot.hub.http import client
+from snapshot.hub.remote import BRANCH
+
+SPACE = "space.json"
+"""The file by which a Space of this project is known."""
+NEW = {"index.html", "style.css"}
+"""What a static Space may hold when it is new."""
+KIND = "space"
+
+
+def upload_space(repo_id: str, folder: Path, private: bool, timeout: float) -> str:
+    """Create or update a Space, so that it holds the files of a folder; returns its address.
+
+    `timeout`: seconds that a request waits for data. Raises SnapshotError for a Space with other
+    files, or that is public where a private one is meant; HubError if the Hub refuses.
+    """
+    set_client_factory(lambda: client(timeout))
+    logging.set_verbosity_error()
+    api = HfApi()
+    address = f"{constants.ENDPOINT}/spaces/{repo_id}"
+    with translate_errors(repo_id, BRANCH):
+        api.create_repo(repo_id, repo_type=KIND, space_sdk="static", private=private, exist_ok=True)
+        is_private = bool(api.repo_info(repo_id, repo_type=KIND).private)
+        tree = list(api.list_repo_tree(repo_id, repo_type=KIND, recursive=True))
+    there = {entry.path for entry in tree if isinstance(entry, RepoFile)}
+    others = sorted(there - OWN_FILES - NEW)
+    if others and SPACE not in there:
+        raise SnapshotError(
+            f"{address} holds {others[0]}, and is no Space that this command made. Name a new one."
+        )
+    if private and not is_private:
+        raise SnapshotError(
+            f"{address} is public. Add --public, or make it private in its settings."
+        )
+    added = sorted(path for path in folder.rglob("*") if path.is_file())
+    paths = {path.relative_to(folder).as_posix(): path for path in added}
+    operations: list[Operation] = [CommitOperationAdd(name, path) for name, path in paths.items()]
+    gone = sorted(there - paths.keys() - OWN_FILES)
+    operations += [CommitOperationDelete(path, is_folder=False) for path in gone]
+    with translate_errors(repo_id, BRANCH):
+        api.create_commit(
+            repo_id, operations, commit_message="Model in the browser", repo_type=KIND
+        )
+    return address

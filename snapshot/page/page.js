@@ -1,0 +1,83 @@
+/** The page: what is typed goes to the worker, and its text is shown as it arrives. */
+
+const element = (id) => document.getElementById(id);
+const [form, prompt, output, status, stop, start] = [
+  "form",
+  "prompt",
+  "output",
+  "status",
+  "stop",
+  "generate",
+].map(element);
+const wanted = new URLSearchParams(location.search).get("device");
+const worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
+
+const answers = {
+  ready({ space, parameters, device }) {
+    document.title = space.title;
+    element("title").textContent = space.title;
+    prompt.value ||= space.beginning;
+    if (space.model) {
+      element("card").href = space.model;
+      element("card").hidden = false;
+    }
+    show(`Ready: ${parameters.toLocaleString("en")} parameters, on the ${device}.`);
+    setBusy(false);
+  },
+  text({ text }) {
+    output.append(text);
+    output.scrollTop = output.scrollHeight;
+  },
+  done({ seconds, device }) {
+    const count = Array.from(output.textContent).length - Array.from(prompt.value).length;
+    const speed = Math.round(count / seconds).toLocaleString("en");
+    show(`${count.toLocaleString("en")} characters, ${speed} a second, on the ${device}.`);
+    setBusy(false);
+  },
+  error({ message }) {
+    show(message);
+    setBusy(false);
+  },
+};
+
+worker.addEventListener("message", ({ data }) => answers[data.type](data));
+worker.addEventListener("error", () => show("This browser cannot run the page's worker."));
+worker.postMessage({ type: "open", device: wanted });
+
+form.addEventListener("submit", (event) => {
+  event.preventDefault();
+  if (start.disabled || !form.reportValidity()) return;
+  setBusy(true);
+  show("Generating.");
+  output.textContent = prompt.value;
+  worker.postMessage({ type: "generate", prompt: prompt.value, options: chosen() });
+});
+stop.addEventListener("click", () => worker.postMessage({ type: "stop" }));
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !stop.disabled) stop.click();
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+    event.preventDefault();
+    form.requestSubmit();
+  }
+});
+
+/** The options of the form; an empty top-k keeps all tokens. */
+function chosen() {
+  const topK = element("top-k").value;
+  return {
+    length: Number(element("length").value),
+    temperature: Number(element("temperature").value),
+    ...(topK === "" ? {} : { topK: Number(topK) }),
+  };
+}
+
+function show(text) {
+  status.textContent = text;
+}
+
+/** While text is generated, screen readers wait for the whole of it. */
+function setBusy(isBusy) {
+  start.disabled = isBusy;
+  stop.disabled = !isBusy;
+  output.setAttribute("aria-busy", isBusy);
+}

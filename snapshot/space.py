@@ -1,0 +1,170 @@
+"""A static Space from a model: a page that computes it in the browser (snapshot/page/)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from huggingface_hub import SpaceCardData, constants
+from tokenizers import pre_tokenizers
+
+from data.subwords import SubwordTokenizer, tokenizer_of
+from data.tokenizer import TOKENIZER_FILES, Tokenizer, refuse_larger_than
+from model.gpt import GPTConfig
+from snapshot.config_values import value_of
+from snapshot.disk.files import atomic_folder, read_json, write_json
+from snapshot.disk.headers import tensor_files
+from snapshot.disk.reading import visible
+from snapshot.disk.reference import WHOLE
+from snapshot.errors import SnapshotError
+from snapshot.hub.names import NAMED_REPO, PREFIX, named_repo
+from snapshot.hub.space import SPACE, upload_space
+from snapshot.merge import write_model
+from snapshot.named_model import TIMEOUT_SECONDS, NamedModel, find_model
+
+PAGE = Path(__file__).parent / "page"
+PIECE_BYTES = 200_000_000
+"""Bytes of the largest file, which the page reads at once."""
+KNOWN_BPE = {
+    "dropout": (None, 0.0),
+    "continuing_subword_prefix": (None, ""),
+    "end_of_word_suffix": (None, ""),
+    "ignore_merges": (None, False),
+}
+"""Entries of a BPE model that change its tokens, with the values that the page computes."""
+
+
+def make_space(source: str, target: str, public: bool) -> str:
+    """Make the Space of a model, in a folder or on the Hub; returns the folder or the address.
+
+    `target` is a repo if it has the form owner/name and neither it nor its owner exists here as a
+    path; with `hf://` before it, it always is. An existing Space of this command is replaced.
+
+    Raises SnapshotError and DataError for a model that the page cannot compute and for a target
+    that holds something else, HubError if the Hub refuses, OSError if a file cannot be written.
+    """
+    repo = _target_repo(target)
+    folder = None if repo is not None else Path(target).expanduser().absolute()
+    if folder is not None:
+        _refuse_other_contents(folder)
+    named = find_model(source)
+    if not isinstance(named.sizes, GPTConfig):
+        raise SnapshotError(
+            f"{named.name} is a model of the family {named.sizes.family}, and the page of a Space "
+            "computes GPT-2 only. Name a run of this project, or another GPT-2."
+        )
+    tokenizer = tokenizer_of(named.folder)
+    refuse_larger_than(named.sizes.vocab_size, tokenizer, str(named.folder))
+    if folder is not None:
+        with atomic_folder(folder.parent, folder.name) as building:
+            _write_space(building, named, tokenizer, source)
+        return target
+    assert repo is not None
+    with TemporaryDirectory() as temporary:
+        _write_space(Path(temporary), named, tokenizer, source)
+        return upload_space(repo, Path(temporary), not public, TIMEOUT_SECONDS)
+
+
+def _target_repo(target: str) -> str | None:
+    """The repo that a target names; None for a folder. Raises SnapshotError for a revision."""
+    match = NAMED_REPO.fullmatch(target)
+    if match is None:
+        return None
+    owner = match[2].partition("/")[0]
+    is_here = visible(Path(target)).exists() or visible(Path(owner)).exists()
+    if match[1] is None and is_here:
+        return None
+    if match[3] is not None:
+        raise SnapshotError(
+            f"--to {target} names a revision, and a Space has one page. Write {PREFIX}{match[2]}."
+        )
+    return match[2]
+
+
+def _refuse_other_contents(folder: Path) -> None:
+    """Raise SnapshotError unless a folder is absent, empty, or was made by this command."""
+    if not visible(folder).exists():
+        return
+    if not folder.is_dir():
+        raise SnapshotError(f"--to {folder} is a file. Name a new folder.")
+    if any(folder.iterdir()) and not (folder / SPACE).is_file():
+        raise SnapshotError(
+            f"--to {folder} has files, and is no Space that this command made. Name a new folder."
+        )
+
+
+def _write_space(folder: Path, named: NamedModel, tokenizer: Tokenizer, source: str) -> None:
+    """Write the page, the model and what the page needs to know of it."""
+    tokenizer.save(folder)
+    if isinstance(tokenizer, SubwordTokenizer):
+        _check_subwords(read_json(folder / TOKENIZER_FILES[0]), named.name)
+    write_model(named, named.load(), folder, PIECE_BYTES)
+    shutil.copytree(PAGE, folder, dirs_exist_ok=True)
+    found = named_repo(source)
+    repo = None if found is None else found[0]
+    title = _title(named, repo)
+    write_json(
+        folder / SPACE,
+        {
+            "title": title,
+            "model": None if repo is None else f"{constants.ENDPOINT}/{repo}",
+            "beginning": tokenizer.beginning,
+            "end_of_text": tokenizer.end_of_text,
+            "weights": [path.name for path in tensor_files(folder, WHOLE)],
+        },
+    )
+    (folder / "README.md").write_text(_card(named, title, repo), encoding="utf-8")
+
+
+def _title(named: NamedModel, repo: str | None) -> str:
+    if named.state is not None:
+        return str(value_of(named.state.config, "run.name"))
+    return named.folder.name if repo is None else repo.partition("/")[2]
+
+
+def _card(named: NamedModel, title: str, repo: str | None) -> str:
+    """README.md, whose first lines make the repo a static Space."""
+    license_name = None if named.state is None else value_of(named.state.config, "hub.license")
+    metadata = SpaceCardData(
+        title=title, sdk="static", license=license_name, models=None if repo is None else [repo]
+    )
+    return (
+        f"---\n{metadata.to_yaml()}\n---\n\n"
+        "A GPT in the browser: the page computes the model, and sends no text anywhere. Offline:\n"
+        "\n```bash\npython -m http.server --bind 127.0.0.1\n```\n"
+    )
+
+
+def _check_subwords(content: dict[str, Any], name: str) -> None:
+    """Raise SnapshotError for a tokenizer.json that snapshot/page/tokenizer.js does not compute."""
+    if (reason := _unknown_in(content)) is not None:
+        raise SnapshotError(
+            f"the tokenizer of {name} {reason}, and the page of a Space computes characters and "
+            "GPT-2's byte-level BPE only. Use a model with one of these (data.tokenizer=char or "
+            "bpe:<size>)."
+        )
+
+
+def _unknown_in(content: dict[str, Any]) -> str | None:
+    """What the page does not know of a tokenizer.json; None if it knows all."""
+    model, words = content["model"], content.get("pre_tokenizer") or {}
+    decoder = content.get("decoder") or {}
+    if model.get("type") != "BPE":
+        return f"is of the type {model.get('type')}"
+    if (words.get("type"), decoder.get("type")) != ("ByteLevel", "ByteLevel"):
+        return f"splits texts by {words.get('type')}"
+    if words.get("add_prefix_space") or not words.get("use_regex", True):
+        return "splits texts by other rules than GPT-2's"
+    if content.get("normalizer") is not None:
+        return "normalizes texts"
+    for entry, known in KNOWN_BPE.items():
+        if model.get(entry) not in known:
+            return f"has {entry}={json.dumps(model[entry])}"
+    if not set(pre_tokenizers.ByteLevel.alphabet()) <= model["vocab"].keys():
+        return "lacks some of the 256 bytes"
+    if any(not token.get("special") for token in content.get("added_tokens", [])):
+        return "finds added tokens within texts"
+    return None
