@@ -53,8 +53,8 @@ def make_space(source: str, target: str, public: bool) -> str:
     named = find_model(source)
     if not isinstance(named.sizes, GPTConfig):
         raise SnapshotError(
-            f"{named.name} is a model of the family {named.sizes.family}, and the page of a Space "
-            "computes GPT-2 only. Name a run of this project, or another GPT-2."
+            f"{named.name} is a {named.sizes.family} that the page of a Space does not compute: it "
+            "knows GPT-2 as published. Name a run of this project's own GPT, or a GPT-2."
         )
     tokenizer = tokenizer_of(named.folder)
     refuse_larger_than(named.sizes.vocab_size, tokenizer, str(named.folder))

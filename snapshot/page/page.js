@@ -25,13 +25,12 @@ const answers = {
     setBusy(false);
   },
   text({ text }) {
-    output.append(text);
+    output.firstChild.appendData(text); // one text: a screen reader would stop at parts
     output.scrollTop = output.scrollHeight;
   },
-  done({ seconds, device }) {
-    const count = Array.from(output.textContent).length - Array.from(prompt.value).length;
-    const speed = Math.round(count / seconds).toLocaleString("en");
-    show(`${count.toLocaleString("en")} characters, ${speed} a second, on the ${device}.`);
+  done({ characters, seconds, device }) {
+    const speed = Math.round(characters / seconds).toLocaleString("en");
+    show(`${characters.toLocaleString("en")} characters, ${speed} a second, on the ${device}.`);
     setBusy(false);
   },
   error({ message }) {

@@ -7,22 +7,20 @@
 
 import { readSpace, readWeights } from "./files.js";
 import { generate } from "./generate.js";
-import { GPT2 } from "./gpt2.js";
+import { Model } from "./model.js";
 
 const FOLDER = new URL("./", import.meta.url);
 /** Milliseconds of text in one message; between two, a message to stop is taken. */
 const PIECE_MILLISECONDS = 16;
 
 class Session {
-  async open() {
+  async open({ device }) {
     const { space, config, tokenizer } = await readSpace(FOLDER);
     this.space = space;
     this.tokenizer = tokenizer;
-    const tensors = await readWeights(FOLDER, space.weights);
-    this.model = new GPT2(config, tensors);
-    const sizes = [...tensors.values()].map(({ values }) => values.length);
-    const parameters = sizes.reduce((sum, size) => sum + size, 0);
-    postMessage({ type: "ready", space, parameters, device: this.model.device });
+    this.model = await Model.open(config, () => readWeights(FOLDER, space.weights), device);
+    const { parameters, device: found } = this.model;
+    postMessage({ type: "ready", space, parameters, device: found });
   }
 
   /** Generate text until the length is reached, the text ends or `stop` is called. */
@@ -33,20 +31,23 @@ class Session {
     const { vocabSize } = this.tokenizer;
     const all = { ...options, vocabSize, endOfText: this.space.end_of_text };
     const started = performance.now();
-    let [piece, sent] = ["", started];
+    let [piece, sent, characters] = ["", started, 0];
+    const send = () => {
+      characters += Array.from(piece).length;
+      postMessage({ type: "text", text: piece });
+      [piece, sent] = ["", performance.now()];
+    };
     for await (const token of generate(this.model, ids, all)) {
       piece += decode(token);
-      if (performance.now() - sent >= PIECE_MILLISECONDS) {
-        postMessage({ type: "text", text: piece });
-        await messagesTaken();
-        if (this.isStopped) break;
-        [piece, sent] = ["", performance.now()];
-      }
+      if (performance.now() - sent < PIECE_MILLISECONDS) continue;
+      send();
+      await messagesTaken();
+      if (this.isStopped) break;
     }
-    const rest = this.isStopped ? "" : piece + decode();
-    postMessage({ type: "text", text: rest });
+    piece += decode();
+    send();
     const seconds = (performance.now() - started) / 1000;
-    postMessage({ type: "done", seconds, device: this.model.device });
+    postMessage({ type: "done", characters, seconds, device: this.model.device });
   }
 
   stop() {
