@@ -7,6 +7,7 @@ from typing import Any
 from loopback_contents import Refusal
 from loopback_messages import Answer, Call, json_answer
 from loopback_routes import (
+    SPACES,
     Routes,
     as_date,
     commit_meant,
@@ -50,7 +51,10 @@ def _create(call: Call) -> Answer:
     token = user_of(call)
     owner = wanted.get("organization") or (token.user if token else "")
     writer(call, owner)
-    repo_id = f"{owner}/{wanted['name']}"
+    is_space = wanted.get("type") == "space"
+    if is_space and not wanted.get("sdk"):
+        raise Refusal(400, "A Space needs an sdk")
+    repo_id = f"{SPACES if is_space else ''}{owner}/{wanted['name']}"
     answer = {"url": f"{call.hub.endpoint}/{repo_id}", "name": repo_id}
     if call.hub.repo(repo_id) is not None:
         error = "You already created this model repo"

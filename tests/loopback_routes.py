@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 HUB, BLOBS = "hub", "blobs"
 """The two origins."""
-PARTS = {"repo": "[^/]+/[^/]+", "path": ".+"}
+SPACES = "spaces/"
+"""Before the name of a repo that is a Space."""
+PARTS = {"repo": f"(?:{SPACES})?[^/]+/[^/]+", "path": ".+"}
 Found = tuple[str, Route, dict[str, str]]
 """An endpoint, its function, and the variable parts of the path, decoded."""
 
@@ -41,7 +43,8 @@ class Routes:
         return note
 
     def find(self, origin: str, method: str, path: str) -> Found | None:
-        """Who answers a request."""
+        """Who answers a request. What is known of models is known of Spaces."""
+        path = re.sub(f"^/api/{SPACES}", f"/api/models/{SPACES}", path)
         for *place, pattern, endpoint, route in self._routes:
             if place == [origin, method] and (match := pattern.fullmatch(path)):
                 names = {name: unquote(part) for name, part in match.groupdict().items()}

@@ -82,7 +82,7 @@ class Repo:
         self.gated = False
         """Whether everybody sees what files there are, and nobody may read them."""
         self._names = hashlib.sha256 if long_ids else hashlib.sha1
-        self.owner = repo_id.partition("/")[0]
+        self.owner = repo_id.split("/")[-2]
         self.created = datetime.now(UTC)
         self.contents = Contents(folder)
         self._lock = threading.RLock()
