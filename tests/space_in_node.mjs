@@ -46,14 +46,11 @@ const calls = {
     for await (const token of generate(model(), prompt, all)) found.push(token);
     return found;
   },
-  /** Characters a second of greedy text. */
-  async speed(length) {
-    const ids = tokenizer.encode(space.beginning);
-    await calls.tokens(ids, { length: 50, temperature: 0 });
+  /** Tokens a second of greedy text. */
+  async speed(prompt, length) {
     const started = performance.now();
-    const tokens = await calls.tokens(ids, { length, temperature: 0 });
-    const text = tokenizers.decode(tokenizer, tokens);
-    return Array.from(text).length / ((performance.now() - started) / 1000);
+    const tokens = await calls.tokens(prompt, { length, temperature: 0 });
+    return tokens.length / ((performance.now() - started) / 1000);
   },
   encode: (text) => tokenizer.encode(text),
   decode: (ids) => tokenizers.decode(tokenizer, ids),

@@ -5,7 +5,7 @@
  * D = C / H, V vocabulary. A matrix is a Float32Array, row by row.
  */
 
-import { gelu, geluTanh, layerNorm, linear, transposed } from "./arithmetic.js";
+import { gelu, geluTanh, layerNorm, linear, product, transposed } from "./arithmetic.js";
 
 /** By the name of the activation in config.json. */
 const ACTIVATIONS = { gelu, gelu_new: geluTanh };
@@ -102,7 +102,8 @@ export class GPT2 {
         const out = (position - first) * width + place;
         for (let past = 0; past <= position; past++) {
           const value = past * 3 * width + 2 * width + place;
-          for (let d = 0; d < size; d++) mixed[out + d] += weights[past] * cache[value + d];
+          const weight = weights[past];
+          for (let d = 0; d < size; d++) mixed[out + d] += weight * cache[value + d];
         }
       }
     }
@@ -116,9 +117,7 @@ function attentionWeights(cache, width, position, place, size, weights) {
   let largest = -Infinity;
   for (let past = 0; past <= position; past++) {
     const key = past * 3 * width + width + place;
-    let score = 0;
-    for (let d = 0; d < size; d++) score += cache[query + d] * cache[key + d];
-    weights[past] = score / Math.sqrt(size);
+    weights[past] = product(cache, query, cache, key, size) / Math.sqrt(size);
     largest = Math.max(largest, weights[past]);
   }
   let sum = 0;
