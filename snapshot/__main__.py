@@ -36,6 +36,7 @@ from snapshot.merge import merge
 from snapshot.space import make_space
 from snapshot.store import fetch_newest, with_retries
 
+COMMANDS = ("verify", "list", "merge", "space")
 BROKEN_PIPE = 141
 """The exit code that a shell shows for a program that SIGPIPE ended."""
 
@@ -68,7 +69,7 @@ def main(arguments: list[str]) -> int:
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Parse the command line; argparse exits with 2 and a usage line for a mistake."""
     parser = argparse.ArgumentParser(prog="python -m snapshot", description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=("verify", "list", "merge", "space"))
+    parser.add_argument("command", choices=COMMANDS)
     parser.add_argument(
         "source",
         metavar="PATH_OR_REPO",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 import tomllib
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from config.compose import all_keys, load_config
 from config.help import PRESETS, markdown
 from pages import CONTRIBUTING, DOCS, PAGES, README, Command, inline_code, text_of
 from runs import ROOT
+from snapshot import __main__ as snapshot_command
 
 KEYS = set(all_keys())
 MISSPELLED = "train.max_stepz"
@@ -79,10 +82,19 @@ def read_launch(command: Command) -> None:
 
 def read_python(command: Command) -> None:
     words = command.words[1:]
+    if words[:2] == ["-m", "http.server"]:
+        shown = subprocess.run(
+            [sys.executable, "-m", "http.server", "--help"], capture_output=True, check=True
+        )
+        assert all(word.encode() in shown.stdout for word in words if word.startswith("--"))
+        return
     if words[0] == "-m":
         module = ROOT / words[1].replace(".", "/")
         assert module.with_suffix(".py").exists() or (module / "__main__.py").exists()
-        assert words[1:2] != ["snapshot"] or words[2:3] in ([], ["list"], ["verify"], ["merge"])
+        if words[1] == "snapshot" and words[3:]:
+            snapshot_command.parse(words[2:])
+        elif words[1] == "snapshot":
+            assert set(words[2:]) <= set(snapshot_command.COMMANDS)
         return
     assert (ROOT / words[0]).is_file()
     given = [word for word in words[1:] if word != "--show"]
