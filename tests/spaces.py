@@ -50,6 +50,8 @@ def in_node(space: Path, *calls: tuple) -> list[Any]:
     """What calls of tests/space_in_node.mjs return; the test is skipped if there is no node."""
     if shutil.which("node") is None:
         pytest.skip(f"needs node: {INSTALL}")
+    # Without it node 18 takes files for scripts that a page takes for modules.
+    (space.parent / "package.json").write_text('{"type": "module"}')
     done = subprocess.run(
         ["node", str(CALLS), str(space)],
         input=json.dumps(calls),

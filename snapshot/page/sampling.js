@@ -34,7 +34,7 @@ export function probabilities(logits, { temperature, topK }) {
 function mostLikely(logits, k) {
   const tokens = [...logits.keys()];
   if (k >= logits.length) return tokens;
-  const least = logits.toSorted()[logits.length - k];
+  const least = logits.slice().sort()[logits.length - k];
   const above = tokens.filter((token) => logits[token] > least);
   const equal = tokens.filter((token) => logits[token] === least);
   return [...above, ...equal.slice(0, k - above.length)];
