@@ -69,9 +69,11 @@ def make_space(source: str, target: str, public: bool) -> str:
 
 
 def _target_repo(target: str) -> str | None:
-    """The repo that a target names; None for a folder. Raises SnapshotError for a revision."""
+    """The repo that a target names; None for a folder. Raises SnapshotError for any other name."""
     match = NAMED_REPO.fullmatch(target)
     if match is None:
+        if target.startswith(PREFIX):
+            raise SnapshotError(f"--to {target} is no Space. Write {PREFIX}owner/name.")
         return None
     owner = match[2].partition("/")[0]
     is_here = visible(Path(target)).exists() or visible(Path(owner)).exists()

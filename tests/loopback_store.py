@@ -92,9 +92,11 @@ class Repo:
         self._heads: list[str] = []
         self._branches: dict[str, str] = {}
         self._tags: dict[str, str] = {}
-        attributes = Add(".gitattributes", b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n")
-        first = self._record({".gitattributes": self._store(attributes)}, None, "initial commit")
-        self._move(MAIN, first)
+        files = {".gitattributes": b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"}
+        if repo_id.startswith("spaces/"):  # as a static Space begins
+            files |= {"README.md": b"", "index.html": b"", "style.css": b""}
+        stored = {path: self._store(Add(path, content)) for path, content in files.items()}
+        self._move(MAIN, self._record(stored, None, "initial commit"))
 
     # What tests read. A revision is a commit, a branch or a tag; squashed commits are still there.
 

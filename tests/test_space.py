@@ -19,7 +19,7 @@ from snapshot.__main__ import main
 from snapshot.disk.files import read_json
 from snapshot.errors import SnapshotError
 from snapshot.space import PAGE, _target_repo, _unknown_in, make_space
-from spaces import random_model, space_of
+from spaces import in_node, random_model, space_of
 from subword_folders import foreign_folder, sentencepiece_folder, trained
 
 TOKENIZER = CharTokenizer("".join(sorted("\n abcdefghijklmnopqrstuvwxyz")))
@@ -72,6 +72,15 @@ def test_a_run_becomes_a_folder_with_the_page_and_the_model_and_no_optimizer(
     }
     AutoModelForCausalLM.from_pretrained(folder)
     AutoTokenizer.from_pretrained(folder)
+
+
+def test_its_greedy_text_is_what_sample_py_prints(finished_run, tmp_path):
+    words = [str(finished_run), "--prompt", "the run ", "--length", "60", "--temperature", "0"]
+    printed = runs.run(runs.command(*words, script="sample.py")).stdout
+    space = space_of(finished_run, tmp_path / "space")
+    (ids,) = in_node(space, ("encode", "the run "))
+    (tokens,) = in_node(space, ("tokens", ids, {"length": 60, "temperature": 0}))
+    assert in_node(space, ("decode", [*ids, *tokens])) == [printed.removesuffix("\n")]
 
 
 def test_the_default_model_has_less_than_5_mb_in_all(tmp_path):
@@ -181,6 +190,8 @@ def test_a_target_is_a_repo_unless_it_or_its_owner_is_here(tmp_path, monkeypatch
         assert _target_repo(folder) is None
     with pytest.raises(SnapshotError, match="names a revision"):
         _target_repo("me/page@main")
+    with pytest.raises(SnapshotError, match="is no Space"):
+        _target_repo("hf://buckets/me/page")
     (tmp_path / "me").mkdir()
     assert _target_repo("me/page") is None
     assert _target_repo("hf://me/page") == "me/page"
@@ -225,12 +236,13 @@ def test_a_second_one_replaces_the_files_and_deletes_those_that_are_gone(near_hu
     assert json.loads(repo.read(repo.head, "config.json"))["model_type"] == "gpt2"
 
 
-def test_a_space_of_somebody_else_s_program_is_refused(near_hub, model, capsys):
+@pytest.mark.parametrize("file", ["app.py", "index.html"])
+def test_a_space_of_somebody_else_s_program_is_refused(near_hub, model, capsys, file):
     near_hub.create(STORED)
-    near_hub.commit_files(STORED, {"app.py": b"", "index.html": b""})
+    near_hub.commit_files(STORED, {file: b"mine"})
     assert main(["space", str(model), "--to", SPACE]) == 2
-    assert "holds app.py, and is no Space that this command made" in capsys.readouterr().err
-    assert "space.json" not in near_hub.repo(STORED).files("main")
+    assert f"holds {file}, and is no Space that this command made" in capsys.readouterr().err
+    assert near_hub.repo(STORED).read("main", file) == b"mine"
 
 
 def test_nothing_becomes_public_without_the_word(near_hub, model, capsys):

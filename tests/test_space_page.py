@@ -184,9 +184,25 @@ def test_text_is_shown_as_text_and_what_cannot_be_encoded_as_a_sentence(page):
     page.press("Enter", control=True)
     page.wait_for(f"{STATUS}.startsWith('The character “⚙” (U+2699) is not among the')")
     assert page.evaluate(IDLE)
-    fill(page, prompt="")
+    fill(page, temperature=-1)
     page.press("Enter", control=True)  # the browser names the field
-    assert page.evaluate("document.querySelector(':invalid:not(form)').id") == "prompt"
+    assert page.evaluate("document.querySelector(':invalid:not(form)').id") == "temperature"
+
+
+def test_without_a_prompt_a_text_begins_as_that_of_sample_py(page, model):
+    fill(page, length=5, temperature=0)
+    page.press("Enter", control=True)
+    page.wait_for(f"{IDLE} && {STATUS}.includes(' a second')")
+    assert page.evaluate(TEXT) == greedy(model, CHARACTERS.beginning, 5)
+
+
+def test_a_page_without_its_model_says_so_and_offers_nothing(chromium, model, tmp_path):
+    space = space_of(model, tmp_path / "space")
+    (space / "model.safetensors").unlink()
+    with browser.served(space) as address:
+        page = chromium.open(address)
+        page.wait_for(f"{STATUS} === 'model.safetensors cannot be loaded (HTTP 404).'")
+        assert not page.evaluate(IDLE)
 
 
 @pytest.fixture

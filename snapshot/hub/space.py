@@ -22,8 +22,8 @@ from snapshot.hub.remote import BRANCH
 
 SPACE = "space.json"
 """The file by which a Space of this project is known."""
-NEW = {"index.html", "style.css"}
-"""What a static Space may hold when it is new."""
+TEMPLATE = {"index.html", "style.css"}
+"""What the first commit of a static Space may hold."""
 KIND = "space"
 
 
@@ -41,8 +41,9 @@ def upload_space(repo_id: str, folder: Path, private: bool, timeout: float) -> s
         api.create_repo(repo_id, repo_type=KIND, space_sdk="static", private=private, exist_ok=True)
         is_private = bool(api.repo_info(repo_id, repo_type=KIND).private)
         tree = list(api.list_repo_tree(repo_id, repo_type=KIND, recursive=True))
+        is_new = len(api.list_repo_commits(repo_id, repo_type=KIND)) == 1
     there = {entry.path for entry in tree if isinstance(entry, RepoFile)}
-    others = sorted(there - OWN_FILES - NEW)
+    others = sorted(there - OWN_FILES - (TEMPLATE if is_new else set()))
     if others and SPACE not in there:
         raise SnapshotError(
             f"{address} holds {others[0]}, and is no Space that this command made. Name a new one."

@@ -10,19 +10,24 @@ const [form, prompt, output, status, stop, start] = [
   "generate",
 ].map(element);
 const wanted = new URLSearchParams(location.search).get("device");
+/** The prompt where none is typed. */
+let beginning = "";
 const worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
 
 const answers = {
   ready({ space, parameters, device }) {
     document.title = space.title;
     element("title").textContent = space.title;
-    prompt.value ||= space.beginning;
+    beginning = space.beginning;
     if (space.model) {
       element("card").href = space.model;
       element("card").hidden = false;
     }
     show(`Ready: ${parameters.toLocaleString("en")} parameters, on the ${device}.`);
     setBusy(false);
+  },
+  broken({ message }) {
+    show(message);
   },
   text({ text }) {
     output.firstChild.appendData(text); // one text: a screen reader would stop at parts
@@ -48,8 +53,9 @@ form.addEventListener("submit", (event) => {
   if (start.disabled || !form.reportValidity()) return;
   setBusy(true);
   show("Generating.");
-  output.textContent = prompt.value;
-  worker.postMessage({ type: "generate", prompt: prompt.value, options: chosen() });
+  const text = prompt.value || beginning;
+  output.textContent = text;
+  worker.postMessage({ type: "generate", prompt: text, options: chosen() });
 });
 stop.addEventListener("click", () => worker.postMessage({ type: "stop" }));
 document.addEventListener("keydown", (event) => {

@@ -2,7 +2,8 @@
  * The model in a worker, so that the page stays responsive.
  *
  * It takes `{type: "open", device}`, once, `{type: "generate", prompt, options}` and
- * `{type: "stop"}`. It sends `ready`, `text` for each piece of text, `done` or `error`.
+ * `{type: "stop"}`. It sends `ready` or `broken`, then `text` for each piece of text, and `done` or
+ * `error`.
  */
 
 import { readSpace, readWeights } from "./files.js";
@@ -73,6 +74,6 @@ addEventListener("message", async ({ data }) => {
   try {
     await session[data.type](data);
   } catch (error) {
-    postMessage({ type: "error", message: error.message });
+    postMessage({ type: data.type === "open" ? "broken" : "error", message: error.message });
   }
 });
