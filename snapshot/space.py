@@ -154,8 +154,9 @@ def _unknown_in(content: dict[str, Any]) -> str | None:
     """What the page does not know of a tokenizer.json; None if it knows all."""
     model, words = content["model"], content.get("pre_tokenizer") or {}
     decoder = content.get("decoder") or {}
-    if model.get("type") != "BPE":
-        return f"is of the type {model.get('type')}"
+    kind = model.get("type", "BPE" if "merges" in model else None)  # older files have no type
+    if kind != "BPE":
+        return f"is of the type {kind}"
     if (words.get("type"), decoder.get("type")) != ("ByteLevel", "ByteLevel"):
         return f"splits texts by {words.get('type')}"
     if words.get("add_prefix_space") or not words.get("use_regex", True):

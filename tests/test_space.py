@@ -133,6 +133,8 @@ def test_each_tokenizer_that_the_page_would_compute_otherwise_is_found(tmp_path)
     assert _unknown_in(content) is None
     SubwordTokenizer.from_folder(foreign_folder(tmp_path / "foreign")).save(tmp_path)
     assert _unknown_in(read_json(tmp_path / "tokenizer.json")) is None  # others' special tokens
+    untyped = {name: entry for name, entry in content["model"].items() if name != "type"}
+    assert _unknown_in({**content, "model": untyped}) is None  # as GPT-2's own file
     without = {text: i for text, i in content["model"]["vocab"].items() if text != "A"}
     words, model = content["pre_tokenizer"], content["model"]
     for change in (
