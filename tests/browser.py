@@ -39,6 +39,8 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 INSTALL = "apt-get install chromium"
 ANSWER_SECONDS = 60
 """How long an answer may take: a browser starts slowly on a busy machine."""
+WAIT_SECONDS = 40
+"""How long a page may take for what is waited for; less, so that the page itself answers."""
 OPTIONS = (
     "--headless=new",
     "--remote-debugging-pipe",
@@ -175,7 +177,7 @@ class Page:
             raise BrowserError(_described(raised))
         return answer["result"].get("value")
 
-    def wait_for(self, expression: str, seconds: float = ANSWER_SECONDS) -> None:
+    def wait_for(self, expression: str, seconds: float = WAIT_SECONDS) -> None:
         """Wait until a JavaScript expression is true. Raises BrowserError after so many seconds."""
         milliseconds = int(seconds * 1000)
         found = self.evaluate(

@@ -20,6 +20,8 @@ GPU = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader")
 READY = "document.getElementById('status').textContent.startsWith('Ready')"
 STATUS = "document.getElementById('status').textContent"
 TEXT = "document.getElementById('output').textContent"
+COUNT = f"Array.from({TEXT}).length"
+"""Characters, of which some are two units of JavaScript's length."""
 IDLE = "!document.getElementById('generate').disabled"
 ENDLESS = 100_000
 MODULES = """
@@ -80,7 +82,7 @@ def greedy(model, prompt: str, length: int) -> str:
 def test_greedy_text_streams_in_and_is_that_of_sample_py_beyond_the_context(page, model, address):
     page.evaluate(
         "window.lengths = []; new MutationObserver(() => lengths.push("
-        f"{TEXT}.length)).observe(document.getElementById('output'), "
+        f"{COUNT})).observe(document.getElementById('output'), "
         "{childList: true, characterData: true, subtree: true})"
     )
     fill(page, prompt="", length=LENGTH, temperature=0)
@@ -98,9 +100,9 @@ def test_greedy_text_streams_in_and_is_that_of_sample_py_beyond_the_context(page
 def test_text_arrives_while_it_is_generated_and_the_button_stops_it(page):
     fill(page, prompt="a", length=ENDLESS)
     page.evaluate("document.getElementById('generate').click()")
-    page.wait_for(f"{TEXT}.length > 20")
+    page.wait_for(f"{COUNT} > 20")
     first = page.evaluate(TEXT)
-    page.wait_for(f"{TEXT}.length > {len(first)}")
+    page.wait_for(f"{COUNT} > {len(first)}")
     assert page.evaluate(TEXT).startswith(first)
     assert page.evaluate("document.getElementById('output').ariaBusy") == "true"
     page.evaluate("document.getElementById('stop').click()")
@@ -111,7 +113,7 @@ def test_text_arrives_while_it_is_generated_and_the_button_stops_it(page):
     assert f"{len(text) - 1:,} characters, " in page.evaluate(STATUS)
     fill(page, prompt="b", length=3, temperature=0)  # and another can begin
     page.evaluate("document.getElementById('generate').click()")
-    page.wait_for(f"{IDLE} && {TEXT}.length === 4")
+    page.wait_for(f"{IDLE} && {COUNT} === 4")
 
 
 def test_a_keyboard_is_enough(page):
@@ -122,13 +124,14 @@ def test_a_keyboard_is_enough(page):
         order.append(page.evaluate("document.activeElement.id"))
     assert order == ["prompt", "length", "temperature", "top-k", "generate"]
     page.evaluate("document.getElementById('length').value = 100000")
-    page.press("Enter")  # on the button
-    page.wait_for(f"{TEXT}.length > 5")
+    page.press("Enter")  # on the button, which it disables
+    page.wait_for("document.activeElement.id === 'output'")
+    page.wait_for(f"{COUNT} > 5")
     page.press("Escape")
     page.wait_for(IDLE)
     fill(page, prompt="c", length=4)
     page.press("Enter", control=True)
-    page.wait_for(f"{IDLE} && {TEXT}.length === 5")
+    page.wait_for(f"{IDLE} && {COUNT} === 5")
 
 
 def test_a_screen_reader_has_a_name_for_everything_and_hears_the_text(page):
@@ -178,7 +181,7 @@ def luminance(color: str) -> float:
 def test_text_is_shown_as_text_and_what_cannot_be_encoded_as_a_sentence(page):
     fill(page, prompt="<b>bold</b>", length=1)
     page.press("Enter", control=True)
-    page.wait_for(f"{IDLE} && {TEXT}.length === 12")
+    page.wait_for(f"{IDLE} && {COUNT} === 12")
     assert page.evaluate("document.querySelector('#output b')") is None
     fill(page, prompt="ab⚙")
     page.press("Enter", control=True)

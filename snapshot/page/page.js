@@ -10,6 +10,8 @@ const [form, prompt, output, status, stop, start] = [
   "generate",
 ].map(element);
 const wanted = new URLSearchParams(location.search).get("device");
+/** Text that the next frame shows: a long one is laid out at most once a frame. */
+let waiting = "";
 /** The prompt where none is typed. */
 let beginning = "";
 const worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
@@ -30,15 +32,17 @@ const answers = {
     show(message);
   },
   text({ text }) {
-    output.firstChild.appendData(text); // one text: a screen reader would stop at parts
-    output.scrollTop = output.scrollHeight;
+    if (waiting === "") requestAnimationFrame(showWaiting);
+    waiting += text;
   },
   done({ characters, seconds, device }) {
+    showWaiting();
     const speed = Math.round(characters / seconds).toLocaleString("en");
     show(`${characters.toLocaleString("en")} characters, ${speed} a second, on the ${device}.`);
     setBusy(false);
   },
   error({ message }) {
+    showWaiting();
     show(message);
     setBusy(false);
   },
@@ -80,8 +84,16 @@ function show(text) {
   status.textContent = text;
 }
 
+function showWaiting() {
+  output.firstChild.appendData(waiting); // one text: a screen reader would stop at parts
+  output.scrollTop = output.scrollHeight;
+  waiting = "";
+}
+
 /** While text is generated, screen readers wait for the whole of it. */
 function setBusy(isBusy) {
+  const isLeft = document.activeElement === (isBusy ? start : stop);
+  if (isLeft) output.focus({ preventScroll: true }); // a disabled button gets no Escape
   start.disabled = isBusy;
   stop.disabled = !isBusy;
   output.setAttribute("aria-busy", isBusy);
