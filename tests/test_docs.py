@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
-import tomllib
 import subprocess
 import sys
+import tomllib
 from itertools import pairwise
 from pathlib import Path
 
