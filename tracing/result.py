@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from accelerate import Accelerator
 from torch import nn
 
-from config.schema import Config
+from config.schema import Config, lora_of
 from model.causal_lm import ModelConfig
 from planning.allocation_log import LiveBytes
 from planning.estimate import estimate_memory
@@ -26,6 +26,8 @@ class Result:
 
     name: str
     model: ModelConfig
+    block_size: int
+    """The length of the run's sequences, which a model's context may exceed."""
     shape: Shape
     micro_batch_size: int
     accumulation: int
@@ -56,7 +58,8 @@ class Result:
         totals = memory.log.totals()
         return cls(
             name=config.run.name,
-            model=bare.config,
+            model=replace(bare.config, lora=lora_of(config.model)),
+            block_size=config.data.block_size,
             shape=Shape(
                 accelerator.device.type,
                 accelerator.mixed_precision,
@@ -74,11 +77,14 @@ class Result:
 
     def predict(self) -> None:
         """Ask the planner, which must not happen while there is a process group."""
-        estimate = estimate_memory(self.model, self.shape)
         accumulation = self.accumulation
+        estimate = estimate_memory(self.model, self.shape)
         self.predicted_traffic = estimate.traffic(accumulation)
         if self.shape.shards > 1:  # the norms of all tensors, in float32
             self.predicted_traffic[NORM] = 4 * self.trained
+        if self.block_size < self.model.block_size:
+            shorter = replace(self.model, block_size=self.block_size)
+            estimate = estimate_memory(shorter, self.shape)
         self.predicted_peak = estimate.peaks(self.micro_batch_size, accumulation > 1)["update"]
 
 
