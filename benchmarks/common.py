@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -13,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -74,6 +76,19 @@ def _processor() -> str:
 def as_words(found: dict[str, Any]) -> str:
     """The machine as one line of text."""
     return ", ".join(f"{name} {value}" for name, value in found.items())
+
+
+def kill_with_children(pid: int) -> None:
+    """kill -9 for a process and all that it has started; returns when they are gone."""
+    try:
+        parent = psutil.Process(pid)
+        processes = [*parent.children(recursive=True), parent]
+    except psutil.NoSuchProcess:
+        return
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, timeout=10)
 
 
 def median(values: Sequence[float]) -> float:

@@ -104,6 +104,7 @@ def ours(words: list[str]) -> None:
 def tokens_of(settings: dict[str, Any]) -> Any:
     """The training text of train.py as a tensor, and the size of its vocabulary."""
     from data.corpus import prepare_corpus
+    from data.tokenizer import CHARACTERS
 
     corpus = prepare_corpus(
         settings["source"],
@@ -111,6 +112,7 @@ def tokens_of(settings: dict[str, Any]) -> Any:
         val_fraction=0.1,
         block_size=settings["block_size"],
         cache_dir=Path(settings["cache"]),
+        tokenizer=Path(settings["tokenizer"]) if "tokenizer" in settings else CHARACTERS,
     )
     tokens = corpus.train.window(0, len(corpus.train)).astype("int64")
     return torch.from_numpy(tokens), corpus.tokenizer.vocab_size
@@ -140,6 +142,12 @@ def autocast(precision: str) -> Any:
     return torch.autocast(DEVICE.type, PRECISIONS[precision])
 
 
+def compiled(model: torch.nn.Module, settings: dict[str, Any]) -> Any:
+    """The model, compiled where the settings ask for it."""
+    backend = settings.get("backend", "inductor")
+    return torch.compile(model, backend=backend) if settings["compile"] else model
+
+
 def bare(settings: dict[str, Any]) -> None:
     """The same model and text in a minimal loop of plain torch with gradient clipping."""
     from model.gpt import GPT, GPTConfig, parameter_count
@@ -153,7 +161,7 @@ def bare(settings: dict[str, Any]) -> None:
         model.parameters(), LEARNING_RATE, BETAS, weight_decay=DECAY, fused=True
     )
     next_batch = random_batches(tokens, settings)
-    called = torch.compile(model) if settings["compile"] else model
+    called = compiled(model, settings)
 
     def step() -> None:
         inputs, targets = next_batch()
@@ -182,7 +190,7 @@ def nanogpt(settings: dict[str, Any]) -> None:
     optimizer = model.configure_optimizers(DECAY, LEARNING_RATE, BETAS, DEVICE.type)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     next_batch = random_batches(tokens, settings)
-    called = torch.compile(model) if settings["compile"] else model
+    called = compiled(model, settings)
     inputs, targets = next_batch()
 
     def step() -> None:

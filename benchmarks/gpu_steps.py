@@ -1,0 +1,264 @@
+"""Updates of train.py in this process, without its text and snapshots: their speed and memory.
+
+The only file of benchmarks/gpu.py that calls torch.cuda.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from accelerate.utils import (
+    DistributedType,
+    FullyShardedDataParallelPlugin,
+    TorchDynamoPlugin,
+)
+from common import median, spread
+
+from config.compose import load_config
+from config.schema import OptimConfig, gpt_config
+from model.gpt import GPT, GPTConfig
+from planning.allocation_log import LiveBytes
+from planning.fake_trace import Shape
+from planning.fits import candidates
+from training.distributed.precision import configure_precision
+from training.optimizer import adamw
+from training.out_of_memory import is_out_of_memory
+from training.reporting.speed import flops_per_token, published_peak
+from training.reproducibility import compute_reproducibly
+
+WARM_UP = 3
+"""The first update compiles and creates the optimizer's state."""
+TURNS = 5
+ONE_WORKER = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "ACCELERATE_USE_FSDP": "true"}
+"""What a launcher sets for the only process of FSDP; train.py refuses such a launch."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and how it is trained. `words` are overrides of train.py, with the batch."""
+
+    words: tuple[str, ...]
+    vocabulary: int
+    precision: str = "bf16"
+    backend: str = "no"
+    """The compiler of each block, or "no"."""
+    fsdp: bool = False
+    offload: bool = False
+    """FSDP's weights, gradients and optimizer state are in the machine's memory."""
+
+    def model(self) -> GPTConfig:
+        return gpt_config(load_config(list(self.words)), self.vocabulary)
+
+    def batch(self) -> int:
+        return int(load_config(list(self.words)).train.global_batch_size)
+
+
+def the_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def wait_for_device() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def free_memory() -> None:
+    """Free what earlier cases have left, so that a case's peak is its own."""
+    torch._dynamo.reset()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+@contextmanager
+def counted_memory(compiled: bool) -> Iterator[Callable[[], int | None]]:
+    """Yield a function that returns the peak bytes of tensors.
+
+    On a CPU the allocation log counts, which sees nothing of compiled code: None.
+    """
+    if torch.cuda.is_available():
+        yield torch.cuda.max_memory_allocated
+    elif compiled:
+        yield lambda: None
+    else:
+        with LiveBytes() as tracker:
+            yield lambda: int(tracker.log.totals().sum(axis=1).max())
+
+
+def peak_flops(precision: str) -> float | None:
+    """FLOP/s of this GPU as published; None on a CPU and for an unknown GPU."""
+    if not torch.cuda.is_available():
+        return None
+    return published_peak(torch.cuda.get_device_name(), precision)
+
+
+class Training:
+    """The model, optimizer and update of train.py, on one batch of random tokens."""
+
+    def __init__(self, case: Case) -> None:
+        device, config, batch = the_device(), case.model(), case.batch()
+        self.accelerator = Accelerator(**_options(case))
+        compute_reproducibly()
+        with torch.device("cpu" if case.offload else device):
+            model = GPT(config)
+        self.flops_per_token = flops_per_token(model, config.block_size)
+        self.tokens = batch * config.block_size
+        configure_precision(self.accelerator, model)
+        optimizer = adamw(model, OptimConfig(), torch.device("cpu") if case.offload else device)
+        self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        windows = torch.randint(case.vocabulary, (batch, config.block_size + 1), device=device)
+        self.batch = windows[:, :-1], windows[:, 1:].contiguous()
+
+    def step(self) -> None:
+        """One update; the device may still be computing it."""
+        self.accelerator.backward(self.model(*self.batch))
+        self.accelerator.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def seconds(self, steps: int) -> float:
+        """Seconds an update, on average over `steps` of them."""
+        wait_for_device()
+        begun = time.perf_counter()
+        for _ in range(steps):
+            self.step()
+        wait_for_device()
+        return (time.perf_counter() - begun) / steps
+
+    def speed(self, seconds: list[float], precision: str) -> dict[str, Any]:
+        """The columns of a table for the seconds an update."""
+        per_second = self.tokens / median(seconds)
+        peak = peak_flops(precision)
+        assert self.flops_per_token is not None
+        return {
+            "ms a step": spread([1e3 * value for value in seconds], 1),
+            "tokens/s": round(per_second),
+            "MFU": None if peak is None else per_second * self.flops_per_token / peak,
+        }
+
+
+@contextmanager
+def training_of(case: Case) -> Iterator[Training]:
+    """A case's training, in an environment and with a process group of its own."""
+    before = dict(os.environ)
+    free_memory()
+    try:
+        if case.fsdp:
+            offload = str(case.offload).lower()  # has accelerate add gloo for tensors of the CPU
+            os.environ.update(ONE_WORKER, FSDP_OFFLOAD_PARAMS=offload)
+            cpu = not torch.cuda.is_available()
+            state = PartialState(cpu=cpu, store=dist.HashStore(), rank=0, world_size=1)
+            state.distributed_type = DistributedType.MULTI_GPU  # which accelerate promotes to FSDP
+        yield Training(case)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        GradientState._reset_state()
+        AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def _options(case: Case) -> dict[str, Any]:
+    """The arguments of the Accelerator."""
+    by_block = case.backend != "no"
+    options: dict[str, Any] = {
+        "cpu": not torch.cuda.is_available(),
+        "mixed_precision": case.precision,
+        "dynamo_plugin": TorchDynamoPlugin(case.backend, use_regional_compilation=by_block),
+    }
+    if case.fsdp:
+        options["fsdp_plugin"] = FullyShardedDataParallelPlugin(
+            fsdp_version=2,
+            reshard_after_forward=True,
+            auto_wrap_policy="transformer_based_wrap",
+            transformer_cls_names_to_wrap=list(GPT._no_split_modules),
+            cpu_ram_efficient_loading=False,
+            cpu_offload=case.offload,
+        )
+    return options
+
+
+def measure(case: Case, seconds: float) -> dict[str, Any]:
+    """Speed and peak memory in about `seconds`, with plan.py's prediction where it makes one.
+
+    A model that does not fit is a result.
+    """
+    compiled = case.backend != "no"
+    config = case.model()
+    row: dict[str, Any] = {
+        "model": f"{config.n_layer} layers, {config.n_embd} wide",
+        "micro-batch": case.batch(),
+        "precision": case.precision,
+        "compiled": "by block" if compiled else "no",
+        "checkpointing": "yes" if config.activation_checkpointing else "no",
+    }
+    if case.fsdp:
+        row["FSDP"] = "offloaded" if case.offload else "one rank"
+    measured = None
+    try:
+        with counted_memory(compiled) as peak, training_of(case) as training:
+            training.seconds(WARM_UP)
+            steps = max(1, round(seconds / TURNS / training.seconds(1)))
+            turns = [training.seconds(steps) for _ in range(TURNS)]
+            row |= training.speed(turns, case.precision)
+            measured = peak()
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        row["tokens/s"] = "does not fit"
+    row["peak MB"] = None if measured is None else round(measured / 1e6)
+    if not case.fsdp:
+        planned = planned_bytes(config, case.precision, case.batch())
+        row["plan MB"] = round(planned / 1e6)
+        if measured is not None and not compiled:  # the plan is of what is not compiled
+            row["plan / peak"] = planned / measured
+    return row
+
+
+@cache
+def _candidate(config: GPTConfig, precision: str, device: str) -> Any:
+    return candidates(config, Shape(device, precision, 1), 1)[0]
+
+
+def planned_bytes(config: GPTConfig, precision: str, batch: int) -> float:
+    """What plan.py predicts for the tensors of an update."""
+    candidate = _candidate(config, precision, the_device().type)
+    return float(candidate.peaks(batch, False)["update"])
+
+
+def deterministic(case: Case, seconds: float) -> list[dict[str, Any]]:
+    """The price of deterministic kernels: turns with and without, in one process."""
+    compiled = "no" if case.backend == "no" else "by block"
+    found: dict[bool, list[float]] = {True: [], False: []}
+    with training_of(case) as training:
+        try:
+            for kind in (False, True):
+                torch.use_deterministic_algorithms(kind)
+                training.seconds(WARM_UP)
+            steps = max(1, round(seconds / TURNS / 2 / training.seconds(1)))
+            for turn in range(TURNS):
+                for kind in (True, False) if turn % 2 else (False, True):
+                    torch.use_deterministic_algorithms(kind)
+                    found[kind].append(training.seconds(steps))
+        finally:
+            torch.use_deterministic_algorithms(False)
+        ratios = [one / other for one, other in zip(found[True], found[False], strict=True)]
+        rows = []
+        for kind, values in found.items():
+            row = {"deterministic": "yes" if kind else "no", "compiled": compiled}
+            price = {"times the other": spread(ratios)} if kind else {}
+            rows.append({**row, **training.speed(values, case.precision), **price})
+    return rows
