@@ -78,17 +78,18 @@ def as_words(found: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in found.items())
 
 
-def kill_with_children(pid: int) -> None:
+def kill_with_children(process: subprocess.Popen[Any]) -> None:
     """kill -9 for a process and all that it has started; returns when they are gone."""
-    try:
-        parent = psutil.Process(pid)
-        processes = [*parent.children(recursive=True), parent]
-    except psutil.NoSuchProcess:
-        return
-    for process in processes:
+    children: list[psutil.Process] = []
+    if process.poll() is None:  # otherwise its number may be another's by now
         with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(processes, timeout=10)
+            children = psutil.Process(process.pid).children(recursive=True)
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    process.kill()
+    process.wait()  # before psutil would, which takes the exit code away
+    psutil.wait_procs(children, timeout=10)
 
 
 def median(values: Sequence[float]) -> float:

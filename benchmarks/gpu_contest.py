@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from common import ROOT, flops_per_token, median, spread
 from gpu_items import Row, Settings
-from gpu_steps import peak_flops
+from gpu_steps import free_memory, peak_flops
 from turns import Contestant, other, ours, take_turns
 
 from data.corpus import prepare_corpus
@@ -32,6 +32,7 @@ def prepare(settings: Settings) -> list[str]:
     The tokenizer is trained on the standard library's source, which has fewer pairs than GPT-2 has
     tokens. Tokens that no text contains fill it up to GPT-2's number, as in nanoGPT up to 50,304.
     """
+    free_memory()  # of earlier items in this process: others need the device now
     source = "python-docs" if settings.rehearse else SOURCE
     cache, folder = Path(settings.folder, "data"), Path(settings.folder, "tokenizer")
     text: dict[str, Any] = {"text_column": "text", "val_fraction": 0.1, "block_size": 32}

@@ -105,8 +105,8 @@ class Run:
                 self.finish()
                 raise RuntimeError("the run ended before it was killed")
             time.sleep(0.01)
-        kill_with_children(self.process.pid)
-        if self.process.wait() == 0:
+        kill_with_children(self.process)
+        if self.process.returncode == 0:
             raise RuntimeError("the run was over before it was killed")
 
 
@@ -117,7 +117,7 @@ def with_all(runs: dict[str, Run], work: Callable[[Run], object]) -> None:
             list(pool.map(work, runs.values()))
     finally:
         for run in runs.values():
-            kill_with_children(run.process.pid)
+            kill_with_children(run.process)
 
 
 def resume_rows(settings: Settings) -> list[Row]:

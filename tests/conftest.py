@@ -40,7 +40,7 @@ SUBJECTS = {
     "signals": ("test_attempts", "test_promise_signals", "test_signals"),
     "slurm": ("test_slurm",),
     "network": ("test_hosts", "test_promise_machines"),
-    "gpu": ("test_gpu",),
+    "gpu": ("test_gpu.py",),
 }
 
 

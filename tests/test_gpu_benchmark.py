@@ -1,0 +1,285 @@
+"""benchmarks/gpu.py, rehearsed without a GPU: nothing ends it, and it resumes where it stopped."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import runs
+
+sys.path.append(str(runs.ROOT / "benchmarks"))  # last: its data.py is not the room of that name
+import gpu
+import gpu_items
+import gpu_steps
+import gpu_tables
+
+TINY = gpu_items.Settings("unused", rehearse=True)
+MEASURER = """
+import json, os, sys, threading
+
+for line in sys.stdin:
+    item = json.loads(line)["item"]
+    with open(sys.argv[1], "a") as log:
+        print(item, os.getpid(), file=log)
+    if item == "dies":
+        print("the last words", file=sys.stderr, flush=True)
+        os._exit(3)
+    if item == "hangs":
+        threading.Event().wait()
+    answer = {"error": "ValueError: no"} if item == "raises" else {"rows": [{"name": item}]}
+    print(json.dumps(answer), flush=True)
+"""
+NANOGPT = """
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+@dataclass
+class GPTConfig:
+    vocab_size: int
+    block_size: int
+    n_layer: int
+    n_head: int
+    n_embd: int
+    dropout: float
+    bias: bool
+
+
+class GPT(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.table = nn.Embedding(config.vocab_size, config.n_embd)
+
+    def configure_optimizers(self, decay, rate, betas, device):
+        return torch.optim.AdamW(self.parameters(), rate, betas, weight_decay=decay)
+
+    def forward(self, ids, targets):
+        logits = self.table(ids) @ self.table.weight.T
+        return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+"""
+
+
+def item(name: str, seconds: float = 60.0) -> gpu_items.Item:
+    return gpu_items.Item(name, "a group", seconds, lambda settings: [])
+
+
+class Measured:
+    """Items that a small process in place of the real one measures, and how often it was asked."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "measurer.py").write_text(MEASURER)
+        self.asked_log, self.results = folder / "asked", folder / "results" / "gpu.json"
+        command = [sys.executable, str(folder / "measurer.py"), str(self.asked_log)]
+        self.worker = gpu.Worker(command, folder / "worker.log", {})
+
+    def measure(self, *items: gpu_items.Item, key: str = "here", **options) -> dict:
+        results = gpu.Results(self.results, key, {})
+        given = {"seconds": 100.0, **options}
+        gpu.measure_all(items, self.worker, results, TINY, **given)
+        content = json.loads(self.results.read_text()) if self.results.exists() else {key: {}}
+        return content[key].get("items", {})
+
+    def asked(self) -> list[str]:
+        lines = self.asked_log.read_text().splitlines() if self.asked_log.exists() else []
+        return [line.split()[0] for line in lines]
+
+    def processes(self) -> int:
+        return len({line.split()[1] for line in self.asked_log.read_text().splitlines()})
+
+
+@pytest.fixture
+def measured(tmp_path) -> Measured:
+    return Measured(tmp_path)
+
+
+def test_an_item_that_fails_dies_or_hangs_does_not_stop_the_others(measured):
+    names = ("first", "raises", "second", "dies", "third", "hangs", "last")
+    found = measured.measure(*(item(name, 0.5 if name == "hangs" else 60) for name in names))
+
+    assert measured.asked() == list(names)
+    assert [name for name in names if "rows" in found[name]] == ["first", "second", "third", "last"]
+    assert found["raises"]["error"] == "ValueError: no"
+    assert "ended" in found["dies"]["error"]
+    assert "the last words" in found["dies"]["error"]
+    assert "its share of 0.5 s" in found["hangs"]["error"]
+    assert 0.5 <= found["hangs"]["seconds"] < 10
+    assert measured.processes() == 3  # one serves all items, until it dies or hangs
+
+
+def test_a_second_start_repeats_only_what_failed_after_what_is_new(measured):
+    measured.measure(item("first"), item("raises"))
+    measured.measure(item("first"), item("raises"), item("new"))
+    assert measured.asked() == ["first", "raises", "new", "raises"]
+
+    measured.measure(item("first"), again=True)
+    assert measured.asked()[4:] == ["first"]
+
+
+def test_another_code_device_or_torch_begins_anew_and_keeps_the_older_results(measured):
+    before = measured.measure(item("first"))
+    assert measured.measure(item("first"), key="another")["first"]["rows"] == [{"name": "first"}]
+    assert measured.asked() == ["first", "first"]
+    assert measured.measure(item("first")) == before
+
+
+def test_no_item_begins_that_may_not_end_in_time(measured):
+    found = measured.measure(item("long", 1000), item("short", 5), seconds=20.0)
+    assert list(found) == ["short"]
+    assert list(measured.measure(item("long", 1000), seconds=2000.0)) == ["short", "long"]
+
+
+def test_an_error_or_an_exit_of_an_item_is_its_answer(capfd):
+    def ends(settings):
+        sys.exit("nanoGPT ended")
+
+    def fails(settings):
+        raise OSError("no space")
+
+    items = tuple(gpu_items.Item(work.__name__, "", 1, work) for work in (ends, fails))
+    settings = {"folder": "unused"}
+    for name, error in (("ends", "SystemExit: nanoGPT ended"), ("fails", "OSError: no space")):
+        request = {"item": name, "settings": settings}
+        assert gpu_items.answer(items, request) == {"error": error}
+    assert "Traceback" in capfd.readouterr().err
+
+
+def test_the_digest_of_the_code_changes_with_it_and_not_with_results(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "ROOT", tmp_path)
+    code, results = tmp_path / "benchmarks" / "a.py", tmp_path / "benchmarks" / "results.json"
+    code.parent.mkdir()
+    code.write_text("1")
+    before = gpu.code_digest()
+    results.write_text("{}")
+    assert gpu.code_digest() == before
+    code.write_text("2")
+    assert gpu.code_digest() != before
+
+
+def test_without_a_gpu_or_with_a_wrong_folder_one_sentence_says_so(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpu.main([]) == 2
+    assert "--rehearse" in capsys.readouterr().err
+    assert gpu.main(["--rehearse", "--nanogpt", str(tmp_path)]) == 2
+    assert f"--nanogpt {tmp_path} has no model.py" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("group", "row", "column", "text"),
+    [
+        ("gpt2 compiled", {"contestant": "train.py", "MFU": 0.499}, "MFU", "at least 50 %: missed"),
+        ("gpt2 compiled", {"contestant": "train.py", "MFU": 0.5}, "MFU", "at least 50 %: reached"),
+        (
+            "gpt2 compiled",
+            {"contestant": "nanoGPT", "train.py / this": 0.99},
+            "train.py / this",
+            "at least 1.0: missed",
+        ),
+        ("large models", {"plan / peak": 1.06}, "plan / peak", "0.95 to 1.05: missed"),
+        ("large models", {"plan / peak": 0.96}, "plan / peak", "0.95 to 1.05: reached"),
+        ("snapshots", {"stall / 100 steps": 0.011}, "stall / 100 steps", "at most 1 %: missed"),
+    ],
+)
+def test_a_figure_has_its_target_and_whether_it_is_reached(group, row, column, text):
+    assert text in gpu_tables.cell(group, row, column)
+
+
+def test_a_figure_that_no_target_is_about_has_none():
+    assert gpu_tables.cell("gpt2 eager", {"contestant": "train.py", "MFU": 0.3}, "MFU") == "30.0%"
+    row = {"contestant": "bare loop", "train.py / this": 0.9}
+    assert gpu_tables.cell("gpt2 compiled", row, "train.py / this") == "0.900"
+    assert gpu_tables.cell("micro-batches", {"compiled": "no", "MFU": None}, "MFU") == ""
+
+
+def test_a_model_that_does_not_fit_is_a_result_with_its_plan(monkeypatch):
+    def no_memory(training, steps):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(gpu_steps.Training, "seconds", no_memory)
+    monkeypatch.setattr(gpu_steps, "planned_bytes", lambda *_: 3e6)
+    row = gpu_steps.measure(gpu_steps.Case(TINY.words(2), TINY.vocabulary), 0.1)
+    assert (row["micro-batch"], row["tokens/s"], row["peak MB"]) == (2, "does not fit", None)
+    assert row["plan MB"] == 3
+    assert "plan / peak" not in row
+
+
+@pytest.mark.thorough
+def test_each_kind_of_update_is_measured_in_one_process(tmp_path):
+    names = ["deterministic", "micro-batch 4", "gpt2_xl with checkpointing", "fp16"]
+    names += ["FSDP on one rank", "FSDP on one rank, offloaded"]
+    environment = {**runs.environment(), "CUDA_VISIBLE_DEVICES": ""}
+    worker = gpu.Worker(gpu.WORKER, tmp_path / "worker.log", environment)
+    results = gpu.Results(tmp_path / "gpu.json", "here", {})
+    items = [item for item in gpu_items.ITEMS if item.name in names]
+    gpu.measure_all(items, worker, results, TINY, seconds=1000.0)
+
+    assert [name for name in names if "error" in results.items[name]] == []
+    check_updates({name: results.items[name]["rows"] for name in names})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_rehearsal_takes_every_path_also_after_it_was_killed(tmp_path):
+    (tmp_path / "model.py").write_text(NANOGPT)
+    folder, results = tmp_path / "work", tmp_path / "gpu.json"
+    command = [sys.executable, str(runs.ROOT / "benchmarks" / "gpu.py"), "--rehearse"]
+    command += ["--nanogpt", str(tmp_path), "--folder", str(folder), "--results", str(results)]
+
+    def items() -> dict:
+        if not results.exists():
+            return {}
+        (only,) = json.loads(results.read_text()).values()
+        return only["items"]
+
+    with runs.started(command, tmp_path / "killed.out") as process:
+        runs.wait_until(lambda: len(items()) >= 2, process, deadline=600)
+    before = items()
+    assert 2 <= len(before) < len(gpu_items.ITEMS)
+    done = runs.run(command, deadline=1500)
+    assert done.returncode == 0, done.stderr
+
+    found = items()
+    assert {name: found[name] for name in before} == before
+    assert not any(f"\n{name}: done" in done.stdout for name in before)
+    errors = {name: result["error"] for name, result in found.items() if "error" in result}
+    assert errors == {}
+    assert list(found) == [item.name for item in gpu_items.ITEMS]
+    check_rows({name: result["rows"] for name, result in found.items()})
+    for item in gpu_items.ITEMS:
+        assert f"### {item.group}\n" in done.stdout
+    assert "not measured yet" not in done.stdout
+
+
+def check_rows(rows: dict[str, list[dict]]) -> None:
+    """Every item has the figures that its group is about."""
+    assert {row["result"] for row in rows["tests"]} == {"skipped"}  # there is no CUDA device
+    assert [row["result"] for row in rows["resume"]] == ["the same bits"] * 2
+    names = ["train.py", "nanoGPT", "bare loop", "train.py, compiled whole"]
+    assert [row["contestant"] for row in rows["contest, compiled"]] == names
+    assert [row["contestant"] for row in rows["contest, eager"]] == names[:3]
+    assert all(row["train.py / this"] > 0 for row in rows["contest, compiled"])
+    assert all(row["stalls for s"] >= 0 < row["snapshot MB"] for row in rows["snapshots"])
+    check_updates(rows)
+
+
+def check_updates(rows: dict[str, list[dict]]) -> None:
+    kinds = [(row["deterministic"], row["compiled"]) for row in rows["deterministic"]]
+    assert kinds == [("yes", "by block"), ("no", "by block"), ("yes", "no"), ("no", "no")]
+    for item in gpu_items.ITEMS:
+        of_updates = item.group in ("micro-batches", "large models", "other modes")
+        for row in rows.get(item.name, []) if of_updates else []:
+            assert row["tokens/s"] > 0
+            if row["compiled"] == "no" and "FSDP" not in row:
+                # The allocation log counts what plan.py predicts.
+                assert row["plan / peak"] == pytest.approx(1, abs=0.01)
+    assert [row["compiled"] for row in rows["micro-batch 4"]] == ["no", "by block"]
+    assert [row["checkpointing"] for row in rows["gpt2_xl with checkpointing"]] == ["yes"]
+    assert rows["fp16"][0]["precision"] == "fp16"
+    assert rows["FSDP on one rank"][0]["FSDP"] == "one rank"
+    assert rows["FSDP on one rank, offloaded"][0]["FSDP"] == "offloaded"
