@@ -36,6 +36,7 @@ EXIT_USER_MISTAKE, EXIT_TERMINATED = 2, 143
 WORKER = (sys.executable, str(ROOT / "benchmarks" / "gpu_items.py"))
 SOURCES = ("*.py", "*/*.py", "*/*/*.py", "accelerate_configs/*.yaml", "config/*/*.yaml")
 REHEARSAL_SLACK = 4
+"""How many times its share an item may take: a laptop has few cores for so many processes."""
 LAST_LINES = 1500
 """Characters of the log that an error has at its end."""
 
@@ -206,7 +207,6 @@ def main(arguments: list[str]) -> int:
     results = Results(options.results, key, facts)
     worker = Worker(WORKER, options.folder / "worker.log", environment)
     seconds = 60 * options.minutes - (time.monotonic() - begun)
-    # A laptop has few cores for the processes of a rehearsal.
     slack = REHEARSAL_SLACK if options.rehearse else 1
     items = [replace(item, seconds=slack * item.seconds) for item in ITEMS]
     measure_all(items, worker, results, settings, seconds, options.again)

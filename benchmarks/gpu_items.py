@@ -1,7 +1,8 @@
 """What benchmarks/gpu.py measures, and the process that measures it.
 
 The process reads an item's name and settings as a line of JSON from standard input, and answers
-with a line: the rows of a table, or an error. Whatever else is printed goes to standard error.
+with a line: the rows of a table, or an error. Whatever else is printed goes to standard error. What
+computes is imported only there: benchmarks/gpu.py needs nothing but the list.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ ITEMS = (
     Item("deterministic", "deterministic kernels", 60, deterministic),
     *map(_sweep, MICRO_BATCHES),
     *(_large(name, kind) for name in ("gpt2_large", "gpt2_xl") for kind in (False, True)),
-    Item("snapshots", "snapshots", 90, snapshots),
+    Item("snapshots", "snapshots", 120, snapshots),
     _other("fp16", "gpt2", precision="fp16"),
     _other("FSDP on one rank", "gpt2_large", fsdp=True),
     _other("FSDP on one rank, offloaded", "gpt2_large", fsdp=True, offload=True),
