@@ -37,8 +37,8 @@ WORKER = (sys.executable, str(ROOT / "benchmarks" / "gpu_items.py"))
 SOURCES = ("*.py", "*/*.py", "*/*/*.py", "accelerate_configs/*.yaml", "config/*/*.yaml")
 REHEARSAL_SLACK = 4
 """How many times its share an item may take: a laptop has few cores for so many processes."""
-LAST_LINES = 1500
-"""Characters of the log that an error has at its end."""
+LOG_CHARACTERS = 1500
+"""Of the end of the log, which an error of the process shows."""
 
 
 class Worker:
@@ -92,7 +92,7 @@ class Worker:
 
     def _ended(self, why: str) -> dict[str, Any]:
         self.end()
-        tail = self._log.read_bytes()[-LAST_LINES:].decode(errors="replace")
+        tail = self._log.read_bytes()[-LOG_CHARACTERS:].decode(errors="replace")
         return {"error": f"{why}\n{tail}"}
 
 
