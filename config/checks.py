@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from config.schema import TEXT_KEYS, Config
+from config.schema import SCHEDULES, TEXT_KEYS, Config
 from data.columns import CONVERSATIONS, DOCUMENT_MODES
 from data.printable import printable
 from data.tokenizer import CHARACTERS, LARGEST_BPE, SMALLEST_BPE, bpe_size
@@ -65,8 +65,13 @@ CARD_FIELDS = {
     "hub.license": "must be a license as the Hub names it, such as mit or apache-2.0, or null",
     "hub.language": "must be the code of a language, such as en or de, or null",
 }
-NOTICES = ("auto", "aws", "gcp", "azure", "none")
-"""Where a preemption notice may come from."""
+CHOICES = {
+    "data.documents": DOCUMENT_MODES,
+    "model.activation_function": tuple(ACTIVATIONS),
+    "optim.schedule": SCHEDULES,
+    "run.preemption_notice": ("auto", "aws", "gcp", "azure", "none"),
+}
+"""By key, the texts that it may be."""
 WORD = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
 TOO_LONG = f"is too long: a name has {PART_BYTES} bytes at most, and a path {PATH_BYTES}"
 
@@ -117,16 +122,14 @@ def _check_texts(found: Problems) -> None:
             need(_has_home(text), key, f"names the home of an unknown user: write ./{text}")
         if key in ("data.cache_dir", "run.name", "run.dir"):
             need(printable(text) == text, key, "has control characters, which a terminal executes")
+    for key, (*most, last) in CHOICES.items():
+        valid = _value(found.config, key) in CHOICES[key]
+        need(valid, key, f"must be {', '.join(most)} or {last}")
 
 
 def _check_data_and_model(found: Problems) -> None:
     need, data, model = found.need, found.config.data, found.config.model
     need(0 < data.val_fraction <= 0.5, "data.val_fraction", "must be above 0 and at most 0.5")
-    need(
-        data.documents in DOCUMENT_MODES,
-        "data.documents",
-        f"must be {', '.join(DOCUMENT_MODES[:-1])} or {DOCUMENT_MODES[-1]}",
-    )
     need(
         model.pretrained is None or model.architecture is None,
         "model.architecture",
@@ -156,11 +159,6 @@ def _check_data_and_model(found: Problems) -> None:
             f"token) to {LARGEST_BPE}, such as bpe:8000",
         )
     need(0 <= model.dropout < 1, "model.dropout", "must be at least 0 and below 1")
-    need(
-        model.activation_function in ACTIVATIONS,
-        "model.activation_function",
-        f"must be {' or '.join(ACTIVATIONS)}",
-    )
     if model.n_head >= 1 and 1 <= model.n_embd <= RANGES["model.n_embd"][1]:
         near = sorted({max(1, model.n_embd // model.n_head), model.n_embd // model.n_head + 1})
         need(
@@ -197,6 +195,7 @@ def _check_optimizer(found: Problems) -> None:
         "optim.min_learning_rate",
         f"must be between 0 and optim.learning_rate={optim.learning_rate}",
     )
+    need(0 < optim.decay_fraction <= 1, "optim.decay_fraction", "must be above 0 and at most 1")
     need(0 <= optim.weight_decay < math.inf, "optim.weight_decay", "must not be negative")
     need(
         len(optim.betas) == 2 and all(map(_is_beta, optim.betas)),
@@ -227,11 +226,6 @@ def _check_hub_and_run(found: Problems) -> None:
         need(0 <= getattr(hub, key[4:]) < 1e6, key, "must be at least 0, and below 1000000")
     need(0 < hub.timeout_seconds < 1e6, "hub.timeout_seconds", "must be above 0, below 1000000")
     need(1 <= run.grace_seconds < 1e6, "run.grace_seconds", "must be at least 1, below 1000000")
-    need(
-        run.preemption_notice in NOTICES,
-        "run.preemption_notice",
-        f"must be {', '.join(NOTICES[:-1])} or {NOTICES[-1]}",
-    )
     need(
         run.metadata_address is None or run.metadata_address.startswith("http://"),
         "run.metadata_address",

@@ -14,6 +14,7 @@ from model.lora import Lora
 
 OTHER_MODELS = ("pretrained", "architecture")
 """The keys of `model` that name another model than our GPT."""
+SCHEDULES = ("cosine", "wsd")
 
 
 class ConfigError(ValueError):
@@ -71,9 +72,13 @@ class OptimConfig:
     learning_rate: float = 1e-3
     """The highest learning rate, reached after the warm-up."""
     min_learning_rate: float = 1e-4
-    """The learning rate of the last step, at the end of the cosine."""
+    """The learning rate of the last step."""
     warmup_steps: int = 100
     """Steps of linear increase from 0."""
+    schedule: str = "cosine"
+    """After the warm-up: cosine, falling over all steps; wsd, stable, falling at the end alone."""
+    decay_fraction: float = 0.2
+    """wsd: the share of train.max_steps, at their end, in which the learning rate falls."""
     weight_decay: float = 0.1
     """Decoupled weight decay of matrices and embeddings; biases and norms have none."""
     betas: list[float] = field(default_factory=lambda: [0.9, 0.99])

@@ -13,6 +13,8 @@ LEGACY_VALUES = {
     "data.documents": "packed",
     "model.lora_targets": [],
     "optim.freeze": [],
+    "optim.schedule": "cosine",
+    "optim.decay_fraction": 0.2,
     "snapshot.whole": True,
 }
 """By key, the value that a snapshot implies which was written before the key existed."""

@@ -25,7 +25,7 @@ from training.reporting.clock import PhaseClock
 from training.reporting.console import Console, counted
 from training.reporting.machine import computed_on, machine_hints, machine_line
 from training.reporting.report import Report
-from training.schedule import learning_rate_at
+from training.schedule import last_full_step, learning_rate_at
 
 STEEP = 1.5
 """A learning rate this many times the last step's is worth a hint."""
@@ -104,20 +104,31 @@ def _print_model(console: Console, config: Config, model: LanguageModel, base: s
 def rate_jump(state: RunState, config: Config) -> str | None:
     """A hint that the next learning rate is much higher than the last one; None where it is not.
 
-    The cosine spans all steps. With more steps, a finished run is in its middle again.
+    The schedule spans all steps. With more steps, a finished run is in the middle of the cosine, or
+    in the stable phase, again.
     """
     try:
         before = OptimConfig(**state.config["optim"])
-        last = learning_rate_at(state.step, before, state.config["train"]["max_steps"])
+        steps_before = state.config["train"]["max_steps"]
+        last = learning_rate_at(state.step, before, steps_before)
+        stable = last_full_step(before, steps_before)
     except (KeyError, TypeError, ArithmeticError):  # a snapshot of another version
         return None
-    rate = learning_rate_at(state.step + 1, config.optim, config.train.max_steps)
-    if rate < STEEP * last:
+    optim, steps = config.optim, config.train.max_steps
+    rate = learning_rate_at(state.step + 1, optim, steps)
+    if rate <= STEEP * last:
         return None
+    why = f"the cosine is over all {steps:,} steps."
+    if optim.schedule == "wsd":
+        why = f"it falls after step {last_full_step(optim, steps):,} of {steps:,}."
+    if before.schedule == optim.schedule == "wsd":
+        why += f" Snapshots up to step {stable:,} continue at the stable rate."
+    if last == 0:  # no run can be at that rate
+        return f"the learning rate rises from 0 to {rate:.2g}: {why}"
     return (
-        f"the learning rate rises from {last:.2g} to {rate:.2g}, {rate / last:.1f} times: the "
-        f"cosine is over all {config.train.max_steps:,} steps. optim.learning_rate={last:g} and "
-        f"optim.min_learning_rate={min(last, config.optim.min_learning_rate):g} keep it."
+        f"the learning rate rises from {last:.2g} to {rate:.2g}, {rate / last:.1f} times: {why} "
+        f"optim.learning_rate={last:g} and "
+        f"optim.min_learning_rate={min(last, optim.min_learning_rate):g} keep it."
     )
 
 
@@ -212,8 +223,9 @@ def print_end(
     console.say("Generate text:     " + shlex.join(command))
     longer, least = 2 * train.max_steps, config.optim.min_learning_rate
     again = learning_rate_at(train.max_steps + 1, config.optim, longer)
+    phase = {"cosine": "middle of the longer cosine", "wsd": "longer run's stable phase"}
+    kept = f"; optim.learning_rate={least:g} as well keeps it at the last {least:g}" * (least > 0)
     console.say(
         f"Continue training: the same command with train.max_steps={longer}. Its learning rate "
-        f"begins at {again:.2g}, in the\n                   middle of the longer cosine; "
-        f"optim.learning_rate={least:g} as well keeps it at the last {least:g}."
+        f"begins at {again:.2g}, in the\n{'':<19}{phase[config.optim.schedule]}{kept}."
     )

@@ -1,0 +1,103 @@
+"""The schedule of warm-up, stable rate and decay, and runs that are extended under it."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+import runs
+from config.compose import load_config
+from config.schema import OptimConfig
+from snapshot.disk.state import RunState
+from training.reporting.summary import rate_jump
+from training.schedule import learning_rate_at
+
+WSD = OptimConfig(
+    learning_rate=1.0,
+    min_learning_rate=0.1,
+    warmup_steps=10,
+    schedule="wsd",
+    decay_fraction=0.2,
+)
+
+
+@pytest.mark.parametrize(
+    ("step", "rate"),
+    [
+        (1, 0.1),
+        (10, 1.0),
+        (11, 1.0),
+        (80, 1.0),
+        (81, 0.798754),  # 0.1 + 0.9 (1 - sqrt(1 / 20))
+        (85, 0.55),
+        (99, 0.122788),
+        (100, 0.1),
+        (200, 0.1),
+    ],
+)
+def test_the_rate_is_stable_then_falls_as_one_minus_the_root(step, rate):
+    assert learning_rate_at(step, WSD, max_steps=100) == pytest.approx(rate, abs=1e-6)
+
+
+def test_a_decay_over_everything_begins_after_the_warm_up():
+    whole = OptimConfig(1.0, 0.0, warmup_steps=10, schedule="wsd", decay_fraction=1.0)
+    rates = [learning_rate_at(step, whole, max_steps=14) for step in range(9, 15)]
+    assert rates == pytest.approx([0.9, 1.0, 0.5, 0.292893, 0.133975, 0.0], abs=1e-6)
+    assert learning_rate_at(5, whole, max_steps=5) == 0.5  # it ends in the warm-up
+
+
+def test_a_stable_rate_does_not_depend_on_the_last_step():
+    for step in range(1, 81):
+        rates = {learning_rate_at(step, WSD, most) for most in (100, 101, 500, 10**9)}
+        assert len(rates) == 1
+
+
+def test_a_run_that_is_extended_before_its_decay_is_one_that_was_longer_from_the_start(
+    small, tmp_path
+):
+    wsd = [*small, "optim.schedule=wsd", "snapshot.every=5", "train.eval_every=20"]
+    long, extended = tmp_path / "long", tmp_path / "extended"
+    result = runs.train(*wsd, "train.max_steps=20", f"run.dir={long}")
+    assert result.returncode == 0, result.stderr
+    # Of 10 steps the last 2 decay: the snapshot of step 5 is of the stable phase.
+    assert runs.train(*wsd, "train.max_steps=10", f"run.dir={extended}").returncode == 0
+    shutil.rmtree(runs.snapshot(extended, 10))
+    result = runs.train(*wsd, "train.max_steps=20", f"run.dir={extended}")
+    assert result.returncode == 0, result.stderr
+    assert "rises" not in result.stdout
+    runs.assert_same_bits(runs.snapshot(long, 20), runs.snapshot(extended, 20))
+    rates = [record["learning_rate"] for record in runs.metrics(extended)]
+    assert rates == [record["learning_rate"] for record in runs.metrics(long)]
+
+
+def jump(*words: str, steps: int = 2000) -> str | None:
+    """The hint of a run of 2,000 steps that is extended to 4,000 after so many steps."""
+    before = load_config(["train.max_steps=2000", *words])
+    state = RunState("run", "attempt", steps, 0, 1337, None, {}, {})
+    state.config = {"optim": vars(before.optim), "train": vars(before.train)}
+    return rate_jump(state, load_config(["train.max_steps=4000", *words]))
+
+
+def test_a_finished_run_jumps_back_to_the_stable_rate_and_a_stable_one_does_not():
+    words = jump("optim.schedule=wsd")
+    assert words is not None
+    assert "rises from 0.0003 to 0.003, 10.0 times: it falls after step 3,200 of 4,000" in words
+    assert "Snapshots up to step 1,600 continue at the stable rate" in words
+    assert "optim.learning_rate=0.0003 and optim.min_learning_rate=0.0003 keep it" in words
+    assert jump("optim.schedule=wsd", steps=1600) is None
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "wsd"])
+def test_a_rate_that_has_fallen_to_zero_rises_and_cannot_be_kept(schedule):
+    words = jump(f"optim.schedule={schedule}", "optim.min_learning_rate=0")
+    assert words is not None
+    assert "rises from 0 to" in words
+    assert "keep it" not in words
+
+
+def test_a_finished_run_says_how_it_continues(small, tmp_path):
+    words = ["optim.schedule=wsd", "train.max_steps=10", f"run.dir={tmp_path / 'run'}"]
+    result = runs.train(*small, *words, "optim.min_learning_rate=0")
+    assert "train.max_steps=20. Its learning rate begins at 0.003, in the" in result.stdout
+    assert "longer run's stable phase.\n" in result.stdout
