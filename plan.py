@@ -40,8 +40,6 @@ PEAK_IN = {
     "snapshot": "while a snapshot is written (snapshot.piece_bytes lowers it)",
 }
 CHARACTERS_PLANNED = 256
-BYTES_ON_DISK = 12
-"""Of a parameter in a snapshot: the weight and AdamW's two moments in float32."""
 
 
 def main(arguments: list[str]) -> int:
@@ -50,7 +48,9 @@ def main(arguments: list[str]) -> int:
     try:
         config = load_config(options.overrides)
         memory = GIB * memory_of(options)
-        shape = Shape(options.device, options.precision, options.processes)
+        shape = Shape(
+            options.device, options.precision, options.processes, optimizer=config.optim.name
+        )
         if options.processes % options.machines:
             raise ConfigError(
                 f"--processes {options.processes} is not a multiple of --machines "
@@ -182,12 +182,11 @@ def print_plan(
         )
     if config.optim.freeze:
         print("Frozen parameters are counted as if they were trained: less memory is needed.")
-    print_storage(config, trained)
+    print_storage(config, layout_for(model).trained_bytes(config.optim.name) / 1e9)
 
 
-def print_storage(config: Config, trained: int) -> None:
-    """Print what snapshots take, on the disk and on the Hub."""
-    snapshot = trained * BYTES_ON_DISK / 1e9
+def print_storage(config: Config, snapshot: float) -> None:
+    """Print what snapshots of so many GB take, on the disk and on the Hub."""
     keep, hub = config.snapshot.keep, config.hub
     print(
         f"A snapshot is {snapshot:.2f} GB: {snapshot * (keep + 1):.1f} GB of disk with "

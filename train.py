@@ -18,7 +18,7 @@ from model.gpt import GPT, IGNORED
 from training.distributed.precision import configure_precision
 from training.distributed.strategy import grads_in_buckets
 from training.evaluation import held_out_loss
-from training.optimizer import adamw, freeze
+from training.optimizer import freeze, make_optimizer
 from training.out_of_memory import check_fits
 from training.reproducibility import reseed
 from training.run.accelerator import accelerator_options
@@ -46,14 +46,15 @@ def main(config: Config, session: Session) -> int:
     # The model: our own, or one of the Hub. New weights are a function of the seed.
     reseed(train.seed, step=0, process=0)
     if session.pretrained is None:
-        model: LanguageModel = GPT(check_fits(gpt_config(config, corpus.tokenizer.vocab_size)))
+        sizes = check_fits(gpt_config(config, corpus.tokenizer.vocab_size), optim.name)
+        model: LanguageModel = GPT(sizes)
     else:
         model = session.pretrained.build(session.start, corpus.tokenizer)
     freeze(model, optim.freeze)
     session.open(model)
     if session.finished:
         return session.end()
-    optimizer = adamw(model, optim, accelerator.device)
+    optimizer = make_optimizer(model, optim, accelerator.device, accelerator.mixed_precision)
 
     # The training windows are a function of seed and step. The held-out windows never change.
     windows = windows_of(corpus.train, data.block_size, IGNORED, model.can_pack)

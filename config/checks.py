@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from config.schema import SCHEDULES, TEXT_KEYS, Config
+from config.schema import OPTIMIZERS, SCHEDULES, TEXT_KEYS, Config
 from data.columns import CONVERSATIONS, DOCUMENT_MODES
 from data.printable import printable
 from data.tokenizer import CHARACTERS, LARGEST_BPE, SMALLEST_BPE, bpe_size
@@ -68,6 +68,7 @@ CARD_FIELDS = {
 CHOICES = {
     "data.documents": DOCUMENT_MODES,
     "model.activation_function": tuple(ACTIVATIONS),
+    "optim.name": OPTIMIZERS,
     "optim.schedule": SCHEDULES,
     "run.preemption_notice": ("auto", "aws", "gcp", "azure", "none"),
 }

@@ -11,6 +11,7 @@ ALIASES = {
     "optim.learning_rate": "lr max_lr",
     "optim.min_learning_rate": "min_lr",
     "optim.warmup_steps": "warmup warmup_iters num_warmup_steps",
+    "optim.name": "optimizer optimiser optim_name",
     "optim.schedule": "scheduler lr_scheduler lr_scheduler_type lr_schedule",
     "optim.weight_decay": "wd",
     "optim.betas": "beta1 beta2 adam_beta1 adam_beta2",

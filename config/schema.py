@@ -14,6 +14,7 @@ from model.lora import Lora
 
 OTHER_MODELS = ("pretrained", "architecture")
 """The keys of `model` that name another model than our GPT."""
+OPTIMIZERS = ("adamw", "muon")
 SCHEDULES = ("cosine", "wsd")
 
 
@@ -81,6 +82,8 @@ class OptimConfig:
     """wsd: the share of train.max_steps, at their end, in which the learning rate falls."""
     weight_decay: float = 0.1
     """Decoupled weight decay of matrices and embeddings; biases and norms have none."""
+    name: str = "adamw"
+    """adamw, or muon: it updates the matrices of the blocks, and AdamW all other parameters."""
     betas: list[float] = field(default_factory=lambda: [0.9, 0.99])
     """AdamW's decay rates for the averages of gradient and squared gradient."""
     freeze: list[str] = field(default_factory=list)

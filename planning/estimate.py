@@ -167,7 +167,7 @@ def _line(low: Any, high: Any, depths: tuple[int, int], layers: int) -> Any:
 def _messages(trace: LiveBytes, micro: int) -> Counter[str]:
     """Bytes of the full tensors of each kind of collective in a micro-batch."""
     found: Counter[str] = Counter()
-    for ((_, at), kind), size in trace.traffic.items():
-        if at == micro:
+    for ((*_, at), kind), size in trace.traffic.items():
+        if at == micro or (at == "update" and micro == 1):  # Muon gathers its updates
             found[kind] += size
     return found

@@ -30,7 +30,7 @@ from planning.allocation_log import LiveBytes
 from planning.kernels import cuda_kernels, without_moving, without_packing
 from training.distributed.precision import sums_in_float32
 from training.distributed.strategy import DDP_OPTIONS, grads_in_buckets
-from training.optimizer import adamw
+from training.optimizer import make_optimizer
 from training.sampling import TOKENS
 
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -41,13 +41,14 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Shape:
-    """Device, precision and processes of a run, and how the processes share the model."""
+    """Device, precision, processes and optimizer of a run, and how processes share the model."""
 
     device: str = "cuda"
     precision: str = "no"
     processes: int = 1
     shards: int = 1
     """Processes that share one copy of the model: 1 is DDP, all of them FSDP, others hybrid."""
+    optimizer: str = "adamw"
 
 
 def traced_phases(config: ModelConfig, micro_batch_size: int, shape: Shape) -> LiveBytes:
@@ -75,7 +76,7 @@ def traced_phases(config: ModelConfig, micro_batch_size: int, shape: Shape) -> L
             parameter.register_post_accumulate_grad_hook(
                 lambda parameter: tracker.mark([parameter.grad], "gradients")
             )
-        optimizer = adamw(model, OptimConfig(), CPU)
+        optimizer = make_optimizer(bare, OptimConfig(name=shape.optimizer), CPU, shape.precision)
         with tracker, kernels:
             # An earlier update, which creates the optimizer's state.
             if mesh is None and shape.processes > 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -78,7 +78,7 @@ def strategies(shape: Shape, machines: int) -> Iterator[Strategy]:
     device, precision, processes = shape.device, shape.precision, shape.processes
 
     def of(shards: int) -> Shape:
-        return Shape(device, precision, processes, shards)
+        return replace(shape, shards=shards)
 
     if processes == 1:
         config = "single_gpu.yaml" if device == "cuda" else "cpu.yaml"

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from model.causal_lm import ModelConfig
 from planning.fake_trace import Shape
 from snapshot.disk.architecture import layout_for
-from snapshot.disk.contents import MOMENTS
 from snapshot.disk.tensors import plan_pieces
 
 
@@ -28,7 +27,11 @@ def writing_memory(
     layout = layout_for(config)
     held = layout.parameters() if config.lora is None else layout.adapters()
     weights = {name: parameter.nbytes for name, parameter in held.items()}
-    moments = {f"{name}.{moment}": weights[name] for name in weights for moment in MOMENTS}
+    moments = {
+        f"{name}.{moment}": weights[name]
+        for name, moments_of in layout.moments(shape.optimizer).items()
+        for moment in moments_of
+    }
     device = host = 0
     gathered = 0  # the previous tensor, which is freed when the next is gathered
     for stem, sizes in (("model", weights), ("optimizer", moments)):

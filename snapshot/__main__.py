@@ -165,7 +165,9 @@ def _describe(folder: Path) -> None:
         )
     _show(f"text      {state.data.get('name')}, {str(state.data.get('fingerprint'))[:8]}")
     _show(f"loss      {loss}, the best held out so far")
-    _show("optimizer AdamW, both moments and the step of every weight")
+    muon = "Muon, the momentum of the matrices of the blocks; of all others: "
+    muon *= value_of(state.config, "optim.name") == "muon"
+    _show(f"optimizer {muon}AdamW, both moments and the step of every weight")
     made_with = read_json(folder / "state.json").get("versions")
     if isinstance(made_with, dict):
         _show(f"versions  {', '.join(f'{name} {found}' for name, found in made_with.items())}")

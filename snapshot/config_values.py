@@ -13,6 +13,7 @@ LEGACY_VALUES = {
     "data.documents": "packed",
     "model.lora_targets": [],
     "optim.freeze": [],
+    "optim.name": "adamw",
     "optim.schedule": "cosine",
     "optim.decay_fraction": 0.2,
     "snapshot.whole": True,

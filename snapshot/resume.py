@@ -46,11 +46,13 @@ MUST_MATCH = (
     "model.lora_alpha",
     "model.lora_targets",
     "optim.freeze",
+    "optim.name",
     "snapshot.whole",
     "train.global_batch_size",
     "train.seed",
 )
-"""Keys that decide the model and the global batches: with another value it is another run."""
+"""Keys that decide the model, the optimizer's state and the global batches: with another value it
+is another run."""
 
 
 def choose_start(

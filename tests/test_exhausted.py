@@ -103,7 +103,7 @@ def test_a_model_that_this_machine_cannot_hold_is_refused_before_it_is_made(
     monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(free=100))
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setenv("ACCELERATE_USE_FSDP", str(not in_training))
-    check_fits(config)
+    check_fits(config, "adamw")
     left -= 1
     with pytest.raises(ConfigError, match=r"model\.n_layer=3 and model\.n_embd=8 need .* GB"):
-        check_fits(config)
+        check_fits(config, "adamw")

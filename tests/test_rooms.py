@@ -205,7 +205,7 @@ def test_train_py_is_a_plain_loop():
         "prepare_text(",
         "session.choose_start(",
         "GPT(",
-        "adamw(",
+        "make_optimizer(",
         "window_loader(",
         "accelerator.prepare(",
         "session.restore(",

@@ -42,10 +42,10 @@ def clock(monkeypatch) -> Clock:
 
 @pytest.fixture
 def watch(clock, tmp_path) -> Watchdog:
-    """A watch whose thread does not run, of a model of 1,000 parameters on two processes."""
+    """A watch whose thread does not run, of snapshots of 12,000 bytes on two processes."""
     (tmp_path / "snapshots").mkdir()
     silent = Console(shown=False, max_steps=1000, step=0)
-    watch = Watchdog(silent, Config(run=RunConfig(dir=str(tmp_path))), 1000, processes=2)
+    watch = Watchdog(silent, Config(run=RunConfig(dir=str(tmp_path))), 12_000, processes=2)
     silent.shown = True
     watch.resume()
     return watch
@@ -163,7 +163,7 @@ def test_a_resumed_run_counts_from_where_it_was(clock, capsys, monkeypatch, tmp_
     usage = type("Usage", (), {"free": 1})
     monkeypatch.setattr(watchdog.shutil, "disk_usage", lambda _: usage)
     console = Console(shown=False, max_steps=1000, step=600)
-    watch = Watchdog(console, Config(run=RunConfig(dir=str(tmp_path))), 1000, processes=1)
+    watch = Watchdog(console, Config(run=RunConfig(dir=str(tmp_path))), 12_000, processes=1)
     console.shown = True
     watch._look_at_disk()
     assert "the next snapshot, at step 750," in said(capsys)

@@ -65,6 +65,7 @@ class Result:
                 accelerator.mixed_precision,
                 accelerator.num_processes,
                 shards,
+                config.optim.name,
             ),
             micro_batch_size=micro_batch_shape(accelerator, config)[0],
             accumulation=accelerator.gradient_accumulation_steps,

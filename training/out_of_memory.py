@@ -29,23 +29,25 @@ SMALLER = (
 )
 
 
-def check_fits(config: GPTConfig) -> GPTConfig:
+def check_fits(config: GPTConfig, optimizer: str) -> GPTConfig:
     """Return the sizes; raise ConfigError where a process needs more memory than this machine has.
 
-    Each process creates the weights. On a CPU without FSDP, their gradients and AdamW's two moments
-    stay in the same memory. The system promises more memory than it has: later it would end the
-    process without a message.
+    Each process creates the weights. On a CPU without FSDP, their gradients and the moments of the
+    `optimizer`, two with AdamW and mostly one with Muon, stay in the same memory. The system
+    promises more memory than it has: later it would end the process without a message.
     """
     width, layers = config.n_embd, config.n_layer
     embedded = config.vocab_size + config.block_size + 2
     parameters = 12 * layers * width**2 + (13 * layers + embedded) * width
-    check_parameters_fit(parameters, f"model.n_layer={layers} and model.n_embd={width} need")
+    what_needs = f"model.n_layer={layers} and model.n_embd={width} need"
+    check_parameters_fit(parameters, optimizer, what_needs)
     return config
 
 
-def check_parameters_fit(parameters: int, what_needs: str) -> None:
+def check_parameters_fit(parameters: int, optimizer: str, what_needs: str) -> None:
     """`check_fits` by the number of parameters; `what_needs` begins the message."""
-    numbers = 4 if on_cpu() and not fsdp_requested() else 1
+    moments = 1 if optimizer == "muon" else 2
+    numbers = 2 + moments if on_cpu() and not fsdp_requested() else 1
     needed = FLOAT_BYTES * numbers * parameters
     left = available_memory() + psutil.swap_memory().free
     if needed > left:

@@ -21,7 +21,7 @@ from snapshot.disk.architecture import config_json, layout_for, model_config
 from snapshot.disk.files import MANIFEST, count_json_values, read_json
 from snapshot.disk.frozen import frozen_in
 from snapshot.disk.headers import file_by_name, read_header, tensor_files
-from snapshot.disk.layout import Layout, Shape
+from snapshot.disk.layout import ADAMW, Layout, Shape
 from snapshot.disk.reading import names_in
 from snapshot.disk.reference import (
     ADAPTER_CONFIG,
@@ -40,7 +40,6 @@ MOST_TOKENIZER_VALUES = 2_500_000
 """In a tokenizer.json of subwords; a vocabulary of 262,144 and its merges are 1.8 million."""
 MOST_LAYERS_OF_BASE = 1_000
 """Of a model whose snapshot does not have a tensor for each."""
-MOMENTS = ("exp_avg", "exp_avg_sq")
 STATE = "state.json"
 
 
@@ -52,11 +51,13 @@ def check_contents(folder: Path, config: dict[str, Any]) -> None:
     layout = layout_for(check_model(folder))
     layout.freeze(frozen_in(config))
     _check_what_is_saved(folder, config)
+    names = layout.moments(value_of(config, "optim.name"))
     moments: dict[str, Shape] = {}
     for name, parameter in layout.trained().items():
         shape = tuple(parameter.shape)[:: -1 if layout.is_transposed(name) else 1]
-        moments |= {f"{name}.{moment}": shape for moment in MOMENTS}
-        moments[f"{name}.step"] = ()
+        moments |= {f"{name}.{moment}": shape for moment in names[name]}
+        if names[name] == ADAMW:
+            moments[f"{name}.step"] = ()
     _compare(folder, "optimizer", moments)
     base = read_reference(folder)
     own = [CONFIG] if base is None else [BASE, *([ADAPTER_CONFIG] if base.lora else [])]

@@ -9,11 +9,9 @@ from math import prod
 from torch import Tensor
 from torch.optim import Optimizer
 
-from snapshot.disk.layout import Layout
+from snapshot.disk.layout import FLOAT_BYTES, Layout
 from snapshot.disk.reference import ADAPTERS
 from snapshot.disk.sharded import gather_full, is_sharded
-
-FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,16 @@ from torch import Tensor, nn
 
 from model.causal_lm import LanguageModel
 from model.lora import is_adapter, name_in_files, name_in_model
+from model.matrices import matrices_of
 from snapshot.disk.frozen import is_frozen
 from snapshot.disk.reference import ADAPTERS, TRAINED
 from snapshot.errors import SnapshotError
 
 Shape = tuple[int, ...]
+ADAMW = ("exp_avg", "exp_avg_sq")
+MUON = ("momentum_buffer",)
+"""The moments of a parameter, as torch names them; with AdamW's a `step` is stored as well."""
+FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,8 @@ class Stored:
 class Layout(ABC):
     """The layout of one model. Its parameters may be on any device, or sharded."""
 
+    _model: LanguageModel
+
     @abstractmethod
     def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters by their names in the module, tied ones once."""
@@ -68,6 +75,19 @@ class Layout(ABC):
         """Those that are trained. The optimizer's file has their names."""
         both = {**self.parameters(), **self.adapters()}
         return {name: one for name, one in both.items() if one.requires_grad}
+
+    def moments(self, optimizer: str) -> dict[str, tuple[str, ...]]:
+        """The names of the moments of all that is trained, with this optim.name."""
+        matrices = matrices_of(self._model) if optimizer == "muon" else {}
+        return {name: MUON if one in matrices else ADAMW for name, one in self.trained().items()}
+
+    def trained_bytes(self, optimizer: str) -> int:
+        """Bytes in files of all that is trained, with its moments."""
+        moments = self.moments(optimizer)
+        return sum(
+            FLOAT_BYTES * one.numel() * (1 + len(moments[name]))
+            for name, one in self.trained().items()
+        )
 
     def freeze(self, patterns: Sequence[str]) -> None:
         """Exclude the parameters whose names match from training."""

@@ -17,8 +17,9 @@ from torch.optim import Optimizer
 
 from model.causal_lm import LanguageModel
 from model.gpt import GPT
+from snapshot.config_values import value_of
 from snapshot.disk.architecture import config_json, layout_of
-from snapshot.disk.contents import MOMENTS, STATE, check_contents
+from snapshot.disk.contents import STATE, check_contents
 from snapshot.disk.entries import gathered_tensors, moment_entries, sizes_of, weight_entries
 from snapshot.disk.files import (
     LARGEST_STEP,
@@ -30,7 +31,7 @@ from snapshot.disk.files import (
     verify,
     write_json,
 )
-from snapshot.disk.layout import Stored
+from snapshot.disk.layout import ADAMW, Stored
 from snapshot.disk.numbers import NumberChecks
 from snapshot.disk.reference import (
     ADAPTERS,
@@ -211,7 +212,7 @@ def _is_loss_scaler(content: dict[str, Any]) -> bool:
 
 @torch.no_grad()
 def restore(folder: Path, model: LanguageModel, optimizer: Optimizer) -> None:
-    """Load the weights and the optimizer state of a verified snapshot, bit by bit.
+    """Load the weights and the state of the same optimizer of a verified snapshot, bit by bit.
 
     Every process must call this; it reads only its own slices, without a collective. A snapshot
     with a base needs a model that has the weights of the base. Raises SnapshotError if a tensor is
@@ -219,17 +220,21 @@ def restore(folder: Path, model: LanguageModel, optimizer: Optimizer) -> None:
     """
     layout = layout_of(model)
     restore_weights(folder, model, stem_of(read_reference(folder)))
+    names = layout.moments(value_of(read_state(folder).config, "optim.name"))
     with TensorReader(folder, "optimizer") as reader:
         for name, parameter in layout.trained().items():
-            moments = {moment: torch.empty_like(parameter) for moment in MOMENTS}
+            moments = {moment: torch.empty_like(parameter) for moment in names[name]}
             for moment, target in moments.items():
                 stored = Stored((f"{name}.{moment}",), layout.is_transposed(name))
                 read_into(target, reader, stored)
+            optimizer.state[parameter] = moments
+            if names[name] != ADAMW:
+                continue
             # As torch does: on the parameter's device if the optimizer is fused, else on the CPU.
             fused = optimizer.param_groups[0].get("fused")
             counted = reader.slice_of(f"{name}.step")[...]
             step = counted.to(parameter.device) if fused else counted.clone()
-            optimizer.state[parameter] = {"step": step, **moments}
+            moments["step"] = step
 
 
 @torch.no_grad()

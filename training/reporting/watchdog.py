@@ -26,18 +26,17 @@ STEEP_TIMES = 100
 """A gradient is steep when its norm is this many times the usual one."""
 JUMP_SECONDS = 5.0
 """Least difference between the system's clock and the monotonic one; corrections are smaller."""
-BYTES_A_PARAMETER = 12
-"""Bytes of a snapshot for each parameter in float32: the weight and AdamW's two moments."""
 
 
 class Watchdog:
     """Watches the steps, the gradient, the disk and the clock of a run on the main process."""
 
-    def __init__(self, console: Console, config: Config, parameters: int, processes: int) -> None:
+    def __init__(self, console: Console, config: Config, estimate: int, processes: int) -> None:
+        """`estimate`: about how many bytes a snapshot has, until there is one."""
         self._console, self._config = console, config
         self._alone = processes == 1
         self._root = snapshots_in(Path(config.run.dir))
-        self._estimate = BYTES_A_PARAMETER * parameters
+        self._estimate = estimate
         self._times: deque[float] = deque(maxlen=REMEMBERED)
         self._norms: deque[float] = deque(maxlen=REMEMBERED)
         self._step, self._since = console.step, math.inf

@@ -123,7 +123,8 @@ class PretrainedModel:
             self._weights = local_main_first(accelerator, lambda: base.fetch_weights(here))
             run_on_main(accelerator, lambda: check_weights(base, sizes))
         parameters = layout_for(sizes).parameters().values()
-        check_parameters_fit(sum(map(torch.numel, parameters)), f"{base.key} needs")
+        count = sum(map(torch.numel, parameters))
+        check_parameters_fit(count, self._config.optim.name, f"{base.key} needs")
         if start.folder is None and not self._has_weights:
             return build_model(sizes)
         model = _empty_model(sizes)

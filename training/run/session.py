@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from config.schema import Config
 from data.corpus import Corpus
 from model.causal_lm import LanguageModel
-from model.gpt import parameter_count
+from snapshot.disk.architecture import layout_of
 from snapshot.disk.state import RunState, restore
 from snapshot.hub.uploader import Uploader
 from snapshot.resume import refuse_other_run
@@ -147,6 +147,7 @@ class Session:
                 accelerator.scaler.load_state_dict(state.loss_scaler)
         metrics = run_on_main(accelerator, lambda: open_run(Path(config.run.dir), config, start))
         self._trackers = Trackers(self.console, config, state.run_id, accelerator.is_main_process)
+        estimate = layout_of(bare_model).trained_bytes(config.optim.name)
         self.report = report = Report(
             self.console,
             metrics,
@@ -155,7 +156,7 @@ class Session:
             state.skipped_steps,
             config.train.max_skipped_steps,
             self._uploads,
-            Watchdog(self.console, config, parameter_count(bare_model), accelerator.num_processes),
+            Watchdog(self.console, config, estimate, accelerator.num_processes),
         )
         self._best = BestSnapshot(config, accelerator.is_main_process, state, start)
         base = None if self.pretrained is None else self.pretrained.reference
