@@ -23,12 +23,14 @@ KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers")
 """`activations` are all tensors without another kind, temporaries included; `buffers` are copies
 for communication between processes: DDP's buckets, FSDP's gathered blocks."""
 
-COLLECTIVES = {
+COLLECTIVES: dict[str, tuple[str, int | None]] = {
     "allgather": ("all-gather", 0),
     "reduce_scatter": ("reduce-scatter", 1),
     "allreduce": ("all-reduce", 0),
+    "all_gather_into_tensor": ("all-gather", None),
 }
-"""In the name of torch's operation: a collective's kind, and which argument is the full tensor."""
+"""In the name of torch's operation: a collective's kind, and which argument is the full tensor; None if
+its result is."""
 
 Place = tuple[Any, ...]
 """Where in a step an event happens, as the caller of the trace names it."""
@@ -108,7 +110,7 @@ class LiveBytes(TorchDispatchMode):
                 if is_collective and lifetime.kind == "activations":
                     lifetime.kind = "buffers"
         if is_collective:
-            self._count_traffic(str(func), args)
+            self._count_traffic(str(func), args, result)
         return result
 
     def __enter__(self) -> LiveBytes:
@@ -128,11 +130,12 @@ class LiveBytes(TorchDispatchMode):
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
         super().__exit__(*error)
 
-    def _count_traffic(self, name: str, args: tuple[Any, ...]) -> None:
+    def _count_traffic(self, name: str, args: tuple[Any, ...], result: Any) -> None:
         """Add the bytes of the full tensor that a collective operation gathers or reduces."""
         for word, (kind, index) in COLLECTIVES.items():
             if word in name:
-                tensors = [leaf for leaf in tree_leaves(args[index]) if isinstance(leaf, Tensor)]
+                full = result if index is None else args[index]
+                tensors = [leaf for leaf in tree_leaves(full) if isinstance(leaf, Tensor)]
                 self.traffic[self.place[:2], kind] += sum(t.nbytes for t in tensors)
 
     def _record(self, tensor: Tensor, kind: str) -> Lifetime:

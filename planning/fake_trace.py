@@ -27,7 +27,7 @@ from config.schema import OptimConfig
 from model.causal_lm import LanguageModel, ModelConfig, build_model
 from model.gpt import GPTConfig, KeyValueCache
 from planning.allocation_log import LiveBytes
-from planning.kernels import cuda_kernels, without_moving, without_packing
+from planning.kernels import cuda_kernels, without_moving, without_offsets, without_packing
 from training.distributed.precision import sums_in_float32
 from training.distributed.strategy import DDP_OPTIONS, grads_in_buckets
 from training.optimizer import make_optimizer
@@ -65,6 +65,7 @@ def traced_phases(config: ModelConfig, micro_batch_size: int, shape: Shape) -> L
         _fake_process_group(shape) as mesh,
         FakeTensorMode(allow_non_fake_inputs=True),
         without_packing(config),
+        without_offsets(),
     ):
         with without_moving():
             bare = build_model(config)

@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import model.gpt
+import training.muon
 from model.causal_lm import ModelConfig
 from model.gpt import GPTConfig
+from snapshot.disk.sharded import local_part
 
 
 @contextlib.contextmanager
@@ -43,6 +45,20 @@ def without_moving() -> Iterator[None]:
         yield
     finally:
         nn.Module.to = original  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def without_offsets() -> Iterator[None]:
+    """Have Muon take process 0's shard of an update from its beginning.
+
+    torch reads the place of a shard from a tensor.
+    """
+    original = training.muon.local_slices
+    training.muon.local_slices = lambda tensor: tuple(map(slice, local_part(tensor).shape))
+    try:
+        yield
+    finally:
+        training.muon.local_slices = original
 
 
 @contextlib.contextmanager

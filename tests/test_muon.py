@@ -1,0 +1,216 @@
+"""Muon: its updates, and what snapshots, other shapes, the planner and messages know of it."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_hostile_snapshots import seal
+
+import families
+import runs
+from config.schema import OptimConfig
+from model.causal_lm import build_model
+from model.gpt import GPT, GPTConfig
+from model.lora import Lora
+from planning.estimate import estimate_memory
+from planning.fake_trace import Shape
+from planning.snapshot_memory import writing_memory
+from snapshot.disk.architecture import layout_for, model_config
+from snapshot.disk.files import read_json, write_json
+from snapshot.disk.state import check_snapshot
+from snapshot.errors import SnapshotError
+from training.muon import PARTS, orthogonalized
+from training.optimizer import make_optimizer
+
+CPU = torch.device("cpu")
+SIZES = GPTConfig(vocab_size=19, block_size=8, n_layer=2, n_head=2, n_embd=16)
+OPTIM = OptimConfig(learning_rate=0.01, name="muon", weight_decay=0.3)
+# A constant rate after the warm-up, as in the tests of promise 1.
+CONSTANT = ("optim.learning_rate=1e-3", "optim.min_learning_rate=1e-3", "train.max_steps=20")
+
+
+@pytest.fixture
+def model() -> GPT:
+    torch.manual_seed(1)
+    return GPT(SIZES)
+
+
+def matrices(model: GPT) -> list[torch.nn.Parameter]:
+    return [one for one in model.transformer.h.parameters() if one.dim() == 2]
+
+
+def updates(model: GPT, optimizers: list[torch.optim.Optimizer], steps: int = 4) -> list:
+    """The parameters after updates with random gradients."""
+    generator = torch.Generator().manual_seed(2)
+    for _ in range(steps):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        for optimizer in optimizers:
+            optimizer.step()
+    return [one.detach().clone() for one in model.parameters()]
+
+
+def test_updates_are_those_of_torch_s_muon_and_adamw(model):
+    ours = updates(model, [make_optimizer(model, OPTIM, CPU, "bf16")])
+    torch.manual_seed(1)
+    model = GPT(SIZES)
+    split = [one for one in matrices(model) if one.shape != (48, 16)]
+    joined = [one for one in matrices(model) if one.shape == (48, 16)]
+    parts = [torch.nn.Parameter(part) for one in joined for part in one.detach().chunk(3)]
+    apart = {id(one) for one in matrices(model)}
+    rest = [one for one in model.parameters() if id(one) not in apart]
+    groups = [
+        {"params": [one for one in rest if one.dim() == 2], "weight_decay": 0.3},
+        {"params": [one for one in rest if one.dim() < 2], "weight_decay": 0.0},
+    ]
+    muon = torch.optim.Muon(
+        [*split, *parts], lr=0.01, weight_decay=0.3, adjust_lr_fn="match_rms_adamw"
+    )
+
+    class Parts:
+        """Gives each part of the joined matrices its part of the gradient."""
+
+        def step(self) -> None:
+            grads = [part for one in joined for part in one.grad.chunk(3)]
+            for part, grad in zip(parts, grads, strict=True):
+                part.grad = grad
+
+    adamw = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.99), fused=True)
+    theirs = updates(model, [Parts(), muon, adamw])
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.equal(other)
+
+
+def test_matrices_of_the_blocks_are_muon_s_and_all_others_adamw_s(model):
+    groups = make_optimizer(model, OPTIM, CPU, "no").param_groups
+    ours = {id(one): group[PARTS] for group in groups if PARTS in group for one in group["params"]}
+    joined = {id(one): 3 if one.shape == (48, 16) else 1 for one in matrices(model)}
+    assert ours == joined
+    everything = [id(one) for group in groups for one in group["params"]]
+    assert sorted(everything) == sorted(id(one) for one in model.parameters())
+    assert {group["weight_decay"] for group in groups if PARTS in group} == {0.3}
+
+
+@pytest.mark.parametrize("shape", [(3, 16, 16), (2, 8, 32), (2, 32, 8)])
+def test_what_is_orthogonalized_has_singular_values_of_about_1(shape):
+    torch.manual_seed(3)
+    values = torch.linalg.svdvals(orthogonalized(torch.randn(shape)))
+    assert values.min() > 0.2
+    assert values.max() < 1.3
+    assert orthogonalized(torch.zeros(shape)).equal(torch.zeros(shape))
+
+
+def test_a_model_of_adapters_alone_is_trained(tmp_path):
+    base = families.make("llama tied", tmp_path / "llama")
+    config = model_config(read_json(base / "config.json"), "it")
+    model = build_model(replace(config, lora=Lora(rank=2, alpha=4)))
+    optimizer = make_optimizer(model, OPTIM, CPU, "no")
+    trained = [one for one in model.parameters() if one.requires_grad]
+    assert [one for group in optimizer.param_groups for one in group["params"]] == trained
+    before = [one.detach().clone() for one in trained]
+    for one in trained:
+        one.grad = torch.ones_like(one)
+    optimizer.step()
+    assert not any(one.equal(other) for one, other in zip(before, trained, strict=True))
+
+
+@pytest.fixture(scope="module")
+def single(small, tmp_path_factory):
+    """A run on one process, with snapshots at 10 and 20."""
+    run_dir = tmp_path_factory.mktemp("muon") / "run"
+    result = runs.train(*small, "optim.name=muon", *CONSTANT, f"run.dir={run_dir}")
+    assert result.returncode == 0, result.stderr
+    return run_dir
+
+
+def test_a_resumed_run_ends_with_the_same_bits(single, small, tmp_path):
+    resumed = tmp_path / "resumed"
+    shutil.copytree(runs.snapshot(single, 10), runs.snapshot(resumed, 10))
+    result = runs.train(*small, "optim.name=muon", *CONSTANT, f"run.dir={resumed}")
+    assert result.returncode == 0, result.stderr
+    assert [record["step"] for record in runs.metrics(resumed)] == list(range(11, 21))
+    runs.assert_same_bits(runs.snapshot(single, 20), runs.snapshot(resumed, 20))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("config", "processes"), [("fsdp_cpu.yaml", 2), ("fsdp_hybrid.yaml", 4), ("ddp_cpu.yaml", 2)]
+)
+def test_several_processes_have_the_losses_of_one_and_resume_its_run(
+    single, small, tmp_path, config, processes
+):
+    hybrid = {"parallelism_config_dp_shard_size": 2} if processes == 4 else {}
+    path = runs.rehearsal(config, tmp_path, processes, **hybrid)
+    words = [*small, "optim.name=muon", *CONSTANT]
+    result = runs.launch(path, *words, f"run.dir={tmp_path / 'run'}")
+    assert result.returncode == 0, result.stderr
+    expected = pytest.approx(runs.losses(single), rel=1e-5)
+    assert runs.losses(tmp_path / "run") == expected
+
+    resumed = tmp_path / "resumed"
+    shutil.copytree(single, resumed)
+    shutil.rmtree(runs.snapshot(resumed, 20))
+    result = runs.launch(path, *words, f"run.dir={resumed}")
+    assert result.returncode == 0, result.stderr
+    assert "step-00000010" in result.stdout
+    assert runs.losses(resumed) == expected
+
+
+def test_the_other_optimizer_is_refused(single, small):
+    result = runs.train(*small, *CONSTANT, f"run.dir={single}")
+    assert result.returncode == 2
+    assert "optim.name: muon in the snapshot, adamw now" in result.stderr
+
+
+def test_a_snapshot_holds_one_moment_of_a_matrix_in_its_layout(single):
+    found = load_file(runs.snapshot(single, 20) / "optimizer.safetensors")
+    matrix, embedding = "transformer.h.0.attn.c_attn.weight", "transformer.wte.weight"
+    assert [name for name in found if name.startswith(matrix)] == [f"{matrix}.momentum_buffer"]
+    assert found[f"{matrix}.momentum_buffer"].shape == (32, 96)  # GPT-2's, transposed
+    assert {name.rpartition(".")[2] for name in found if name.startswith(embedding)} == {
+        "exp_avg",
+        "exp_avg_sq",
+        "step",
+    }
+
+
+def test_a_snapshot_of_another_optimizer_than_its_state_says_is_refused(single, tmp_path):
+    folder = tmp_path / "step-00000020"
+    shutil.copytree(runs.snapshot(single, 20), folder)
+    check_snapshot(folder)
+    state = read_json(folder / "state.json")
+    state["config"]["optim"]["name"] = "adamw"
+    write_json(folder / "state.json", state)
+    seal(folder)
+    with pytest.raises(SnapshotError, match="momentum_buffer', which the model does not have"):
+        check_snapshot(folder)
+
+
+def test_the_planner_counts_one_moment_of_a_matrix():
+    layout = layout_for(SIZES)
+    matrix = sum(one.numel() for one in matrices(GPT(SIZES)))
+    every = sum(one.numel() for one in GPT(SIZES).parameters())
+    assert layout.trained_bytes("adamw") == 12 * every
+    assert layout.trained_bytes("muon") == 12 * every - 4 * matrix
+
+    def optimizer_bytes(name: str) -> float:
+        return estimate_memory(SIZES, Shape("cpu", "no", optimizer=name)).largest(
+            "optimizer", 2, False
+        )
+
+    steps = 4 * len(matrices(GPT(SIZES)))  # AdamW counts them for each parameter
+    assert optimizer_bytes("adamw") - optimizer_bytes("muon") == 4 * matrix + steps
+    muon = writing_memory(SIZES, Shape("cpu", "no", optimizer="muon"), 10**9, False)
+    assert muon.on_device < writing_memory(SIZES, Shape("cpu", "no"), 10**9, False).on_device
+
+
+def test_the_planner_counts_the_updates_that_shards_gather():
+    def gathered(name: str) -> float:
+        return estimate_memory(SIZES, Shape("cpu", "no", 2, 2, name)).traffic(1)["all-gather"]
+
+    matrix = sum(one.numel() for one in matrices(GPT(SIZES)))
+    assert gathered("muon") - gathered("adamw") == 4 * matrix
