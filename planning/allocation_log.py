@@ -29,8 +29,8 @@ COLLECTIVES: dict[str, tuple[str, int | None]] = {
     "allreduce": ("all-reduce", 0),
     "all_gather_into_tensor": ("all-gather", None),
 }
-"""In the name of torch's operation: a collective's kind, and which argument is the full tensor; None if
-its result is."""
+"""In the name of torch's operation: a collective's kind, and which argument is the full tensor, if
+it is not the result."""
 
 Place = tuple[Any, ...]
 """Where in a step an event happens, as the caller of the trace names it."""

@@ -75,6 +75,14 @@ def test_fsdp_sends_in_each_micro_batch_what_is_predicted(traced):
 
 
 @pytest.mark.thorough
+def test_muon_gathers_the_updates_that_are_predicted(tmp_path):
+    rows, _ = trace(CONFIGS["FSDP"], tmp_path, *SMALL, "optim.name=muon")
+    _, counted, predicted = rows["all-gather"]
+    assert counted == predicted
+    assert counted > 2 * WEIGHTS + 2 * 12 * 128**2 * 4  # and the matrices of two blocks
+
+
+@pytest.mark.thorough
 def test_hybrid_sharding_sends_what_is_predicted(tmp_path):
     rows, folder = trace("fsdp_hybrid_cpu.yaml", tmp_path, "model.n_layer=2")
     assert list(rows) == ["all-gather", "reduce-scatter", "all-reduce", "all-reduce of the norm"]

@@ -22,6 +22,7 @@ NORM = "all-reduce of the norm"
 CALLS = {
     "c10d::_allgather_base_": ("all-gather", 0, ("allgather",)),
     "c10d::allgather_": ("all-gather", 1, ("allgather",)),
+    "c10d::allgather_into_tensor_coalesced_": ("all-gather", 0, ("allgather",)),
     "c10d::_reduce_scatter_base_": ("reduce-scatter", 1, ("reducescatter", "allreduce")),
     "c10d::allreduce_": ("all-reduce", 0, ("allreduce",)),
     "c10d::broadcast_": ("broadcast", 0, ("broadcast",)),
