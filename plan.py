@@ -182,7 +182,8 @@ def print_plan(
         )
     if config.optim.freeze:
         print("Frozen parameters are counted as if they were trained: less memory is needed.")
-    print_storage(config, layout_for(model).trained_bytes(config.optim.name) / 1e9)
+    size = layout_for(model).snapshot_bytes(config.optim.name, config.saves_only_trained)
+    print_storage(config, size / 1e9)
 
 
 def print_storage(config: Config, snapshot: float) -> None:

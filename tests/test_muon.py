@@ -95,6 +95,19 @@ def test_matrices_of_the_blocks_are_muon_s_and_all_others_adamw_s(model):
     assert {group["weight_decay"] for group in groups if PARTS in group} == {0.3}
 
 
+def test_an_update_that_overflows_is_skipped_whole(model):
+    optimizer = make_optimizer(model, OPTIM, CPU, "fp16")
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    ids = torch.zeros(1, 4, dtype=torch.int64)
+    scaler.scale(model(ids, ids)).backward()
+    before = [one.detach().clone() for one in model.parameters()]
+    matrices(model)[0].grad[0, 0] = torch.inf
+    scaler.step(optimizer)
+    scaler.update()
+    assert all(one.equal(other) for one, other in zip(before, model.parameters(), strict=True))
+    assert not optimizer.state
+
+
 @pytest.mark.parametrize("shape", [(3, 16, 16), (2, 8, 32), (2, 32, 8)])
 def test_what_is_orthogonalized_has_singular_values_of_about_1(shape):
     torch.manual_seed(3)
@@ -194,8 +207,12 @@ def test_the_planner_counts_one_moment_of_a_matrix():
     layout = layout_for(SIZES)
     matrix = sum(one.numel() for one in matrices(GPT(SIZES)))
     every = sum(one.numel() for one in GPT(SIZES).parameters())
-    assert layout.trained_bytes("adamw") == 12 * every
-    assert layout.trained_bytes("muon") == 12 * every - 4 * matrix
+    assert layout.snapshot_bytes("adamw", False) == 12 * every
+    assert layout.snapshot_bytes("muon", False) == 12 * every - 4 * matrix
+    layout.freeze(["*.h.0.*"])
+    frozen = sum(one.numel() for one in GPT(SIZES).transformer.h[0].parameters())
+    assert layout.snapshot_bytes("adamw", False) == 12 * every - 8 * frozen
+    assert layout.snapshot_bytes("adamw", True) == 12 * (every - frozen)
 
     def optimizer_bytes(name: str) -> float:
         return estimate_memory(SIZES, Shape("cpu", "no", optimizer=name)).largest(

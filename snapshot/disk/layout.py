@@ -81,13 +81,13 @@ class Layout(ABC):
         matrices = matrices_of(self._model) if optimizer == "muon" else {}
         return {name: MUON if one in matrices else ADAMW for name, one in self.trained().items()}
 
-    def trained_bytes(self, optimizer: str) -> int:
-        """Bytes in files of all that is trained, with its moments."""
-        moments = self.moments(optimizer)
-        return sum(
-            FLOAT_BYTES * one.numel() * (1 + len(moments[name]))
-            for name, one in self.trained().items()
-        )
+    def snapshot_bytes(self, optimizer: str, only_trained: bool) -> int:
+        """Bytes of a snapshot's tensors: all weights, or those that are trained, and moments."""
+        trained, moments = self.trained(), self.moments(optimizer)
+        weights = trained if only_trained else self.parameters()
+        numbers = sum(one.numel() for one in weights.values())
+        numbers += sum(len(moments[name]) * one.numel() for name, one in trained.items())
+        return FLOAT_BYTES * numbers
 
     def freeze(self, patterns: Sequence[str]) -> None:
         """Exclude the parameters whose names match from training."""

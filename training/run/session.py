@@ -147,7 +147,7 @@ class Session:
                 accelerator.scaler.load_state_dict(state.loss_scaler)
         metrics = run_on_main(accelerator, lambda: open_run(Path(config.run.dir), config, start))
         self._trackers = Trackers(self.console, config, state.run_id, accelerator.is_main_process)
-        estimate = layout_of(bare_model).trained_bytes(config.optim.name)
+        size = layout_of(bare_model).snapshot_bytes(config.optim.name, config.saves_only_trained)
         self.report = report = Report(
             self.console,
             metrics,
@@ -156,7 +156,7 @@ class Session:
             state.skipped_steps,
             config.train.max_skipped_steps,
             self._uploads,
-            Watchdog(self.console, config, estimate, accelerator.num_processes),
+            Watchdog(self.console, config, size, accelerator.num_processes),
         )
         self._best = BestSnapshot(config, accelerator.is_main_process, state, start)
         base = None if self.pretrained is None else self.pretrained.reference
