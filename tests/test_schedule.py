@@ -100,4 +100,4 @@ def test_a_finished_run_says_how_it_continues(small, tmp_path):
     words = ["optim.schedule=wsd", "train.max_steps=10", f"run.dir={tmp_path / 'run'}"]
     result = runs.train(*small, *words, "optim.min_learning_rate=0")
     assert "train.max_steps=20. Its learning rate begins at 0.003, in the" in result.stdout
-    assert "longer run's stable phase.\n" in result.stdout
+    assert "middle of the longer schedule.\n" in result.stdout

@@ -112,7 +112,7 @@ def rate_jump(state: RunState, config: Config) -> str | None:
         steps_before = state.config["train"]["max_steps"]
         last = learning_rate_at(state.step, before, steps_before)
         stable = last_full_step(before, steps_before)
-    except (KeyError, TypeError, ArithmeticError):  # a snapshot of another version
+    except (KeyError, TypeError, ValueError, ArithmeticError):  # a snapshot of another version
         return None
     optim, steps = config.optim, config.train.max_steps
     rate = learning_rate_at(state.step + 1, optim, steps)
@@ -223,9 +223,9 @@ def print_end(
     console.say("Generate text:     " + shlex.join(command))
     longer, least = 2 * train.max_steps, config.optim.min_learning_rate
     again = learning_rate_at(train.max_steps + 1, config.optim, longer)
-    phase = {"cosine": "middle of the longer cosine", "wsd": "longer run's stable phase"}
+    schedule = config.optim.schedule.replace("wsd", "schedule")
     kept = f"; optim.learning_rate={least:g} as well keeps it at the last {least:g}" * (least > 0)
     console.say(
         f"Continue training: the same command with train.max_steps={longer}. Its learning rate "
-        f"begins at {again:.2g}, in the\n{'':<19}{phase[config.optim.schedule]}{kept}."
+        f"begins at {again:.2g}, in the\n{'':<19}middle of the longer {schedule}{kept}."
     )
