@@ -57,9 +57,12 @@ def test_a_run_that_is_extended_before_its_decay_is_one_that_was_longer_from_the
     small, tmp_path
 ):
     wsd = [*small, "optim.schedule=wsd", "snapshot.every=5", "train.eval_every=20"]
+    wsd.append("optim.min_learning_rate=0")
     long, extended = tmp_path / "long", tmp_path / "extended"
     result = runs.train(*wsd, "train.max_steps=20", f"run.dir={long}")
     assert result.returncode == 0, result.stderr
+    assert "train.max_steps=40. Its learning rate begins at 0.003, in the" in result.stdout
+    assert "middle of the longer schedule.\n" in result.stdout
     # Of 10 steps the last 2 decay: the snapshot of step 5 is of the stable phase.
     assert runs.train(*wsd, "train.max_steps=10", f"run.dir={extended}").returncode == 0
     shutil.rmtree(runs.snapshot(extended, 10))
@@ -94,10 +97,3 @@ def test_a_rate_that_has_fallen_to_zero_rises_and_cannot_be_kept(schedule):
     assert words is not None
     assert "rises from 0 to" in words
     assert "keep it" not in words
-
-
-def test_a_finished_run_says_how_it_continues(small, tmp_path):
-    words = ["optim.schedule=wsd", "train.max_steps=10", f"run.dir={tmp_path / 'run'}"]
-    result = runs.train(*small, *words, "optim.min_learning_rate=0")
-    assert "train.max_steps=20. Its learning rate begins at 0.003, in the" in result.stdout
-    assert "middle of the longer schedule.\n" in result.stdout
