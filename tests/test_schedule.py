@@ -53,6 +53,7 @@ def test_a_stable_rate_does_not_depend_on_the_last_step():
         assert len(rates) == 1
 
 
+@pytest.mark.thorough
 def test_a_run_that_is_extended_before_its_decay_is_one_that_was_longer_from_the_start(
     small, tmp_path
 ):
