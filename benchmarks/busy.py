@@ -2,15 +2,17 @@
 
     python benchmarks/busy.py
 
-The contestants take turns as in throughput.py: as it is shipped, with one thread, and with a thread
-for each core that spins as long as GNU's OpenMP library does by default. In each turn the machine
-is quiet, or one core is kept busy, or the trainers are limited to 1.2 cores by a cgroup (Linux,
-cgroup version 1 or 2, as root; left out where there is none).
+Whole runs in turns: as shipped, with one thread by hand, and with a thread for each core by hand,
+which spins as long as GNU's OpenMP library does by default. The machine is quiet, or one core is
+kept busy, or the run is limited to 1.2 cores by a cgroup (Linux, as root).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -18,91 +20,104 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
-from common import as_words, machine, median, print_table, save, spread
-from turns import Contestant, ours
+from common import as_words, launch, machine, median, print_table, save, spread
 
 TOKENS = 12 * 64
 LIMIT, PERIOD = 120_000, 100_000
 """Microseconds of CPU time in a period."""
 BURN = [sys.executable, "-c", "while True: pass"]
-HAND = ("one thread", "a thread for each core")
+ONE = {"OMP_NUM_THREADS": "1"}
+EACH = {"GOMP_SPINCOUNT": "300000"}
+FIXED = ["run.adapt_threads=false"]
+CONTESTANTS = {
+    "as shipped": ([], {}),
+    "one thread": (FIXED, ONE),
+    "a thread for each core": (FIXED, EACH),
+}
+QUIET, BUSY, LIMITED = "quiet", "one core busy", "1.2 cores"
 
 
 @contextmanager
-def one_core_busy(_: list[Contestant]) -> Iterator[None]:
-    """Another program that computes all the time."""
-    with subprocess.Popen(BURN) as burner:
-        yield
-        burner.kill()
+def scene(name: str) -> Iterator[str]:
+    """A command that begins a shell, within a scene."""
+    if name == BUSY:
+        with subprocess.Popen(BURN) as burner:
+            yield ":"
+            burner.kill()
+    elif name == LIMITED:
+        with limited() as group:
+            yield f"echo $$ > {group}/cgroup.procs"
+    else:
+        yield ":"
 
 
 @contextmanager
-def limited(contestants: list[Contestant]) -> Iterator[None]:
-    """All processes of the contestants in a cgroup with 1.2 cores, of which one computes."""
-    first, second = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
-    home = first if first.is_dir() else second
-    group = home / "accelerate-gpt"
+def limited() -> Iterator[Path]:
+    """A cgroup with 1.2 cores, of version 1 or 2."""
+    first = Path("/sys/fs/cgroup/cpu")
+    group = (first if first.is_dir() else first.parent) / "accelerate-gpt"
     group.mkdir(exist_ok=True)
-    if home == first:
+    if first.is_dir():
         (group / "cpu.cfs_period_us").write_text(str(PERIOD))
         (group / "cpu.cfs_quota_us").write_text(str(LIMIT))
     else:
         (group / "cpu.max").write_text(f"{LIMIT} {PERIOD}")
-    processes = [psutil.Process(one.process.pid) for one in contestants]
-    pids = [one.pid for parent in processes for one in (parent, *parent.children(recursive=True))]
-    for place in (group, home):
-        for pid in pids:
-            (place / "cgroup.procs").write_text(str(pid))
-        if place == group:
-            yield
-    group.rmdir()
+    try:
+        yield group
+    finally:
+        with contextlib.suppress(OSError):  # a process is just ending
+            group.rmdir()
 
 
-@contextmanager
-def quiet(_: list[Contestant]) -> Iterator[None]:
-    yield
-
-
-SCENES = {"quiet": quiet, "one core busy": one_core_busy, "1.2 cores": limited}
+def tokens_per_second(folder: Path, steps: int, first: str, contestant: str) -> float:
+    """The speed of the steps of a run."""
+    words, environment = CONTESTANTS[contestant]
+    with tempfile.TemporaryDirectory(dir=folder) as run_dir:
+        command = launch(
+            "cpu.yaml",
+            "train.py",
+            f"run.dir={run_dir}/run",
+            f"data.cache_dir={folder / 'data'}",
+            f"train.max_steps={steps}",
+            *("train.eval_batches=1", "train.eval_every=1000000", "train.sample_every=0"),
+            *words,
+        )
+        subprocess.run(
+            ["sh", "-c", f'{first}; exec "$@"', "sh", *command],
+            env={**os.environ, **environment},
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+        lines = (Path(run_dir) / "run" / "metrics.jsonl").read_text().splitlines()
+        speeds = [one["tokens_per_second"] for one in map(json.loads, lines) if "grad_norm" in one]
+    return TOKENS * len(speeds) / sum(TOKENS / speed for speed in speeds)
 
 
 def main() -> None:
+    """A table for each scene."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--turns", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=40, help="a turn")
-    parser.add_argument("--scenes", nargs="+", default=list(SCENES), choices=list(SCENES))
-    parser.add_argument("--spins", nargs="*", default=[], help="more: other limits of spinning")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=300, help="of a run")
+    parser.add_argument("--scenes", nargs="+", default=[QUIET, BUSY, LIMITED])
     options = parser.parse_args()
     print(as_words(machine()))
+    figures: dict[str, dict[str, list[float]]] = {}
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        started = [
-            ours("as shipped", "cpu.yaml", [], folder),
-            ours(HAND[0], "cpu.yaml", [], folder, OMP_NUM_THREADS="1"),
-            ours(HAND[1], "cpu.yaml", [], folder, GOMP_SPINCOUNT="300000"),
-        ]
-        for spins in options.spins:
-            started.append(ours(f"{spins} spins", "cpu.yaml", [], folder, GOMP_SPINCOUNT=spins))
-        figures = {scene: {one.name: [] for one in started} for scene in options.scenes}
-        for one in started:
-            one.run_steps(20, warm_up=True)
-        for turn in range(options.turns):
-            for scene in options.scenes:
-                with SCENES[scene](started):
-                    for one in started if turn % 2 else started[::-1]:
-                        seconds = one.run_steps(options.steps)
-                        figures[scene][one.name].append(TOKENS / seconds)
-        for one in started:
-            one.end()
-    for scene, found in figures.items():
-        best = max(median(found[name]) for name in HAND)
-        rows = [
-            (name, spread(speeds, 0), f"{median(speeds) / best:.2f}")
-            for name, speeds in found.items()
-        ]
-        print(f"\n{scene}, {options.turns} turns of {options.steps} steps")
-        print_table(("", "tokens/s", "of the better one by hand"), rows)
+        for name in options.scenes:
+            found = figures[name] = {contestant: [] for contestant in CONTESTANTS}
+            for turn in range(options.turns):
+                for contestant in list(found)[:: -1 if turn % 2 else 1]:
+                    with scene(name) as first:
+                        speed = tokens_per_second(Path(place), options.steps, first, contestant)
+                    found[contestant].append(speed)
+                    print(f"{name}: {contestant}: {speed:,.0f}", file=sys.stderr, flush=True)
+            best = max(median(speeds) for speeds in list(found.values())[1:])
+            print(f"\n{name}, {options.turns} runs of {options.steps} steps")
+            rows = [
+                (contestant, spread(speeds, 0), f"{median(speeds) / best:.2f}")
+                for contestant, speeds in found.items()
+            ]
+            print_table(("", "tokens/s", "of the better one by hand"), rows)
     save("busy", figures)
 
 

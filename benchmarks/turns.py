@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +16,7 @@ SCRIPT = "benchmarks/contestants.py"
 class Contestant:
     """A process that computes only in its turns."""
 
-    def __init__(self, name: str, command: list[str], **environment: str) -> None:
+    def __init__(self, name: str, command: list[str]) -> None:
         self.name = name
         self.output: list[str] = []
         self.seconds: list[float] = []
@@ -28,7 +27,6 @@ class Contestant:
         self.process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env={**os.environ, **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -69,12 +67,7 @@ class Contestant:
 
 
 def ours(
-    name: str,
-    accelerate_config: str,
-    words: list[str],
-    folder: Path,
-    options: tuple[str, ...] = (),
-    **environment: str,
+    name: str, accelerate_config: str, words: list[str], folder: Path, options: tuple[str, ...] = ()
 ) -> Contestant:
     """train.py under `accelerate launch`, as a user starts it."""
     rest = [
@@ -89,9 +82,7 @@ def ours(
     ]
     # Of two overrides of a key, the last one counts.
     return Contestant(
-        name,
-        launch(accelerate_config, SCRIPT, "ours", *rest, *words, options=options),
-        **environment,
+        name, launch(accelerate_config, SCRIPT, "ours", *rest, *words, options=options)
     )
 
 

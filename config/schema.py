@@ -170,6 +170,8 @@ class RunConfig:
     """The project that trackers file the run under."""
     max_minutes: float | None = None
     """Stop with a snapshot within this many minutes of the launch; null: no limit."""
+    adapt_threads: bool = True
+    """On a CPU, use one thread instead of several where other programs make that faster."""
     measure_peak: bool = False
     """Measure a matrix product at the start, to which the speed is compared; takes seconds."""
     preemption_notice: str = "none"

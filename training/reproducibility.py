@@ -55,6 +55,13 @@ def build_gradient_buckets(
     """
     if not grads_in_buckets(model):
         return
+    one_pass(accelerator, model, optimizer, shape)
+
+
+def one_pass(
+    accelerator: Accelerator, model: nn.Module, optimizer: Optimizer, shape: tuple[int, int]
+) -> None:
+    """A forward and a backward pass whose gradients are discarded. Every process must call this."""
     zeros = torch.zeros(shape, dtype=torch.int64, device=accelerator.device)
     accelerator.backward(model(zeros, zeros))
-    optimizer.zero_grad(set_to_none=False)
+    optimizer.zero_grad(set_to_none=not grads_in_buckets(model))

@@ -16,6 +16,7 @@ from torch import Tensor
 from data.prepared import CorpusInfo
 from snapshot.disk.sharded import gather_full
 from snapshot.hub.uploader import Uploader
+from training.distributed.threads import Threads
 from training.exits import TrainingStopped
 from training.reporting.clock import EVALUATION, PASSES, SNAPSHOT, PhaseClock
 from training.reporting.console import Console
@@ -40,6 +41,7 @@ class Report:
         max_skipped: int = 0,
         uploads: Uploader | None = None,
         watchdog: Watchdog | None = None,
+        threads: Threads | None = None,
     ) -> None:
         self.console = console
         self.metrics = metrics  # None on all but the main process
@@ -56,6 +58,7 @@ class Report:
         self.max_skipped = max_skipped
         self.uploads = uploads
         self.watchdog = watchdog
+        self.threads = threads
         self.clock = PhaseClock(time.time() - psutil.Process().create_time())
         self.skipped_in_a_row = 0
         self.steps: list[int] = []
@@ -144,6 +147,8 @@ class Report:
         self.record(records)
         if fault is not None:
             raise self._broken(fault, 0 if skipped else step - 1)
+        if self.threads is not None:
+            self.threads.report_pace(seconds / len(self.steps), self.steps[-1])
         left = (self.console.max_steps - self.steps[-1]) * seconds / len(self.steps)
         figures = losses[-1], speed, left, self.rates[-1], norms[-1]
         self.console.progress(self.steps[-1], *figures, self.skipped, hub_status)

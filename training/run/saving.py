@@ -26,6 +26,7 @@ from training.exits import TrainingStopped
 from training.memory import available_memory
 from training.reporting.clock import EVALUATION, SNAPSHOT
 from training.reporting.curves import draw_run
+from training.reporting.machine import computed_on
 from training.reporting.report import Report
 from training.run.best import BestSnapshot
 from training.run.uploading import hand_over
@@ -85,7 +86,7 @@ class SnapshotWriter:
         reshard(self._model)  # a wholly compiled model hides the root of FSDP's groups
         if accelerator.scaler is not None:
             state.loss_scaler = accelerator.scaler.state_dict()
-        state.skipped_steps = self._report.skipped
+        state.skipped_steps, state.computed_on = self._report.skipped, computed_on(accelerator)
         self._written.clear()
         try:
             finish = begin_snapshot(

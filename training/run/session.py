@@ -29,6 +29,7 @@ from training.distributed.agreement import run_on_all, run_on_main
 from training.distributed.environment import is_local_main_process
 from training.distributed.launcher import launcher
 from training.distributed.strategy import refuse_other_blocks
+from training.distributed.threads import Threads
 from training.distributed.timeouts import ProcessGroupTimeouts
 from training.evaluation import held_out_loss
 from training.exits import EXIT_DONE, RESUME, WRITING_SECONDS
@@ -41,7 +42,7 @@ from training.reporting.output import write_now
 from training.reporting.report import Report
 from training.reporting.speed import speed_of
 from training.reporting.watchdog import Watchdog
-from training.reproducibility import build_gradient_buckets, compute_reproducibly
+from training.reproducibility import build_gradient_buckets, compute_reproducibly, one_pass
 from training.run.accelerator import micro_batch_shape, set_accumulation
 from training.run.best import BestSnapshot
 from training.run.due import Due, due_after
@@ -148,15 +149,12 @@ class Session:
         metrics = run_on_main(accelerator, lambda: open_run(Path(config.run.dir), config, start))
         self._trackers = Trackers(self.console, config, state.run_id, accelerator.is_main_process)
         size = layout_of(bare_model).snapshot_bytes(config.optim.name, config.saves_only_trained)
+        watchdog = Watchdog(self.console, config, size, accelerator.num_processes)
+        threads = Threads(accelerator, config.run.adapt_threads, self.console.warn)
+        tokens = config.train.global_batch_size * config.data.block_size
+        before = start.permanent_folder, state.skipped_steps, config.train.max_skipped_steps
         self.report = report = Report(
-            self.console,
-            metrics,
-            config.train.global_batch_size * config.data.block_size,
-            start.permanent_folder,
-            state.skipped_steps,
-            config.train.max_skipped_steps,
-            self._uploads,
-            Watchdog(self.console, config, size, accelerator.num_processes),
+            self.console, metrics, tokens, *before, self._uploads, watchdog, threads
         )
         self._best = BestSnapshot(config, accelerator.is_main_process, state, start)
         base = None if self.pretrained is None else self.pretrained.reference
@@ -166,9 +164,9 @@ class Session:
         self._timeouts = ProcessGroupTimeouts(accelerator, config.run)
         self._stop = Stop(accelerator, config.run, self.signals)
         model.train()
-        build_gradient_buckets(
-            accelerator, model, optimizer, micro_batch_shape(accelerator, config)
-        )
+        shape = micro_batch_shape(accelerator, config)
+        build_gradient_buckets(accelerator, model, optimizer, shape)
+        threads.measure(lambda: one_pass(accelerator, model, optimizer, shape))
         windows = held_out_loader.dataset
         self._probe = send_to_device(windows.__getitems__(windows.in_order(1)), accelerator.device)
         if self._pending:

@@ -1,0 +1,129 @@
+"""One thread instead of several where other programs use the cores, and nothing else changes it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from accelerate.utils import DynamoBackend
+
+import runs
+from training.distributed.threads import Threads
+
+
+class Machine:
+    """A CPU whose speed a test decides: seconds by the number of threads."""
+
+    def __init__(self, monkeypatch, most: int = 2) -> None:
+        self.threads, self.seconds, self.clock = most, {most: 0.01, 1: 0.02}, 0.0
+        monkeypatch.setattr(torch, "get_num_threads", lambda: self.threads)
+        monkeypatch.setattr(
+            torch, "set_num_threads", lambda number: setattr(self, "threads", number)
+        )
+        monkeypatch.setattr("time.perf_counter", lambda: self.clock)
+        self.warnings: list[str] = []
+
+    def start(
+        self, adapt: bool = True, processes: int = 1, device: str = "cpu", **plugin
+    ) -> Threads:
+        backend = plugin.get("backend", DynamoBackend.NO)
+        accelerator = SimpleNamespace(
+            device=SimpleNamespace(type=device),
+            num_processes=processes,
+            state=SimpleNamespace(dynamo_plugin=SimpleNamespace(backend=backend)),
+        )
+        self.chosen = Threads(accelerator, adapt, self.warnings.append)
+        self.chosen.measure(self.compute)
+        return self.chosen
+
+    def compute(self) -> None:
+        self.clock += self.seconds[self.threads]
+
+    def steps(self, intervals: int) -> list[int]:
+        """The number of threads in each interval of 20 steps."""
+        used = []
+        for interval in range(intervals):
+            used.append(self.threads)
+            self.chosen.report_pace(self.seconds[self.threads], 20 * (interval + 1))
+        return used
+
+
+@pytest.fixture
+def machine(monkeypatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+def test_a_quiet_machine_keeps_its_threads(machine):
+    machine.start()
+    assert machine.steps(5) == [2] * 5
+    assert machine.warnings == []
+
+
+def test_a_machine_that_is_busy_at_the_start_uses_one_thread(machine):
+    machine.seconds[2] = 0.1
+    machine.start()
+    assert machine.steps(5) == [1] * 5
+    (warning,) = machine.warnings
+    assert "takes 0.1 s with 2 threads and 0.02 s with one" in warning
+    assert "run.adapt_threads=false" in warning
+
+
+def test_a_machine_that_becomes_busy_changes_after_two_comparisons(machine):
+    machine.start()
+    assert machine.steps(3) == [2] * 3
+    machine.seconds[2] = 0.1
+    assert machine.steps(6) == [2, 1, 2, 1, 1, 1]
+    assert len(machine.warnings) == 1
+
+
+def test_a_machine_that_was_slow_for_a_moment_keeps_its_threads(machine):
+    machine.start()
+    machine.steps(3)
+    machine.seconds[2] = 0.1
+    assert machine.steps(1) == [2]
+    machine.seconds[2] = 0.01
+    assert machine.steps(5) == [1, 2, 2, 2, 2]
+    (warning,) = machine.warnings
+    assert "2 are faster again" in warning
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"adapt": False},
+        {"processes": 2},
+        {"device": "cuda"},
+        {"backend": DynamoBackend.INDUCTOR},
+    ],
+)
+def test_what_has_no_choice_never_changes(machine, options):
+    machine.seconds[2] = 0.1
+    machine.start(**options)
+    assert machine.steps(5) == [2] * 5
+    assert machine.warnings == []
+
+
+def test_one_thread_is_all_there_is(monkeypatch):
+    machine = Machine(monkeypatch, most=1)
+    machine.start()
+    assert machine.steps(3) == [1] * 3
+
+
+def test_a_long_pass_is_not_measured(machine):
+    machine.seconds = {2: 1.0, 1: 0.1}
+    machine.start()
+    assert machine.clock == 1.0
+    assert machine.threads == 2
+
+
+def test_measuring_changes_no_loss(small, tmp_path):
+    """Two threads are asked for, and measured, or not."""
+    found = []
+    for adapt in ("true", "false"):
+        words = [f"run.adapt_threads={adapt}", "model.dropout=0.1", f"run.dir={tmp_path / adapt}"]
+        result = runs.train(*small, *words, "train.max_steps=10", OMP_NUM_THREADS="2")
+        assert result.returncode == 0, result.stderr
+        if "One is used from now on" not in result.stdout:
+            found.append(runs.losses(tmp_path / adapt))
+    assert found[0] == found[-1]
