@@ -5,8 +5,6 @@ python evaluate.py out/python-docs
 
 from __future__ import annotations
 
-import training.distributed.spinning  # isort: skip  # noqa: F401  (before torch)
-
 import argparse
 import json
 import math

@@ -6,8 +6,6 @@ python sample.py out/chat --chat
 
 from __future__ import annotations
 
-import training.distributed.spinning  # isort: skip  # noqa: F401  (before torch)
-
 import argparse
 import sys
 from collections.abc import Iterator

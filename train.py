@@ -6,8 +6,6 @@ B: sequences of a micro-batch on one process. T: tokens of a sequence.
 
 from __future__ import annotations
 
-import training.distributed.spinning  # isort: skip  # noqa: F401  (before torch)
-
 import torch
 from accelerate import Accelerator
 

@@ -2,9 +2,9 @@
 
     python benchmarks/busy.py
 
-Whole runs in turns: as shipped, with one thread by hand, and with a thread for each core by hand,
-which spins as long as GNU's OpenMP library does by default. The machine is quiet, or one core is
-kept busy, or the run is limited to 1.2 cores by a cgroup (Linux, as root).
+Whole runs in turns: as shipped, with one thread by hand, and with a thread for each core by hand.
+The machine is quiet, or one core is kept busy, or the run is limited to 1.2 cores by a cgroup
+(Linux, as root).
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ LIMIT, PERIOD = 120_000, 100_000
 """Microseconds of CPU time in a period."""
 BURN = [sys.executable, "-c", "while True: pass"]
 ONE = {"OMP_NUM_THREADS": "1"}
-EACH = {"GOMP_SPINCOUNT": "300000"}
 FIXED = ["run.adapt_threads=false"]
 CONTESTANTS = {
     "as shipped": ([], {}),
     "one thread": (FIXED, ONE),
-    "a thread for each core": (FIXED, EACH),
+    "a thread for each core": (FIXED, {}),
 }
 QUIET, BUSY, LIMITED = "quiet", "one core busy", "1.2 cores"
 

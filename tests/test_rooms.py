@@ -58,10 +58,6 @@ TALKS_TO_TORCH_DISTRIBUTED = {
     "training/distributed/timeouts.py",
     "planning/fake_trace.py",  # a process group whose other members do not exist
 }
-READS_THE_ENVIRONMENT = {
-    "training/distributed/environment.py",
-    "training/distributed/spinning.py",  # before anything imports torch
-}
 SCRIPTS = [ROOT / name for name in ("train.py", "sample.py", "evaluate.py", "plan.py", "trace.py")]
 SOURCES = SCRIPTS + [path for top in sorted(TOPS) for path in sorted((ROOT / top).rglob("*.py"))]
 
@@ -148,7 +144,7 @@ def test_few_files_bypass_the_accelerator_and_one_reads_the_environment(path):
     if name_of(path) not in TALKS_TO_TORCH_DISTRIBUTED:
         assert not [n for n in imported(path) if n.startswith("torch.distributed")]
         assert "torch.distributed" not in text(path)
-    if name_of(path) not in READS_THE_ENVIRONMENT:
+    if name_of(path) != "training/distributed/environment.py":
         assert not re.search(r"\benviron\b|\bgetenv\b", text(path))
 
 
