@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 
 import runs
 
@@ -97,6 +98,14 @@ class Measured:
 @pytest.fixture
 def measured(tmp_path) -> Measured:
     return Measured(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def no_accelerator_before():
+    """An Accelerator of another test in this process would decide the precision."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def test_an_item_that_fails_dies_or_hangs_does_not_stop_the_others(measured):

@@ -117,12 +117,13 @@ def test_a_long_pass_is_not_measured(machine):
     assert machine.threads == 2
 
 
+@pytest.mark.thorough
 def test_measuring_changes_no_loss(small, tmp_path):
     """Two threads are asked for, and measured, or not."""
     found = []
     for adapt in ("true", "false"):
         words = [f"run.adapt_threads={adapt}", "model.dropout=0.1", f"run.dir={tmp_path / adapt}"]
-        result = runs.train(*small, *words, "train.max_steps=10", OMP_NUM_THREADS="2")
+        result = runs.train(*small, *words, "train.max_steps=3", OMP_NUM_THREADS="2")
         assert result.returncode == 0, result.stderr
         if "One is used from now on" not in result.stdout:
             found.append(runs.losses(tmp_path / adapt))
