@@ -117,7 +117,7 @@ def test_a_long_pass_is_not_measured(machine):
     assert machine.threads == 2
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_measuring_changes_no_loss(small, tmp_path):
     """Two threads are asked for, and measured, or not."""
     found = []
