@@ -148,7 +148,7 @@ class Report:
         if fault is not None:
             raise self._broken(fault, 0 if skipped else step - 1)
         if self.threads is not None:
-            self.threads.report_pace(seconds / len(self.steps), self.steps[-1])
+            self.threads.report_pace(seconds / len(self.steps))
         left = (self.console.max_steps - self.steps[-1]) * seconds / len(self.steps)
         figures = losses[-1], speed, left, self.rates[-1], norms[-1]
         self.console.progress(self.steps[-1], *figures, self.skipped, hub_status)

@@ -166,7 +166,7 @@ class Session:
         model.train()
         shape = micro_batch_shape(accelerator, config)
         build_gradient_buckets(accelerator, model, optimizer, shape)
-        threads.measure(lambda: one_pass(accelerator, model, optimizer, shape))
+        threads.watch(lambda: one_pass(accelerator, model, optimizer, shape))
         windows = held_out_loader.dataset
         self._probe = send_to_device(windows.__getitems__(windows.in_order(1)), accelerator.device)
         if self._pending:
