@@ -191,7 +191,7 @@ def test_a_share_is_of_the_whole_span():
     assert share_of(Span("", 40, 40), others) == 0
 
 
-def test_a_backward_pass_belongs_to_the_block_of_its_forward_operation(tmp_path):
+def test_a_backward_pass_belongs_to_the_block_of_its_forward_operation():
     """The operation before the one that made it, in another block, had the same number."""
     events = [
         event("step 1", 0, 1000),
@@ -207,8 +207,7 @@ def test_a_backward_pass_belongs_to_the_block_of_its_forward_operation(tmp_path)
         event("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 350, 9, 3)
     )
     events.append(event(run, 400, 50, 3, **{"Sequence number": 7}))
-    (tmp_path / "one.json").write_text(json.dumps({"traceEvents": events}))
-    process = read_process(tmp_path / "one.json", 0)
+    process = read_process({"traceEvents": events}, 0)
     assert process.blocks == [
         Span("block 0", 10, 100),
         Span("block 1", 100, 200),

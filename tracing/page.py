@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from planning.estimate import sent_share
 from tracing.drawing import KINDS_FROM_BELOW, MEGABYTE, STYLE, memory_picture, time_line
@@ -24,8 +25,11 @@ def report(result: Result, folder: Path, say: Callable[[str], None]) -> None:
     result.predict()
     paths = [folder / PART.format(rank) for rank in range(result.shape.processes)]
     found = [path for path in paths if path.exists()]  # another machine's lie on its disk
-    processes = [read_process(path, paths.index(path)) for path in found]
-    merge(found, folder / CHROME)
+    traces = {paths.index(path): json.loads(path.read_text(encoding="utf-8")) for path in found}
+    processes = [read_process(trace, rank) for rank, trace in traces.items()]
+    merge([*traces.values()], folder / CHROME)
+    for path in found:
+        path.unlink()
     rows = traffic_rows(processes[0], result)
     for line in ["", *as_lines(rows)] if rows else []:
         say(line)
@@ -35,16 +39,10 @@ def report(result: Result, folder: Path, say: Callable[[str], None]) -> None:
     write_html(folder / PAGE, title, sections(result, processes, rows), STYLE)
 
 
-def merge(paths: list[Path], to: Path) -> None:
-    """Make one Chrome trace of those of several processes."""
-    events = []
-    content: dict = {}
-    for path in paths:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        events += content["traceEvents"]
-    to.write_text(json.dumps({**content, "traceEvents": events}), encoding="utf-8")
-    for path in paths:
-        path.unlink()
+def merge(traces: list[dict[str, Any]], to: Path) -> None:
+    """Write one Chrome trace from those of several processes."""
+    events = [event for trace in traces for event in trace["traceEvents"]]
+    to.write_text(json.dumps({**traces[0], "traceEvents": events}), encoding="utf-8")
 
 
 def as_lines(rows: list[Row]) -> list[str]:

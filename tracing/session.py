@@ -51,9 +51,9 @@ class TracedSession(Session):
     def begin(self, accelerator: Accelerator) -> None:
         """As `Session.begin`, and start the profiler."""
         super().begin(accelerator)
-        self._memory = LiveBytes(CUDA_GRANULE if accelerator.device.type == "cuda" else 1)
-        self._profiler = ExitStack()
         on_gpu = accelerator.device.type == "cuda"
+        self._memory = LiveBytes(CUDA_GRANULE if on_gpu else 1)
+        self._profiler = ExitStack()
         handler = ProfileKwargs(
             activities=["cpu", "cuda"] if on_gpu else ["cpu"],
             record_shapes=True,

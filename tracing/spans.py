@@ -6,12 +6,10 @@ its own, NCCL's as a kernel. The two are matched by kind, size and order.
 
 from __future__ import annotations
 
-import json
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 from tracing.ranges import BLOCK, PARTS, STEP, TORCH_UPDATE, UPDATE
@@ -92,10 +90,9 @@ class Process:
         return chosen
 
 
-def read_process(path: Path, rank: int) -> Process:
-    """Read the Chrome trace of a process. Raises OSError."""
-    content = json.loads(path.read_text(encoding="utf-8"))
-    events = [one for one in content["traceEvents"] if one.get("ph") == "X"]
+def read_process(chrome: dict[str, Any], rank: int) -> Process:
+    """What the Chrome trace of a process says."""
+    events = [one for one in chrome["traceEvents"] if one.get("ph") == "X"]
     events.sort(key=lambda one: one["ts"])
     is_step = re.compile(rf"{STEP} \d+").fullmatch
     main = next(one["tid"] for one in events if is_step(one["name"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -41,7 +42,9 @@ def computed_on(accelerator: Accelerator) -> str:
     return f"{machine_line(accelerator)}; {processor}; torch {torch.__version__}"
 
 
+@cache
 def _processor() -> str:
+    """Its name. On machines with many cores Linux takes long to list them."""
     try:
         facts = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.split(":", 1)[1].strip() for line in facts if "model name" in line)
