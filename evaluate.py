@@ -126,6 +126,11 @@ def text_for(
         named_by = "" if source is None else ", without --held-out"
         what = f"{options.model} is not of a run of this project, whose text is known"
         raise DataError(f"{what}: name a text with --source{named_by}.")
+    if run is not None and run.is_streamed and not whole:
+        raise DataError(
+            f"{options.model} is of a run that streamed its text, whose held-out rows are not "
+            "prepared: name another text with --source, without --held-out."
+        )
     if source is None:
         assert run is not None
         source = run.source

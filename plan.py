@@ -25,19 +25,21 @@ from config.schema import (
 )
 from data.tokenizer import bpe_size
 from model.causal_lm import ModelConfig, build_model
+from model.gpt import parameter_count
 from planning.fake_trace import DTYPES, Shape
 from planning.fits import GIB, Fit, candidates, micro_batch_that_fits
 from snapshot.base import open_base
 from snapshot.disk.architecture import layout_for
 from snapshot.errors import SnapshotError
 from snapshot.hub.errors import HubError
+from training.optimizer import freeze
 
 EXIT_NOTHING_FITS = 1
 EXIT_USER_MISTAKE = 2
 PEAK_IN = {
     "evaluation": "in the evaluation",
     "sampling": "in the sample",
-    "snapshot": "while a snapshot is written (snapshot.piece_bytes lowers it)",
+    "snapshot": "while a snapshot is written",
 }
 CHARACTERS_PLANNED = 256
 
@@ -48,9 +50,9 @@ def main(arguments: list[str]) -> int:
     try:
         config = load_config(options.overrides)
         memory = GIB * memory_of(options)
-        shape = Shape(
-            options.device, options.precision, options.processes, optimizer=config.optim.name
-        )
+        way = None if config.run.attention == "auto" else config.run.attention
+        optimizer = config.optim.name, tuple(config.optim.freeze)
+        shape = Shape(options.device, options.precision, options.processes, 1, *optimizer, way)
         if options.processes % options.machines:
             raise ConfigError(
                 f"--processes {options.processes} is not a multiple of --machines "
@@ -58,19 +60,19 @@ def main(arguments: list[str]) -> int:
             )
         accumulation_steps(config.train, options.processes)  # raises if the batch cannot be divided
         model = planned_model(options, config)
+        with torch.device("meta"):
+            freeze(counted := build_model(model), config.optim.freeze)
     except (ConfigError, SnapshotError, HubError) as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USER_MISTAKE
-    found = candidates(model, shape, options.machines, config.snapshot.piece_bytes)
+    found = candidates(model, shape, options.machines, config.snapshot.staging_bytes)
     share = config.train.global_batch_size // options.processes
     requested = config.train.micro_batch_size
     micro = micro_batch_that_fits(found, share, memory) if requested is None else requested
     fits = [candidate.fit(memory, micro, share // micro) for candidate in found]
     advice, code = advise(fits, model, requested, "" if micro == share else f"={micro}")
-    with torch.device("meta"):
-        counted = list(build_model(model).parameters())
-    parameters = sum(map(torch.numel, counted))
-    saved = sum(one.numel() for one in counted if one.requires_grad)
+    parameters = parameter_count(counted)
+    saved = sum(one.numel() for one in counted.parameters() if one.requires_grad)
     if options.json:
         content = {"parameters": parameters, "micro_batch_size": micro, "advice": advice}
         print(json.dumps({**content, "fits": [asdict(row) for row in fits]}, indent=2))
@@ -149,7 +151,9 @@ def print_plan(
         f"{model.n_embd} wide, context {model.block_size}, vocabulary {model.vocab_size:,}"
     )
     if trained < every:
-        print(f"frozen    {every - trained:,} of them, by model.lora_rank={config.model.lora_rank}")
+        key = "optim.freeze" if config.optim.freeze else "model.lora_rank"
+        value = config.optim.freeze or config.model.lora_rank
+        print(f"frozen    {every - trained:,} of them, by {key}={value}")
     print(f"machine   {where}, {options.precision}{checkpointing}")
     batch = config.train.global_batch_size
     print(
@@ -175,19 +179,20 @@ def print_plan(
                 f"{row.strategy.name} keeps weights, gradients and optimizer, "
                 f"{row.on_cpu / GIB:.2f} GiB a process, in the machine's memory."
             )
-    if writer := max(row.writer for row in fits):
-        print(
-            f"The main process needs {writer / GIB:.2f} GiB of the machine's memory to write a "
-            f"snapshot (snapshot.piece_bytes={config.snapshot.piece_bytes})."
-        )
-    if config.optim.freeze:
-        print("Frozen parameters are counted as if they were trained: less memory is needed.")
-    size = layout_for(model).snapshot_bytes(config.optim.name, config.saves_only_trained)
-    print_storage(config, size / 1e9)
+    writer, copies = max(row.writer for row in fits), max(row.copies for row in fits)
+    print(
+        f"A process that writes a snapshot needs {writer / GIB:.2f} GiB of the machine's memory, "
+        f"and up to {copies / GIB:.2f} GiB of\nwhat is free for copies (snapshot.staging_bytes="
+        f"{config.snapshot.staging_bytes})."
+    )
+    print_storage(config, model)
 
 
-def print_storage(config: Config, snapshot: float) -> None:
-    """Print what snapshots of so many GB take, on the disk and on the Hub."""
+def print_storage(config: Config, model: ModelConfig) -> None:
+    """Print what snapshots take, in GB, on the disk and on the Hub."""
+    layout = layout_for(model)
+    layout.freeze(config.optim.freeze)
+    snapshot = layout.snapshot_bytes(config.optim.name, config.saves_only_trained) / 1e9
     keep, hub = config.snapshot.keep, config.hub
     print(
         f"A snapshot is {snapshot:.2f} GB: {snapshot * (keep + 1):.1f} GB of disk with "

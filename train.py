@@ -7,7 +7,6 @@ B: sequences of a micro-batch on one process. T: tokens of a sequence.
 from __future__ import annotations
 
 import torch
-from accelerate import Accelerator
 
 from config.schema import Config, gpt_config
 from data.loader import HeldOutBatches, StepBatches, window_loader, windows_of
@@ -19,7 +18,7 @@ from training.evaluation import held_out_loss
 from training.optimizer import freeze, make_optimizer
 from training.out_of_memory import check_fits
 from training.reproducibility import reseed
-from training.run.accelerator import accelerator_options
+from training.run.accelerator import Accelerator, accelerator_options
 from training.run.command import run_command
 from training.run.session import Session
 from training.run.start import prepare_text
@@ -39,7 +38,7 @@ def main(config: Config, session: Session) -> int:
 
     # The text, and the snapshot that this attempt resumes from.
     corpus = prepare_text(accelerator, config, session.pretrained)
-    session.choose_start(corpus)
+    corpus = session.choose_start(corpus)
 
     # The model: our own, or one of the Hub. New weights are a function of the seed.
     reseed(train.seed, step=0, process=0)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -103,15 +104,20 @@ def spread(values: Sequence[float], digits: int = 3) -> str:
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print a Markdown table for benchmarks/RESULTS.md."""
-    print("| " + " | ".join(headers) + " |")
-    print("|" + "---|" * len(headers))
-    for row in rows:
-        print("| " + " | ".join(str(cell) for cell in row) + " |")
+    print(markdown_table(headers, rows), end="")
+
+
+def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    lines = [headers, ["---"] * len(headers), *rows]
+    return "".join("| " + " | ".join(str(cell) for cell in line) + " |\n" for line in lines)
 
 
 def save(name: str, figures: Any) -> None:
-    """Write benchmarks/results/<name>.json: the machine and the figures."""
+    """Write benchmarks/results/<name>.json: the machine, the command and the figures."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps({"machine": machine(), "figures": figures}, indent=2) + "\n")
+    given = [re.sub("=/.*", "=<checkout>", word) for word in sys.argv[1:]]
+    command = " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *given])
+    content = {"machine": machine(), "command": command, "figures": figures}
+    path.write_text(json.dumps(content, indent=2) + "\n")
     print(f"written: {path.relative_to(ROOT)}")

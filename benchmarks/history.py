@@ -1,11 +1,15 @@
-"""The cost of a snapshot and a resume after many steps, and of verification compared with hashing.
+"""What grows with the steps that a run has taken; and verification compared with hashing.
 
-All in one process, in turns. Reported is the minimum CPU time of all turns, because other programs
-may use the machine.
+    OMP_NUM_THREADS=1 python benchmarks/history.py [--turns 9] [--shape small]
+
+One table over 100 to 1,000,000 steps: the first batch of a start there, a batch after it, an
+update, a snapshot, a resume, and the metrics that an upload carries. All in one process, in turns.
+Reported is the minimum CPU time of all turns, because other programs may use the machine.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import sys
 import tempfile
@@ -14,13 +18,23 @@ import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
-from common import ROOT, SHAPES, overrides, print_table, save
+from common import ROOT, SHAPES, as_words, machine, overrides, print_table, save
 
 sys.path.insert(0, str(ROOT))
 
-LENGTHS = (100, 10_000, 1_000_000)
+LENGTHS = (100, 1_000, 10_000, 100_000, 1_000_000)
 EVERY = 50
-"""Steps between evaluations."""
+"""Steps between evaluations, and between uploads."""
+BATCHES = 200
+KINDS = {
+    "first batch": 1,
+    "batch": BATCHES,
+    "update": 1,
+    "snapshot": 1,
+    "resume": 1,
+    "metrics of an upload": 1,
+}
+"""What is timed, and how often in one turn."""
 
 
 def write_history(path: Path, steps: int) -> None:
@@ -45,8 +59,11 @@ class Run:
         from accelerate import Accelerator
 
         from config.compose import load_config
+        from config.schema import gpt_config
+        from data.stream import TokenStream
         from data.tokenizer import CharTokenizer
-        from model.gpt import GPT, GPTConfig
+        from model.gpt import GPT
+        from snapshot.disk.state import RunState
         from training.optimizer import adamw
 
         self.dir, self.steps = root / str(steps), steps
@@ -56,14 +73,50 @@ class Run:
         self.config = load_config([*words, "hub.repo_id=null"])
         tokenizer = CharTokenizer("".join(map(chr, range(32, 132))))
         size = self.config.data.block_size
-        self.model = GPT(GPTConfig(tokenizer.vocab_size, size, **vars(self.config.model)))
+        self.model = GPT(gpt_config(self.config, tokenizer.vocab_size))
         self.optimizer = adamw(self.model, self.config.optim, torch.device("cpu"))
         ids = torch.randint(tokenizer.vocab_size, (1, size))
         self.model(ids, ids).backward()
         self.optimizer.step()
         for state in self.optimizer.state.values():
             state["step"].fill_(steps)
-        self.accelerator, self.save_tokenizer = Accelerator(cpu=True), tokenizer.save
+        self.accelerator, self.tokenizer = Accelerator(cpu=True), tokenizer
+        plain = {"run": {"name": "history"}, "model": {}}
+        self.state = RunState("run", "attempt", steps, 0, 1337, None, plain, {})
+        self.stream = TokenStream([torch.randint(tokenizer.vocab_size, (1 << 20,)).numpy()])
+
+    def first_batch(self) -> None:
+        """Start the loader at the next step."""
+        from data.loader import StepBatches, window_loader, windows_of
+        from model.gpt import IGNORED
+
+        data, batch = self.config.data, self.config.train.global_batch_size
+        windows = windows_of(self.stream, data.block_size, IGNORED, False)
+        order = windows.order(self.config.train.seed, batch)
+        loader = window_loader(windows, StepBatches(order, batch, batch, self.steps + 1))
+        self.batches = iter(loader)
+        self.newest = next(self.batches)
+
+    def batch(self) -> None:
+        """The batches after it."""
+        for _ in range(BATCHES):
+            self.newest = next(self.batches)
+
+    def update(self) -> None:
+        """One step of the optimizer."""
+        batch, _ = self.newest
+        self.model(*batch).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        for state in self.optimizer.state.values():
+            state["step"].fill_(self.steps)
+
+    def metrics_of_an_upload(self) -> None:
+        """What is new in metrics.jsonl since the upload before."""
+        from training.reporting.records import segments
+
+        found, _ = segments(self.dir / "metrics.jsonl", self.steps - EVERY, self.steps)
+        self.carried = sum(map(len, found.values()))
 
     def resume(self) -> None:
         """What a start does with the files of an earlier attempt."""
@@ -72,6 +125,7 @@ class Run:
         from training.reporting.console import Console
         from training.reporting.metrics import MetricsFile
         from training.reporting.report import Report
+        from training.run.best import BestSnapshot
         from training.run.saving import SnapshotWriter
 
         start = choose_start(self.dir, "auto")
@@ -80,24 +134,21 @@ class Run:
         metrics = MetricsFile(self.dir / "metrics.jsonl", self.steps)
         self.report = Report(Console(True, self.steps, 0), metrics, 64, start.folder)
         arguments = (self.accelerator, self.config, self.model, self.optimizer)
-        self.saving = SnapshotWriter(*arguments, self.save_tokenizer, self.report)
+        best = BestSnapshot(self.config, True, self.state, start)
+        self.saving = SnapshotWriter(*arguments, self.tokenizer, self.report, best)
 
     def snapshot(self) -> None:
         """Write a snapshot, and draw the curves after it."""
-        from snapshot.disk.state import RunState
-
-        plain = {"run": {"name": "history"}}
-        state = RunState("run", "attempt", self.steps, 0, 1337, None, plain, {})
-        self.saving.begin(state, None, last=False, stopping=False)
+        self.saving.begin(self.state, None, last=False, stopping=False)
         self.saving.finish()
         self.saving.end()
         assert (self.dir / "curves.png").exists()
 
 
 def histories(turns: int, shape: str) -> None:
-    """Print the cost of a snapshot and a resume after 100, 10,000 and 1,000,000 steps."""
+    """Print the cost of everything after 100 to 1,000,000 steps."""
     seconds: dict[str, dict[int, list[float]]] = {
-        kind: {steps: [] for steps in LENGTHS} for kind in ("snapshot", "resume")
+        kind: {steps: [] for steps in LENGTHS} for kind in KINDS
     }
     megabytes: dict[int, float] = {}
     with tempfile.TemporaryDirectory() as place:
@@ -105,24 +156,30 @@ def histories(turns: int, shape: str) -> None:
         for run in runs:  # warm-up: files of that size exist, and all modules are imported
             run.resume()
             run.snapshot()
+            run.metrics_of_an_upload()
         for _ in range(turns):
             for run in runs:
-                seconds["resume"][run.steps].append(timed(run.resume))
-                seconds["snapshot"][run.steps].append(timed(run.snapshot))
+                for kind, times in KINDS.items():
+                    work = getattr(run, kind.replace(" ", "_"))
+                    seconds[kind][run.steps].append(timed(work) / times)
         for run in runs:
             tracemalloc.start()
             run.resume()
             run.snapshot()
             megabytes[run.steps] = tracemalloc.get_traced_memory()[1] / 1e6
             tracemalloc.stop()
+        carried = {run.steps: run.carried for run in runs}
     rows = []
     for steps in LENGTHS:
-        figures = [min(seconds[kind][steps]) for kind in ("snapshot", "resume")]
-        first = [min(seconds[kind][LENGTHS[0]]) for kind in ("snapshot", "resume")]
-        cells = [f"{a:.3f} ({a / b:.2f})" for a, b in zip(figures, first, strict=True)]
-        rows.append((f"{steps:,}", *cells, f"{megabytes[steps]:.1f}"))
-    print_table(("steps", "snapshot, s (of the first)", "resume, s", "Python's peak, MB"), rows)
-    save("snapshots-history", {"seconds": seconds, "megabytes": megabytes})
+        figures = [1e3 * min(seconds[kind][steps]) for kind in KINDS]
+        first = [1e3 * min(seconds[kind][LENGTHS[0]]) for kind in KINDS]
+        cells = [f"{a:.3g} ({a / b:.2f})" for a, b in zip(figures, first, strict=True)]
+        rows.append(
+            (f"{steps:,}", *cells, f"{carried[steps] / 1e6:.2f}", f"{megabytes[steps]:.1f}")
+        )
+    heads = [f"{kind}, ms" for kind in KINDS]
+    print_table(("steps", *heads, "MB of metrics an upload", "Python's peak, MB"), rows)
+    save("history", {"seconds": seconds, "megabytes": megabytes, "carried": carried})
 
 
 def verifications(turns: int, shape: str) -> None:
@@ -163,3 +220,17 @@ def timed(work: Callable[[], object]) -> float:
     started_at = time.process_time()
     work()
     return time.process_time() - started_at
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--turns", type=int, default=9)
+    parser.add_argument("--shape", default="small", choices=SHAPES)
+    options = parser.parse_args()
+    print(as_words(machine()))
+    histories(options.turns, options.shape)
+
+
+if __name__ == "__main__":
+    main()

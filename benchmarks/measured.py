@@ -17,7 +17,6 @@ from pathlib import Path
 
 import psutil
 import torch
-from accelerate import Accelerator
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import train
@@ -26,6 +25,7 @@ from planning.allocation_log import LiveBytes
 from training.evaluation import held_out_loss
 from training.run import saving
 from training.run import session as session_file
+from training.run.accelerator import Accelerator
 from training.run.command import run_command
 from training.run.saving import SnapshotWriter
 

@@ -68,6 +68,7 @@ def short_run(model: str, block: int, micro: int, processes: int, *more: str) ->
         "train.eval_batches=1",
         "train.sample_every=0",
         "snapshot.every=100",
+        "run.attention=products",  # what plan.py assumes
         *more,
     ]
 

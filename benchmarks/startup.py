@@ -1,15 +1,20 @@
-"""Seconds from `accelerate launch` to the first step: with a text to prepare, prepared, resumed.
+"""Seconds from a command to its first step, compared with the imports of torch and accelerate.
 
     python benchmarks/startup.py
 
-"Resumed at step 1,000,000" resumes from a snapshot of the same run at that step; it must take as
-long as a resume at step 1.
+The commands differ in what starts the process: `accelerate launch` imports transformers before
+torch, accelerate-launch only torch, `python train.py` is the process itself. The other starts are
+accelerate-launch's: with a text to prepare, and resumed. "Resumed at step 1,000,000" resumes from a
+snapshot of the same run at that step; it must take as long as a resume at step 1. "After a kill" is
+from the kill -9 of one of two processes to the next new step.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,25 +22,54 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import ROOT, as_words, launch, machine, median, print_table, save, spread
+import psutil
+from common import (
+    ROOT,
+    as_words,
+    kill_with_children,
+    launch,
+    machine,
+    median,
+    print_table,
+    save,
+    spread,
+)
 
 LATE = 1_000_000
-CASES = ("import torch", "fresh", "prepared", "resumed at step 1", f"resumed at step {LATE:,}")
+IMPORTS = "import torch, accelerate"
+COMMANDS = {
+    "accelerate launch": [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch"],
+    "accelerate-launch": [sys.executable, "-m", "accelerate.commands.launch"],
+    "python train.py": [sys.executable],
+}
+RESUMED = {"resumed at step 1": "early", f"resumed at step {LATE:,}": "late"}
+CASES = (IMPORTS, *COMMANDS, "text not prepared", *RESUMED)
+KILLED = "after a kill, two processes"
+AS_CPU_YAML = {"ACCELERATE_USE_CPU": "true", "ACCELERATE_MIXED_PRECISION": "bf16"}
+STEP = re.compile(r"step (\d+)/")
 
 
 def run_in(folder: Path, run: str, *words: str) -> list[str]:
+    """The script and its arguments."""
     quiet = ("train.log_every=1", "train.sample_every=0", "train.eval_batches=1")
-    return launch("cpu.yaml", "train.py", f"run.dir={folder / run}", *quiet, *words)
+    return [str(ROOT / "train.py"), f"run.dir={folder / run}", *quiet, *words]
+
+
+def by(starter: str, script: list[str]) -> list[str]:
+    """The command that starts a script."""
+    config = ["--config_file", str(ROOT / "accelerate_configs/cpu.yaml")]
+    return [*COMMANDS[starter], *(config if "launch" in starter else []), *script]
 
 
 def seconds_to_first_step(command: list[str]) -> float:
     """Seconds until the line of the first step is printed; the run is then terminated."""
     started_at = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    environment = os.environ | AS_CPU_YAML
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+    ) as process:
         assert process.stdout is not None
-        found = next((line for line in process.stdout if line.startswith("step ")), None)
-        while found is not None and "/" not in found.split(",")[0]:  # "step      768 tokens"
-            found = next((line for line in process.stdout if line.startswith("step ")), None)
+        found = next((line for line in process.stdout if STEP.match(line)), None)
         seconds = time.perf_counter() - started_at
         process.terminate()
         process.stdout.read()
@@ -47,7 +81,7 @@ def seconds_to_first_step(command: list[str]) -> float:
 def make_snapshots(folder: Path) -> None:
     """A run of one step, and a copy whose state.json has step 1,000,000."""
     command = run_in(folder, "early", f"data.cache_dir={folder / 'data'}", "train.max_steps=1")
-    subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+    subprocess.run([sys.executable, *command], stdout=subprocess.DEVNULL, check=True)
     sys.path.insert(0, str(ROOT))
     from snapshot.disk.files import MANIFEST, atomic_snapshot, folder_name
 
@@ -65,17 +99,43 @@ def make_snapshots(folder: Path) -> None:
 
 def time_start(case: str, folder: Path, turn: int) -> float:
     more = [f"data.cache_dir={folder / 'data'}", f"train.max_steps={2 * LATE}"]
-    if case == "import torch":
+    if case == IMPORTS:
         started_at = time.perf_counter()
-        subprocess.run([sys.executable, "-c", "import torch"], check=True)
+        subprocess.run([sys.executable, "-c", IMPORTS], check=True)
         return time.perf_counter() - started_at
-    if case == "fresh":
-        more[0] = f"data.cache_dir={folder / f'data-{turn}'}"
-    if case.startswith("resumed"):
-        kind = "late" if case == CASES[-1] else "early"
-        shutil.copytree(folder / kind, folder / f"{kind}-{turn}")
-        return seconds_to_first_step(run_in(folder, f"{kind}-{turn}", *more))
-    return seconds_to_first_step(run_in(folder, f"{case}-{turn}", *more))
+    run = f"{CASES.index(case)}-{turn}"
+    if case in RESUMED:
+        shutil.copytree(folder / RESUMED[case], folder / run)
+    elif case not in COMMANDS:
+        more[0] = f"data.cache_dir={folder / run / 'data'}"
+    starter = case if case in COMMANDS else "accelerate-launch"
+    return seconds_to_first_step(by(starter, run_in(folder, run, *more)))
+
+
+def seconds_after_kills(folder: Path, kills: int) -> list[float]:
+    """Seconds from each kill -9 of a worker to the next step that had not been taken before."""
+    more = [f"data.cache_dir={folder / 'data'}", f"train.max_steps={LATE}", "snapshot.every=20"]
+    script, *words = run_in(folder, "killed", *more)
+    options = ("--num_processes=2", f"--max_restarts={kills}")
+    command = launch("ddp_cpu.yaml", script, *words, options=options)
+    seconds, newest, killed_at, next_kill = [], 0, 0.0, 30
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            step = int(found[1]) if (found := STEP.match(line)) else 0
+            if step > newest and killed_at:
+                seconds.append(time.perf_counter() - killed_at)
+                killed_at, next_kill = 0.0, step + 30
+            newest = max(newest, step)
+            if len(seconds) == kills:
+                break
+            if newest >= next_kill and not killed_at:
+                psutil.Process(process.pid).children()[-1].kill()
+                killed_at = time.perf_counter()
+        kill_with_children(process)
+    return seconds
 
 
 def main() -> None:
@@ -91,9 +151,10 @@ def main() -> None:
         for turn in range(options.turns):
             for case in CASES if turn % 2 else CASES[::-1]:
                 seconds[case].append(time_start(case, folder, turn))
-    base = median(seconds["prepared"])
+        seconds[KILLED] = seconds_after_kills(folder, options.turns)
+    base = median(seconds[IMPORTS])
     print_table(
-        ("start", "seconds to the first step", "of a prepared one"),
+        ("start", "seconds to the first step", "of the imports"),
         [
             (case, spread(found, 2), f"{median(found) / base:.2f}")
             for case, found in seconds.items()

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from common import (
+    ROOT,
     SHAPES,
     as_words,
     flops_per_token,
@@ -30,8 +31,9 @@ from common import (
 )
 from turns import Contestant, other, ours, take_turns
 
-DENSE_PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
-"""FLOP/s of bf16 tensor cores without sparsity, as NVIDIA publishes them (SXM)."""
+sys.path.insert(0, str(ROOT))
+from training.reporting.speed import published_peak
+
 HEADERS = (
     "contestant",
     "precision",
@@ -43,13 +45,6 @@ HEADERS = (
     "ours / this",
     "peak MB",
 )
-
-
-def published_peak() -> float | None:
-    gpu = machine().get("gpu", "")
-    if "A100" not in gpu and ("PCIe" in gpu or "NVL" in gpu):  # slower than the SXM version
-        return None
-    return next((peak for name, peak in DENSE_PEAKS.items() if name in gpu), None)
 
 
 def contest(shape: dict[str, int], options: argparse.Namespace, folder: Path) -> list[Contestant]:
@@ -88,7 +83,7 @@ def rows_of(
     started: list[Contestant], shape: dict[str, int], precision: str
 ) -> tuple[list[list[str]], list[dict[str, Any]]]:
     *trainers, product = started
-    peak = published_peak() if precision == "bf16" else None
+    peak = published_peak(machine().get("gpu", ""), precision)
     per_second = product.facts["flops"] / median(product.seconds)
     rows, figures = [], []
     for one in trainers:

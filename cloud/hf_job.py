@@ -5,6 +5,7 @@
 #     "accelerate>=1.15,<2",
 #     "datasets>=5.2,<6",
 #     "filelock>=3.30",
+#     "fsspec>=2025.3",
 #     "hf-xet>=1.6,<2; platform_machine in 'x86_64 amd64 AMD64 arm64 ARM64 aarch64'",
 #     "httpx2>=2.0,<3",
 #     "huggingface_hub>=2.4,<3",

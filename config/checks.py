@@ -5,18 +5,24 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import Any
 
+from config.problems import Problems, is_storable, value_of
 from config.schema import OPTIMIZERS, SCHEDULES, TEXT_KEYS, Config
+from config.streaming import check_streaming
 from data.columns import CONVERSATIONS, DOCUMENT_MODES
 from data.printable import printable
 from data.tokenizer import CHARACTERS, LARGEST_BPE, SMALLEST_BPE, bpe_size
+from model.attention import WAYS
 from model.gpt import ACTIVATIONS
 
 MOST = 1_000_000_000
 RANGES = {
     "data.block_size": (1, 1_000_000),
     "data.num_workers": (0, 1_000),
+    "data.window_bytes": (1_000, 10**12),
+    "data.prefetch_bytes": (1_000, 10**12),
+    "data.stream_cache_bytes": (1_000, 10**15),
+    "data.held_out_bytes": (1_000, 10**12),
     "model.n_layer": (1, 10_000),
     "model.n_head": (1, 10_000),
     "model.n_embd": (1, 1_000_000),
@@ -35,6 +41,7 @@ RANGES = {
     "snapshot.every": (1, MOST),
     "snapshot.keep": (2, 1_000_000),
     "snapshot.piece_bytes": (1_000_000, 10**15),
+    "snapshot.staging_bytes": (0, 10**15),
     "hub.keep": (1, 1_000_000),
     "hub.milestone_every": (1, MOST),
     "hub.squash_every": (1, MOST),
@@ -70,6 +77,7 @@ CHOICES = {
     "model.activation_function": tuple(ACTIVATIONS),
     "optim.name": OPTIMIZERS,
     "optim.schedule": SCHEDULES,
+    "run.attention": ("auto", *WAYS),
     "run.preemption_notice": ("auto", "aws", "gcp", "azure", "none"),
 }
 """By key, the texts that it may be."""
@@ -83,28 +91,16 @@ def problems(config: Config) -> list[str]:
     _check_ranges(found)
     _check_texts(found)
     _check_data_and_model(found)
+    check_streaming(found)
     _check_what_is_trained(found)
     _check_optimizer(found)
     _check_hub_and_run(found)
     return found.sentences
 
 
-class Problems:
-    """Collects a sentence for each value that breaks a rule."""
-
-    def __init__(self, config: Config) -> None:
-        self.config = config
-        self.sentences: list[str] = []
-
-    def need(self, holds: bool, key: str, rule: str) -> None:
-        """Add a sentence with `rule`, unless it holds for the value of `key`."""
-        if not holds:
-            self.sentences.append(f"{key}={_short(_value(self.config, key))} {rule}.")
-
-
 def _check_ranges(found: Problems) -> None:
     for key, (least, most) in RANGES.items():
-        number, remark = _value(found.config, key), REMARKS.get(key, "")
+        number, remark = value_of(found.config, key), REMARKS.get(key, "")
         found.need(number is None or number >= least, key, f"must be at least {least}{remark}")
         found.need(number is None or number <= most, key, f"must be at most {most}{remark}")
 
@@ -112,7 +108,7 @@ def _check_ranges(found: Problems) -> None:
 def _check_texts(found: Problems) -> None:
     need = found.need
     for key in TEXT_KEYS:
-        text = _value(found.config, key)
+        text = value_of(found.config, key)
         if text is None or (key == "run.dir" and text == f"out/{found.config.run.name}"):
             continue  # derived from run.name, which is checked itself
         need(is_storable(text), key, "has bytes that are not valid UTF-8")
@@ -124,7 +120,7 @@ def _check_texts(found: Problems) -> None:
         if key in ("data.cache_dir", "run.name", "run.dir"):
             need(printable(text) == text, key, "has control characters, which a terminal executes")
     for key, (*most, last) in CHOICES.items():
-        valid = _value(found.config, key) in CHOICES[key]
+        valid = value_of(found.config, key) in CHOICES[key]
         need(valid, key, f"must be {', '.join(most)} or {last}")
 
 
@@ -240,26 +236,8 @@ def _check_hub_and_run(found: Problems) -> None:
     )
 
 
-def _value(config: Config, key: str) -> Any:
-    section, name = key.split(".")
-    return getattr(getattr(config, section), name)
-
-
-def _short(value: object) -> str:
-    text = "null" if value is None else str(value)
-    return text if len(text) <= 60 else f"{text[:50]}... ({len(text)} characters)"
-
-
 def _is_beta(beta: object) -> bool:
     return isinstance(beta, int | float) and 0 <= beta < 1  # OmegaConf accepts lists of lists
-
-
-def is_storable(text: str) -> bool:
-    """Whether a text is valid in JSON, YAML and file names."""
-    try:
-        return "\0" not in text and text.encode("utf-8") is not None
-    except UnicodeEncodeError:  # invalid bytes of the command line are lone surrogates
-        return False
 
 
 def _is_path(text: str) -> bool:

@@ -21,8 +21,9 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from config.checks import is_storable, problems
+from config.checks import problems
 from config.hints import joined_options, quoted, quoted_argument, unknown_key, unknown_option
+from config.problems import is_storable
 from config.schema import TEXT_KEYS, Config, ConfigError, other_model
 from data.tokenizer import CHARACTERS
 from data.urls import redact_urls
@@ -45,13 +46,15 @@ BAD_VALUE = (HydraException, OmegaConfBaseException, ArithmeticError, TypeError)
 ConfigStore.instance().store(name="schema", node=Config)
 OmegaConf.register_new_resolver(
     "data_name",
-    lambda source: _name_of(str(source)),
+    lambda source, mix: "-".join(
+        _name_of(str(one)) for one in ([part.source for part in mix] or [source])
+    ),
     replace=True,
 )
 
 
 def _name_of(source: str) -> str:
-    """The default name of a run: the last part of a path or a URL, without the query."""
+    """A name for a run of a source: the last part of a path or a URL, without the query."""
     last = re.split("[?#]", source)[0] if "://" in source else source
     return re.sub(r"[^\w.-]+", "-", Path(last).name).strip("-.") or "run"
 
@@ -114,7 +117,8 @@ def as_plain(config: Config) -> dict[str, Any]:
 
 def _public(config: Config) -> DictConfig:
     """The configuration without secrets, which may be stored, shown and uploaded."""
-    data = replace(config.data, source=redact_urls(config.data.source))
+    mix = [replace(part, source=redact_urls(part.source)) for part in config.data.mix]
+    data = replace(config.data, source=redact_urls(config.data.source), mix=mix)
     return OmegaConf.structured(replace(config, data=data))
 
 
@@ -270,6 +274,8 @@ def _wanted(key: str) -> str:
         "float": "a number",
         "bool": "true or false",
         "str": "a text",
+        "bool | None": "true, false or null",
+        "list[MixPart]": "a list such as [{source:a,weight:0.7},{source:b,weight:0.3}]",
         "int | None": "a whole number or null",
         "float | None": "a number or null",
         "str | None": "a text or null",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
+from config.mix import MixPart
 from model.gpt import GPTConfig
 from model.lora import Lora
 
@@ -40,6 +41,20 @@ class DataConfig:
     """The cache of prepared texts."""
     num_workers: int = 0
     """Worker processes that read batches; 0 reads in the training process."""
+    streaming: bool | None = None
+    """Read the text while it is trained on; null: with data.mix, or files of more than 5 GB."""
+    mix: list[MixPart] = field(default_factory=list)
+    """Streamed sources instead of data.source: [{source:a,weight:0.7},{source:b,weight:0.3}]."""
+    window_bytes: int = 32_000_000
+    """How much of a streamed source is shuffled at once, in bytes of text."""
+    prefetch_bytes: int = 128_000_000
+    """How much streamed text is read ahead of the training, in bytes."""
+    stream_cache_bytes: int = 4_000_000_000
+    """The most that the tokens of streamed text take in data.cache_dir, in bytes."""
+    held_out_bytes: int = 2_000_000
+    """How much of the held-out rows of a streamed text is evaluated on, in bytes."""
+    skip_broken: bool = False
+    """Leave out groups of rows of a streamed text that cannot be read, and report them."""
 
 
 @dataclass
@@ -128,6 +143,8 @@ class SnapshotConfig:
     """auto: this run's newest; never: start over; or another run's folder or repo[@revision]."""
     piece_bytes: int = 2_000_000_000
     """Bytes of the largest file of a snapshot; larger models are split into several files."""
+    staging_bytes: int = 4_294_967_296
+    """Most bytes of memory per process for copies of what is being written; 0: updates wait."""
 
 
 @dataclass
@@ -160,8 +177,8 @@ class HubConfig:
 
 @dataclass
 class RunConfig:
-    name: str = "${data_name:${data.source}}"
-    """The run's name; by default derived from data.source."""
+    name: str = "${data_name:${data.source},${data.mix}}"
+    """The run's name; by default derived from data.source, or from data.mix."""
     dir: str = "out/${run.name}"
     """The directory for everything that the run writes."""
     tracker: list[str] | None = None
@@ -172,6 +189,8 @@ class RunConfig:
     """Stop with a snapshot within this many minutes of the launch; null: no limit."""
     adapt_threads: bool = True
     """On a CPU, use one thread instead of several where other programs make that faster."""
+    attention: str = "auto"
+    """On a CPU: products; kernel, torch's; auto: the faster one, measured once and kept."""
     measure_peak: bool = False
     """Measure a matrix product at the start, to which the speed is compared; takes seconds."""
     preemption_notice: str = "none"

@@ -20,6 +20,7 @@ from data.once import make_once, remove_abandoned
 from data.prepared import ALL_HELD_OUT, CACHE_FORMAT, CorpusInfo, Damaged, Prepared, load_prepared
 from data.progress import Progress
 from data.rows import Documents
+from data.sequences import EndlessText
 from data.sources import Source, open_source
 from data.stream import TokenStream
 from data.subwords import SubwordTokenizer, folder_key
@@ -32,7 +33,7 @@ class Corpus:
 
     info: CorpusInfo
     tokenizer: Tokenizer
-    train: TokenStream | Documents
+    train: TokenStream | Documents | EndlessText
     held_out: TokenStream | Documents
 
     def prompt(self) -> NDArray:

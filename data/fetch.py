@@ -31,7 +31,9 @@ def fetch_url(url: str, cache_dir: Path, progress: Progress) -> Path:
     Processes and machines that share the folder may download at the same time: each uses a
     temporary name, and the first that finishes renames its file to the final name.
     """
-    target = cache_dir / "fetched" / hashlib.sha256(url.encode()).hexdigest()[:16] / _name(url)
+    target = (
+        cache_dir / "fetched" / hashlib.sha256(url.encode()).hexdigest()[:16] / file_name_of(url)
+    )
     try:
         remove_abandoned(target, has_lock=False)
         if target.exists() and target.stat().st_size:
@@ -72,10 +74,10 @@ def _is_transient(error: Exception) -> bool:
     )
 
 
-def _name(url: str) -> str:
+def file_name_of(url: str) -> str:
     """A file name with the end of the URL's path, which decides the format; at most 100 characters.
 
-    Raises DataError if the URL is not valid.
+    Raises DataError if the URL is not valid, or has a password.
     """
     try:
         parsed = urllib.parse.urlparse(url)

@@ -13,15 +13,16 @@ import atexit
 import multiprocessing
 import signal
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from data.order import BlockOrder, RowOrder
+from data.order import BlockOrder
 from data.rows import Documents, Rows
+from data.sequences import EndlessText, Order, Sequences
 from data.stream import TokenStream
 
 SEQUENCES_AHEAD = 512
@@ -73,16 +74,30 @@ class Windows(Dataset):
         return (torch.from_numpy(inputs), torch.from_numpy(targets)), 1.0
 
 
+@overload
 def windows_of(
     text: TokenStream | Documents, block_size: int, ignored: int, pack: bool
-) -> Windows | Rows:
-    """What is trained on or evaluated: windows of a stream, or rows of documents.
+) -> Windows | Rows: ...
+
+
+@overload
+def windows_of(
+    text: TokenStream | Documents | EndlessText, block_size: int, ignored: int, pack: bool
+) -> Sequences: ...
+
+
+def windows_of(
+    text: TokenStream | Documents | EndlessText, block_size: int, ignored: int, pack: bool
+) -> Sequences:
+    """What is trained on or evaluated: windows of a stream, rows of documents, or blocks.
 
     With `pack` the model keeps the documents of a row apart, by their positions.
     """
     if isinstance(text, Documents):
         return Rows(text, block_size, ignored, pack)
-    return Windows(text, block_size, ignored)
+    if isinstance(text, TokenStream):
+        return Windows(text, block_size, ignored)
+    return text.sequences(block_size)
 
 
 class StepBatches:
@@ -93,7 +108,7 @@ class StepBatches:
 
     def __init__(
         self,
-        order: BlockOrder | RowOrder,
+        order: Order,
         global_batch_size: int,
         batch_size: int,
         first_step: int,
@@ -143,7 +158,7 @@ def held_out_starts(tokens: int, block_size: int, at_most: int | None) -> list[i
 
 
 def window_loader(
-    windows: Windows | Rows,
+    windows: Sequences,
     batches: StepBatches | HeldOutBatches,
     workers: int = 0,
     pinned: bool = False,
@@ -157,7 +172,7 @@ def window_loader(
     if workers:
         atexit.register(_end_workers)
     return DataLoader(
-        windows,
+        cast(Dataset, windows),
         batch_sampler=batches,
         collate_fn=_unchanged,
         num_workers=workers,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 ROUNDS = 6
 
 
-def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Mix 64-bit numbers, one to one (SplitMix64's finaliser, Steele et al., 2014)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -31,7 +31,7 @@ def permuted(indices: NDArray[np.int64], size: int, keys: NDArray[np.uint64]) ->
         left, right = values >> np.uint64(right_bits), values & np.uint64((1 << right_bits) - 1)
         for key in keys:
             mask = np.uint64((1 << left_bits) - 1)
-            left, right = right, left ^ (_mix(right + key) & mask)
+            left, right = right, left ^ (mixed(right + key) & mask)
             right_bits, left_bits = left_bits, right_bits
         return (left << np.uint64(right_bits)) | right
 
@@ -41,10 +41,9 @@ def permuted(indices: NDArray[np.int64], size: int, keys: NDArray[np.uint64]) ->
     return values.astype(np.int64)
 
 
-def _words(seed: int, epoch: int) -> NDArray[np.uint64]:
-    """Random numbers (ROUNDS + 1,) that are a function of seed and epoch."""
-    words = np.random.SeedSequence((seed, epoch)).generate_state(ROUNDS + 1, np.uint64)
-    return words.astype(np.uint64)
+def random_words(*numbers: int, count: int = ROUNDS) -> NDArray[np.uint64]:
+    """Random words (count,) that are a function of some numbers; by default keys of `permuted`."""
+    return np.random.SeedSequence(numbers).generate_state(count, np.uint64).astype(np.uint64)
 
 
 class BlockOrder:
@@ -77,7 +76,7 @@ class BlockOrder:
         epochs, positions = np.divmod(sequences, self.blocks_per_epoch)
         starts = np.empty(count, dtype=np.int64)
         for epoch in np.unique(epochs):
-            words = _words(self.seed, int(epoch))
+            words = random_words(self.seed, int(epoch), count=ROUNDS + 1)
             offset = int(words[ROUNDS] % np.uint64(self.largest_offset + 1))
             chosen = epochs == epoch
             blocks = permuted(positions[chosen], self.blocks_per_epoch, words[:ROUNDS])
@@ -110,7 +109,7 @@ class RowOrder:
         rows = np.empty(count, dtype=np.int64)
         for epoch in np.unique(epochs):
             chosen = epochs == epoch
-            keys = _words(self.seed, int(epoch))[:ROUNDS]
+            keys = random_words(self.seed, int(epoch))
             rows[chosen] = permuted(positions[chosen], len(self.targets), keys)
         means = self.targets[rows].reshape(-1, self.global_batch_size).mean(axis=1)
         weights = np.repeat(1 / means, self.global_batch_size)

@@ -29,6 +29,9 @@ from data.pieces import Piece
 from data.progress import Progress
 from data.urls import redact_urls
 
+BUILT_IN = ("python-docs", "python-stdlib")
+"""Texts that Python carries."""
+
 
 @dataclass(frozen=True)
 class Source:

@@ -102,7 +102,7 @@ class TokenStream:
         table.validate(full=True)  # a damaged offset could point anywhere
         chunks = []
         for piece in table.column(column).chunks:
-            tokens = piece.flatten().to_numpy(zero_copy_only=True)
+            tokens = np.from_dlpack(piece.flatten())  # its to_numpy would import pandas
             offset = tokens.__array_interface__["data"][0] - begin
             if len(tokens) and not 0 <= offset <= size - tokens.nbytes:
                 raise ValueError("its lists are not consecutive")

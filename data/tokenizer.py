@@ -25,6 +25,8 @@ CHARACTERS = "char"
 """The `data.tokenizer` of characters."""
 SMALLEST_BPE, LARGEST_BPE = 257, 1_000_000
 """Sizes of a trained vocabulary; the smallest has the 256 bytes and the end-of-text token."""
+OF_BYTES = f"bpe:{SMALLEST_BPE}"
+"""The tokenizer of these, which is the same for every text."""
 
 
 def code_points(text: str) -> NDArray[np.int64]:

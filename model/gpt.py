@@ -18,14 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from model.attention import matmul_attention, use_matmul_attention
 from model.lora import Lora
 
 ACTIVATIONS = {"gelu_new": "tanh", "gelu": "none"}
 """By transformers' name, torch's `approximate`: GPT-2's tanh approximation, and the exact GELU."""
-MATMUL_ATTENTION_LENGTH = 512
-"""Up to this sequence length, matrix products are faster on a CPU than torch's kernel."""
-QUERY_CHUNK_BYTES = 512
-"""Divided by the bytes of a number, the queries of one matrix product: 128 in float32."""
 LOGIT_CHUNKS = 4
 """Number of chunks in which the loss computes logits, if there are more of them than channels."""
 IGNORED = -100
@@ -102,6 +99,7 @@ class Attention(nn.Module):
         self.layer = layer
         self.n_head = config.n_head
         self.dropout = config.dropout
+        self.way: str | None = None
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd)
         self.resid_dropout = nn.Dropout(config.dropout)
@@ -116,40 +114,12 @@ class Attention(nn.Module):
             key, value = cache.extend(self.layer, key, value)
         # A single new position attends to all cached ones. Several positions need the causal mask,
         # which is correct only for an empty cache; GPT.forward ensures that.
-        attend = matmul_attention if use_matmul_attention(query) else F.scaled_dot_product_attention
+        by_products = use_matmul_attention(query, self.way)
+        attend = matmul_attention if by_products else F.scaled_dot_product_attention
         dropout = self.dropout if self.training else 0.0
         mixed = attend(query, key, value, dropout_p=dropout, is_causal=time > 1)
         mixed = mixed.transpose(1, 2).reshape(batch, time, channels)  # (B, H, T, D) -> (B, T, C)
         return self.resid_dropout(self.c_proj(mixed))
-
-
-def matmul_attention(
-    query: Tensor, key: Tensor, value: Tensor, dropout_p: float, is_causal: bool
-) -> Tensor:
-    """Causal `F.scaled_dot_product_attention` as matrix products.
-
-    Queries, keys, values and the result are each (B, H, T, D). Each chunk of queries is multiplied
-    only with the keys that it may attend to.
-    """
-    assert is_causal
-    batch, heads, time, size = query.shape
-    chunk = max(1, QUERY_CHUNK_BYTES // query.element_size())
-    rows, keys, values = (p.reshape(batch * heads, time, size) for p in (query, key, value))
-    mixed = []
-    for begin in range(0, time, chunk):
-        part = rows[:, begin : begin + chunk]
-        end = begin + part.size(1)
-        mask = query.new_full((end - begin, end), -math.inf).triu(begin + 1)
-        past = keys[:, :end].transpose(1, 2)
-        scores = torch.baddbmm(mask, part, past, alpha=size**-0.5)  # (B * H, chunk, end)
-        weights = F.dropout(scores.softmax(dim=-1), dropout_p)
-        mixed.append(torch.bmm(weights, values[:, :end]))
-    return torch.cat(mixed, dim=1).view(batch, heads, time, size)
-
-
-def use_matmul_attention(query: Tensor) -> bool:
-    """Whether torch's kernel is slower: on a CPU with short sequences, in 16 bits 2 to 5 times."""
-    return query.device.type == "cpu" and 1 < query.size(2) <= MATMUL_ATTENTION_LENGTH
 
 
 class MLP(nn.Module):
@@ -243,6 +213,7 @@ class GPT(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.config = config
+        self.way: str | None = None
         self.transformer = Transformer(config)
         self.lm_head = Head(config.n_embd, config.vocab_size, bias=False)
         self.tie_weights()
@@ -261,6 +232,13 @@ class GPT(nn.Module):
     def blocks(self) -> nn.ModuleList:
         """The transformer blocks, in order."""
         return self.transformer.h
+
+    def attend_by(self, way: str | None) -> None:
+        """Compute attention on a CPU by products or by torch's kernel; None: by the length."""
+        self.way = way
+        for module in self.modules():
+            if isinstance(module, Attention):
+                module.way = way
 
     def new_cache(self) -> KeyValueCache:
         return KeyValueCache(self.config.n_layer)

@@ -80,13 +80,14 @@ class MemoryEstimate:
 def estimate_memory(config: ModelConfig, shape: Shape) -> MemoryEstimate:
     """Trace small models of this width, and extrapolate to its depth."""
     layers = config.n_layer
-    depths = (layers, layers) if layers <= DEEP else (SHALLOW, DEEP)
+    whole = layers <= DEEP or shape.freeze  # one layer may be frozen, and the next not
+    depths = (layers, layers) if whole else (SHALLOW, DEEP)
     corners = {
         (depth, size): traced_phases(with_layers(config, depth), size, shape)
         for depth in set(depths)
         for size in SIZES
     }
-    edge = layers if layers <= DEEP else EDGE
+    edge = layers if whole else EDGE
     known = {corner: _at_common_places(trace, corner[0], edge) for corner, trace in corners.items()}
     sequences = [_extrapolate(known, depths, layers, size) for size in SIZES]
     places = [place for place, totals in sequences[0].items() for _ in totals]

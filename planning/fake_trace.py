@@ -25,12 +25,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from config.schema import OptimConfig
 from model.causal_lm import LanguageModel, ModelConfig, build_model
-from model.gpt import GPTConfig, KeyValueCache
+from model.gpt import GPT, GPTConfig, KeyValueCache
 from planning.allocation_log import LiveBytes
 from planning.kernels import cuda_kernels, without_moving, without_offsets, without_packing
 from training.distributed.precision import sums_in_float32
 from training.distributed.strategy import DDP_OPTIONS, grads_in_buckets
-from training.optimizer import make_optimizer
+from training.optimizer import freeze, make_optimizer
 from training.sampling import TOKENS
 
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -41,7 +41,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Shape:
-    """Device, precision, processes and optimizer of a run, and how processes share the model."""
+    """Device, precision and processes of a run, how these share the model, and what is trained."""
 
     device: str = "cuda"
     precision: str = "no"
@@ -49,6 +49,19 @@ class Shape:
     shards: int = 1
     """Processes that share one copy of the model: 1 is DDP, all of them FSDP, others hybrid."""
     optimizer: str = "adamw"
+    freeze: tuple[str, ...] = ()
+    """Patterns of the parameters that are not trained."""
+    attention: str | None = None
+    """How a CPU computes it, as `run.attention`; None for what is usually faster."""
+
+
+def _bare_model(config: ModelConfig, shape: Shape) -> LanguageModel:
+    with without_moving():
+        model = build_model(config)
+    if isinstance(model, GPT):
+        model.attend_by(shape.attention)
+    freeze(model, shape.freeze)
+    return model
 
 
 def traced_phases(config: ModelConfig, micro_batch_size: int, shape: Shape) -> LiveBytes:
@@ -67,8 +80,7 @@ def traced_phases(config: ModelConfig, micro_batch_size: int, shape: Shape) -> L
         without_packing(config),
         without_offsets(),
     ):
-        with without_moving():
-            bare = build_model(config)
+        bare = _bare_model(config, shape)
         model: nn.Module = bare if mesh is None else _sharded(bare, mesh, shape)
         ids = torch.zeros(micro_batch_size, config.block_size, dtype=torch.int64)
         tracker.mark(list(model.parameters()), "parameters")

@@ -65,7 +65,9 @@ class Fit:
     on_cpu: float
     """Tensors that offloading stores in the CPU's memory."""
     writer: float
-    """CPU memory that the main process needs to write a snapshot, for a run on GPUs."""
+    """CPU memory that a process needs to write a snapshot, for a run on GPUs."""
+    copies: float
+    """CPU memory that it uses in addition where it is free (snapshot.staging_bytes)."""
     sent: float
     """Bytes that a process sends in a step."""
     largest_micro_batch: int
@@ -101,13 +103,13 @@ class Candidate:
     """A strategy with the memory estimate of a model under it."""
 
     def __init__(
-        self, strategy: Strategy, config: ModelConfig, estimate: MemoryEstimate, piece_bytes: int
+        self, strategy: Strategy, config: ModelConfig, estimate: MemoryEstimate, staging_bytes: int
     ) -> None:
         self.strategy = strategy
         self.config = config
         self.estimate = estimate
         self.elsewhere = OFFLOADED if strategy.offload else ()
-        self.writing = writing_memory(config, strategy.shape, piece_bytes, strategy.offload)
+        self.writing = writing_memory(config, strategy.shape, staging_bytes, strategy.offload)
 
     def outside(self, sequences: int) -> float:
         """Bytes of memory other than traced tensors: an estimate."""
@@ -162,6 +164,7 @@ class Candidate:
             outside=self.outside(micro),
             on_cpu=sum(most[kind] for kind in self.elsewhere),
             writer=self.writing.on_host,
+            copies=self.writing.copies,
             sent=self.estimate.sent(accumulation),
             largest_micro_batch=self.largest(memory),
             fits=self.needed(micro, accumulating) <= memory,
@@ -172,12 +175,12 @@ def candidates(
     config: ModelConfig,
     shape: Shape,
     machines: int,
-    piece_bytes: int = SnapshotConfig.piece_bytes,
+    staging_bytes: int = SnapshotConfig.staging_bytes,
 ) -> list[Candidate]:
     """All strategies with their memory estimates, from the fastest to the lowest memory."""
     estimate = cache(estimate_memory)  # FSDP with and without offloading share one
     return [
-        Candidate(strategy, config, estimate(config, strategy.shape), piece_bytes)
+        Candidate(strategy, config, estimate(config, strategy.shape), staging_bytes)
         for strategy in strategies(shape, machines)
     ]
 

@@ -1,13 +1,16 @@
-"""The memory to write a snapshot, computed from the tensors in its files."""
+"""The memory to write a snapshot, computed from its tensors."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from model.causal_lm import ModelConfig
 from planning.fake_trace import Shape
 from snapshot.disk.architecture import layout_for
-from snapshot.disk.tensors import plan_pieces
+from snapshot.disk.layout import FLOAT_BYTES
+from snapshot.disk.reference import ADAPTERS, WHOLE
+from snapshot.disk.tensor_files import BLOCK_BYTES
 
 
 @dataclass(frozen=True)
@@ -17,39 +20,41 @@ class WritingMemory:
     on_device: int
     """On the device of each process; on a CPU, all of it in the process that writes."""
     on_host: int
-    """In the CPU's memory, in the process that writes; 0 if the device is the CPU."""
+    """In the CPU's memory, in each process that writes; 0 if the device is the CPU."""
+    copies: int
+    """In the CPU's memory as well, for `snapshot.staging_bytes`: less where less is free."""
 
 
 def writing_memory(
-    config: ModelConfig, shape: Shape, piece_bytes: int, offload: bool
+    config: ModelConfig, shape: Shape, staging_bytes: int, offload: bool
 ) -> WritingMemory:
-    """The peak of `snapshot.disk.state.begin_snapshot`, without a step at the same time."""
+    """The peak of `snapshot.disk.state.begin_snapshot`, without a step at the same time.
+
+    Under FSDP each process writes its own shards.
+    """
     layout = layout_for(config)
+    layout.freeze(shape.freeze)
+    stem = WHOLE if config.lora is None else ADAPTERS
     held = layout.parameters() if config.lora is None else layout.adapters()
-    weights = {name: parameter.nbytes for name, parameter in held.items()}
-    moments = {
-        f"{name}.{moment}": weights[name]
-        for name, moments_of in layout.moments(shape.optimizer).items()
-        for moment in moments_of
-    }
-    device = host = 0
-    gathered = 0  # the previous tensor, which is freed when the next is gathered
-    for stem, sizes in (("model", weights), ("optimizer", moments)):
-        for piece in plan_pieces(sizes, stem, piece_bytes).values():
-            in_file = 0  # the file's tensors so far, in the CPU's memory
-            for name in piece:
-                size = sizes[name]
-                parameter = name if stem == "model" else name.rsplit(".", 1)[0]
-                copied = size if layout.is_transposed(parameter) else 0
-                if shape.device == "cuda" and shape.shards > 1 and not offload:
-                    device = max(device, gathered + size, size + copied)
-                    gathered = size
-                    in_file += size
-                elif shape.device == "cuda" or shape.shards > 1:
-                    host = max(host, in_file + gathered + size, in_file + size + copied)
-                    gathered = copied if shape.shards > 1 else 0
-                    in_file += size
-                else:  # tensors that are not transposed are written without a copy
-                    in_file += copied
-                host = max(host, in_file)
-    return WritingMemory(host, 0) if shape.device == "cpu" else WritingMemory(device, host)
+    moments = layout.moments(shape.optimizer)
+    total = sum(one.nbytes * (1 + len(moments.get(name, ()))) for name, one in held.items())
+    largest = block = 0
+    for name, parameter in held.items():
+        largest = max(largest, parameter.nbytes // shape.shards)
+        if layout.is_transposed(name):
+            row = parameter.nbytes // parameter.shape[1]
+            rows = min(parameter.shape[1], max(1, BLOCK_BYTES // row))
+            block = max(block, rows * row // shape.shards)
+    converted = 0  # what several parameters make, or a part of one, is gathered to be converted
+    for group in layout.written_as(stem):
+        if not group.is_direct:
+            converted = max(
+                converted, FLOAT_BYTES * sum(prod(one) for one in group.shapes.values())
+            )
+    copies = min(staging_bytes, total // shape.shards)
+    if shape.device == "cpu":
+        gathered = converted if shape.shards > 1 else 0
+        mapped = shape.shards > 1
+        return WritingMemory(max(0 if mapped else block, gathered + converted), 0, copies)
+    on_device = 2 * converted if shape.shards > 1 and not offload else 0
+    return WritingMemory(on_device, max(largest + block, 2 * converted), copies)

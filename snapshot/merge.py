@@ -9,10 +9,11 @@ from data.tokenizer import TOKENIZER_FILES
 from model.causal_lm import LanguageModel
 from model.lora import merge_adapters
 from snapshot.disk.architecture import config_json, layout_of
-from snapshot.disk.entries import gathered_tensors, sizes_of, weight_entries
+from snapshot.disk.entries import shapes_of, weight_entries, whole_parts
 from snapshot.disk.files import atomic_folder, write_json
+from snapshot.disk.placing import place_tensors
 from snapshot.disk.reference import CONFIG, WHOLE
-from snapshot.disk.tensors import write_tensors
+from snapshot.disk.tensor_files import TensorFiles, create_files
 from snapshot.errors import SnapshotError
 from snapshot.named_model import NamedModel, find_model
 
@@ -47,6 +48,9 @@ def write_model(named: NamedModel, model: LanguageModel, folder: Path, piece_byt
     if named.reference is not None and named.reference.lora is not None:
         merge_adapters(model)
     entries = weight_entries(layout_of(model), WHOLE)
-    tensors = gathered_tensors({WHOLE: entries}, writer=True)
-    write_tensors(folder, WHOLE, sizes_of(entries), tensors, piece_bytes)
+    placements = {WHOLE: place_tensors(shapes_of(entries), WHOLE, piece_bytes)}
+    create_files(folder, placements)
+    with TensorFiles(folder, placements, maps=True) as files:
+        for part in whole_parts(entries):
+            part.write(files)
     write_json(folder / CONFIG, config_json(named.sizes))

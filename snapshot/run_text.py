@@ -34,6 +34,8 @@ class RunText:
     most_windows: int | None
     """How many windows of held-out text the run evaluates at most; None for all."""
     fingerprint: str
+    is_streamed: bool = False
+    """Whether it was read while it was trained on, and not prepared."""
 
     def check_same(self, corpus: Corpus) -> None:
         """Raise DataError if a prepared text is not the run's."""
@@ -76,4 +78,5 @@ def text_of_run(state: RunState, folder: Path) -> RunText:
         tokenizer=chosen if trained else folder,
         most_windows=windows,
         fingerprint=str(state.data.get("fingerprint")),
+        is_streamed=state.stream is not None,
     )

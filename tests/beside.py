@@ -1,10 +1,11 @@
 """train.py, whose snapshots are written only once the step after them has begun.
 
-python tests/beside.py goes_on|fails|dies key=value ...
+python tests/beside.py goes_on|lags|fails|dies key=value ...
 
-Where that step waits for the snapshot, the run fails; also where an update does not. With `fails`
-the step itself does, while a snapshot is being written; with `dies` the process of rank 1 does, and
-the snapshot is written only when the others have been told to end.
+Where that step waits for the snapshot, the run fails; also where an update does not, with `goes_on`
+and no memory for copies. With `lags`, a snapshot is written only when three more updates have been
+made. With `fails` the step itself does, while a snapshot is being written; with `dies` the process
+of rank 1 does, and the snapshot is written only when the others have been told to end.
 """
 
 from __future__ import annotations
@@ -17,37 +18,48 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import train
 from model.gpt import GPT
+from snapshot.disk.pending import PendingSnapshot
 from training.run import command, saving
 from training.run.session import Session
 from training.run.signals import Signals
 
 LONGEST_SECONDS = 20
+LAG = 3
 told_to_end = threading.Event()
 
 
 def main(config, session) -> int:
     begun, in_step, whole = threading.Event(), threading.Event(), threading.Event()
+    lagged = threading.Semaphore(0)
     beside: list[int] = []
+    pending: list[PendingSnapshot] = []
     begin, forward, restore = saving.begin_snapshot, GPT.forward, Session.restore
     whole.set()
 
     def begin_and_linger(root, state, *rest, **named):
-        finish = begin(root, state, *rest, **named)
+        snapshot = begin(root, state, *rest, **named)
+        write, step = snapshot._parts.write, state.step
 
-        def finish_in_step() -> Path:
+        def write_in_step(files) -> None:
             if threading.current_thread() is not threading.main_thread():
                 assert in_step.wait(LONGEST_SECONDS), "the step waits for the snapshot"
                 assert ending != "dies" or told_to_end.wait(LONGEST_SECONDS), "nobody told"
-                beside.append(state.step)
+                for _ in range(LAG if ending == "lags" else 0):
+                    assert lagged.acquire(timeout=LONGEST_SECONDS), "no update comes"
+                beside.append(step)
             try:
-                return finish()
+                write(files)
             finally:
                 whole.set()
 
+        snapshot._parts.write = write_in_step
+        pending[:] = [snapshot]
+        while lagged.acquire(blocking=False):
+            pass
         begun.set()
         in_step.clear()
         whole.clear()
-        return finish_in_step
+        return snapshot
 
     def forward_and_tell(model, *rest, **named):
         if model.training and not whole.is_set():
@@ -59,7 +71,10 @@ def main(config, session) -> int:
         return forward(model, *rest, **named)
 
     def refuse_to_change(*_) -> None:
-        assert whole.is_set() or os.environ.get("RANK", "0") != "0", "the weights change under it"
+        lagged.release()
+        if ending == "goes_on" and pending:
+            parts = pending[0]._parts
+            assert parts._written == len(parts._parts), "the weights change under it"
 
     def restore_and_watch(session, model, optimizer, *rest):
         restore(session, model, optimizer, *rest)

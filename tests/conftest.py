@@ -32,6 +32,7 @@ SUBJECTS = {
         "test_promise_hub_",
         "test_promise_other_hubs",
         "test_records",
+        "test_stream_faults",
         "test_text_hub",
         "test_upkeep",
         "test_uploading",

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 HUB, BLOBS = "hub", "blobs"
 """The two origins."""
-SPACES = "spaces/"
-"""Before the name of a repo that is a Space."""
-PARTS = {"repo": f"(?:{SPACES})?[^/]+/[^/]+", "path": ".+"}
+SPACES, DATASETS = "spaces/", "datasets/"
+"""Before the name of a repo that is a Space, or a data set."""
+PARTS = {"repo": f"(?:{SPACES}|{DATASETS})?[^/]+/[^/]+", "path": ".+"}
 Found = tuple[str, Route, dict[str, str]]
 """An endpoint, its function, and the variable parts of the path, decoded."""
 
@@ -43,8 +43,8 @@ class Routes:
         return note
 
     def find(self, origin: str, method: str, path: str) -> Found | None:
-        """Who answers a request. What is known of models is known of Spaces."""
-        path = re.sub(f"^/api/{SPACES}", f"/api/models/{SPACES}", path)
+        """Who answers a request. What is known of models is known of Spaces and data sets."""
+        path = re.sub(f"^/api/({SPACES}|{DATASETS})", r"/api/models/\1", path)
         for *place, pattern, endpoint, route in self._routes:
             if place == [origin, method] and (match := pattern.fullmatch(path)):
                 names = {name: unquote(part) for name, part in match.groupdict().items()}

@@ -62,3 +62,19 @@ def test_a_sample_cannot_leave_its_block_and_holds_no_control_characters(card):
     text = card(sample="one\n```\n<script>\x1b[2J\ttwo\r")
     assert "````text\none\n```\n<script>\\x1b[2J\ttwo\n````" in text
     assert "\x1b" not in text
+
+
+def test_the_sources_of_a_stream_are_shown_with_their_blocks(finished_run):
+    folder = runs.snapshot(finished_run, 30)
+    shape = GPTConfig(**gpt_shape(read_json(folder / "config.json")))
+    place = {"epoch": 1, "window": 2, "row": 3, "token": 4}
+    stream = [
+        {"source": "me/words", "revision": "c0ffee", "blocks": 7000, **place},
+        {"source": "/home/jane/secret-client/*.jsonl", "revision": None, "blocks": 3000, **place},
+    ]
+    state = replace(read_state(folder), stream=stream)
+    text = card_text("me/run", state, shape, {"torch": "1"})
+    assert "me/words@c0ffee: 7,000 blocks, to row 3 of window 2 in epoch 2 |" in text
+    assert r"| \*.jsonl: 3,000 blocks" in text
+    assert "datasets:\n- me/words\n" in text
+    assert "secret-client" not in text

@@ -23,6 +23,7 @@ import sample
 from cloud import attempts, hf_job
 from config.compose import all_keys, load_config
 from config.help import PRESETS, markdown
+from data import __main__ as data_command
 from pages import CONTRIBUTING, DOCS, PAGES, README, Command, inline_code, text_of
 from runs import ROOT
 from snapshot import __main__ as snapshot_command
@@ -95,6 +96,10 @@ def read_python(command: Command) -> None:
             snapshot_command.parse(words[2:])
         elif words[1] == "snapshot":
             assert set(words[2:]) <= set(snapshot_command.COMMANDS)
+        elif words[1] == "data" and words[3:]:
+            data_command.parse(words[2:])
+        elif words[1] == "data":
+            assert set(words[2:]) <= set(data_command.COMMANDS)
         return
     assert (ROOT / words[0]).is_file()
     given = [word for word in words[1:] if word != "--show"]

@@ -11,13 +11,12 @@ import yaml
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import model.gpt
+from model.attention import MATMUL_ATTENTION_LENGTH, matmul_attention
 from model.gpt import (
     ACTIVATIONS,
     GPT,
     IGNORED,
-    MATMUL_ATTENTION_LENGTH,
     GPTConfig,
-    matmul_attention,
     parameter_count,
 )
 from planning.allocation_log import LiveBytes

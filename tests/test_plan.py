@@ -28,6 +28,7 @@ from planning.allocation_log import LiveBytes
 from planning.estimate import estimate_memory
 from planning.fake_trace import DTYPES, Shape, traced_phases
 from planning.fits import GIB, Candidate, Strategy, candidates, strategies
+from snapshot.disk.architecture import layout_for
 from snapshot.disk.state import RunState, begin_snapshot
 from training.evaluation import held_out_loss
 from training.optimizer import adamw
@@ -84,7 +85,7 @@ def counted_phases(config: ModelConfig, batch: int, precision: str, folder: Path
 
 def planned_phases(config: ModelConfig, batch: int, shape: Shape) -> dict[str, float]:
     strategy = Strategy("", "", shape)
-    return Candidate(strategy, config, estimate_memory(config, shape), PIECE).peaks(batch, True)
+    return Candidate(strategy, config, estimate_memory(config, shape), 0).peaks(batch, True)
 
 
 PLAIN, FULL = (0.0, "no", False), (0.1, "bf16", True)
@@ -103,6 +104,22 @@ def test_the_predicted_peak_is_the_one_of_a_real_run(dropout, precision, checkpo
     counted = counted_phases(config, 3, precision, tmp_path)
     print(f"{predicted} bytes predicted, {counted} counted")
     assert predicted == pytest.approx(counted, rel=0.01)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_what_is_frozen_needs_no_gradient_no_moments_and_no_traffic(processes):
+    config = GPTConfig(31, 8, 7, 2, 16)
+    frozen = ("*.wte.*", "*.wpe.*", "*.h.[0-4].*")
+    shape = Shape("cpu", processes=processes, freeze=frozen)
+    layout = layout_for(config)
+    layout.freeze(frozen)
+    trained = layout.trained().values()
+    numbers = sum(one.numel() for one in trained)
+    assert 0 < numbers < sum(one.numel() for one in layout.parameters().values()) / 2
+    estimate = estimate_memory(config, shape)
+    assert estimate.largest("gradients", 2, False) == 4 * numbers
+    assert estimate.largest("optimizer", 2, False) == 8 * numbers + 4 * len(trained)
+    assert estimate.traffic(1).get("all-reduce", 0) == (4 * numbers if processes > 1 else 0)
 
 
 def a_model_of(family: str, **entries: object) -> ModelConfig:
@@ -198,6 +215,8 @@ def counted_by_train_py(config: str, processes: int, folder: Path, *words: str) 
     at = command.index(str(runs.ROOT / "train.py"))
     command[at : at + 1] = [str(runs.ROOT / "benchmarks" / "measured.py"), str(folder)]
     command += ["train.micro_batch_size=2", f"snapshot.piece_bytes={PIECE}"]
+    command += ["run.attention=products"]  # what plan.py assumes
+    command.append("snapshot.staging_bytes=0")
     result = runs.run([*command, f"run.dir={folder / 'run'}"])
     assert result.returncode == 0, result.stderr
     found = [json.loads((folder / f"{n}.json").read_text()) for n in range(processes)]

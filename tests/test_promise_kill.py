@@ -28,9 +28,9 @@ def wait_for(moment, process: subprocess.Popen, deadline: float = 60.0) -> bool:
     raise AssertionError("the run did nothing before the deadline")
 
 
-def kill_at(words: list[str], moment, said: Path, forked: bool = True) -> bool:
+def kill_at(words: list[str], moment, said: Path, forked: bool = True, **changes: str) -> bool:
     """Start a run, kill it and all its processes at the moment; False if it ended before."""
-    with runs.started(words, into=said, forked=forked) as process:
+    with runs.started(words, into=said, forked=forked, **changes) as process:
         return wait_for(moment, process)
 
 

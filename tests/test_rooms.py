@@ -14,7 +14,8 @@ from runs import ROOT
 # What each room may import besides itself. A leaf is one file that a room above it may import too.
 ARROWS = {
     "model": set(),
-    "data": set(),
+    "data": {"data/streaming/inspection"},  # of its command
+    "data/streaming": {"data"},
     "config": {"model", "data"},
     "snapshot/disk": {"model", "data", "snapshot/errors", "snapshot/config_values"},
     "snapshot/hub": {"model", "data", "snapshot/disk", "snapshot/errors", "snapshot/config_values"},
@@ -47,6 +48,7 @@ TOPS = {room.split("/")[0] for room in ROOMS}
 MAY_NOT_IMPORT = {
     "model": {"hydra", "omegaconf", "accelerate", "huggingface_hub", "datasets", "numpy"},
     "data": {"hydra", "omegaconf", "accelerate", "huggingface_hub"},
+    "data/streaming": {"hydra", "omegaconf", "accelerate", "huggingface_hub"},
     "config": {"accelerate"},
     "snapshot": {"hydra", "omegaconf"},
     "snapshot/disk": {"hydra", "omegaconf", "huggingface_hub"},

@@ -25,6 +25,7 @@ FALSY = {
     "str": [""],
     "list[float]": [[0.0, 0.0]],
     "list[str]": [[]],
+    "list[MixPart]": [[]],
 }
 
 

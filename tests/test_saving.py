@@ -40,6 +40,7 @@ def test_a_snapshot_is_written_beside_the_next_step_and_only_the_update_waits(
     small, tmp_path, config, processes
 ):
     overrides = [*small, "model.dropout=0.1", "train.micro_batch_size=2", f"run.dir={tmp_path}/run"]
+    overrides.append("snapshot.staging_bytes=0")
     file = runs.rehearsal(config, tmp_path, processes)
     words = runs.launch_command(file, "goes_on", *overrides, script=runs.BESIDE)
     result = runs.run(words)
@@ -93,6 +94,11 @@ class Trained:
         state = RunState("run", "attempt", step, 0, 1337, None, {}, {})
         self.saving.begin(state, None, last=last, stopping=False)
 
+    def finish(self) -> None:
+        """The update after it, when the writing has ended."""
+        self.saving._join()
+        self.saving.finish()
+
 
 def refuse(_: Path) -> None:
     raise OSError(28, "No space left on device")
@@ -101,8 +107,8 @@ def refuse(_: Path) -> None:
 def test_a_disk_that_refuses_is_said_once_and_the_run_goes_on(tmp_path, capsys):
     trained = Trained(tmp_path, refuse)
     trained.begin()
-    trained.saving.finish()
-    trained.saving.finish()
+    trained.finish()
+    trained.finish()
     said = capsys.readouterr().out
     assert said.count("the snapshot of step 3 could not be written: [Errno 28]") == 1
     assert "There is no snapshot yet. Training continues; the next is tried." in said
@@ -113,11 +119,11 @@ def test_a_disk_that_refuses_is_said_once_and_the_run_goes_on(tmp_path, capsys):
 def test_after_one_beside_a_step_a_place_that_cannot_be_made_holds_nothing_up(tmp_path, capsys):
     trained = Trained(tmp_path, CharTokenizer("abcdefg").save)
     trained.begin()
-    trained.saving.finish()
+    trained.finish()
     shutil.rmtree(tmp_path / "snapshots")
     (tmp_path / "snapshots").write_text("no folder")
     trained.begin()
-    trained.saving.finish()
+    trained.finish()
     assert "the snapshot of step 3 could not be written: [Errno 17]" in capsys.readouterr().out
 
 
@@ -128,20 +134,20 @@ def test_a_mistake_in_the_writing_is_not_taken_for_a_full_disk(tmp_path):
     trained = Trained(tmp_path, mistaken)
     trained.begin()
     with pytest.raises(KeyError, match="a mistake"):
-        trained.saving.finish()
+        trained.finish()
 
 
 @pytest.mark.parametrize("moment", ["exp_avg", "exp_avg_sq", None])
 def test_numbers_of_no_use_are_not_written_over_good_snapshots(tmp_path, capsys, moment):
     trained = Trained(tmp_path, CharTokenizer("abcdefg").save)
     trained.begin()
-    trained.saving.finish()
+    trained.finish()
     good = trained.report.last_snapshot
     parameter, held = next(iter(trained.saving._optimizer.state.items()))
     with torch.no_grad():
         (parameter if moment is None else held[moment])[0, 0] = float("inf")
     trained.begin(4)
-    trained.saving.finish()
+    trained.finish()
     said = capsys.readouterr().out
     assert "the snapshot of step 4 could not be written: " in said
     assert "has inf in 'transformer.wte.weight" in said
@@ -157,7 +163,7 @@ def test_without_memory_for_both_the_step_waits_which_is_said_once(tmp_path, cap
     for _ in range(2):
         trained.begin()
         assert (tmp_path / "snapshots" / "step-00000003" / "manifest.json").exists()
-        trained.saving.finish()
+        trained.finish()
     said = capsys.readouterr().out
     assert said.count("training stalls while a snapshot is written") == 1
     assert "0 MB are left" in said

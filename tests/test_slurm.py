@@ -57,7 +57,7 @@ class Rehearsal:
         for name in ("slurm", "accelerate_configs"):
             (folder / name).symlink_to(ROOT / name)
         (folder / "train.py").touch()
-        launcher = folder / "bin" / "accelerate"
+        launcher = folder / "bin" / "accelerate-launch"
         launcher.parent.mkdir()
         launcher.write_text(STAND_IN.format(python=sys.executable))
         launcher.chmod(0o755)
@@ -117,8 +117,7 @@ def test_each_machine_starts_one_launcher_for_its_gpus(script, rehearsal):
     for machine in (0, 1):
         started = rehearsal.started(0, machine)
         options, train = started["words"], started["words"].index("train.py")
-        given = dict(zip(options[1:train:2], options[2:train:2], strict=True))
-        assert options[0] == "launch"
+        given = dict(zip(options[:train:2], options[1:train:2], strict=True))
         assert given["--config_file"] == f"accelerate_configs/{name}_multinode.yaml"
         assert given["--machine_rank"] == str(machine)
         assert given["--num_machines"] == "2"

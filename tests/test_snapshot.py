@@ -22,8 +22,8 @@ from snapshot.disk.files import (
     verify,
 )
 from snapshot.disk.gpt2_layout import gpt2_config, gpt_shape
+from snapshot.disk.placing import plan_pieces
 from snapshot.disk.state import RunState, begin_snapshot, read_state, restore
-from snapshot.disk.tensors import plan_pieces
 from snapshot.errors import SnapshotError
 from snapshot.resume import choose_start, newest_snapshot, refuse_other_run
 from training.optimizer import adamw
@@ -183,6 +183,7 @@ def test_another_format_version_is_refused(tmp_path):
         {"best_loss": float("nan")},
         {"config": []},
         {"run_id": None},
+        {"attention": "faster"},
     ],
     ids=str,
 )

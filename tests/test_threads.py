@@ -31,6 +31,7 @@ class Machine:
         accelerator = SimpleNamespace(
             device=SimpleNamespace(type=device),
             num_processes=processes,
+            gradient_accumulation_steps=1,
             state=SimpleNamespace(dynamo_plugin=SimpleNamespace(backend=backend)),
         )
         self.chosen = Threads(accelerator, adapt, self.warnings.append)
@@ -75,6 +76,19 @@ def test_a_machine_that_becomes_busy_changes_after_a_slow_interval(machine):
     machine.seconds[2] = 0.1
     assert machine.steps(5) == [2, 1, 1, 1, 1]
     assert len(machine.warnings) == 1
+
+
+def test_a_machine_that_seemed_quiet_changes_after_the_first_interval(machine):
+    machine.start()
+    machine.seconds[2] = 0.1  # the passes of the start were lucky
+    assert machine.steps(4) == [2, 1, 1, 1]
+
+
+def test_a_limit_on_cpu_time_is_noticed(machine):
+    """The passes at the start are within it. In steps, two threads take 1.2 times as long."""
+    machine.start()
+    machine.seconds[2] = 0.024
+    assert machine.steps(4) == [2, 1, 1, 1]
 
 
 def test_steps_that_are_slow_for_another_reason_change_nothing(machine):

@@ -16,7 +16,7 @@ from planning.estimate import estimate_memory
 from planning.fake_trace import Shape
 from tracing.ranges import PREPARE, UPDATES
 from tracing.spans import NORM, Collective, Process
-from training.distributed.strategy import bucket_parameters
+from training.distributed.strategy import bucket_parameters, unwrapped
 from training.run.accelerator import micro_batch_shape
 
 
@@ -49,7 +49,7 @@ class Result:
         cls, accelerator: Accelerator, config: Config, model: nn.Module, memory: LiveBytes
     ) -> Result:
         """Collect it from an attempt. A sharded model has its full sizes here as well."""
-        bare: Any = accelerator.unwrap_model(model, keep_torch_compile=False)
+        bare: Any = unwrapped(accelerator, model)
         tensors = [*bare.parameters(), *bare.buffers()]
         sharding = accelerator.parallelism_config
         shards = accelerator.num_processes if accelerator.is_fsdp2 else 1
@@ -66,6 +66,8 @@ class Result:
                 accelerator.num_processes,
                 shards,
                 config.optim.name,
+                tuple(config.optim.freeze),
+                getattr(bare, "way", None),
             ),
             micro_batch_size=micro_batch_shape(accelerator, config)[0],
             accumulation=accelerator.gradient_accumulation_steps,

@@ -22,6 +22,7 @@ from tracing.memory import track_kinds
 from tracing.page import report
 from tracing.ranges import AGREEMENT, BACKWARD, BLOCK, CLIP, FORWARD, PREPARE, STEP, UPDATE
 from tracing.result import Result
+from training.distributed.strategy import unwrapped
 from training.exits import EXIT_DONE
 from training.run.due import Due
 from training.run.session import Session
@@ -74,7 +75,7 @@ class TracedSession(Session):
         super().restore(model, optimizer, held_out_loader)
         self._optimizer = optimizer.optimizer
         self._name_calls(model, FORWARD)
-        bare = self.accelerator.unwrap_model(model, keep_torch_compile=False)
+        bare = unwrapped(self.accelerator, model)
         for number, block in enumerate(bare.blocks):
             self._name_calls(block, f"{BLOCK} {number}")
         self._optimizer.register_step_pre_hook(lambda *_: self._place(UPDATE))

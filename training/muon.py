@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
+from torch.optim import AdamW
 
 from snapshot.disk.layout import MUON
 from snapshot.disk.sharded import gather_full, local_part, local_slices
+from training.eager_optimizer import EagerOptimizer
 
 MOMENTUM = 0.95
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -29,7 +30,7 @@ PARTS = "parts"
 """The entry of a Muon group: how many matrices each of its parameters joins by rows."""
 
 
-class Muon(Optimizer):
+class Muon(EagerOptimizer):
     """Muon for the groups that have `parts`, AdamW for the others, with one learning rate for both.
 
     The updates of Muon are those of torch.optim.Muon with Nesterov's momentum and

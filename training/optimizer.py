@@ -13,6 +13,7 @@ from model.causal_lm import LanguageModel
 from model.matrices import matrices_of
 from snapshot.disk.architecture import layout_of
 from snapshot.disk.frozen import KEY, is_frozen
+from training.eager_optimizer import EagerAdamW
 from training.muon import PARTS, Muon
 
 
@@ -57,7 +58,7 @@ def adamw(
     ]
     first, second = optim.betas
     fused = device.type in ("cpu", "cuda", "xpu", "mps")
-    return AdamW(groups, lr=optim.learning_rate, betas=(first, second), fused=fused)
+    return EagerAdamW(groups, lr=optim.learning_rate, betas=(first, second), fused=fused)
 
 
 def freeze(model: LanguageModel, patterns: Sequence[str]) -> None:

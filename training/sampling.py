@@ -15,6 +15,7 @@ from model.causal_lm import LanguageModel
 from model.generate import BrokenModel, generate
 from model.gpt import parameter_count
 from snapshot.disk.sharded import reshard
+from training.distributed.strategy import is_compiled, unwrapped
 from training.exits import TrainingStopped
 from training.memory import available_memory
 
@@ -28,11 +29,10 @@ def sample_text(accelerator: Accelerator, model: nn.Module, corpus: Corpus, seed
     TrainingStopped where the weights are not finite.
     """
     tokenizer, marks = corpus.tokenizer, corpus.marks
-    bare_model: LanguageModel = accelerator.unwrap_model(model, keep_torch_compile=False)
+    bare_model = unwrapped(accelerator, model)
     beginning = corpus.prompt().astype("int64")
     prompt = torch.from_numpy(beginning)[None].to(accelerator.device)
-    # FSDP compiles blocks in place; each layer's cache would compile them again.
-    with _unsharded_blocks(accelerator, bare_model), torch.compiler.set_stance("force_eager"):
+    with _unsharded_blocks(accelerator, bare_model), _uncompiled(accelerator):
         drawn = generate(
             bare_model,
             prompt,
@@ -48,6 +48,13 @@ def sample_text(accelerator: Accelerator, model: nn.Module, corpus: Corpus, seed
             return tokenizer.decode([*question, *new])
         except BrokenModel as error:
             raise TrainingStopped(str(error)) from error
+
+
+def _uncompiled(accelerator: Accelerator) -> contextlib.AbstractContextManager[object]:
+    """FSDP compiles blocks in place; each layer's cache would compile them again."""
+    if not is_compiled(accelerator):
+        return contextlib.nullcontext()
+    return torch.compiler.set_stance("force_eager")
 
 
 @contextlib.contextmanager

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from model.causal_lm import (
     CausalLM,
@@ -98,12 +100,31 @@ def layout_for(config: ModelConfig) -> Layout:
     Raises SnapshotError for sizes that contradict each other.
     """
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _Uninitialized():
             return layout_of(build_model(config))
     except UnknownArchitecture as error:
         raise SnapshotError(f"its config.json cannot be used: {error}") from error
     except LoraError as error:
         raise SnapshotError(str(error).rstrip(".")) from error
+
+
+class _Uninitialized(TorchFunctionMode):
+    """Modules that are built here keep their parameters as they are allocated.
+
+    Random numbers for a tensor without memory make torch import its compiler, for a second.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == nn.init.__name__:
+            return kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 def _numbers(content: Any, name: str = "") -> Iterator[tuple[str, float]]:

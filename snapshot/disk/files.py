@@ -10,7 +10,8 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ MOST_JSON_VALUES = 400_000
 SNAPSHOT_NAME = re.compile(r"step-([0-9]{8,13})")
 LARGEST_STEP = 10**12
 TEMPORARY_PREFIX = ".tmp-"
+VERIFYING_THREADS = 8
+"""Each reads and hashes one file at a time."""
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.(safetensors|json)")
 
 
@@ -48,17 +51,21 @@ def folder_name(step: int) -> str:
 
 @contextmanager
 def atomic_snapshot(
-    root: Path, name: str, inspector_for: InspectorFor = no_inspector
+    root: Path,
+    name: str,
+    inspector_for: InspectorFor = no_inspector,
+    digests: Mapping[str, str] | None = None,
 ) -> Iterator[Path]:
     """A temporary folder that becomes `root/name` when the block ends, and is removed if it fails.
 
     The block fills the folder. At its end the manifest is added, everything is flushed to the disk,
     and one rename makes the snapshot visible. A kill at any moment leaves either a complete
     snapshot or nothing that looks like one. Raises SnapshotError if an inspector finds a fault.
+    Files whose sha256 is in `digests` by then have been inspected already.
     """
     with atomic_folder(root, name) as building:
         yield building
-        _write_manifest(building, inspector_for)
+        _write_manifest(building, inspector_for, digests or {})
 
 
 @contextmanager
@@ -130,11 +137,19 @@ def verify(
             raise SnapshotError(f"{folder} is not a snapshot: it has no {MANIFEST}")
         entries = manifest_entries(folder)
         found = names_in(folder) - {MANIFEST}
-        for name, (size, digest) in entries.items():
-            if names is None or name in names:
-                if name not in found:
-                    raise SnapshotError(f"{folder} is damaged: {name} is missing")
-                _verify_file(folder / name, size, digest, inspector_for)
+        wanted = [name for name in entries if names is None or name in names]
+        if missing := next((name for name in wanted if name not in found), None):
+            raise SnapshotError(f"{folder} is damaged: {missing} is missing")
+        pool = ThreadPoolExecutor(VERIFYING_THREADS)
+        try:
+            checks = [
+                pool.submit(_verify_file, folder / name, *entries[name], inspector_for)
+                for name in wanted
+            ]
+            for check in checks:
+                check.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
         if unlisted := sorted(found - set(entries)):
             raise SnapshotError(f"{folder}: {unlisted[0]} is not in its manifest")
 
@@ -245,14 +260,20 @@ def _temporary(name: str) -> str:
     return f"{TEMPORARY_PREFIX}{name}-{uuid.uuid4().hex[:8]}"
 
 
-def _write_manifest(folder: Path, inspector_for: InspectorFor) -> None:
+def inspected_sha256(path: Path, inspector_for: InspectorFor) -> str:
+    """The hash of a file. Raises SnapshotError if its inspector finds a fault, and OSError."""
+    inspector = inspector_for(path)
+    digest = sha256_of(path, inspector)
+    if inspector is not None and inspector.fault is not None:
+        raise SnapshotError(inspector.fault)
+    return digest
+
+
+def _write_manifest(folder: Path, inspector_for: InspectorFor, digests: Mapping[str, str]) -> None:
     files = []
     for name in sorted(names_in(folder)):
         path = folder / name
-        inspector = inspector_for(path)
-        digest = sha256_of(path, inspector)
-        if inspector is not None and inspector.fault is not None:
-            raise SnapshotError(inspector.fault)
+        digest = digests.get(name) or inspected_sha256(path, inspector_for)
         files.append({"path": name, "size": path.stat().st_size, "sha256": digest})
     write_json(folder / MANIFEST, {"format": MANIFEST_FORMAT, "files": files})
 

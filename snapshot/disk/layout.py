@@ -34,6 +34,8 @@ class Written:
     parameters: tuple[str, ...]
     shapes: dict[str, Shape]
     """By the names of the tensors in the file."""
+    is_direct: bool = True
+    """Whether it is one parameter that the file holds as it is, or transposed."""
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,15 @@ def local_slices(tensor: Any) -> tuple[slice, ...]:
     return tuple(slice(begin, begin + size) for begin, size in zip(first, shape, strict=True))
 
 
+def writes_shard(tensor: Any) -> bool:
+    """Whether this process writes its shard: of those that hold the same one, the first does."""
+    mesh, coordinates = tensor.device_mesh, tensor.device_mesh.get_coordinate()
+    return coordinates is not None and not any(
+        placement.is_replicate() and coordinates[dimension]
+        for dimension, placement in enumerate(tensor.placements[: mesh.ndim])
+    )
+
+
 def is_sharded(tensor: Any) -> bool:
     """Whether each process holds only its shard of the tensor."""
     # A DTensor. An import of its module would cost every start half a second, also without FSDP.

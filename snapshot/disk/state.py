@@ -6,7 +6,6 @@ import math
 import platform
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
@@ -15,16 +14,16 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from model.attention import WAYS
 from model.causal_lm import LanguageModel
 from model.gpt import GPT
 from snapshot.config_values import value_of
 from snapshot.disk.architecture import config_json, layout_of
 from snapshot.disk.contents import STATE, check_contents
-from snapshot.disk.entries import gathered_tensors, moment_entries, sizes_of, weight_entries
+from snapshot.disk.entries import by_stem, moment_entries, shapes_of, weight_entries
 from snapshot.disk.files import (
     LARGEST_STEP,
     SNAPSHOT_NAME,
-    atomic_snapshot,
     folder_name,
     read_json,
     step_of,
@@ -33,6 +32,9 @@ from snapshot.disk.files import (
 )
 from snapshot.disk.layout import ADAMW, Stored
 from snapshot.disk.numbers import NumberChecks
+from snapshot.disk.pending import PendingSnapshot
+from snapshot.disk.placing import place_tensors
+from snapshot.disk.ranks import Ranks
 from snapshot.disk.reference import (
     ADAPTERS,
     CONFIG,
@@ -41,11 +43,15 @@ from snapshot.disk.reference import (
     read_reference,
     stem_of,
 )
-from snapshot.disk.sharded import is_sharded, reshard
-from snapshot.disk.tensors import TensorReader, read_into, write_tensors
+from snapshot.disk.sharded import reshard
+from snapshot.disk.staging import StagingBuffer
+from snapshot.disk.tensors import TensorReader, read_into
 from snapshot.errors import SnapshotError
 
 FORMAT_VERSION = 1
+CURSOR = ("epoch", "window", "row", "token", "blocks")
+LARGEST_NUMBER = 2**40
+"""Of a cursor."""
 PACKAGES = ("torch", "accelerate", "datasets", "safetensors", "tokenizers", "numpy")
 
 
@@ -71,8 +77,16 @@ class RunState:
     """Steps so far whose update the loss scaler skipped because a gradient overflowed."""
     computed_on: str | None = None
     """Processes, device, precision and torch of the attempt: the last bits depend on them."""
+    attention: str | None = None
+    """How a CPU computes it: products or kernel; None where that was never chosen."""
     base: str | None = None
     """The model that the run began from: repo@commit or folder; None for random weights."""
+    stream: list[dict[str, Any]] | None = None
+    """Of each source of a streamed text: source, revision, epoch, window, row, token, blocks."""
+
+    def advance(self, step: int, epoch: int, stream: list[dict[str, Any]] | None) -> None:
+        """Record that a step has been computed."""
+        self.step, self.epoch, self.stream = step, epoch, stream
 
     def update_best_loss(self, loss: float) -> None:
         """Record a held-out loss, if it is the lowest so far."""
@@ -95,55 +109,39 @@ def begin_snapshot(
     piece_bytes: int,
     base: BaseReference | None = None,
     end_of_text: int | None = None,
-) -> Callable[[], Path]:
-    """Begin the snapshot after `state.step` in `root`; returns a function that completes it.
+    buffer: StagingBuffer | None = None,
+    ranks: Ranks | None = None,
+) -> PendingSnapshot:
+    """Begin the snapshot after `state.step` in `root`; calling what it returns completes it.
 
-    Every process must call this, with its unwrapped model. The process with `writer` writes, and
-    calls `save_rest(folder)` for additional files; the others take part in gathering shards. With
-    `base`, only what is trained is written. transformers stops our own GPT at `end_of_text`. The
-    returned function contains no collective, so it may run in a background thread during the next
-    forward and backward pass; until it returns, neither weights nor optimizer may change.
+    Every process must call this, with its unwrapped model, and complete it. The process with
+    `writer` calls `save_rest(folder)` for additional files, and writes alone unless `ranks` has
+    members, each of which writes its own shards; otherwise shards are gathered here. With `base`,
+    only what is trained is written. transformers stops our own GPT at `end_of_text`. To complete it
+    takes no collective, so it may run in a background thread during the next steps; until
+    `release()` returns, neither weights nor optimizer may change.
 
-    Both raise OSError on the writer if the disk rejects the files, and SnapshotError if numbers are
-    out of bounds (see `snapshot.disk.numbers`). Earlier snapshots then remain.
+    Both raise OSError if the disk rejects the files, and SnapshotError if numbers are out of bounds
+    (see `snapshot.disk.numbers`). Earlier snapshots then remain.
     """
-    target = root / folder_name(state.step)
     reshard(model)
     layout, stem = layout_of(model), stem_of(base)
-    files = {stem: weight_entries(layout, stem), "optimizer": moment_entries(layout, optimizer)}
-    sharded = any(map(is_sharded, model.parameters()))
-    gathered = gathered_tensors(files, writer)
+    entries = [*weight_entries(layout, stem), *moment_entries(layout, optimizer)]
+    placements = {}
+    for name, of_stem in by_stem(entries).items():
+        most = sys.maxsize if name == ADAPTERS else piece_bytes  # peft reads a single file
+        placements[name] = place_tensors(shapes_of(of_stem), name, most)
     content = {"format_version": FORMAT_VERSION, **asdict(state)}
-    rest, inspect = ExitStack(), NumberChecks().inspector_for
 
-    def write_files(folder: Path) -> None:
-        for stem, entries in files.items():
-            most = sys.maxsize if stem == ADAPTERS else piece_bytes  # peft reads a single file
-            write_tensors(folder, stem, sizes_of(entries), gathered, most)
+    def write_rest(folder: Path) -> None:
+        save_rest(folder)
+        _write_config(folder, base, model, end_of_text)
+        write_json(folder / STATE, {**content, "versions": versions()})
 
-    try:
-        if writer:
-            with ExitStack() as stack:
-                folder = stack.enter_context(atomic_snapshot(root, target.name, inspect))
-                if sharded:
-                    write_files(folder)
-                rest = stack.pop_all()
-    finally:
-        # Even if the disk is full: the other processes wait for this one's shard of every tensor.
-        for _ in gathered if sharded else ():
-            pass
-
-    def finish() -> Path:
-        with rest:
-            if writer:
-                if not sharded:
-                    write_files(folder)
-                save_rest(folder)
-                _write_config(folder, base, model, end_of_text)
-                write_json(folder / STATE, {**content, "versions": versions()})
-        return target
-
-    return finish
+    target, buffer = root / folder_name(state.step), buffer or StagingBuffer(0, int, False)
+    pending = PendingSnapshot(target, entries, placements, write_rest, buffer, ranks)
+    pending.begin(writer)
+    return pending
 
 
 def _write_config(
@@ -179,9 +177,11 @@ def read_state(folder: Path) -> RunState:
         "loss_scaler": (dict, type(None)),
         "skipped_steps": int,
         "computed_on": (str, type(None)),
+        "attention": (str, type(None)),
         "base": (str, type(None)),
+        "stream": (list, type(None)),
     }
-    for name in ("computed_on", "base"):  # older snapshots lack them
+    for name in ("computed_on", "attention", "base", "stream"):  # older snapshots lack them
         content.setdefault(name, None)
     for name, kind in expected.items():
         value = content.get(name)
@@ -196,6 +196,10 @@ def read_state(folder: Path) -> RunState:
         raise SnapshotError(f"{folder / STATE} has no valid best_loss")
     if state.loss_scaler is not None and not _is_loss_scaler(state.loss_scaler):
         raise SnapshotError(f"{folder / STATE} has no valid loss_scaler")
+    if state.attention not in (None, *WAYS):
+        raise SnapshotError(f"{folder / STATE} has no valid attention")
+    if state.stream is not None and not all(map(_is_cursor, state.stream)):
+        raise SnapshotError(f"{folder / STATE} has no valid stream")
     if SNAPSHOT_NAME.fullmatch(folder.name) and step_of(folder) != state.step:
         raise SnapshotError(f"{folder} holds step {state.step}, not the step of its name")
     return state
@@ -207,6 +211,16 @@ def _is_loss_scaler(content: dict[str, Any]) -> bool:
     return set(content) == names and all(
         type(value) in (int, float) and math.isfinite(value) and value >= 0
         for value in content.values()
+    )
+
+
+def _is_cursor(content: Any) -> bool:
+    """Whether a source of a streamed text can continue there."""
+    if not isinstance(content, dict) or content.keys() != {"source", "revision", *CURSOR}:
+        return False
+    texts = isinstance(content["source"], str) and isinstance(content["revision"], str | None)
+    return texts and all(
+        type(content[name]) is int and 0 <= content[name] < LARGEST_NUMBER for name in CURSOR
     )
 
 

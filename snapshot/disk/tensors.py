@@ -1,62 +1,18 @@
-"""Named tensors in safetensors files of bounded size, with transformers' index."""
+"""Reads tensors, or slices of them, from safetensors files by name."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from snapshot.disk.files import write_json
-from snapshot.disk.headers import MOST_TENSORS, read_header, tensor_files
+from snapshot.disk.headers import read_header, tensor_files
 from snapshot.disk.layout import Shape, Stored
 from snapshot.disk.sharded import local_part, local_slices
 from snapshot.errors import SnapshotError
-
-
-def plan_pieces(sizes: dict[str, int], stem: str, piece_bytes: int) -> dict[str, list[str]]:
-    """Assign tensors (name to bytes) to files, in order; to one file if they all fit."""
-    pieces: list[list[str]] = [[]]
-    filled = 0
-    for name, size in sizes.items():
-        if pieces[-1] and (filled + size > piece_bytes or len(pieces[-1]) == MOST_TENSORS):
-            pieces.append([])
-            filled = 0
-        pieces[-1].append(name)
-        filled += size
-    if len(pieces) == 1:
-        return {f"{stem}.safetensors": pieces[0]}
-    return {
-        f"{stem}-{i:05d}-of-{len(pieces):05d}.safetensors": piece
-        for i, piece in enumerate(pieces, start=1)
-    }
-
-
-def write_tensors(
-    folder: Path, stem: str, sizes: dict[str, int], tensors: Iterator[Tensor], piece_bytes: int
-) -> None:
-    """Write the next tensors of `tensors`, which have the names of `sizes`, one file at a time.
-
-    Raises OSError if the disk rejects them, for example because it is full.
-    """
-    plan = plan_pieces(sizes, stem, piece_bytes)
-    for file, names in plan.items():
-        piece = {name: next(tensors) for name in names}
-        try:
-            save_file(piece, folder / file, metadata={"format": "pt"})
-        except SafetensorError as error:  # raised for a full disk
-            raise OSError(f"{file}: {error}") from error
-        del piece  # frees its memory before the next tensors are gathered
-    if len(plan) > 1:
-        index = {
-            "metadata": {"total_size": sum(sizes.values())},
-            "weight_map": {name: file for file, names in plan.items() for name in names},
-        }
-        write_json(folder / f"{stem}.safetensors.index.json", index)
 
 
 class TensorReader:

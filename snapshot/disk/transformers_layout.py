@@ -48,8 +48,11 @@ class TransformersLayout(Layout):
         converters = [one for one in rules if isinstance(one, WeightConverter)]
         backwards: Any = [one.reverse_transform() for one in converters]
         groups: dict[str, list[str]] = {}
+        converted = set()
         for name in shapes:
-            groups.setdefault(apply_converters(name, backwards)[0], []).append(name)
+            group, pattern = apply_converters(name, backwards)
+            groups.setdefault(group, []).append(name)
+            converted |= set() if pattern is None else {group}
         return [
             Written(
                 tuple(names),
@@ -57,8 +60,9 @@ class TransformersLayout(Layout):
                     key: tuple(one.shape)
                     for key, one in self.to_files({name: shapes[name] for name in names}).items()
                 },
+                group not in converted,
             )
-            for names in groups.values()
+            for group, names in groups.items()
         ]
 
     def to_files(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -95,13 +95,12 @@ def _files_at_the_top(state: RunState) -> str:
 def _metadata(repo_id: str, state: RunState, shape: ModelConfig) -> ModelCardData:
     """The fields that the Hub shows, and filters by."""
     name, unit = _public_name(state.data["name"]), token_unit(state.data)
-    is_dataset = name == state.data["name"] and REPO_ID.fullmatch(name) is not None
     return ModelCardData(
         library_name="peft" if configured_stem(state.config) == ADAPTERS else "transformers",
         pipeline_tag="text-generation",
         license=state.config["hub"].get("license"),
         language=state.config["hub"].get("language") or LANGUAGES.get(name),
-        datasets=[name] if is_dataset else None,
+        datasets=[one for one in _sources(state) if _is_dataset(one)] or None,
         base_model=_base_model(state),
         tags=[
             shape.family,
@@ -110,8 +109,18 @@ def _metadata(repo_id: str, state: RunState, shape: ModelConfig) -> ModelCardDat
             "accelerate",
         ],
         model_name=repo_id.partition("/")[2],
-        eval_results=_results(state, name, name if is_dataset else "text"),
+        eval_results=_results(state, name, name if _is_dataset(state.data["name"]) else "text"),
     )
+
+
+def _sources(state: RunState) -> list[str]:
+    """What was trained on: the text, or the sources of a stream."""
+    return [state.data["name"]] if state.stream is None else [one["source"] for one in state.stream]
+
+
+def _is_dataset(source: str) -> bool:
+    """Whether a source is a data set of the Hub."""
+    return source == _public_name(source) and REPO_ID.fullmatch(source) is not None
 
 
 def _base_model(state: RunState) -> str | None:
@@ -173,7 +182,7 @@ def _facts_table(
     state: RunState, shape: ModelConfig, versions: Mapping[str, str], speed: str | None
 ) -> str:
     facts = [
-        ("text", f"{_public_name(state.data['name'])}, {state.data['characters']:,} characters"),
+        *_text_facts(state),
         ("vocabulary", f"{shape.vocab_size:,} {token_unit(state.data)}s"),
         ("tokenizer", _public_name(str(value_of(state.config, "data.tokenizer")))),
         (
@@ -191,6 +200,22 @@ def _facts_table(
     facts.append(("versions", ", ".join(f"{name} {found}" for name, found in versions.items())))
     rows = "\n".join(f"| {label} | {_cell(value)} |" for label, value in facts)
     return f"| | |\n|---|---|\n{rows}"
+
+
+def _text_facts(state: RunState) -> list[tuple[str, str]]:
+    """What was trained on: a text, or the blocks of each source of a stream."""
+    if state.stream is None:
+        name = _public_name(state.data["name"])
+        return [("text", f"{name}, {state.data['characters']:,} characters")]
+    return [
+        (
+            "streamed text",
+            f"{_public_name(one['source'])}{'@' * bool(one['revision'])}{one['revision'] or ''}: "
+            f"{one['blocks']:,} blocks, to row {one['row']:,} of window {one['window']:,} in "
+            f"epoch {one['epoch'] + 1:,}",
+        )
+        for one in state.stream
+    ]
 
 
 def _generate_text(repo_id: str, shape: ModelConfig, sample: str | None, unit: str) -> str:

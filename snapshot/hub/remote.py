@@ -10,12 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import HfApi, set_client_factory
-from huggingface_hub.utils import logging
 from tqdm import tqdm
 
 from snapshot.hub.errors import REMEDY, HubRefused, translate_errors
-from snapshot.hub.http import client
+from snapshot.hub.http import hub_api
 from snapshot.hub.latest import Latest
 from snapshot.hub.xet import XetFile, XetStorage
 
@@ -43,9 +41,7 @@ class Remote(ABC):
         self.repo_id, self.timeout = repo_id, timeout
         self.notes: list[str] = []
         """Sentences about the server for the user, each once."""
-        self._api = HfApi()
-        logging.set_verbosity_error()  # its warnings would break our progress line
-        set_client_factory(lambda: client(timeout))
+        self._api = hub_api(timeout)
         self._xet = XetStorage(repo_id, timeout, is_bucket)
 
     @property

@@ -7,17 +7,14 @@ from pathlib import Path
 from huggingface_hub import (
     CommitOperationAdd,
     CommitOperationDelete,
-    HfApi,
     constants,
-    set_client_factory,
 )
 from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils import logging
 
 from snapshot.errors import SnapshotError
 from snapshot.hub.client import OWN_FILES, Operation
 from snapshot.hub.errors import translate_errors
-from snapshot.hub.http import client
+from snapshot.hub.http import hub_api
 from snapshot.hub.remote import BRANCH
 
 SPACE = "space.json"
@@ -33,9 +30,7 @@ def upload_space(repo_id: str, folder: Path, private: bool, timeout: float) -> s
     `timeout`: seconds that a request waits for data. Raises SnapshotError for a Space with other
     files, or that is public where a private one is meant; HubError if the Hub refuses.
     """
-    set_client_factory(lambda: client(timeout))
-    logging.set_verbosity_error()
-    api = HfApi()
+    api = hub_api(timeout)
     address = f"{constants.ENDPOINT}/spaces/{repo_id}"
     with translate_errors(repo_id, BRANCH):
         api.create_repo(repo_id, repo_type=KIND, space_sdk="static", private=private, exist_ok=True)

@@ -49,6 +49,11 @@ def processes_here() -> int:
     return int(env_var("LOCAL_WORLD_SIZE", "1"))
 
 
+def machine_number() -> int:
+    """The number that the launcher gave this machine, counted from 0."""
+    return int(env_var("GROUP_RANK", "0"))
+
+
 def is_local_main_process() -> bool:
     """Whether this is the first process of its machine."""
     return env_var("LOCAL_RANK", "0") == "0"

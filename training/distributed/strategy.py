@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs
+from accelerate.utils import DistributedDataParallelKwargs, DynamoBackend
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -12,6 +14,19 @@ from model.causal_lm import LanguageModel
 
 DDP_OPTIONS = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
 """Gradients are views of the buckets that DDP sends. Otherwise each gradient exists twice."""
+
+
+def is_compiled(accelerator: Accelerator) -> bool:
+    """Whether the accelerator compiles the model that it prepares."""
+    return bool(accelerator.state.dynamo_plugin.backend != DynamoBackend.NO)
+
+
+def unwrapped(accelerator: Accelerator, model: nn.Module) -> LanguageModel:
+    """The model without the wrappers of DDP and of compilation."""
+    if not is_compiled(accelerator) and not isinstance(model, DistributedDataParallel):
+        # accelerate would import the compiler, for a second, to see that it is not compiled.
+        return cast(LanguageModel, model)
+    return cast(LanguageModel, accelerator.unwrap_model(model, keep_torch_compile=False))
 
 
 def grads_in_buckets(model: nn.Module) -> bool:

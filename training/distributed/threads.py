@@ -2,9 +2,9 @@
 
 Threads wait for each other after each operation. Where another program has one of the cores, they
 wait for the operating system to give them their turn, some thousand times a step: two threads then
-take several times as long as one. So one process on a CPU measures, at the start and when the pace
-falls, and uses one thread where that is faster. The last bits of sums depend on the number of
-threads, so a change is always printed, and `run.adapt_threads=false` excludes it.
+take several times as long as one. So one process on a CPU measures, at the start and when steps
+take longer than they should, and uses one thread where that is faster. The last bits of sums depend
+on the number of threads, so a change is always printed, and `run.adapt_threads=false` excludes it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ from statistics import median
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DynamoBackend
+
+from training.distributed.strategy import is_compiled
 
 LONGEST_PASS_SECONDS = 0.5
 """If one thread takes longer for a forward and backward pass, nothing is measured: it would take
 seconds, and threads that compute for so long rarely wait for each other."""
-PASSES = 3
-SLOWER = 1.25
+TURNS = 3
+TURN_SECONDS = 0.2
+"""Of a measurement that a slow interval causes: a limit on CPU time acts in periods of 0.1 s."""
+SLOWER = 1.1
 """Several threads are given up for one if they take so many times as long."""
-FALLEN = 2.0
+FALLEN = 1.5
 """It is measured again when a step takes so many times as long as in the fastest interval."""
 
 
@@ -33,35 +36,36 @@ class Threads:
     def __init__(self, accelerator: Accelerator, adapt: bool, warn: Callable[[str], None]) -> None:
         """`warn` prints a sentence about the change."""
         self._most, self._warn = torch.get_num_threads(), warn
-        compiled = accelerator.state.dynamo_plugin.backend != DynamoBackend.NO
+        compiled = is_compiled(accelerator)
         on_cpu = accelerator.device.type == "cpu" and accelerator.num_processes == 1
+        self._passes = accelerator.gradient_accumulation_steps
         self._watches = adapt and on_cpu and self._most > 1 and not compiled
         self._fastest = float("inf")
-        """Seconds of a step, in the fastest interval since it was measured."""
+        """Seconds of a step, in the fastest interval since it was measured, or of its passes."""
 
     def watch(self, one_pass: Callable[[], object]) -> None:
         """Measure now, and when the pace falls. `one_pass` must change nothing of the training."""
         self._one_pass = one_pass
-        self._measure()
+        self._measure(0.0)
 
     def report_pace(self, seconds: float) -> None:
         """Report how long a step took on average since the last call; no step is under way."""
         if seconds > FALLEN * self._fastest:
-            self._measure()
+            self._measure(TURN_SECONDS)
             self._fastest = seconds  # it was something else, such as a slow disk
         self._fastest = min(self._fastest, seconds)
 
-    def _measure(self) -> None:
-        """Choose by the time of a few passes, forward and backward, in turns."""
+    def _measure(self, turn_seconds: float) -> None:
+        """Choose by the time of passes, forward and backward, in turns of so many seconds."""
         if not self._watches:
             return
         torch.set_num_threads(1)
         seconds: dict[int, list[float]] = {1: [], self._most: []}
         if _seconds_of(self._one_pass) <= LONGEST_PASS_SECONDS:
-            for _ in range(PASSES):
+            for _ in range(TURNS):
                 for number, found in seconds.items():
                     torch.set_num_threads(number)
-                    found.append(_seconds_of(self._one_pass))
+                    found.append(_mean_seconds_of(self._one_pass, turn_seconds))
             single, several = (median(found) for found in seconds.values())
             if several > SLOWER * single:
                 self._watches = False
@@ -73,7 +77,17 @@ class Threads:
                     "run.adapt_threads=false keeps the number."
                 )
                 return
+            self._fastest = several * self._passes
         torch.set_num_threads(self._most)
+
+
+def _mean_seconds_of(work: Callable[[], object], at_least: float) -> float:
+    """Of one call, where calls are repeated for so many seconds."""
+    begun, calls = time.perf_counter(), 0
+    while not calls or time.perf_counter() - begun < at_least:
+        work()
+        calls += 1
+    return (time.perf_counter() - begun) / calls
 
 
 def _seconds_of(work: Callable[[], object]) -> float:

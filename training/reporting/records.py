@@ -19,7 +19,7 @@ from training.reporting.metrics import Record, as_line, figures_at, place_after
 MOST_SEGMENTS = 16
 """In one upload; a long run that begins to upload late needs several."""
 LONGEST_LINE = 8_192
-NAME = re.compile(r"[a-z_]{1,40}")
+NAME = re.compile(r"[a-z_][a-z_0-9]{0,39}")
 Line = tuple[int, int, int, bytes]
 """A step, whether it is an evaluation, where it comes from, and the line itself."""
 

@@ -42,7 +42,9 @@ class Report:
         uploads: Uploader | None = None,
         watchdog: Watchdog | None = None,
         threads: Threads | None = None,
+        figures: Callable[[int], dict[str, int]] = lambda step: {},
     ) -> None:
+        """`figures` are added to a step's line: how much of each source has been read."""
         self.console = console
         self.metrics = metrics  # None on all but the main process
         self.tokens_per_step = tokens_per_step
@@ -59,6 +61,7 @@ class Report:
         self.uploads = uploads
         self.watchdog = watchdog
         self.threads = threads
+        self.figures = figures
         self.clock = PhaseClock(time.time() - psutil.Process().create_time())
         self.skipped_in_a_row = 0
         self.steps: list[int] = []
@@ -138,6 +141,7 @@ class Report:
                     "grad_norm": None if skipped else norm,
                     "tokens_per_second": round(speed, 1),
                     **measured,
+                    **self.figures(step),
                     **({"skipped": True} if skipped else {}),
                 }
             )

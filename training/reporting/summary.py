@@ -14,6 +14,7 @@ from config.schema import Config, OptimConfig
 from data.corpus import Corpus
 from data.rows import Documents
 from data.stream import TokenStream
+from model.attention import KERNEL, PRODUCTS
 from model.causal_lm import LanguageModel
 from model.gpt import parameter_count
 from snapshot.config_values import changed_values
@@ -27,6 +28,7 @@ from training.reporting.machine import computed_on, machine_hints, machine_line
 from training.reporting.report import Report
 from training.schedule import last_full_step, learning_rate_at
 
+WAYS_IN_WORDS = {PRODUCTS: "matrix products", KERNEL: "torch's kernel"}
 STEEP = 1.5
 """A learning rate this many times the last step's is worth a hint."""
 
@@ -38,7 +40,7 @@ def print_header(
     corpus: Corpus,
     model: LanguageModel,
     start: Start,
-    base: str | None,
+    state: RunState,
 ) -> None:
     """Print the text, the model, the machine, the step and the snapshot that the run resumes."""
     info, train = corpus.info, config.train
@@ -49,9 +51,14 @@ def print_header(
     steps = f"{train.max_steps:,} steps"
     if isinstance(corpus.train, TokenStream):
         steps += f" are {train.max_steps * batch * block / max(1, info.split):.2g} epochs"
-    console.say(f"text      {info.name}: {text_in_words(corpus)}")
-    _print_model(console, config, model, base)
+    elif not isinstance(corpus.train, Documents):
+        text_bytes = train.max_steps * batch * block * info.held_out_bytes / info.held_out_targets
+        steps += f" are about {text_bytes / max(1, info.train_bytes):.2g} epochs"
+    _print_text(console, corpus)
+    _print_model(console, config, model, state.base)
     console.say(f"machine   {machine_line(accelerator)}")
+    if state.attention is not None:
+        console.say(f"kernels   attention by {WAYS_IN_WORDS[state.attention]}")
     console.say(f"cost      {console.speed.as_words()}")
     console.say(
         f"step      {batch * block:,} tokens: {micro} sequences x "
@@ -83,6 +90,14 @@ def print_header(
             f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={config.run.grace_seconds + 5:.0f} in its environment."
         )
     console.say()
+
+
+def _print_text(console: Console, corpus: Corpus) -> None:
+    """Print what the text is, and each source of a streamed one."""
+    console.say(f"text      {corpus.info.name}: {text_in_words(corpus)}")
+    if not isinstance(corpus.train, TokenStream | Documents):
+        for source in corpus.train.in_words:
+            console.say(f"          {source}")
 
 
 def _print_model(console: Console, config: Config, model: LanguageModel, base: str | None) -> None:
@@ -141,6 +156,12 @@ def text_in_words(corpus: Corpus) -> str:
         return (
             f"{info.documents:,} conversations in {info.tokens:,} tokens, "
             f"{len(corpus.held_out):,} held out{lost}"
+        )
+    if not isinstance(corpus.train, TokenStream | Documents):
+        text_bytes = info.train_bytes
+        return (
+            f"streamed, {text_bytes / 1e6:,.1f} MB to train on, "
+            f"{len(corpus.held_out):,} tokens held out for the evaluation"
         )
     tokens = "" if tokenizer.unit == "character" else f" in {info.tokens:,} tokens"
     return (

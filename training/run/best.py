@@ -32,7 +32,7 @@ class BestSnapshot:
         run_dir = Path(config.run.dir)
         self._path, self._root = run_dir / BEST, snapshots_in(run_dir)
         self._keeps = config.snapshot.keep_best and writes
-        self._evaluated: tuple[int, float] | None = None
+        self._evaluated: dict[int, float] = {}
         self._step, self._loss = 0, math.inf
         if self._keeps:
             self._step, self._loss = min(self._read(), _of_repo(state, start), key=itemgetter(1))
@@ -50,18 +50,16 @@ class BestSnapshot:
 
     def evaluated(self, step: int, loss: float) -> None:
         """Note the held-out loss of a step. `settle` follows when its snapshot is written."""
-        self._evaluated = (step, loss)
+        self._evaluated = {**self._evaluated, step: loss}
 
     def settle(self) -> None:
-        """Compare the snapshot that was evaluated last, if it is there, with the best so far."""
-        evaluated, self._evaluated = self._evaluated, None  # two threads may call this
-        if not self._keeps or evaluated is None:
-            return
-        step, loss = evaluated
-        if loss < self._loss and (self._root / folder_name(step)).is_dir():
-            self._step, self._loss = step, loss
-            with suppress(OSError):  # on a full disk the run knows it until its end
-                write_whole(self._path, json.dumps({"step": step, "loss": loss}) + "\n")
+        """Compare the snapshots that were evaluated since, if they are there, with the best."""
+        evaluated, self._evaluated = self._evaluated, {}  # two threads may call this
+        for step, loss in evaluated.items() if self._keeps else ():
+            if loss < self._loss and (self._root / folder_name(step)).is_dir():
+                self._step, self._loss = step, loss
+                with suppress(OSError):  # on a full disk the run knows it until its end
+                    write_whole(self._path, json.dumps({"step": step, "loss": loss}) + "\n")
 
     def _read(self) -> tuple[int, float]:
         try:

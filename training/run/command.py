@@ -17,6 +17,7 @@ from config.compose import as_yaml, load_config, run_dir_of
 from config.help import help_text
 from config.schema import Config, ConfigError
 from data.errors import TextLost
+from data.streaming.prefetch import PREFETCH
 from training.distributed.agreement import FailedElsewhere
 from training.distributed.environment import is_local_main_process, launched, restarts_left
 from training.distributed.launcher import launcher
@@ -161,7 +162,8 @@ def _leave(code: int, lock: RunLock) -> NoReturn:
     code = lock.note_exit(code)
     sys.stdout.flush()
     sys.stderr.flush()
-    uploading = any(not one.daemon for one in threading.enumerate()[1:])  # the Hub client's threads
-    if PartialState._shared_state.get("_num_processes", 1) > 1 or launched() or uploading:
+    # Threads of the Hub client, and those that read a streamed text: none of them is waited for.
+    busy = any(not one.daemon or one.name == PREFETCH for one in threading.enumerate()[1:])
+    if PartialState._shared_state.get("_num_processes", 1) > 1 or launched() or busy:
         os._exit(code)
     sys.exit(code)

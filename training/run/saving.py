@@ -1,4 +1,4 @@
-"""Writes the snapshots of an attempt, each in the background of the step that follows it."""
+"""Writes the snapshots of an attempt, each in the background of the steps that follow it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ from torch.optim import Optimizer
 from config.schema import Config
 from data.tokenizer import Tokenizer
 from snapshot.disk.files import prune, snapshots_in
+from snapshot.disk.pending import PendingSnapshot
 from snapshot.disk.reference import BaseReference
 from snapshot.disk.sharded import is_sharded, reshard
+from snapshot.disk.staging import StagingBuffer
 from snapshot.disk.state import RunState, begin_snapshot
 from snapshot.disk.text_facts import token_unit
 from snapshot.errors import SnapshotError
 from training.distributed.agreement import raise_if_any_failed
+from training.distributed.environment import processes_here
+from training.distributed.strategy import unwrapped
 from training.exits import TrainingStopped
 from training.memory import available_memory
 from training.reporting.clock import EVALUATION, SNAPSHOT
@@ -29,6 +33,7 @@ from training.reporting.curves import draw_run
 from training.reporting.machine import computed_on
 from training.reporting.report import Report
 from training.run.best import BestSnapshot
+from training.run.snapshot_ranks import find_ranks
 from training.run.uploading import hand_over
 
 MEMORY_FACTOR = 2
@@ -39,12 +44,17 @@ NO_NUMBERS = (
 )
 
 
-class SnapshotWriter:
-    """Writes, hashes and flushes a snapshot while the next step runs forward and backward.
+def _room_for_copies() -> int:
+    """Bytes that this process may use for copies: its share of half of what is free."""
+    return available_memory() // (MEMORY_FACTOR * processes_here())
 
-    Neither pass changes what the snapshot holds. Only the update must wait until the snapshot is on
-    the disk. So there is never a second copy of model and optimizer, and a crash never costs more
-    than `snapshot.every` steps.
+
+class SnapshotWriter:
+    """Writes, hashes and flushes a snapshot while the next steps are computed.
+
+    Forward and backward pass change nothing that it holds. The first update waits until that is
+    written, but for `snapshot.staging_bytes` of it, which are copied; hashing and flushing take
+    place during later steps. The next snapshot waits for the one before.
     """
 
     def __init__(
@@ -65,6 +75,12 @@ class SnapshotWriter:
         self._model, self._optimizer, self._best = model, optimizer, best
         self._tokenizer, self._base = tokenizer, base
         self._root = snapshots_in(Path(config.run.dir))
+        seconds = max(config.run.start_timeout_seconds, config.run.collective_timeout_seconds)
+        about = self._root, seconds, report.console
+        self._ranks = find_ranks(accelerator, unwrapped(accelerator, model), *about)
+        pinned = accelerator.device.type == "cuda"
+        self._buffer = StagingBuffer(config.snapshot.staging_bytes, _room_for_copies, pinned)
+        self._snapshot: PendingSnapshot | None = None
         self._stream: torch.Stream | None = None
         self._thread: Thread | None = None
         self._written = Event()
@@ -81,6 +97,8 @@ class SnapshotWriter:
         accelerator, begun = self._accelerator, time.perf_counter()
         self._report.clock.enter(SNAPSHOT)
         self._join()  # the thread of the snapshot before may still draw the curves
+        self._report_failure()
+        self._best.settle()
         self._step = self._report.saved_step = state.step
         self._unit = token_unit(state.data)
         reshard(self._model)  # a wholly compiled model hides the root of FSDP's groups
@@ -89,28 +107,30 @@ class SnapshotWriter:
         state.skipped_steps, state.computed_on = self._report.skipped, computed_on(accelerator)
         self._written.clear()
         try:
-            finish = begin_snapshot(
+            self._snapshot = begin_snapshot(
                 self._root,
                 state,
-                accelerator.unwrap_model(self._model, keep_torch_compile=False),
+                unwrapped(accelerator, self._model),
                 self._optimizer,
                 self._save_rest,
                 writer=accelerator.is_main_process,
                 piece_bytes=self._config.snapshot.piece_bytes,
                 base=self._base,
                 end_of_text=self._tokenizer.end_of_text,
+                buffer=self._buffer,
+                ranks=self._ranks,
             )
         except OSError as error:
             self._error = error
             self._written.set()
         else:
             publish = None if last else lambda: self.publish(sample)
-            if accelerator.is_main_process and not (last or stopping) and self._has_memory():
-                arguments = (finish, begun, self._background_stream(), publish)
+            if self._writes and not (last or stopping) and self._has_memory():
+                arguments = (self._snapshot, begun, self._background_stream(), publish)
                 self._thread = Thread(target=self._write, args=arguments, name="snapshot")
                 self._thread.start()
             else:
-                self._write(finish, begun, nullcontext(), publish)
+                self._write(self._snapshot, begun, nullcontext(), publish)
         self._report.stall_seconds.append(time.perf_counter() - begun)
         self._report.clock.enter(EVALUATION)
         self.pending = not (last or stopping)
@@ -121,19 +141,19 @@ class SnapshotWriter:
             raise_if_any_failed(accelerator, stopped)
 
     def finish(self) -> None:
-        """Wait until the pending snapshot is on the disk. Every process must call this.
+        """Wait until an update may change what the pending snapshot holds. All call this.
 
         A disk that refuses it, or numbers that are not finite, cost this snapshot and nothing else:
         the console shows a warning, earlier snapshots stay, and the next one is tried when due.
         """
-        self.pending = False
-        if self._thread is not None and not self._written.is_set():
+        if self.pending and self._snapshot is not None and not self._written.is_set():
             if self._stream is not None:  # the device's own computing is no stall
                 torch.accelerator.current_stream(self._accelerator.device).synchronize()
-            self._report.stall_seconds[-1] += self._report.wait_for(self._written.wait)
-        if failure := self._failure():
-            self._report.console.warn(f"{failure} Training continues; the next is tried.")
-        self._best.settle()
+            self._report.stall_seconds[-1] += self._report.wait_for(self._snapshot.release)
+        self.pending = False
+        if self._written.is_set():
+            self._report_failure()
+            self._best.settle()
 
     def publish(self, sample: str | None, best_loss: float | None = None) -> None:
         """Draw the curves, and offer the newest snapshot for upload."""
@@ -160,9 +180,17 @@ class SnapshotWriter:
 
     def end(self, seconds: float | None = None) -> None:
         """Wait at most so long for a snapshot that began before an error: it is a good one."""
+        apart = self._ranks is not None and self._ranks.members and not self._ranks.one_machine
+        if seconds is None and apart:  # another machine may be gone
+            seconds = self._config.run.collective_timeout_seconds
         self._join(seconds)
         if self._error is not None:
             self._report.console.warn(f"a snapshot could not be written: {self._error!r}.")
+
+    @property
+    def _writes(self) -> bool:
+        """Whether this process writes, alone or as one of several."""
+        return self._accelerator.is_main_process or (self._ranks is not None and self._ranks.writes)
 
     def _join(self, seconds: float | None = None) -> None:
         if self._thread is not None:
@@ -174,18 +202,17 @@ class SnapshotWriter:
             return False  # others may have no streams
         moments = [tensor for state in self._optimizer.state.values() for tensor in state.values()]
         if any(map(is_sharded, moments)):
-            return True  # the processes have gathered the tensors already
-        sizes = [tensor.numel() * tensor.element_size() for tensor in moments]
-        file = min(sum(sizes), max(self._config.snapshot.piece_bytes, *sizes))
+            return True  # what is converted has been gathered and written already
+        largest = max((tensor.nbytes for tensor in moments), default=0)
         available = available_memory()
-        if available < MEMORY_FACTOR * file and not self._hinted:
+        if available < MEMORY_FACTOR * largest and not self._hinted:
             self._hinted = True
             self._report.console.say(
                 "hint      training stalls while a snapshot is written: in the background that "
-                f"needs {MEMORY_FACTOR * file / 1e6:,.0f} MB of memory, and "
+                f"needs {MEMORY_FACTOR * largest / 1e6:,.0f} MB of memory, and "
                 f"{available / 1e6:,.0f} MB are left."
             )
-        return available >= MEMORY_FACTOR * file
+        return available >= MEMORY_FACTOR * largest
 
     def _background_stream(self) -> AbstractContextManager[object]:
         """The stream that copies tensors from the device while the device computes."""
@@ -199,7 +226,7 @@ class SnapshotWriter:
 
     def _write(
         self,
-        finish: Callable[[], Path],
+        snapshot: PendingSnapshot,
         begun: float,
         stream: AbstractContextManager[object],
         publish: Callable[[], None] | None,
@@ -208,7 +235,9 @@ class SnapshotWriter:
         report, step = self._report, self._step
         try:
             with stream:
-                report.last_snapshot = finish()
+                if self._stream is not None:  # copying from the device is faster than writing
+                    snapshot.copy()
+                report.last_snapshot = snapshot()
             report.durable_seconds.append(time.perf_counter() - begun)
             self._written.set()
             self.prune(step)
@@ -222,6 +251,10 @@ class SnapshotWriter:
     def _save_rest(self, folder: Path) -> None:
         self._tokenizer.save(folder)
         self._report.flush()  # a snapshot must not outlive the metrics before it
+
+    def _report_failure(self) -> None:
+        if failure := self._failure():
+            self._report.console.warn(f"{failure} Training continues; the next is tried.")
 
     def _failure(self) -> str:
         """Why the snapshot was not written, in sentences; empty where it was."""

@@ -28,7 +28,7 @@ from snapshot.start import Start
 from training.distributed.agreement import run_on_all, run_on_main
 from training.distributed.environment import is_local_main_process
 from training.distributed.launcher import launcher
-from training.distributed.strategy import refuse_other_blocks
+from training.distributed.strategy import refuse_other_blocks, unwrapped
 from training.distributed.threads import Threads
 from training.distributed.timeouts import ProcessGroupTimeouts
 from training.evaluation import held_out_loss
@@ -44,6 +44,7 @@ from training.reporting.speed import speed_of
 from training.reporting.watchdog import Watchdog
 from training.reproducibility import build_gradient_buckets, compute_reproducibly, one_pass
 from training.run.accelerator import micro_batch_shape, set_accumulation
+from training.run.attention import choose_attention
 from training.run.best import BestSnapshot
 from training.run.due import Due, due_after
 from training.run.pending_evaluation import evaluation_is_pending
@@ -54,6 +55,7 @@ from training.run.saving import SnapshotWriter
 from training.run.signals import LAST_WORDS_SECONDS, Phase, Signals, exit_code_of
 from training.run.start import agree_on_start, lock_run_dir, open_run, state_at
 from training.run.stop import Stop
+from training.run.streams import begin_stream, blocks_of, stream_after, text_at
 from training.run.tracking import Trackers
 from training.run.uploading import begin_uploads, finish_uploads
 from training.sampling import sample_text
@@ -72,13 +74,11 @@ class Session:
     def __init__(self, config: Config, lock: RunLock) -> None:
         self.config = config
         self.signals = Signals(config.run.grace_seconds, self._end_by_signal, launcher())
-        self.finished = False
         self._lock = lock
         self._uploads: Uploader | None = None
         self._writer: SnapshotWriter | None = None
-        self._awaited = False
         self._due = Due()
-        self._last = self._stopping = False
+        self.finished = self._awaited = self._last = self._stopping = False
         self._sample: str | None = None
         self._held_out = float("nan")
 
@@ -95,18 +95,19 @@ class Session:
         compute_reproducibly()
         keep_freed_memory()
 
-    def choose_start(self, corpus: Corpus) -> None:
+    def choose_start(self, corpus: Corpus) -> Corpus:
         """Choose the snapshot to resume from, the same on all processes, and read its state.
 
-        Raises SnapshotError when it belongs to another run.
+        Returns the text at the snapshot's revision. Raises SnapshotError for that of another run.
         """
         accelerator, config = self.accelerator, self.config
-        self.corpus = corpus
         self.start: Start = agree_on_start(accelerator, config, self._lock)
         base = None if self.pretrained is None else self.pretrained.base
+        self.corpus = corpus = text_at(accelerator, config, base, corpus, self.start.state)
         self.state = state_at(self.start, config, corpus, computed_on(accelerator), base)
         if self.start.state is not None:
             refuse_other_run(self.start.state, self.state.config, self.state.data)
+        return begin_stream(corpus, self.state)
 
     @property
     def next_step(self) -> int:
@@ -121,7 +122,8 @@ class Session:
         self.console, code = console, self._lock.code_before
         console.speed = speed_of(model, config, accelerator)
         run_on_main(accelerator, lambda: begin_records(console, config, start, state, code))
-        summary.print_header(console, accelerator, config, self.corpus, model, start, state.base)
+        choose_attention(accelerator, config, model, state)
+        summary.print_header(console, accelerator, config, self.corpus, model, start, state)
         self._uploads = run_on_main(
             accelerator, lambda: begin_uploads(console, config, start, state)
         )
@@ -139,7 +141,7 @@ class Session:
         """
         accelerator, config, start, state = self.accelerator, self.config, self.start, self.state
         self._model = model
-        bare_model = accelerator.unwrap_model(model, keep_torch_compile=False)
+        bare_model = unwrapped(accelerator, model)
         if self.pretrained is not None:
             self.pretrained.load(bare_model)
         if (folder := start.folder) is not None:
@@ -153,9 +155,8 @@ class Session:
         threads = Threads(accelerator, config.run.adapt_threads, self.console.warn)
         tokens = config.train.global_batch_size * config.data.block_size
         before = start.permanent_folder, state.skipped_steps, config.train.max_skipped_steps
-        self.report = report = Report(
-            self.console, metrics, tokens, *before, self._uploads, watchdog, threads
-        )
+        around = self._uploads, watchdog, threads, blocks_of(self.corpus, config)
+        self.report = report = Report(self.console, metrics, tokens, *(*before, *around))
         self._best = BestSnapshot(config, accelerator.is_main_process, state, start)
         base = None if self.pretrained is None else self.pretrained.reference
         tokenizer, about = self.corpus.tokenizer, (report, self._best, base)
@@ -204,7 +205,7 @@ class Session:
         TrainingStopped when a loss or a norm is not finite.
         """
         self._finish_snapshot()  # fp16's loss scaler may have skipped the update
-        self.state.step, self.state.epoch = step, epoch
+        self.state.advance(step, epoch, stream_after(self.corpus, step))
         self.report.add(step, learning_rate, loss, grad_norm)
         self._last, self._stopping = step == self.config.train.max_steps, self._stop.agreed()
         if self._last or self._stopping:  # before the snapshot, whose upload has the events
@@ -280,10 +281,11 @@ class Session:
     def _finish_snapshot(self) -> None:
         """Wait for the pending snapshot: the update that begins must not change what it holds."""
         self.report.clock.enter(UPDATE)
-        if self._writer is not None and self._writer.pending:
-            self._timeouts.relax()  # the other processes wait for the one that writes
+        if self._writer is not None:
+            if self._writer.pending:
+                self._timeouts.relax()  # the other processes wait for the one that writes
+                self._awaited = True
             self._writer.finish()
-            self._awaited = True
 
     def _end_by_signal(self, cause: int, why: str) -> None:
         """End the process from the thread that handles signals, whatever the others wait for."""

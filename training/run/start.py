@@ -41,6 +41,7 @@ from training.reporting.metrics import MetricsFile, write_whole
 from training.reporting.output import say_error
 from training.run.pretrained import PretrainedModel
 from training.run.run_lock import LOCK, RunLock, not_writable
+from training.run.streams import is_streamed_text, stream_text
 from training.run.tokenizer import tokenizer_folder
 from training.run.uploading import store_of
 
@@ -50,10 +51,13 @@ def prepare_text(
 ) -> Corpus:
     """Prepare the corpus once on each machine, where the first process verifies it.
 
-    Every process must call this. Raises DataError when the machines have different texts.
+    Of a streamed text only held-out rows are read here. Every process must call this. Raises
+    DataError when the machines have different texts.
     """
     data, first = config.data, accelerator.is_local_main_process
     base = None if pretrained is None else pretrained.base
+    if is_streamed_text(accelerator, config):
+        return stream_text(accelerator, config, base)
     corpus = local_main_first(
         accelerator,
         lambda: prepare_corpus(

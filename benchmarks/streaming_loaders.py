@@ -1,0 +1,180 @@
+"""A loader of benchmarks/streaming.py, in a process of its own, whose Python has its package.
+
+    python benchmarks/streaming_loaders.py datasets FOLDER WORKERS TOKENS
+
+Reads FOLDER/data/*.parquet, encodes with FOLDER/tokenizer.json, and yields batches of 16 blocks of
+1,024 tokens and one. Prints seconds and tokens as JSON; `prepare` is the time of a preparation.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+BATCH, BLOCK = 16, 1025
+SHUFFLED_ROWS = 16_000
+"""As many as a window of ours has, of 2 KB each."""
+BATCHES_AHEAD = 64
+
+
+def encoder(folder: Path) -> Any:
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+def blocks_of(tokens: Iterable[list[int]], end: int) -> Iterator[np.ndarray]:
+    """Rows, each with an end of text, cut into blocks."""
+    rest: list[int] = []
+    for row in tokens:
+        rest += [*row, end]
+        while len(rest) >= BLOCK:
+            yield np.array(rest[:BLOCK], dtype=np.int64)
+            del rest[:BLOCK]
+
+
+def ours(folder: Path, workers: int) -> Any:
+    """The stream of a run, with its defaults."""
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    from functools import partial
+
+    from data.loader import StepBatches, window_loader
+    from data.streaming.access import Access
+    from data.streaming.corpus import fixed_tokenizer, stream_corpus
+    from data.streaming.listing import list_source
+    from data.streaming.reading import read_group
+
+    access = Access(folder / "ours")
+    listing = list_source(str(folder / "data"), "text", access)
+    corpus = stream_corpus(
+        [listing],
+        [1.0],
+        partial(read_group, access=access),
+        fixed_tokenizer(folder),
+        seed=1,
+        val_fraction=0.01,
+        window_bytes=32_000_000,
+        prefetch_bytes=128_000_000,
+        cache_bytes=4_000_000_000,
+        held_out_bytes=100_000,
+        cache_dir=folder / "ours",
+        threads=len(os.sched_getaffinity(0)),
+    )
+    blocks = corpus.train.sequences(BLOCK - 1)
+    order = blocks.order(1, BATCH)
+    return window_loader(blocks, StepBatches(order, BATCH, BATCH, first_step=1), workers)
+
+
+def datasets(folder: Path, workers: int) -> Any:
+    """`datasets` streaming, with a shuffle buffer."""
+    import torch
+    from datasets import load_dataset
+
+    tokenizer = encoder(folder)
+    end = tokenizer.token_to_id("<|endoftext|>")
+    files = sorted(str(path) for path in (folder / "data").iterdir())
+    rows = load_dataset(
+        "parquet", data_files=files, split="train", streaming=True, cache_dir=str(folder / "hf")
+    ).shuffle(seed=1, buffer_size=SHUFFLED_ROWS)
+
+    class Blocks(torch.utils.data.IterableDataset):
+        def __iter__(self) -> Iterator[np.ndarray]:
+            encoded = (
+                one.ids
+                for batch in rows.select_columns(["text"]).iter(256)
+                for one in tokenizer.encode_batch_fast(batch["text"])
+            )
+            return blocks_of(encoded, end)
+
+    ahead = {"prefetch_factor": BATCHES_AHEAD} if workers else {}
+    return torch.utils.data.DataLoader(
+        Blocks(), BATCH, num_workers=workers, drop_last=True, **ahead
+    )
+
+
+def tokens_of(path: str, folder: str) -> Iterator[Any]:
+    """What the others prepare: the tokens of a file's rows."""
+    import torch
+    from pyarrow import parquet
+
+    tokenizer = encoder(Path(folder))
+    end = tokenizer.token_to_id("<|endoftext|>")
+    for batch in parquet.ParquetFile(path).iter_batches(256, columns=["text"]):
+        for one in tokenizer.encode_batch_fast(batch.column(0).to_pylist()):
+            yield torch.tensor([*one.ids, end], dtype=torch.int32)
+
+
+def litdata(folder: Path, workers: int) -> Any:
+    """litdata's chunks of tokens, prepared before."""
+    from functools import partial
+
+    lit = importlib.import_module("litdata")
+    loader = importlib.import_module("litdata.streaming.item_loader").TokensLoader
+    target = folder / "litdata"
+    if not target.exists():
+        lit.optimize(
+            fn=partial(tokens_of, folder=str(folder)),
+            inputs=sorted(str(path) for path in (folder / "data").iterdir()),
+            output_dir=str(target),
+            chunk_bytes="32MB",
+            item_loader=loader(BLOCK),
+            num_workers=len(os.sched_getaffinity(0)),
+        )
+    rows = lit.StreamingDataset(
+        str(target), item_loader=loader(BLOCK), shuffle=True, seed=1, drop_last=True
+    )
+    return lit.StreamingDataLoader(rows, batch_size=BATCH, num_workers=workers)
+
+
+def mosaicml(folder: Path, workers: int) -> Any:
+    """MosaicML's shards of blocks, prepared before."""
+    import torch
+
+    streaming = importlib.import_module("streaming")
+    target = folder / "mosaicml"
+    if not target.exists():
+        columns = {"tokens": f"ndarray:int32:{BLOCK}"}
+        files = sorted((folder / "data").iterdir())
+        end = encoder(folder).token_to_id("<|endoftext|>")
+        rows = (row.tolist()[:-1] for path in files for row in tokens_of(str(path), str(folder)))
+        with streaming.MDSWriter(out=str(target), columns=columns) as writer:
+            for block in blocks_of(rows, end):
+                writer.write({"tokens": block.astype(np.int32)})
+    data = streaming.StreamingDataset(
+        local=str(target), shuffle=True, shuffle_seed=1, batch_size=BATCH
+    )
+    return torch.utils.data.DataLoader(data, BATCH, num_workers=workers, drop_last=True)
+
+
+def main() -> None:
+    name, folder, workers, wanted = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    import torch  # noqa: F401 - not measured
+
+    make = {"ours": ours, "datasets": datasets, "litdata": litdata, "mosaicml": mosaicml}[name]
+    begun = time.perf_counter()
+    loader = make(folder, workers)
+    made = time.perf_counter()
+    tokens, first = 0, 0.0
+    for batch in loader:
+        first = first or time.perf_counter() - made
+        part = batch["tokens"] if isinstance(batch, dict) else batch
+        part = part[0][0] if isinstance(part, list | tuple) else part
+        tokens += part.shape[0] * (BLOCK - 1)
+        if tokens >= int(wanted):
+            break
+    ended = time.perf_counter()
+    found = {"prepare": made - begun, "first": first, "read": ended - made, "tokens": tokens}
+    print(json.dumps(found), flush=True)
+    os._exit(0)  # worker processes of some loaders do not end by themselves
+
+
+if __name__ == "__main__":
+    main()

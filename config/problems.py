@@ -1,0 +1,39 @@
+"""What is wrong with a configuration, collected so that all of it is reported at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from config.schema import Config
+
+
+class Problems:
+    """Collects a sentence for each value that breaks a rule."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.sentences: list[str] = []
+
+    def need(self, holds: bool, key: str, rule: str) -> None:
+        """Add a sentence with `rule`, unless it holds for the value of `key`."""
+        if not holds:
+            self.sentences.append(f"{key}={_short(value_of(self.config, key))} {rule}.")
+
+
+def value_of(config: Config, key: str) -> Any:
+    """The value of a key such as data.source."""
+    section, name = key.split(".")
+    return getattr(getattr(config, section), name)
+
+
+def _short(value: object) -> str:
+    text = "null" if value is None else str(value)
+    return text if len(text) <= 60 else f"{text[:50]}... ({len(text)} characters)"
+
+
+def is_storable(text: str) -> bool:
+    """Whether a text is valid in JSON, YAML and file names."""
+    try:
+        return "\0" not in text and text.encode("utf-8") is not None
+    except UnicodeEncodeError:  # invalid bytes of the command line are lone surrogates
+        return False

@@ -1,0 +1,61 @@
+"""The keys of a streamed text, and their checks."""
+
+from __future__ import annotations
+
+import math
+
+from config.problems import Problems, is_storable
+from config.schema import Config, other_model
+from data.columns import PACKED
+from data.sources import BUILT_IN
+from data.streaming.mix import WHOLE, shares_of
+from data.tokenizer import CHARACTERS, OF_BYTES, bpe_size
+
+
+def is_streamed(config: Config) -> bool:
+    """Whether the text is read while it is trained on, and not before."""
+    return bool(config.data.streaming or config.data.mix)
+
+
+def check_streaming(found: Problems) -> None:
+    """Add a sentence for each value that a streamed text cannot have."""
+    need, data = found.need, found.config.data
+    need(data.streaming is not False or not data.mix, "data.streaming", "and data.mix: leave one")
+    for number, part in enumerate(data.mix):
+        key = f"data.mix[{number}]"
+        if not part.source.strip() or not is_storable(part.source):
+            found.sentences.append(f"{key} names no source.")
+        if not 0 < part.weight < math.inf:
+            found.sentences.append(f"{key}.weight={part.weight} must be above 0 and finite.")
+    if data.mix and all(0 < part.weight < math.inf for part in data.mix):
+        for number, share in enumerate(shares_of([part.weight for part in data.mix])):
+            if share == 0:
+                found.sentences.append(
+                    f"data.mix[{number}].weight={data.mix[number].weight} is less than a "
+                    f"{WHOLE:,}th of all weights: raise it, or leave the source out."
+                )
+    if not is_streamed(found.config):
+        return
+    need(
+        bool(data.mix) or data.source not in BUILT_IN,
+        "data.streaming",
+        f"is for data sets, and data.source={data.source} is a text that Python carries. Name a "
+        "data set",
+    )
+    need(
+        data.documents == PACKED,
+        "data.documents",
+        f"is not possible for a streamed text, which is {PACKED}. Leave it out, or prepare the "
+        "text with data.streaming=false",
+    )
+    name = data.tokenizer or (CHARACTERS if other_model(found.config.model) is None else "")
+    need(
+        name in ("", OF_BYTES) or (name != CHARACTERS and bpe_size(name) is None),
+        "data.tokenizer",
+        "is learned from the text, and a streamed text is not read before. Use a repo or folder "
+        f"with a tokenizer, such as data.tokenizer=gpt2, or {OF_BYTES}, whose tokens are bytes",
+    )
+    least = data.window_bytes * max(1, len(data.mix))
+    need(data.prefetch_bytes >= least, "data.prefetch_bytes", f"is less than a window: {least:,}")
+    least = 4 * data.prefetch_bytes
+    need(data.stream_cache_bytes >= least, "data.stream_cache_bytes", f"must be at least {least:,}")

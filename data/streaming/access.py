@@ -1,0 +1,179 @@
+"""The bytes of a data set's files, wherever they are."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import fsspec
+from pyarrow.parquet import FileMetaData
+
+from data.errors import DataError
+from data.files import stamps_of
+from data.streaming.groups import StreamFile
+from data.streaming.http import Changed, HttpFiles, Refused
+from data.streaming.waiting import Unanswered, Waiting
+from data.urls import redact_urls
+
+HTTP = re.compile(r"https?://", re.IGNORECASE)
+URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+Answer = TypeVar("Answer")
+
+
+class Access:
+    """Reads ranges of bytes. Any thread may call it, and a forked process as well."""
+
+    def __init__(self, cache_dir: Path, say: Callable[[str], None] | None = None) -> None:
+        """`say` prints a line for the user, about a wait for example."""
+        self.cache_dir, self.say = cache_dir, say
+        self.waiting = Waiting(say or (lambda line: None))
+        self.http = HttpFiles()
+        self.footers: OrderedDict[tuple[str, str], FileMetaData] = OrderedDict()
+        """Of Parquet files, by URL and version."""
+        self.skipped: set[str] = set()
+        """The groups that this process has left out."""
+        self.lock = threading.Lock()
+        self._checked: set[tuple[str, str]] = set()
+
+    def read(self, source: str, file: StreamFile, begin: int, end: int) -> bytes | bytearray:
+        """The bytes of a file from `begin` to `end`, or to the end of the file.
+
+        Waits where a network or a server fails. Raises DataError if the file is refused, has
+        changed or vanished, and TextUnreachable after hours.
+        """
+        end = min(end, file.size)
+        into = bytearray()
+
+        def attempt() -> bool:
+            before = len(into)
+            try:
+                if HTTP.match(file.url):
+                    self.http.read(file, begin, end, into)
+                elif URL.match(file.url):
+                    self._read_by_fsspec(file, begin, end, into)
+                else:
+                    _read_local(source, file, begin, end, into)
+            except Unanswered:
+                if len(into) == before:
+                    raise
+            return len(into) >= end - begin
+
+        try:
+            if begin < end:
+                self._until_answered(source, file.name, attempt)
+        except (Changed, FileNotFoundError) as error:
+            how = "changed" if isinstance(error, Changed) else "vanished"
+            raise DataError(
+                f"data.source={source}: {file.name} has {how} since the run listed it. Restore it, "
+                "or begin another run with the files that there are."
+            ) from error
+        return into
+
+    def ask(self, source: str, url: str, request: Callable[[], Answer]) -> Answer:
+        """The answer of a request about a URL. Raises DataError."""
+        answers: list[Answer] = []
+
+        def attempt() -> bool:
+            answers.append(request())
+            return True
+
+        try:
+            self._until_answered(source, url, attempt)
+        except FileNotFoundError as error:
+            name = redact_urls(url)
+            raise DataError(f"data.source={name} does not exist. Check the name.") from error
+        return answers[0]
+
+    def note_skipped(self, source: str, broken: str) -> None:
+        """Count a group that is left out, and report it once."""
+        with self.lock:
+            if broken in self.skipped:
+                return
+            self.skipped.add(broken)
+            count = len(self.skipped)
+        if self.say is not None:
+            self.say(f"warning: data.source={source}: left out, {count:,} so far: {broken}")
+
+    def close(self) -> None:
+        """End the connections, and any wait: a thread that reads gets Stopped."""
+        self.waiting.close()
+        self.http.close()
+
+    def _until_answered(self, source: str, name: str, attempt: Callable[[], bool]) -> None:
+        what = f"data.source={redact_urls(source)}"
+        try:
+            self.waiting.until_answered(what, attempt)
+        except Refused as error:
+            raise DataError(f"{what}: {redact_urls(name)} {error}") from error
+
+    def _read_by_fsspec(self, file: StreamFile, begin: int, end: int, into: bytearray) -> None:
+        """As HttpFiles.read. The version is compared when the file is first read."""
+        with_filesystem(file.url, lambda system, path: self._check_version(file, system, path))
+        first = begin + len(into)
+        into += with_filesystem(
+            file.url, lambda system, path: system.cat_file(path, start=first, end=end)
+        )
+        if len(into) < end - begin:
+            self._checked.clear()
+            raise Unanswered("the answer is too short")
+
+    def _check_version(self, file: StreamFile, system: Any, path: str) -> None:
+        key = (file.url, file.version)
+        if key not in self._checked:
+            if version_of(system.info(path)) != file.version:
+                raise Changed
+            self._checked.add(key)
+
+
+def with_filesystem(url: str, call: Callable[[Any, str], Answer]) -> Answer:
+    """What `call` returns for the file system of a URL and the path in it.
+
+    Raises Refused and FileNotFoundError for a lasting failure, Unanswered for any other.
+    """
+    try:
+        return call(*fsspec.core.url_to_fs(url))
+    except (Changed, FileNotFoundError):
+        raise
+    except (ImportError, ValueError) as error:  # the package of the protocol, or no such protocol
+        raise Refused(f"cannot be opened: {str(error).rstrip('.')}.") from error
+    except PermissionError as error:
+        raise Refused(f"is refused: {str(error).rstrip('.')}. Check the credentials.") from error
+    except Exception as error:  # each file system has its own types
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise Unanswered(redact_urls(reason)) from error
+
+
+def version_of(info: dict[str, Any]) -> str:
+    """What changes when the file does, of what fsspec knows about it."""
+    named = ("ETag", "etag", "md5", "mtime", "LastModified", "last_modified", "created")
+    found = next((info[name] for name in named if info.get(name) is not None), "")
+    if isinstance(found, datetime):  # some file systems list seconds, and stat dates
+        found = found.timestamp()
+    return f"{info.get('size')}-{found}"
+
+
+def local_version(source: str, path: Path) -> str:
+    """What changes when a process writes to a file. Raises DataError if there is no such file."""
+    ((size, modified, _),) = stamps_of(source, [path])
+    return f"{size}-{modified}"
+
+
+def _read_local(source: str, file: StreamFile, begin: int, end: int, into: bytearray) -> None:
+    path = Path(file.url)
+    if path.exists() and local_version(source, path) != file.version:
+        raise Changed
+    try:
+        with open(path, "rb") as opened:
+            opened.seek(begin)
+            into += opened.read(end - begin)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise Refused(f"cannot be read: {error.strerror}. Check the disk.") from error
+    if len(into) < end - begin:
+        raise Changed

@@ -1,0 +1,117 @@
+"""A streamed text as a run takes it: what is trained on, and the held-out rows as tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from data.bpe import train_bpe
+from data.corpus import Corpus
+from data.errors import DataError, cache_error
+from data.prepared import CorpusInfo
+from data.progress import Progress
+from data.stream import TokenStream
+from data.streaming.cache import TokenCache
+from data.streaming.groups import Group, GroupText, Listing
+from data.streaming.prefetch import Prefetcher, windows_ahead
+from data.streaming.source import FORMAT, StreamSettings, StreamSource
+from data.streaming.text import StreamedText
+from data.subwords import SubwordTokenizer, tokenizer_of
+from data.tokenizer import OF_BYTES, SMALLEST_BPE, Tokenizer
+
+CACHE = "stream"
+"""The folder in `data.cache_dir`."""
+
+
+def fixed_tokenizer(chosen: str | Path) -> Tokenizer:
+    """A tokenizer that does not depend on the text. Raises DataError for any other."""
+    if chosen == OF_BYTES:
+        return train_bpe(SMALLEST_BPE, [], 0)
+    tokenizer = tokenizer_of(chosen) if isinstance(chosen, Path) else None
+    if isinstance(tokenizer, SubwordTokenizer):
+        return tokenizer
+    raise DataError(
+        f"data.tokenizer={chosen} is learned from the text, and a streamed text is not read before "
+        f"it is trained on. Use {OF_BYTES} (bytes), or a repo or folder with a tokenizer of "
+        "subwords."
+    )
+
+
+def stream_corpus(
+    listings: Sequence[Listing],
+    weights: Sequence[float],
+    read: Callable[[Listing, Group], GroupText],
+    tokenizer: Tokenizer,
+    *,
+    seed: int,
+    val_fraction: float,
+    window_bytes: int,
+    prefetch_bytes: int,
+    cache_bytes: int,
+    held_out_bytes: int,
+    cache_dir: Path,
+    threads: int = 1,
+    turn: tuple[int, int] = (0, 1),
+    say: Callable[[str], None] | None = None,
+) -> Corpus:
+    """A mix of listed data sets, of which rows are read while they are trained on.
+
+    `read` reads the rows of a group. `turn` is the number of this process on its machine, and how
+    many there are: they share the work. `held_out_bytes` of held-out rows are read here, of each
+    source its share. Raises DataError if there are none, or if the cache cannot be used.
+    """
+    try:
+        cache = TokenCache(cache_dir.expanduser() / CACHE, cache_bytes)
+        settings = StreamSettings(tokenizer, seed, val_fraction, window_bytes, cache, threads)
+        sources = [
+            StreamSource(listing, number, partial(read, listing), settings)
+            for number, listing in enumerate(listings)
+        ]
+        ahead = windows_ahead(prefetch_bytes, window_bytes, len(sources))
+        text = StreamedText(sources, weights, Prefetcher(ahead, *turn))
+        with Progress(say) as progress:
+            held_out = []
+            for source, weight in zip(sources, weights, strict=True):
+                progress.doing(f"reading held-out rows of {source.listing.name}")
+                share = int(held_out_bytes * weight / sum(weights))
+                held_out.append(source.hold_held_out(max(1, share)))
+                if not len(held_out[-1]):
+                    raise DataError(
+                        f"data.source={source.listing.name} has no held-out row. Raise "
+                        "data.val_fraction or use more text."
+                    )
+    except OSError as error:
+        raise cache_error(cache_dir, error) from error
+    tokens = TokenStream([one.tokens for one in held_out])
+    info = _info(text, tokens, sum(one.text_bytes for one in held_out))
+    return Corpus(info, tokenizer, text, tokens)
+
+
+def _info(text: StreamedText, held_out: TokenStream, held_out_bytes: int) -> CorpusInfo:
+    listings, settings = [source.listing for source in text.sources], text.sources[0].settings
+    facts = (
+        FORMAT,
+        [listing.fingerprint for listing in listings],
+        text.mix.blocks.tolist(),
+        settings.tokenizer.identity.hex(),
+        settings.held_out_share,
+        settings.window_bytes,
+    )
+    train_bytes = sum(source.text_bytes for source in text.sources)
+    return CorpusInfo(
+        name=listings[0].name if len(listings) == 1 else f"{len(listings)} sources",
+        characters=0,  # nobody has counted them, nor documents and tokens
+        documents=0,
+        tokens=0,
+        split=0,
+        train_bytes=int(train_bytes * (1 - settings.held_out_share)),
+        held_out_bytes=held_out_bytes,
+        held_out_targets=len(held_out),
+        left_out=0,
+        shortened=0,
+        fingerprint=hashlib.sha256(json.dumps(facts).encode()).hexdigest(),
+        documents_fingerprint="",
+    )

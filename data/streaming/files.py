@@ -1,0 +1,146 @@
+"""The files that a source names: of this machine, of the Hub, of a server, or of a store."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from data.errors import DataError
+from data.fetch import file_name_of
+from data.files import looks_like_files, matching_files
+from data.streaming.access import HTTP, URL, Access, local_version, version_of, with_filesystem
+from data.streaming.groups import StreamFile
+
+Found = list[tuple[str, StreamFile]]
+"""Files in the order of their names, each with what identifies its content on every machine."""
+HUB_URL = "hf://"
+TABLES = {".parquet": "parquet", ".jsonl": "lines", ".ndjson": "lines", ".json": "lines"}
+PACKED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+"""The compressions of lines, as pyarrow names them."""
+SAMPLE_BYTES = 1 << 16
+"""Of both ends of a local file: they identify its content, with its size."""
+
+
+def format_of(name: str) -> tuple[str | None, str | None]:
+    """The format of a file, `parquet` or `lines`, and its compression, by the end of its name."""
+    bare = PurePosixPath(name.lower())
+    packed = PACKED.get(bare.suffix)
+    kind = TABLES.get(PurePosixPath(bare.stem).suffix if packed else bare.suffix)
+    return (None, None) if kind == "parquet" and packed else (kind, packed)
+
+
+def find_files(access: Access, source: str, revision: str | None) -> tuple[str | None, Found]:
+    """The commit of a data set of the Hub, and the files of any source.
+
+    Raises DataError if they cannot be listed.
+    """
+    if HTTP.match(source):
+        return None, _http_file(access, source)
+    if URL.match(source) and not source.startswith(HUB_URL):
+        return None, _files_of_store(access, source)
+    if not source.startswith(HUB_URL) and _is_local(source):
+        return None, _local_files(access, source)
+    from data.streaming.hub import hub_files
+
+    commit, files = hub_files(access, source, revision)
+    return commit, [(file.version, file) for file in files]
+
+
+def _is_local(source: str) -> bool:
+    return looks_like_files(source.partition("@")[0]) or Path(source).expanduser().exists()
+
+
+def _http_file(access: Access, url: str) -> Found:
+    name = file_name_of(url)
+    size, version = access.ask(url, url, lambda: access.http.stat(url))
+    return [(version, StreamFile(url, name, size, version))]
+
+
+def _files_of_store(access: Access, source: str) -> Found:
+    """Files of a file system of fsspec: one, those of a folder, or those that match a pattern."""
+
+    def list_files(system: Any, path: str) -> dict[str, dict[str, Any]]:
+        if glob.has_magic(path):
+            found = system.glob(path, detail=True)
+        elif system.isdir(path):
+            found = system.find(path, detail=True)
+        else:
+            found = {path: system.info(path)}
+        return {system.unstrip_protocol(name): info for name, info in found.items()}
+
+    found = access.ask(source, source, lambda: with_filesystem(source, list_files))
+    urls = {url: info for url, info in found.items() if info["type"] == "file"}
+    folder = common_folder(urls)
+    files = [
+        StreamFile(url, url[len(folder) :], int(info["size"]), version_of(info))
+        for url, info in urls.items()
+        if format_of(url)[0] or len(urls) == 1
+    ]
+    return [(file.version, file) for file in sorted(files, key=lambda file: file.name)]
+
+
+def _local_files(access: Access, source: str) -> Found:
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        paths = [path for path in folder.rglob("*") if is_data(path.relative_to(folder))]
+    else:
+        paths = matching_files(source)
+    names = {path.absolute().as_posix(): path for path in paths}
+    shared = common_folder(names)
+    files = [
+        StreamFile(name, name[len(shared) :], path.stat().st_size, local_version(source, path))
+        for name, path in names.items()
+    ]
+    files.sort(key=lambda file: file.name)
+    return [(_sample(access, source, file), file) for file in files]
+
+
+def is_data(path: Path) -> bool:
+    """Whether a file of a folder is a part of the data set; hidden files are not."""
+    return format_of(path.name)[0] is not None and not any(
+        part.startswith((".", "_")) for part in path.parts
+    )
+
+
+def common_folder(paths: Iterable[str]) -> str:
+    """The longest beginning of all paths that ends with a slash."""
+    folders = [path.split("/")[:-1] for path in paths]
+    if not folders:
+        return ""
+    shared = min(folders, key=len)
+    while any(folder[: len(shared)] != shared for folder in folders):
+        shared = shared[:-1]
+    return "/".join([*shared, ""])
+
+
+def _sample(access: Access, source: str, file: StreamFile) -> str:
+    begin = access.read(source, file, 0, SAMPLE_BYTES)
+    end = access.read(source, file, max(0, file.size - SAMPLE_BYTES), file.size)
+    return hashlib.sha256(begin + end).hexdigest()
+
+
+def check_formats(source: str, files: list[StreamFile]) -> str:
+    """The format of all files. Raises DataError if there are none, or if they have several."""
+    if not files:
+        raise DataError(
+            f"data.source={source} names no file of Parquet or JSON lines. Check the name; a "
+            "folder or a pattern needs files that end in .parquet, .jsonl, .jsonl.gz or .jsonl.zst."
+        )
+    kinds = {format_of(file.name)[0] for file in files}
+    if len(kinds) > 1:
+        named = sorted(PurePosixPath(file.name).suffix or file.name for file in files)
+        raise DataError(
+            f"data.source={source} mixes formats ({', '.join(dict.fromkeys(named))}). "
+            "Name files of one format."
+        )
+    kind = kinds.pop()
+    if kind is None:
+        raise DataError(
+            f"data.source={source} cannot be streamed: {files[0].name} is neither Parquet nor JSON "
+            "lines (.jsonl, .ndjson or .json; plain, .gz, .zst or .bz2). Set data.streaming=false, "
+            "or convert it."
+        )
+    return kind

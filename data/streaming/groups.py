@@ -1,0 +1,72 @@
+"""What a data set consists of before any row is read: files, and groups of rows within them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFile:
+    """A file of a data set."""
+
+    url: str
+    """A path, or a URL that fsspec opens; of the Hub with the commit."""
+    name: str
+    """The name within the data set, which identifies its rows on every machine."""
+    size: int
+    """Bytes."""
+    version: str
+    """What changes when the content does: an etag, a blob's id, or size and time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows that are read at once: a row group of Parquet, or whole lines of a text.
+
+    A compressed file of lines is one group.
+    """
+
+    file: int
+    """The index of its file in the listing."""
+    index: int
+    """Which group of its file, counted from 0."""
+    first_row: int | None
+    """The number of its first row in the file; None for lines, whose rows are counted by group."""
+    rows: int | None
+    """How many; None for lines."""
+    begin: int
+    """The first byte that is read: of lines, the line that begins at or after it is the first."""
+    end: int
+    """The byte after the last; of lines, the last one begins before it."""
+    bytes: int
+    """About how much memory its text takes: of Parquet the column's size without compression."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """All files and groups of one data set at one revision, in an order that depends on no disk."""
+
+    name: str
+    """`data.source` as it was written, without secrets."""
+    revision: str | None
+    """The commit of a data set of the Hub."""
+    format: str
+    """`parquet` or `lines`."""
+    column: str
+    """The column that holds the text."""
+    files: tuple[StreamFile, ...]
+    groups: tuple[Group, ...]
+    fingerprint: str
+    """Hex digest: equal on every machine that has the same data set, wherever its files are."""
+
+
+@dataclass(frozen=True)
+class GroupText:
+    """The rows of one group, read."""
+
+    texts: list[str]
+    """The text of every row that has one, each ending with a newline."""
+    rows: list[int]
+    """Their numbers, counted from 0 in the group; null and empty rows are left out."""
+    broken: str = ""
+    """Why the group was skipped: it has no texts then."""

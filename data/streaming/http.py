@@ -1,0 +1,177 @@
+"""Ranges of bytes over HTTP, of any server and of the Hub."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+import httpx2
+
+from data.streaming.groups import StreamFile
+from data.streaming.waiting import Unanswered, seconds_of
+from data.urls import redact_urls
+
+TIMEOUT_SECONDS = 20.0
+"""How long a request waits for the next bytes."""
+TRANSIENT_STATUSES = (408, 425, 429)
+"""Below 500."""
+CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
+OID = "oid:"
+"""Before the version of a file of the Hub: a commit does not change, so answers have no other."""
+NO_RANGES = (
+    "cannot be streamed: the server sends no ranges of bytes. Set data.streaming=false, which "
+    "downloads it, or give the path of a copy."
+)
+LOG_IN = "For a private data set of the Hub log in with `hf auth login`, or set HF_TOKEN."
+
+
+class Changed(Exception):
+    """The file is another one than was listed."""
+
+
+class Refused(Exception):
+    """An answer that is final. The message is the rest of a sentence about the URL."""
+
+
+class HttpFiles:
+    """One pool of connections, which is made anew in a forked process."""
+
+    def __init__(self) -> None:
+        self._clients: dict[int, httpx2.Client] = {}
+        """By process."""
+        self._lock = threading.Lock()
+
+    def _client(self) -> httpx2.Client:
+        with self._lock:
+            if os.getpid() not in self._clients:
+                limits = httpx2.Limits(max_connections=64, max_keepalive_connections=64)
+                self._clients[os.getpid()] = httpx2.Client(
+                    timeout=TIMEOUT_SECONDS, follow_redirects=True, limits=limits
+                )
+            return self._clients[os.getpid()]
+
+    def close(self) -> None:
+        """End the connections of this process."""
+        if client := self._clients.pop(os.getpid(), None):
+            client.close()
+
+    def get_from_hub(self, url: str) -> tuple[Any, str | None]:
+        """JSON of the Hub, and the URL of the next page. Raises Unanswered or Refused."""
+        response = self._request(url, {}, lambda response: response.read(), of_hub=True)
+        try:
+            return response.json(), response.links.get("next", {}).get("url")
+        except ValueError as error:  # a proxy's page
+            raise Unanswered("the answer is not JSON") from error
+
+    def stat(self, url: str) -> tuple[int, str]:
+        """Size and version of a file. Raises Unanswered or Refused."""
+        response = self._request(url, {"Range": "bytes=0-0"}, lambda response: None)
+        content_range = response.headers.get("Content-Range", "")
+        if content_range == "bytes */0":
+            return 0, version_of(response.headers, 0)
+        found = CONTENT_RANGE.fullmatch(content_range)
+        if response.status_code != HTTPStatus.PARTIAL_CONTENT or found is None:
+            raise Refused(NO_RANGES)
+        size = int(found[2])
+        return size, version_of(response.headers, size)
+
+    def read(self, file: StreamFile, begin: int, end: int, into: bytearray) -> None:
+        """Append the bytes of a file from `begin + len(into)` to `end`; what arrives is kept.
+
+        Raises Unanswered if it is less, Changed if the file is another one, and Refused.
+        """
+
+        def receive(response: httpx2.Response) -> None:
+            if response.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+                raise Changed
+            found = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+            if found is None or int(found[1]) != first:
+                raise Refused(NO_RANGES)
+            if not is_same(file, response.headers, int(found[2])):
+                raise Changed
+            for piece in response.iter_raw():
+                into.extend(piece[: end - begin - len(into)])
+
+        first = begin + len(into)
+        asked = {"Range": f"bytes={first}-{end - 1}"}
+        self._request(file.url, asked, receive, of_hub=file.version.startswith(OID))
+        if len(into) < end - begin:
+            raise Unanswered("the connection ended too early")
+
+    def _request(
+        self,
+        url: str,
+        headers: dict[str, str],
+        receive: Callable[[httpx2.Response], object],
+        of_hub: bool = False,
+    ) -> httpx2.Response:
+        token = token_headers(url) if of_hub else {}
+        asked = {"Accept-Encoding": "identity", **headers, **token}
+        try:
+            with self._client().stream("GET", url, headers=asked) as response:
+                unauthorized = response.status_code == HTTPStatus.UNAUTHORIZED
+                if unauthorized and of_hub and token_headers(url) != token:
+                    raise Unanswered("the token was replaced")
+                _check(response)
+                receive(response)
+                return response
+        except httpx2.TimeoutException as error:
+            raise Unanswered(f"no answer in {TIMEOUT_SECONDS:.0f} s") from error
+        except (httpx2.TransportError, httpx2.StreamError) as error:
+            reason = redact_urls(str(error)) or type(error).__name__
+            raise Unanswered(reason.rstrip(".")) from error
+        except (httpx2.InvalidURL, httpx2.TooManyRedirects, httpx2.DecodingError) as error:
+            raise Refused(f"cannot be read: {error}. Check the address.") from error
+
+
+def token_headers(url: str) -> dict[str, str]:
+    """The user's token for the Hub. It is read for each request, because tokens expire.
+
+    Raises Refused if the Hub is not to be reached.
+    """
+    import datasets
+    from datasets.utils.file_utils import get_authentication_headers_for_url
+
+    if datasets.config.HF_HUB_OFFLINE:
+        raise Refused("is on the Hub, and HF_HUB_OFFLINE is set. Unset it.")
+    return dict(get_authentication_headers_for_url(url))
+
+
+def _check(response: httpx2.Response) -> None:
+    """Raise Unanswered or Refused for an answer that is an error."""
+    status = response.status_code
+    if response.is_success or status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+        return
+    if status in TRANSIENT_STATUSES or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        # The Hub says when its limit ends in another header as well: `"api";r=0;t=55`.
+        limit = re.search(r"\bt=(\d+)", response.headers.get("RateLimit", ""))
+        retry_after = seconds_of(response.headers.get("Retry-After"))
+        if retry_after is None and limit is not None:
+            retry_after = float(limit[1])
+        raise Unanswered(f"HTTP {status}", retry_after)
+    if status in (401, 403):
+        raise Refused(
+            f"is refused (HTTP {status}). {LOG_IN} A signature in a URL may have expired."
+        )
+    if status in (404, 410):
+        raise Refused(
+            f"does not exist (HTTP {status}): it was renamed or deleted, or is private. Check its "
+            f"name. {LOG_IN}"
+        )
+    raise Refused(f"cannot be read: HTTP {status}. Check the address.")
+
+
+def version_of(headers: httpx2.Headers, size: int) -> str:
+    """The etag; without one the size and the time of the last change."""
+    return headers.get("ETag") or f"{size}-{headers.get('Last-Modified', '')}"
+
+
+def is_same(file: StreamFile, headers: httpx2.Headers, size: int) -> bool:
+    """Whether an answer is of the version of a file that was listed."""
+    return size == file.size and (
+        file.version.startswith(OID) or version_of(headers, size) == file.version
+    )

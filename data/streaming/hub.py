@@ -1,0 +1,114 @@
+"""The files of a data set of the Hub at one commit."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+from urllib.parse import quote
+
+import datasets
+from fsspec.utils import glob_translate
+
+from data.errors import DataError, TextUnreachable
+from data.streaming.access import Access
+from data.streaming.groups import StreamFile
+from data.streaming.http import LOG_IN, OID
+from data.streaming.kept import digest_of, keep, kept
+
+NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w.-]+(/[\w.-]+)*))?")
+"""A data set: the split `train` of its default configuration."""
+HF = re.compile(
+    r"hf://datasets/(?P<name>[\w.-]+/[\w.-]+)"
+    r"(@(?P<revision>refs/(pr|convert)/[\w.-]+|[\w.-]+))?(/(?P<path>.*))?"
+)
+"""Some of its files, by a path or a pattern, as `huggingface_hub` and `datasets` write it."""
+
+
+def hub_files(access: Access, source: str, revision: str | None) -> tuple[str, list[StreamFile]]:
+    """The commit, and the files that a source names, sorted by their paths in the repo.
+
+    A commit's files are kept on the disk, so that a start with its `revision` requests nothing.
+    Raises DataError if they cannot be listed.
+    """
+    found = NAME.fullmatch(source) or HF.fullmatch(source)
+    if found is None:
+        raise DataError(
+            f"data.source={source} names no files of the Hub. It should look like owner/name, "
+            "owner/name@revision or hf://datasets/owner/name@revision/folder/*.parquet."
+        )
+    name, path = found["name"], found.groupdict().get("path")
+    is_whole = NAME.fullmatch(source) is not None
+    commit = revision or _commit_of(access, source, name, found["revision"] or "main")
+    record = access.cache_dir / "streams" / f"{digest_of(_endpoint(), source, commit)}.files"
+    content = kept(record)
+    if content is None:
+        tree = dict(_tree(access, source, name, commit))
+        paths = _train_paths(source, name, commit) if is_whole else _matching(path or "", tree)
+        chosen = [[path, *tree[path]] for path in sorted(paths) if path in tree]
+        content = json.dumps(chosen).encode()
+        keep(record, content)
+    base = f"{_endpoint()}/datasets/{name}/resolve/{quote(commit, safe='')}/"
+    return commit, [
+        StreamFile(base + quote(path), path, size, OID + oid)
+        for path, size, oid in json.loads(content)
+    ]
+
+
+def _endpoint() -> str:
+    return str(datasets.config.HF_ENDPOINT)
+
+
+def _api(name: str) -> str:
+    return f"{_endpoint()}/api/datasets/{name}"
+
+
+def _commit_of(access: Access, source: str, name: str, revision: str) -> str:
+    url = f"{_api(name)}/revision/{quote(revision, safe='')}"
+    found, _ = access.ask(source, url, lambda: access.http.get_from_hub(url))
+    return str(found["sha"])
+
+
+def _tree(
+    access: Access, source: str, name: str, commit: str
+) -> Iterator[tuple[str, tuple[int, str]]]:
+    """Path, size and id of every file of a commit."""
+    url: str | None = f"{_api(name)}/tree/{commit}?recursive=true&expand=false"
+    while url:
+        lines, url = access.ask(source, url, partial(access.http.get_from_hub, url))
+        for line in lines:
+            if line["type"] == "file":
+                large: dict[str, Any] = line.get("lfs") or {}
+                yield line["path"], (int(line["size"]), str(large.get("oid") or line["oid"]))
+
+
+def _matching(path: str, tree: dict[str, Any]) -> list[str]:
+    """The files that are at a path, in it as a folder, or match it as a pattern."""
+    if any(mark in path for mark in "*?["):
+        pattern = re.compile(glob_translate(path))
+        return [file for file in tree if pattern.match(file)]
+    folder = path.rstrip("/")
+    return [file for file in tree if file == path or not folder or file.startswith(f"{folder}/")]
+
+
+def _train_paths(source: str, name: str, commit: str) -> list[str]:
+    """The files of the split `train` of the default configuration, as `datasets` chooses them."""
+    try:
+        files = datasets.load_dataset_builder(name, revision=commit).config.data_files
+    except Exception as error:  # many unrelated types: of the Hub, the network, the builder
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        kind = TextUnreachable if isinstance(error, (ConnectionError, TimeoutError)) else DataError
+        raise kind(
+            f"data.source={source} has no default configuration that could be read from the Hub: "
+            f"{reason.rstrip('.')}. Name its files instead, for example "
+            f"data.source=hf://datasets/{name}/folder/*.parquet. {LOG_IN}"
+        ) from error
+    if "train" not in (files or {}):
+        raise DataError(
+            f"data.source={source} has no split 'train', but: {', '.join(map(str, files or {}))}. "
+            f"Name its files instead, for example data.source=hf://datasets/{name}/test*.parquet."
+        )
+    prefix = f"hf://datasets/{name}@{commit}/"
+    return [str(url).removeprefix(prefix) for url in files["train"]]

@@ -1,0 +1,125 @@
+"""What a data set holds, before anything is trained on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from data.pieces import utf8_bytes
+from data.progress import Progress
+from data.streaming.access import Access
+from data.streaming.groups import Group, Listing
+from data.streaming.lines import first_row
+from data.streaming.listing import list_source
+from data.streaming.parquet import columns_of, footer_of
+from data.streaming.reading import read_group
+from data.subwords import tokenizer_of
+
+SHOWN_FILES, SHOWN_ROWS, SHOWN_CHARACTERS = 5, 3, 100
+SAMPLE_BYTES = 16 << 20
+"""The least that is read to estimate tokens, unless the data set is smaller."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Some groups, from all over the data set."""
+
+    of_groups: int
+    """The sum of their `bytes`."""
+    rows: int
+    text_bytes: int
+    tokens: int
+    texts: list[str]
+    """The first."""
+
+
+def inspect(
+    source: str,
+    column: str,
+    tokenizer: Path | None,
+    tokens_of_run: tuple[int, int, int],
+    cache_dir: Path,
+    say: Callable[[str], None] | None,
+) -> Iterator[str]:
+    """Lines that describe a source; `tokens_of_run` is steps, sequences of a step, and context.
+
+    Raises DataError if it cannot be streamed.
+    """
+    access = Access(cache_dir, say)
+    try:
+        listing = list_source(source, column, access)
+        yield from _described(listing, access)
+        with Progress(say) as progress:
+            progress.doing(f"reading a sample of {listing.name}")
+            sample = _sample(listing, access, tokenizer)
+    finally:
+        access.close()
+    of_all = sum(group.bytes for group in listing.groups) / max(sample.of_groups, 1)
+    if listing.format == "parquet":
+        rows = f"{sum(group.rows or 0 for group in listing.groups):,}"
+    else:
+        rows = f"about {sample.rows * of_all:,.0f} with text"
+    yield f"rows      {rows}, in {len(listing.groups):,} groups, each of which is read at once"
+    yield f"text      about {sample.text_bytes * of_all / 1e6:,.1f} MB in column {column}"
+    for number, text in enumerate(sample.texts, start=1):
+        text = text.removesuffix("\n")
+        yield f"row {number:<6}{text[:SHOWN_CHARACTERS]}{'...' * (len(text) > SHOWN_CHARACTERS)}"
+    tokens = sample.tokens * of_all
+    what = f"by {tokenizer}" if tokenizer else "each a byte; --tokenizer names a tokenizer"
+    yield f"tokens    about {tokens:,.0f} in an epoch, {what}"
+    steps, sequences, context = tokens_of_run
+    epochs = steps * sequences * context / max(tokens, 1)
+    yield f"epochs    {epochs:.3g} in {steps:,} steps of {sequences:,} x {context:,} tokens"
+
+
+def _described(listing: Listing, access: Access) -> Iterator[str]:
+    commit = f", commit {listing.revision}" if listing.revision else ""
+    yield f"source    {listing.name}{commit}"
+    kind = "Parquet" if listing.format == "parquet" else "JSON lines"
+    size = sum(file.size for file in listing.files)
+    yield f"files     {len(listing.files):,} of {kind}, {size:,} bytes"
+    for file in listing.files[:SHOWN_FILES]:
+        yield f"          {file.name}, {file.size:,} bytes"
+    if (more := len(listing.files) - SHOWN_FILES) > 0:
+        yield f"          and {more:,} more"
+    yield f"columns   {', '.join(_columns(listing, access))}"
+
+
+def _columns(listing: Listing, access: Access) -> list[str]:
+    """Name and type of each column: of Parquet from a footer, of lines from the first row."""
+    file = listing.files[listing.groups[0].file]
+    if listing.format == "parquet":
+        columns = columns_of(footer_of(access, listing.name, file))
+        return [f"{name} ({kind})" for name, kind in columns.items()]
+    row = first_row(access, listing.name, file) or {}
+    return [f"{name} ({type(value).__name__})" for name, value in row.items()]
+
+
+def _sample(listing: Listing, access: Access, folder: Path | None) -> Sample:
+    """Groups in equal distances until there are enough bytes; broken ones count nothing."""
+    tokenizer = None if folder is None else tokenizer_of(folder)
+    of_groups = rows = text_bytes = tokens = 0
+    texts: list[str] = []
+    for group in _spread(listing.groups):
+        found = read_group(listing, group, access, skip_broken=True)
+        if found.broken:
+            continue
+        texts += found.texts[: SHOWN_ROWS - len(texts)]
+        of_groups += group.bytes
+        rows += len(found.texts)
+        text_bytes += sum(utf8_bytes(text) for text in found.texts)
+        if tokenizer is not None:
+            tokens += sum(len(tokenizer.encode(text)) + 1 for text in found.texts)
+        if of_groups >= SAMPLE_BYTES:
+            break
+    return Sample(of_groups, rows, text_bytes, tokens if tokenizer else text_bytes + rows, texts)
+
+
+def _spread(groups: tuple[Group, ...]) -> Iterator[Group]:
+    """The first group, then those between the ones before, until all have come."""
+    step = 1 << (len(groups) - 1).bit_length()
+    yield groups[0]
+    while step > 1:
+        yield from groups[step // 2 :: step]
+        step //= 2

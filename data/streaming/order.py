@@ -1,0 +1,169 @@
+"""The order in which a run reads its streams: each source as one long row of blocks.
+
+The stream of a source is all windows of all epochs, one after another, cut into blocks. Where a
+block begins depends on how many tokens the windows before it have, which nobody knows without
+reading them: so a snapshot has a cursor for each source, and a start reads one window of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from data.errors import DataError
+from data.streaming.mix import Mix
+from data.streaming.source import StreamSource
+from data.streaming.token_file import HeldFile
+
+Part = tuple[str, int, int]
+"""Tokens in the cache: the name of a file, the first of them, and how many."""
+Block = tuple[Part, ...]
+"""An item of the loader: the tokens of a block and the one after it."""
+WindowId = tuple[int, int]
+"""An epoch, and the number of a window in it."""
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """Where the next block of a source begins, and how many it has had. All count from 0."""
+
+    epoch: int = 0
+    window: int = 0
+    row: int = 0
+    """Of the window, in its shuffled order."""
+    token: int = 0
+    """Of the row."""
+    blocks: int = 0
+
+
+class Walk:
+    """One source, block after block."""
+
+    def __init__(
+        self,
+        source: StreamSource,
+        start: Cursor,
+        reached: Callable[[StreamSource, WindowId], None],
+    ) -> None:
+        """`reached` is called with each window that has been opened."""
+        self._source, self._reached = source, reached
+        self._epoch, self._window, self._blocks = start.epoch, start.window, start.blocks
+        self._start: Cursor | None = start
+        self._offset = 0
+        self._held: dict[WindowId, HeldFile] = {}
+
+    def take(self, block_size: int) -> Block:
+        """The next block. Raises DataError if the source has no tokens, and as reading does."""
+        if self._start is not None:
+            self._resume(self._start)
+            self._start = None
+        parts: list[Part] = []
+        left = block_size
+        while left:
+            count = min(left, len(self._file) - self._offset)
+            parts.append((self._name, self._offset, count))
+            self._offset += count
+            left -= count
+            self._skip_ended()
+        self._blocks += 1
+        name, begin, count = parts[-1]
+        if (name, begin + count) == (self._name, self._offset):
+            return (*parts[:-1], (name, begin, count + 1))
+        return (*parts, (self._name, self._offset, 1))
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where the next block begins."""
+        if self._start is not None:
+            return self._start
+        row, token = self._file.row(self._offset)
+        return Cursor(self._epoch, self._window, row, token, self._blocks)
+
+    def release_before(self, cursor: Cursor) -> None:
+        """Let the files of earlier windows be removed."""
+        for window in [one for one in self._held if one < (cursor.epoch, cursor.window)]:
+            self._held.pop(window).release()
+
+    def _resume(self, start: Cursor) -> None:
+        windows = len(self._source.windows(start.epoch))
+        if start.window < windows:
+            self._open()
+            self._offset = self._file.place(start.row, start.token)
+        if start.window >= windows or (self._offset < 0 and start.row + start.token > 0):
+            raise DataError(
+                f"data.source={self._source.listing.name} has no row {start.row} with a token "
+                f"{start.token} in window {start.window} of epoch {start.epoch}, where the "
+                "snapshot ends: it, or the tokenizer, is not what the run has read."
+            )
+        self._offset = max(0, self._offset)  # an empty first window has no row 0
+        self._skip_ended()
+
+    def _skip_ended(self) -> None:
+        """Move to the next window that has tokens, if the present one has no more."""
+        empty = 0
+        while self._offset == len(self._file):
+            empty += len(self._file) == 0
+            windows = len(self._source.windows(self._epoch))
+            if empty > windows:
+                raise DataError(
+                    f"data.source={self._source.listing.name} has no row to train on: all are "
+                    "empty, or held out. Use more text, or a smaller data.val_fraction."
+                )
+            self._epoch, self._window = following((self._epoch, self._window), windows)
+            self._offset = 0
+            self._open()
+
+    def _open(self) -> None:
+        place = self._epoch, self._window
+        if place not in self._held:
+            self._held[place] = self._source.hold(*place)
+        self._reached(self._source, place)  # after it: what comes next must not delay this one
+        self._file, self._name = self._held[place], self._source.name(*place)
+
+
+def following(window: WindowId, windows: int) -> WindowId:
+    """The window after one, in an epoch of so many."""
+    epoch, number = window
+    return (epoch, number + 1) if number + 1 < windows else (epoch + 1, 0)
+
+
+class StreamOrder:
+    """The blocks of a run in their order, and the cursors after each step.
+
+    The loader asks for blocks some steps ahead, so the cursors of these steps are remembered.
+    """
+
+    def __init__(
+        self, walks: Sequence[Walk], mix: Mix, block_size: int, global_batch_size: int
+    ) -> None:
+        self._walks, self._mix = walks, mix
+        self._block_size, self._global_batch_size = block_size, global_batch_size
+        self._next = sum(walk.cursor.blocks for walk in walks)
+        self._after: dict[int, list[Cursor]] = {}
+
+    def items(self, first: int, count: int) -> list[Block]:
+        """The items of a loader for the next blocks of the run, in whole steps.
+
+        Raises DataError as reading does.
+        """
+        assert first == self._next, "blocks are taken one after another"
+        blocks = []
+        for source in self._mix.sources(first, count).tolist():
+            blocks.append(self._walks[source].take(self._block_size))
+            self._next += 1
+            step, rest = divmod(self._next, self._global_batch_size)
+            if rest == 0:
+                self._after[step] = [walk.cursor for walk in self._walks]
+        return blocks
+
+    def epoch_of(self, sequence: int) -> int:
+        """The epoch, counted from 0, of the source that has had fewest, after a step's last."""
+        cursors = self._after[(sequence + 1) // self._global_batch_size]
+        return min(cursor.epoch for cursor in cursors)
+
+    def finish(self, step: int) -> list[Cursor]:
+        """The cursors after a step, which has been computed: what is before them may be removed."""
+        cursors = self._after.pop(step)
+        for walk, cursor in zip(self._walks, cursors, strict=True):
+            walk.release_before(cursor)
+        return cursors

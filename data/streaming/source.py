@@ -1,0 +1,170 @@
+"""One data set of a stream: its windows as files of tokens, made when they are needed."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data.encode import encoded, in_order
+from data.pieces import Piece, utf8_bytes
+from data.streaming.cache import TokenCache
+from data.streaming.groups import Group, GroupText, Listing
+from data.streaming.shuffle import (
+    epoch_windows,
+    group_keys,
+    held_out_keys,
+    held_out_rows,
+    row_keys,
+    shuffled,
+)
+from data.streaming.token_file import EncodedRows, HeldFile
+from data.tokenizer import Tokenizer
+
+FORMAT = 1
+"""Part of the names of files in the cache; increase it when they would hold something else."""
+READS_AT_ONCE = 8
+"""Groups of a window, each a request or several: a network answers them in parallel."""
+PIECE_CHARACTERS = 1 << 20
+EPOCHS_IN_MEMORY = 2
+"""The order of groups of the present epoch, and of the next for what is read ahead."""
+
+
+@dataclass(frozen=True)
+class StreamSettings:
+    """What all sources of a stream share."""
+
+    tokenizer: Tokenizer
+    seed: int
+    held_out_share: float
+    window_bytes: int
+    cache: TokenCache
+    threads: int
+    """How many encode characters; subwords are encoded on all cores, about so many."""
+
+
+class StreamSource:
+    """A data set, number `number` of its mix."""
+
+    def __init__(
+        self,
+        listing: Listing,
+        number: int,
+        read: Callable[[Group], GroupText],
+        settings: StreamSettings,
+    ) -> None:
+        """`read` reads the rows of a group, from any thread."""
+        self.listing = listing
+        self.number = number
+        self.settings = settings
+        self._read = read
+        self.windows = lru_cache(EPOCHS_IN_MEMORY)(self._windows)
+        """The windows of an epoch, each the indices of its groups."""
+
+    @property
+    def text_bytes(self) -> int:
+        """About how many bytes of text an epoch has, held out rows included."""
+        return sum(group.bytes for group in self.listing.groups)
+
+    def name(self, epoch: int, window: int) -> str:
+        """The name of a window's file."""
+        return f"{self._key}-{epoch:04}-{window:06}"
+
+    def hold(self, epoch: int, window: int) -> HeldFile:
+        """Open the file of a window, which is made if it is not there."""
+        settings = self.settings
+        return settings.cache.hold(
+            self.name(epoch, window), settings.tokenizer.dtype, lambda: self.encode(epoch, window)
+        )
+
+    def prepare(self, epoch: int, window: int) -> None:
+        """Make the file of a window, unless it is there."""
+        name = self.name(epoch, window)
+        self.settings.cache.prepare(name, lambda: self.encode(epoch, window))
+
+    def encode(self, epoch: int, window: int) -> EncodedRows:
+        """Read a window, and encode its rows in their order. Raises DataError as reading does."""
+        seed = self.settings.seed
+        texts = self._texts(self.windows(epoch)[window], held_out=False)
+        order = shuffled(len(texts), row_keys(seed, self.number, epoch, window))
+        return self._encoded([texts[row] for row in order])
+
+    def hold_held_out(self, enough_bytes: int) -> HeldFile:
+        """Open the file of the first held-out rows, until there are so many bytes."""
+        cache, dtype = self.settings.cache, self.settings.tokenizer.dtype
+        name = f"{self._held_out_key}-held-out-{enough_bytes}"
+        return cache.hold(name, dtype, lambda: self._held_out(enough_bytes))
+
+    def _held_out(self, enough_bytes: int) -> EncodedRows:
+        text_bytes = int(enough_bytes / self.settings.held_out_share)
+        texts: list[str] = []
+        left = enough_bytes
+        for groups in epoch_windows(self.listing, held_out_keys(), text_bytes):
+            for text in self._texts(groups, held_out=True):
+                texts.append(text)
+                left -= utf8_bytes(text)
+                if left <= 0:
+                    return self._encoded(texts)
+        return self._encoded(texts)
+
+    def _windows(self, epoch: int) -> list[NDArray[np.int64]]:
+        keys = group_keys(self.settings.seed, self.number, epoch)
+        return epoch_windows(self.listing, keys, self.settings.window_bytes)
+
+    def _texts(self, groups: NDArray[np.int64], held_out: bool) -> list[str]:
+        """The rows of groups that are held out, or those that are not."""
+        chosen = [self.listing.groups[group] for group in groups]
+        texts: list[str] = []
+        for group, found in zip(chosen, in_order(self._read, chosen, READS_AT_ONCE), strict=True):
+            rows = np.array(found.rows, dtype=np.int64)
+            mask = held_out_rows(self.listing, group, rows, self.settings.held_out_share)
+            texts += [found.texts[row] for row in np.flatnonzero(mask == held_out).tolist()]
+        return texts
+
+    def _encoded(self, texts: Sequence[str]) -> EncodedRows:
+        tokenizer, threads = self.settings.tokenizer, self.settings.threads
+        tokens = [np.zeros(0, dtype=tokenizer.dtype)]
+        ends = [np.zeros(0, dtype=np.int64)]
+        count = text_bytes = 0
+        for part in encoded(_pieces(texts), tokenizer, sys.maxsize, threads):
+            tokens.append(part.tokens)
+            ends.append(part.ends + count)
+            count += len(part.tokens)
+            text_bytes += part.text_bytes
+        return EncodedRows(np.concatenate(tokens), np.concatenate(ends), text_bytes)
+
+    @cached_property
+    def _held_out_key(self) -> str:
+        tokenizer, share = self.settings.tokenizer.identity, self.settings.held_out_share
+        digest = hashlib.sha256(tokenizer)
+        digest.update(f"{FORMAT}\0{self.listing.fingerprint}\0{share!r}".encode())
+        for file in self.listing.files:
+            digest.update(f"\0{file.version}".encode())
+        return digest.hexdigest()[:16]
+
+    @cached_property
+    def _key(self) -> str:
+        settings = self.settings
+        place = f"{self._held_out_key}\0{self.number}\0{settings.seed}\0{settings.window_bytes}"
+        return hashlib.sha256(place.encode()).hexdigest()[:16]
+
+
+def _pieces(texts: Sequence[str]) -> Iterator[Piece]:
+    """Rows as pieces of text, in each of which the rows end."""
+    parts: list[str] = []
+    ends: list[int] = []
+    length = 0
+    for text in texts:
+        parts.append(text)
+        length += len(text)
+        ends.append(length)
+        if length >= PIECE_CHARACTERS:
+            yield {"text": "".join(parts), "ends": ends}
+            parts, ends, length = [], [], 0
+    if parts:
+        yield {"text": "".join(parts), "ends": ends}

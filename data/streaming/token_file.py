@@ -1,0 +1,115 @@
+"""A file of the stream's cache: the tokens of a window, and where its rows end.
+
+It holds four numbers (int64: rows, tokens, bytes of the text, bytes of a token), the SHA-256 of
+what follows, the ends of the rows (int64), and the tokens.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data.locks import NO_LOCKS
+from data.stream import TokenFile, TokensInFile
+
+NUMBERS = 4
+DIGEST_BYTES = 32
+HEADER_BYTES = 8 * NUMBERS + DIGEST_BYTES
+
+
+@dataclass(frozen=True)
+class EncodedRows:
+    """Consecutive rows as tokens."""
+
+    tokens: NDArray
+    ends: NDArray[np.int64]
+    """The token after each row."""
+    text_bytes: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return HEADER_BYTES + self.ends.nbytes + self.tokens.nbytes
+
+    def write(self, path: Path) -> None:
+        """Write the file, and flush it to the disk."""
+        ends, tokens = self.ends.tobytes(), self.tokens.tobytes()
+        numbers = len(self.ends), len(self.tokens), self.text_bytes, self.tokens.itemsize
+        digest = hashlib.sha256(ends)
+        digest.update(tokens)
+        with open(path, "wb") as opened:
+            opened.write(np.array(numbers, dtype=np.int64).tobytes() + digest.digest())
+            opened.write(ends)
+            opened.write(tokens)
+            opened.flush()
+            os.fsync(opened.fileno())
+
+
+def tokens_in(file: TokenFile, dtype: np.dtype) -> TokensInFile:
+    """The tokens of a file, which are read when they are used. Raises TextLost if it is cut."""
+    rows, tokens, *_ = file.read(0, NUMBERS, np.dtype(np.int64)).tolist()
+    return TokensInFile(file, HEADER_BYTES + 8 * rows, tokens, dtype)
+
+
+class HeldFile:
+    """A verified file that no process removes from the cache until `release` is called."""
+
+    def __init__(self, path: Path, dtype: np.dtype) -> None:
+        """Raises OSError if there is none, ValueError if it is damaged or being removed."""
+        self._file = TokenFile(path)
+        self._lock(path)
+        self._verify(path, dtype)
+        rows, _, self.text_bytes, _ = self._numbers()
+        self.tokens = tokens_in(self._file, dtype)
+        self.ends = self._file.read(HEADER_BYTES, rows, np.dtype(np.int64))
+        os.utime(path)  # the cache removes what was not used for longest
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def release(self) -> None:
+        """Let the file be removed."""
+        # Closing it would not suffice: workers that were forked hold the same lock.
+        with suppress(OSError):
+            fcntl.flock(self._file.descriptor, fcntl.LOCK_UN)
+
+    def place(self, row: int, token: int) -> int:
+        """The offset of a token of a row; -1 if there is none."""
+        if row >= len(self.ends):
+            return -1
+        offset = (int(self.ends[row - 1]) if row else 0) + token
+        return offset if offset < self.ends[row] else -1
+
+    def row(self, offset: int) -> tuple[int, int]:
+        """The row of a token, and its place in the row."""
+        row = int(np.searchsorted(self.ends, offset, side="right"))
+        return row, offset - int(self.ends[row - 1]) if row else offset
+
+    def _numbers(self) -> list[int]:
+        numbers: list[int] = self._file.read(0, NUMBERS, np.dtype(np.int64)).tolist()
+        return numbers
+
+    def _lock(self, path: Path) -> None:
+        try:
+            fcntl.flock(self._file.descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise ValueError(f"{path} is being removed") from error
+
+    def _verify(self, path: Path, dtype: np.dtype) -> None:
+        size = os.fstat(self._file.descriptor).st_size
+        if size < HEADER_BYTES or path.stat().st_ino != os.fstat(self._file.descriptor).st_ino:
+            raise ValueError(f"{path} is too short, or was removed before it was locked")
+        rows, tokens, _, itemsize = self._numbers()
+        if itemsize != dtype.itemsize or size != HEADER_BYTES + 8 * rows + itemsize * tokens:
+            raise ValueError(f"{path} has another size than it says")
+        content = self._file.read(8 * NUMBERS, size - 8 * NUMBERS, np.dtype(np.uint8))
+        if hashlib.sha256(content[DIGEST_BYTES:].data).digest() != content[:DIGEST_BYTES].tobytes():
+            raise ValueError(f"{path} does not match its hash")

@@ -1,0 +1,112 @@
+"""Waits for a network or a server that fails, in sight of the user, and tries again."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from email.utils import parsedate_to_datetime
+
+from data.errors import DataError, TextUnreachable
+
+FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 0.5, 60.0
+LONGEST_RETRY_AFTER_SECONDS = 3600.0
+"""A server may ask for more; it is asked again after this."""
+START_SECONDS = 30.0
+"""How long a start waits. It ends with TextUnreachable, and whatever started it can try again."""
+RUN_SECONDS = 6 * 3600.0
+"""How long a run waits."""
+SHOWN_AFTER_SECONDS, SHOWN_EVERY_SECONDS = 5.0, 60.0
+
+
+class Unanswered(Exception):
+    """A request that failed, and may succeed later. `retry_after`: seconds, if the server said."""
+
+    def __init__(self, reason: str, retry_after: float | None = None) -> None:
+        super().__init__(reason)
+        self.retry_after = retry_after
+
+
+class Stopped(DataError):
+    """A wait that ended because the reader was closed."""
+
+
+class Waiting:
+    """The waits of all threads that read a data set."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._most_seconds = RUN_SECONDS
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._said_at = -math.inf
+
+    @contextmanager
+    def at_start(self) -> Iterator[None]:
+        """Within it, waits are short."""
+        self._most_seconds = START_SECONDS
+        try:
+            yield
+        finally:
+            self._most_seconds = RUN_SECONDS
+
+    def close(self) -> None:
+        """End every wait with Stopped."""
+        self._closed.set()
+
+    def until_answered(self, what: str, attempt: Callable[[], bool]) -> None:
+        """Call `attempt` until it returns true.
+
+        After Unanswered the delay doubles, or is what the server asks for. An attempt that returns
+        false has received a part: the next one follows at once.
+
+        Raises TextUnreachable if nothing is received for too long.
+        """
+        began = time.monotonic()
+        delay = FIRST_DELAY_SECONDS
+        while not self._closed.is_set():
+            try:
+                if attempt():
+                    return
+                began, delay = time.monotonic(), FIRST_DELAY_SECONDS
+                continue
+            except Unanswered as error:
+                asked = min(error.retry_after or 0.0, LONGEST_RETRY_AFTER_SECONDS)
+                self._wait(what, str(error), began, max(delay, asked))
+            delay = min(2 * delay, LONGEST_DELAY_SECONDS)
+        raise Stopped(f"the wait for {what} ended")
+
+    def _wait(self, what: str, reason: str, began: float, seconds: float) -> None:
+        waited = time.monotonic() - began
+        if waited + seconds > self._most_seconds:
+            raise TextUnreachable(
+                f"{what} cannot be reached: {reason}. Tried for {waited:.0f} s. Check the network, "
+                "and start again."
+            )
+        if waited + seconds > SHOWN_AFTER_SECONDS:
+            self._show(f"waiting for {what} since {waited:.0f} s: {reason}")
+        self._closed.wait(seconds)
+
+    def _show(self, line: str) -> None:
+        with self._lock:
+            now = time.monotonic()
+            if now - self._said_at < SHOWN_EVERY_SECONDS:
+                return
+            self._said_at = now
+        self._say(line)
+
+
+def seconds_of(retry_after: str | None) -> float | None:
+    """The seconds of a Retry-After header, which holds a number or a date; None without one."""
+    if retry_after is None:
+        return None
+    try:
+        return max(0.0, float(retry_after))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
+    except ValueError:
+        return None

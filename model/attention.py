@@ -1,0 +1,54 @@
+"""Causal attention on a CPU: torch's kernel, or matrix products where they are faster.
+
+Letters in shapes: B batch, H heads, T positions, D channels of a head.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+WAYS = PRODUCTS, KERNEL = "products", "kernel"
+MATMUL_ATTENTION_LENGTH = 512
+"""The longest sequence for which products are used unless they are requested: they keep T * T
+weights for the backward pass."""
+QUERY_CHUNK_BYTES = 512
+"""Divided by the bytes of a number, the queries of one matrix product: 128 in float32."""
+
+
+def matmul_attention(
+    query: Tensor, key: Tensor, value: Tensor, dropout_p: float, is_causal: bool
+) -> Tensor:
+    """Causal `F.scaled_dot_product_attention` as matrix products.
+
+    Queries, keys, values and the result are each (B, H, T, D). Each chunk of queries is multiplied
+    only with the keys that it may attend to.
+    """
+    assert is_causal
+    batch, heads, time, size = query.shape
+    chunk = max(1, QUERY_CHUNK_BYTES // query.element_size())
+    rows, keys, values = (p.reshape(batch * heads, time, size) for p in (query, key, value))
+    mixed = []
+    for begin in range(0, time, chunk):
+        part = rows[:, begin : begin + chunk]
+        end = begin + part.size(1)
+        mask = query.new_full((end - begin, end), -math.inf).triu(begin + 1)
+        past = keys[:, :end].transpose(1, 2)
+        scores = torch.baddbmm(mask, part, past, alpha=size**-0.5)  # (B * H, chunk, end)
+        weights = F.dropout(scores.softmax(dim=-1), dropout_p)
+        mixed.append(torch.bmm(weights, values[:, :end]))
+    return torch.cat(mixed, dim=1).view(batch, heads, time, size)
+
+
+def use_matmul_attention(query: Tensor, way: str | None) -> bool:
+    """Whether queries (B, H, T, D) are multiplied by products.
+
+    `way` is PRODUCTS, KERNEL, or None for products where they are usually faster: in short
+    sequences, in 16 bits 2 to 5 times. Other devices have kernels that are always faster.
+    """
+    if query.device.type != "cpu" or query.size(2) == 1:
+        return False
+    return query.size(2) <= MATMUL_ATTENTION_LENGTH if way is None else way == PRODUCTS

@@ -1,0 +1,65 @@
+"""Data sets to stream, whose rows hold their own ids, and a stream of them."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from data.corpus import Corpus
+from data.streaming.access import Access
+from data.streaming.corpus import fixed_tokenizer, stream_corpus
+from data.streaming.listing import list_source
+from data.streaming.reading import read_group
+from data.tokenizer import OF_BYTES
+
+
+def rows_of(name: str, first: int, count: int) -> list[str]:
+    """Rows of different lengths, each with its id in front."""
+    return [
+        f"{name}{number}: {'the run resumes ' * (number % 7)}"
+        for number in range(first, first + count)
+    ]
+
+
+def parquet_folder(folder: Path, name: str, files: int = 3, rows: int = 40) -> Path:
+    """A data set of Parquet files, in groups of ten rows."""
+    folder.mkdir(parents=True)
+    for number in range(files):
+        table = pa.table({"text": rows_of(name, number * rows, rows)})
+        pq.write_table(table, folder / f"part-{number}.parquet", row_group_size=10)
+    return folder
+
+
+def lines_folder(folder: Path, name: str, files: int = 2, rows: int = 40) -> Path:
+    """A data set of JSON lines."""
+    folder.mkdir(parents=True)
+    for number in range(files):
+        lines = [json.dumps({"text": text}) for text in rows_of(name, number * rows, rows)]
+        (folder / f"part-{number}.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def corpus(folder: Path, *sources: Path, weights: tuple[float, ...] = (1.0,), **settings) -> Corpus:
+    """A stream of local data sets, in bytes, with its cache in a folder."""
+    access = Access(folder)
+    options = {
+        "seed": 1,
+        "val_fraction": 0.1,
+        "window_bytes": 3000,
+        "prefetch_bytes": 6000,
+        "cache_bytes": 1_000_000,
+        "held_out_bytes": 1000,
+        "cache_dir": folder,
+        **settings,
+    }
+    return stream_corpus(
+        [list_source(str(source), "text", access) for source in sources],
+        weights,
+        partial(read_group, access=access),
+        fixed_tokenizer(OF_BYTES),
+        **options,
+    )

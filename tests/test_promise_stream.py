@@ -1,0 +1,193 @@
+"""Promise 2 of a streamed text: killed at any moment, a run reads on as if it had not been."""
+
+from __future__ import annotations
+
+import json
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import streams
+from test_promise_kill import after_a_rename, inside_a_step, kill_at
+
+import runs
+import stream_data
+
+CURSOR = ("epoch", "window", "row", "token", "blocks")
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("sources")
+    return [
+        streams.parquet_folder(folder / "a", "a", files=4, rows=300),
+        streams.lines_folder(folder / "b", "b", files=3, rows=300),
+    ]
+
+
+def words_of(sources: list, steps: int, *more: str) -> list[str]:
+    """The overrides of a small run of two sources, mixed, with dropout."""
+    one, other = sources
+    return [
+        f"data.mix=[{{source:{one},weight:0.7}},{{source:{other},weight:0.3}}]",
+        "data.tokenizer=bpe:257",
+        "data.window_bytes=3000",
+        "data.prefetch_bytes=6000",
+        "data.stream_cache_bytes=300000",
+        "data.held_out_bytes=4000",
+        "data.block_size=16",
+        "model.n_layer=2",
+        "model.n_head=2",
+        "model.n_embd=32",
+        "model.dropout=0.1",
+        "optim.warmup_steps=5",
+        "train.global_batch_size=12",
+        f"train.max_steps={steps}",
+        "train.eval_every=25",
+        "train.log_every=1",
+        "snapshot.every=20",
+        "run.adapt_threads=false",
+        *more,
+    ]
+
+
+def cursors(run_dir: Path, step: int) -> list[list[int]]:
+    """Where each source continues after a step."""
+    state = json.loads((runs.snapshot(run_dir, step) / "state.json").read_text())
+    return [[one[key] for key in CURSOR] for one in state["stream"]]
+
+
+def counts(run_dir: Path) -> list[tuple[int, int]]:
+    """The blocks of each source up to each step."""
+    records = runs.metrics(run_dir)
+    return [(one["blocks_of_source_1"], one["blocks_of_source_2"]) for one in records]
+
+
+def soon(run_dir: Path, chosen: random.Random):
+    """After a step or two more than the run has had."""
+    before = (run_dir / "metrics.jsonl").stat().st_size
+    return lambda: (run_dir / "metrics.jsonl").stat().st_size > before + chosen.randrange(300)
+
+
+def newest_snapshot(run_dir: Path) -> str:
+    return max((path.name for path in run_dir.glob("snapshots/step-*")), default="")
+
+
+def kill_often(
+    kills: int, run_dir: Path, words_at, said: Path, forked: bool, **changes: str
+) -> None:
+    """Kill a run so often, at least twice in a row before any new snapshot.
+
+    `words_at` is the command of an attempt, by its number.
+    """
+    chosen = random.Random(2026)
+    reached = []
+    for number in range(kills):
+        moment = (after_a_rename, soon, soon, inside_a_step)[number % 4](run_dir, chosen)
+        assert kill_at(words_at(number), moment, said, forked, **changes), said.read_text()
+        reached.append(newest_snapshot(run_dir))
+    assert any(one == after for one, after in pairwise(reached)), reached
+
+
+def compare(undisturbed: Path, killed: Path, steps: int, exact: bool) -> None:
+    """All rows of the metrics are the same, and what each source has read."""
+    assert counts(killed) == counts(undisturbed)
+    assert cursors(killed, steps) == cursors(undisturbed, steps)
+    for event in ("train", "eval"):
+        one, other = (
+            [record["loss"] for record in runs.metrics(run_dir, event)]
+            for run_dir in (killed, undisturbed)
+        )
+        assert one == (other if exact else pytest.approx(other, abs=1e-4))
+    if exact:
+        runs.assert_same_bits(runs.snapshot(undisturbed, steps), runs.snapshot(killed, steps))
+
+
+@pytest.mark.parametrize(
+    ("kills", "steps"), [(2, 50), pytest.param(20, 500, marks=pytest.mark.slow)]
+)
+@pytest.mark.timeout(900)
+def test_a_run_that_is_killed_ends_with_the_bits_of_one_that_was_not(
+    sources, tmp_path, kills, steps
+):
+    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+    shared = words_of(sources, steps, f"data.cache_dir={tmp_path / 'cache'}")
+    result = runs.train(*shared, f"run.dir={undisturbed}")
+    assert result.returncode == 0, result.stderr
+    own = words_of(sources, steps, f"data.cache_dir={tmp_path / 'other'}", f"run.dir={killed}")
+    kill_often(kills, killed, lambda number: runs.command(*own), tmp_path / "said", forked=True)
+    last = runs.run(runs.command(*own))
+    assert last.returncode == 0, last.stderr
+    compare(undisturbed, killed, steps, exact=True)
+    assert counts(killed)[-1] == (round(steps * 12 * 0.7), round(steps * 12 * 0.3))
+    other = runs.train(*own, "data.window_bytes=2000")
+    assert other.returncode == 2
+    assert "or another data.val_fraction, data.window_bytes or data.mix" in other.stderr
+
+
+def on_the_hub(hub, sources) -> list[str]:
+    """The same data sets on a hub, by their names there."""
+    for folder in sources:
+        files = {path.name: path.read_bytes() for path in folder.iterdir()}
+        stream_data.publish_dataset(hub, files, f"me/{folder.name}")
+    return [f"me/{folder.name}" for folder in sources]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_run_killed_on_one_three_two_and_one_process_streams_from_the_hub(sources, tmp_path, hub):
+    steps, kills = 500, 20
+    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+    names = on_the_hub(hub, sources)
+
+    def words(run_dir: Path, processes: int, *more: str) -> list[str]:
+        options = (f"--num_processes={processes}",)
+        shared = words_of(names, steps, "model.dropout=0", f"run.dir={run_dir}", *more)
+        return runs.launch_command("ddp_cpu.yaml", *shared, options=options)
+
+    one, other = (f"data.cache_dir={tmp_path / name}" for name in ("cache", "other"))
+    whole = runs.run(words(undisturbed, 1, one), **hub.environment())
+    assert whole.returncode == 0, whole.stderr
+    said = tmp_path / "said"
+
+    def attempt(number: int) -> list[str]:
+        return words(killed, (1, 3, 2, 1)[number * 4 // kills], other)
+
+    kill_often(kills, killed, attempt, said, forked=False, **hub.environment())
+    last = runs.run(words(killed, 1, other), **hub.environment())
+    assert last.returncode == 0, last.stderr
+    compare(undisturbed, killed, steps, exact=False)
+
+
+@pytest.mark.thorough
+def test_a_run_continues_at_its_commit_although_the_branch_has_moved(sources, tmp_path, hub):
+    names = on_the_hub(hub, sources)
+    shared = words_of(names, 40, f"data.cache_dir={tmp_path / 'cache'}")
+    undisturbed, stopped = tmp_path / "undisturbed", tmp_path / "stopped"
+    for run_dir, steps in ((undisturbed, 20), (undisturbed, 40), (stopped, 20)):
+        words = (*shared, f"run.dir={run_dir}", f"train.max_steps={steps}")
+        result = runs.train(*words, **hub.environment())
+        assert result.returncode == 0, result.stderr
+    stream_data.publish_dataset(hub, {"part-0.parquet": stream_data.parquet_of(["new"])}, names[0])
+    moved = tmp_path / "moved"
+    words = (f"run.dir={moved}", f"data.cache_dir={tmp_path / 'moved-cache'}")
+    for more in ([*words, f"snapshot.resume={stopped}"], [f"run.dir={stopped}"]):
+        result = runs.train(*shared, *more, **hub.environment())
+        assert result.returncode == 0, result.stderr
+    assert cursors(stopped, 40) == cursors(moved, 40) == cursors(undisturbed, 40)
+    assert runs.losses_from(moved, 21) == runs.losses_from(undisturbed, 21)
+    assert runs.losses_from(stopped, 21) == runs.losses_from(undisturbed, 21)
+
+
+@pytest.mark.thorough
+def test_processes_micro_batches_and_workers_change_no_loss(sources, tmp_path):
+    shared = words_of(sources, 60, "model.dropout=0", f"data.cache_dir={tmp_path / 'cache'}")
+    one, other = tmp_path / "one", tmp_path / "other"
+    result = runs.train(*shared, f"run.dir={one}")
+    assert result.returncode == 0, result.stderr
+    words = (*shared, f"run.dir={other}", "data.num_workers=2", "train.micro_batch_size=3")
+    result = runs.launch("ddp_cpu.yaml", *words, options=("--num_processes=2",))
+    assert result.returncode == 0, result.stderr
+    assert "3 sequences x 2 processes x 2 accumulated" in result.stdout
+    compare(one, other, 60, exact=False)

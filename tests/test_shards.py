@@ -1,0 +1,373 @@
+"""Snapshots that several processes write at once, and copies of what is written."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import families
+import runs
+from disks import Tmpfs, mounted
+from snapshot.disk import ranks, tensor_files
+from snapshot.disk.entries import Entry, Part
+from snapshot.disk.files import verify
+from snapshot.disk.placing import place_tensors
+from snapshot.disk.ranks import BEGUN, HASHED, WRITTEN, Markers, Member, Ranks, shares
+from snapshot.disk.staging import PendingParts, StagingBuffer
+from snapshot.disk.tensor_files import TensorFiles, create_files
+from snapshot.errors import SnapshotError
+
+SCRIPT = runs.ROOT / "tests" / "sharded.py"
+HYBRID = {"parallelism_config_dp_shard_size": 2}
+LORA = ("model.lora_rank=4",)
+
+
+def launched(folder, what, *words, config="fsdp_cpu.yaml", processes=2, script=SCRIPT, **changes):
+    """A run of sharded.py, or another script, to its end."""
+    file = runs.rehearsal(config, folder, processes, **changes)
+    return runs.run(runs.launch_command(file, what, *words, script=script))
+
+
+def assert_as_one_process_writes(run_dir: Path, steps: tuple[int, ...]) -> None:
+    """The bytes of each file of tensors are those of the gathered way, and those of save_file."""
+    for step in steps:
+        folder = runs.snapshot(run_dir, step)
+        verify(folder)
+        files = sorted(path.name for path in folder.glob("*.safetensors*"))
+        assert len(files) >= 2
+        for name in files:
+            content = (folder / name).read_bytes()
+            assert content == (run_dir / "gathered" / folder.name / name).read_bytes(), name
+            if name.endswith(".safetensors"):
+                save_file(load_file(folder / name), run_dir / "one", metadata={"format": "pt"})
+                assert content == (run_dir / "one").read_bytes(), name
+
+
+SHAPES = [
+    pytest.param("fsdp_cpu.yaml", 2, {}),
+    pytest.param("fsdp_cpu.yaml", 3, {}, marks=pytest.mark.thorough),
+    pytest.param("fsdp_hybrid.yaml", 4, HYBRID, marks=pytest.mark.thorough),
+    pytest.param("fsdp_offload.yaml", 2, {}, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("config", "processes", "changes"), SHAPES)
+def test_what_all_write_is_byte_for_byte_what_one_process_writes(
+    small, tmp_path, config, processes, changes
+):
+    """Also in pieces, where shards have different sizes, and where copies are written."""
+    words = ["model.n_embd=144", "train.global_batch_size=12", "train.max_steps=4"]
+    words += ["snapshot.every=2", "snapshot.piece_bytes=1000000", f"run.dir={tmp_path / 'run'}"]
+    result = launched(
+        tmp_path, "twice", *small, *words, config=config, processes=processes, **changes
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"{processes} processes, CPU" in result.stdout
+    assert_as_one_process_writes(tmp_path / "run", (2, 4))
+    names = {path.name for path in (tmp_path / "run" / "snapshots").iterdir()}
+    assert names == {"step-00000002", "step-00000004"}
+
+
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [
+        pytest.param("mixtral", (), marks=pytest.mark.thorough),  # its experts are converted
+        pytest.param("llama tied", LORA, marks=pytest.mark.slow),
+        pytest.param("gpt2", (), marks=pytest.mark.slow),
+    ],
+)
+def test_so_it_is_for_a_model_of_the_hub(small, tmp_path, family, more):
+    base = families.make(family, tmp_path / "base", dtype="bfloat16")
+    own = [word for word in small if not word.startswith("model.n_")]
+    words = [f"model.pretrained={base}", "train.max_steps=4", "snapshot.every=2", *more]
+    result = launched(tmp_path, "twice", *own, *words, f"run.dir={tmp_path / 'run'}")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert_as_one_process_writes(tmp_path / "run", (2, 4))
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_no_snapshot(small, tmp_path):
+    result = launched(tmp_path, "dies", *small, f"run.dir={tmp_path / 'run'}")
+    assert result.returncode == 1
+    assert re.search(r"exitcode +: -9", result.stderr), result.stderr
+    assert [path.name for path in (tmp_path / "run" / "snapshots").iterdir()] == ["step-00000010"]
+    verify(runs.snapshot(tmp_path / "run", 10))
+
+
+def test_a_full_disk_under_one_of_them_costs_a_snapshot_and_nothing_else(small, tmp_path):
+    result = launched(tmp_path, "full", *small, f"run.dir={tmp_path / 'run'}")
+    assert result.returncode == 0, result.stdout + result.stderr
+    said = "warning: the snapshot of step 20 could not be written: [Errno 28] No space left"
+    assert result.stdout.count(said) == 1
+    assert f"The last good snapshot stays: {runs.snapshot(tmp_path / 'run', 10)}" in result.stdout
+    names = sorted(path.name for path in (tmp_path / "run" / "snapshots").iterdir())
+    assert names == ["step-00000010", "step-00000030"]
+    verify(runs.snapshot(tmp_path / "run", 30))
+    assert len(runs.losses(tmp_path / "run")) == 30
+
+
+@pytest.mark.thorough
+def test_processes_without_a_common_disk_gather_as_is_said_once(small, tmp_path):
+    result = launched(tmp_path, "apart", *small, f"run.dir={tmp_path / 'run'}")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("the main process gathers every snapshot") == 1
+    for step in (10, 20, 30):
+        verify(runs.snapshot(tmp_path / "run", step))
+    assert not (tmp_path / "another disk").exists()
+
+
+LATE = ["model.dropout=0.1"]
+
+
+def test_updates_before_a_snapshot_is_written_do_not_change_it(small, finished_run, tmp_path):
+    words = runs.command("lags", *small, *LATE, f"run.dir={tmp_path}/run", script=str(runs.BESIDE))
+    result = runs.run(words)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "beside a step: [10, 20]" in result.stdout
+    for step in (10, 20, 30):
+        verify(runs.snapshot(tmp_path / "run", step))
+        runs.assert_same_bits(
+            runs.snapshot(tmp_path / "run", step), runs.snapshot(finished_run, step)
+        )
+
+
+@pytest.mark.thorough
+def test_so_it_is_under_fsdp(small, tmp_path):
+    for what in ("lags", "at once"):
+        words = [*small, *LATE, f"run.dir={tmp_path / what}"]
+        script = runs.BESIDE if what == "lags" else runs.ROOT / "train.py"
+        result = launched(tmp_path, *(["lags"] if what == "lags" else []), *words, script=script)
+        assert result.returncode == 0, result.stdout + result.stderr
+    for step in (10, 20, 30):
+        both = [runs.snapshot(tmp_path / what, step) for what in ("lags", "at once")]
+        runs.assert_same_bits(*both)
+
+
+def written(folder: Path, tensors: dict[str, torch.Tensor], strips: bool, maps: bool) -> bytes:
+    """The file that two processes make, of which each has some columns of each matrix."""
+    folder.mkdir()
+    placements = {
+        "model": place_tensors({n: tuple(t.shape) for n, t in tensors.items()}, "model", 10**9)
+    }
+    create_files(folder, placements)
+    with TensorFiles(folder, placements, maps) as files:
+        for name, tensor in tensors.items():
+            if tensor.ndim != 2 or not strips:
+                files.write("model", name, tensor)
+                continue
+            rows, columns = (slice(0, size) for size in tensor.shape)
+            for part in (slice(3, columns.stop), slice(0, 3)):
+                files.write("model", name, tensor[:, part], (rows, part))
+        files.flush()
+    return (folder / "model.safetensors").read_bytes()
+
+
+def test_the_bytes_of_a_file_are_those_of_save_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(tensor_files, "BLOCK_BYTES", 1000)
+    tensors = {
+        "h.10.weight": torch.randn(333, 70),
+        'h.2.ü"\\': torch.randn(500),
+        "z.step": torch.tensor(3.0),
+        "empty": torch.randn(0, 3),
+        "a.transposed": torch.randn(70, 33).t(),
+        "experts": torch.randn(3, 4, 50),
+    }
+    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(whole, tmp_path / "theirs", metadata={"format": "pt"})
+    expected = (tmp_path / "theirs").read_bytes()
+    for strips, maps in ((False, True), (True, True), (True, False)):
+        assert written(tmp_path / f"{strips} {maps}", tensors, strips, maps) == expected
+
+
+def test_a_disk_that_is_full_under_a_map_is_an_error_and_no_signal(tmp_path):
+    with mounted(tmp_path / "disk", lambda: Tmpfs(tmp_path / "disk")) as disk:
+        placements = {"model": place_tensors({"matrix": (1000, 500)}, "model", 10**9)}
+        create_files(disk.folder, placements)
+        disk.fill()
+        half = (slice(0, 1000), slice(0, 250))
+        with (
+            TensorFiles(disk.folder, placements, True) as files,
+            pytest.raises(OSError, match="28"),
+        ):
+            files.write("model", "matrix", torch.randn(1000, 250), half)
+
+
+def parts_of(*sizes: int) -> tuple[list[Part], list[torch.Tensor]]:
+    """Parts of so many numbers each, and their tensors."""
+    tensors = [torch.full((size,), float(i)) for i, size in enumerate(sizes)]
+    entries = [
+        Entry("model", {f"{i}": one}, {f"{i}": (len(one),)}, None) for i, one in enumerate(tensors)
+    ]
+    return [Part(entry, entry.tensors) for entry in entries], tensors
+
+
+class Written:
+    """Instead of files: what is written, each part only when it may be."""
+
+    def __init__(self, at_once: int) -> None:
+        self.numbers: list[float] = []
+        self.begun, self.allowed = threading.Event(), threading.Semaphore(at_once)
+
+    def write(self, stem, name, part, slices=None) -> None:
+        self.begun.set()
+        assert self.allowed.acquire(timeout=20)
+        self.numbers.append(part[0].item())
+
+
+@pytest.mark.parametrize("most", [0, 4 * 30, 10**9])
+def test_an_update_waits_for_what_there_is_no_memory_to_copy(most):
+    parts, tensors = parts_of(10, 10, 10, 10, 10)
+    buffer = StagingBuffer(most, lambda: 10**6, pinned=False)
+    buffer.begin(4 * 50)
+    pending, files = PendingParts(parts, buffer), Written(at_once=0)
+    writing = threading.Thread(target=pending.write, args=(files,))
+    writing.start()
+    assert files.begun.wait(20)
+    pending.copy()  # what there is memory for, while the first one is being written
+    updated = threading.Event()
+
+    def update() -> None:
+        pending.release()
+        for tensor in tensors:
+            tensor.fill_(-1)
+        updated.set()
+
+    updating = threading.Thread(target=update)
+    updating.start()
+    waits_for = 5 if most == 0 else 2 if most == 4 * 30 else 1  # the one that is being written
+    for _ in range(waits_for):
+        assert not updated.is_set()
+        files.allowed.release()
+    assert updated.wait(20)
+    for _ in range(5 - waits_for):
+        files.allowed.release()
+    writing.join()
+    assert files.numbers == [0, 1, 2, 3, 4]
+    updating.join()
+
+
+def test_no_more_is_copied_than_there_is_memory_for():
+    parts, _ = parts_of(10, 10, 10)
+    buffer = StagingBuffer(10**9, lambda: 4 * 25, pinned=False)
+    buffer.begin(4 * 30)
+    assert [buffer.copy(part) is not None for part in parts] == [True, True, False]
+    buffer.begin(4 * 30)
+    assert buffer.copy(parts[0]) is not None
+
+
+def test_a_failure_lets_the_update_go():
+    parts, _ = parts_of(10, 10)
+    pending = PendingParts(parts, StagingBuffer(0, int, pinned=False))
+
+    class Full:
+        def write(self, *_) -> None:
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        pending.write(Full())
+    pending.release()
+
+
+def both(folder: Path, pids: tuple[int, int], timeout: float = 20.0) -> list[Markers]:
+    """The markers of a snapshot as each of two processes sees them."""
+    members = [Member(rank, 0, pid) for rank, pid in enumerate(pids)]
+    seen = [Markers(folder, Ranks(rank, 0, list, str, timeout, members)) for rank in (0, 1)]
+    seen[0].create(3)
+    return seen
+
+
+def test_markers_lead_from_one_stage_to_the_next(tmp_path):
+    first, second = both(tmp_path, (os.getpid(), os.getpid()))
+    assert [one["stage"] for one in first.wait_for(BEGUN)] == [BEGUN, BEGUN]
+    second.reach(WRITTEN)
+    second.reach(HASHED, digests={"a": "b"})
+    first.reach(WRITTEN)
+    assert first.wait_for(WRITTEN)[1] == {"stage": HASHED, "digests": {"a": "b"}}
+    first.remove()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failure_or_a_death_is_known_to_the_others_at_once(tmp_path, monkeypatch):
+    here = os.getpid()
+    (tmp_path / "1").mkdir()
+    first, second = both(tmp_path / "1", (here, here))
+    second.fail(SnapshotError("inf in a weight"))
+    with pytest.raises(SnapshotError, match="inf in a weight"):
+        first.wait_for(WRITTEN)
+    (tmp_path / "2").mkdir()
+    first, second = both(tmp_path / "2", (here, here))
+    monkeypatch.setattr(
+        Markers, "reach", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full"))
+    )
+    second.fail(OSError(28, "full"))  # not even the marker can be written
+    with pytest.raises(OSError, match="process 1 could not write"):
+        first.wait_for(WRITTEN)
+    (tmp_path / "3").mkdir()
+    first, _ = both(tmp_path / "3", (here, 2**22 + 1))
+    with pytest.raises(OSError, match="process 1 is gone"):
+        first.wait_for(WRITTEN)
+    (tmp_path / "4").mkdir()
+    first, _ = both(tmp_path / "4", (here, here), timeout=0.05)
+    with pytest.raises(OSError, match=r"not written its part for 0\.05 s"):
+        first.wait_for(WRITTEN)
+
+
+def members_of(
+    roots: list[Path], machines: tuple[int, ...], shards: tuple[bool, ...]
+) -> list[list[int]]:
+    """The members that each of several processes finds, each in a thread of its own."""
+    barrier = threading.Barrier(len(roots))
+    told, rows = [""], [[0]] * len(roots)
+    found: list[list[int]] = [[]] * len(roots)
+
+    def process(rank: int) -> None:
+        def gather(numbers: list[int]) -> list[list[int]]:
+            rows[rank] = numbers
+            barrier.wait(20)
+            result = list(rows)
+            barrier.wait(20)
+            return result
+
+        def tell(text: str) -> str:
+            if rank == 0:
+                told[0] = text
+            barrier.wait(20)
+            result = told[0]
+            barrier.wait(20)
+            return result
+
+        mine = Ranks(rank, machines[rank], gather, tell, 20.0)
+        mine.find_members(roots[rank], shards[rank])
+        found[rank] = [member.rank for member in mine.members]
+
+    threads = [threading.Thread(target=process, args=(rank,)) for rank in range(len(roots))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_those_write_at_once_who_have_shards_and_a_common_disk(tmp_path, monkeypatch):
+    here, there = tmp_path / "here", tmp_path / "there"
+    there.mkdir()
+    assert members_of([here, here], (0, 0), (True, True)) == [[0, 1]] * 2
+    assert members_of([here, there], (0, 1), (True, True)) == [[], []]
+    # Hybrid sharding: the second machine's replica is not written, so it needs no common disk.
+    assert members_of([here, here, there], (0, 0, 1), (True, True, False)) == [[0, 1]] * 3
+    assert members_of([here, here], (0, 1), (True, True)) == [[0, 1]] * 2
+    monkeypatch.setattr(ranks, "is_coherent", lambda _: False)  # a network file system
+    assert members_of([here, here], (0, 1), (True, True)) == [[], []]
+    assert members_of([here, here], (0, 0), (True, True)) == [[0, 1]] * 2
+    assert not list(here.iterdir())
+    assert not list(there.iterdir())
+
+
+def test_files_are_shared_by_their_bytes():
+    members = [Member(rank, 0, 0) for rank in (0, 2)]
+    assert shares({"a": 5, "b": 9, "c": 5, "d": 1}, members) == {0: ["b", "d"], 2: ["a", "c"]}

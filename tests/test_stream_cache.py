@@ -1,0 +1,272 @@
+"""The cache of a stream: each window is read once on a machine, ahead of time, in bounded space."""
+
+from __future__ import annotations
+
+import platform
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import streams
+
+from data.errors import BrokenText, TextLost
+from data.loader import StepBatches, window_loader, windows_of
+from data.streaming.access import Access
+from data.streaming.cache import TokenCache
+from data.streaming.corpus import fixed_tokenizer, stream_corpus
+from data.streaming.groups import Group, GroupText, Listing, StreamFile
+from data.streaming.listing import list_source
+from data.streaming.reading import read_group
+from data.streaming.token_file import EncodedRows
+from data.tokenizer import OF_BYTES
+
+BATCH = 4
+MB = 1_000_000
+
+
+def rows(size: int = 100) -> EncodedRows:
+    return EncodedRows(np.arange(size, dtype=np.uint16), np.array([size]), size)
+
+
+def hold(cache: TokenCache, name: str, size: int = 100):
+    return cache.hold(name, np.dtype(np.uint16), partial(rows, size))
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(path.stem for path in folder.glob("*.tokens"))
+
+
+def bytes_in(folder: Path) -> int:
+    """The bytes of all files, of which a thread may remove some meanwhile."""
+    total = 0
+    for path in folder.glob("*.tokens"):
+        with suppress(FileNotFoundError):
+            total += path.stat().st_size
+    return total
+
+
+def steps_of(corpus, first: int = 1, block_size: int = 16):
+    """The steps of a run, endlessly."""
+    windows = windows_of(corpus.train, block_size, -100, False)
+    batches = window_loader(windows, StepBatches(windows.order(0, BATCH), BATCH, BATCH, first))
+    for step, (batch, _) in enumerate(batches, start=first):
+        corpus.train.finish(step)
+        yield batch
+
+
+def huge(groups: int = 10_000, group_bytes: int = MB) -> Listing:
+    """A data set of 10 GB that exists nowhere."""
+    file = StreamFile("/nowhere", "file", groups * group_bytes, "1")
+    all_groups = (Group(0, n, 100 * n, 100, 0, 0, group_bytes) for n in range(groups))
+    return Listing("huge", None, "parquet", "text", (file,), tuple(all_groups), "f")
+
+
+def made_up(read: list[int], listing: Listing, group: Group) -> GroupText:
+    """The rows of a group, which is noted."""
+    read.append(group.index)
+    texts = [f"{group.index}-{row} {'x' * 200}\n" for row in range(100)]
+    return GroupText(texts, list(range(100)))
+
+
+def huge_corpus(folder: Path, read: list[int], **settings):
+    options = {
+        "seed": 1,
+        "val_fraction": 0.1,
+        "window_bytes": 4 * MB,
+        "prefetch_bytes": 4 * MB,
+        "cache_bytes": 100 * MB,
+        "held_out_bytes": 1000,
+        "cache_dir": folder,
+        **settings,
+    }
+    tokenizer = fixed_tokenizer(OF_BYTES)
+    return stream_corpus([huge()], [1], partial(made_up, read), tokenizer, **options)
+
+
+def test_what_was_not_used_for_longest_is_removed_and_what_is_held_never(tmp_path):
+    cache = TokenCache(tmp_path, most_bytes=4 * rows().size)
+    held = hold(cache, "a")
+    for name in ("b", "c", "d", "e", "f"):
+        hold(cache, name).release()
+        assert len(files_in(tmp_path)) <= 4
+    assert files_in(tmp_path) == ["a", "d", "e", "f"]
+    hold(cache, "d").release()  # now it is the newest
+    held.release()
+    hold(cache, "g").release()
+    assert files_in(tmp_path) == ["d", "e", "f", "g"]
+
+
+def test_a_file_is_made_once_although_many_need_it(tmp_path):
+    cache, made = TokenCache(tmp_path, MB), []
+    begin = threading.Barrier(8)
+
+    def make() -> EncodedRows:
+        made.append(1)
+        return rows()
+
+    def need() -> None:
+        begin.wait()
+        cache.prepare("a", make)
+
+    threads = [threading.Thread(target=need) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made == [1]
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "empty"])
+def test_a_damaged_file_is_made_again(tmp_path, damage):
+    cache = TokenCache(tmp_path, MB)
+    hold(cache, "a").release()
+    content = bytearray(cache.path("a").read_bytes())
+    content[-1] ^= 1
+    changed = {"flipped": content, "cut": content[:-2], "empty": b""}[damage]
+    cache.path("a").write_bytes(changed)
+    assert hold(cache, "a").tokens[0:100].tolist() == list(range(100))
+
+
+def test_what_a_killed_process_has_left_is_removed(tmp_path):
+    cache = TokenCache(tmp_path, MB)
+    hold(cache, "a").release()
+    cache.path("a").rename(tmp_path / f".a.tokens.{platform.node()}.1.tmp")
+    hold(cache, "a").release()
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_the_cache_of_a_run_stays_within_its_bound(tmp_path):
+    folder = streams.parquet_folder(tmp_path / "a", "a")
+    whole = streams.corpus(tmp_path / "1", folder)
+    bounded = streams.corpus(tmp_path / "2", folder, cache_bytes=40_000)
+    for expected, batch, _ in zip(steps_of(whole), steps_of(bounded), range(500), strict=False):
+        assert batch[0].equal(expected[0])
+        assert bytes_in(tmp_path / "2" / "stream") <= 40_000
+    assert bytes_in(tmp_path / "1" / "stream") > 80_000
+
+
+def test_a_file_that_is_removed_while_it_is_in_use_ends_the_run_and_is_made_again(tmp_path):
+    folder = streams.parquet_folder(tmp_path / "a", "a")
+    corpus = streams.corpus(tmp_path, folder)
+    windows = windows_of(corpus.train, 16, -100, False)
+    blocks = windows.order(0, BATCH).items(0, 4)
+    for path in (tmp_path / "stream").glob("*.tokens"):
+        path.unlink()
+    with pytest.raises(TextLost, match="was removed while it was in use"):
+        windows.__getitems__(blocks)
+    next(steps_of(streams.corpus(tmp_path, folder)))
+
+
+def test_a_start_at_step_a_million_reads_one_window_and_is_as_fast(tmp_path):
+    seconds, groups = [], []
+    for blocks, cursor in ((0, {}), (4_000_000, {"epoch": 3, "window": 1500, "row": 7})):
+        read: list[int] = []
+        corpus = huge_corpus(tmp_path / str(blocks), read, held_out_bytes=1000)
+        del read[:]  # of the held-out rows
+        state = {"epoch": 0, "window": 0, "row": 0, "token": 0, "blocks": blocks, **cursor}
+        corpus.train.begin_at([state])
+        begun = time.perf_counter()
+        windows = windows_of(corpus.train, 16, -100, False)
+        windows.__getitems__(windows.order(0, BATCH).items(blocks, 4))
+        seconds.append(time.perf_counter() - begun)
+        (source,) = corpus.train.sources
+        first = source.windows(state["epoch"])[state["window"]]
+        assert set(first) == set(read[: len(first)])
+        groups.append(len(first))
+    assert groups == [4, 4]
+    assert seconds[1] <= seconds[0] + 2
+
+
+def test_windows_are_read_ahead_and_processes_take_turns(tmp_path):
+    read: list[int] = []
+    both = [huge_corpus(tmp_path, read, turn=(turn, 2), prefetch_bytes=16 * MB) for turn in (0, 1)]
+    source = both[0].train.sources[0]
+    del read[:]
+    for corpus in both:
+        next(steps_of(corpus))
+    wanted = {source.name(0, window) for window in range(5)}
+    end = time.monotonic() + 20
+    while not wanted <= set(files_in(tmp_path / "stream")):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert max(Counter(read).values()) == 1
+
+
+def test_the_first_windows_of_several_sources_are_read_at_once(tmp_path):
+    begun = {"a": threading.Event(), "b": threading.Event()}
+    listings = [replace(huge(40), fingerprint=name) for name in begun]
+    missed: list[str] = []
+    begins = threading.Event()
+
+    def read(listing: Listing, group: Group) -> GroupText:
+        if begins.is_set():
+            begun[listing.fingerprint].set()
+            missed.extend(name for name, event in begun.items() if not event.wait(20))
+        return made_up([], listing, group)
+
+    options = {"window_bytes": MB, "prefetch_bytes": 2 * MB, "cache_bytes": 100 * MB}
+    corpus = stream_corpus(
+        listings,
+        [1, 1],
+        read,
+        fixed_tokenizer(OF_BYTES),
+        seed=1,
+        val_fraction=0.1,
+        held_out_bytes=1000,
+        cache_dir=tmp_path,
+        **options,
+    )
+    begins.set()
+    next(steps_of(corpus))
+    assert missed == []
+
+
+def test_what_cannot_be_read_is_reported_when_it_is_needed(tmp_path):
+    folder = streams.parquet_folder(tmp_path / "a", "a")
+    access = Access(tmp_path)
+    broken: list[int] = []
+
+    def read(listing: Listing, group: Group) -> GroupText:
+        if broken:
+            raise BrokenText("it is broken")
+        return read_group(listing, group, access)
+
+    corpus = stream_corpus(
+        [list_source(str(folder), "text", access)],
+        [1],
+        read,
+        fixed_tokenizer(OF_BYTES),
+        seed=1,
+        val_fraction=0.1,
+        window_bytes=1000,
+        prefetch_bytes=1000,
+        cache_bytes=MB,
+        held_out_bytes=1000,
+        cache_dir=tmp_path,
+    )
+    steps = steps_of(corpus)
+    next(steps)
+    broken.append(1)
+    with pytest.raises(BrokenText, match="it is broken"):
+        for _ in steps:
+            pass
+
+
+@pytest.mark.thorough
+def test_memory_and_open_files_are_flat_over_two_thousand_batches(tmp_path):
+    corpus = huge_corpus(tmp_path, [])
+    steps, used = steps_of(corpus, block_size=1024), []
+    for number in range(2500):
+        next(steps)
+        if number % 500 == 499:
+            used.append(psutil.Process().memory_info().rss)
+    assert psutil.Process().num_fds() < 60
+    assert len(files_in(tmp_path / "stream")) > 50
+    assert max(used[1:]) - used[0] < 10 * MB, used

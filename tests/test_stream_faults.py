@@ -1,0 +1,397 @@
+"""Faults of a network, a server or the Hub while a data set is streamed: no row is lost."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+import time
+from contextlib import closing
+from email.utils import formatdate
+
+import datasets
+import pytest
+
+from data.errors import BrokenText, DataError, TextUnreachable
+from data.streaming import http, waiting
+from data.streaming.access import Access
+from data.streaming.listing import list_source
+from data.streaming.reading import read_group
+from data.streaming.waiting import Stopped, Unanswered, Waiting, seconds_of
+from hubs import lead_here
+from loopback_hub import LoopbackHub
+from loopback_texts import serving
+from stream_data import DATASET, ROWS, TEXTS, lines_of, parquet_of, publish_dataset, ranges_of
+
+FILES = f"hf://datasets/{DATASET}/data"
+SECRET = "hf_aTokenThatNobodySees"
+
+
+@pytest.fixture
+def dataset_hub(tmp_path, monkeypatch):
+    """A hub with a data set of two files, to which this process is led; failures pass quickly."""
+    monkeypatch.setattr(waiting, "FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(waiting, "LONGEST_DELAY_SECONDS", 0.05)
+    monkeypatch.setattr(http, "TIMEOUT_SECONDS", 0.3)
+    with LoopbackHub(tmp_path / "hub", new_port=True, use_xet=False) as hub:
+        hub.lfs_above = 1000
+        lead_here(hub, monkeypatch)
+        monkeypatch.setattr(datasets.config, "HF_ENDPOINT", hub.endpoint)
+        monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+        publish_dataset(hub, {f"data/train-{n}.parquet": parquet_of() for n in range(2)})
+        yield hub
+
+
+@pytest.fixture
+def access(tmp_path):
+    lines = []
+    with closing(Access(tmp_path / "cache", lines.append)) as access:
+        access.lines = lines
+        yield access
+
+
+@pytest.fixture
+def later(tmp_path):
+    """As another process has it: what is in memory is its own."""
+    with closing(Access(tmp_path / "cache")) as access:
+        yield access
+
+
+def requests_of(hub, before=0):
+    return [one.endpoint for one in hub.requests[before:]]
+
+
+def texts_of(listing, access, **options):
+    groups = [read_group(listing, group, access, **options) for group in listing.groups]
+    return [text for group in groups for text in group.texts]
+
+
+BOTH = [text for _, text in ROWS] * 2
+
+
+def test_a_listing_costs_a_request_a_file_and_no_more_after_it_and_a_group_costs_one_range(
+    dataset_hub, access, later
+):
+    listing = list_source(FILES, "text", access)
+    ranges = [one for one in requests_of(dataset_hub) if one == "blob-get"]
+    assert len(ranges) == len(listing.files) == 2
+    before = len(dataset_hub.requests)
+    assert list_source(FILES, "text", later, listing.revision) == listing
+    assert len(dataset_hub.requests) == before
+
+    later.footers.clear()
+    for group in listing.groups[:3]:
+        read_group(listing, group, later)
+    assert requests_of(dataset_hub, before) == ["resolve-get", "blob-get"] * 3
+
+
+def test_the_train_files_of_the_default_configuration_are_those_that_datasets_chooses(
+    dataset_hub, access
+):
+    config = "- config_name: a\n  default: true\n  data_files: data/train-1.parquet\n"
+    card = f"---\nconfigs:\n{config}---\n"
+    publish_dataset(dataset_hub, {"README.md": card.encode(), "data/test.parquet": parquet_of()})
+    listing = list_source(DATASET, "text", access)
+    assert [file.name for file in listing.files] == ["data/train-1.parquet"]
+    assert listing.revision == dataset_hub.repo(f"datasets/{DATASET}").head
+    before = len(dataset_hub.requests)
+    assert list_source(DATASET, "text", access, listing.revision) == listing
+    assert len(dataset_hub.requests) == before
+
+
+def test_a_run_reads_the_commit_that_it_began_with(dataset_hub, access, tmp_path):
+    first = list_source(FILES, "text", access)
+    publish_dataset(dataset_hub, {"data/train-0.parquet": parquet_of(TEXTS[::-1])})
+    newest = list_source(FILES, "text", access)
+    pinned = FILES.replace(DATASET, f"{DATASET}@{first.revision}")
+    with closing(Access(tmp_path / "another cache")) as another:
+        again = list_source(FILES, "text", another, first.revision)
+        named = list_source(pinned, "text", another)
+        assert texts_of(again, another) == BOTH
+
+    assert named.fingerprint == again.fingerprint == first.fingerprint != newest.fingerprint
+    assert texts_of(newest, access) != BOTH
+
+
+@pytest.mark.parametrize("endpoint", ["resolve-get", "blob-get"])
+@pytest.mark.parametrize(
+    ("kind", "details"),
+    [
+        ("refuse", {}),
+        ("hang", {}),
+        ("reset", {}),
+        ("truncated", {}),
+        ("status", {"status": 500}),
+        ("status", {"status": 503}),
+        ("status", {"status": 408}),
+        ("status", {"status": 429}),
+    ],
+)
+def test_a_request_that_fails_is_tried_again(dataset_hub, access, endpoint, kind, details):
+    listing = list_source(FILES, "text", access)
+    dataset_hub.fault(endpoint, kind, after=1, times=3, **details)
+    assert texts_of(listing, access) == BOTH
+
+
+@pytest.mark.parametrize("headers", [{"Retry-After": "0.4"}, {"RateLimit": '"resolvers";r=0;t=1'}])
+def test_a_server_that_asks_for_a_delay_gets_it(dataset_hub, access, headers):
+    listing = list_source(FILES, "text", access)
+    before = len(dataset_hub.requests)
+    dataset_hub.fault("resolve-get", "status", status=429, headers=headers)
+    read_group(listing, listing.groups[0], access)
+    refused, tried = dataset_hub.requests[before : before + 2]
+    assert refused.status == 429
+    assert 0.4 <= tried.time - refused.time < 10
+
+
+def test_a_delay_that_a_server_asks_for_has_a_bound(dataset_hub, access, monkeypatch):
+    monkeypatch.setattr(waiting, "LONGEST_RETRY_AFTER_SECONDS", 0.1)
+    listing = list_source(FILES, "text", access)
+    dataset_hub.fault("resolve-get", "status", status=429, headers={"Retry-After": "86400"})
+    began = time.monotonic()
+    read_group(listing, listing.groups[0], access)
+    assert time.monotonic() - began < 10
+
+
+def test_retry_after_is_a_number_or_a_date():
+    assert seconds_of("120") == 120
+    assert 50 < seconds_of(formatdate(time.time() + 60, usegmt=True)) <= 60
+    assert seconds_of(formatdate(time.time() - 60, usegmt=True)) == 0
+    assert seconds_of(None) is seconds_of("soon") is None
+
+
+def test_a_run_waits_for_a_server_that_is_down_with_a_line_and_reads_on(
+    dataset_hub, access, monkeypatch
+):
+    monkeypatch.setattr(waiting, "SHOWN_AFTER_SECONDS", 0.2)
+    shown = threading.Event()
+    access.waiting._say = lambda line: (access.lines.append(line), shown.set())
+    listing = list_source(FILES, "text", access)
+    dataset_hub.down()
+    found = []
+    reader = threading.Thread(target=lambda: found.append(texts_of(listing, access)))
+    reader.start()
+    assert shown.wait(60)
+    dataset_hub.up()
+    reader.join(60)
+
+    assert found == [BOTH]
+    assert len(access.lines) == 1  # the next after a minute
+    assert access.lines[0].startswith(f"waiting for data.source={FILES} since ")
+
+
+def test_a_start_does_not_wait_for_long(dataset_hub, access, monkeypatch):
+    monkeypatch.setattr(waiting, "START_SECONDS", 0.3)
+    dataset_hub.down()
+    with pytest.raises(
+        TextUnreachable, match=r"data\.source=hf://.* cannot be reached: .*start again"
+    ):
+        list_source(FILES, "text", access)
+
+
+def test_a_run_does_not_wait_for_ever(dataset_hub, access, monkeypatch):
+    listing = list_source(FILES, "text", access)
+    monkeypatch.setattr(access.waiting, "_most_seconds", 0.3)
+    dataset_hub.down()
+    with pytest.raises(TextUnreachable, match="cannot be reached"):
+        read_group(listing, listing.groups[0], access, skip_broken=True)
+
+
+def test_a_wait_ends_when_the_run_does(dataset_hub, access, monkeypatch):
+    monkeypatch.setattr(waiting, "SHOWN_AFTER_SECONDS", 0)
+    listing = list_source(FILES, "text", access)
+    waits, ended = threading.Event(), threading.Event()
+    access.waiting._say = lambda line: waits.set()
+
+    def read():
+        with pytest.raises(Stopped):
+            read_group(listing, listing.groups[0], access)
+        ended.set()
+
+    delay = {"Retry-After": "99"}
+    dataset_hub.fault("resolve-get", "status", status=429, times=None, headers=delay)
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    assert waits.wait(60)
+    access.close()
+    assert ended.wait(20)
+    reader.join()
+
+
+@pytest.mark.parametrize(("every", "lines"), [(0, 5), (60, 1)])
+def test_a_wait_is_one_line_a_minute(monkeypatch, every, lines):
+    monkeypatch.setattr(waiting, "FIRST_DELAY_SECONDS", 0.001)
+    monkeypatch.setattr(waiting, "SHOWN_AFTER_SECONDS", 0)
+    monkeypatch.setattr(waiting, "SHOWN_EVERY_SECONDS", every)
+    shown, failures = [], iter(range(5))
+
+    def attempt():
+        if next(failures, None) is not None:
+            raise Unanswered("HTTP 503")
+        return True
+
+    Waiting(shown.append).until_answered("data.source=a", attempt)
+    assert len(shown) == lines
+    assert shown[0] == "waiting for data.source=a since 0 s: HTTP 503"
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"), [(401, "hf auth login"), (403, "hf auth login"), (404, "does not exist")]
+)
+def test_an_answer_that_is_final_ends_the_run_with_the_remedy(dataset_hub, access, status, reason):
+    listing = list_source(FILES, "text", access)
+    dataset_hub.fault("resolve-get", "status", status=status, times=None)
+    with pytest.raises(DataError, match=rf"(?=.*HTTP {status}).*{reason}") as caught:
+        read_group(listing, listing.groups[0], access, skip_broken=True)
+    assert type(caught.value) is DataError  # no restart would help
+    assert dataset_hub.default_token not in str(caught.value)
+
+
+def test_a_private_data_set_without_a_token_is_reported(dataset_hub, access, monkeypatch, tmp_path):
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
+    with pytest.raises(DataError, match=r"refused \(HTTP 401\)\. For a private data set .* log in"):
+        list_source(FILES, "text", access)
+
+
+def test_a_token_that_was_renewed_is_read_anew(dataset_hub, access, monkeypatch):
+    listing = list_source(FILES, "text", access)
+    dataset_hub.revoke(dataset_hub.default_token)
+    with pytest.raises(DataError, match="HTTP 401"):
+        read_group(listing, listing.groups[0], access)
+    monkeypatch.setenv("HF_TOKEN", dataset_hub.add_token(SECRET, role="read"))
+    assert texts_of(listing, access) == BOTH
+
+    old = {"authorization": f"Bearer {dataset_hub.default_token}"}
+    tokens = iter([old])  # renewed while the request was under way
+    renewed = http.token_headers
+    monkeypatch.setattr(http, "token_headers", lambda url: next(tokens, None) or renewed(url))
+    assert read_group(listing, listing.groups[0], access).texts
+    assert not any(SECRET in line for line in access.lines)
+
+
+def test_what_arrived_damaged_is_requested_once_more(dataset_hub, access):
+    listing = list_source(FILES, "text", access)
+    dataset_hub.fault("blob-get", "corrupted")
+    assert texts_of(listing, access) == BOTH
+
+
+def test_what_is_damaged_on_the_server_is_broken(dataset_hub, access):
+    listing = list_source(FILES, "text", access)
+    dataset_hub.fault("blob-get", "corrupted", times=None)
+    with pytest.raises(BrokenText, match=r"group 0 of data/train-0\.parquet cannot be read"):
+        read_group(listing, listing.groups[0], access)
+    assert read_group(listing, listing.groups[0], access, skip_broken=True).broken
+
+
+@pytest.mark.parametrize("damage", [b"", b"nothing that was kept", None])
+def test_a_damaged_cache_of_footers_is_filled_again(dataset_hub, access, later, tmp_path, damage):
+    listing = list_source(FILES, "text", access)
+    for path in (tmp_path / "cache" / "streams").iterdir():
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + b"x" if damage is None else damage)
+    assert list_source(FILES, "text", later, listing.revision) == listing
+
+
+def test_hf_hub_offline_is_respected(dataset_hub, access, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    with pytest.raises(DataError, match="HF_HUB_OFFLINE is set"):
+        list_source(FILES, "text", access)
+    assert dataset_hub.requests == []
+
+
+# A file behind a URL.
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """A server with ranges: its address, its files, its etags and what was asked."""
+    monkeypatch.setattr(waiting, "FIRST_DELAY_SECONDS", 0.01)
+    contents, etags, answers = {}, {}, []
+    with serving(lambda path: answers[0](path)) as (address, asked):
+        answers.append(ranges_of(contents, asked, etags))
+        yield address, contents, etags, answers
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl", "a.jsonl.gz"])
+def test_a_file_behind_a_url_is_read_in_ranges_and_its_secrets_are_not_shown(
+    served, access, tmp_path, name
+):
+    address, contents, _, _ = served
+    content = parquet_of() if name == "a.parquet" else lines_of(TEXTS)
+    contents[f"/{name}"] = gzip.compress(content) if name.endswith("gz") else content
+    listing = list_source(f"{address}/{name}?token={SECRET}", "text", access)
+    assert texts_of(listing, access) == [text for _, text in ROWS]
+    assert listing.name == f"{address}/{name}?***"
+    kept = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert not any(SECRET.encode() in path.read_bytes() for path in kept)
+
+
+def test_what_has_arrived_is_not_requested_again(served, access):
+    address, contents, _, answers = served
+    contents["/a.jsonl"] = lines_of(TEXTS)
+    listing = list_source(f"{address}/a.jsonl", "text", access)
+    whole, ranges, cut = answers[0], [], [3]
+
+    def cut_in_half(path):
+        status, headers, (body,) = whole(path)
+        ranges.append(headers["Content-Range"])
+        cut[0] -= 1
+        return status, headers, [body[: len(body) // 2] if cut[0] >= 0 else body]
+
+    answers[0] = cut_in_half
+    assert texts_of(listing, access) == [text for _, text in ROWS]
+    begins = [int(one.removeprefix("bytes ").partition("-")[0]) for one in ranges]
+    size = listing.files[0].size
+    assert begins == [0, size // 2, size // 2 + (size - size // 2) // 2, begins[-1]]
+    assert begins[-1] > begins[-2]
+
+
+@pytest.mark.parametrize("change", ["etag", "longer", "shorter"])
+def test_a_file_that_changes_behind_its_url_ends_the_run(served, access, change):
+    address, contents, etags, _ = served
+    contents["/a.parquet"] = parquet_of()
+    listing = list_source(f"{address}/a.parquet", "text", access)
+    if change == "etag":
+        etags["/a.parquet"] = '"second"'
+    else:
+        contents["/a.parquet"] = parquet_of(TEXTS * 2) if change == "longer" else b"PAR1"
+    with pytest.raises(DataError, match=r"a\.parquet has changed since the run listed it"):
+        read_group(listing, listing.groups[-1], access, skip_broken=True)
+
+
+def test_a_file_that_vanishes_behind_its_url_ends_the_run(served, access):
+    address, contents, _, _ = served
+    contents["/a.parquet"] = parquet_of()
+    listing = list_source(f"{address}/a.parquet", "text", access)
+    contents.clear()
+    with pytest.raises(DataError, match=r"does not exist \(HTTP 404\)"):
+        read_group(listing, listing.groups[0], access, skip_broken=True)
+
+
+def test_a_server_without_ranges_is_reported_at_the_start(served, access):
+    address, _, _, answers = served
+    body = lines_of(TEXTS)
+    answers[0] = lambda path: (200, {"Content-Length": str(len(body))}, [body])
+    with pytest.raises(DataError, match=r"sends no ranges of bytes\. Set data\.streaming=false"):
+        list_source(f"{address}/a.jsonl", "text", access)
+
+
+def test_an_error_names_a_url_without_its_secrets(served, access):
+    address, _, _, _ = served
+    with pytest.raises(DataError, match="does not exist") as caught:
+        list_source(f"{address}/none.parquet?token={SECRET}", "text", access)
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("http://me:secret@127.0.0.1:1/a.parquet", "a user or a password before its host"),
+        ("http://[::1/a.parquet", "is not a valid URL"),
+        ("http://127.0.0.1:port/a.parquet", "is not a valid URL"),
+    ],
+)
+def test_a_url_that_is_not_requested_is_reported_without_its_password(access, url, reason):
+    with pytest.raises(DataError, match=reason) as caught:
+        list_source(url, "text", access)
+    assert "secret" not in str(caught.value)

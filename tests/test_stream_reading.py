@@ -1,0 +1,340 @@
+"""Groups of rows of Parquet and JSON lines on this machine: which rows there are, and how odd."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import shutil
+
+import fsspec
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from data.errors import BrokenText, DataError
+from data.streaming import lines
+from data.streaming.access import Access
+from data.streaming.listing import list_source
+from data.streaming.reading import read_group
+from stream_data import ROWS, TEXTS, lines_of, write_parquet
+
+
+def zstd(content):
+    return pa.compress(content, "zstd", asbytes=True)
+
+
+def list_here(source, cache, column="text"):
+    return list_source(str(source), column, Access(cache))
+
+
+def read(source, cache, **options):
+    """All groups of a source."""
+    listing = list_here(source, cache)
+    return [read_group(listing, group, Access(cache), **options) for group in listing.groups]
+
+
+def texts_of(source, cache):
+    return [text for group in read(source, cache) for text in group.texts]
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
+@pytest.mark.parametrize("use_dictionary", [True, False])
+def test_every_row_of_parquet_that_has_text_is_read_once(tmp_path, compression, use_dictionary):
+    file = tmp_path / "a.parquet"
+    texts = [text or None for text in TEXTS]
+    write_parquet(file, texts, compression=compression, use_dictionary=use_dictionary)
+
+    listing = list_here(file, tmp_path)
+    assert [group.rows for group in listing.groups] == [40] * 7 + [20]
+    found = [
+        (group.first_row + row, text)
+        for group in listing.groups
+        for row, text in zip(
+            *(lambda one: (one.rows, one.texts))(read_group(listing, group, Access(tmp_path))),
+            strict=True,
+        )
+    ]
+    assert found == ROWS
+
+
+@pytest.mark.parametrize("size", [1, 50, 1000, 4096, 1 << 24])
+@pytest.mark.parametrize("slack", [1, 64, 1 << 18])
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_every_line_is_read_once_wherever_the_groups_are_cut(
+    tmp_path, monkeypatch, size, slack, end
+):
+    monkeypatch.setattr(lines, "GROUP_BYTES", size)
+    monkeypatch.setattr(lines, "SLACK_BYTES", slack)
+    few = TEXTS[:12]
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + lines_of(few)[:-1] + end)
+
+    assert texts_of(tmp_path / "a.jsonl", tmp_path) == [f"{text}\n" for text in few if text]
+
+
+@pytest.mark.parametrize(
+    ("name", "pack"),
+    [
+        ("a.jsonl.gz", gzip.compress),
+        ("a.json.gz", lambda content: gzip.compress(content[:999]) + gzip.compress(content[999:])),
+        ("a.ndjson.zst", zstd),
+        ("A.JSONL.ZST", lambda content: zstd(content[:999]) + zstd(content[999:])),
+        ("a.jsonl.bz2", bz2.compress),
+    ],
+)
+def test_a_compressed_file_is_one_group(tmp_path, monkeypatch, name, pack):
+    monkeypatch.setattr(lines, "PACKED_BYTES", 100)
+    monkeypatch.setattr(lines, "PIECE_BYTES", 100)
+    (tmp_path / name).write_bytes(pack(lines_of(TEXTS)))
+
+    assert [group.texts for group in read(tmp_path / name, tmp_path)] == [
+        [text for _, text in ROWS]
+    ]
+
+
+def test_a_row_without_text_is_left_out_and_the_others_keep_their_numbers(tmp_path):
+    rows = b'{"text": "a"}\n\n{"text": null}\n{"text": ""}\n{"n": 1}\r\n  \n{"text": "b\\n"}\r\n'
+    (tmp_path / "a.jsonl").write_bytes(rows)
+
+    (group,) = read(tmp_path / "a.jsonl", tmp_path)
+    assert (group.rows, group.texts) == ([0, 4], ["a\n", "b\n"])
+
+
+def test_a_listing_is_the_same_from_any_folder_and_another_for_other_content(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    (first / "deeper").mkdir(parents=True)
+    write_parquet(first / "b.parquet")
+    write_parquet(first / "deeper" / "a.parquet")
+    (first / ".hidden.parquet").write_bytes(b"nothing")
+    (first / "README.md").write_text("of another format")
+    shutil.copytree(first, second)
+    folder, pattern = list_here(first, tmp_path), list_here(f"{second}/**/*.parquet", tmp_path)
+
+    assert [file.name for file in folder.files] == ["b.parquet", "deeper/a.parquet"]
+    assert folder.fingerprint == pattern.fingerprint
+    write_parquet(second / "b.parquet", TEXTS[::-1])
+    assert list_here(second, tmp_path).fingerprint != folder.fingerprint
+    (first / "b.parquet").rename(first / "c.parquet")
+    assert list_here(first, tmp_path).fingerprint != folder.fingerprint
+
+
+def test_only_the_column_s_bytes_of_the_group_are_read(tmp_path, monkeypatch):
+    texts = [f"{number}" * 500 for number in range(300)]
+    file = write_parquet(tmp_path / "a.parquet", texts, compression="none")
+    table = parquet.read_table(file).append_column("other", pa.array([b"x" * 9999] * 300))
+    parquet.write_table(table, file, row_group_size=40, compression="none", use_dictionary=False)
+    ranges = []
+    original = Access.read
+
+    def noted(self, source, file, begin, end):
+        ranges.append((begin, end))
+        return original(self, source, file, begin, end)
+
+    access = Access(tmp_path)
+    listing = list_source(str(file), "text", access)
+    monkeypatch.setattr(Access, "read", noted)
+    read_group(listing, listing.groups[3], access)
+    assert ranges == [(listing.groups[3].begin, listing.groups[3].end)]
+    assert ranges[0][1] - ranges[0][0] < file.stat().st_size / 20
+
+
+def test_a_file_of_a_store_is_read_as_one_of_this_disk(tmp_path):
+    store = fsspec.filesystem("memory")
+    content = write_parquet(tmp_path / "a.parquet").read_bytes()
+    for name in ("a", "b"):
+        store.pipe_file(f"/{tmp_path.name}/{name}.parquet", content)
+    source = f"memory://{tmp_path.name}"
+    try:
+        both = [text for _, text in ROWS] * 2
+        assert texts_of(source, tmp_path) == texts_of(f"{source}/*.parquet", tmp_path) == both
+        listing = list_here(f"{source}/a.parquet", tmp_path)
+        store.pipe_file(f"/{tmp_path.name}/a.parquet", content[:-99])
+        with pytest.raises(DataError, match=r"a\.parquet has changed since"):
+            read_group(listing, listing.groups[0], Access(tmp_path))
+        store.rm(f"/{tmp_path.name}", recursive=True)
+        with pytest.raises(DataError, match=r"a\.parquet has vanished since"):
+            read_group(listing, listing.groups[0], Access(tmp_path))
+    finally:
+        store.store.clear()
+
+
+# What cannot be listed.
+
+UNLISTED = {
+    "no such file": (lambda folder: folder / "none.parquet", "no such file"),
+    "an empty folder": (lambda folder: folder, "names no file of Parquet or JSON lines"),
+    "no protocol": (
+        lambda folder: "nonesuch://a/b.parquet",
+        "cannot be opened: Protocol not known",
+    ),
+    "nothing in a store": (lambda folder: "memory://none/a.parquet", "does not exist"),
+    "nothing of a pattern": (lambda folder: "memory://none/*.parquet", "names no file of Parquet"),
+}
+
+
+@pytest.mark.parametrize("case", UNLISTED)
+def test_a_source_that_is_not_there_is_reported(tmp_path, case):
+    source, reason = UNLISTED[case]
+    with pytest.raises(DataError, match=reason):
+        list_here(source(tmp_path), tmp_path)
+
+
+def nested(path):
+    rows = [[{"role": "user", "content": "a"}]]
+    parquet.write_table(pa.table({"text": rows}), path)
+
+
+CONTENTS = {
+    "a.parquet": {
+        "no footer": (
+            lambda path: path.write_bytes(b"PAR1 and no more"),
+            "cannot be read as Parquet",
+        ),
+        "cut": (
+            lambda path: path.write_bytes(write_parquet(path).read_bytes()[:-9]),
+            "cannot be read",
+        ),
+        "empty": (lambda path: path.write_bytes(b""), "cannot be read as Parquet"),
+        "numbers": (lambda path: write_parquet(path, [1, 2]), "holds int64, not text"),
+        "bytes": (lambda path: write_parquet(path, [b"a"]), "holds binary, not text"),
+        "nested": (nested, "holds list<.*, not text"),
+        "another column": (
+            lambda path: write_parquet(path, column="body"),
+            "Its columns: id, body",
+        ),
+        "no rows": (
+            lambda path: parquet.write_table(pa.table({"text": pa.array([], pa.string())}), path),
+            "has no rows",
+        ),
+        "huge row groups": (write_parquet, "smaller row groups"),
+    },
+    "a.jsonl": {
+        "empty": (lambda path: path.write_bytes(b""), "has no rows"),
+        "an array": (
+            lambda path: path.write_bytes(b'[\n{"text": "a"}]'),
+            "Each line has to be an object",
+        ),
+        "another column": (lambda path: path.write_bytes(b'{"body": "a"}'), "Its columns: body"),
+    },
+    "a.jsonl.gz": {"no gzip": (lambda path: path.write_bytes(b"{}" * 99), "cannot be read")},
+    "a.csv": {
+        "of no such format": (lambda path: path.write_bytes(b"text\n"), "cannot be streamed")
+    },
+    "a.parquet.gz": {"packed": (lambda path: path.write_bytes(b""), "cannot be streamed")},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "case"), [(name, case) for name in CONTENTS for case in CONTENTS[name]]
+)
+def test_a_file_that_cannot_be_streamed_is_reported_before_any_training(
+    tmp_path, monkeypatch, name, case
+):
+    if case == "huge row groups":
+        monkeypatch.setattr("data.streaming.parquet.MOST_GROUP_BYTES", 100)
+    write, reason = CONTENTS[name][case]
+    write(tmp_path / name)
+    with pytest.raises(DataError, match=reason) as caught:
+        list_here(tmp_path / name, tmp_path)
+    assert str(caught.value).startswith(("data.source=", "data.text_column="))
+
+
+def test_files_of_two_formats_are_no_data_set(tmp_path):
+    write_parquet(tmp_path / "a.parquet")
+    (tmp_path / "b.jsonl").write_bytes(lines_of(TEXTS))
+    with pytest.raises(DataError, match=r"mixes formats \(\.jsonl, \.parquet\)"):
+        list_here(tmp_path, tmp_path)
+
+
+# Groups that cannot be decoded.
+
+
+def damaged(path):
+    content = bytearray(write_parquet(path, compression="zstd").read_bytes())
+    second = list_here(path, path.parent).groups[1]
+    content[second.begin + 40 : second.end - 40] = bytes(second.end - second.begin - 80)
+    path.write_bytes(content)
+
+
+def without_utf8(path):
+    texts = [text.encode() for text in TEXTS]
+    texts[50] = b"caf\xe9"
+    array = pa.array(texts, pa.binary()).view(pa.string())
+    parquet.write_table(pa.table({"text": array}), path, row_group_size=40)
+
+
+def line_of(line):
+    return lambda path: path.write_bytes(lines_of(TEXTS[:5]) + line + b"\n")
+
+
+BROKEN = {
+    "a damaged page": ("a.parquet", damaged, "", 1),
+    "not UTF-8, in Parquet": ("a.parquet", without_utf8, "utf-8", 1),
+    "not UTF-8": ("a.jsonl", line_of(b'{"text": "caf\xe9"}'), "not UTF-8", 0),
+    "a half of a character": ("a.jsonl", line_of(b'{"text": "\\ud800"}'), "surrogates", 0),
+    "not JSON": ("a.jsonl", line_of(b'{"text": '), "not JSON", 0),
+    "nested too deeply": ("a.jsonl", line_of(b"[" * 100_000), "not JSON", 0),
+    "a number": ("a.jsonl", line_of(b'{"text": 3}'), "not text, but int: 3", 0),
+    "a list": ("a.jsonl", line_of(b'{"text": ["a"]}'), "not text, but list", 0),
+    "no object": ("a.jsonl", line_of(b"3"), "not an object", 0),
+    "cut gzip": (
+        "a.jsonl.gz",
+        lambda path: path.write_bytes(gzip.compress(lines_of(TEXTS))[:-20]),
+        "",
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_group_that_cannot_be_decoded_is_reported_or_skipped_the_same_each_time(
+    tmp_path, monkeypatch, case
+):
+    monkeypatch.setattr(lines, "PIECE_BYTES", 100)  # the first row of each can be read
+    name, write, reason, broken = BROKEN[case]
+    file = tmp_path / name
+    write(file)
+    with pytest.raises(BrokenText, match=rf"group {broken} of {name} cannot be read: .*{reason}"):
+        read(file, tmp_path)
+
+    shown = []
+    access = Access(tmp_path, shown.append)
+    listing = list_source(str(file), "text", access)
+    groups = [read_group(listing, group, access, skip_broken=True) for group in listing.groups]
+    assert [bool(group.broken) for group in groups] == [at == broken for at in range(len(groups))]
+    assert groups[broken].texts == groups[broken].rows == []
+    assert groups == [read_group(listing, group, access, True) for group in listing.groups]
+    assert len(access.skipped) == len(shown) == 1
+    assert f"left out, 1 so far: group {broken} of {name}: " in shown[0]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_a_huge_row_is_reported_before_it_fills_the_memory(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(lines, "MOST_ROW_BYTES", 10_000)
+    monkeypatch.setattr(lines, "SLACK_BYTES", 100)
+    monkeypatch.setattr(lines, "GROUP_BYTES", 500)
+    monkeypatch.setattr(lines, "PIECE_BYTES", 500)
+    content = lines_of(["a"]) + lines_of(["x" * 100_000]) + lines_of(["b"])
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    listing = list_here(tmp_path / name, tmp_path)
+    asked = []
+    original = Access.read
+    monkeypatch.setattr(Access, "read", lambda *given: asked.append(given[-2:]) or original(*given))
+
+    groups = [read_group(listing, group, Access(tmp_path), True) for group in listing.groups]
+    assert "a row has more than" in groups[0].broken
+    if name == "a.jsonl":
+        assert max(end - begin for begin, end in asked) < 20_000
+        assert [group.texts for group in groups[-1:]] == [["b\n"]]
+        assert not any(group.broken for group in groups[1:])
+
+
+def test_a_local_file_that_changes_in_a_run_ends_it(tmp_path):
+    file = write_parquet(tmp_path / "a.parquet")
+    listing = list_here(file, tmp_path)
+    write_parquet(file, TEXTS[::-1] * 2)
+    for skip_broken in (False, True):
+        with pytest.raises(DataError, match=r"a\.parquet has changed since the run listed it"):
+            read_group(listing, listing.groups[0], Access(tmp_path), skip_broken)
+    file.unlink()
+    with pytest.raises(DataError, match=r"a\.parquet has vanished since the run listed it"):
+        read_group(listing, listing.groups[0], Access(tmp_path), skip_broken=True)

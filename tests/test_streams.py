@@ -1,0 +1,96 @@
+"""The keys of a streamed text, and when one is streamed unasked."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import streams
+
+import runs
+from config.compose import as_plain, load_config
+from config.schema import ConfigError
+from snapshot.disk.state import read_state
+from snapshot.errors import SnapshotError
+from training.run.streams import is_large, parts_of
+
+TWO = "data.mix=[{source:a/*.parquet,weight:0.7},{source:me/b,weight:0.3,text_column:body}]"
+OF_BYTES = "data.tokenizer=bpe:257"
+
+
+def test_a_mix_has_sources_weights_and_columns():
+    config = load_config([TWO, OF_BYTES])
+    assert [(part.source, part.weight, part.text_column) for part in parts_of(config)] == [
+        ("a/*.parquet", 0.7, None),
+        ("me/b", 0.3, "body"),
+    ]
+    assert config.run.name == "parquet-b"
+    secret = "data.mix=[{source:'https://x.org/a.jsonl?token=secret'}]"
+    config = load_config([secret, OF_BYTES, "run.name=x"])
+    assert as_plain(config)["data"]["mix"][0]["source"] == "https://x.org/a.jsonl?***"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([TWO], "data.tokenizer=null is learned from the text"),
+        ([TWO, "data.tokenizer=char"], "data.tokenizer=char is learned from the text"),
+        (
+            ["data.streaming=true", "data.source=a/b", "data.tokenizer=bpe:300"],
+            "bpe:300 is learned from the text",
+        ),
+        ([TWO, OF_BYTES, "data.streaming=false"], "data.streaming=False and data.mix"),
+        ([TWO, OF_BYTES, "data.documents=separate"], "data.documents=separate is not possible"),
+        (["data.mix=[{source:a,weight:0}]", OF_BYTES], "data.mix[0].weight=0.0 must be above 0"),
+        (
+            ["data.mix=[{source:a},{source:b,weight:1e-6}]", OF_BYTES],
+            "data.mix[1].weight=1e-06 is less than a 10,000th",
+        ),
+        (["data.mix=[{source:a,share:1}]", OF_BYTES], "must be a list such as [{source:a,weight"),
+        (["data.mix=a", OF_BYTES], "must be a list such as"),
+        (
+            ["data.streaming=true", OF_BYTES],
+            "data.source=python-docs is a text that Python carries",
+        ),
+        (["data.streaming=perhaps"], "data.streaming=perhaps is not true, false or null"),
+        ([TWO, OF_BYTES, "data.prefetch_bytes=1000000"], "data.prefetch_bytes=1000000 is less"),
+        ([TWO, OF_BYTES, "data.stream_cache_bytes=100000000"], "must be at least 512,000,000"),
+    ],
+)
+def test_what_cannot_be_streamed_gets_a_sentence(words, said):
+    with pytest.raises(ConfigError) as raised:
+        load_config(words)
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"row": -1}, {"row": True}, {"epoch": "1"}, {"blocks": 2**50}, {"source": 1}, {"more": 1}, []],
+    ids=str,
+)
+def test_a_snapshot_with_another_cursor_than_a_run_writes_is_refused(
+    finished_run, tmp_path, change
+):
+    content = json.loads((runs.snapshot(finished_run, 30) / "state.json").read_text())
+    place = {"epoch": 1, "window": 2, "row": 3, "token": 4, "blocks": 5}
+    cursor = {"source": "a", "revision": None, **place}
+    for stream, is_valid in (([cursor], True), ([cursor | dict(change)] if change else [1], False)):
+        (tmp_path / "state.json").write_text(json.dumps({**content, "stream": stream}))
+        if is_valid:
+            assert read_state(tmp_path).stream == stream
+        else:
+            with pytest.raises(SnapshotError, match="has no valid stream"):
+                read_state(tmp_path)
+
+
+def test_a_source_is_streamed_unasked_if_it_is_large(tmp_path, monkeypatch):
+    folder = streams.parquet_folder(tmp_path / "a", "a")
+    here = [f"run.dir={tmp_path / 'run'}", f"data.cache_dir={tmp_path}"]
+    config = load_config([f"data.source={folder}", OF_BYTES, *here])
+    assert not is_large(config)
+    monkeypatch.setattr("training.run.streams.LARGE_BYTES", 1000)
+    assert is_large(config)
+    assert not is_large(load_config(here))  # python-docs is no data set
+    text = tmp_path / "text.txt"
+    text.write_text("text " * 1000)
+    assert not is_large(load_config([f"data.source={text}", *here]))

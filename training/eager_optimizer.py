@@ -1,0 +1,27 @@
+"""torch's optimizers without the decorators that keep torch.compile out of them.
+
+At their first call these import the compiler, which takes a second at every start. An optimizer is
+not compiled here, so they would do nothing else.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from torch.optim import AdamW, Optimizer
+
+
+class EagerOptimizer(Optimizer):
+    """A torch.optim.Optimizer for use outside of compiled functions only."""
+
+    add_param_group = inspect.unwrap(Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(Optimizer.zero_grad)
+    state_dict = inspect.unwrap(Optimizer.state_dict)
+    load_state_dict = inspect.unwrap(Optimizer.load_state_dict)
+
+
+class EagerAdamW(EagerOptimizer, AdamW):
+    """torch.optim.AdamW for use outside of compiled functions only, and not differentiable."""
+
+    step = torch.no_grad()(inspect.unwrap(AdamW.step))

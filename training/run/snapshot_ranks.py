@@ -1,0 +1,50 @@
+"""Which processes of a run write its snapshots."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from snapshot.disk.ranks import Ranks
+from snapshot.disk.sharded import is_sharded, writes_shard
+from training.distributed.agreement import broadcast_text
+from training.distributed.environment import machine_number
+from training.reporting.console import Console
+
+GATHERED = (
+    "hint      training stalls while the main process gathers every snapshot: under FSDP each "
+    "process writes its own shards where all of them can write to {root}, on one machine or on a "
+    "disk that several share and that is no NFS."
+)
+
+
+def find_ranks(
+    accelerator: Accelerator, model: nn.Module, root: Path, timeout: float, console: Console
+) -> Ranks | None:
+    """The processes that write the shards of a model at once; None if it is not sharded.
+
+    `timeout`: seconds without progress after which one of them is lost. Every process must call
+    this.
+    """
+    sharded = [parameter for parameter in model.parameters() if is_sharded(parameter)]
+    if not sharded:
+        return None
+
+    def gather(numbers: list[int]) -> list[list[int]]:
+        mine = torch.tensor([numbers], device=accelerator.device)
+        rows: list[list[int]] = accelerator.gather(mine).tolist()
+        return rows
+
+    ranks = Ranks(
+        accelerator.process_index,
+        machine_number(),
+        gather,
+        lambda text: broadcast_text(accelerator, text),
+        timeout,
+    )
+    if not ranks.find_members(root, any(map(writes_shard, sharded))):
+        console.say(GATHERED.format(root=root))
+    return ranks

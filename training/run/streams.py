@@ -1,0 +1,194 @@
+"""The streamed text of a run: listed at one revision, the same on all processes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+
+from config.mix import MixPart
+from config.schema import Config
+from config.streaming import is_streamed
+from data.columns import PACKED
+from data.corpus import Corpus
+from data.errors import DataError
+from data.sources import BUILT_IN
+from data.streaming.access import Access
+from data.streaming.corpus import fixed_tokenizer, stream_corpus
+from data.streaming.files import check_formats, find_files
+from data.streaming.groups import Listing
+from data.streaming.listing import list_source
+from data.streaming.reading import read_group
+from data.streaming.text import StreamedText
+from data.tokenizer import CHARACTERS, OF_BYTES, bpe_size
+from data.urls import redact_urls
+from snapshot.base import Base
+from snapshot.disk.state import RunState, read_state
+from snapshot.errors import SnapshotError
+from training.distributed.agreement import (
+    broadcast_text,
+    equal_on_all,
+    local_main_first,
+    run_on_main,
+)
+from training.distributed.environment import cores, processes_here
+from training.reporting.output import say_error
+from training.run.pretrained import newest_begun
+from training.run.tokenizer import tokenizer_folder
+
+LARGE_BYTES = 5_000_000_000
+"""Of files: preparing more takes minutes, and two to four times the disk."""
+Revisions = list[str | None]
+"""The commits of the sources; None for one that has no commits."""
+
+
+def parts_of(config: Config) -> Sequence[MixPart]:
+    """The sources of a streamed text."""
+    return config.data.mix or [MixPart(config.data.source)]
+
+
+def is_streamed_text(accelerator: Accelerator, config: Config) -> bool:
+    """Whether the text is streamed; without `data.streaming`, because it is large.
+
+    Every process must call this; the main process looks. A run stays what it was at its first step.
+    """
+    name, data = config.data.tokenizer or CHARACTERS, config.data
+    fixed = name == OF_BYTES or (name != CHARACTERS and bpe_size(name) is None)
+    if data.streaming is not None or data.mix or not fixed or data.documents != PACKED:
+        return is_streamed(config)
+    large = run_on_main(accelerator, lambda: was_streamed(config) or is_large(config))
+    return bool(broadcast_text(accelerator, "large" if large else ""))
+
+
+def was_streamed(config: Config) -> bool:
+    """Whether the newest snapshot of this run on this disk is of a streamed text."""
+    if (folder := newest_begun(config)) is not None:
+        with suppress(SnapshotError):
+            return read_state(folder).stream is not None
+    return False
+
+
+def is_large(config: Config) -> bool:
+    """Whether a source can be streamed, and has more bytes than are prepared unasked."""
+    access, source = Access(Path(config.data.cache_dir)), config.data.source
+    if source in BUILT_IN or newest_begun(config) is not None:
+        return False
+    try:
+        with access.waiting.at_start():
+            _, files = find_files(access, source, None)
+            check_formats(source, [file for _, file in files])
+    except DataError:  # preparing it finds what is wrong
+        return False
+    return sum(file.size for _, file in files) > LARGE_BYTES
+
+
+def stream_text(
+    accelerator: Accelerator, config: Config, base: Base | None, revisions: Revisions | None = None
+) -> Corpus:
+    """List the sources of a run, and read their held-out rows, once on each machine.
+
+    Every process must call this. Without `revisions`, those of this run's newest snapshot on this
+    disk, or else the newest; the main process decides. Raises DataError when the machines have
+    different data.
+    """
+    data, first = config.data, accelerator.is_local_main_process
+    access = Access(Path(data.cache_dir), say_error if first else None)
+
+    def listed(revisions: Revisions) -> list[Listing]:
+        return [
+            list_source(part.source, part.text_column or data.text_column, access, revision)
+            for part, revision in zip(parts_of(config), revisions, strict=True)
+        ]
+
+    def chosen() -> list[Listing]:
+        return listed(revisions or _revisions_of(config))
+
+    found = run_on_main(accelerator, chosen)
+    at = json.dumps(found and [listing.revision for listing in found])
+    same: Revisions = json.loads(broadcast_text(accelerator, at))
+
+    def prepare() -> Corpus:
+        with access.waiting.at_start():
+            return prepared(found or listed(same))
+
+    def prepared(listings: list[Listing]) -> Corpus:
+        return stream_corpus(
+            listings,
+            [part.weight for part in parts_of(config)],
+            partial(read_group, access=access, skip_broken=data.skip_broken),
+            fixed_tokenizer(tokenizer_folder(config, base)),
+            seed=config.train.seed,
+            val_fraction=data.val_fraction,
+            window_bytes=data.window_bytes,
+            prefetch_bytes=data.prefetch_bytes,
+            cache_bytes=data.stream_cache_bytes,
+            held_out_bytes=data.held_out_bytes,
+            cache_dir=Path(data.cache_dir),
+            threads=cores(),
+            turn=(accelerator.local_process_index, processes_here()),
+            say=say_error if first else None,
+        )
+
+    corpus = local_main_first(accelerator, prepare)
+    if not equal_on_all(accelerator, corpus.info.fingerprint):
+        raise DataError(
+            f"data.source={corpus.info.name} is not the same data on all machines, or "
+            f"data.tokenizer={data.tokenizer} is not the same tokenizer."
+        )
+    return corpus
+
+
+def text_at(
+    accelerator: Accelerator,
+    config: Config,
+    base: Base | None,
+    corpus: Corpus,
+    state: RunState | None,
+) -> Corpus:
+    """The text at the revisions of the snapshot that the run resumes from, also if it has moved.
+
+    Every process must call this. Raises DataError as `stream_text` does.
+    """
+    if state is None or state.stream is None or not isinstance(corpus.train, StreamedText):
+        return corpus
+    before: Revisions = [one["revision"] for one in state.stream]
+    now = [source.listing.revision for source in corpus.train.sources]
+    if before == now or len(before) != len(now):  # other sources are refused
+        return corpus
+    return stream_text(accelerator, config, base, before)
+
+
+def begin_stream(corpus: Corpus, state: RunState) -> Corpus:
+    """The text; a streamed one continues where the snapshot of a state ends. Raises DataError."""
+    if state.stream is not None and isinstance(corpus.train, StreamedText):
+        corpus.train.begin_at(state.stream)
+    return corpus
+
+
+def stream_after(corpus: Corpus, step: int) -> list[dict[str, Any]] | None:
+    """Where a streamed text continues after a step; None for a prepared one."""
+    return corpus.train.finish(step) if isinstance(corpus.train, StreamedText) else None
+
+
+def blocks_of(corpus: Corpus, config: Config) -> Callable[[int], dict[str, int]]:
+    """By step, how many blocks each source of a mix has had, as figures for metrics.jsonl."""
+    train, batch = corpus.train, config.train.global_batch_size
+    if not isinstance(train, StreamedText):
+        return lambda step: {}
+    return lambda step: train.figures(step * batch)
+
+
+def _revisions_of(config: Config) -> Revisions:
+    """The revisions of the newest snapshot on this disk, if it has the sources of this run."""
+    parts = parts_of(config)
+    if (folder := newest_begun(config)) is not None:
+        with suppress(SnapshotError):
+            stream = read_state(folder).stream or []
+            if [one["source"] for one in stream] == [redact_urls(part.source) for part in parts]:
+                return [one["revision"] for one in stream]
+    return [None] * len(parts)
