@@ -1,9 +1,10 @@
-"""Time to a loss: the tuned and the well-known character run, as complete commands, in turns.
+"""Time to a loss: this project's recipes and those they are compared with, as complete commands.
 
     python benchmarks/time_to_loss.py --source <Tiny Shakespeare>
+    python benchmarks/time_to_loss.py --text python-docs
 
-Both are timed as a user starts them, with all cores of the CPU: from the launch to the end of the
-process, with evaluations, samples and snapshots. The loss is that of the complete held-out text.
+All are timed in turns, as a user starts them, with all cores of the CPU: from the launch to the end
+of the process, with evaluations, samples and snapshots. The loss is that of the held-out text.
 """
 
 from __future__ import annotations
@@ -18,13 +19,31 @@ from pathlib import Path
 
 from common import as_words, launch, machine, median, print_table, save, spread
 
-EXPERIMENTS = ("shakespeare_char_cpu", "shakespeare_char_cpu_reference")
+SHAKESPEARE, DOCS = "shakespeare", "python-docs"
+FILES = {SHAKESPEARE: "time_to_loss", DOCS: "time_to_loss-docs"}
+ADAMW = (
+    "optim.name=adamw optim.learning_rate=5e-3 optim.warmup_steps=50 model.n_layer=2 "
+    "model.n_embd=176 train.global_batch_size=12 train.max_steps=1120 train.eval_every=560 "
+    "train.sample_every=560"
+)
+RECIPES = {
+    SHAKESPEARE: {
+        "shakespeare_char_cpu": ["experiment=shakespeare_char_cpu"],
+        "the best one found with AdamW": ["experiment=shakespeare_char_cpu", *ADAMW.split()],
+        "shakespeare_char_cpu_reference": ["experiment=shakespeare_char_cpu_reference"],
+    },
+    DOCS: {
+        "Muon": ["optim.name=muon", "optim.learning_rate=1e-2", "train.max_steps=1200"],
+        "the default run": [],
+    },
+}
+"""For each text the best recipe, and those that it is compared with: in the ratios, the last."""
 
 
-def complete_run(experiment: str, source: str, folder: Path, turn: int) -> tuple[float, float]:
+def complete_run(words: list[str], run_dir: Path, turn: int) -> tuple[float, float]:
     """Seconds of the complete command, and the held-out loss in nats."""
-    words = [f"experiment={experiment}", f"data.source={source}", f"train.seed={turn + 1}"]
-    words += [f"run.dir={folder / f'{experiment}-{turn}'}", f"data.cache_dir={folder / 'data'}"]
+    words = [*words, f"run.dir={run_dir}-{turn}", f"train.seed={turn + 1}"]
+    words.append(f"data.cache_dir={run_dir.parent / 'data'}")
     command = launch("cpu.yaml", "train.py", *words)
     started_at = time.perf_counter()
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -33,29 +52,42 @@ def complete_run(experiment: str, source: str, folder: Path, turn: int) -> tuple
 
 
 def main() -> None:
-    """Print a row for each experiment."""
+    """Print a row for each recipe."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--source", required=True, help="a path of Tiny Shakespeare")
+    parser.add_argument("--text", choices=RECIPES, default=SHAKESPEARE)
+    parser.add_argument("--source", help="a path of Tiny Shakespeare")
     parser.add_argument("--turns", type=int, default=3)
     options = parser.parse_args()
+    recipes = RECIPES[options.text]
+    source = [] if options.source is None else [f"data.source={options.source}"]
     print(as_words(machine()))
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in EXPERIMENTS}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in recipes}
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(options.turns):
-            for name in EXPERIMENTS if turn % 2 else EXPERIMENTS[::-1]:
-                found[name].append(complete_run(name, options.source, Path(folder), turn))
+            for i, name in enumerate(recipes) if turn % 2 else [*enumerate(recipes)][::-1]:
+                words = [*recipes[name], *source]
+                found[name].append(complete_run(words, Path(folder, str(i)), turn))
                 print(f"{name}: {found[name][-1]}", file=sys.stderr, flush=True)
     seconds = {name: [one[0] for one in results] for name, results in found.items()}
-    tuned, reference = (seconds[name] for name in EXPERIMENTS)
-    ratios = [mine / theirs for mine, theirs in zip(tuned, reference, strict=True)]
+    last = [*seconds.values()][-1]
+    ratios = {
+        name: [mine / theirs for mine, theirs in zip(times, last, strict=True)]
+        for name, times in seconds.items()
+    }
     print_table(
-        ("experiment", "whole command, s", "held-out loss, nats", "of the reference's time"),
+        ("recipe", "whole command, s", "held-out loss, nats", "of the last one's time"),
         [
-            (name, spread(seconds[name], 1), spread([one[1] for one in found[name]], 4), share)
-            for name, share in zip(EXPERIMENTS, (f"{median(ratios):.2f}", "1"), strict=True)
+            (
+                name,
+                spread(seconds[name], 1),
+                spread([one[1] for one in found[name]], 4),
+                f"{median(ratios[name]):.2f}",
+            )
+            for name in recipes
         ],
     )
-    save("time_to_loss", {"found": found, "ratios": ratios})
+    ours = next(iter(recipes))
+    save(FILES[options.text], {"found": found, "ratios": ratios[ours]})
 
 
 if __name__ == "__main__":

@@ -51,15 +51,15 @@ def test_no_key_can_be_set_in_both_files(path):
     assert not names & set(yaml.safe_load(path.read_text()))
 
 
-def test_the_tuned_shakespeare_run_is_of_the_same_size_and_text():
+def test_the_tuned_shakespeare_run_has_the_same_text_and_no_larger_model():
     tuned, reference = (
         load_config([f"experiment=shakespeare_char_cpu{end}"]) for end in ("", "_reference")
     )
     assert tuned.data == reference.data
     assert tuned.train.eval_batches is None
     parameters = [parameter_count(GPT(gpt_config(config, 65))) for config in (tuned, reference)]
-    assert 0.9 < parameters[0] / parameters[1] <= 1
-    assert tuned.train.max_steps * tuned.train.global_batch_size < 0.6 * 2000 * 12
+    assert 0.7 < parameters[0] / parameters[1] <= 1
+    assert tuned.train.max_steps * tuned.train.global_batch_size < 0.35 * 2000 * 12
 
 
 def test_the_reference_shakespeare_run_is_the_well_known_one():
