@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from data.errors import DataError
 from data.streaming.mix import Mix
 from data.streaming.source import StreamSource
@@ -52,11 +54,27 @@ class Walk:
         self._offset = 0
         self._held: dict[WindowId, HeldFile] = {}
 
-    def take(self, block_size: int) -> Block:
-        """The next block. Raises DataError if the source has no tokens, and as reading does."""
-        if self._start is not None:
+    def take(self, count: int, block_size: int) -> list[Block]:
+        """The next blocks. Raises DataError if the source has no tokens, and as reading does."""
+        if self._start is not None and count:
             self._resume(self._start)
             self._start = None
+        blocks: list[Block] = []
+        while left := count - len(blocks):
+            # The block that ends with a file's last token is not among them: its target is in the
+            # next file.
+            whole = min(left, (len(self._file) - self._offset - 1) // block_size)
+            if whole:
+                begin, self._offset = self._offset, self._offset + whole * block_size
+                begins = range(begin, self._offset, block_size)
+                blocks += [((self._name, begin, block_size + 1),) for begin in begins]
+            else:
+                blocks.append(self._across_files(block_size))
+        self._blocks += count
+        return blocks
+
+    def _across_files(self, block_size: int) -> Block:
+        """A block whose last target, or more of it, is in a later window."""
         parts: list[Part] = []
         left = block_size
         while left:
@@ -65,10 +83,6 @@ class Walk:
             self._offset += count
             left -= count
             self._skip_ended()
-        self._blocks += 1
-        name, begin, count = parts[-1]
-        if (name, begin + count) == (self._name, self._offset):
-            return (*parts[:-1], (name, begin, count + 1))
         return (*parts, (self._name, self._offset, 1))
 
     @property
@@ -147,13 +161,17 @@ class StreamOrder:
         Raises DataError as reading does.
         """
         assert first == self._next, "blocks are taken one after another"
-        blocks = []
-        for source in self._mix.sources(first, count).tolist():
-            blocks.append(self._walks[source].take(self._block_size))
-            self._next += 1
-            step, rest = divmod(self._next, self._global_batch_size)
-            if rest == 0:
-                self._after[step] = [walk.cursor for walk in self._walks]
+        blocks: list[Block] = []
+        for sources in self._mix.sources(first, count).reshape(-1, self._global_batch_size):
+            counts = np.bincount(sources, minlength=len(self._walks)).tolist()
+            of_sources = [
+                iter(walk.take(wanted, self._block_size))
+                for walk, wanted in zip(self._walks, counts, strict=True)
+            ]
+            blocks += [next(of_sources[source]) for source in sources.tolist()]
+            self._next += len(sources)
+            step = self._next // self._global_batch_size
+            self._after[step] = [walk.cursor for walk in self._walks]
         return blocks
 
     def epoch_of(self, sequence: int) -> int:

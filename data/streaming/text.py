@@ -6,7 +6,7 @@ Letters in shapes: B sequences of one batch, T block_size.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from data.errors import DataError, TextLost
 from data.stream import TokenFile, TokensInFile
 from data.streaming.cache import TokenCache
 from data.streaming.mix import Mix
-from data.streaming.order import Block, Cursor, StreamOrder, Walk
+from data.streaming.order import Block, Cursor, Part, StreamOrder, Walk
 from data.streaming.prefetch import Prefetcher
 from data.streaming.source import StreamSource
 from data.streaming.token_file import tokens_in
@@ -116,18 +116,39 @@ class StreamedBlocks(Dataset):
 
     def __getitems__(self, blocks: list[Block]) -> tuple[tuple[Tensor, Tensor], float]:
         """Inputs and targets, each int64 (B, T), and their share, which is 1."""
-        tokens = np.empty((len(blocks), self.block_size + 1), dtype=np.int64)
-        for row, parts in enumerate(blocks):
-            tokens[row] = np.concatenate([self._read(*part) for part in parts])
-        inputs, targets = tokens[:, :-1].copy(), tokens[:, 1:].copy()
-        return (torch.from_numpy(inputs), torch.from_numpy(targets)), 1.0
+        tokens = np.empty((len(blocks), self.block_size + 1), dtype=self._dtype)
+        files = self._read(part for parts in blocks for part in parts)
+        for row, parts in zip(tokens, blocks, strict=True):
+            place = 0
+            for name, first, count in parts:
+                begin, content = files[name]
+                row[place : place + count] = content[first - begin : first - begin + count]
+                place += count
+        # Of one storage: a worker sends it at once.
+        both = np.empty((2, len(blocks), self.block_size), dtype=np.int64)
+        both[0], both[1] = tokens[:, :-1], tokens[:, 1:]
+        inputs, targets = torch.from_numpy(both)
+        return (inputs, targets), 1.0
 
-    def _read(self, name: str, first: int, count: int) -> NDArray:
+    def _read(self, parts: Iterable[Part]) -> dict[str, tuple[int, NDArray]]:
+        """Of each file, from the first token of its parts to the last, and where that begins.
+
+        The blocks of a batch are consecutive in each source, so that nothing else is read.
+        """
+        bounds: dict[str, tuple[int, int]] = {}
+        for name, first, count in parts:
+            begin, end = bounds.get(name, (first, first))
+            bounds[name] = min(begin, first), max(end, first + count)
+        return {
+            name: (begin, self._tokens(name)[begin:end]) for name, (begin, end) in bounds.items()
+        }
+
+    def _tokens(self, name: str) -> TokensInFile:
         if name not in self._open:
             self._open[name] = self._opened(self._cache.path(name))
             if len(self._open) > self._most_open:
                 self._open.popitem(last=False)
-        return self._open[name][first : first + count]
+        return self._open[name]
 
     def _opened(self, path: Path) -> TokensInFile:
         try:
