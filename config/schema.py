@@ -1,8 +1,7 @@
 """The schema of the configuration: every key, its type, its default and its meaning.
 
-Hydra fills it from `config/` and the command line (see `config/compose.py`). Settings of the
-machine (processes, machines, precision, sharding, compilation) belong to the accelerate config
-file.
+Hydra fills it from `config/` and the command line (`config/compose.py`). Processes, machines,
+precision, sharding and compilation belong to the accelerate config file.
 """
 
 from __future__ import annotations
@@ -53,8 +52,10 @@ class DataConfig:
     """The most that the tokens of streamed text take in data.cache_dir, in bytes."""
     held_out_bytes: int = 2_000_000
     """How much of the held-out rows of a streamed text is evaluated on, in bytes."""
+    held_out_split: str | None = None
+    """The split of streamed Hub data sets to evaluate on, as validation; null: val_fraction."""
     skip_broken: bool = False
-    """Leave out groups of rows of a streamed text that cannot be read, and report them."""
+    """Leave out lines and groups of a streamed text that cannot be read, and report them."""
 
 
 @dataclass

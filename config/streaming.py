@@ -34,7 +34,12 @@ def check_streaming(found: Problems) -> None:
                     f"data.mix[{number}].weight={data.mix[number].weight} is less than a "
                     f"{WHOLE:,}th of all weights: raise it, or leave the source out."
                 )
+    split = data.held_out_split
+    need(split != "train", "data.held_out_split", "is trained on. Name another split")
     if not is_streamed(found.config):
+        need(
+            split is None, "data.held_out_split", "is for a streamed text: set data.streaming=true"
+        )
         return
     need(
         bool(data.mix) or data.source not in BUILT_IN,

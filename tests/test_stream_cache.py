@@ -270,3 +270,73 @@ def test_memory_and_open_files_are_flat_over_two_thousand_batches(tmp_path):
     assert psutil.Process().num_fds() < 60
     assert len(files_in(tmp_path / "stream")) > 50
     assert max(used[1:]) - used[0] < 10 * MB, used
+
+
+def with_a_bad_line(folder: Path) -> Path:
+    """Lines of which one is no row."""
+    streams.lines_folder(folder, "a", files=1)
+    file = folder / "part-0.jsonl"
+    file.write_text(file.read_text() + '{"text": 3}\n')
+    return file
+
+
+def corpus_that_skips(folder: Path, file: Path, said: list[str], skip: bool = True):
+    access = Access(folder)
+    return stream_corpus(
+        [list_source(str(file), "text", access)],
+        [1],
+        partial(read_group, access=access, skip_broken=skip),
+        fixed_tokenizer(OF_BYTES),
+        seed=1,
+        val_fraction=0.1,
+        window_bytes=MB,
+        prefetch_bytes=MB,
+        cache_bytes=4 * MB,
+        held_out_bytes=10**6,
+        cache_dir=folder,
+        skip_broken=skip,
+        left_out=lambda source, broken: said.append(broken),
+    )
+
+
+def test_what_is_left_out_is_reported_at_every_start_also_from_the_cache(tmp_path):
+    file = with_a_bad_line(tmp_path / "data")
+    reports = []
+    for _ in range(2):
+        reports.append([])
+        corpus = corpus_that_skips(tmp_path / "cache", file, reports[-1])
+        next(steps_of(corpus))
+    assert reports[0] == reports[1]
+    assert len(reports[0]) == 2  # of the held-out rows, and of the window
+    assert set(reports[0]) == {"row 40 (text is not text, but int: 3) in group 0 of part-0.jsonl"}
+
+
+def test_a_cache_that_was_filled_with_skipping_is_not_used_without(tmp_path):
+    file = with_a_bad_line(tmp_path / "data")
+    next(steps_of(corpus_that_skips(tmp_path / "cache", file, [])))
+    with pytest.raises(BrokenText, match=r"Repair the file, or leave out what is broken with"):
+        corpus_that_skips(tmp_path / "cache", file, [], skip=False)
+
+
+def test_a_held_out_data_set_takes_no_row_of_the_one_that_is_trained_on(tmp_path):
+    train = streams.parquet_folder(tmp_path / "a", "a")
+    held_out = streams.parquet_folder(tmp_path / "b", "b", files=1, rows=10)
+    access = Access(tmp_path)
+    listing = list_source(str(held_out), "text", access)
+    corpora = [
+        streams.corpus(tmp_path / "cache", train, held_out=[listing], held_out_bytes=MB, seed=seed)
+        for seed in (1, 2)
+    ]
+    texts = [one.tokenizer.decode(one.held_out.window(0, len(one.held_out))) for one in corpora]
+    assert texts[0] == texts[1]  # the same for every seed
+    ids = [row.partition(":")[0] for row in texts[0].split("<|endoftext|>")[:-1]]
+    assert sorted(ids) == sorted(f"b{number}" for number in range(10))
+    windows = corpora[0].train.sources[0].windows(0)
+    encoded = [corpora[0].train.sources[0].encode(0, window) for window in range(len(windows))]
+    trained = [one.partition(":")[0] for rows in encoded for one in decoded(corpora[0], rows)]
+    assert sorted(trained) == sorted(f"a{number}" for number in range(120))
+    assert corpora[0].info.fingerprint != streams.corpus(tmp_path / "c", train).info.fingerprint
+
+
+def decoded(corpus, rows: EncodedRows) -> list[str]:
+    return corpus.tokenizer.decode(rows.tokens).split("<|endoftext|>")[:-1]

@@ -292,6 +292,21 @@ def test_a_damaged_cache_of_footers_is_filled_again(dataset_hub, access, later, 
     assert list_source(FILES, "text", later, listing.revision) == listing
 
 
+def test_a_named_split_is_listed_at_the_same_commit_and_no_other_has_its_rows(dataset_hub, access):
+    files = {"data/validation-0.parquet": parquet_of(["held out"])}
+    commit = publish_dataset(dataset_hub, files)
+    publish_dataset(dataset_hub, {"data/validation-1.parquet": parquet_of(["later"])})
+    train = list_source(DATASET, "text", access, commit)
+    held_out = list_source(DATASET, "text", access, commit, split="validation")
+    assert held_out.revision == train.revision == commit
+    assert texts_of(train, access) == BOTH
+    assert texts_of(held_out, access) == ["held out\n"]
+    with pytest.raises(DataError, match=r"no split 'test', but: train, validation\. Set data"):
+        list_source(DATASET, "text", access, split="test")
+    with pytest.raises(DataError, match=r"data\.held_out_split=test is a split of a data set of"):
+        list_source(FILES, "text", access, split="test")
+
+
 def test_hf_hub_offline_is_respected(dataset_hub, access, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     with pytest.raises(DataError, match="HF_HUB_OFFLINE is set"):

@@ -296,15 +296,28 @@ def test_a_group_that_cannot_be_decoded_is_reported_or_skipped_the_same_each_tim
     with pytest.raises(BrokenText, match=rf"group {broken} of {name} cannot be read: .*{reason}"):
         read(file, tmp_path)
 
-    shown = []
-    access = Access(tmp_path, shown.append)
+    access = Access(tmp_path)
     listing = list_source(str(file), "text", access)
     groups = [read_group(listing, group, access, skip_broken=True) for group in listing.groups]
     assert [bool(group.broken) for group in groups] == [at == broken for at in range(len(groups))]
-    assert groups[broken].texts == groups[broken].rows == []
+    if name == "a.jsonl":  # the line alone
+        assert groups[broken].texts == [text for _, text in ROWS[:4]]
+        assert groups[broken].broken.startswith("row 5 (")
+    else:
+        assert groups[broken].texts == groups[broken].rows == []
+    assert f"group {broken} of {name}" in groups[broken].broken
     assert groups == [read_group(listing, group, access, True) for group in listing.groups]
-    assert len(access.skipped) == len(shown) == 1
-    assert f"left out, 1 so far: group {broken} of {name}: " in shown[0]
+
+
+def test_of_several_bad_lines_the_first_is_named_and_the_others_keep_their_numbers(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(lines_of("ab") + b"{\n3\n" + lines_of("c") + b"[]\n" + lines_of("d"))
+    listing = list_here(file, tmp_path)
+    (found,) = (read_group(listing, group, Access(tmp_path), True) for group in listing.groups)
+    assert found.rows == [0, 1, 4, 6]
+    assert found.texts == ["a\n", "b\n", "c\n", "d\n"]
+    assert found.broken.startswith("row 2 (a line is not JSON")
+    assert found.broken.endswith(") and 2 more in group 0 of a.jsonl")
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])

@@ -40,6 +40,11 @@ def test_a_mix_has_sources_weights_and_columns():
             "bpe:300 is learned from the text",
         ),
         ([TWO, OF_BYTES, "data.streaming=false"], "data.streaming=False and data.mix"),
+        (
+            ["data.held_out_split=validation"],
+            "held_out_split=validation is of a streamed text",
+        ),
+        ([TWO, OF_BYTES, "data.held_out_split=train"], "data.held_out_split=train is trained on"),
         ([TWO, OF_BYTES, "data.documents=separate"], "data.documents=separate is not possible"),
         (["data.mix=[{source:a,weight:0}]", OF_BYTES], "data.mix[0].weight=0.0 must be above 0"),
         (

@@ -36,7 +36,7 @@ class Access:
         self.footers: OrderedDict[tuple[str, str], FileMetaData] = OrderedDict()
         """Of Parquet files, by URL and version."""
         self.skipped: set[str] = set()
-        """The groups that this process has left out."""
+        """What of the groups was left out, since the process started."""
         self.lock = threading.Lock()
         self._checked: set[tuple[str, str]] = set()
 
@@ -90,14 +90,16 @@ class Access:
         return answers[0]
 
     def note_skipped(self, source: str, broken: str) -> None:
-        """Count a group that is left out, and report it once."""
+        """Count a group that is left out, or rows of it, and report it once."""
         with self.lock:
             if broken in self.skipped:
                 return
             self.skipped.add(broken)
             count = len(self.skipped)
         if self.say is not None:
-            self.say(f"warning: data.source={source}: left out, {count:,} so far: {broken}")
+            self.say(
+                f"warning: data.source={source}: left out: {broken} ({count:,} since the start)"
+            )
 
     def close(self) -> None:
         """End the connections, and any wait: a thread that reads gets Stopped."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -53,44 +54,59 @@ def stream_corpus(
     cache_bytes: int,
     held_out_bytes: int,
     cache_dir: Path,
+    held_out: Sequence[Listing] = (),
+    skip_broken: bool = False,
+    left_out: Callable[[str, str], None] | None = None,
     threads: int = 1,
     turn: tuple[int, int] = (0, 1),
     say: Callable[[str], None] | None = None,
 ) -> Corpus:
     """A mix of listed data sets, of which rows are read while they are trained on.
 
-    `read` reads the rows of a group. `turn` is the number of this process on its machine, and how
-    many there are: they share the work. `held_out_bytes` of held-out rows are read here, of each
-    source its share. Raises DataError if there are none, or if the cache cannot be used.
+    `read` reads the rows of a group. With `held_out`, the same number of data sets, the rows of
+    these are held out, and not a `val_fraction` of all. With `skip_broken`, `read` leaves out what
+    is broken, and `left_out` is called with the source and what it was. `turn` is the number of
+    this process on its machine, and how many there are: they share the work. `held_out_bytes` of
+    held-out rows are read here, of each source its share. Raises DataError if there are none, or
+    if the cache cannot be used.
     """
     try:
         cache = TokenCache(cache_dir.expanduser() / CACHE, cache_bytes)
-        settings = StreamSettings(tokenizer, seed, val_fraction, window_bytes, cache, threads)
+        shared = window_bytes, cache, threads, skip_broken, left_out
+        share = 0.0 if held_out else val_fraction
+        settings = StreamSettings(tokenizer, seed, share, *shared)
         sources = [
             StreamSource(listing, number, partial(read, listing), settings)
             for number, listing in enumerate(listings)
         ]
+        all_rows = replace(settings, held_out_share=1.0)
+        evaluated = [
+            StreamSource(listing, number, partial(read, listing), all_rows)
+            for number, listing in enumerate(held_out)
+        ] or sources
         ahead = windows_ahead(prefetch_bytes, window_bytes, len(sources))
         text = StreamedText(sources, weights, Prefetcher(ahead, *turn))
         with Progress(say) as progress:
-            held_out = []
-            for source, weight in zip(sources, weights, strict=True):
+            held = []
+            for source, weight in zip(evaluated, weights, strict=True):
                 progress.doing(f"reading held-out rows of {source.listing.name}")
-                share = int(held_out_bytes * weight / sum(weights))
-                held_out.append(source.hold_held_out(max(1, share)))
-                if not len(held_out[-1]):
+                enough = int(held_out_bytes * weight / sum(weights))
+                held.append(source.hold_held_out(max(1, enough)))
+                if not len(held[-1]):
                     raise DataError(
                         f"data.source={source.listing.name} has no held-out row. Raise "
                         "data.val_fraction or use more text."
                     )
     except OSError as error:
         raise cache_error(cache_dir, error) from error
-    tokens = TokenStream([one.tokens for one in held_out])
-    info = _info(text, tokens, sum(one.text_bytes for one in held_out))
+    tokens = TokenStream([one.tokens for one in held])
+    info = _info(text, tokens, sum(one.text_bytes for one in held), held_out)
     return Corpus(info, tokenizer, text, tokens)
 
 
-def _info(text: StreamedText, held_out: TokenStream, held_out_bytes: int) -> CorpusInfo:
+def _info(
+    text: StreamedText, tokens: TokenStream, held_out_bytes: int, held_out: Sequence[Listing]
+) -> CorpusInfo:
     listings, settings = [source.listing for source in text.sources], text.sources[0].settings
     facts = (
         FORMAT,
@@ -99,6 +115,7 @@ def _info(text: StreamedText, held_out: TokenStream, held_out_bytes: int) -> Cor
         settings.tokenizer.identity.hex(),
         settings.held_out_share,
         settings.window_bytes,
+        *(listing.fingerprint for listing in held_out),
     )
     train_bytes = sum(source.text_bytes for source in text.sources)
     return CorpusInfo(
@@ -109,7 +126,7 @@ def _info(text: StreamedText, held_out: TokenStream, held_out_bytes: int) -> Cor
         split=0,
         train_bytes=int(train_bytes * (1 - settings.held_out_share)),
         held_out_bytes=held_out_bytes,
-        held_out_targets=len(held_out),
+        held_out_targets=len(tokens),
         left_out=0,
         shortened=0,
         fingerprint=hashlib.sha256(json.dumps(facts).encode()).hexdigest(),

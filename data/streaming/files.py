@@ -13,6 +13,7 @@ from data.fetch import file_name_of
 from data.files import looks_like_files, matching_files
 from data.streaming.access import HTTP, URL, Access, local_version, version_of, with_filesystem
 from data.streaming.groups import StreamFile
+from data.urls import redact_urls
 
 Found = list[tuple[str, StreamFile]]
 """Files in the order of their names, each with what identifies its content on every machine."""
@@ -32,11 +33,20 @@ def format_of(name: str) -> tuple[str | None, str | None]:
     return (None, None) if kind == "parquet" and packed else (kind, packed)
 
 
-def find_files(access: Access, source: str, revision: str | None) -> tuple[str | None, Found]:
+def find_files(
+    access: Access, source: str, revision: str | None, split: str = "train"
+) -> tuple[str | None, Found]:
     """The commit of a data set of the Hub, and the files of any source.
 
-    Raises DataError if they cannot be listed.
+    Only a data set of the Hub that is named as a whole has another `split`. Raises DataError if
+    they cannot be listed.
     """
+    if split != "train" and (URL.match(source) or _is_local(source)):
+        raise DataError(
+            f"data.held_out_split={split} is a split of a data set of the Hub (owner/name), and "
+            f"data.source={redact_urls(source)} is none. Leave it out: data.val_fraction of the "
+            "rows are held out then."
+        )
     if HTTP.match(source):
         return None, _http_file(access, source)
     if URL.match(source) and not source.startswith(HUB_URL):
@@ -45,7 +55,7 @@ def find_files(access: Access, source: str, revision: str | None) -> tuple[str |
         return None, _local_files(access, source)
     from data.streaming.hub import hub_files
 
-    commit, files = hub_files(access, source, revision)
+    commit, files = hub_files(access, source, revision, split)
     return commit, [(file.version, file) for file in files]
 
 

@@ -69,4 +69,4 @@ class GroupText:
     rows: list[int]
     """Their numbers, counted from 0 in the group; null and empty rows are left out."""
     broken: str = ""
-    """Why the group was skipped: it has no texts then."""
+    """What of the group was left out, and why; empty if nothing was."""

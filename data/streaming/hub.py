@@ -19,7 +19,9 @@ from data.streaming.http import LOG_IN, OID
 from data.streaming.kept import digest_of, keep, kept
 
 NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w.-]+(/[\w.-]+)*))?")
-"""A data set: the split `train` of its default configuration."""
+"""A data set, of whose default configuration one split is read."""
+TRAIN = "train"
+"""The split that is trained on."""
 HF = re.compile(
     r"hf://datasets/(?P<name>[\w.-]+/[\w.-]+)"
     r"(@(?P<revision>refs/(pr|convert)/[\w.-]+|[\w.-]+))?(/(?P<path>.*))?"
@@ -27,10 +29,13 @@ HF = re.compile(
 """Some of its files, by a path or a pattern, as `huggingface_hub` and `datasets` write it."""
 
 
-def hub_files(access: Access, source: str, revision: str | None) -> tuple[str, list[StreamFile]]:
+def hub_files(
+    access: Access, source: str, revision: str | None, split: str
+) -> tuple[str, list[StreamFile]]:
     """The commit, and the files that a source names, sorted by their paths in the repo.
 
-    A commit's files are kept on the disk, so that a start with its `revision` requests nothing.
+    Of a whole data set they are those of a `split`. A commit's files are kept on the disk, so that
+    a start with its `revision` requests nothing.
     Raises DataError if they cannot be listed.
     """
     found = NAME.fullmatch(source) or HF.fullmatch(source)
@@ -42,11 +47,16 @@ def hub_files(access: Access, source: str, revision: str | None) -> tuple[str, l
     name, path = found["name"], found.groupdict().get("path")
     is_whole = NAME.fullmatch(source) is not None
     commit = revision or _commit_of(access, source, name, found["revision"] or "main")
-    record = access.cache_dir / "streams" / f"{digest_of(_endpoint(), source, commit)}.files"
+    of_split = () if split == TRAIN else (split,)
+    key = digest_of(_endpoint(), source, commit, *of_split)
+    record = access.cache_dir / "streams" / f"{key}.files"
     content = kept(record)
     if content is None:
         tree = dict(_tree(access, source, name, commit))
-        paths = _train_paths(source, name, commit) if is_whole else _matching(path or "", tree)
+        if is_whole:
+            paths = _paths_of_split(source, name, commit, split)
+        else:
+            paths = _matching(path or "", tree)
         chosen = [[path, *tree[path]] for path in sorted(paths) if path in tree]
         content = json.dumps(chosen).encode()
         keep(record, content)
@@ -93,8 +103,8 @@ def _matching(path: str, tree: dict[str, Any]) -> list[str]:
     return [file for file in tree if file == path or not folder or file.startswith(f"{folder}/")]
 
 
-def _train_paths(source: str, name: str, commit: str) -> list[str]:
-    """The files of the split `train` of the default configuration, as `datasets` chooses them."""
+def _paths_of_split(source: str, name: str, commit: str, split: str) -> list[str]:
+    """The files of a split of the default configuration, as `datasets` chooses them."""
     try:
         files = datasets.load_dataset_builder(name, revision=commit).config.data_files
     except Exception as error:  # many unrelated types: of the Hub, the network, the builder
@@ -105,10 +115,14 @@ def _train_paths(source: str, name: str, commit: str) -> list[str]:
             f"{reason.rstrip('.')}. Name its files instead, for example "
             f"data.source=hf://datasets/{name}/folder/*.parquet. {LOG_IN}"
         ) from error
-    if "train" not in (files or {}):
-        raise DataError(
-            f"data.source={source} has no split 'train', but: {', '.join(map(str, files or {}))}. "
+    if split not in (files or {}):
+        remedy = (
             f"Name its files instead, for example data.source=hf://datasets/{name}/test*.parquet."
         )
+        raise DataError(
+            f"data.source={source} has no split {split!r}, but: "
+            f"{', '.join(map(str, files or {}))}. "
+            + (remedy if split == TRAIN else "Set data.held_out_split to one of them, or to null.")
+        )
     prefix = f"hf://datasets/{name}@{commit}/"
-    return [str(url).removeprefix(prefix) for url in files["train"]]
+    return [str(url).removeprefix(prefix) for url in files[split]]

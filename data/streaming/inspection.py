@@ -104,6 +104,8 @@ def _sample(listing: Listing, access: Access, folder: Path | None) -> Sample:
     for group in _spread(listing.groups):
         found = read_group(listing, group, access, skip_broken=True)
         if found.broken:
+            access.note_skipped(listing.name, found.broken)
+        if not found.texts:
             continue
         texts += found.texts[: SHOWN_ROWS - len(texts)]
         of_groups += group.bytes

@@ -104,6 +104,11 @@ def value_of(line: bytes, column: str) -> str | None:
     value = row.get(column)
     if not isinstance(value, str | None):
         raise BrokenText(f"{column} is not text, but {type(value).__name__}: {value!r:.40}")
+    if value is not None and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise BrokenText(f"{column} is not UTF-8: {error.reason}") from error
     return value
 
 

@@ -24,13 +24,17 @@ PACKED_RATIO = 3
 
 
 def list_source(
-    source: str, text_column: str, access: Access, revision: str | None = None
+    source: str,
+    text_column: str,
+    access: Access,
+    revision: str | None = None,
+    split: str = "train",
 ) -> Listing:
     """The files of `source` and their groups of rows, in the same order on every machine.
 
     A source is a folder, a path or a pattern of this machine; a data set of the Hub as `owner/name`
-    or `owner/name@revision`, of which the split `train` of the default configuration is read; files
-    of it as `hf://datasets/owner/name@revision/data/*.parquet`; or another URL: http(s), or what
+    or `owner/name@revision`, of which a `split` of the default configuration is read; files of it
+    as `hf://datasets/owner/name@revision/data/*.parquet`; or another URL: http(s), or what
     fsspec has a file system for. `revision` is the commit of an earlier start.
 
     Raises DataError if there are no such files or if they cannot be streamed, and TextUnreachable
@@ -39,7 +43,7 @@ def list_source(
     name = redact_urls(source)
     with access.waiting.at_start(), Progress(access.say) as progress:
         progress.doing(f"listing {name}")
-        commit, found = find_files(access, source, revision)
+        commit, found = find_files(access, source, revision, split)
         files = [file for _, file in found]
         kind = check_formats(name, files)
         progress.doing(f"listing {name}", len(files))

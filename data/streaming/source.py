@@ -27,6 +27,8 @@ from data.streaming.token_file import EncodedRows, HeldFile
 from data.tokenizer import Tokenizer
 
 FORMAT = 1
+"""Of a text's fingerprint; increase it when a data set would have other rows or another order."""
+CACHE_FORMAT = 2
 """Part of the names of files in the cache; increase it when they would hold something else."""
 READS_AT_ONCE = 8
 """Groups of a window, each a request or several: a network answers them in parallel."""
@@ -46,6 +48,10 @@ class StreamSettings:
     cache: TokenCache
     threads: int
     """How many encode characters; subwords are encoded on all cores, about so many."""
+    skip_broken: bool = False
+    """Whether `read` leaves out what is broken."""
+    left_out: Callable[[str, str], None] | None = None
+    """Called with a source's name and what of it was left out, when a file of it is opened."""
 
 
 class StreamSource:
@@ -77,10 +83,7 @@ class StreamSource:
 
     def hold(self, epoch: int, window: int) -> HeldFile:
         """Open the file of a window, which is made if it is not there."""
-        settings = self.settings
-        return settings.cache.hold(
-            self.name(epoch, window), settings.tokenizer.dtype, lambda: self.encode(epoch, window)
-        )
+        return self._held(self.name(epoch, window), lambda: self.encode(epoch, window))
 
     def prepare(self, epoch: int, window: int) -> None:
         """Make the file of a window, unless it is there."""
@@ -90,43 +93,54 @@ class StreamSource:
     def encode(self, epoch: int, window: int) -> EncodedRows:
         """Read a window, and encode its rows in their order. Raises DataError as reading does."""
         seed = self.settings.seed
-        texts = self._texts(self.windows(epoch)[window], held_out=False)
+        broken: list[str] = []
+        texts = self._texts(self.windows(epoch)[window], broken, held_out=False)
         order = shuffled(len(texts), row_keys(seed, self.number, epoch, window))
-        return self._encoded([texts[row] for row in order])
+        return self._encoded([texts[row] for row in order], broken)
 
     def hold_held_out(self, enough_bytes: int) -> HeldFile:
         """Open the file of the first held-out rows, until there are so many bytes."""
-        cache, dtype = self.settings.cache, self.settings.tokenizer.dtype
         name = f"{self._held_out_key}-held-out-{enough_bytes}"
-        return cache.hold(name, dtype, lambda: self._held_out(enough_bytes))
+        return self._held(name, lambda: self._held_out(enough_bytes))
+
+    def _held(self, name: str, make: Callable[[], EncodedRows]) -> HeldFile:
+        settings = self.settings
+        held = settings.cache.hold(name, settings.tokenizer.dtype, make)
+        # Every process opens the same files in the same order, whoever has made them.
+        if settings.left_out is not None:
+            for broken in held.broken:
+                settings.left_out(self.listing.name, broken)
+        return held
 
     def _held_out(self, enough_bytes: int) -> EncodedRows:
         text_bytes = int(enough_bytes / self.settings.held_out_share)
         texts: list[str] = []
+        broken: list[str] = []
         left = enough_bytes
         for groups in epoch_windows(self.listing, held_out_keys(), text_bytes):
-            for text in self._texts(groups, held_out=True):
+            for text in self._texts(groups, broken, held_out=True):
                 texts.append(text)
                 left -= utf8_bytes(text)
                 if left <= 0:
-                    return self._encoded(texts)
-        return self._encoded(texts)
+                    return self._encoded(texts, broken)
+        return self._encoded(texts, broken)
 
     def _windows(self, epoch: int) -> list[NDArray[np.int64]]:
         keys = group_keys(self.settings.seed, self.number, epoch)
         return epoch_windows(self.listing, keys, self.settings.window_bytes)
 
-    def _texts(self, groups: NDArray[np.int64], held_out: bool) -> list[str]:
-        """The rows of groups that are held out, or those that are not."""
+    def _texts(self, groups: NDArray[np.int64], broken: list[str], held_out: bool) -> list[str]:
+        """The rows of groups that are held out, or those that are not; `broken` is added to."""
         chosen = [self.listing.groups[group] for group in groups]
         texts: list[str] = []
         for group, found in zip(chosen, in_order(self._read, chosen, READS_AT_ONCE), strict=True):
+            broken += [found.broken] if found.broken else []
             rows = np.array(found.rows, dtype=np.int64)
             mask = held_out_rows(self.listing, group, rows, self.settings.held_out_share)
             texts += [found.texts[row] for row in np.flatnonzero(mask == held_out).tolist()]
         return texts
 
-    def _encoded(self, texts: Sequence[str]) -> EncodedRows:
+    def _encoded(self, texts: Sequence[str], broken: Sequence[str]) -> EncodedRows:
         tokenizer, threads = self.settings.tokenizer, self.settings.threads
         tokens = [np.zeros(0, dtype=tokenizer.dtype)]
         ends = [np.zeros(0, dtype=np.int64)]
@@ -136,13 +150,14 @@ class StreamSource:
             ends.append(part.ends + count)
             count += len(part.tokens)
             text_bytes += part.text_bytes
-        return EncodedRows(np.concatenate(tokens), np.concatenate(ends), text_bytes)
+        return EncodedRows(np.concatenate(tokens), np.concatenate(ends), text_bytes, tuple(broken))
 
     @cached_property
     def _held_out_key(self) -> str:
         tokenizer, share = self.settings.tokenizer.identity, self.settings.held_out_share
         digest = hashlib.sha256(tokenizer)
-        digest.update(f"{FORMAT}\0{self.listing.fingerprint}\0{share!r}".encode())
+        digest.update(f"{CACHE_FORMAT}\0{self.listing.fingerprint}\0{share!r}".encode())
+        digest.update(f"\0{self.settings.skip_broken}".encode())
         for file in self.listing.files:
             digest.update(f"\0{file.version}".encode())
         return digest.hexdigest()[:16]

@@ -1,13 +1,15 @@
 """A file of the stream's cache: the tokens of a window, and where its rows end.
 
-It holds four numbers (int64: rows, tokens, bytes of the text, bytes of a token), the SHA-256 of
-what follows, the ends of the rows (int64), and the tokens.
+It holds five numbers (int64: rows, tokens, bytes of the text, bytes of a token, bytes of a list),
+the SHA-256 of what follows, the ends of the rows (int64), the tokens, and the list: what of the
+window was left out, as JSON.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +21,7 @@ from numpy.typing import NDArray
 from data.locks import NO_LOCKS
 from data.stream import TokenFile, TokensInFile
 
-NUMBERS = 4
+NUMBERS = 5
 DIGEST_BYTES = 32
 HEADER_BYTES = 8 * NUMBERS + DIGEST_BYTES
 
@@ -32,22 +34,29 @@ class EncodedRows:
     ends: NDArray[np.int64]
     """The token after each row."""
     text_bytes: int
+    broken: tuple[str, ...] = ()
+    """What was left out, and why."""
 
     @property
     def size(self) -> int:
         """Bytes of the file."""
-        return HEADER_BYTES + self.ends.nbytes + self.tokens.nbytes
+        return HEADER_BYTES + self.ends.nbytes + self.tokens.nbytes + len(self._list)
+
+    @property
+    def _list(self) -> bytes:
+        return json.dumps(self.broken).encode()
 
     def write(self, path: Path) -> None:
         """Write the file, and flush it to the disk."""
-        ends, tokens = self.ends.tobytes(), self.tokens.tobytes()
-        numbers = len(self.ends), len(self.tokens), self.text_bytes, self.tokens.itemsize
-        digest = hashlib.sha256(ends)
-        digest.update(tokens)
+        parts = self.ends.tobytes(), self.tokens.tobytes(), self._list
+        sizes = self.text_bytes, self.tokens.itemsize, len(parts[-1])
+        numbers = len(self.ends), len(self.tokens), *sizes
+        digest = hashlib.sha256()
+        for part in parts:
+            digest.update(part)
         with open(path, "wb") as opened:
             opened.write(np.array(numbers, dtype=np.int64).tobytes() + digest.digest())
-            opened.write(ends)
-            opened.write(tokens)
+            opened.writelines(parts)
             opened.flush()
             os.fsync(opened.fileno())
 
@@ -66,8 +75,12 @@ class HeldFile:
         self._file = TokenFile(path)
         self._lock(path)
         self._verify(path, dtype)
-        rows, _, self.text_bytes, _ = self._numbers()
+        rows, tokens, self.text_bytes, _, size = self._numbers()
         self.tokens = tokens_in(self._file, dtype)
+        end = HEADER_BYTES + 8 * rows + dtype.itemsize * tokens
+        listed = self._file.read(end, size, np.dtype(np.uint8))
+        self.broken: list[str] = json.loads(listed.tobytes())
+        """What was left out, and why."""
         self.ends = self._file.read(HEADER_BYTES, rows, np.dtype(np.int64))
         os.utime(path)  # the cache removes what was not used for longest
 
@@ -107,8 +120,9 @@ class HeldFile:
         size = os.fstat(self._file.descriptor).st_size
         if size < HEADER_BYTES or path.stat().st_ino != os.fstat(self._file.descriptor).st_ino:
             raise ValueError(f"{path} is too short, or was removed before it was locked")
-        rows, tokens, _, itemsize = self._numbers()
-        if itemsize != dtype.itemsize or size != HEADER_BYTES + 8 * rows + itemsize * tokens:
+        rows, tokens, _, itemsize, listed = self._numbers()
+        said = HEADER_BYTES + 8 * rows + itemsize * tokens + listed
+        if itemsize != dtype.itemsize or size != said:
             raise ValueError(f"{path} has another size than it says")
         content = self._file.read(8 * NUMBERS, size - 8 * NUMBERS, np.dtype(np.uint8))
         if hashlib.sha256(content[DIGEST_BYTES:].data).digest() != content[:DIGEST_BYTES].tobytes():

@@ -99,9 +99,9 @@ def stream_text(
     data, first = config.data, accelerator.is_local_main_process
     access = Access(Path(data.cache_dir), say_error if first else None)
 
-    def listed(revisions: Revisions) -> list[Listing]:
+    def listed(revisions: Revisions, split: str = "train") -> list[Listing]:
         return [
-            list_source(part.source, part.text_column or data.text_column, access, revision)
+            list_source(part.source, part.text_column or data.text_column, access, revision, split)
             for part, revision in zip(parts_of(config), revisions, strict=True)
         ]
 
@@ -117,6 +117,9 @@ def stream_text(
             return prepared(found or listed(same))
 
     def prepared(listings: list[Listing]) -> Corpus:
+        # At the commits of what is trained on: the same rows whenever the branch moves.
+        held_out = listed(same, data.held_out_split) if data.held_out_split is not None else []
+        refuse_shared_files(listings, held_out)
         return stream_corpus(
             listings,
             [part.weight for part in parts_of(config)],
@@ -129,6 +132,9 @@ def stream_text(
             cache_bytes=data.stream_cache_bytes,
             held_out_bytes=data.held_out_bytes,
             cache_dir=Path(data.cache_dir),
+            held_out=held_out,
+            skip_broken=data.skip_broken,
+            left_out=access.note_skipped if accelerator.is_main_process else None,
             threads=cores(),
             turn=(accelerator.local_process_index, processes_here()),
             say=say_error if first else None,
@@ -141,6 +147,18 @@ def stream_text(
             f"data.tokenizer={data.tokenizer} is not the same tokenizer."
         )
     return corpus
+
+
+def refuse_shared_files(listings: list[Listing], held_out: list[Listing]) -> None:
+    """Raise DataError if a file is trained on and held out."""
+    trained = {file.url for listing in listings for file in listing.files}
+    for listing in held_out:
+        for file in listing.files:
+            if file.url in trained:
+                raise DataError(
+                    f"data.held_out_split: {file.name} of {listing.name} is in the split that is "
+                    "trained on as well. Choose another split, or leave it out."
+                )
 
 
 def text_at(
