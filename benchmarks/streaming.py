@@ -13,182 +13,22 @@ Python that has the last two. `start` begins at step 1,000,000 of 10 GB, 100 nam
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import os
-import random
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-from common import ROOT, as_words, machine, print_table, save
-from pyarrow import parquet
+from common import as_words, machine, print_table, save
+from streaming_kills import resume
+from streaming_texts import ROW_BYTES, made_up_rows, text_of, write_parquet
 
-sys.path.insert(0, str(ROOT))
-os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
-
-KILLS, ROWS, BUFFER, EVERY = 20, (14_000, 6_000), 1000, 500
-WEIGHTS = [0.7, 0.3]
-ROW_BYTES = 2000
 TEN_GB = 10_000_000_000
-OpenAt = Callable[[Any], tuple[Iterator[str], Callable[[], Any]]]
-"""Rows from a state on, None for the beginning, and what gives the present state."""
-
-
-def made_up_rows(count: int, seed: int = 7, size: int = ROW_BYTES) -> Iterator[str]:
-    """Rows of made-up words."""
-    chosen = random.Random(seed)
-    words = ["".join(chosen.choices("etaoinshrdlu", k=chosen.randrange(2, 9))) for _ in range(5000)]
-    for _ in range(count):
-        yield " ".join(chosen.choices(words, k=size // 6))
-
-
-def write_parquet(path: Path, texts: list[str], group: int = 1000) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    parquet.write_table(pa.table({"text": texts}), path, row_group_size=group)
-
-
-# What is read again after a kill, and what is not.
-
-
-def write_sources(folder: Path) -> list[Path]:
-    """Two data sets of four files, whose rows are their own numbers."""
-    sources = []
-    for name, count in zip("ab", ROWS, strict=True):
-        for part in range(4):
-            texts = [f"{name}{number}" for number in range(part, count, 4)]
-            write_parquet(folder / name / f"{part}.parquet", texts, group=250)
-        sources.append(folder / name)
-    return sources
-
-
-def with_kills(open_at: OpenAt, wanted: int, kills: int) -> list[str]:
-    """The rows that are trained on, by attempts that end in a kill.
-
-    A state is saved every `EVERY` rows, and what follows it is lost with a kill, and read again.
-    Every second attempt is killed before it saves any.
-    """
-    chosen = random.Random(3)
-    attempts = [(chosen.randrange(EVERY, 2 * EVERY), 50) for _ in range(kills // 2)]
-    state, kept = None, []
-    for rows_of_attempt in [*(rows for pair in attempts for rows in pair), wanted]:
-        rows, state_of = open_at(state)
-        since: list[str] = []
-        for row in islice(rows, rows_of_attempt):
-            since.append(row)
-            if len(since) == EVERY:
-                state = json.loads(json.dumps(state_of()))
-                kept, since = kept + since, []
-    return (kept + since)[:wanted]
-
-
-def datasets_at(sources: list[Path], cache: Path, state: Any) -> tuple[Iterator[str], Any]:
-    from datasets import config, interleave_datasets, load_dataset
-
-    config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0  # seconds of each reader that is left
-    parts = [
-        load_dataset(
-            "parquet",
-            data_files=sorted(str(file) for file in source.iterdir()),
-            split="train",
-            streaming=True,
-            cache_dir=str(cache),
-        )
-        for source in sources
-    ]
-    mixed = interleave_datasets(
-        parts, probabilities=WEIGHTS, seed=1, stopping_strategy="all_exhausted_without_replacement"
-    ).shuffle(seed=1, buffer_size=BUFFER)
-    if state is not None:
-        mixed.load_state_dict(state)
-    return (row["text"] for row in mixed), mixed.state_dict
-
-
-def text_of(sources: list[Path], cache: Path, **settings: Any) -> tuple[Any, Any]:
-    """Our stream of sources, and what reads their bytes."""
-    from data.streaming.access import Access
-    from data.streaming.corpus import fixed_tokenizer, stream_corpus
-    from data.streaming.listing import list_source
-    from data.streaming.reading import read_group
-
-    access = Access(cache)
-    corpus = stream_corpus(
-        [list_source(str(source), "text", access) for source in sources],
-        WEIGHTS[: len(sources)],
-        partial(read_group, access=access),
-        fixed_tokenizer("bpe:257"),
-        seed=1,
-        val_fraction=0.001,
-        prefetch_bytes=0,
-        cache_bytes=10**9,
-        held_out_bytes=1,
-        cache_dir=cache,
-        **settings,
-    )
-    return corpus.train, access
-
-
-def ours_at(sources: list[Path], cache: Path, state: Any) -> tuple[Iterator[str], Any]:
-    """The rows in our blocks, each of one source; a row may begin in one and end in a later one."""
-    text, _ = text_of(sources, cache, window_bytes=20_000)
-    state = copy.deepcopy(state) or {"step": 0, "cursors": None, "begun": {}}
-    if state["cursors"]:
-        text.begin_at(state["cursors"])
-    tokenizer = text.sources[0].settings.tokenizer
-    blocks = text.sequences(16)
-    order = blocks.order(1, 1)
-
-    def rows() -> Iterator[str]:
-        while True:
-            for tokens in state["begun"].values():
-                while tokenizer.end_of_text in tokens:
-                    end = tokens.index(tokenizer.end_of_text)
-                    row = tokenizer.decode(tokens[:end]).strip()
-                    del tokens[: end + 1]
-                    yield row
-            (inputs, _), _ = blocks.__getitems__(order.items(state["step"], 1))
-            source = str(text.mix.sources(state["step"], 1)[0])
-            state["begun"].setdefault(source, []).extend(inputs[0].tolist())
-            state["step"] += 1
-
-    def state_of() -> dict[str, Any]:
-        return {**state, "cursors": text.finish(state["step"])}
-
-    return rows(), state_of
-
-
-def resume(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Rows that are lost and doubled by kills: the undisturbed reader has them once."""
-    found = []
-    wanted = sum(ROWS)  # of `datasets`, each once
-    with tempfile.TemporaryDirectory() as folder:
-        sources = write_sources(Path(folder) / "data")
-        for name, open_at in (("datasets", datasets_at), ("ours", ours_at)):
-            opened = partial(open_at, sources, Path(folder) / name)
-            calm, killed = (with_kills(opened, wanted, kills) for kills in (0, KILLS))
-            same = sum(one == other for one, other in zip(calm, killed, strict=False))
-            figures = {
-                "reader": name,
-                "rows": wanted,
-                "kills": KILLS,
-                "lost": sum((Counter(calm) - Counter(killed)).values()),
-                "doubled": sum((Counter(killed) - Counter(calm)).values()),
-                "in their place": same,
-            }
-            found.append(figures)
-            print(json.dumps(figures), file=sys.stderr, flush=True)
-    print_table(list(found[0]), [list(one.values()) for one in found])
-    return found
-
 
 # Tokens per second.
 
@@ -220,52 +60,52 @@ def in_new_process(python: str, name: str, folder: Path, workers: int, tokens: i
 
 
 def loader(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Each loader cold, with its preparation, and then warm, without and with worker processes."""
+    """Each loader cold, with its preparation, and then warm, in turns, with 0 and 2 workers."""
     names = ["ours", "datasets", *(["litdata", "mosaicml"] if options.peers else [])]
-    found = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         write_text(folder, options.megabytes)
-        for name in names:
+
+        def timed(name: str, workers: int = 0, tokens: int = options.tokens) -> Any:
             python = sys.executable if name in ("ours", "datasets") else options.peers
-            cold = in_new_process(python, name, folder, 0, options.tokens)
-            warm = {
-                workers: [
-                    in_new_process(python, name, folder, workers, options.tokens)
-                    for _ in range(options.repeats)
-                ]
-                for workers in (0, 2)
-            }
-            speeds = {
-                workers: statistics.median(one["tokens"] / one["read"] for one in several)
-                for workers, several in warm.items()
-            }
-            figures = {
-                "loader": name,
-                "cold, tokens/s": cold["tokens"] / (cold["prepare"] + cold["read"]),
-                "warm, tokens/s": speeds[0],
-                "warm, 2 workers": speeds[2],
-                "first batch, cold, s": cold["prepare"] + cold["first"],
-                "first batch, warm, s": statistics.median(
-                    one["prepare"] + one["first"] for one in warm[0]
-                ),
-            }
-            found.append(figures)
-            print(json.dumps(figures), file=sys.stderr, flush=True)
-    print_table(
-        list(found[0]),
-        [
-            [
-                one["loader"],
-                *(
-                    f"{one[key]:,.{1 if key.endswith('s') and 'batch' in key else 0}f}"
-                    for key in list(one)[1:]
-                ),
-            ]
-            for one in found
-        ],
-    )
+            found = in_new_process(python, name, folder, workers, tokens)
+            print(name, workers, json.dumps(found), file=sys.stderr, flush=True)
+            return found
+
+        cold = {name: timed(name) for name in names}
+        # What the warm passes read ahead is in the cache as well: they would encode it meanwhile.
+        timed("ours", tokens=2 * options.tokens)
+        warm: dict[tuple[str, int], list[Any]] = {}
+        for _ in range(options.repeats):
+            for workers in (0, 2):
+                for name in names:
+                    warm.setdefault((name, workers), []).append(timed(name, workers))
+    found = [figures_of(name, cold[name], warm) for name in names]
+    rows = []
+    for one in found:
+        _, *values = one.values()
+        rows.append([one["loader"], *(f"{v:,.{0 if v > 100 else 1}f}" for v in values)])
+    print_table(list(found[0]), rows)
     return found
+
+
+def figures_of(name: str, cold: Any, warm: dict[tuple[str, int], list[Any]]) -> dict[str, Any]:
+    """The figures of a loader: of several passes the median, and of the speeds both ends."""
+    speeds = {
+        workers: sorted(one["tokens"] / one["read"] for one in warm[name, workers])
+        for workers in (0, 2)
+    }
+    firsts = [one["prepare"] + one["first"] for one in warm[name, 0]]
+    return {
+        "loader": name,
+        "cold, tokens/s": cold["tokens"] / (cold["prepare"] + cold["read"]),
+        "warm, tokens/s": statistics.median(speeds[0]),
+        "lowest": speeds[0][0],
+        "highest": speeds[0][-1],
+        "warm, 2 workers": statistics.median(speeds[2]),
+        "first batch, cold, s": cold["prepare"] + cold["first"],
+        "first batch, warm, s": statistics.median(firsts),
+    }
 
 
 # A start in the middle.
@@ -334,7 +174,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     print(as_words(machine()))
-    command = {"resume": resume, "loader": loader, "start": start}[options.command]
+    command = {"resume": lambda options: resume(), "loader": loader, "start": start}[
+        options.command
+    ]
     save(f"streaming_{options.command}", command(options))
 
 

@@ -161,6 +161,26 @@ def test_a_run_killed_on_one_three_two_and_one_process_streams_from_the_hub(sour
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(900)
+def test_a_run_killed_under_fsdp_continues_on_another_number_of_processes(sources, tmp_path):
+    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+    shared = words_of(sources, 50, "model.dropout=0", f"data.cache_dir={tmp_path / 'cache'}")
+    whole = runs.train(*shared, f"run.dir={undisturbed}")
+    assert whole.returncode == 0, whole.stderr
+
+    def attempt(number: int) -> list[str]:
+        options = (f"--num_processes={2 if number < 2 else 3}",)
+        words = (*shared, f"run.dir={killed}")
+        return runs.launch_command("fsdp_cpu.yaml", *words, options=options)
+
+    kill_often(2, killed, attempt, tmp_path / "said", forked=False)
+    last = runs.run(attempt(2))
+    assert last.returncode == 0, last.stderr
+    assert "3 processes" in last.stdout
+    compare(undisturbed, killed, 50, exact=False)
+
+
+@pytest.mark.thorough
 def test_a_run_continues_at_its_commit_although_the_branch_has_moved(sources, tmp_path, hub):
     names = on_the_hub(hub, sources)
     shared = words_of(names, 40, f"data.cache_dir={tmp_path / 'cache'}")
