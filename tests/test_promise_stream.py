@@ -127,9 +127,11 @@ def test_a_run_that_is_killed_ends_with_the_bits_of_one_that_was_not(
 
 
 def on_the_hub(hub, sources) -> list[str]:
-    """The same data sets on a hub, by their names there."""
+    """The same data sets on a hub, by their names there, each with a split for validation."""
     for folder in sources:
-        files = {path.name: path.read_bytes() for path in folder.iterdir()}
+        files = {f"train-{path.name}": path.read_bytes() for path in folder.iterdir()}
+        first = min(files)
+        files[first.replace("train", "validation")] = files[first]
         stream_data.publish_dataset(hub, files, f"me/{folder.name}")
     return [f"me/{folder.name}" for folder in sources]
 
@@ -183,13 +185,16 @@ def test_a_run_killed_under_fsdp_continues_on_another_number_of_processes(source
 @pytest.mark.thorough
 def test_a_run_continues_at_its_commit_although_the_branch_has_moved(sources, tmp_path, hub):
     names = on_the_hub(hub, sources)
-    shared = words_of(names, 40, f"data.cache_dir={tmp_path / 'cache'}")
+    split = "data.held_out_split=validation"
+    shared = words_of(names, 40, f"data.cache_dir={tmp_path / 'cache'}", split)
     undisturbed, stopped = tmp_path / "undisturbed", tmp_path / "stopped"
     for run_dir, steps in ((undisturbed, 20), (undisturbed, 40), (stopped, 20)):
         words = (*shared, f"run.dir={run_dir}", f"train.max_steps={steps}")
         result = runs.train(*words, **hub.environment())
         assert result.returncode == 0, result.stderr
-    stream_data.publish_dataset(hub, {"part-0.parquet": stream_data.parquet_of(["new"])}, names[0])
+    new = stream_data.parquet_of(["new"])
+    files = {f"{split}-part-0.parquet": new for split in ("train", "validation")}
+    stream_data.publish_dataset(hub, files, names[0])
     moved = tmp_path / "moved"
     words = (f"run.dir={moved}", f"data.cache_dir={tmp_path / 'moved-cache'}")
     for more in ([*words, f"snapshot.resume={stopped}"], [f"run.dir={stopped}"]):
@@ -197,6 +202,9 @@ def test_a_run_continues_at_its_commit_although_the_branch_has_moved(sources, tm
         assert result.returncode == 0, result.stderr
     assert cursors(stopped, 40) == cursors(moved, 40) == cursors(undisturbed, 40)
     assert runs.losses_from(moved, 21) == runs.losses_from(undisturbed, 21)
+    assert [one["loss"] for one in runs.metrics(stopped, "eval")] == [
+        one["loss"] for one in runs.metrics(undisturbed, "eval")
+    ]
     assert runs.losses_from(stopped, 21) == runs.losses_from(undisturbed, 21)
 
 
