@@ -37,9 +37,8 @@ def check_streaming(found: Problems) -> None:
     split = data.held_out_split
     need(split != "train", "data.held_out_split", "is trained on. Name another split")
     if not is_streamed(found.config):
-        need(
-            split is None, "data.held_out_split", "is for a streamed text: set data.streaming=true"
-        )
+        rule = "is of a streamed text. Set data.streaming=true, or leave it out"
+        need(split is None, "data.held_out_split", rule)
         return
     need(
         bool(data.mix) or data.source not in BUILT_IN,
