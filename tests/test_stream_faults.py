@@ -177,7 +177,7 @@ def test_a_run_waits_for_a_server_that_is_down_with_a_line_and_reads_on(
     assert found == [BOTH]
     waits = [line for line in access.lines if line.startswith("waiting")]
     assert len(waits) == 1  # the next after a minute
-    assert access.lines[0].startswith(f"waiting for data.source={FILES} since ")
+    assert waits[0].startswith(f"waiting for data.source={FILES} since ")
 
 
 def test_a_start_does_not_wait_for_long(dataset_hub, access, monkeypatch):
