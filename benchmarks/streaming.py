@@ -73,7 +73,7 @@ def loader(options: argparse.Namespace) -> list[dict[str, Any]]:
             return found
 
         cold = {name: timed(name) for name in names}
-        # What the warm passes read ahead is in the cache as well: they would encode it meanwhile.
+        # More of what the warm passes read ahead is in the cache then, though not all of it.
         timed("ours", tokens=2 * options.tokens)
         warm: dict[tuple[str, int], list[Any]] = {}
         for _ in range(options.repeats):
