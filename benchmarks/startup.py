@@ -46,6 +46,9 @@ RESUMED = {"resumed at step 1": "early", f"resumed at step {LATE:,}": "late"}
 CASES = (IMPORTS, *COMMANDS, "text not prepared", *RESUMED)
 KILLED = "after a kill, two processes"
 AS_CPU_YAML = {"ACCELERATE_USE_CPU": "true", "ACCELERATE_MIXED_PRECISION": "bf16"}
+ENVIRONMENT = os.environ | AS_CPU_YAML
+ENVIRONMENT.pop("PYTHONDONTWRITEBYTECODE", None)
+"""As a user's second start has it: pip has compiled torch, and the first start the project."""
 STEP = re.compile(r"step (\d+)/")
 
 
@@ -64,9 +67,8 @@ def by(starter: str, script: list[str]) -> list[str]:
 def seconds_to_first_step(command: list[str]) -> float:
     """Seconds until the line of the first step is printed; the run is then terminated."""
     started_at = time.perf_counter()
-    environment = os.environ | AS_CPU_YAML
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=ENVIRONMENT
     ) as process:
         assert process.stdout is not None
         found = next((line for line in process.stdout if STEP.match(line)), None)
@@ -101,7 +103,7 @@ def time_start(case: str, folder: Path, turn: int) -> float:
     more = [f"data.cache_dir={folder / 'data'}", f"train.max_steps={2 * LATE}"]
     if case == IMPORTS:
         started_at = time.perf_counter()
-        subprocess.run([sys.executable, "-c", IMPORTS], check=True)
+        subprocess.run([sys.executable, "-c", IMPORTS], check=True, env=ENVIRONMENT)
         return time.perf_counter() - started_at
     run = f"{CASES.index(case)}-{turn}"
     if case in RESUMED:
@@ -120,7 +122,7 @@ def seconds_after_kills(folder: Path, kills: int) -> list[float]:
     command = launch("ddp_cpu.yaml", script, *words, options=options)
     seconds, newest, killed_at, next_kill = [], 0, 0.0, 30
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=ENVIRONMENT
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:

@@ -11,8 +11,10 @@ from preload import environment
 
 HEAVY = [
     "datasets",
+    "huggingface_hub.hf_api",
     "matplotlib",
     "pandas",
+    "pyarrow.parquet",
     "sympy",
     "torch._dynamo",
     "torch.distributed.tensor",

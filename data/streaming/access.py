@@ -8,10 +8,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import fsspec
-from pyarrow.parquet import FileMetaData
 
 from data.errors import DataError
 from data.files import stamps_of
@@ -19,6 +18,9 @@ from data.streaming.groups import StreamFile
 from data.streaming.http import Changed, HttpFiles, Refused
 from data.streaming.waiting import Unanswered, Waiting
 from data.urls import redact_urls
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import FileMetaData
 
 HTTP = re.compile(r"https?://", re.IGNORECASE)
 URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)

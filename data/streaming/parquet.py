@@ -5,11 +5,9 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyarrow import parquet
-from pyarrow.parquet import FileMetaData
 
 from data.columns import no_column
 from data.errors import BrokenText, DataError
@@ -17,6 +15,9 @@ from data.streaming.access import URL, Access
 from data.streaming.file_range import FileRange
 from data.streaming.groups import Group, StreamFile
 from data.streaming.kept import digest_of, keep, kept
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import FileMetaData
 
 FOOTER_BYTES = 1 << 16
 """What is read of a file's end at first: most footers are smaller."""
@@ -67,6 +68,8 @@ def _footer_bytes(access: Access, source: str, file: StreamFile) -> bytes:
 
 
 def _parsed(source: str, file: StreamFile, footer: bytes) -> FileMetaData:
+    from pyarrow import parquet
+
     try:
         return parquet.read_metadata(io.BytesIO(MAGIC + footer))
     except (pa.ArrowException, OSError) as error:
@@ -133,6 +136,8 @@ def read_rows(
 
     Raises ValueError or OSError, of pyarrow and of the decoder, if it cannot be decoded.
     """
+    from pyarrow import parquet
+
     footer = footer_of(access, source, file)
     chunk = FileRange(access, source, file)
     chunk.load(group.begin, group.end)

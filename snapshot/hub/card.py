@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from huggingface_hub import EvalResult, ModelCardData
+import huggingface_hub  # imports the rest at its first use
 
 from data.formats import TABLE_READERS, TEXT_SUFFIXES, suffixes
 from data.printable import printable
@@ -92,10 +92,10 @@ def _files_at_the_top(state: RunState) -> str:
     }[configured_stem(state.config)]
 
 
-def _metadata(repo_id: str, state: RunState, shape: ModelConfig) -> ModelCardData:
+def _metadata(repo_id: str, state: RunState, shape: ModelConfig) -> huggingface_hub.ModelCardData:
     """The fields that the Hub shows, and filters by."""
     name, unit = _public_name(state.data["name"]), token_unit(state.data)
-    return ModelCardData(
+    return huggingface_hub.ModelCardData(
         library_name="peft" if configured_stem(state.config) == ADAPTERS else "transformers",
         pipeline_tag="text-generation",
         license=state.config["hub"].get("license"),
@@ -135,7 +135,7 @@ def _base_model(state: RunState) -> str | None:
     return None if repo is None else repo[2]
 
 
-def _results(state: RunState, name: str, dataset: str) -> list[EvalResult] | None:
+def _results(state: RunState, name: str, dataset: str) -> list[huggingface_hub.EvalResult] | None:
     """The lowest held-out loss of the run, as the Hub lists results."""
     loss, unit = state.best_loss, token_unit(state.data)
     if loss is None:
@@ -146,7 +146,7 @@ def _results(state: RunState, name: str, dataset: str) -> list[EvalResult] | Non
     if (per_byte := bits_per_byte(state.data, loss)) is not None:
         figures["bits per byte"] = per_byte
     return [
-        EvalResult(
+        huggingface_hub.EvalResult(
             task_type="text-generation",
             task_name="Text generation",
             dataset_type=dataset,

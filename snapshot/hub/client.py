@@ -13,13 +13,8 @@ from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from huggingface_hub import (
-    CommitOperationAdd,
-    CommitOperationDelete,
-    constants,
-    hf_hub_download,
-)
-from huggingface_hub.hf_api import LFSFileInfo, RepoFile
+import huggingface_hub  # imports the rest at its first use, which a run without a Hub has not
+from huggingface_hub import constants
 
 from snapshot.errors import SnapshotError
 from snapshot.hub.errors import (
@@ -41,7 +36,6 @@ REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 COMMIT_ID = re.compile(r"[A-Za-z0-9]{5,128}")
 LARGE_BYTES = 5 << 20
 """The Hub takes at most 10 MB into git itself."""
-Operation = CommitOperationAdd | CommitOperationDelete
 
 
 class Hub(Remote):
@@ -98,7 +92,7 @@ class Hub(Remote):
                 entry.blob_id,
             )
             for entry in entries
-            if isinstance(entry, RepoFile)
+            if isinstance(entry, huggingface_hub.RepoFile)
         }
 
     def latest(self, commit: str, files: Mapping[str, RemoteFile]) -> Latest | None:
@@ -126,7 +120,7 @@ class Hub(Remote):
         """
         with translate_errors(self.repo_id, commit):
             return Path(
-                hf_hub_download(
+                huggingface_hub.hf_hub_download(
                     self.repo_id, path, revision=commit, local_dir=folder, force_download=again
                 )
             )
@@ -144,7 +138,7 @@ class Hub(Remote):
         for path in sorted(set(files) - at_once):
             self.download(commit, path, folder, again)
 
-    def upload_contents(self, additions: Sequence[CommitOperationAdd]) -> Transfer:
+    def upload_contents(self, additions: Sequence[huggingface_hub.CommitOperationAdd]) -> Transfer:
         """Upload the large files that the Hub does not have yet, without a commit.
 
         A file that is added at two paths is uploaded once.
@@ -163,7 +157,7 @@ class Hub(Remote):
         return transfer
 
     def _upload_with_xet(
-        self, paths: Sequence[str], additions: Sequence[CommitOperationAdd]
+        self, paths: Sequence[str], additions: Sequence[huggingface_hub.CommitOperationAdd]
     ) -> Transfer | None:
         """Upload files with Xet, and mark them as uploaded; None if the server has no Xet."""
         try:
@@ -182,14 +176,16 @@ class Hub(Remote):
                 one._upload_mode, one._is_uploaded = "lfs", True
         return transfer
 
-    def _send(self, additions: Sequence[CommitOperationAdd]) -> None:
+    def _send(self, additions: Sequence[huggingface_hub.CommitOperationAdd]) -> None:
         with translate_errors(self.repo_id, BRANCH):
             # An empty gitignore, or a .gitignore in the repo would silently drop files.
             self._api.preupload_lfs_files(
                 self.repo_id, additions, free_memory=False, gitignore_content=""
             )
 
-    def commit(self, operations: Sequence[Operation], message: str, parent: str) -> str:
+    def commit(
+        self, operations: Sequence[huggingface_hub.CommitOperation], message: str, parent: str
+    ) -> str:
         """Create a commit on top of `parent`; returns its id. After an error, the outcome is open.
 
         If the server ignores the parent, or if its commit ids are not valid for the client (64
@@ -233,7 +229,7 @@ class Hub(Remote):
             self._api.super_squash_history(self.repo_id, branch=BRANCH, commit_message=message)
 
 
-def _is_large(addition: CommitOperationAdd) -> bool:
+def _is_large(addition: huggingface_hub.CommitOperationAdd) -> bool:
     """Whether a file belongs in the storage for large files; smaller ones may be in git itself."""
     if not isinstance(addition.path_or_fileobj, str):
         return False
@@ -241,10 +237,12 @@ def _is_large(addition: CommitOperationAdd) -> bool:
     return large_type or addition.upload_info.size >= LARGE_BYTES
 
 
-def _lfs_file(digest: str) -> LFSFileInfo:
+def _lfs_file(digest: str) -> huggingface_hub.hf_api.LFSFileInfo:
     """What the client's deletion takes; it uses nothing but the digest."""
     pushed_at = "2000-01-01T00:00:00.000Z"
-    return LFSFileInfo(fileOid=digest, filename="", oid=digest, pushedAt=pushed_at, size=0)
+    return huggingface_hub.hf_api.LFSFileInfo(
+        fileOid=digest, filename="", oid=digest, pushedAt=pushed_at, size=0
+    )
 
 
 def _digest(oid: str) -> str:

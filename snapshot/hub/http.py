@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import httpx2
-from huggingface_hub import HfApi, set_client_factory
+import huggingface_hub  # imports HfApi at its first use, which a run without a Hub has not
 from huggingface_hub.utils import logging
-from huggingface_hub.utils._http import default_client_factory
+from huggingface_hub.utils._http import default_client_factory, set_client_factory
 
 from snapshot.hub.errors import RETRY_AFTER, retry_after_seconds
 
@@ -13,11 +13,11 @@ LONGEST_SLEEP_SECONDS = 10.0
 """The longest delay between the Hub client's own retries of a request."""
 
 
-def hub_api(timeout: float) -> HfApi:
+def hub_api(timeout: float) -> huggingface_hub.HfApi:
     """The Hub client: quiet, and `timeout` is the seconds that a request waits for data."""
     logging.set_verbosity_error()  # its warnings would break our progress line
     set_client_factory(lambda: client(timeout))
-    return HfApi()
+    return huggingface_hub.HfApi()
 
 
 def client(timeout: float) -> httpx2.Client:

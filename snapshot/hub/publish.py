@@ -15,13 +15,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+import huggingface_hub  # imports the rest at its first use
 
 from data.tokenizer import TOKENIZER_FILES
 from snapshot.disk.files import MANIFEST, manifest_entries, manifest_sha256, step_of
 from snapshot.disk.reference import ADAPTER_CONFIG, BASE, CONFIG
 from snapshot.errors import SnapshotError
-from snapshot.hub.client import Hub, Operation
+from snapshot.hub.client import Hub
 from snapshot.hub.errors import HubError
 from snapshot.hub.latest import (
     LATEST,
@@ -147,14 +147,16 @@ def publish(
     files = hub.files(parent)
     best = _best_files(upload.best, files)
     top_level = [
-        CommitOperationAdd(path.name, path)
+        huggingface_hub.CommitOperationAdd(path.name, path)
         for path in sorted(upload.folder.iterdir())
         if path.name in (*CONFIGS, *TOKENIZER_FILES) or WEIGHTS.fullmatch(path.name)
     ]
     if upload.card.curves is not None:
-        top_level.append(CommitOperationAdd(CURVES, upload.card.curves))
-    top_level.append(CommitOperationAdd(LATEST, latest_as_bytes(latest)))
-    top_level += [CommitOperationAdd(path, content) for path, content in records.items()]
+        top_level.append(huggingface_hub.CommitOperationAdd(CURVES, upload.card.curves))
+    top_level.append(huggingface_hub.CommitOperationAdd(LATEST, latest_as_bytes(latest)))
+    top_level += [
+        huggingface_hub.CommitOperationAdd(path, content) for path, content in records.items()
+    ]
     transfer = hub.upload_contents([*snapshot, *best, *top_level])
     check_digests(_digests_of(snapshot), upload.folder)
     if upload.best is not None and upload.best.folder is not None:
@@ -165,9 +167,11 @@ def publish(
         *replaced_segments(files, records, latest, before),
         *(path for path in files if path.startswith(BEST) and (best or latest.best_step == 0)),
     }.difference(one.path_in_repo for one in added)
-    deletions = [CommitOperationDelete(path, is_folder=False) for path in sorted(deleted)]
-    operations: list[Operation] = [*added, *deletions]
-    card = CommitOperationAdd("README.md", upload.card.text.encode())
+    deletions = [
+        huggingface_hub.CommitOperationDelete(path, is_folder=False) for path in sorted(deleted)
+    ]
+    operations: list[huggingface_hub.CommitOperation] = [*added, *deletions]
+    card = huggingface_hub.CommitOperationAdd("README.md", upload.card.text.encode())
     message = f"Snapshot of step {latest.step}"
     confirm()
     try:
@@ -182,7 +186,9 @@ def publish(
 
 
 def _unneeded(
-    files: Mapping[str, RemoteFile], added: Iterable[CommitOperationAdd], deleted: Collection[str]
+    files: Mapping[str, RemoteFile],
+    added: Iterable[huggingface_hub.CommitOperationAdd],
+    deleted: Collection[str],
 ) -> frozenset[str]:
     """The large files of a commit that are not in the next one."""
     new = _digests_of(added)
@@ -191,16 +197,21 @@ def _unneeded(
     return frozenset(before - stay - set(new.values()))
 
 
-def _snapshot_files(folder: Path, path_in_repo: str) -> list[CommitOperationAdd]:
+def _snapshot_files(folder: Path, path_in_repo: str) -> list[huggingface_hub.CommitOperationAdd]:
     names = sorted({*manifest_entries(folder), MANIFEST})
     for name in names:
         (
             folder / name
         ).stat()  # raises OSError; the client would raise ValueError for a missing file
-    return [CommitOperationAdd(f"{path_in_repo}/{name}", folder / name) for name in names]
+    return [
+        huggingface_hub.CommitOperationAdd(f"{path_in_repo}/{name}", folder / name)
+        for name in names
+    ]
 
 
-def _best_files(best: Best | None, files: Mapping[str, RemoteFile]) -> list[CommitOperationAdd]:
+def _best_files(
+    best: Best | None, files: Mapping[str, RemoteFile]
+) -> list[huggingface_hub.CommitOperationAdd]:
     """The files of the best snapshot, unless the repo has them."""
     if best is None or best.folder is None:
         return []
@@ -215,7 +226,7 @@ def _best_files(best: Best | None, files: Mapping[str, RemoteFile]) -> list[Comm
     return _snapshot_files(best.folder, BEST.rstrip("/"))
 
 
-def _digests_of(operations: Iterable[CommitOperationAdd]) -> dict[str, str]:
+def _digests_of(operations: Iterable[huggingface_hub.CommitOperationAdd]) -> dict[str, str]:
     return {one.path_in_repo: one.upload_info.sha256.hex() for one in operations}
 
 

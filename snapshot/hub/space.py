@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from huggingface_hub import (
+    CommitOperation,
     CommitOperationAdd,
     CommitOperationDelete,
     constants,
@@ -12,7 +13,7 @@ from huggingface_hub import (
 from huggingface_hub.hf_api import RepoFile
 
 from snapshot.errors import SnapshotError
-from snapshot.hub.client import OWN_FILES, Operation
+from snapshot.hub.client import OWN_FILES
 from snapshot.hub.errors import translate_errors
 from snapshot.hub.http import hub_api
 from snapshot.hub.remote import BRANCH
@@ -49,7 +50,9 @@ def upload_space(repo_id: str, folder: Path, private: bool, timeout: float) -> s
         )
     added = sorted(path for path in folder.rglob("*") if path.is_file())
     paths = {path.relative_to(folder).as_posix(): path for path in added}
-    operations: list[Operation] = [CommitOperationAdd(name, path) for name, path in paths.items()]
+    operations: list[CommitOperation] = [
+        CommitOperationAdd(name, path) for name, path in paths.items()
+    ]
     gone = sorted(there - paths.keys() - OWN_FILES)
     operations += [CommitOperationDelete(path, is_folder=False) for path in gone]
     with translate_errors(repo_id, BRANCH):

@@ -26,6 +26,8 @@ TURN_SECONDS = 0.2
 """Of a measurement that a slow interval causes: a limit on CPU time acts in periods of 0.1 s."""
 SLOWER = 1.1
 """Several threads are given up for one if they take so many times as long."""
+CLEARLY_FASTER = 1.25
+"""If several are so many times as fast at once, the cores are free, and one turn is enough."""
 FALLEN = 1.5
 """It is measured again when a step takes so many times as long as in the fastest interval."""
 
@@ -66,6 +68,8 @@ class Threads:
                 for number, found in seconds.items():
                     torch.set_num_threads(number)
                     found.append(_mean_seconds_of(self._one_pass, turn_seconds))
+                if CLEARLY_FASTER * seconds[self._most][0] < seconds[1][0]:
+                    break
             single, several = (median(found) for found in seconds.values())
             if several > SLOWER * single:
                 self._watches = False
