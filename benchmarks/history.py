@@ -4,7 +4,8 @@
 
 One table over 100 to 1,000,000 steps: the first batch of a start there, a batch after it, an
 update, a snapshot, a resume, and the metrics that an upload carries. All in one process, in turns.
-Reported is the minimum CPU time of all turns, because other programs may use the machine.
+Reported is the minimum CPU time of all turns, because other programs may use the machine. An upload
+to a loopback Hub and the resident memory are of a process for each length (history_upload.py).
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ KINDS = {
 """What is timed, and how often in one turn."""
 
 
-def write_history(path: Path, steps: int) -> None:
-    """Write metrics.jsonl of a run of `steps` steps."""
-    with open(path, "w") as opened:
-        for step in range(1, steps + 1):
+def append_history(path: Path, before: int, steps: int) -> None:
+    """Add the steps from `before` + 1 to `steps` to metrics.jsonl."""
+    with open(path, "a") as opened:
+        for step in range(before + 1, steps + 1):
             loss = 1 + 3 / step**0.3 + (step * 2654435761 % 1000) / 5000
             opened.write(
                 f'{{"event": "train", "step": {step}, "loss": {loss}, "learning_rate": '
@@ -68,7 +69,7 @@ class Run:
 
         self.dir, self.steps = root / str(steps), steps
         (self.dir / "snapshots").mkdir(parents=True)
-        write_history(self.dir / "metrics.jsonl", steps)
+        append_history(self.dir / "metrics.jsonl", 0, steps)
         words = [*overrides(SHAPES[shape]), f"run.dir={self.dir}", f"train.eval_every={EVERY}"]
         self.config = load_config([*words, "hub.repo_id=null"])
         tokenizer = CharTokenizer("".join(map(chr, range(32, 132))))
@@ -84,6 +85,13 @@ class Run:
         plain = {"run": {"name": "history"}, "model": {}}
         self.state = RunState("run", "attempt", steps, 0, 1337, None, plain, {})
         self.stream = TokenStream([torch.randint(tokenizer.vocab_size, (1 << 20,)).numpy()])
+
+    def advance(self, steps: int) -> None:
+        """Count so many steps more, without taking them."""
+        self.steps += steps
+        self.state.step = self.steps
+        for state in self.optimizer.state.values():
+            state["step"].fill_(self.steps)
 
     def first_batch(self) -> None:
         """Start the loader at the next step."""
@@ -147,6 +155,8 @@ class Run:
 
 def histories(turns: int, shape: str) -> None:
     """Print the cost of everything after 100 to 1,000,000 steps."""
+    import history_upload
+
     seconds: dict[str, dict[int, list[float]]] = {
         kind: {steps: [] for steps in LENGTHS} for kind in KINDS
     }
@@ -169,17 +179,27 @@ def histories(turns: int, shape: str) -> None:
             megabytes[run.steps] = tracemalloc.get_traced_memory()[1] / 1e6
             tracemalloc.stop()
         carried = {run.steps: run.carried for run in runs}
+    alone = {steps: history_upload.measure(steps, shape) for steps in LENGTHS}
     rows = []
     for steps in LENGTHS:
         figures = [1e3 * min(seconds[kind][steps]) for kind in KINDS]
         first = [1e3 * min(seconds[kind][LENGTHS[0]]) for kind in KINDS]
         cells = [f"{a:.3g} ({a / b:.2f})" for a, b in zip(figures, first, strict=True)]
         rows.append(
-            (f"{steps:,}", *cells, f"{carried[steps] / 1e6:.2f}", f"{megabytes[steps]:.1f}")
+            (
+                f"{steps:,}",
+                *cells,
+                f"{1e3 * alone[steps]['upload']:.0f}",
+                f"{carried[steps] / 1e6:.2f}",
+                f"{megabytes[steps]:.1f}",
+                f"{alone[steps]['resident']:.0f}",
+            )
         )
     heads = [f"{kind}, ms" for kind in KINDS]
-    print_table(("steps", *heads, "MB of metrics an upload", "Python's peak, MB"), rows)
-    save("history", {"seconds": seconds, "megabytes": megabytes, "carried": carried})
+    more = ("upload, ms", "MB of metrics an upload", "Python's peak, MB", "resident, MB")
+    print_table(("steps", *heads, *more), rows)
+    figures = {"seconds": seconds, "megabytes": megabytes, "carried": carried, "alone": alone}
+    save("history", figures)
 
 
 def verifications(turns: int, shape: str) -> None:
