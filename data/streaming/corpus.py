@@ -20,6 +20,7 @@ from data.streaming.groups import Group, GroupText, Listing
 from data.streaming.prefetch import Prefetcher, windows_ahead
 from data.streaming.source import FORMAT, StreamSettings, StreamSource
 from data.streaming.text import StreamedText
+from data.streaming.token_file import HeldFile
 from data.subwords import SubwordTokenizer, tokenizer_of
 from data.tokenizer import OF_BYTES, SMALLEST_BPE, Tokenizer
 
@@ -86,22 +87,33 @@ def stream_corpus(
         ] or sources
         ahead = windows_ahead(prefetch_bytes, window_bytes, len(sources))
         text = StreamedText(sources, weights, Prefetcher(ahead, *turn))
-        with Progress(say) as progress:
-            held = []
-            for source, weight in zip(evaluated, weights, strict=True):
-                progress.doing(f"reading held-out rows of {source.listing.name}")
-                enough = int(held_out_bytes * weight / sum(weights))
-                held.append(source.hold_held_out(max(1, enough)))
-                if not len(held[-1]):
-                    raise DataError(
-                        f"data.source={source.listing.name} has no held-out row. Raise "
-                        "data.val_fraction or use more text."
-                    )
+        held = _hold(evaluated, weights, held_out_bytes, say)
     except OSError as error:
         raise cache_error(cache_dir, error) from error
     tokens = TokenStream([one.tokens for one in held])
     info = _info(text, tokens, sum(one.text_bytes for one in held), held_out)
     return Corpus(info, tokenizer, text, tokens)
+
+
+def _hold(
+    sources: Sequence[StreamSource],
+    weights: Sequence[float],
+    enough_bytes: int,
+    say: Callable[[str], None] | None,
+) -> list[HeldFile]:
+    """The held-out rows of each source, its share of so many bytes. Raises DataError, OSError."""
+    held = []
+    with Progress(say) as progress:
+        for source, weight in zip(sources, weights, strict=True):
+            progress.doing(f"reading held-out rows of {source.listing.name}")
+            share = int(enough_bytes * weight / sum(weights))
+            held.append(source.hold_held_out(max(1, share)))
+            if not len(held[-1]):
+                raise DataError(
+                    f"data.source={source.listing.name} has no held-out row. Raise "
+                    "data.val_fraction, name another data.held_out_split, or use more text."
+                )
+    return held
 
 
 def _info(
