@@ -8,6 +8,7 @@ from config.problems import Problems, is_storable
 from config.schema import Config, other_model
 from data.columns import PACKED
 from data.sources import BUILT_IN
+from data.streaming.groups import TRAIN
 from data.streaming.mix import WHOLE, shares_of
 from data.tokenizer import CHARACTERS, OF_BYTES, bpe_size
 
@@ -35,7 +36,7 @@ def check_streaming(found: Problems) -> None:
                     f"{WHOLE:,}th of all weights: raise it, or leave the source out."
                 )
     split = data.held_out_split
-    need(split != "train", "data.held_out_split", "is trained on. Name another split")
+    need(split != TRAIN, "data.held_out_split", "is trained on. Name another split")
     if not is_streamed(found.config):
         rule = "is of a streamed text. Set data.streaming=true, or leave it out"
         need(split is None, "data.held_out_split", rule)

@@ -160,7 +160,8 @@ def _differences_of_text(
     if before != now:  # the fingerprint is that of tokens, so the text may be the same
         known_as = f"{as_argument(before)} in the snapshot, {as_argument(now)} now"
         return [*differences, f"data.tokenizer: {known_as}"]
-    keys = ", data.window_bytes or data.mix" if state.stream is not None else ""
+    of_streams = ", data.window_bytes or data.mix, or data.held_out_split"
+    keys = of_streams if state.stream is not None else ""
     return [
         *differences,
         f"text: {state.data.get('name')} ({str(state.data.get('fingerprint'))[:8]}) in the "

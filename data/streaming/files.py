@@ -12,7 +12,7 @@ from data.errors import DataError
 from data.fetch import file_name_of
 from data.files import looks_like_files, matching_files
 from data.streaming.access import HTTP, URL, Access, local_version, version_of, with_filesystem
-from data.streaming.groups import StreamFile
+from data.streaming.groups import TRAIN, StreamFile
 from data.urls import redact_urls
 
 Found = list[tuple[str, StreamFile]]
@@ -34,14 +34,14 @@ def format_of(name: str) -> tuple[str | None, str | None]:
 
 
 def find_files(
-    access: Access, source: str, revision: str | None, split: str = "train"
+    access: Access, source: str, revision: str | None, split: str = TRAIN
 ) -> tuple[str | None, Found]:
     """The commit of a data set of the Hub, and the files of any source.
 
     Only a data set of the Hub that is named as a whole has another `split`. Raises DataError if
     they cannot be listed.
     """
-    if split != "train" and (URL.match(source) or _is_local(source)):
+    if split != TRAIN and (URL.match(source) or _is_local(source)):
         raise DataError(
             f"data.held_out_split={split} is a split of a data set of the Hub (owner/name), and "
             f"data.source={redact_urls(source)} is none. Leave it out: data.val_fraction of the "

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+TRAIN = "train"
+"""The split of a data set that is trained on."""
+
 
 @dataclass(frozen=True, slots=True)
 class StreamFile:

@@ -14,14 +14,12 @@ from fsspec.utils import glob_translate
 
 from data.errors import DataError, TextUnreachable
 from data.streaming.access import Access
-from data.streaming.groups import StreamFile
+from data.streaming.groups import TRAIN, StreamFile
 from data.streaming.http import LOG_IN, OID
 from data.streaming.kept import digest_of, keep, kept
 
 NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w.-]+(/[\w.-]+)*))?")
 """A data set, of whose default configuration one split is read."""
-TRAIN = "train"
-"""The split that is trained on."""
 HF = re.compile(
     r"hf://datasets/(?P<name>[\w.-]+/[\w.-]+)"
     r"(@(?P<revision>refs/(pr|convert)/[\w.-]+|[\w.-]+))?(/(?P<path>.*))?"

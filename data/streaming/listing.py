@@ -12,7 +12,7 @@ from data.errors import DataError
 from data.progress import Progress
 from data.streaming.access import Access
 from data.streaming.files import Found, check_formats, find_files, format_of
-from data.streaming.groups import Group, Listing, StreamFile
+from data.streaming.groups import TRAIN, Group, Listing, StreamFile
 from data.streaming.lines import check_first_row, line_groups
 from data.streaming.parquet import footer_of, row_groups
 from data.urls import redact_urls
@@ -28,7 +28,7 @@ def list_source(
     text_column: str,
     access: Access,
     revision: str | None = None,
-    split: str = "train",
+    split: str = TRAIN,
 ) -> Listing:
     """The files of `source` and their groups of rows, in the same order on every machine.
 

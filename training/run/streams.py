@@ -21,7 +21,7 @@ from data.sources import BUILT_IN
 from data.streaming.access import Access
 from data.streaming.corpus import fixed_tokenizer, stream_corpus
 from data.streaming.files import check_formats, find_files
-from data.streaming.groups import Listing
+from data.streaming.groups import TRAIN, Listing
 from data.streaming.listing import list_source
 from data.streaming.reading import read_group
 from data.streaming.text import StreamedText
@@ -99,7 +99,7 @@ def stream_text(
     data, first = config.data, accelerator.is_local_main_process
     access = Access(Path(data.cache_dir), say_error if first else None)
 
-    def listed(revisions: Revisions, split: str = "train") -> list[Listing]:
+    def listed(revisions: Revisions, split: str = TRAIN) -> list[Listing]:
         return [
             list_source(part.source, part.text_column or data.text_column, access, revision, split)
             for part, revision in zip(parts_of(config), revisions, strict=True)
