@@ -270,7 +270,7 @@ class LoopbackHub:
             for one in self.requests
         )
 
-    def wait_for(self, predicate: Callable[[], Any], deadline: float = 30.0) -> Any:
+    def wait_for(self, predicate: Callable[[], Any], deadline: float = 300.0) -> Any:
         """The first true value of a predicate, looked at after every request and every commit.
 
         Raises AssertionError after so many seconds.

@@ -26,7 +26,7 @@ from preload_server import EXECUTE, ROOM, THEN, can_be_forked, ignored_signals, 
 POSSIBLE = sys.platform == "linux"
 MOST_TEMPLATES = 3
 """How many addresses of a Hub are kept imported."""
-SECONDS = 120
+SECONDS = 600
 """For a template's answer; imports on a busy machine are the longest."""
 
 _of_torch = {"TORCHINDUCTOR_CACHE_DIR"} - os.environ.keys()

@@ -36,7 +36,7 @@ GRACE_SECONDS = 60
 """Between a preemption's SIGTERM and its SIGKILL."""
 DAEMONS = ("munged", "slurmctld", "slurmd")
 CLIENTS = ("sbatch", "scancel", "scontrol")
-START_SECONDS, CALL_SECONDS, STOP_SECONDS = 60, 30, 30
+START_SECONDS, CALL_SECONDS, STOP_SECONDS = 300, 120, 60
 POLL_SECONDS = 0.1
 NAME = "SLURMD_NODENAME"
 """Of the machine, in the environment of what a job runs there."""

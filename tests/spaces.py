@@ -18,7 +18,7 @@ from snapshot.space import make_space
 
 CALLS = ROOT / "tests" / "space_in_node.mjs"
 INSTALL = "apt-get install nodejs"
-DEADLINE_SECONDS = 120
+DEADLINE_SECONDS = 600
 CONTEXT = 24
 
 

@@ -80,7 +80,7 @@ def test_a_job_that_is_killed_resumes_on_an_empty_disk_with_the_same_bits(
     # The last snapshot does not come through before the machine is lost.
     hub.fault("commit", "hang", after=1, times=None)
     with runs.started(words, tmp_path / "1", forked=False, session=True, **disk(1)) as process:
-        hub.wait_for(lambda: hubs.step_of(hub) >= 10, 120)
+        hub.wait_for(lambda: hubs.step_of(hub) >= 10)
         os.killpg(process.pid, signal.SIGKILL)
         assert process.wait(10) == -signal.SIGKILL
     hub.clear_faults()

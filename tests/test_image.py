@@ -88,7 +88,7 @@ def test_a_stopped_container_has_its_code_and_the_next_resumes_from_the_hub(imag
 
     said = tmp_path / "said"
     with runs.started(container("train.max_steps=1000000"), said, forked=False) as process:
-        runs.wait_until(lambda: runs.newest_step(out / "run") > 60, process, 120)
+        runs.wait_until(lambda: runs.newest_step(out / "run") > 60, process)
         checked = subprocess.run(image.run("sh", "-c", image.health), check=False)
         (first,) = psutil.Process(process.pid).children()
         assert first.name() == "tini"

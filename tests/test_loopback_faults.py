@@ -238,7 +238,7 @@ def test_what_hangs_does_not_keep_the_hub_from_going_down(hub, client, repo):
         since = len(hub.requests)
         hub.fault(endpoint, "hang")
         client.begin(call, repo=repo)
-        hub.wait_for(lambda endpoint=endpoint, since=since: statuses(hub, endpoint, since), 10)
+        hub.wait_for(lambda endpoint=endpoint, since=since: statuses(hub, endpoint, since))
         begun = time.monotonic()
         hub.down()
         assert time.monotonic() - begun < 1
@@ -258,7 +258,7 @@ def test_a_client_that_leaves_within_its_request_has_done_nothing(hub, client, r
             "Content-Length: 100",
         ]
         connection.sendall("\r\n".join([*head, "", '{"key":']).encode())
-    hub.wait_for(lambda: len(hub.requests) > since, 10)
+    hub.wait_for(lambda: len(hub.requests) > since)
     assert statuses(hub, "commit", since) == ["client-left"]
     assert len(hub.repo(repo).commits) == 1
 

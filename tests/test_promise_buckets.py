@@ -365,7 +365,7 @@ def test_a_run_goes_on_from_its_bucket_on_another_machine(finished_run, small, t
     hub.fault("bucket-batch", "hang", after=2, times=None)
     mine = runs.command(*small, *words(here, "train.max_steps=30", "run.name=run"))
     with runs.started(mine, **hub.environment()):
-        hub.wait_for(lambda: 10 in steps_in(hub), 120)
+        hub.wait_for(lambda: 10 in steps_in(hub))
     hub.clear_faults()
     there_before = manifests(hub.bucket(BUCKET))
     shutil.rmtree(here)

@@ -117,7 +117,7 @@ def test_lines_of_the_loop_and_of_the_writing_of_a_snapshot_do_not_mix(tmp_path)
         for step in range(300):
             metrics.append([{"event": "eval", "step": step, "loss": 1.0}])
         done.set()
-        flushing.result(timeout=60)
+        flushing.result(timeout=runs.DEADLINE_SECONDS)
     assert [record["step"] for record in read_metrics(metrics.path)] == list(range(300))
 
 

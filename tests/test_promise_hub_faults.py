@@ -344,7 +344,7 @@ def test_an_expired_token_in_the_middle_of_a_run(small, tmp_path, hub):
     words = overrides(small, tmp_path / "run", *more)
     with paced(runs.command(*words), **hub.environment()) as (process, lines):
         said = read_until(lines, "step 21/")
-        hub.wait_for(lambda: hub.count("commit") >= 1, 60)
+        hub.wait_for(lambda: hub.count("commit") >= 1)
         hub.revoke(token)
         said += read_until(lines, "uploads wait")
         said += read_until(lines, "step 199/")
@@ -440,9 +440,11 @@ def test_of_two_runs_on_one_repo_exactly_one_keeps_it(small, tmp_path, hub):
     ):
         # Written when the repo has been read.
         begun = [tmp_path / name / "config.yaml" for name in ("a", "b")]
-        hub.wait_for(lambda: early.hits and all(path.exists() for path in begun), 60)
+        hub.wait_for(lambda: early.hits and all(path.exists() for path in begun))
         hub.clear_faults()
-        printed = [process.communicate(timeout=120)[0] for process in (one, other)]
+        printed = [
+            process.communicate(timeout=runs.DEADLINE_SECONDS)[0] for process in (one, other)
+        ]
         assert one.returncode == other.returncode == 0, printed
     only_one_keeps_it(hub, printed, STEPS)
     lost = ["another run has uploaded step" in out for out in printed]

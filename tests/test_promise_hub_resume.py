@@ -68,7 +68,7 @@ def test_a_run_goes_on_from_its_repo_on_another_machine(
     # The last snapshot does not come through before the machine is lost.
     hub.fault("commit", "hang", after=1, times=None)
     with runs.started(launched(*before, *hubs_words[here]), **hub.environment()):
-        hub.wait_for(lambda: hubs.step_of(hub) >= 10, 120)
+        hub.wait_for(lambda: hubs.step_of(hub) >= 10)
     hub.clear_faults()
     reached = hubs.step_of(hub)
     assert reached < STEPS
@@ -119,7 +119,9 @@ def test_machines_with_disks_of_their_own_fetch_what_they_lack(small, tmp_path, 
             runs.started(both[0], **hub.environment()) as one,
             runs.started(both[1], **hub.environment()) as other,
         ):
-            printed = [process.communicate(timeout=120) for process in (one, other)]
+            printed = [
+                process.communicate(timeout=runs.DEADLINE_SECONDS) for process in (one, other)
+            ]
         assert one.returncode == other.returncode == 0, printed
         return [out for out, _ in printed]
 

@@ -16,9 +16,9 @@ STEPS = 400
 KILLS = 10
 
 
-def wait_for(moment, process: subprocess.Popen, deadline: float = 60.0) -> bool:
+def wait_for(moment, process: subprocess.Popen) -> bool:
     """Wait until `moment()` holds, closely enough to hit the inside of a snapshot's writing."""
-    end = time.monotonic() + deadline
+    end = time.monotonic() + runs.DEADLINE_SECONDS
     while time.monotonic() < end:
         if moment():
             return True
@@ -30,9 +30,8 @@ def wait_for(moment, process: subprocess.Popen, deadline: float = 60.0) -> bool:
 
 def kill_at(words: list[str], moment, said: Path, forked: bool = True, **changes: str) -> bool:
     """Start a run, kill it and all its processes at the moment; False if it ended before."""
-    deadline = 60.0 if forked else 300.0  # a launcher starts processes that import everything
     with runs.started(words, into=said, forked=forked, **changes) as process:
-        return wait_for(moment, process, deadline)
+        return wait_for(moment, process)
 
 
 def inside_a_step(run_dir: Path, chosen: random.Random):

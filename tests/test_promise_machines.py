@@ -57,7 +57,9 @@ class Cluster:
         return self.disks[0] / "run"
 
 
-def finished(process: subprocess.Popen, deadline: float = 120) -> tuple[int, str, str]:
+def finished(
+    process: subprocess.Popen, deadline: float = runs.DEADLINE_SECONDS
+) -> tuple[int, str, str]:
     output, errors = process.communicate(timeout=deadline)
     return process.returncode, output, errors
 
@@ -186,18 +188,18 @@ def test_a_machine_that_loses_its_power_is_replaced_by_a_new_one(cluster, small,
         return looping(cluster, host, into, *overrides)
 
     with start(first, said[0]) as one, start(second, said[1]) as other:
-        runs.wait_until(lambda: hubs.step_of(cluster.hub) >= 30, one, 120)
+        runs.wait_until(lambda: hubs.step_of(cluster.hub) >= 30, one)
         second.kill()
-        other.wait(timeout=30)
+        other.wait(timeout=runs.DEADLINE_SECONDS)
         cluster.disks[1] = tmp_path / "empty_disk"
         second.boot()
         reached = runs.newest_step(cluster.run_dir)
         with start(second, said[2]) as successor:
             begun = time.monotonic()
-            runs.wait_until(lambda: runs.newest_step(cluster.run_dir) > reached, one, 120)
+            runs.wait_until(lambda: runs.newest_step(cluster.run_dir) > reached, one)
             print(f"goes on {time.monotonic() - begun:.1f} s after the new machine's start")
-            assert one.wait(timeout=120) == 0, said[0].read_text()
-            assert successor.wait(timeout=60) == 0, said[2].read_text()
+            assert one.wait(timeout=runs.DEADLINE_SECONDS) == 0, said[0].read_text()
+            assert successor.wait(timeout=runs.DEADLINE_SECONDS) == 0, said[2].read_text()
     assert "stopped: another process is gone, or cannot be reached" in said[0].read_text()
     whole = tmp_path / "whole"
     assert runs.launch("ddp_cpu.yaml", *overrides, f"run.dir={whole}").returncode == 0
@@ -239,7 +241,7 @@ def test_the_loop_of_the_readme_ends_done_whatever_fails_on_the_way(cluster, sma
             kill_on(first, "launcher")
             goes_on(one, attempts=3)
             first.kill()
-            one.wait(timeout=30)
+            one.wait(timeout=runs.DEADLINE_SECONDS)
         cluster.disks[0] = tmp_path / "empty_disk"
         first.boot()
         first.lose()
@@ -254,8 +256,8 @@ def test_the_loop_of_the_readme_ends_done_whatever_fails_on_the_way(cluster, sma
                 240,
             )
             first.find()
-            assert successor.wait(timeout=300) == 0, said[2].read_text()
-        assert other.wait(timeout=60) == 0, said[1].read_text()
+            assert successor.wait(timeout=runs.DEADLINE_SECONDS) == 0, said[2].read_text()
+        assert other.wait(timeout=runs.DEADLINE_SECONDS) == 0, said[1].read_text()
     whole = tmp_path / "whole"
     assert runs.launch("ddp_cpu.yaml", *overrides, f"run.dir={whole}").returncode == 0
     runs.assert_same_bits(runs.snapshot(whole, 900), runs.snapshot(cluster.run_dir, 900))
@@ -266,7 +268,7 @@ def test_the_loop_of_the_readme_ends_done_whatever_fails_on_the_way(cluster, sma
 def test_the_loop_of_the_readme_ends_at_a_mistake(tmp_path):
     run_dir = tmp_path / "run"
     words = runs.launch_command("cpu.yaml", f"run.dir={run_dir}", "train.max_stepz=5")
-    result = runs.run(the_loop_of_the_readme(words, run_dir), deadline=60)
+    result = runs.run(the_loop_of_the_readme(words, run_dir))
     assert result.returncode == 2, result.stderr
     assert result.stderr.count("There is no key 'train.max_stepz'") == 1
 
@@ -281,6 +283,6 @@ def test_a_first_machine_that_cannot_be_reached_is_said_and_given_up_in_time(tmp
     }
     config = runs.rehearsal("ddp_multinode.yaml", tmp_path, 2, **there)
     options = ("--machine_rank=1", "--rdzv_conf=timeout=2")
-    result = runs.run(runs.launch_command(config, options=options), deadline=60)
+    result = runs.run(runs.launch_command(config, options=options))
     assert result.returncode == 1
     assert "timed out after 2000ms while trying to connect to (127.0.0.1, " in result.stderr

@@ -16,6 +16,7 @@ STEPS_A_KILL = 120
 EVERY = 20
 KILLS = 10
 LONGEST_MEDIAN_SECONDS = 20
+"""Or twice what this machine takes to start the run, where that is longer."""
 
 
 @pytest.mark.parametrize(("config", "processes"), [("ddp_cpu.yaml", 2), ("fsdp_cpu.yaml", 3)])
@@ -51,38 +52,40 @@ def killed_and_compared(small, tmp_path, config, processes, kills) -> None:
     options = (f"--num_processes={processes}", "--max_restarts=20")
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
     words = runs.launch_command(config, *overrides, f"run.dir={undisturbed}", options=options)
-    whole = runs.run(words, deadline=300)
+    whole = runs.run(words)
     assert whole.returncode == 0, whole.stderr
     assert f"{processes} processes" in whole.stdout
     chosen = random.Random(2026)
     words = runs.launch_command(config, *overrides, f"run.dir={killed}", options=options)
     waits, reached_at, complete_at = [], [], []
-    said = tmp_path / "said"
+    said, launched = tmp_path / "said", time.monotonic()
     with runs.started(words, into=said, forked=False) as launcher:
+        runs.wait_until(lambda: runs.newest_step(killed) > 0, launcher)
+        start = time.monotonic() - launched
         for number in range(kills):
             # Spread over the run, each somewhere between two snapshots, and clear of its end.
             first = number * STEPS_A_KILL
-            runs.wait_until(lambda m=first: runs.newest_step(killed) > m, launcher, 120)
+            runs.wait_until(lambda m=first: runs.newest_step(killed) > m, launcher)
             victim = runs.workers(launcher)[chosen.randrange(processes)]
             moment = first + chosen.randrange(1, STEPS_A_KILL * 2 // 3)
-            runs.wait_until(lambda m=moment: runs.newest_step(killed) >= m, launcher, 120)
+            runs.wait_until(lambda m=moment: runs.newest_step(killed) >= m, launcher)
             complete_at.append(newest_complete(killed))
             victim.kill()
             died, reached = time.monotonic(), runs.newest_step(killed)
             reached_at.append(reached)
-            runs.wait_until(lambda r=reached: runs.newest_step(killed) > r, launcher, 120)
+            runs.wait_until(lambda r=reached: runs.newest_step(killed) > r, launcher)
             waits.append(time.monotonic() - died)
-        launcher.wait(timeout=300)
+        launcher.wait(timeout=runs.DEADLINE_SECONDS)
     output = said.read_text()
     assert launcher.returncode == 0, output
     starts = [int(step) for step in re.findall(r"/step-(\d+), the newest of this run", output)]
-    redone = [there - start for there, start in zip(reached_at, starts, strict=True)]
+    redone = [reached - there for reached, there in zip(reached_at, starts, strict=True)]
     median = statistics.median(waits)
     print(f"{config}, {processes} processes, {kills} kills: at most {max(redone)} steps done again")
     print(f"from the kill to the next new step: {median:.1f} s, at most {max(waits):.1f} s")
     # What was complete is never lost; the next snapshot waits until the one before is complete.
-    assert all(start >= complete for start, complete in zip(starts, complete_at, strict=True))
+    assert all(there >= complete for there, complete in zip(starts, complete_at, strict=True))
     assert max(redone) <= 2 * EVERY
-    assert median <= LONGEST_MEDIAN_SECONDS
+    assert median <= max(LONGEST_MEDIAN_SECONDS, 2 * start)
     runs.assert_same_bits(runs.snapshot(undisturbed, steps), runs.snapshot(killed, steps))
     assert runs.losses(killed) == runs.losses(undisturbed)

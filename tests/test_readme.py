@@ -93,7 +93,7 @@ def assert_shown_in_the_readme(output: str, run_dir: Path) -> None:
     """The lines of a run are those of the README, but for their numbers."""
 
     def without_numbers(text: str) -> list[str]:
-        return re.sub(r"\d+([.,]\d+)*(e-\d+)?", "#", text).splitlines()
+        return re.sub(r"\d+([.,]\d+)*(e-\d+)?(k(?= tokens))?", "#", text).splitlines()
 
     heads = ("text ", "model ", "step ", "run ", "snapshot ", "curves ", "Generate", "Continue")
     shown = set(without_numbers(pages.text_of(README)))

@@ -104,7 +104,7 @@ def in_trackio(folder: Path) -> dict[int, list[float]]:
         text=True,
         check=True,
         env=runs.environment(TRACKIO_DIR=str(folder)),
-        timeout=120,
+        timeout=runs.DEADLINE_SECONDS,
     )
     found: dict[int, list[float]] = {}
     for step, loss in json.loads(result.stdout.splitlines()[-1]):

@@ -122,7 +122,7 @@ class Report:
         seconds = time.perf_counter() - self.since
         speed = self.tokens_per_step * len(self.steps) / seconds
         share = self.console.speed.share(speed)
-        measured = {} if share is None else {"mfu": round(share, 4)}
+        measured = {} if share is None else {"mfu": round(share, 6)}
         records = []
         fault = None
         for step, rate, loss, norm in zip(self.steps, self.rates, losses, norms, strict=True):
