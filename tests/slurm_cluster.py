@@ -2,7 +2,7 @@
 
     with cluster(folder) as slurm:
         job = slurm.submit("slurm/ddp.sbatch", "train.max_steps=10")
-        assert slurm.end_of(job, seconds=60) == ("COMPLETED", 0)
+        assert slurm.end_of(job) == ("COMPLETED", 0)
 
 Everything is in the folder and on 127.0.0.1: configuration, key, sockets, state and logs. A Slurm
 or munge that the machine has of its own is not touched, and one need not be root.
@@ -144,16 +144,16 @@ class Cluster:
         """A signal to what the job's machines run, not to its script: as `--signal` sends it."""
         self.call("scancel", f"--signal={name}", str(job))
 
-    def wait_until(self, holds: Callable[[], object], job: int, seconds: float) -> None:
+    def wait_until(self, holds: Callable[[], object], job: int) -> None:
         """Wait until something holds; fails with the job's story at the deadline."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + runs.DEADLINE_SECONDS
         while not holds():
-            assert time.monotonic() < end, f"not within {seconds} s\n{self.story(job)}"
+            assert time.monotonic() < end, f"not before the deadline\n{self.story(job)}"
             time.sleep(POLL_SECONDS)
 
-    def end_of(self, job: int, seconds: float) -> tuple[str, int]:
+    def end_of(self, job: int) -> tuple[str, int]:
         """The last state of a job that is over for good, and its exit code."""
-        self.wait_until(lambda: self.about(job)["JobState"] in FINISHED, job, seconds)
+        self.wait_until(lambda: self.about(job)["JobState"] in FINISHED, job)
         about = self.about(job)
         return about["JobState"], int(about["ExitCode"].split(":")[0])
 

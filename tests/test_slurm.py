@@ -113,7 +113,7 @@ def test_a_script_is_bash_and_slurm_takes_it_as_it_is(script, slurm):
 def test_each_machine_starts_one_launcher_for_its_gpus(script, rehearsal):
     name = Path(script).stem
     job = rehearsal.submit("0", script=script)
-    assert rehearsal.slurm.end_of(job, 30) == ("COMPLETED", 0), rehearsal.slurm.output(job)
+    assert rehearsal.slurm.end_of(job) == ("COMPLETED", 0), rehearsal.slurm.output(job)
     for machine in (0, 1):
         started = rehearsal.started(0, machine)
         options, train = started["words"], started["words"].index("train.py")
@@ -143,17 +143,17 @@ def test_a_job_that_fails_or_gets_nowhere_ends_with_the_code_of_the_run(rehearsa
     stale.parent.mkdir(parents=True)
     stale.write_text("0")
     job = rehearsal.submit(end)
-    assert rehearsal.slurm.end_of(job, 30) == ("FAILED", code)
+    assert rehearsal.slurm.end_of(job) == ("FAILED", code)
     assert rehearsal.slurm.about(job)["Restarts"] == "0"
 
 
 def test_a_job_that_cannot_start_says_what_is_missing(rehearsal):
     job = rehearsal.submit("0", CONFIG="accelerate_configs/none.yaml")
-    assert rehearsal.slurm.end_of(job, 30) == ("FAILED", 2)
+    assert rehearsal.slurm.end_of(job) == ("FAILED", 2)
     assert "CONFIG=accelerate_configs/none.yaml" in rehearsal.slurm.output(job)
     (rehearsal.folder / "train.py").unlink()
     job = rehearsal.submit("0")
-    assert rehearsal.slurm.end_of(job, 30) == ("FAILED", 2)
+    assert rehearsal.slurm.end_of(job) == ("FAILED", 2)
     assert "submit from the repository's folder" in rehearsal.slurm.output(job)
 
 
@@ -161,9 +161,9 @@ def test_a_job_that_cannot_start_says_what_is_missing(rehearsal):
 def test_a_stopped_job_is_started_again_with_the_same_words(rehearsal):
     job = rehearsal.submit("75+", "at-SIGUSR1-75+", "0")
     slurm = rehearsal.slurm
-    slurm.wait_until(lambda: rehearsal.is_up(attempt=1), job, 30)
+    slurm.wait_until(lambda: rehearsal.is_up(attempt=1), job)
     slurm.signal(job, "USR1")
-    assert slurm.end_of(job, 30) == ("COMPLETED", 0), slurm.output(job)
+    assert slurm.end_of(job) == ("COMPLETED", 0), slurm.output(job)
     assert slurm.about(job)["Restarts"] == "2"
     for machine in (0, 1):
         assert rehearsal.started(0, machine) == rehearsal.started(2, machine)
@@ -177,11 +177,11 @@ def test_a_stopped_job_is_started_again_with_the_same_words(rehearsal):
 def test_a_preempted_job_is_started_again(rehearsal, end):
     job = rehearsal.submit(f"at-SIGTERM-{end}", "0")
     slurm = rehearsal.slurm
-    slurm.wait_until(lambda: rehearsal.is_up(attempt=0), job, 30)
+    slurm.wait_until(lambda: rehearsal.is_up(attempt=0), job)
     urgent = ("--partition=urgent", "--nodes=2", "--exclusive")
     other = slurm.submit("--wrap=true", options=urgent)
-    assert slurm.end_of(other, 30) == ("COMPLETED", 0)
-    assert slurm.end_of(job, 30) == ("COMPLETED", 0), slurm.output(job)
+    assert slurm.end_of(other) == ("COMPLETED", 0)
+    assert slurm.end_of(job) == ("COMPLETED", 0), slurm.output(job)
     assert slurm.about(job)["Restarts"] == "1"
     assert "preempted; back to the queue" in slurm.output(job)
 
@@ -190,11 +190,11 @@ def test_a_preempted_job_is_started_again(rehearsal, end):
 def test_a_job_comes_back_when_a_machine_fails(rehearsal):
     job = rehearsal.submit("at-SIGUSR1-75+", "0")
     slurm = rehearsal.slurm
-    slurm.wait_until(lambda: rehearsal.is_up(attempt=0), job, 30)
+    slurm.wait_until(lambda: rehearsal.is_up(attempt=0), job)
     slurm.fail(MACHINES[1])
-    slurm.wait_until(lambda: slurm.about(job)["JobState"] == "PENDING", job, 60)
+    slurm.wait_until(lambda: slurm.about(job)["JobState"] == "PENDING", job)
     slurm.boot(MACHINES[1])
-    assert slurm.end_of(job, 60) == ("COMPLETED", 0), slurm.output(job)
+    assert slurm.end_of(job) == ("COMPLETED", 0), slurm.output(job)
     assert slurm.about(job)["Restarts"] == "1"
 
 
@@ -202,9 +202,9 @@ def test_a_job_comes_back_when_a_machine_fails(rehearsal):
 def test_a_cancelled_job_does_not_come_back(rehearsal):
     job = rehearsal.submit("at-SIGTERM-143+")
     slurm = rehearsal.slurm
-    slurm.wait_until(lambda: rehearsal.is_up(attempt=0), job, 30)
+    slurm.wait_until(lambda: rehearsal.is_up(attempt=0), job)
     slurm.call("scancel", str(job))
-    assert slurm.end_of(job, 30)[0] == "CANCELLED"
+    assert slurm.end_of(job)[0] == "CANCELLED"
     assert (rehearsal.folder / "out/ddp/exit_code").read_text() == "143"  # it had time for that
 
 
@@ -212,7 +212,7 @@ def test_a_cancelled_job_does_not_come_back(rehearsal):
 def test_the_end_of_the_time_is_said_before_it_comes(rehearsal):
     # Slurm looks at the clock twice a minute, and sends the signal rather early than late.
     job = rehearsal.submit("at-SIGUSR1-75+", "0", options=("--time=1", "--signal=USR1@20"))
-    assert rehearsal.slurm.end_of(job, 120) == ("COMPLETED", 0), rehearsal.slurm.output(job)
+    assert rehearsal.slurm.end_of(job) == ("COMPLETED", 0), rehearsal.slurm.output(job)
     assert rehearsal.slurm.about(job)["Restarts"] == "1"
 
 
@@ -241,11 +241,9 @@ def trained(
     )
 
 
-def assert_trained(
-    slurm: Cluster, job: int, run_dir: Path, seconds: float, steps: int = STEPS
-) -> None:
+def assert_trained(slurm: Cluster, job: int, run_dir: Path, steps: int = STEPS) -> None:
     """The job ends well, after all steps, and was two processes."""
-    ended = slurm.end_of(job, seconds)
+    ended = slurm.end_of(job)
     logs = {log.name: log.read_text() for log in sorted((run_dir / "logs").iterdir())}
     assert ended == ("COMPLETED", 0), logs
     assert sorted(logs) == ["machine-0.log", "machine-1.log"]
@@ -259,7 +257,7 @@ def undisturbed(slurm, small, tmp_path_factory) -> Path:
     """The directory of a run whose job went through in one attempt."""
     run_dir = tmp_path_factory.mktemp("undisturbed") / "run"
     job = trained(slurm, small, run_dir)
-    assert_trained(slurm, job, run_dir, 120)
+    assert_trained(slurm, job, run_dir)
     return run_dir
 
 
@@ -272,7 +270,7 @@ def test_a_job_trains_on_two_machines(undisturbed):
 def test_a_job_trains_on_two_machines_that_share_a_model(slurm, small, tmp_path):
     run_dir = tmp_path / "shared"
     job = trained(slurm, small, run_dir, steps=30, script=SCRIPTS[1])
-    assert_trained(slurm, job, run_dir, 120, steps=30)
+    assert_trained(slurm, job, run_dir, steps=30)
     assert "FSDP" in (run_dir / "logs/machine-0.log").read_text()
 
 
@@ -284,9 +282,9 @@ def test_a_requeued_run_ends_with_the_same_bits(
     with cluster(tmp_path_factory.mktemp("other"), proctrack) as slurm:
         run_dir = tmp_path / "stopped"
         job = trained(slurm, small, run_dir)
-        slurm.wait_until(lambda: runs.newest_step(run_dir) > STEPS // 10, job, 120)
+        slurm.wait_until(lambda: runs.newest_step(run_dir) > STEPS // 10, job)
         slurm.signal(job, "USR1")
-        assert_trained(slurm, job, run_dir, 150)
+        assert_trained(slurm, job, run_dir)
         assert slurm.about(job)["Restarts"] == "1", slurm.output(job)
     runs.assert_same_bits(runs.snapshot(undisturbed, STEPS), runs.snapshot(run_dir, STEPS))
     assert runs.losses(run_dir) == runs.losses(undisturbed)
