@@ -57,10 +57,8 @@ class Cluster:
         return self.disks[0] / "run"
 
 
-def finished(
-    process: subprocess.Popen, deadline: float = runs.DEADLINE_SECONDS
-) -> tuple[int, str, str]:
-    output, errors = process.communicate(timeout=deadline)
+def finished(process: subprocess.Popen) -> tuple[int, str, str]:
+    output, errors = process.communicate(timeout=runs.DEADLINE_SECONDS)
     return process.returncode, output, errors
 
 
@@ -268,7 +266,7 @@ def test_the_loop_of_the_readme_ends_done_whatever_fails_on_the_way(cluster, sma
 def test_the_loop_of_the_readme_ends_at_a_mistake(tmp_path):
     run_dir = tmp_path / "run"
     words = runs.launch_command("cpu.yaml", f"run.dir={run_dir}", "train.max_stepz=5")
-    result = runs.run(the_loop_of_the_readme(words, run_dir))
+    result = runs.run(the_loop_of_the_readme(words, run_dir), deadline=60)
     assert result.returncode == 2, result.stderr
     assert result.stderr.count("There is no key 'train.max_stepz'") == 1
 
@@ -283,6 +281,6 @@ def test_a_first_machine_that_cannot_be_reached_is_said_and_given_up_in_time(tmp
     }
     config = runs.rehearsal("ddp_multinode.yaml", tmp_path, 2, **there)
     options = ("--machine_rank=1", "--rdzv_conf=timeout=2")
-    result = runs.run(runs.launch_command(config, options=options))
+    result = runs.run(runs.launch_command(config, options=options), deadline=60)
     assert result.returncode == 1
     assert "timed out after 2000ms while trying to connect to (127.0.0.1, " in result.stderr

@@ -65,7 +65,7 @@ def test_one_process_stops_with_a_snapshot_and_a_code(words, tmp_path, number):
     with runs.started(runs.command(*words)) as process:
         wait_for_steps(process, run_dir)
         process.send_signal(number)
-        output, errors = process.communicate(timeout=runs.DEADLINE_SECONDS)
+        output, errors = process.communicate(timeout=30)
     assert process.returncode == CODES[number], errors
     assert (run_dir / "exit_code").read_text() == f"{CODES[number]}\n"
     name = "Ctrl-C" if number == signal.SIGINT else number.name
@@ -84,7 +84,7 @@ def test_a_ctrl_c_that_reaches_every_process_finishes_the_step(words, tmp_path):
         wait_for_steps(process, run_dir)
         assert len(psutil.Process(process.pid).children()) >= 2
         os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=runs.DEADLINE_SECONDS)
+        _, errors = process.communicate(timeout=30)
     assert process.returncode == 130, errors
     assert errors == ""
     only_snapshot(run_dir)
@@ -117,7 +117,7 @@ def test_sigterm_to_the_launcher_or_to_one_worker_stops_all_at_one_step(
             workers[1].terminate()
         psutil.wait_procs(list(workers.values()), timeout=25)
         seconds = time.monotonic() - begun
-        output, errors = launcher.communicate(timeout=runs.DEADLINE_SECONDS)
+        output, errors = launcher.communicate(timeout=30)
     assert launcher.returncode == 1, errors
     assert (run_dir / "exit_code").read_text() == "143\n"
     assert output.count("stopped   by SIGTERM at step") == 1
@@ -155,8 +155,8 @@ def test_a_launcher_that_ends_by_the_same_ctrl_c_does_not_cut_the_snapshot_short
         wait_for_steps(launcher, run_dir, steps=2)
         (child,) = psutil.Process(launcher.pid).children()
         os.killpg(launcher.pid, signal.SIGINT)
-        launcher.wait(timeout=runs.DEADLINE_SECONDS)
-        psutil.wait_procs([child], timeout=runs.DEADLINE_SECONDS)
+        launcher.wait(timeout=30)
+        psutil.wait_procs([child], timeout=60)
         assert not child.is_running()
     only_snapshot(run_dir)
     assert (run_dir / "exit_code").read_text() == "130\n"
@@ -175,7 +175,7 @@ def test_a_neighbour_that_hangs_cannot_hold_a_run_that_is_told_to_stop(words, tm
         psutil.wait_procs([workers[0]], timeout=20)
         seconds = time.monotonic() - begun
         workers[1].kill()
-        _, errors = launcher.communicate(timeout=runs.DEADLINE_SECONDS)
+        _, errors = launcher.communicate(timeout=60)
     assert 1.5 < seconds < 10
     assert "stopped by SIGTERM, and its grace time is over" in errors
     assert (run_dir / "exit_code").read_text() == "143\n"
@@ -195,7 +195,7 @@ def test_a_second_ctrl_c_leaves_at_once(words, tmp_path):
             gone, _ = psutil.wait_procs([workers[0]], timeout=1)
         assert 2 <= presses < 10
         workers[1].kill()
-        _, errors = launcher.communicate(timeout=runs.DEADLINE_SECONDS)
+        _, errors = launcher.communicate(timeout=60)
     assert "stopped by Ctrl-C again" in errors
     assert exit_code(run_dir) == 130
 
@@ -205,7 +205,7 @@ def test_before_the_first_step_a_signal_ends_the_run_at_once(words, tmp_path):
     with runs.started(runs.command(*words)) as process:
         runs.wait_until((run_dir / ".lock").exists, process)
         process.terminate()
-        _, errors = process.communicate(timeout=runs.DEADLINE_SECONDS)
+        _, errors = process.communicate(timeout=10)
     assert process.returncode == 143
     assert "stopped by SIGTERM before the first step" in errors or runs.newest_step(run_dir)
 
@@ -239,7 +239,7 @@ def test_the_death_of_one_process_is_told_by_the_launcher_alone(words, tmp_path)
     with runs.started(runs.launch_command("ddp_cpu.yaml", *words), forked=False) as launcher:
         wait_for_steps(launcher, run_dir)
         runs.workers(launcher)[1].kill()
-        _, errors = launcher.communicate(timeout=runs.DEADLINE_SECONDS)
+        _, errors = launcher.communicate(timeout=60)
     assert launcher.returncode == 1
     assert exit_code(run_dir) == 1  # not 143, although the launcher sent SIGTERM to rank 0
     assert "gloo" not in errors  # the echo in rank 0
@@ -279,7 +279,7 @@ def test_a_neighbour_that_says_nothing_is_given_up_in_time(words, tmp_path):
         psutil.wait_procs([workers[0]], timeout=30)
         seconds = time.monotonic() - begun
         workers[1].kill()
-        _, errors = launcher.communicate(timeout=runs.DEADLINE_SECONDS)
+        _, errors = launcher.communicate(timeout=60)
     assert 2.5 < seconds < 15
     assert "stopped: another process is gone, or cannot be reached" in errors
     assert "Timed out waiting 3000ms" in errors
@@ -302,7 +302,7 @@ def test_a_signal_does_its_work_while_xet_uploads(words, tmp_path, hub, number):
         wait_for_steps(process, run_dir)
         sent = time.monotonic()
         process.send_signal(number)
-        output, errors = process.communicate(timeout=runs.DEADLINE_SECONDS)
+        output, errors = process.communicate(timeout=60)
     assert time.monotonic() - sent < 25  # run.grace_seconds; hung requests are left behind
     assert process.returncode == CODES[number], errors
     assert exit_code(run_dir) == CODES[number]
@@ -329,7 +329,7 @@ def test_a_second_ctrl_c_leaves_at_once_while_xet_uploads(words, tmp_path, hub):
                 break
         sent = time.monotonic()
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=runs.DEADLINE_SECONDS)
+        process.communicate(timeout=30)
     assert time.monotonic() - sent < 5
     assert process.returncode == 130
     assert exit_code(run_dir) == 130
