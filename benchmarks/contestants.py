@@ -2,6 +2,7 @@
 
 It reads numbers of steps from standard input, one a line, runs them, and prints their seconds as a
 line of JSON after "@ ". In between it is idle, so that several loops can take turns on one machine.
+After "record 20" it runs 20 steps and prints the undisturbed seconds of their operations.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from undisturbed import Recording
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -46,8 +48,16 @@ def serve(step: Callable[[], Any], **facts: Any) -> None:
     """Run the requested steps until the input ends."""
     send(**facts)
     for line in sys.stdin:
+        *record, steps = line.split()
+        if record:
+            recording = Recording()
+            for _ in range(int(steps)):
+                step()
+                recording.mark()
+            send(operations=recording.end())
+            continue
         started_at = time.perf_counter()
-        for _ in range(int(line)):
+        for _ in range(int(steps)):
             result = step()
         wait_for_device()
         send(seconds=time.perf_counter() - started_at, loss=result, memory=memory())
@@ -67,6 +77,7 @@ def ours(words: list[str]) -> None:
     reseed, gpt = train.reseed, train.GPT
     is_main = is_main_process()
     steps_left, started_at = 0, 0.0
+    recording: Recording | None = None
 
     def gpt_with_report(config: Any) -> Any:
         model = gpt(config)
@@ -75,24 +86,30 @@ def ours(words: list[str]) -> None:
             send(parameters=parameter_count(model), flops_per_token=flops)
         return model
 
-    def requested_steps() -> int:
-        """The next number of steps, on all processes: the main process reads and broadcasts it."""
+    def request() -> list[str]:
+        """The next line, on all processes: the main process reads and broadcasts it."""
         line = [sys.stdin.readline()] if is_main else [None]
         (line,) = broadcast_object_list(line)
         if not line:
             os._exit(0)
-        return int(line)
+        return line.split()
 
     def paused_reseed(seed: int, step: int, process: int) -> None:
-        nonlocal steps_left, started_at
+        nonlocal steps_left, started_at, recording
         if step > 0:
+            if recording:
+                recording.mark()
             if steps_left == 0:
                 wait_for_device()
-                if started_at and is_main:
+                if recording:
+                    send(operations=recording.end())
+                elif started_at and is_main:
                     seconds = time.perf_counter() - started_at
                     peak = measured_peak(DEVICE, AcceleratorState().mixed_precision)
                     send(seconds=seconds, memory=memory(), peak=peak)
-                steps_left, started_at = requested_steps(), time.perf_counter()
+                *record, steps = request()
+                recording = Recording() if record and is_main else None
+                steps_left, started_at = int(steps), time.perf_counter()
             steps_left -= 1
         reseed(seed, step, process)
 

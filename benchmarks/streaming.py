@@ -102,6 +102,7 @@ def figures_of(name: str, cold: Any, warm: dict[tuple[str, int], list[Any]]) -> 
         "lowest": speeds[0][0],
         "highest": speeds[0][-1],
         "warm, 2 workers": statistics.median(speeds[2]),
+        "warm, median stretch": statistics.median(one["steady"] for one in warm[name, 0]),
         "first batch, cold, s": cold["prepare"] + cold["first"],
         "first batch, warm, s": statistics.median(firsts),
     }

@@ -3,15 +3,18 @@
     python benchmarks/streaming_loaders.py datasets FOLDER WORKERS TOKENS
 
 Reads FOLDER/data/*.parquet, encodes with FOLDER/tokenizer.json, and yields batches of 16 blocks of
-1,024 tokens and one. Prints seconds and tokens as JSON; `prepare` is the time of a preparation.
-With 0 TOKENS, ours fills its cache with the epochs that later passes need.
+1,024 tokens and one. Prints seconds and tokens as JSON; `prepare` is the time of a preparation,
+`steady` the tokens/s of the median stretch. With 0 TOKENS, ours fills its cache with the epochs
+that later passes need.
 """
 
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
+import statistics
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -24,6 +27,8 @@ BATCH, BLOCK = 16, 1025
 SHUFFLED_ROWS = 16_000
 """As many as a window of ours has, of 2 KB each."""
 BATCHES_AHEAD = 64
+STRETCH = 64
+"""Batches of which the median speed is also given: a pause of the machine counts in one stretch."""
 EPOCHS = 4
 """What ours keeps of the text for later passes, which read ahead."""
 
@@ -184,9 +189,10 @@ def main() -> None:
     begun = time.perf_counter()
     loader = make(folder, workers)
     made = time.perf_counter()
-    tokens, first = 0, 0.0
+    tokens, first, times = 0, 0.0, []
     for batch in loader:
-        first = first or time.perf_counter() - made
+        times.append(time.perf_counter())
+        first = first or times[0] - made
         part = batch["tokens"] if isinstance(batch, dict) else batch
         part = part[0][0] if isinstance(part, list | tuple) else part
         tokens += part.shape[0] * (BLOCK - 1)
@@ -194,6 +200,10 @@ def main() -> None:
             break
     ended = time.perf_counter()
     found = {"prepare": made - begun, "first": first, "read": ended - made, "tokens": tokens}
+    marks = times[::STRETCH]
+    stretches = [after - before for before, after in itertools.pairwise(marks)]
+    if stretches:
+        found["steady"] = STRETCH * BATCH * (BLOCK - 1) / statistics.median(stretches)
     print(json.dumps(found), flush=True)
     os._exit(0)  # worker processes of some loaders do not end by themselves
 

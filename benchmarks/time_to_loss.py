@@ -33,8 +33,8 @@ RECIPES = {
         "shakespeare_char_cpu_reference": ["experiment=shakespeare_char_cpu_reference"],
     },
     DOCS: {
-        "Muon": ["optim.name=muon", "optim.learning_rate=1e-2", "train.max_steps=1200"],
         "the default run": [],
+        "AdamW": ["optim.name=adamw", "optim.learning_rate=3e-3", "train.max_steps=2000"],
     },
 }
 """For each text the best recipe, and those that it is compared with: in the ratios, the last."""

@@ -86,15 +86,16 @@ def markdown() -> str:
     lines += [
         "### Presets of `model=`",
         "",
-        "| preset | layers | heads | width | dropout | GELU | learning rate |",
-        "|---|---|---|---|---|---|---|",
+        "| preset | layers | heads | width | dropout | GELU | optimizer | learning rate | steps |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for preset in PRESETS:
         loaded = load_config([f"model={preset}"])
         model = loaded.model
         lines.append(
             f"| `{preset}` | {model.n_layer} | {model.n_head} | {model.n_embd} | {model.dropout} "
-            f"| `{model.activation_function}` | {loaded.optim.learning_rate} |"
+            f"| `{model.activation_function}` | {loaded.optim.name} | {loaded.optim.learning_rate} "
+            f"| {loaded.train.max_steps:,} |"
         )
     return "\n".join(lines)
 

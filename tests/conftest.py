@@ -110,6 +110,8 @@ def small(text_file, tmp_path_factory) -> list[str]:
         "model.n_layer=2",
         "model.n_head=2",
         "model.n_embd=32",
+        "optim.name=adamw",
+        "optim.learning_rate=0.003",
         "optim.warmup_steps=5",
         "train.global_batch_size=8",
         "train.max_steps=30",

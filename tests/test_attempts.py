@@ -71,6 +71,7 @@ def test_the_code_of_an_attempt_before_is_not_taken_for_this_one_s(handlers, tmp
     assert Attempts(command, tmp_path).run(0, ()) == exits.EXIT_FAILED
 
 
+@pytest.mark.thorough
 def test_a_signal_between_two_attempts_prevents_the_next(tmp_path):
     code = (
         "import pathlib, sys; from cloud.attempts import Attempts;"
@@ -106,6 +107,7 @@ def test_a_mistake_has_its_own_exit_code_and_is_not_tried_again(tmp_path):
     assert "next attempt" not in result.stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("number", "code"),
     [

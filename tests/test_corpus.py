@@ -320,6 +320,7 @@ print(corpus.info.fingerprint, len(corpus.train))
 """
 
 
+@pytest.mark.thorough
 def test_processes_that_prepare_together_share_one_corpus(tmp_path):
     source = written(tmp_path / "a.txt", TEXT)
     first, second = (

@@ -227,7 +227,7 @@ def test_a_fault_is_a_warning_once_and_a_word_in_the_progress_line(hub, finished
     assert "the Hub answers HTTP 500: the disk is on fire" in message
     hub.clear_faults()
     assert uploads.flush(30)
-    assert uploads.status().as_words().startswith("hub at step 30, 0:0")
+    assert uploads.status().as_words().startswith("hub at step 30, 0:")
     assert uploads.messages() == []
 
 

@@ -269,7 +269,7 @@ main()
 def test_a_process_that_ends_with_workers_at_work_does_not_wait_for_them():
     """They ignore the SIGTERM with which Python would end them."""
     result = subprocess.run(
-        [sys.executable, "-c", HELD_AT_THE_END],
+        [sys.executable, "-W", "ignore:This DataLoader will create", "-c", HELD_AT_THE_END],
         cwd=Path(__file__).parent.parent,
         capture_output=True,
         text=True,

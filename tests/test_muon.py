@@ -23,7 +23,7 @@ from snapshot.disk.architecture import layout_for, model_config
 from snapshot.disk.files import read_json, write_json
 from snapshot.disk.state import check_snapshot
 from snapshot.errors import SnapshotError
-from training.muon import PARTS, orthogonalized
+from training.muon import ITERATIONS, PARTS, orthogonalized
 from training.optimizer import make_optimizer
 
 CPU = torch.device("cpu")
@@ -68,7 +68,11 @@ def test_updates_are_those_of_torch_s_muon_and_adamw(model):
         {"params": [one for one in rest if one.dim() < 2], "weight_decay": 0.0},
     ]
     muon = torch.optim.Muon(
-        [*split, *parts], lr=0.01, weight_decay=0.3, adjust_lr_fn="match_rms_adamw"
+        [*split, *parts],
+        lr=0.01,
+        weight_decay=0.3,
+        ns_steps=ITERATIONS,
+        adjust_lr_fn="match_rms_adamw",
     )
 
     class Parts:

@@ -24,7 +24,8 @@ from training.run import start
 from training.run.run_lock import RunLock
 
 STEPS = 9
-WORDS = ["snapshot.resume=never", f"train.max_steps={STEPS}"]
+# `trained` makes the state of an AdamW.
+WORDS = ["snapshot.resume=never", f"train.max_steps={STEPS}", "optim.name=adamw"]
 
 
 def chosen(config: Config) -> tuple[Start, RunLock]:

@@ -106,6 +106,7 @@ def test_the_predicted_peak_is_the_one_of_a_real_run(dropout, precision, checkpo
     assert predicted == pytest.approx(counted, rel=0.01)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("processes", [1, 2])
 def test_what_is_frozen_needs_no_gradient_no_moments_and_no_traffic(processes):
     config = GPTConfig(31, 8, 7, 2, 16)
@@ -148,6 +149,7 @@ def test_the_peak_of_a_model_of_the_hub_is_predicted(family, precision, tmp_path
         assert predicted[phase] == pytest.approx(counted[phase], rel=0.02)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("micro_batch_size", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_large_vocabulary_is_planned_for_in_every_phase(micro_batch_size, tmp_path):
     """Where an evaluation once took more than an update; of one sequence a sample takes more."""

@@ -86,6 +86,7 @@ def test_a_fork_is_given_what_a_new_process_is(options):
     assert fork.returncode == new.returncode == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("how", "code"),
     [
@@ -137,6 +138,7 @@ def test_nothing_that_is_imported_has_read_another_value():
     assert has_other_openmp == "False"  # which would read KMP_*
 
 
+@pytest.mark.thorough
 def test_the_address_of_the_hub_is_that_of_the_environment():
     for address in ("http://127.0.0.1:1", "http://127.0.0.1:2"):
         fork, out, _ = ended(probe("hub"), HF_ENDPOINT=address)
@@ -144,6 +146,7 @@ def test_the_address_of_the_hub_is_that_of_the_environment():
         assert out == f"begun\n{address}\n"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "changes",
     [
@@ -159,6 +162,7 @@ def test_what_python_or_the_first_stage_may_have_read_has_a_new_process(changes)
     assert told(out)[0]["environment"].items() >= changes.items()
 
 
+@pytest.mark.thorough
 def test_what_torch_sets_in_the_process_of_the_tests_is_not_handed_on(monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/nowhere")
     process, out, _ = ended(probe("found"))
@@ -166,6 +170,7 @@ def test_what_torch_sets_in_the_process_of_the_tests_is_not_handed_on(monkeypatc
     assert "TORCHINDUCTOR_CACHE_DIR" not in told(out)[0]["environment"]
 
 
+@pytest.mark.thorough
 def test_another_program_is_a_new_process(tmp_path):
     elsewhere = tmp_path / "train.py"
     elsewhere.write_text("print(__file__)")
@@ -174,6 +179,7 @@ def test_another_program_is_a_new_process(tmp_path):
     assert out == f"{elsewhere}\n"
 
 
+@pytest.mark.thorough
 def test_a_fork_has_its_number_until_its_end_is_seen():
     with preload.Process(probe("exit", "3"), env=preload.environment()) as process:
         assert process.forked
@@ -185,6 +191,7 @@ def test_a_fork_has_its_number_until_its_end_is_seen():
     _wait_until_gone(process.pid)
 
 
+@pytest.mark.thorough
 def test_a_fork_can_be_waited_for_and_killed():
     with preload.Process(probe("waits"), env=preload.environment()) as process:
         os.kill(process.pid, signal.SIGSTOP)
@@ -214,6 +221,7 @@ def test_the_templates_end_with_the_tests(tmp_path):
         _wait_until_gone(pid)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("config", "ranks"),
     [

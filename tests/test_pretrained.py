@@ -135,6 +135,7 @@ def test_a_damaged_download_of_weights_is_made_again(small, tmp_path, hub):
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "family",
     [
@@ -185,6 +186,7 @@ def test_killed_and_resumed_the_bits_are_the_same(small, bases, family, tmp_path
     )
 
 
+@pytest.mark.thorough
 @SLOW
 def test_an_architecture_is_trained_from_random_weights(small, bases, tmp_path):
     """The weights are a function of the seed, and not those of the folder."""
@@ -202,6 +204,7 @@ def test_an_architecture_is_trained_from_random_weights(small, bases, tmp_path):
     assert difference.abs().max() < 1e-5
 
 
+@pytest.mark.thorough
 def test_a_model_begins_from_another_run_of_ours(small, finished_run, tmp_path):
     """From the run's folder: its newest snapshot's weights, step 1, and a new optimizer."""
     result = runs.train(*words(small, finished_run), f"run.dir={tmp_path / 'run'}")
@@ -210,6 +213,7 @@ def test_a_model_begins_from_another_run_of_ours(small, finished_run, tmp_path):
     assert runs.losses(tmp_path / "run")[0] < before + 0.5
 
 
+@pytest.mark.thorough
 @THOROUGH
 def test_generating_and_verifying_know_such_a_snapshot(small, bases, tmp_path):
     result = runs.train(*words(small, bases["gemma3"]), f"run.dir={tmp_path / 'run'}")

@@ -154,6 +154,7 @@ def test_a_model_that_has_learned_twenty_conversations_says_them_word_for_word(
     assert out.splitlines() == [answer["content"] for _, answer in KNOWN]
 
 
+@pytest.mark.thorough
 def test_separate_documents_train_in_two_shapes_alike(small, tmp_path):
     """Our own GPT, one document a row, which model.dropout and characters do not change."""
     rows = "".join(

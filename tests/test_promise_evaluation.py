@@ -122,15 +122,16 @@ def test_lines_of_the_loop_and_of_the_writing_of_a_snapshot_do_not_mix(tmp_path)
 
 
 def test_a_learning_rate_that_jumps_is_named_and_one_that_does_not_is_not():
-    before = load_config(["train.max_steps=2000"])
+    before = load_config(["model=baby", "train.max_steps=2000"])
     state = RunState("run", "attempt", 2000, 0, 1337, None, {}, {})
     state.config = {"optim": vars(before.optim), "train": vars(before.train)}
     assert rate_jump(state, before) is None
-    words = rate_jump(state, load_config(["train.max_steps=4000"]))
+    longer = ["model=baby", "train.max_steps=4000"]
+    words = rate_jump(state, load_config(longer))
     assert words is not None
-    assert "rises from 0.0003 to 0.0017, 5.7 times" in words
-    kept = ["optim.learning_rate=0.0003", "optim.min_learning_rate=0.0003"]
+    assert "rises from 0.0001 to 0.00057, 5.7 times" in words
+    kept = ["optim.learning_rate=0.0001", "optim.min_learning_rate=0.0001"]
     assert all(word in words for word in kept)
-    assert rate_jump(state, load_config(["train.max_steps=4000", *kept])) is None
+    assert rate_jump(state, load_config([*longer, *kept])) is None
     state.config = {"optim": {"of": "another version"}}
     assert rate_jump(state, before) is None

@@ -96,6 +96,7 @@ def test_a_snapshot_in_pieces_is_a_transformers_model(large_run):
     assert torch.allclose(ours(ids), theirs(ids).logits, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_a_finished_run_started_again_does_nothing(launch, large_run):
     words, run_dir = large_run
     before = manifest_sha256(runs.snapshot(run_dir, 2)), (run_dir / "metrics.jsonl").read_bytes()

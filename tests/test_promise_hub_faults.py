@@ -200,6 +200,20 @@ def each(faults: dict, quick: set[str]) -> list:
 # The client itself waits 1, 2, 4, 8 and 8 seconds before it gives up.
 SLOW = {"connections refused until the client gives up": [pytest.mark.slow]}
 ALIKE = {  # others of the same storage, or of the same kind, stay
+    "412, a stale parent",
+    "429 without a time, on the commit",
+    "500 on the listing",
+    "503 before the commit",
+    "a commit applied and answered with 500",
+    "a hang in the contents",
+    "a hang of the commit",
+    "a hang of the head",
+    "a reset in the middle of the commit",
+    "a squash that is unknown",
+    "a stale head on reads",
+    "a wait of ten years asked for",
+    "404 on the contents",
+    "429 on the contents",
     "a hang of the token for the contents",
     "a hang of the listing",
     "a hang before the contents",
@@ -270,9 +284,9 @@ def test_a_fault_during_a_run_costs_no_step_and_no_snapshot(small, tmp_path, hub
     ("endpoint", "kind"),
     [
         ("xorb-get", "truncated"),
-        ("xorb-get", "corrupted"),
-        ("xorb-get", "reset"),
-        ("xorb-get", "hang"),
+        pytest.param("xorb-get", "corrupted", marks=pytest.mark.thorough),
+        pytest.param("xorb-get", "reset", marks=pytest.mark.thorough),
+        pytest.param("xorb-get", "hang", marks=pytest.mark.thorough),
         pytest.param("reconstruction", "truncated", marks=pytest.mark.thorough),
         pytest.param("xet-read-token", "reset", marks=pytest.mark.thorough),
         ("resolve-get", "corrupted"),
@@ -318,6 +332,7 @@ def test_a_download_without_xet_that_fails_once_is_made_again(
     )
 
 
+@pytest.mark.thorough
 def test_a_run_whose_download_fails_once_resumes_all_the_same(finished_run, small, tmp_path, hub):
     hubs.seed(hub, runs.snapshot(finished_run, 10))
     fault = hub.fault("xorb-get", "truncated")
@@ -327,6 +342,7 @@ def test_a_run_whose_download_fails_once_resumes_all_the_same(finished_run, smal
     assert runs.metrics(tmp_path / "b")[0]["step"] == 11
 
 
+@pytest.mark.thorough
 def test_downloads_that_are_never_whole_leave_the_disk_clean(finished_run, small, tmp_path, hub):
     hubs.seed(hub, runs.snapshot(finished_run, 10), runs.snapshot(finished_run, 20))
     hub.fault("xorb-get", "corrupted", times=None)
@@ -338,6 +354,7 @@ def test_downloads_that_are_never_whole_leave_the_disk_clean(finished_run, small
     assert not list((tmp_path / "b" / "snapshots").iterdir())
 
 
+@pytest.mark.thorough
 def test_an_expired_token_in_the_middle_of_a_run(small, tmp_path, hub):
     token = hub.default_token
     more = ["train.max_steps=200", "train.eval_every=200", "snapshot.every=20"]
@@ -429,6 +446,7 @@ def test_of_two_uploaders_on_one_repo_exactly_one_keeps_it(near_hub, finished_ru
         assert len({one["run_id"] for one in hubs.all_latest(near_hub)}) == 1
 
 
+@pytest.mark.thorough
 def test_of_two_runs_on_one_repo_exactly_one_keeps_it(small, tmp_path, hub):
     hub.create(hubs.REPO)
     # Nobody commits before both have found the repo empty: the second would be refused.
@@ -453,6 +471,7 @@ def test_of_two_runs_on_one_repo_exactly_one_keeps_it(small, tmp_path, hub):
         assert runs.snapshot(tmp_path / name, STEPS).is_dir()
 
 
+@pytest.mark.thorough
 def test_takeover_replaces_what_another_run_has_there(finished_run, small, tmp_path, hub):
     first = shutil.copytree(finished_run, tmp_path / "a")
     hubs.seed(hub, runs.snapshot(first, 10), runs.snapshot(first, 20))
@@ -470,7 +489,11 @@ def test_takeover_replaces_what_another_run_has_there(finished_run, small, tmp_p
 
 
 @pytest.mark.parametrize(
-    "kills", [3, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])]
+    "kills",
+    [
+        pytest.param(3, marks=pytest.mark.thorough),
+        pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
+    ],
 )
 def test_killed_while_uploading_nothing_is_half_there_and_nothing_goes_twice(
     small, tmp_path, hub, kills
@@ -596,7 +619,14 @@ def test_what_cannot_work_is_refused_at_the_start_in_a_sentence(
     assert not near_hub.count("preupload")
 
 
-@pytest.mark.parametrize("name", ["an unknown token", "a public repo", "a repo of something else"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "an unknown token",
+        pytest.param("a public repo", marks=pytest.mark.thorough),
+        pytest.param("a repo of something else", marks=pytest.mark.thorough),
+    ],
+)
 def test_a_run_that_cannot_work_is_refused_at_the_start_in_a_sentence(small, tmp_path, hub, name):
     other_repos(hub)
     changes, more, part = REFUSALS[name]

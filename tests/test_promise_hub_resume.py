@@ -146,6 +146,7 @@ def test_machines_with_disks_of_their_own_fetch_what_they_lack(small, tmp_path, 
     assert "step-00000080" in out.split("from ", 1)[1].splitlines()[0]
 
 
+@pytest.mark.thorough
 def test_a_new_run_begins_from_a_repo(finished_run, small, tmp_path, hub):
     hubs.seed(hub, runs.snapshot(finished_run, 30))
     head = hub.repo(hubs.REPO).head
@@ -168,6 +169,7 @@ def test_a_new_run_begins_from_a_repo(finished_run, small, tmp_path, hub):
     assert [one["step"] for one in runs.metrics(tmp_path / "b")] == list(range(31, 51))
 
 
+@pytest.mark.thorough
 def test_the_newer_wins_wherever_it_is(finished_run, small, tmp_path, hub):
     here = shutil.copytree(finished_run, tmp_path / "a")
     hubs.seed(hub, runs.snapshot(here, 10), runs.snapshot(here, 20))  # the Hub missed the last
@@ -183,6 +185,7 @@ def test_the_newer_wins_wherever_it_is(finished_run, small, tmp_path, hub):
     assert runs.metrics(here)[-1]["step"] == 60
 
 
+@pytest.mark.thorough
 def test_what_was_not_uploaded_goes_first_at_the_next_start(finished_run, small, tmp_path, hub):
     run_dir = shutil.copytree(finished_run, tmp_path / "run")
     hubs.seed(hub, runs.snapshot(run_dir, 10))
@@ -220,6 +223,7 @@ def test_a_damaged_repo_is_passed_over_and_said(finished_run, small, tmp_path, h
     assert "every hash right" in verified.stdout
 
 
+@pytest.mark.thorough
 def test_sample_speaks_from_a_repo(finished_run, hub, another_home):
     hubs.seed(hub, runs.snapshot(finished_run, 30))
     there = hub.environment() | another_home

@@ -136,7 +136,14 @@ def test_a_resumed_fsdp_run_in_bf16_ends_with_the_same_bits(trained, start, tmp_
     assert runs.losses(run_dir) == runs.losses(through)
 
 
-@pytest.mark.parametrize("shape", ["one", "DDP-2", pytest.param("FSDP-2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "one",
+        pytest.param("DDP-2", marks=pytest.mark.thorough),
+        pytest.param("FSDP-2", marks=pytest.mark.slow),
+    ],
+)
 def test_an_overflow_skips_the_update_and_is_counted(overflowed, shape):
     result, run_dir = overflowed(shape)
     records = runs.metrics(run_dir)

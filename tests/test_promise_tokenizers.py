@@ -104,6 +104,7 @@ def test_transformers_loads_its_snapshot_with_the_same_tokens_and_logits(single)
     assert {path.suffix for path in folder.iterdir()} == {".safetensors", ".json"}
 
 
+@pytest.mark.thorough
 def test_text_is_generated_from_it(single):
     words = (str(single), "--prompt", "naïve ", "--length", "30", "--seed", "3")
     first, second = (runs.run(runs.command(*words, script="sample.py")) for _ in range(2))
@@ -113,6 +114,7 @@ def test_text_is_generated_from_it(single):
     assert len(first.stdout) > len("naïve ") + 30 + 1  # a token is longer than a character
 
 
+@pytest.mark.thorough
 def test_generated_text_stops_at_the_end_of_a_document(small, tmp_path):
     """Of documents of one letter, after which each ends."""
     rows = tmp_path / "rows.jsonl"

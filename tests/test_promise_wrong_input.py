@@ -61,6 +61,8 @@ MISTAKES: list[Mistake] = [
     ),
     ("an unknown tracker", ["run.tracker=foo"], ["run.tracker=foo"]),
 ]
+QUICK = {"an unknown key", "several mistakes", "not UTF-8", "a snapshot that is none"}
+"""One of each room; the sentences themselves have tests of their own."""
 
 
 @pytest.fixture(scope="module")
@@ -87,18 +89,32 @@ def code_of(mistake: Mistake, folder: Path, run_dir: Path, forked: bool = True) 
     return result.returncode
 
 
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake[0])
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        pytest.param(one, marks=[pytest.mark.thorough] * (one[0] not in QUICK), id=one[0])
+        for one in MISTAKES
+    ],
+)
 def test_a_mistake_gets_a_sentence_and_exit_code_2(broken_texts, tmp_path, mistake):
     assert code_of(mistake, broken_texts, tmp_path / "run") == 2
 
 
-@pytest.mark.parametrize("name", ["several mistakes", "not UTF-8", "a snapshot that is none"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "several mistakes",
+        pytest.param("not UTF-8", marks=pytest.mark.thorough),
+        pytest.param("a snapshot that is none", marks=pytest.mark.thorough),
+    ],
+)
 def test_a_mistake_in_a_shell_gets_the_same(broken_texts, tmp_path, name):
     """Where Python starts anew."""
     (mistake,) = (mistake for mistake in MISTAKES if mistake[0] == name)
     assert code_of(mistake, broken_texts, tmp_path / "run", forked=False) == 2
 
 
+@pytest.mark.thorough
 def test_a_batch_that_two_processes_cannot_share_names_the_nearest(small, tmp_path):
     result = runs.launch(
         "ddp_cpu.yaml", *small, f"run.dir={tmp_path / 'run'}", "train.global_batch_size=7"
@@ -164,6 +180,7 @@ def test_a_loss_that_is_not_finite_stops_with_the_last_good_snapshot(finished_ru
     assert runs.train(*words).returncode == 0
 
 
+@pytest.mark.thorough
 def test_a_snapshot_that_only_the_main_process_can_use_is_said_once(finished_run, small, tmp_path):
     damaged = shutil.copytree(runs.snapshot(finished_run, 30), tmp_path / "damaged")
     (damaged / "tokenizer.json").unlink()
@@ -192,6 +209,7 @@ def test_an_output_without_the_text_s_characters_does_not_stop_a_run(small, tmp_
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.thorough
 def test_an_output_that_nobody_reads_does_not_stop_a_run(small, tmp_path):
     with runs.started(runs.command(*small, f"run.dir={tmp_path / 'run'}")) as process:
         process.stdout.readline()

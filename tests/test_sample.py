@@ -28,6 +28,7 @@ def test_the_same_seed_gives_the_same_text_of_the_length_asked_for(finished_run)
     assert len(first.stdout) == len("the ") + 40 + len("\n")  # past the context of 16
 
 
+@pytest.mark.thorough
 def test_a_snapshot_can_be_named_and_several_texts_drawn(finished_run):
     folder = runs.snapshot(finished_run, 10)
     result = sample(str(folder), "--samples", "2", "--length", "5", "--prompt", "a", "--top-k", "3")
@@ -35,6 +36,7 @@ def test_a_snapshot_can_be_named_and_several_texts_drawn(finished_run):
     assert result.stdout.count("-" * 40) == 1
 
 
+@pytest.mark.thorough
 def test_a_model_that_never_saw_a_newline_speaks_without_a_prompt(small, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("no line ends here, " * 50)

@@ -51,6 +51,7 @@ def test_a_snapshot_is_written_beside_the_next_step_and_only_the_update_waits(
         verify(runs.snapshot(tmp_path / "run", step))
 
 
+@pytest.mark.thorough
 def test_a_step_that_fails_does_not_take_the_snapshot_before_it_along(small, tmp_path):
     words = runs.command("fails", *small, f"run.dir={tmp_path / 'run'}", script=str(runs.BESIDE))
     result = runs.run(words)
@@ -60,6 +61,7 @@ def test_a_step_that_fails_does_not_take_the_snapshot_before_it_along(small, tmp
     assert runs.newest_step(tmp_path / "run") == 10
 
 
+@pytest.mark.thorough
 def test_a_process_that_dies_does_not_take_the_snapshot_before_it_along(small, tmp_path):
     """The launcher tells the main process to end, while that still writes."""
     file = runs.rehearsal("ddp_cpu.yaml", tmp_path, 2)

@@ -86,7 +86,7 @@ def jump(*words: str, steps: int = 2000) -> str | None:
 def test_a_finished_run_jumps_back_to_the_stable_rate_and_a_stable_one_does_not():
     words = jump("optim.schedule=wsd")
     assert words is not None
-    assert "rises from 0.0003 to 0.003, 10.0 times: it falls after step 3,200 of 4,000" in words
+    assert "rises from 0.0003 to 0.01, 33.3 times: it falls after step 3,200 of 4,000" in words
     assert "Snapshots up to step 1,600 continue at the stable rate" in words
     assert "optim.learning_rate=0.0003 and optim.min_learning_rate=0.0003 keep it" in words
     assert jump("optim.schedule=wsd", steps=1600) is None

@@ -74,6 +74,7 @@ def test_what_all_write_is_byte_for_byte_what_one_process_writes(
     assert names == {"step-00000002", "step-00000004"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("family", "more"),
     [
@@ -91,6 +92,7 @@ def test_so_it_is_for_a_model_of_the_hub(small, tmp_path, family, more):
     assert_as_one_process_writes(tmp_path / "run", (2, 4))
 
 
+@pytest.mark.thorough
 def test_a_process_that_is_killed_while_it_writes_leaves_no_snapshot(small, tmp_path):
     result = launched(tmp_path, "dies", *small, f"run.dir={tmp_path / 'run'}")
     assert result.returncode == 1
@@ -99,6 +101,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_no_snapshot(small, tmp_
     verify(runs.snapshot(tmp_path / "run", 10))
 
 
+@pytest.mark.thorough
 def test_a_full_disk_under_one_of_them_costs_a_snapshot_and_nothing_else(small, tmp_path):
     result = launched(tmp_path, "full", *small, f"run.dir={tmp_path / 'run'}")
     assert result.returncode == 0, result.stdout + result.stderr

@@ -45,6 +45,7 @@ def machine(rank: int, python: str = sys.executable, **changes: str) -> list[str
     return ["env", *(f"{name}={value}" for name, value in given.items()), "bash", "-c", script]
 
 
+@pytest.mark.thorough
 def test_each_machine_starts_the_attempts_with_its_rank():
     shows = f"{sys.executable} -c 'import json, sys; print(json.dumps(sys.argv[1:]))'"
     words = machine(1, shows, WORDS="model=gpt2 train.max_steps=5")

@@ -74,6 +74,7 @@ def test_a_run_becomes_a_folder_with_the_page_and_the_model_and_no_optimizer(
     AutoTokenizer.from_pretrained(folder)
 
 
+@pytest.mark.thorough
 def test_its_greedy_text_is_what_sample_py_prints(finished_run, tmp_path):
     words = [str(finished_run), "--prompt", "the run ", "--length", "60", "--temperature", "0"]
     printed = runs.run(runs.command(*words, script="sample.py")).stdout

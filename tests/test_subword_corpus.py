@@ -189,6 +189,7 @@ print(info.fingerprint)
 """
 
 
+@pytest.mark.thorough
 def test_any_number_of_threads_trains_the_same_vocabulary(tmp_path):
     """Of a text with many pairs that are equally frequent."""
     chosen = random.Random(3)
@@ -230,8 +231,7 @@ def test_a_prepared_text_with_a_damaged_tokenizer_is_prepared_again(prepare, tmp
     file.write_text(file.read_text().replace("<|endoftext|>", "<|endoftexx|>"))
 
     assert prepare(source, say=lines.append).info == expected
-    assert len(lines) == 1
-    assert "is damaged: " in lines[0]
+    assert sum("is damaged: " in line for line in lines) == 1
 
 
 def test_a_text_shorter_than_a_block_is_told_in_tokens(prepare, tmp_path):

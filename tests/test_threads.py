@@ -35,7 +35,7 @@ class Machine:
             state=SimpleNamespace(dynamo_plugin=SimpleNamespace(backend=backend)),
         )
         self.chosen = Threads(accelerator, adapt, self.warnings.append)
-        self.chosen.watch(self.compute)
+        self.chosen.watch(self.compute, plugin.get("flop", 4e9))
         return self.chosen
 
     def compute(self) -> None:
@@ -123,11 +123,17 @@ def test_one_thread_is_all_there_is(monkeypatch):
     assert machine.steps(3) == [1] * 3
 
 
-def test_a_long_pass_is_not_measured(machine):
+def test_a_large_pass_is_not_measured(machine):
     machine.seconds = {2: 10.0, 1: 1.0}
+    machine.start(flop=1e12)
+    assert machine.steps(3) == [2] * 3
+    assert machine.clock == 0.0
+
+
+def test_a_small_pass_that_takes_seconds_on_a_busy_machine_is_measured(machine):
+    machine.seconds = {2: 4.0, 1: 0.7}
     machine.start()
-    assert machine.clock == 1.0
-    assert machine.threads == 2
+    assert machine.steps(3) == [1] * 3
 
 
 @pytest.mark.slow

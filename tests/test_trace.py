@@ -13,7 +13,7 @@ import runs
 from tracing.spans import Span, collectives_of, computing, read_process, share_of
 
 CONFIGS = {"DDP": "ddp_cpu.yaml", "FSDP": "fsdp_cpu.yaml"}
-SMALL = ["model.n_layer=2", "train.micro_batch_size=3"]
+SMALL = ["model.n_layer=2", "train.micro_batch_size=3", "optim.name=adamw"]
 """Two micro-batches of three sequences on each of two processes."""
 WEIGHTS = 4 * (103 * 128 + 64 * 128 + 2 * (12 * 128**2 + 13 * 128) + 2 * 128)
 """Bytes in float32: both embeddings, two blocks, and the last normalisation."""
@@ -63,6 +63,7 @@ def test_ddp_sends_the_weights_once_and_the_gradients_after_the_last_micro_batch
     assert buckets[-1][3] == "transformer.wte.weight"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("traced", [SHARDED], indirect=True)
 def test_fsdp_sends_in_each_micro_batch_what_is_predicted(traced):
     rows, folder = traced
@@ -85,7 +86,7 @@ def test_muon_gathers_the_updates_that_are_predicted(tmp_path):
 
 @pytest.mark.thorough
 def test_hybrid_sharding_sends_what_is_predicted(tmp_path):
-    rows, folder = trace("fsdp_hybrid_cpu.yaml", tmp_path, "model.n_layer=2")
+    rows, folder = trace("fsdp_hybrid_cpu.yaml", tmp_path, "model.n_layer=2", "optim.name=adamw")
     assert list(rows) == ["all-gather", "reduce-scatter", "all-reduce", "all-reduce of the norm"]
     for _, counted, predicted in rows.values():
         assert counted == predicted
@@ -111,12 +112,14 @@ def counted_over_predicted(folder: Path) -> float:
     return float(ratio)
 
 
+@pytest.mark.thorough
 @each_strategy
 def test_the_counted_peak_is_the_predicted_one(traced):
     # Under FSDP a collective that is late holds its block's buffer longer than the plan's.
     assert counted_over_predicted(traced[1]) == pytest.approx(1, abs=0.03)
 
 
+@pytest.mark.thorough
 @each_strategy
 def test_the_chrome_trace_has_both_processes(traced):
     events = json.loads((traced[1] / "trace.json").read_text())["traceEvents"]
@@ -125,6 +128,7 @@ def test_the_chrome_trace_has_both_processes(traced):
     assert sorted(one["name"] for one in steps) == sorted(2 * ["step 1", "step 2", "step 3"])
 
 
+@pytest.mark.thorough
 @each_strategy
 def test_the_page_shows_each_process_at_any_width_and_asks_for_nothing(traced):
     with browser.served(traced[1]) as address, browser.chromium() as chromium:

@@ -65,6 +65,7 @@ def test_the_contents_of_pruned_snapshots_are_deleted_and_the_history_stays(near
     hubs.assert_always_whole(near_hub)
 
 
+@pytest.mark.thorough
 def test_what_a_tag_or_a_branch_holds_is_not_deleted(near_hub, snapshot_of):
     near_hub.create(hubs.REPO)
     uploads = hubs.uploader(keep=1)
@@ -79,6 +80,7 @@ def test_what_a_tag_or_a_branch_holds_is_not_deleted(near_hub, snapshot_of):
     assert repo.contents.bytes_of_large() < 3 * size
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
@@ -106,6 +108,7 @@ def test_a_deletion_that_fails_costs_no_upload(near_hub, snapshot_of, endpoint, 
         assert len([one for one in said if message in one]) == 1
 
 
+@pytest.mark.thorough
 def test_what_could_not_be_deleted_and_is_needed_again_stays(near_hub, snapshot_of):
     near_hub.create(hubs.REPO)
     uploads = hubs.uploader(keep=1)
@@ -147,6 +150,7 @@ def test_full_storage_is_freed_by_squashing_where_nothing_else_can(near_hub, sna
     assert len(near_hub.repo(hubs.REPO).commits) == 2
 
 
+@pytest.mark.thorough
 def test_every_milestone_is_uploaded_and_tagged(near_hub, snapshot_of, tmp_path):
     """Uploads are slower than the run; the history is squashed five times."""
     near_hub.create(hubs.REPO)
@@ -171,6 +175,7 @@ def test_every_milestone_is_uploaded_and_tagged(near_hub, snapshot_of, tmp_path)
             assert one.equal(other)
 
 
+@pytest.mark.thorough
 def test_a_run_starts_from_a_milestone(near_hub, finished_run, small, tmp_path):
     near_hub.create(hubs.REPO)
     snapshots = [runs.snapshot(finished_run, step) for step in (10, 20, 30)]
@@ -194,6 +199,7 @@ def test_a_tag_that_the_hub_refuses_delays_no_upload(near_hub, snapshot_of):
     assert list(near_hub.repo(hubs.REPO).tags) == ["step-00000001", "step-00000002"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["status", "lost-answer", "reset"])
 def test_a_tag_that_fails_is_tried_again(near_hub, snapshot_of, kind):
     near_hub.create(hubs.REPO)
@@ -205,6 +211,7 @@ def test_a_tag_that_fails_is_tried_again(near_hub, snapshot_of, kind):
     assert repo.tags == dict(zip(("step-00000001", "step-00000002"), repo.commits[1:], strict=True))
 
 
+@pytest.mark.thorough
 def test_a_kill_between_a_milestone_and_its_tag_is_made_good(near_hub, snapshot_of):
     near_hub.create(hubs.REPO)
     upload(hubs.uploader(), snapshot_of(10))  # the attempt that was killed
@@ -244,6 +251,7 @@ def test_milestones_that_an_attempt_left_behind_are_uploaded_by_the_next(small, 
     assert list(hub.repo(hubs.REPO).tags) == [f"step-{step:08d}" for step in (10, 20, 30, 40)]
 
 
+@pytest.mark.thorough
 def test_a_milestone_that_is_no_snapshot_is_refused(small):
     result = runs.train(*small, "hub.milestone_every=25")
     assert result.returncode == 2

@@ -83,7 +83,7 @@ def test_an_upload_that_moves_no_byte_ends(hub, storage, tmp_path, endpoint):
     file, begun = weights(tmp_path / "file", 400_000), time.monotonic()
     with pytest.raises(HubUnreachable, match="no byte has moved to or from the Hub for 1 second"):
         storage.upload([file], "main")
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 60  # huggingface_hub would wait for 300 seconds
     storage.upload([file], "main")
 
 

@@ -21,7 +21,8 @@ from training.eager_optimizer import EagerOptimizer
 MOMENTUM = 0.95
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the polynomial that moves all singular values to around 1 (Jordan et al., 2024)."""
-ITERATIONS = 5
+ITERATIONS = 4
+"""Five, as usual, are no better: benchmarks/RESULTS.md, "Schedules and Muon"."""
 ADAMW_RMS = 0.2
 """The usual root mean square of AdamW's updates, to which Muon's are scaled (Liu et al., 2025)."""
 STACKED = 1 << 22
@@ -33,7 +34,7 @@ PARTS = "parts"
 class Muon(EagerOptimizer):
     """Muon for the groups that have `parts`, AdamW for the others, with one learning rate for both.
 
-    The updates of Muon are those of torch.optim.Muon with Nesterov's momentum and
+    The updates of Muon are those of torch.optim.Muon with Nesterov's momentum, `ITERATIONS` and
     `adjust_lr_fn="match_rms_adamw"`, for each of the joined matrices by itself. The iteration that
     orthogonalizes computes in `dtype`. Its parameters may be sharded: then every process must call
     `step`, which gathers one update after another.
@@ -85,9 +86,9 @@ class Muon(EagerOptimizer):
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
-    """For each matrix U S V^T of (N, R, C), nearly U V^T: singular values of about 0.7 to 1.2.
+    """For each matrix U S V^T of (N, R, C), nearly U V^T: most singular values are 0.7 to 1.2.
 
-    Five steps of a Newton-Schulz iteration, in the precision of the input.
+    `ITERATIONS` steps of a Newton-Schulz iteration, in the precision of the input.
     """
     a, b, c = COEFFICIENTS
     is_tall = matrices.size(1) > matrices.size(2)

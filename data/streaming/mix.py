@@ -35,6 +35,8 @@ class Mix:
 
     def sources(self, first: int, count: int) -> NDArray[np.int64]:
         """The sources (count,) of blocks first..first+count, counted from 0."""
+        if len(self.blocks) == 1:
+            return np.zeros(count, dtype=np.int64)
         rounds, places = np.divmod(np.arange(first, first + count), self._round)
         found = np.empty(count, dtype=np.int64)
         for number in np.unique(rounds):

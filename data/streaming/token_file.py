@@ -24,6 +24,8 @@ from data.stream import TokenFile, TokensInFile
 NUMBERS = 5
 DIGEST_BYTES = 32
 HEADER_BYTES = 8 * NUMBERS + DIGEST_BYTES
+PIECE_BYTES = 1 << 20
+"""Hashed at once: memory that is used again, where a window of its own would be new pages."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,8 @@ class HeldFile:
         said = HEADER_BYTES + 8 * rows + itemsize * tokens + listed
         if itemsize != dtype.itemsize or size != said:
             raise ValueError(f"{path} has another size than it says")
-        content = self._file.read(8 * NUMBERS, size - 8 * NUMBERS, np.dtype(np.uint8))
-        if hashlib.sha256(content[DIGEST_BYTES:].data).digest() != content[:DIGEST_BYTES].tobytes():
+        digest, byte = hashlib.sha256(), np.dtype(np.uint8)
+        for first in range(HEADER_BYTES, size, PIECE_BYTES):
+            digest.update(self._file.read(first, min(PIECE_BYTES, size - first), byte).data)
+        if digest.digest() != self._file.read(8 * NUMBERS, DIGEST_BYTES, byte).tobytes():
             raise ValueError(f"{path} does not match its hash")

@@ -18,9 +18,10 @@ from accelerate import Accelerator
 
 from training.distributed.strategy import is_compiled
 
-LONGEST_PASS_SECONDS = 0.5
-"""If one thread takes longer for a forward and backward pass, nothing is measured: it would take
-seconds, and threads that compute for so long rarely wait for each other."""
+LARGEST_PASS_FLOP = 5e10
+"""If a forward and backward pass has more, nothing is measured: it would take seconds, and threads
+that compute for so long rarely wait for each other. Its time would not tell: on a busy machine a
+small pass may take seconds as well."""
 TURNS = 3
 TURN_SECONDS = 0.2
 """Of a measurement that a slow interval causes: a limit on CPU time acts in periods of 0.1 s."""
@@ -45,9 +46,13 @@ class Threads:
         self._fastest = float("inf")
         """Seconds of a step, in the fastest interval since it was measured, or of its passes."""
 
-    def watch(self, one_pass: Callable[[], object]) -> None:
-        """Measure now, and when the pace falls. `one_pass` must change nothing of the training."""
+    def watch(self, one_pass: Callable[[], object], flop_of_step: float) -> None:
+        """Measure now, and when the pace falls. `one_pass` must change nothing of the training.
+
+        `flop_of_step` is that of all passes of an update.
+        """
         self._one_pass = one_pass
+        self._watches = self._watches and flop_of_step / self._passes <= LARGEST_PASS_FLOP
         self._measure(0.0)
 
     def report_pace(self, seconds: float) -> None:
@@ -62,27 +67,27 @@ class Threads:
         if not self._watches:
             return
         torch.set_num_threads(1)
+        self._one_pass()  # the first pass prepares kernels and memory
         seconds: dict[int, list[float]] = {1: [], self._most: []}
-        if _seconds_of(self._one_pass) <= LONGEST_PASS_SECONDS:
-            for _ in range(TURNS):
-                for number, found in seconds.items():
-                    torch.set_num_threads(number)
-                    found.append(_mean_seconds_of(self._one_pass, turn_seconds))
-                if CLEARLY_FASTER * seconds[self._most][0] < seconds[1][0]:
-                    break
-            single, several = (median(found) for found in seconds.values())
-            if several > SLOWER * single:
-                self._watches = False
-                torch.set_num_threads(1)
-                self._warn(
-                    "other programs use this machine's cores: a forward and backward pass takes "
-                    f"{several:.2g} s with {self._most} threads and {single:.2g} s with one. One "
-                    "is used from now on. The last bits of sums differ from those of several; "
-                    "run.adapt_threads=false keeps the number."
-                )
-                return
+        for _ in range(TURNS):
+            for number, found in seconds.items():
+                torch.set_num_threads(number)
+                found.append(_mean_seconds_of(self._one_pass, turn_seconds))
+            if CLEARLY_FASTER * seconds[self._most][0] < seconds[1][0]:
+                break
+        single, several = (median(found) for found in seconds.values())
+        if several <= SLOWER * single:
             self._fastest = several * self._passes
-        torch.set_num_threads(self._most)
+            torch.set_num_threads(self._most)
+            return
+        self._watches = False
+        torch.set_num_threads(1)
+        self._warn(
+            "other programs use this machine's cores: a forward and backward pass takes "
+            f"{several:.2g} s with {self._most} threads and {single:.2g} s with one. One "
+            "is used from now on. The last bits of sums differ from those of several; "
+            "run.adapt_threads=false keeps the number."
+        )
 
 
 def _mean_seconds_of(work: Callable[[], object], at_least: float) -> float:
@@ -92,9 +97,3 @@ def _mean_seconds_of(work: Callable[[], object], at_least: float) -> float:
         work()
         calls += 1
     return (time.perf_counter() - begun) / calls
-
-
-def _seconds_of(work: Callable[[], object]) -> float:
-    begun = time.perf_counter()
-    work()
-    return time.perf_counter() - begun

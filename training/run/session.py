@@ -140,8 +140,7 @@ class Session:
         came between the snapshot and its evaluation, the evaluation takes place here.
         """
         accelerator, config, start, state = self.accelerator, self.config, self.start, self.state
-        self._model = model
-        bare_model = unwrapped(accelerator, model)
+        self._model, bare_model = model, unwrapped(accelerator, model)
         if self.pretrained is not None:
             self.pretrained.load(bare_model)
         if (folder := start.folder) is not None:
@@ -167,7 +166,8 @@ class Session:
         model.train()
         shape = micro_batch_shape(accelerator, config)
         build_gradient_buckets(accelerator, model, optimizer, shape)
-        threads.watch(lambda: one_pass(accelerator, model, optimizer, shape))
+        cost = tokens * (self.console.speed.flops_per_token or float("inf"))
+        threads.watch(lambda: one_pass(accelerator, model, optimizer, shape), cost)
         windows = held_out_loader.dataset
         self._probe = send_to_device(windows.__getitems__(windows.in_order(1)), accelerator.device)
         if self._pending:
