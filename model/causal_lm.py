@@ -247,9 +247,8 @@ class CausalLM(nn.Module):
         they do not count on, and attends to itself alone (see `can_pack`). With a cache, `ids` are
         the positions after the cached ones.
         """
-        use_cache = cache is not None
         found = self.lm(
-            input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=use_cache
+            input_ids=ids, position_ids=positions, cache=cache, use_cache=cache is not None
         )
         logits: Tensor = found.logits
         if targets is None:
