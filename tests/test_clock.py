@@ -54,5 +54,5 @@ def test_the_table_of_a_run_is_its_wall_time(small, tmp_path):
     assert list(rows) == [*PHASES, "all"]
     total = float(rows.pop("all"))
     assert sum(map(float, rows.values())) == pytest.approx(total, abs=0.05 * len(PHASES))
-    assert total <= seconds
+    assert total - 0.05 <= seconds  # it is printed with one digit
     assert float(rows[PASSES]) > 0
