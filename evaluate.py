@@ -12,6 +12,8 @@ import os
 import re
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from model.generate import BrokenModel
 from model.gpt import IGNORED, parameter_count
 from snapshot.command_line import exit_code_of, on_terminal, positive_int
 from snapshot.named_model import NamedModel, find_model
+from snapshot.run_stream import parts_of_run, stream_of_run
 from snapshot.run_text import RunText, text_of_run
 
 LONGEST_BLOCK = 1024
@@ -45,6 +48,8 @@ OPTIONS = {
 """The arguments for keys that messages name."""
 LARGEST_LOSS = 700
 """In nats per token; the exponential of a larger one, the perplexity, overflows."""
+ADDRESS = re.compile(r"(?!hf:)[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+"""A URL, except one of the Hub."""
 
 
 def main(arguments: list[str]) -> int:
@@ -126,32 +131,27 @@ def text_for(
         named_by = "" if source is None else ", without --held-out"
         what = f"{options.model} is not of a run of this project, whose text is known"
         raise DataError(f"{what}: name a text with --source{named_by}.")
-    if run is not None and run.is_streamed and not whole:
-        raise DataError(
-            f"{options.model} is of a run that streamed its text, whose held-out rows are not "
-            "prepared: name another text with --source, without --held-out."
-        )
-    if source is None:
-        assert run is not None
-        source = run.source
-        if named.from_hub and re.match("https?:", source, re.IGNORECASE):
-            raise DataError(
-                f"the run's text is {source}. An address that a repo names is not opened unasked: "
-                f"add --source {source} --held-out."
-            )
     own = None if whole else run
+    say = (lambda line: print(printable(line), file=sys.stderr)) if on_terminal() else None
     try:
-        corpus = prepare_corpus(
-            source,
-            text_column=options.column or (own.text_column if own else "text"),
-            val_fraction=own.val_fraction if own else ALL_HELD_OUT,
-            block_size=own.block_size if own else block_size,
-            documents=options.documents or (PACKED if run is None else run.documents),
-            cache_dir=Path(options.cache_dir),
-            tokenizer=own.tokenizer if own else named.folder,
-            threads=os.cpu_count() or 1,
-            say=(lambda line: print(printable(line), file=sys.stderr)) if on_terminal() else None,
-        )
+        if own is not None and own.is_streamed:
+            corpus = held_out_stream(named, own, options, say)
+        else:
+            if source is None:
+                assert run is not None
+                source = run.source
+                refuse_unasked(named, source, f"add --source {source} --held-out")
+            corpus = prepare_corpus(
+                source,
+                text_column=options.column or (own.text_column if own else "text"),
+                val_fraction=own.val_fraction if own else ALL_HELD_OUT,
+                block_size=own.block_size if own else block_size,
+                documents=options.documents or (PACKED if run is None else run.documents),
+                cache_dir=Path(options.cache_dir),
+                tokenizer=own.tokenizer if own else named.folder,
+                threads=os.cpu_count() or 1,
+                say=say,
+            )
     except DataError as error:
         message = str(error)
         for key, option in OPTIONS.items():
@@ -163,6 +163,49 @@ def text_for(
         own.check_same(corpus)
     refuse_larger_than(named.sizes.vocab_size, corpus.tokenizer, str(named.folder))
     return corpus
+
+
+def refuse_unasked(named: NamedModel, source: str, remedy: str) -> None:
+    """Raise DataError if a repo of the Hub names an address outside the Hub."""
+    if named.from_hub and ADDRESS.match(source):
+        what = f"the run's text is {source}. An address that a repo names is not opened unasked"
+        raise DataError(f"{what}: {remedy}.")
+
+
+def held_out_stream(
+    named: NamedModel,
+    run: RunText,
+    options: argparse.Namespace,
+    say: Callable[[str], None] | None,
+) -> Corpus:
+    """The held-out rows of a run that streams its text, at the commits that it trains on.
+
+    Raises DataError and SnapshotError.
+    """
+    assert named.state is not None
+    if options.documents not in (None, run.documents):
+        what = f"--documents {options.documents} is not that of the run, {run.documents}"
+        raise DataError(f"{what}. Leave it out.")
+    parts = parts_of_run(named.state, named.folder)
+    if options.source is None:
+        for part in parts:
+            refuse_unasked(named, part.source, "download the repo and evaluate its folder")
+    elif len(parts) > 1:
+        raise DataError(
+            f"--source {options.source} is one source, and the run has {len(parts)}. Leave out "
+            "--held-out to evaluate all of it, or --source to evaluate the run's own."
+        )
+    else:
+        parts = [replace(parts[0], source=options.source)]
+    return stream_of_run(
+        named.state,
+        named.folder,
+        [replace(part, column=options.column or part.column) for part in parts],
+        run.tokenizer,
+        cache_dir=Path(options.cache_dir),
+        threads=os.cpu_count() or 1,
+        say=say,
+    )
 
 
 def show(figures: dict[str, Any], as_json: bool) -> None:

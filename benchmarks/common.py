@@ -32,7 +32,8 @@ def overrides(shape: dict[str, int]) -> list[str]:
     """The overrides of train.py for a shape."""
     words = [f"model.{name}={shape[name]}" for name in ("n_layer", "n_head", "n_embd")]
     words += [f"data.block_size={shape['block_size']}", "model.dropout=0.0"]
-    return [*words, f"train.global_batch_size={shape['batch']}", "model.activation_function=gelu"]
+    words += ["model.activation_function=gelu", "optim.name=adamw"]  # as the other trainers have
+    return [*words, f"train.global_batch_size={shape['batch']}"]
 
 
 def launch(config: str, script: str, *words: str, options: Sequence[str] = ()) -> list[str]:

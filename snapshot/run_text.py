@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,20 +48,37 @@ class RunText:
             )
 
 
-def text_of_run(state: RunState, folder: Path) -> RunText:
-    """The text of the run that wrote a snapshot to `folder`. Raises SnapshotError."""
+def checked_value(
+    state: RunState,
+    folder: Path,
+    key: str,
+    kind: type,
+    default: Any = None,
+    largest: int = LARGEST,
+) -> Any:
+    """The value of a key, or the default for null, from a state, which is untrusted input.
 
-    def entry(key: str, kind: type, default: Any = None) -> Any:
-        value = value_of(state.config, key)
-        value = default if value is None else value
-        valid = isinstance(value, kind) and not isinstance(value, bool)
-        if not valid or (kind is int and not 1 <= value <= LARGEST):
-            raise SnapshotError(f"{folder} has no valid {key} in its state.")
-        return value
+    Raises SnapshotError if it is not of that kind, or a number out of 1..`largest`.
+    """
+    value = value_of(state.config, key)
+    value = default if value is None else value
+    valid = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
+    if not valid or (kind is int and not 1 <= value <= largest):
+        raise SnapshotError(f"{folder} has no valid {key} in its state.")
+    return value
 
-    val_fraction = entry("data.val_fraction", float)
+
+def held_out_share(state: RunState, folder: Path) -> float:
+    """`data.val_fraction`. Raises SnapshotError."""
+    val_fraction: float = checked_value(state, folder, "data.val_fraction", float)
     if not 0 < val_fraction <= 0.5:
         raise SnapshotError(f"{folder} has no valid data.val_fraction in its state.")
+    return val_fraction
+
+
+def text_of_run(state: RunState, folder: Path) -> RunText:
+    """The text of the run that wrote a snapshot to `folder`. Raises SnapshotError."""
+    entry = partial(checked_value, state, folder)
     if (documents := entry("data.documents", str, PACKED)) not in DOCUMENT_MODES:
         raise SnapshotError(f"{folder} has no valid data.documents in its state.")
     chosen = entry("data.tokenizer", str, CHARACTERS)
@@ -72,7 +90,7 @@ def text_of_run(state: RunState, folder: Path) -> RunText:
         name=str(state.data.get("name")),
         source=entry("data.source", str),
         text_column=entry("data.text_column", str, "text"),
-        val_fraction=val_fraction,
+        val_fraction=held_out_share(state, folder),
         block_size=entry("data.block_size", int),
         documents=documents,
         tokenizer=chosen if trained else folder,

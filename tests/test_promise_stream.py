@@ -206,6 +206,13 @@ def test_a_run_continues_at_its_commit_although_the_branch_has_moved(sources, tm
         one["loss"] for one in runs.metrics(undisturbed, "eval")
     ]
     assert runs.losses_from(stopped, 21) == runs.losses_from(undisturbed, 21)
+    fixed = ("--cache-dir", str(tmp_path / "another"), "--device", "cpu", "--json")
+    evaluated = runs.run(
+        runs.command(str(stopped), *fixed, script="evaluate.py"), **hub.environment()
+    )
+    assert evaluated.returncode == 0, evaluated.stderr
+    loss = runs.metrics(stopped, "eval")[-1]["loss"]
+    assert json.loads(evaluated.stdout)["loss"] == pytest.approx(loss, abs=1e-6)
 
 
 @pytest.mark.thorough

@@ -1,0 +1,102 @@
+"""The streamed text of a run, as its snapshot's state describes it: the same held-out rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from data.corpus import Corpus
+from data.streaming.access import Access
+from data.streaming.corpus import fixed_tokenizer, stream_corpus
+from data.streaming.groups import TRAIN
+from data.streaming.listing import list_source
+from data.streaming.reading import read_group
+from snapshot.config_values import value_of
+from snapshot.disk.state import RunState
+from snapshot.errors import SnapshotError
+from snapshot.run_text import checked_value, held_out_share
+
+LARGEST_BYTES = 10**15
+"""Of a window, a cache or what is read ahead; a state is untrusted input."""
+
+
+@dataclass(frozen=True)
+class StreamPart:
+    """A source of the stream, at the commit that the run trains on."""
+
+    source: str
+    weight: float
+    column: str
+    revision: str | None
+    """None for a source that has no commits."""
+
+
+def parts_of_run(state: RunState, folder: Path) -> list[StreamPart]:
+    """The sources of the run that wrote a snapshot to `folder`. Raises SnapshotError."""
+    entry = partial(checked_value, state, folder)
+    column = entry("data.text_column", str, "text")
+    mix: list[Any] = entry("data.mix", list)
+    mix = mix or [{"source": entry("data.source", str), "weight": 1.0, "text_column": None}]
+    revisions = [one["revision"] for one in state.stream or ()]
+    parts = []
+    for found, revision in zip(mix, revisions, strict=False):
+        try:
+            weight = float(found["weight"])
+            part = StreamPart(found["source"], weight, found["text_column"] or column, revision)
+        except (KeyError, TypeError, ValueError):
+            break
+        if isinstance(part.source, str) and isinstance(part.column, str) and 0 < weight < math.inf:
+            parts.append(part)
+    if len(parts) != len(mix):
+        raise SnapshotError(f"{folder} has no valid data.mix in its state.")
+    return parts
+
+
+def stream_of_run(
+    state: RunState,
+    folder: Path,
+    parts: list[StreamPart],
+    tokenizer: str | Path,
+    *,
+    cache_dir: Path,
+    threads: int,
+    say: Callable[[str], None] | None,
+) -> Corpus:
+    """The text of the run that wrote a snapshot to `folder`, of which held-out rows are read.
+
+    `parts` are its sources, wherever they are now. Raises SnapshotError for values that no run
+    writes, DataError if the sources cannot be listed or read.
+    """
+    entry = partial(checked_value, state, folder, largest=LARGEST_BYTES)
+    skip_broken = entry("data.skip_broken", bool)
+    split = value_of(state.config, "data.held_out_split")
+    access = Access(cache_dir, say)
+
+    def listed(split: str) -> list[Any]:
+        return [
+            list_source(part.source, part.column, access, part.revision, split) for part in parts
+        ]
+
+    with access.waiting.at_start():
+        return stream_corpus(
+            listed(TRAIN),
+            [part.weight for part in parts],
+            partial(read_group, access=access, skip_broken=skip_broken),
+            fixed_tokenizer(tokenizer),
+            seed=state.seed,
+            val_fraction=held_out_share(state, folder),
+            window_bytes=entry("data.window_bytes", int),
+            prefetch_bytes=entry("data.prefetch_bytes", int),
+            cache_bytes=entry("data.stream_cache_bytes", int),
+            held_out_bytes=entry("data.held_out_bytes", int),
+            cache_dir=cache_dir,
+            held_out=[] if split is None else listed(entry("data.held_out_split", str)),
+            skip_broken=skip_broken,
+            left_out=access.note_skipped,
+            threads=threads,
+            say=say,
+        )
