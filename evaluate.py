@@ -196,7 +196,9 @@ def held_out_stream(
             "--held-out to evaluate all of it, or --source to evaluate the run's own."
         )
     else:
-        parts = [replace(parts[0], source=options.source)]
+        same = options.source == parts[0].source
+        revision = parts[0].revision if same else None
+        parts = [replace(parts[0], source=options.source, revision=revision)]
     return stream_of_run(
         named.state,
         named.folder,

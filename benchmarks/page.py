@@ -33,12 +33,16 @@ def contestant(figures: Any, shape: str, name: str) -> Any:
     return next(one for one in figures[shape] if one["name"] == name)
 
 
-def times_nanogpt(figures: Any) -> str:
-    """Of the larger and the smaller shape."""
-    large, small = (
-        median(contestant(figures, shape, "nanogpt no")["ratios"]) for shape in ("large", "small")
-    )
-    return f"{large:.3g} and {small:.3g} times"
+def times(name: str) -> Callable[[Any], str]:
+    """Relative to a contestant, at the larger and the smaller shape."""
+
+    def figure(figures: Any) -> str:
+        large, small = (
+            median(contestant(figures, shape, name)["ratios"]) for shape in ("large", "small")
+        )
+        return f"{large:.2f} and {small:.2f} times"
+
+    return figure
 
 
 def share_of_product(figures: Any) -> str:
@@ -75,13 +79,48 @@ def preparation(figures: Any) -> str:
     )
 
 
-def time_to_loss(figures: Any) -> str:
-    found = figures["found"]
-    ours, reference = (
-        [median(column) for column in zip(*found[name], strict=True)]
-        for name in ("shakespeare_char_cpu", "shakespeare_char_cpu_reference")
+def time_to_loss(name: str, other: str) -> Callable[[Any], str]:
+    """Of a recipe, relative to another one, over the same seeds."""
+
+    def figure(figures: Any) -> str:
+        ours, theirs = (list(zip(*figures["found"][one], strict=True)) for one in (name, other))
+        share = median([a / b for a, b in zip(ours[0], theirs[0], strict=True)])
+        losses = [sum(found[1]) / len(found[1]) for found in (ours, theirs)]
+        return f"{share:.2f} of its time, to {losses[0]:.3f} and {losses[1]:.3f} nats"
+
+    return figure
+
+
+def busy(figures: Any) -> str:
+    found = []
+    for scene, speeds in figures.items():
+        shipped, *by_hand = (median(of) for of in speeds.values())
+        found.append(f"{scene}: {shipped / max(by_hand):.2f}")
+    return ", ".join(found)
+
+
+def loader(figures: Any) -> str:
+    shares = []
+    for kind in ("cold, tokens/s", "warm, tokens/s"):
+        ours, *others = (one[kind] for one in figures)
+        shares.append(f"{kind.partition(',')[0]} {ours / max(others):.2f} times")
+    return ", ".join(shares)
+
+
+def waits(figures: Any) -> str:
+    return ", ".join(
+        f"{1e3 * one['latency']:.0f} ms a request: {one['median']:.2%}" for one in figures
     )
-    return f"{median(figures['ratios']):.2f} of its time, to {ours[1]:.2f} and {reference[1]:.2f}"
+
+
+def large_snapshot(figures: Any) -> str:
+    speed = {
+        way: figures["bytes"] / 1e9 / median(of["durable"])
+        for way, of in figures["figures"].items()
+    }
+    disk = figures["bytes"] / 1e9 / median(figures["dd"])
+    others = f"dd {disk:.2f}, torch.distributed.checkpoint {speed['async_save']:.2f}"
+    return f"{figures['bytes'] / 1e9:.1f} GB: {speed['shards']:.2f} GB/s ({others})"
 
 
 def start(figures: Any) -> str:
@@ -93,12 +132,13 @@ ROWS = (
         "tokens/s relative to nanoGPT's model and step, both in float32, at 10.7 and 0.8 million "
         "parameters",
         "throughput-no",
-        times_nanogpt,
+        times("nanogpt no"),
     ),
+    Row("the same, both in bf16", "throughput-bf16", times("nanogpt bf16")),
     Row(
-        "the same with the shipped `cpu.yaml` (bf16), nanoGPT in float32",
+        "the same, relative to a bare loop with the same model, in bf16",
         "throughput-bf16",
-        times_nanogpt,
+        times("bare loop"),
     ),
     Row(
         "share of the machine's limit, a bare matrix product in bf16",
@@ -110,12 +150,39 @@ ROWS = (
         "scaling",
         two_processes,
     ),
+    Row(
+        "the first command of the README, relative to the best number of threads by hand",
+        "busy",
+        busy,
+    ),
     Row("a snapshot of 129 MB every 100 steps", "snapshots-disk", cost_of_snapshots),
+    Row("a large snapshot of two processes under FSDP", "snapshots-shards", large_snapshot),
     Row("preparing a text", "data", preparation),
     Row(
-        "Tiny Shakespeare to 1.90 nats, whole commands, relative to the widely used recipe",
+        "batches of a streamed data set, relative to the best of datasets, litdata and "
+        "mosaicml-streaming",
+        "streaming_loader",
+        loader,
+    ),
+    Row(
+        "share of the steps of `model=tiny` that waits for a streamed data set of the Hub",
+        "streaming_waits",
+        waits,
+    ),
+    Row(
+        "Tiny Shakespeare, whole commands, relative to the widely used recipe",
         "time_to_loss",
-        time_to_loss,
+        time_to_loss("shakespeare_char_cpu", "shakespeare_char_cpu_reference"),
+    ),
+    Row(
+        "the same, relative to the best recipe that was found with AdamW",
+        "time_to_loss",
+        time_to_loss("shakespeare_char_cpu", "the best one found with AdamW"),
+    ),
+    Row(
+        "the first command of the README, relative to 2,000 steps of AdamW",
+        "time_to_loss-docs",
+        time_to_loss("the default run", "AdamW"),
     ),
     Row("from the launch to the first step", "startup", start),
 )

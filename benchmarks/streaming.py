@@ -3,11 +3,13 @@
     python benchmarks/streaming.py resume
     python benchmarks/streaming.py loader --peers /path/to/python
     python benchmarks/streaming.py start
+    python benchmarks/streaming.py waits
 
 `resume` reads two data sets mixed 0.7 and 0.3, is killed twenty times, and counts the rows that a
 reader of `datasets` (interleave_datasets, shuffle, state_dict) and ours see twice or never.
 `loader` reads the same files with ours, `datasets`, litdata and mosaicml-streaming; --peers names a
 Python that has the last two. `start` begins at step 1,000,000 of 10 GB, 100 names of one file.
+`waits` trains the default model on a data set of a loopback Hub: the share of a step that waits.
 """
 
 from __future__ import annotations
@@ -21,12 +23,14 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from common import as_words, machine, print_table, save
 from streaming_kills import resume
 from streaming_texts import ROW_BYTES, made_up_rows, text_of, write_parquet
+from streaming_waits import waits
 
 TEN_GB = 10_000_000_000
 
@@ -167,16 +171,20 @@ def main() -> None:
         print(json.dumps(first_batch(Path(folder), int(step), Path(cache))), flush=True)
         os._exit(0)  # a thread prepares the next window
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=("resume", "loader", "start"))
+    parser.add_argument("command", choices=("resume", "loader", "start", "waits"))
     parser.add_argument("--peers", help="a Python with litdata and mosaicml-streaming")
     parser.add_argument("--megabytes", type=int, default=100)
     parser.add_argument("--tokens", type=int, default=20_000_000)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     print(as_words(machine()))
-    command = {"resume": lambda options: resume(), "loader": loader, "start": start}[
-        options.command
-    ]
+    commands: dict[str, Callable[[argparse.Namespace], Any]] = {
+        "resume": lambda options: resume(),
+        "loader": loader,
+        "start": start,
+        "waits": lambda options: waits(options.repeats),
+    }
+    command = commands[options.command]
     save(f"streaming_{options.command}", command(options))
 
 

@@ -22,9 +22,9 @@ from common import as_words, launch, machine, median, print_table, save, spread
 SHAKESPEARE, DOCS = "shakespeare", "python-docs"
 FILES = {SHAKESPEARE: "time_to_loss", DOCS: "time_to_loss-docs"}
 ADAMW = (
-    "optim.name=adamw optim.learning_rate=5e-3 optim.warmup_steps=50 model.n_layer=2 "
-    "model.n_embd=176 train.global_batch_size=12 train.max_steps=1120 train.eval_every=560 "
-    "train.sample_every=560"
+    "optim.name=adamw optim.schedule=cosine optim.learning_rate=5e-3 optim.warmup_steps=50 "
+    "model.n_layer=2 model.n_embd=176 model.n_head=4 train.global_batch_size=12 "
+    "train.max_steps=1120 train.eval_every=560 train.sample_every=560"
 )
 RECIPES = {
     SHAKESPEARE: {

@@ -23,7 +23,10 @@ class TextUnreachable(DataError):
 
 
 class TextLost(DataError):
-    """A prepared text was truncated while it was read. The next start prepares it again."""
+    """A prepared text, or the cache of a stream, was damaged while it was read.
+
+    The next start makes it again.
+    """
 
 
 def cache_error(cache_dir: Path, error: OSError) -> DataError:

@@ -57,6 +57,12 @@ def matching_files(source: str) -> list[Path]:
     return files
 
 
+def cannot_be_opened(source: str, error: OSError | RuntimeError) -> DataError:
+    """The error for a path that cannot be looked up."""
+    reason = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
+    return DataError(f"data.source={source} cannot be opened: {reason}. Check it.")
+
+
 def _check_folder_is_readable(pattern: Path) -> None:
     """Raise OSError if the folder of a pattern is not readable: glob would find no files."""
     fixed = [part for part in pattern.parents if not glob.has_magic(str(part))]

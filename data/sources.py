@@ -23,7 +23,7 @@ from pathlib import Path
 from data.columns import Column
 from data.errors import BrokenText, DataError
 from data.fetch import fetch_url
-from data.files import digest_of, looks_like_files, matching_files, stamps_of
+from data.files import cannot_be_opened, digest_of, looks_like_files, matching_files, stamps_of
 from data.formats import TABLE_READERS, suffixes
 from data.pieces import Piece
 from data.progress import Progress
@@ -111,8 +111,7 @@ def open_source(
         OSError,
         RuntimeError,
     ) as error:  # a name too long, an unreadable folder; an unknown ~user
-        reason = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
-        raise DataError(f"data.source={source} cannot be opened: {reason}. Check it.") from error
+        raise cannot_be_opened(source, error) from error
     if is_local:
         return _files(source, files, column, progress)
     return _hub_dataset(source, column, cache_dir, progress)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,10 +17,10 @@ from data.streaming.reading import read_group
 from snapshot.config_values import value_of
 from snapshot.disk.state import RunState
 from snapshot.errors import SnapshotError
-from snapshot.run_text import checked_value, held_out_share
+from snapshot.run_text import LARGEST, checked_value, held_out_share
 
 LARGEST_BYTES = 10**15
-"""Of a window, a cache or what is read ahead; a state is untrusted input."""
+"""Of a window or the held-out rows; a state is untrusted input."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +46,9 @@ def parts_of_run(state: RunState, folder: Path) -> list[StreamPart]:
         try:
             weight = float(found["weight"])
             part = StreamPart(found["source"], weight, found["text_column"] or column, revision)
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             break
-        if isinstance(part.source, str) and isinstance(part.column, str) and 0 < weight < math.inf:
+        if isinstance(part.source, str) and isinstance(part.column, str) and 0 < weight <= LARGEST:
             parts.append(part)
     if len(parts) != len(mix):
         raise SnapshotError(f"{folder} has no valid data.mix in its state.")
@@ -78,7 +77,8 @@ def stream_of_run(
 
     def listed(split: str) -> list[Any]:
         return [
-            list_source(part.source, part.column, access, part.revision, split) for part in parts
+            list_source(part.source, part.column, access, part.revision, split, skip_broken)
+            for part in parts
         ]
 
     with access.waiting.at_start():
@@ -90,8 +90,8 @@ def stream_of_run(
             seed=state.seed,
             val_fraction=held_out_share(state, folder),
             window_bytes=entry("data.window_bytes", int),
-            prefetch_bytes=entry("data.prefetch_bytes", int),
-            cache_bytes=entry("data.stream_cache_bytes", int),
+            prefetch_bytes=0,
+            cache_bytes=LARGEST_BYTES,  # nothing is removed for a few held-out rows
             held_out_bytes=entry("data.held_out_bytes", int),
             cache_dir=cache_dir,
             held_out=[] if split is None else listed(entry("data.held_out_split", str)),

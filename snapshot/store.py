@@ -21,7 +21,13 @@ from snapshot.hub.errors import (
     HubUnreachable,
     HubUnsupported,
 )
-from snapshot.hub.fetch import RepoContents, fetch, foreign_file_message, read_repo
+from snapshot.hub.fetch import (
+    RepoContents,
+    fetch,
+    fetch_state,
+    foreign_file_message,
+    read_repo,
+)
 from snapshot.hub.latest import remote_step
 from snapshot.hub.remote import Remote
 from snapshot.start import RemoteSnapshot, Start
@@ -43,6 +49,18 @@ class Store:
     def key(self) -> str:
         """The configuration key and value that name it."""
         return self.hub.key
+
+
+def newest_state(store: Store) -> RunState | None:
+    """The state of the newest snapshot in a repo; None if there is none, or it cannot be read.
+
+    For what must be known before a snapshot is chosen and downloaded.
+    """
+    with suppress(SnapshotError, HubError):
+        repo = read_repo(store.hub)
+        for folder in repo.folders()[:1]:
+            return fetch_state(repo, folder)
+    return None
 
 
 def newest_of_disk_and_repo(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from itertools import pairwise
 from pathlib import Path
 
@@ -213,6 +214,32 @@ def test_a_run_continues_at_its_commit_although_the_branch_has_moved(sources, tm
     assert evaluated.returncode == 0, evaluated.stderr
     loss = runs.metrics(stopped, "eval")[-1]["loss"]
     assert json.loads(evaluated.stdout)["loss"] == pytest.approx(loss, abs=1e-6)
+
+
+@pytest.mark.thorough
+def test_a_run_continues_on_an_empty_disk_although_the_branch_is_of_no_use(sources, tmp_path, hub):
+    (name, other) = on_the_hub(hub, sources)
+    shared = [*words_of(sources, 40)[1:], "hub.repo_id=me/run", f"data.source={name}"]
+    undisturbed, moved = tmp_path / "undisturbed", tmp_path / "moved"
+    whole = runs.train(*shared, "data.streaming=true", "hub.repo_id=null", f"run.dir={undisturbed}")
+    assert whole.returncode == 0, whole.stderr
+    words = [*shared, f"run.dir={moved}", f"data.cache_dir={tmp_path / 'cache'}"]
+    first = runs.train(*words, "data.streaming=true", "train.max_steps=20", **hub.environment())
+    assert first.returncode == 0, first.stderr
+    for folder in (moved, tmp_path / "cache"):
+        shutil.rmtree(folder)
+    files = {
+        file: stream_data.parquet_of(["new"], column="renamed")
+        for file in hub.repo(f"datasets/{name}").files("main")
+        if file.endswith(".parquet")
+    }
+    stream_data.publish_dataset(hub, files, name)
+    last = runs.train(*words, **hub.environment())
+    assert last.returncode == 0, last.stderr
+    assert runs.losses_from(moved, 21) == runs.losses_from(undisturbed, 21)
+    refused = runs.train(*words, f"data.source={other}", **hub.environment())
+    assert refused.returncode == 2
+    assert f"text: {name} (" in refused.stderr
 
 
 @pytest.mark.thorough

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import platform
 import threading
 import time
@@ -162,6 +163,18 @@ def test_a_file_that_is_removed_while_it_is_in_use_ends_the_run_and_is_made_agai
     with pytest.raises(TextLost, match="was removed while it was in use"):
         windows.__getitems__(blocks)
     next(steps_of(streams.corpus(tmp_path, folder)))
+
+
+def test_a_cache_that_fails_in_a_run_ends_it_in_a_sentence(tmp_path, monkeypatch):
+    folder = streams.parquet_folder(tmp_path / "a", "a")
+    (source,) = streams.corpus(tmp_path / "cache", folder).train.sources
+
+    def full(encoded, path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("data.streaming.token_file.EncodedRows.write", full)
+    with pytest.raises(TextLost, match=r"data\.cache_dir=.*cache cannot be used: No space left"):
+        source.hold(0, 0)
 
 
 def test_a_start_at_step_a_million_reads_one_window_and_is_as_fast(tmp_path):

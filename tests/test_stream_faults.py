@@ -189,6 +189,15 @@ def test_a_start_does_not_wait_for_long(dataset_hub, access, monkeypatch):
         list_source(FILES, "text", access)
 
 
+def test_waits_stay_short_after_a_listing_within_a_start(dataset_hub, access, monkeypatch):
+    monkeypatch.setattr(waiting, "START_SECONDS", 0.3)
+    with access.waiting.at_start():
+        listing = list_source(FILES, "text", access)
+        dataset_hub.down()
+        with pytest.raises(TextUnreachable, match="cannot be reached"):
+            read_group(listing, listing.groups[0], access)
+
+
 def test_a_run_does_not_wait_for_ever(dataset_hub, access, monkeypatch):
     listing = list_source(FILES, "text", access)
     monkeypatch.setattr(access.waiting, "_most_seconds", 0.3)

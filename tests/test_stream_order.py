@@ -224,6 +224,15 @@ def test_a_snapshot_of_other_weights_or_another_text_is_refused(sources, tmp_pat
             steps_of(corpus, first=41)
 
 
+def test_a_file_that_two_sources_name_differently_is_refused(tmp_path):
+    """Its name decides which of its rows are held out."""
+    whole = streams.lines_folder(tmp_path / "data", "a")
+    part = streams.lines_folder(tmp_path / "data/code", "b")
+    with pytest.raises(DataError, match=r"data\.mix has part-0\.jsonl in two sources"):
+        streams.corpus(tmp_path / "cache", whole, part, weights=(0.7, 0.3))
+    streams.corpus(tmp_path / "cache", part, part, weights=(0.7, 0.3))
+
+
 def test_a_text_of_which_all_rows_are_held_out_is_refused_and_not_searched_forever(tmp_path):
     folder = streams.parquet_folder(tmp_path / "a", "a")
     corpus = streams.corpus(tmp_path, folder, val_fraction=1.0)

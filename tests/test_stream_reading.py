@@ -5,10 +5,13 @@ from __future__ import annotations
 import bz2
 import gzip
 import shutil
+import zipfile
+from typing import ClassVar
 
 import fsspec
 import pyarrow as pa
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from pyarrow import parquet
 
 from data.errors import BrokenText, DataError
@@ -146,20 +149,67 @@ def test_a_file_of_a_store_is_read_as_one_of_this_disk(tmp_path):
     try:
         both = [text for _, text in ROWS] * 2
         assert texts_of(source, tmp_path) == texts_of(f"{source}/*.parquet", tmp_path) == both
-        listing = list_here(f"{source}/a.parquet", tmp_path)
-        store.pipe_file(f"/{tmp_path.name}/a.parquet", content[:-99])
+        access = Access(tmp_path)  # in a run, what lists a file also reads it
+        listing = list_source(f"{source}/a.parquet", "text", access)
+        read_group(listing, listing.groups[0], access)
+        store.pipe_file(f"/{tmp_path.name}/a.parquet", content + bytes(9))
         with pytest.raises(DataError, match=r"a\.parquet has changed since"):
-            read_group(listing, listing.groups[0], Access(tmp_path))
+            read_group(listing, listing.groups[1], access)
         store.rm(f"/{tmp_path.name}", recursive=True)
         with pytest.raises(DataError, match=r"a\.parquet has vanished since"):
-            read_group(listing, listing.groups[0], Access(tmp_path))
+            read_group(listing, listing.groups[1], access)
     finally:
         store.store.clear()
 
 
+class Hosted(MemoryFileSystem):
+    """A file system of a host, which its URLs name."""
+
+    protocol = "hosted"
+    store: ClassVar = {}
+    pseudo_dirs: ClassVar = [""]
+
+    def __init__(self, host, **options):
+        super().__init__(**options)
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        _, has_host, rest = path.partition("hosted://")
+        return super()._strip_protocol(f"/{rest.partition('/')[2]}" if has_host else path)
+
+    @staticmethod
+    def _get_kwargs_from_urls(path):
+        return {"host": path.removeprefix("hosted://").partition("/")[0]}
+
+
+@pytest.mark.parametrize("end", ["", "/", "/*.jsonl", "/a.jsonl"])
+def test_a_store_with_a_host_in_its_urls_is_read(tmp_path, end):
+    fsspec.register_implementation("hosted", Hosted, clobber=True)
+    Hosted("a-host").pipe_file("/rows/a.jsonl", lines_of(TEXTS))
+    assert texts_of(f"hosted://a-host/rows{end}", tmp_path) == [text for _, text in ROWS]
+
+
+def test_files_without_urls_of_their_own_are_refused(tmp_path):
+    file = tmp_path / "rows.zip"
+    with zipfile.ZipFile(file, "w") as packed:
+        packed.writestr("rows/a.jsonl", lines_of(TEXTS))
+    with pytest.raises(DataError, match="the files in it have no URLs of their own"):
+        list_here(f"zip://rows/*.jsonl::file://{file}", tmp_path)
+
+
 # What cannot be listed.
 
+
+def dangling(folder):
+    (folder / "data").mkdir()
+    (folder / "data/a.jsonl").symlink_to(folder / "pruned")
+    return folder / "data"
+
+
 UNLISTED = {
+    "a link to nothing": (dangling, "cannot read .*a.jsonl: No such file"),
+    "nobody's home": (lambda folder: "~nobody-here/a.jsonl", "cannot be opened: .*home"),
+    "a name too long": (lambda folder: folder / ("a" * 300), "cannot be opened: File name too"),
     "no such file": (lambda folder: folder / "none.parquet", "no such file"),
     "an empty folder": (lambda folder: folder, "names no file of Parquet or JSON lines"),
     "no protocol": (
@@ -213,6 +263,10 @@ CONTENTS = {
             lambda path: path.write_bytes(b'[\n{"text": "a"}]'),
             "Each line has to be an object",
         ),
+        "an array in a line": (
+            lambda path: path.write_bytes(b'[{"text": "a"}]'),
+            "Each line has to be an object",
+        ),
         "another column": (lambda path: path.write_bytes(b'{"body": "a"}'), "Its columns: body"),
     },
     "a.jsonl.gz": {"no gzip": (lambda path: path.write_bytes(b"{}" * 99), "cannot be read")},
@@ -236,6 +290,24 @@ def test_a_file_that_cannot_be_streamed_is_reported_before_any_training(
     with pytest.raises(DataError, match=reason) as caught:
         list_here(tmp_path / name, tmp_path)
     assert str(caught.value).startswith(("data.source=", "data.text_column="))
+
+
+def test_a_folder_may_be_named_like_a_file(tmp_path):
+    """As some tools write tables, in parts."""
+    (tmp_path / "data/2026.parquet").mkdir(parents=True)
+    write_parquet(tmp_path / "data/2026.parquet/part-0.parquet")
+    assert texts_of(tmp_path / "data", tmp_path) == [text for _, text in ROWS]
+
+
+def test_a_broken_first_line_is_left_out_as_any_other(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(b'{"text": \n' + lines_of("ab"))
+    with pytest.raises(BrokenText, match=r"the first row of a\.jsonl cannot be read"):
+        list_here(file, tmp_path)
+    access = Access(tmp_path)
+    listing = list_source(str(file), "text", access, skip_broken=True)
+    (found,) = (read_group(listing, group, access, True) for group in listing.groups)
+    assert (found.texts, found.rows) == (["a\n", "b\n"], [1, 2])
 
 
 def test_files_of_two_formats_are_no_data_set(tmp_path):

@@ -70,7 +70,16 @@ def test_what_cannot_be_streamed_gets_a_sentence(words, said):
 
 @pytest.mark.parametrize(
     "change",
-    [{"row": -1}, {"row": True}, {"epoch": "1"}, {"blocks": 2**50}, {"source": 1}, {"more": 1}, []],
+    [
+        {"row": -1},
+        {"row": True},
+        {"epoch": "1"},
+        {"blocks": 2**50},
+        {"source": 1},
+        {"revision": "../main"},
+        {"more": 1},
+        [],
+    ],
     ids=str,
 )
 def test_a_snapshot_with_another_cursor_than_a_run_writes_is_refused(

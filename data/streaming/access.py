@@ -40,7 +40,6 @@ class Access:
         self.skipped: set[str] = set()
         """What of the groups was left out, since the process started."""
         self.lock = threading.Lock()
-        self._checked: set[tuple[str, str]] = set()
 
     def read(self, source: str, file: StreamFile, begin: int, end: int) -> bytes | bytearray:
         """The bytes of a file from `begin` to `end`, or to the end of the file.
@@ -115,23 +114,19 @@ class Access:
         except Refused as error:
             raise DataError(f"{what}: {redact_urls(name)} {error}") from error
 
-    def _read_by_fsspec(self, file: StreamFile, begin: int, end: int, into: bytearray) -> None:
-        """As HttpFiles.read. The version is compared when the file is first read."""
-        with_filesystem(file.url, lambda system, path: self._check_version(file, system, path))
-        first = begin + len(into)
-        into += with_filesystem(
-            file.url, lambda system, path: system.cat_file(path, start=first, end=end)
-        )
-        if len(into) < end - begin:
-            self._checked.clear()
-            raise Unanswered("the answer is too short")
+    @staticmethod
+    def _read_by_fsspec(file: StreamFile, begin: int, end: int, into: bytearray) -> None:
+        """As HttpFiles.read. A file that has changed is found before its next range is read."""
 
-    def _check_version(self, file: StreamFile, system: Any, path: str) -> None:
-        key = (file.url, file.version)
-        if key not in self._checked:
+        def read_range(system: Any, path: str) -> Any:
+            system.invalidate_cache(path)  # otherwise it may answer with what it has listed
             if version_of(system.info(path)) != file.version:
                 raise Changed
-            self._checked.add(key)
+            return system.cat_file(path, start=begin + len(into), end=end)
+
+        into += with_filesystem(file.url, read_range)
+        if len(into) < end - begin:
+            raise Unanswered("the answer is too short")
 
 
 def with_filesystem(url: str, call: Callable[[Any, str], Answer]) -> Answer:
@@ -161,15 +156,18 @@ def version_of(info: dict[str, Any]) -> str:
     return f"{info.get('size')}-{found}"
 
 
-def local_version(source: str, path: Path) -> str:
-    """What changes when a process writes to a file. Raises DataError if there is no such file."""
+def local_version(source: str, path: Path) -> tuple[int, str]:
+    """The size of a file, and what changes when a process writes to it.
+
+    Raises DataError if there is no such file.
+    """
     ((size, modified, _),) = stamps_of(source, [path])
-    return f"{size}-{modified}"
+    return size, f"{size}-{modified}"
 
 
 def _read_local(source: str, file: StreamFile, begin: int, end: int, into: bytearray) -> None:
     path = Path(file.url)
-    if path.exists() and local_version(source, path) != file.version:
+    if path.exists() and local_version(source, path)[1] != file.version:
         raise Changed
     try:
         with open(path, "rb") as opened:

@@ -98,7 +98,7 @@ class TokenCache:
 def _remove_unheld(path: Path, used: float) -> bool:
     """Remove a file, unless a process holds it."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDWR)  # NFS locks nothing that was opened for reading
     except OSError:
         return False
     try:

@@ -68,9 +68,10 @@ def stream_corpus(
     these are held out, and not a `val_fraction` of all. With `skip_broken`, `read` leaves out what
     is broken, and `left_out` is called with the source and what it was. `turn` is the number of
     this process on its machine, and how many there are: they share the work. `held_out_bytes` of
-    held-out rows are read here, of each source its share. Raises DataError if there are none, or
-    if the cache cannot be used.
+    held-out rows are read here, of each source its share. Raises DataError if there are none, if a
+    file is in two sources by different names, or if the cache cannot be used.
     """
+    refuse_two_names(listings)
     try:
         cache = TokenCache(cache_dir.expanduser() / CACHE, cache_bytes)
         shared = window_bytes, cache, threads, skip_broken, left_out
@@ -95,6 +96,21 @@ def stream_corpus(
     return Corpus(info, tokenizer, text, tokens)
 
 
+def refuse_two_names(listings: Sequence[Listing]) -> None:
+    """Raise DataError if two sources name a file differently: other rows of it would be held out.
+
+    The ones that the first source holds out would be trained on by the second.
+    """
+    names: dict[str, str] = {}
+    for file in (file for listing in listings for file in listing.files):
+        if names.setdefault(file.url, file.name) != file.name:
+            raise DataError(
+                f"data.mix has {file.name} in two sources, whose files have different folders in "
+                "common: rows that one of them holds out would be trained on. Name each file in "
+                "one source."
+            )
+
+
 def _hold(
     sources: Sequence[StreamSource],
     weights: Sequence[float],
@@ -106,7 +122,7 @@ def _hold(
     with Progress(say) as progress:
         for source, weight in zip(sources, weights, strict=True):
             progress.doing(f"reading held-out rows of {source.listing.name}")
-            share = int(enough_bytes * weight / sum(weights))
+            share = int(enough_bytes * (weight / sum(weights)))
             held.append(source.hold_held_out(max(1, share)))
             if not len(held[-1]):
                 raise DataError(

@@ -10,7 +10,7 @@ from typing import Any
 
 from data.errors import DataError
 from data.fetch import file_name_of
-from data.files import looks_like_files, matching_files
+from data.files import cannot_be_opened, looks_like_files, matching_files
 from data.streaming.access import HTTP, URL, Access, local_version, version_of, with_filesystem
 from data.streaming.groups import TRAIN, StreamFile
 from data.urls import redact_urls
@@ -51,8 +51,12 @@ def find_files(
         return None, _http_file(access, source)
     if URL.match(source) and not source.startswith(HUB_URL):
         return None, _files_of_store(access, source)
-    if not source.startswith(HUB_URL) and _is_local(source):
-        return None, _local_files(access, source)
+    if not source.startswith(HUB_URL):
+        try:
+            if _is_local(source):
+                return None, _local_files(access, source)
+        except (OSError, RuntimeError) as error:  # an unreadable folder, an unknown ~user
+            raise cannot_be_opened(source, error) from error
     from data.streaming.hub import hub_files
 
     commit, files = hub_files(access, source, revision, split)
@@ -79,7 +83,7 @@ def _files_of_store(access: Access, source: str) -> Found:
             found = system.find(path, detail=True)
         else:
             found = {path: system.info(path)}
-        return {system.unstrip_protocol(name): info for name, info in found.items()}
+        return {_beginning(source, path) + name: info for name, info in found.items()}
 
     found = access.ask(source, source, lambda: with_filesystem(source, list_files))
     urls = {url: info for url, info in found.items() if info["type"] == "file"}
@@ -92,16 +96,31 @@ def _files_of_store(access: Access, source: str) -> Found:
     return [(file.version, file) for file in sorted(files, key=lambda file: file.name)]
 
 
+def _beginning(source: str, path: str) -> str:
+    """What of a URL comes before the path in its file system: protocol, host, account.
+
+    Raises DataError for a URL whose files have no URLs that begin with it, such as a chained one.
+    """
+    whole, inside = source.rstrip("/"), path.rstrip("/")
+    if not inside or not whole.endswith(inside):
+        raise DataError(
+            f"data.source={redact_urls(source)} cannot be streamed: the files in it have no URLs "
+            "of their own. Name a file, a folder or a pattern of its file system."
+        )
+    return whole.removesuffix(inside)
+
+
 def _local_files(access: Access, source: str) -> Found:
     folder = Path(source).expanduser()
     if folder.is_dir():
-        paths = [path for path in folder.rglob("*") if is_data(path.relative_to(folder))]
+        found = (path for path in folder.rglob("*") if is_data(path.relative_to(folder)))
+        paths = [path for path in found if not path.is_dir()]
     else:
         paths = matching_files(source)
     names = {path.absolute().as_posix(): path for path in paths}
     shared = common_folder(names)
     files = [
-        StreamFile(name, name[len(shared) :], path.stat().st_size, local_version(source, path))
+        StreamFile(name, name[len(shared) :], *local_version(source, path))
         for name, path in names.items()
     ]
     files.sort(key=lambda file: file.name)

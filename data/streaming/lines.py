@@ -112,11 +112,15 @@ def value_of(line: bytes, column: str) -> str | None:
     return value
 
 
-def first_row(access: Access, source: str, file: StreamFile) -> Any:
-    """The first row of a file; None if its first line is blank. Raises BrokenText for no JSON."""
+def first_row(access: Access, source: str, file: StreamFile) -> dict[str, Any] | None:
+    """The first row of a file; None if its first line is blank. Raises BrokenText for no object."""
     first_line = Group(0, 0, None, None, 0, 1, 1)
     try:
-        return next((json.loads(line) for line in rows_of(access, source, file, first_line)), None)
+        for line in rows_of(access, source, file, first_line):
+            if isinstance(row := json.loads(line), dict):
+                return row
+            raise BrokenText(f"it is not an object: {row!r:.40}")
+        return None
     except (ValueError, OSError, RecursionError) as error:
         if isinstance(error, DataError) and not isinstance(error, BrokenText):
             raise
@@ -129,5 +133,5 @@ def first_row(access: Access, source: str, file: StreamFile) -> Any:
 def check_first_row(access: Access, source: str, column: str, file: StreamFile) -> None:
     """Raise DataError if the first row of a file has no such column, or is none."""
     row = first_row(access, source, file)
-    if isinstance(row, dict) and column not in row:
+    if row is not None and column not in row:
         raise no_column(source, column, list(row))

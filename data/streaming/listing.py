@@ -6,9 +6,10 @@ import hashlib
 import json
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import astuple
 
-from data.errors import DataError
+from data.errors import BrokenText, DataError
 from data.progress import Progress
 from data.streaming.access import Access
 from data.streaming.files import Found, check_formats, find_files, format_of
@@ -29,13 +30,15 @@ def list_source(
     access: Access,
     revision: str | None = None,
     split: str = TRAIN,
+    skip_broken: bool = False,
 ) -> Listing:
     """The files of `source` and their groups of rows, in the same order on every machine.
 
     A source is a folder, a path or a pattern of this machine; a data set of the Hub as `owner/name`
     or `owner/name@revision`, of which a `split` of the default configuration is read; files of it
     as `hf://datasets/owner/name@revision/data/*.parquet`; or another URL: http(s), or what
-    fsspec has a file system for. `revision` is the commit of an earlier start.
+    fsspec has a file system for. `revision` is the commit of an earlier start. With `skip_broken`
+    a first row that is none is left to whoever reads it.
 
     Raises DataError if there are no such files or if they cannot be streamed, and TextUnreachable
     if a network or a server fails for longer than a start waits.
@@ -52,7 +55,8 @@ def list_source(
         else:
             groups = _line_groups(files)
             if groups:
-                check_first_row(access, name, text_column, files[groups[0].file])
+                with suppress(*(BrokenText,) if skip_broken else ()):
+                    check_first_row(access, name, text_column, files[groups[0].file])
     if not groups:
         raise DataError(f"data.source={name} is empty: it has no rows.")
     digest = _fingerprint([kind, text_column], found, groups)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.encode import encoded, in_order
+from data.errors import TextLost, cache_error
 from data.pieces import Piece, utf8_bytes
 from data.streaming.cache import TokenCache
 from data.streaming.groups import Group, GroupText, Listing
@@ -82,8 +83,14 @@ class StreamSource:
         return f"{self._key}-{epoch:04}-{window:06}"
 
     def hold(self, epoch: int, window: int) -> HeldFile:
-        """Open the file of a window, which is made if it is not there."""
-        return self._held(self.name(epoch, window), lambda: self.encode(epoch, window))
+        """Open the file of a window, which is made if it is not there.
+
+        Raises DataError as reading does, and TextLost if the cache can no longer be used.
+        """
+        try:
+            return self._held(self.name(epoch, window), lambda: self.encode(epoch, window))
+        except OSError as error:
+            raise TextLost(str(cache_error(self.settings.cache.folder.parent, error))) from error
 
     def prepare(self, epoch: int, window: int) -> None:
         """Make the file of a window, unless it is there."""
@@ -99,7 +106,10 @@ class StreamSource:
         return self._encoded([texts[row] for row in order], broken)
 
     def hold_held_out(self, enough_bytes: int) -> HeldFile:
-        """Open the file of the first held-out rows, until there are so many bytes."""
+        """Open the file of the first held-out rows, until there are so many bytes.
+
+        Raises DataError as reading does, OSError if the cache cannot be used.
+        """
         name = f"{self._held_out_key}-held-out-{enough_bytes}"
         return self._held(name, lambda: self._held_out(enough_bytes))
 

@@ -46,11 +46,11 @@ class Waiting:
     @contextmanager
     def at_start(self) -> Iterator[None]:
         """Within it, waits are short."""
-        self._most_seconds = START_SECONDS
+        before, self._most_seconds = self._most_seconds, START_SECONDS
         try:
             yield
         finally:
-            self._most_seconds = RUN_SECONDS
+            self._most_seconds = before
 
     def close(self) -> None:
         """End every wait with Stopped."""

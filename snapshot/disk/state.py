@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
@@ -52,6 +53,7 @@ FORMAT_VERSION = 1
 CURSOR = ("epoch", "window", "row", "token", "blocks")
 LARGEST_NUMBER = 2**40
 """Of a cursor."""
+COMMIT = re.compile("[0-9a-f]{40}")
 PACKAGES = ("torch", "accelerate", "datasets", "safetensors", "tokenizers", "numpy")
 
 
@@ -218,9 +220,14 @@ def _is_cursor(content: Any) -> bool:
     """Whether a source of a streamed text can continue there."""
     if not isinstance(content, dict) or content.keys() != {"source", "revision", *CURSOR}:
         return False
-    texts = isinstance(content["source"], str) and isinstance(content["revision"], str | None)
-    return texts and all(
-        type(content[name]) is int and 0 <= content[name] < LARGEST_NUMBER for name in CURSOR
+    revision = content["revision"]
+    is_commit = isinstance(revision, str) and COMMIT.fullmatch(revision) is not None
+    return (
+        isinstance(content["source"], str)
+        and (revision is None or is_commit)
+        and all(
+            type(content[name]) is int and 0 <= content[name] < LARGEST_NUMBER for name in CURSOR
+        )
     )
 
 

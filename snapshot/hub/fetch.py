@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from snapshot.disk.contents import check_model
+from snapshot.disk.contents import STATE, check_model
 from snapshot.disk.files import (
     MANIFEST,
     atomic_folder,
@@ -20,7 +20,7 @@ from snapshot.disk.files import (
 )
 from snapshot.disk.numbers import NumberChecks
 from snapshot.disk.reading import check_file
-from snapshot.disk.state import check_snapshot
+from snapshot.disk.state import RunState, check_snapshot, read_state
 from snapshot.errors import SnapshotError
 from snapshot.hub.latest import Latest, remote_step
 from snapshot.hub.remote import BRANCH, Remote, RemoteFile
@@ -137,6 +137,14 @@ def _download_for_sampling(repo: RepoContents, folder: str, again: bool = False)
             check_file(downloaded / name, digest, numbers.inspector_for, f"{folder} of {repo.name}")
     check_model(downloaded)
     return downloaded
+
+
+def fetch_state(repo: RepoContents, folder: str) -> RunState:
+    """The state of a snapshot, of which nothing else is downloaded. Raises as `fetch` does."""
+    downloaded = _download(repo, folder, None, lambda name: name == STATE)
+    _, digest = manifest_entries(downloaded)[STATE]
+    check_file(downloaded / STATE, digest, NumberChecks().inspector_for, f"{folder} of {repo.name}")
+    return read_state(downloaded)
 
 
 def newest_whole(repo: RepoContents) -> Path:

@@ -107,7 +107,7 @@ class Session:
         self.state = state_at(self.start, config, corpus, computed_on(accelerator), base)
         if self.start.state is not None:
             refuse_other_run(self.start.state, self.state.config, self.state.data)
-        return begin_stream(corpus, self.state)
+        return begin_stream(corpus, config, self.state)
 
     @property
     def next_step(self) -> int:

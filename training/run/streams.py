@@ -30,6 +30,7 @@ from data.urls import redact_urls
 from snapshot.base import Base
 from snapshot.disk.state import RunState, read_state
 from snapshot.errors import SnapshotError
+from snapshot.store import newest_state
 from training.distributed.agreement import (
     broadcast_text,
     equal_on_all,
@@ -40,6 +41,7 @@ from training.distributed.environment import cores, processes_here
 from training.reporting.output import say_error
 from training.run.pretrained import newest_begun
 from training.run.tokenizer import tokenizer_folder
+from training.run.uploading import store_of
 
 LARGE_BYTES = 5_000_000_000
 """Of files: preparing more takes minutes, and two to four times the disk."""
@@ -52,6 +54,11 @@ def parts_of(config: Config) -> Sequence[MixPart]:
     return config.data.mix or [MixPart(config.data.source)]
 
 
+def names_of(config: Config) -> list[str]:
+    """The sources of a streamed text, as a snapshot names them."""
+    return [redact_urls(part.source) for part in parts_of(config)]
+
+
 def is_streamed_text(accelerator: Accelerator, config: Config) -> bool:
     """Whether the text is streamed; without `data.streaming`, because it is large.
 
@@ -61,22 +68,28 @@ def is_streamed_text(accelerator: Accelerator, config: Config) -> bool:
     fixed = name == OF_BYTES or (name != CHARACTERS and bpe_size(name) is None)
     if data.streaming is not None or data.mix or not fixed or data.documents != PACKED:
         return is_streamed(config)
-    large = run_on_main(accelerator, lambda: was_streamed(config) or is_large(config))
+
+    def found() -> bool:
+        state = begun_state(config)
+        return is_large(config) if state is None else state.stream is not None
+
+    large = run_on_main(accelerator, found)
     return bool(broadcast_text(accelerator, "large" if large else ""))
 
 
-def was_streamed(config: Config) -> bool:
-    """Whether the newest snapshot of this run on this disk is of a streamed text."""
+def begun_state(config: Config) -> RunState | None:
+    """The state of this run's newest snapshot, on this disk or else in its repo, if it has one."""
     if (folder := newest_begun(config)) is not None:
         with suppress(SnapshotError):
-            return read_state(folder).stream is not None
-    return False
+            return read_state(folder)
+    store = store_of(config)
+    return None if store is None or config.snapshot.resume == "never" else newest_state(store)
 
 
 def is_large(config: Config) -> bool:
     """Whether a source can be streamed, and has more bytes than are prepared unasked."""
     access, source = Access(Path(config.data.cache_dir)), config.data.source
-    if source in BUILT_IN or newest_begun(config) is not None:
+    if source in BUILT_IN:
         return False
     try:
         with access.waiting.at_start():
@@ -92,23 +105,22 @@ def stream_text(
 ) -> Corpus:
     """List the sources of a run, and read their held-out rows, once on each machine.
 
-    Every process must call this. Without `revisions`, those of this run's newest snapshot on this
-    disk, or else the newest; the main process decides. Raises DataError when the machines have
+    Every process must call this. Without `revisions`, those of this run's newest snapshot, or else
+    the newest; the main process decides. Raises DataError when the machines have
     different data.
     """
     data, first = config.data, accelerator.is_local_main_process
     access = Access(Path(data.cache_dir), say_error if first else None)
+    parts = parts_of(config)
+    columns = [part.text_column or data.text_column for part in parts]
 
     def listed(revisions: Revisions, split: str = TRAIN) -> list[Listing]:
         return [
-            list_source(part.source, part.text_column or data.text_column, access, revision, split)
-            for part, revision in zip(parts_of(config), revisions, strict=True)
+            list_source(part.source, column, access, revision, split, data.skip_broken)
+            for part, column, revision in zip(parts, columns, revisions, strict=True)
         ]
 
-    def chosen() -> list[Listing]:
-        return listed(revisions or _revisions_of(config))
-
-    found = run_on_main(accelerator, chosen)
+    found = run_on_main(accelerator, lambda: listed(revisions or _revisions_of(config)))
     at = json.dumps(found and [listing.revision for listing in found])
     same: Revisions = json.loads(broadcast_text(accelerator, at))
 
@@ -122,7 +134,7 @@ def stream_text(
         refuse_shared_files(listings, held_out)
         return stream_corpus(
             listings,
-            [part.weight for part in parts_of(config)],
+            [part.weight for part in parts],
             partial(read_group, access=access, skip_broken=data.skip_broken),
             fixed_tokenizer(tokenizer_folder(config, base)),
             seed=config.train.seed,
@@ -174,16 +186,26 @@ def text_at(
     """
     if state is None or state.stream is None or not isinstance(corpus.train, StreamedText):
         return corpus
+    if names_of(config) != [one["source"] for one in state.stream]:  # another text: refused later
+        return corpus
     before: Revisions = [one["revision"] for one in state.stream]
-    now = [source.listing.revision for source in corpus.train.sources]
-    if before == now or len(before) != len(now):  # other sources are refused
+    if before == [source.listing.revision for source in corpus.train.sources]:
         return corpus
     return stream_text(accelerator, config, base, before)
 
 
-def begin_stream(corpus: Corpus, state: RunState) -> Corpus:
-    """The text; a streamed one continues where the snapshot of a state ends. Raises DataError."""
+def begin_stream(corpus: Corpus, config: Config, state: RunState) -> Corpus:
+    """The text; a streamed one continues where the snapshot of a state ends.
+
+    Raises DataError for another mix, SnapshotError for a state that no run writes.
+    """
     if state.stream is not None and isinstance(corpus.train, StreamedText):
+        blocks = sum(one["blocks"] for one in state.stream)
+        if blocks != state.step * config.train.global_batch_size:
+            raise SnapshotError(
+                f"the state of step {state.step} says that {blocks:,} blocks were read, which are "
+                f"not {state.step} steps of {config.train.global_batch_size}."
+            )
         corpus.train.begin_at(state.stream)
     return corpus
 
@@ -202,11 +224,10 @@ def blocks_of(corpus: Corpus, config: Config) -> Callable[[int], dict[str, int]]
 
 
 def _revisions_of(config: Config) -> Revisions:
-    """The revisions of the newest snapshot on this disk, if it has the sources of this run."""
-    parts = parts_of(config)
-    if (folder := newest_begun(config)) is not None:
-        with suppress(SnapshotError):
-            stream = read_state(folder).stream or []
-            if [one["source"] for one in stream] == [redact_urls(part.source) for part in parts]:
-                return [one["revision"] for one in stream]
-    return [None] * len(parts)
+    """The revisions of this run's newest snapshot, if it has the sources of this run."""
+    state = begun_state(config)
+    stream = [] if state is None else state.stream or []
+    names = names_of(config)
+    if [one["source"] for one in stream] == names:
+        return [one["revision"] for one in stream]
+    return [None] * len(names)
