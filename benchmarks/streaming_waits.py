@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any
 from common import ROOT, median, print_table, spread
 from streaming_texts import ROW_BYTES, made_up_rows, write_parquet
 
-FIRST, LAST = 100, 1500
+FIRST, LAST = 100, 800
 """Steps. The first window is read before any; by step 100 several have been read ahead."""
 LATENCIES = 0.0, 0.05
 REPO = "me/rows"
@@ -70,32 +71,29 @@ def main() -> None:
     run_command(noted_main)
 
 
+def serve(folder: Path, file: Path, latency: float) -> None:
+    """A loopback Hub with the data set, until it is terminated."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from loopback_hub import LoopbackHub
+
+    with LoopbackHub(folder) as hub:
+        hub.create(f"datasets/{REPO}")
+        hub.commit_files(f"datasets/{REPO}", {file.name: file.read_bytes()})
+        hub.latency = latency, latency
+        print(json.dumps(hub.environment()), flush=True)
+        threading.Event().wait()
+
+
 @contextmanager
-def hub_of(folder: Path, latency: float) -> Iterator[dict[str, str]]:
-    """The environment of a Hub that has the data set, and waits so long for each request."""
-    given = [str(folder), "--latency", str(latency), str(latency)]
-    server = subprocess.Popen(
-        [sys.executable, str(ROOT / "tests/loopback_hub.py"), *given],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert server.stdout is not None
-        found = dict(server.stdout.readline().strip().split("=", 1) for _ in range(2))
-        yield {**os.environ, **found, "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1"}
-    finally:
-        server.terminate()
-        server.wait()
-
-
-def publish(files: Path, environment: dict[str, str]) -> None:
-    """Make the data set on the Hub, by its client in another process, which reads HF_ENDPOINT."""
-    program = (
-        "import sys; from huggingface_hub import HfApi; api = HfApi();"
-        f"api.create_repo({REPO!r}, repo_type='dataset');"
-        f"api.upload_folder(repo_id={REPO!r}, repo_type='dataset', folder_path=sys.argv[1])"
-    )
-    subprocess.run([sys.executable, "-c", program, str(files)], env=environment, check=True)
+def hub_of(folder: Path, file: Path, latency: float) -> Iterator[dict[str, str]]:
+    """The environment of a Hub, in another process, that waits so long for each request."""
+    command = [sys.executable, __file__, "serve", str(folder), str(file), str(latency)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            yield {**os.environ, **json.loads(server.stdout.readline())}
+        finally:
+            server.terminate()
 
 
 def share_of_wait(folder: Path, environment: dict[str, str]) -> float:
@@ -121,13 +119,12 @@ def waits(turns: int) -> list[dict[str, Any]]:
     shares: dict[float, list[float]] = {latency: [] for latency in LATENCIES}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        rows = list(made_up_rows(MEGABYTES * 10**6 // ROW_BYTES))
-        write_parquet(folder / "files/train.parquet", rows, GROUP_ROWS)
+        file = folder / "train.parquet"
+        write_parquet(file, list(made_up_rows(MEGABYTES * 10**6 // ROW_BYTES)), GROUP_ROWS)
         for turn in range(turns):
             for latency in LATENCIES if turn % 2 else LATENCIES[::-1]:
                 place = folder / f"{latency}-{turn}"
-                with hub_of(place / "hub", latency) as environment:
-                    publish(folder / "files", environment)
+                with hub_of(place / "hub", file, latency) as environment:
                     shares[latency].append(share_of_wait(place, environment))
                 print(latency, shares[latency][-1], file=sys.stderr, flush=True)
     print_table(
@@ -138,4 +135,7 @@ def waits(turns: int) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["serve"]:
+        serve(Path(sys.argv[2]), Path(sys.argv[3]), float(sys.argv[4]))
+    else:
+        main()
