@@ -50,7 +50,7 @@ def inspect(
     try:
         listing = list_source(source, column, access)
         yield from _described(listing, access)
-        with Progress(say) as progress:
+        with access.waiting.at_start(), Progress(say) as progress:
             progress.doing(f"reading a sample of {listing.name}")
             sample = _sample(listing, access, tokenizer)
     finally:
