@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from config.schema import ConfigError, OptimConfig
 from data.prepared import CorpusInfo
 from model.gpt import GPT, GPTConfig
 from training.optimizer import adamw
+from training.reporting.clock import PASSES, UPDATE
 from training.reporting.console import Console
 from training.reporting.curves import draw_curves
 from training.reporting.metrics import MetricsFile, read_metrics
@@ -187,6 +189,28 @@ def test_a_held_out_loss_is_recorded_per_token_and_per_byte(tmp_path, capsys):
     (record,) = read_metrics(tmp_path / "metrics.jsonl")
     assert record == {"event": "eval", "step": 7, "loss": 2.0, "bits_per_byte": per_byte}
     assert capsys.readouterr().out == "step 7: held-out loss 2.0000, 0.9017 bits per byte\n"
+
+
+def test_the_pace_is_of_passes_alone_whatever_updates_and_measurements_take(tmp_path, monkeypatch):
+    now, paces = [0.0], []
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    class Threads:
+        def report_pace(self, seconds: float) -> None:
+            paces.append(seconds)
+            now[0] += 1.2  # it measures
+
+    report = report_of(tmp_path)
+    report.threads = Threads()
+    report.clock.enter(PASSES)
+    for step in range(1, 7):
+        now[0] += 0.25
+        report.clock.enter(UPDATE)
+        now[0] += 8.0
+        report.add(step, 0.1, torch.tensor(1.0), torch.tensor(1.0))
+        if step % 2 == 0:
+            report.write(Accelerator(cpu=True))
+    assert paces == [0.25, 0.25, 0.25]
 
 
 def test_every_step_gets_its_own_line_however_rarely_they_are_read_back(tmp_path):

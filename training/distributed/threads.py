@@ -44,7 +44,7 @@ class Threads:
         self._passes = accelerator.gradient_accumulation_steps
         self._watches = adapt and on_cpu and self._most > 1 and not compiled
         self._fastest = float("inf")
-        """Seconds of a step, in the fastest interval since it was measured, or of its passes."""
+        """Seconds of the passes of a step, in the fastest interval since they were measured."""
 
     def watch(self, one_pass: Callable[[], object], flop_of_step: float) -> None:
         """Measure now, and when the pace falls. `one_pass` must change nothing of the training.
@@ -56,7 +56,10 @@ class Threads:
         self._measure(0.0)
 
     def report_pace(self, seconds: float) -> None:
-        """Report how long a step took on average since the last call; no step is under way."""
+        """Report how long the passes of a step took on average since the last call.
+
+        No step is under way. An update is not counted: how long it takes depends on the optimizer.
+        """
         if seconds > FALLEN * self._fastest:
             self._measure(TURN_SECONDS)
             self._fastest = seconds  # it was something else, such as a slow disk

@@ -69,6 +69,8 @@ class Report:
         self.losses: list[Tensor] = []
         self.norms: list[Tensor] = []
         self.since = time.perf_counter()
+        self.passes_before = 0.0
+        """Seconds of forward and backward until the last call of `write`."""
         if self.watchdog is not None:
             self.watchdog.resume()
 
@@ -152,7 +154,10 @@ class Report:
         if fault is not None:
             raise self._broken(fault, 0 if skipped else step - 1)
         if self.threads is not None:
-            self.threads.report_pace(seconds / len(self.steps))
+            passes = self.clock.seconds[PASSES] - self.passes_before
+            self.threads.report_pace(passes / len(self.steps))
+            self.clock.enter(PASSES)
+            self.passes_before = self.clock.seconds[PASSES]  # without what it has measured
         left = (self.console.max_steps - self.steps[-1]) * seconds / len(self.steps)
         figures = losses[-1], speed, left, self.rates[-1], norms[-1]
         self.console.progress(self.steps[-1], *figures, self.skipped, hub_status)
