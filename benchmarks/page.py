@@ -91,14 +91,6 @@ def time_to_loss(name: str, other: str) -> Callable[[Any], str]:
     return figure
 
 
-def busy(figures: Any) -> str:
-    found = []
-    for scene, speeds in figures.items():
-        shipped, *by_hand = (median(of) for of in speeds.values())
-        found.append(f"{scene}: {shipped / max(by_hand):.2f}")
-    return ", ".join(found)
-
-
 def loader(figures: Any) -> str:
     shares = []
     for kind in ("cold, tokens/s", "warm, tokens/s"):
@@ -149,11 +141,6 @@ ROWS = (
         "two processes under DDP, one thread each, relative to one",
         "scaling",
         two_processes,
-    ),
-    Row(
-        "the first command of the README, relative to the best number of threads by hand",
-        "busy",
-        busy,
     ),
     Row("a snapshot of 129 MB every 100 steps", "snapshots-disk", cost_of_snapshots),
     Row("a large snapshot of two processes under FSDP", "snapshots-shards", large_snapshot),
