@@ -4,7 +4,7 @@
 
 The commands differ in what starts the process: `accelerate launch` imports transformers before
 torch, accelerate-launch only torch, `python train.py` is the process itself. The other starts are
-accelerate-launch's: with a text to prepare, and resumed. "Resumed at step 1,000,000" resumes from a
+accelerate-launch's: with a text to prepare, and resumed. "Resumed at step 999,999" resumes from a
 snapshot of the same run at that step; it must take as long as a resume at step 1. "After a kill" is
 from the kill -9 of one of two processes to the next new step.
 """
@@ -35,7 +35,8 @@ from common import (
     spread,
 )
 
-LATE = 1_000_000
+LATE = 999_999
+"""Not 1,000,000: an evaluation would be due there, and would take place at the resume."""
 IMPORTS = "import torch, accelerate"
 COMMANDS = {
     "accelerate launch": [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch"],
@@ -81,7 +82,7 @@ def seconds_to_first_step(command: list[str]) -> float:
 
 
 def make_snapshots(folder: Path) -> None:
-    """A run of one step, and a copy whose state.json has step 1,000,000."""
+    """A run of one step, and a copy whose state.json has step 999,999."""
     command = run_in(folder, "early", f"data.cache_dir={folder / 'data'}", "train.max_steps=1")
     subprocess.run([sys.executable, *command], stdout=subprocess.DEVNULL, check=True)
     sys.path.insert(0, str(ROOT))
