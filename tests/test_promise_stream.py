@@ -221,8 +221,10 @@ def test_a_run_continues_on_an_empty_disk_although_the_branch_is_of_no_use(sourc
     (name, other) = on_the_hub(hub, sources)
     shared = [*words_of(sources, 40)[1:], "hub.repo_id=me/run", f"data.source={name}"]
     undisturbed, moved = tmp_path / "undisturbed", tmp_path / "moved"
-    whole = runs.train(*shared, "data.streaming=true", "hub.repo_id=null", f"run.dir={undisturbed}")
-    assert whole.returncode == 0, whole.stderr
+    own = ("data.streaming=true", "hub.repo_id=null", f"run.dir={undisturbed}")
+    for steps in (20, 40):
+        whole = runs.train(*shared, *own, f"train.max_steps={steps}", **hub.environment())
+        assert whole.returncode == 0, whole.stderr
     words = [*shared, f"run.dir={moved}", f"data.cache_dir={tmp_path / 'cache'}"]
     first = runs.train(*words, "data.streaming=true", "train.max_steps=20", **hub.environment())
     assert first.returncode == 0, first.stderr
@@ -240,6 +242,31 @@ def test_a_run_continues_on_an_empty_disk_although_the_branch_is_of_no_use(sourc
     refused = runs.train(*words, f"data.source={other}", **hub.environment())
     assert refused.returncode == 2
     assert f"text: {name} (" in refused.stderr
+
+
+@pytest.mark.thorough
+def test_a_server_that_misbehaves_changes_no_loss(sources, tmp_path, hub):
+    steps, (undisturbed, faulty) = 60, (tmp_path / name for name in ("undisturbed", "faulty"))
+    hub.lfs_above = 1000  # such files come from another address, as the Hub's do
+    shared = words_of(on_the_hub(hub, sources), steps)
+    runs_of = [(undisturbed, "cache"), (faulty, "other")]
+    faults = []
+    for run_dir, cache in runs_of:
+        words = (*shared, f"run.dir={run_dir}", f"data.cache_dir={tmp_path / cache}")
+        result = runs.train(*words, **hub.environment())
+        assert result.returncode == 0, result.stderr
+        if not faults:
+            later = {"Retry-After": "0.3"}
+            faults = [
+                hub.fault("blob-get", "truncated", after=12, times=2),
+                hub.fault("blob-get", "reset", after=18, times=2),
+                hub.fault("blob-get", "hang", after=24),
+                hub.fault("resolve-get", "refuse", after=30, times=2),
+                hub.fault("resolve-get", "status", status=503, after=36, times=2),
+                hub.fault("resolve-get", "status", status=429, headers=later, after=42, times=2),
+            ]
+    assert all(fault.hits for fault in faults), faults
+    compare(undisturbed, faulty, steps, exact=True)
 
 
 @pytest.mark.thorough

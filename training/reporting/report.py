@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from accelerate import Accelerator
 from torch import Tensor
@@ -18,7 +17,13 @@ from snapshot.disk.sharded import gather_full
 from snapshot.hub.uploader import Uploader
 from training.distributed.threads import Threads
 from training.exits import TrainingStopped
-from training.reporting.clock import EVALUATION, PASSES, SNAPSHOT, PhaseClock
+from training.reporting.clock import (
+    EVALUATION,
+    PASSES,
+    SNAPSHOT,
+    PhaseClock,
+    seconds_since_start,
+)
 from training.reporting.console import Console
 from training.reporting.metrics import MetricsFile
 from training.reporting.watchdog import Watchdog
@@ -62,7 +67,7 @@ class Report:
         self.watchdog = watchdog
         self.threads = threads
         self.figures = figures
-        self.clock = PhaseClock(time.time() - psutil.Process().create_time())
+        self.clock = PhaseClock(seconds_since_start())
         self.skipped_in_a_row = 0
         self.steps: list[int] = []
         self.rates: list[float] = []
