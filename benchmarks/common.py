@@ -117,7 +117,7 @@ def save(name: str, figures: Any) -> None:
     """Write benchmarks/results/<name>.json: the machine, the command and the figures."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    given = [re.sub("=/.*", "=<checkout>", word) for word in sys.argv[1:]]
+    given = [re.sub("^/.*", "<path>", re.sub("=/.*", "=<checkout>", word)) for word in sys.argv[1:]]
     command = " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *given])
     content = {"machine": machine(), "command": command, "figures": figures}
     path.write_text(json.dumps(content, indent=2) + "\n")
