@@ -125,4 +125,17 @@ def seconds_since_launch() -> float:
     """Seconds since the launcher started, over all restarts; without one, since this process."""
     found = launcher()
     first = psutil.Process() if found is None else found.process
-    return time.time() - first.create_time()
+    return seconds_since_start(first)
+
+
+def seconds_since_start(process: psutil.Process) -> float:
+    """How long a process has existed. Raises psutil.NoSuchProcess if it may have ended.
+
+    psutil adds the time since the boot to the time of the boot, which Linux gives in whole seconds.
+    """
+    try:
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:  # another system
+        return time.time() - process.create_time()
+    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5), after the name
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started

@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TypeVar
-
-import psutil
 
 START, DATA, PASSES, UPDATE = "start", "data", "forward and backward", "update"
 SNAPSHOT, EVALUATION, UPLOAD, END = "snapshot", "evaluation and sample", "upload", "end"
 PHASES = (START, DATA, PASSES, UPDATE, SNAPSHOT, EVALUATION, UPLOAD, END)
 """The upload is the wait for the last one; the others happen in the background."""
 Item = TypeVar("Item")
-
-
-def seconds_since_start() -> float:
-    """How long this process has existed.
-
-    psutil adds the time since the boot to the time of the boot, which Linux gives in whole seconds.
-    """
-    try:
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    except OSError:  # another system
-        return time.time() - psutil.Process().create_time()
-    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5), after the name
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - started
 
 
 class PhaseClock:

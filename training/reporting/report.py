@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from accelerate import Accelerator
 from torch import Tensor
@@ -15,15 +16,10 @@ from torch import Tensor
 from data.prepared import CorpusInfo
 from snapshot.disk.sharded import gather_full
 from snapshot.hub.uploader import Uploader
+from training.distributed.launcher import seconds_since_start
 from training.distributed.threads import Threads
 from training.exits import TrainingStopped
-from training.reporting.clock import (
-    EVALUATION,
-    PASSES,
-    SNAPSHOT,
-    PhaseClock,
-    seconds_since_start,
-)
+from training.reporting.clock import EVALUATION, PASSES, SNAPSHOT, PhaseClock
 from training.reporting.console import Console
 from training.reporting.metrics import MetricsFile
 from training.reporting.watchdog import Watchdog
@@ -67,7 +63,7 @@ class Report:
         self.watchdog = watchdog
         self.threads = threads
         self.figures = figures
-        self.clock = PhaseClock(seconds_since_start())
+        self.clock = PhaseClock(seconds_since_start(psutil.Process()))
         self.skipped_in_a_row = 0
         self.steps: list[int] = []
         self.rates: list[float] = []

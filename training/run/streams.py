@@ -66,7 +66,8 @@ def is_streamed_text(accelerator: Accelerator, config: Config) -> bool:
     """
     name, data = config.data.tokenizer or CHARACTERS, config.data
     fixed = name == OF_BYTES or (name != CHARACTERS and bpe_size(name) is None)
-    if data.streaming is not None or data.mix or not fixed or data.documents != PACKED:
+    is_open = data.streaming is None and not data.mix and fixed and data.documents == PACKED
+    if not is_open or data.source in BUILT_IN:
         return is_streamed(config)
 
     def found() -> bool:
@@ -89,8 +90,6 @@ def begun_state(config: Config) -> RunState | None:
 def is_large(config: Config) -> bool:
     """Whether a source can be streamed, and has more bytes than are prepared unasked."""
     access, source = Access(Path(config.data.cache_dir)), config.data.source
-    if source in BUILT_IN:
-        return False
     try:
         with access.waiting.at_start():
             _, files = find_files(access, source, None)
