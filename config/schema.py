@@ -189,7 +189,7 @@ class RunConfig:
     max_minutes: float | None = None
     """Stop with a snapshot within this many minutes of the launch; null: no limit."""
     adapt_threads: bool = True
-    """On a CPU, use one thread instead of several where other programs make that faster."""
+    """On a CPU, use fewer threads where a control group or other programs leave fewer cores."""
     attention: str = "auto"
     """On a CPU: products; kernel, torch's; auto: the faster one, measured once and kept."""
     measure_peak: bool = False

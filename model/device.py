@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from model.cores import limit_threads
+
 
 class DeviceError(ValueError):
     """A device that cannot be used, or that has too little memory. The message is a sentence."""
@@ -15,11 +17,16 @@ def default_device() -> str:
 
 
 def usable_device(name: str) -> torch.device:
-    """The device of this name. Raises DeviceError if it cannot hold a tensor."""
+    """The device of this name, where a CPU computes with no more threads than it has cores.
+
+    Raises DeviceError if it cannot hold a tensor.
+    """
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).tolist()
     except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
         reason = str(error).splitlines()[0]
         raise DeviceError(f"--device {name} cannot be used here: {reason}") from error
+    if device.type == "cpu":
+        limit_threads()
     return device

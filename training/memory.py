@@ -7,6 +7,8 @@ from pathlib import Path
 
 import psutil
 
+from model.cores import control_groups
+
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
 """Of glibc's malloc.h."""
 MEMORY_FILES = (
@@ -39,24 +41,12 @@ def available_memory(root: Path = Path("/")) -> int:
     The system kills a container or a Slurm job that exceeds its control group's limit, even when
     the machine has memory left. psutil only knows the machine.
     """
-    left = [_left_in(group, *names) for group in _control_groups(root) for names in MEMORY_FILES]
+    left = [
+        _left_in(group, *names)
+        for group in control_groups("memory", root)
+        for names in MEMORY_FILES
+    ]
     return min([psutil.virtual_memory().available, *(each for each in left if each is not None)])
-
-
-def _control_groups(root: Path) -> list[Path]:
-    """Folders of the control groups that may limit this process's memory."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:  # not Linux
-        return []
-    groups = []
-    for _, controllers, name in (line.split(":", 2) for line in lines):
-        if controllers not in ("", "memory"):
-            continue
-        mounted = root / "sys/fs/cgroup" / controllers
-        inner = mounted / name.lstrip("/")
-        groups += [inner, *(outer for outer in inner.parents if outer.is_relative_to(mounted))]
-    return groups
 
 
 def _left_in(group: Path, limit: str, use: str) -> int | None:

@@ -103,10 +103,3 @@ def without_launcher(root: Path) -> dict[str, str]:
         **kept,
         "PYTHONPATH": os.pathsep.join(filter(None, (str(root), kept.get("PYTHONPATH")))),
     }
-
-
-def cores() -> int:
-    """The CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # not on every system
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

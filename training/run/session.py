@@ -33,7 +33,6 @@ from training.distributed.threads import Threads
 from training.distributed.timeouts import ProcessGroupTimeouts
 from training.evaluation import held_out_loss
 from training.exits import EXIT_DONE, RESUME, WRITING_SECONDS
-from training.memory import keep_freed_memory
 from training.reporting import summary
 from training.reporting.clock import END, UPDATE, UPLOAD
 from training.reporting.console import Console
@@ -42,13 +41,14 @@ from training.reporting.output import write_now
 from training.reporting.report import Report
 from training.reporting.speed import speed_of
 from training.reporting.watchdog import Watchdog
-from training.reproducibility import build_gradient_buckets, compute_reproducibly, one_pass
+from training.reproducibility import build_gradient_buckets, one_pass
 from training.run.accelerator import micro_batch_shape, set_accumulation
 from training.run.attention import choose_attention
 from training.run.best import BestSnapshot
 from training.run.due import Due, due_after
 from training.run.pending_evaluation import evaluation_is_pending
 from training.run.pretrained import PretrainedModel, find_pretrained
+from training.run.process import set_up_process
 from training.run.records import begin_records
 from training.run.run_lock import RunLock
 from training.run.saving import SnapshotWriter
@@ -83,7 +83,7 @@ class Session:
         self._held_out = float("nan")
 
     def begin(self, accelerator: Accelerator) -> None:
-        """Derive accumulation, lock the run's directory, and set up torch in this process.
+        """Derive accumulation, lock the run's directory, and set this process up.
 
         Raises ConfigError for a broken launch, a batch that cannot be divided, and a directory that
         another process trains in.
@@ -92,8 +92,7 @@ class Session:
         set_accumulation(accelerator, self.config)
         lock_run_dir(accelerator, self.config, self._lock)
         self.pretrained = find_pretrained(accelerator, self.config)
-        compute_reproducibly()
-        keep_freed_memory()
+        set_up_process(self.config.run)
 
     def choose_start(self, corpus: Corpus) -> Corpus:
         """Choose the snapshot to resume from, the same on all processes, and read its state.

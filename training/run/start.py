@@ -18,6 +18,7 @@ from data.corpus import Corpus, prepare_corpus
 from data.errors import DataError
 from data.tokenizer import CHARACTERS
 from data.urls import redact_urls
+from model.cores import cores
 from snapshot.base import Base
 from snapshot.config_values import changed_values
 from snapshot.disk.files import manifest_sha256, prune, remove_leftovers, snapshots_in
@@ -35,7 +36,7 @@ from training.distributed.agreement import (
     run_on_all,
     run_on_main,
 )
-from training.distributed.environment import cores, restarted_by_launcher
+from training.distributed.environment import restarted_by_launcher
 from training.exits import EXIT_DONE, EXIT_INTERRUPTED
 from training.reporting.metrics import MetricsFile, write_whole
 from training.reporting.output import say_error

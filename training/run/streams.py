@@ -27,6 +27,7 @@ from data.streaming.reading import read_group
 from data.streaming.text import StreamedText
 from data.tokenizer import CHARACTERS, OF_BYTES, bpe_size
 from data.urls import redact_urls
+from model.cores import cores
 from snapshot.base import Base
 from snapshot.disk.state import RunState, read_state
 from snapshot.errors import SnapshotError
@@ -37,7 +38,7 @@ from training.distributed.agreement import (
     local_main_first,
     run_on_main,
 )
-from training.distributed.environment import cores, processes_here
+from training.distributed.environment import processes_here
 from training.reporting.output import say_error
 from training.run.pretrained import newest_begun
 from training.run.tokenizer import tokenizer_folder

@@ -1,0 +1,67 @@
+"""The CPU cores that this process may use: fewer than the machine has in a container or a job."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import torch
+
+
+def cores() -> int:
+    """The CPU cores that this process may use, at least 1."""
+    most = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # not on every system
+        most = len(os.sched_getaffinity(0))
+    return max(1, round(min(most, cores_of_control_groups())))
+
+
+def cores_of_control_groups(root: Path = Path("/")) -> float:
+    """The CPU time that its control groups allow this process, in cores; infinite without a limit.
+
+    `docker run --cpus`, Kubernetes and systemd limit it like that. torch does not know: it takes a
+    thread for each core of the machine, and the system then stops all of them most of the time.
+    """
+    return min(
+        (_cores_of(group) for group in control_groups("cpu", root)),
+        default=math.inf,
+    )
+
+
+def limit_threads(processes: int = 1) -> None:
+    """Use no more threads than this process's share of the cores, where `processes` share them."""
+    share = max(1, cores() // processes)
+    if torch.get_num_threads() > share:
+        torch.set_num_threads(share)
+
+
+def control_groups(controller: str, root: Path = Path("/")) -> list[Path]:
+    """Folders of the control groups, of version 1 and 2, that may limit this process.
+
+    `controller` is "cpu" or "memory", for version 1.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:  # not Linux
+        return []
+    groups = []
+    for _, controllers, name in (line.split(":", 2) for line in lines):
+        if controllers and controller not in controllers.split(","):
+            continue
+        mounted = root / "sys/fs/cgroup" / controllers
+        inner = mounted / name.lstrip("/")
+        groups += [inner, *(outer for outer in inner.parents if outer.is_relative_to(mounted))]
+    return groups
+
+
+def _cores_of(group: Path) -> float:
+    """The limit of one control group; infinite where it has none."""
+    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+        try:
+            quota, period = " ".join((group / name).read_text() for name in names).split()
+            if int(quota) > 0:  # -1 is no limit in version 1
+                return int(quota) / int(period)
+        except (OSError, ValueError):  # the other version, or "max"
+            continue
+    return math.inf

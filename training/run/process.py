@@ -1,0 +1,17 @@
+"""What torch and malloc are told once, in each process, before anything is computed."""
+
+from __future__ import annotations
+
+from config.schema import RunConfig
+from model.cores import limit_threads
+from training.distributed.environment import on_cpu, processes_here
+from training.memory import keep_freed_memory
+from training.reproducibility import compute_reproducibly
+
+
+def set_up_process(run: RunConfig) -> None:
+    """Choose the kernels, the allocator and the number of threads of this process."""
+    compute_reproducibly()
+    keep_freed_memory()
+    if run.adapt_threads and on_cpu():
+        limit_threads(processes_here())
