@@ -36,11 +36,13 @@ def overrides(shape: dict[str, int]) -> list[str]:
     return [*words, f"train.global_batch_size={shape['batch']}"]
 
 
-def launch(config: str, script: str, *words: str, options: Sequence[str] = ()) -> list[str]:
-    """The `accelerate launch` command for a script of this checkout, with a shipped config file."""
-    file = str(ROOT / "accelerate_configs" / config)
+def launch(
+    config: str, script: str, *words: str, options: Sequence[str] = (), root: Path = ROOT
+) -> list[str]:
+    """The `accelerate launch` command for a script of a checkout, with a shipped config file."""
+    file = str(root / "accelerate_configs" / config)
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", file]
-    return [*command, *options, str(ROOT / script), *words]
+    return [*command, *options, str(root / script), *words]
 
 
 def flops_per_token(parameters: int, shape: dict[str, int]) -> float:

@@ -2,9 +2,11 @@
 
     python benchmarks/time_to_loss.py --source <Tiny Shakespeare>
     python benchmarks/time_to_loss.py --text python-docs
+    python benchmarks/time_to_loss.py --source <Tiny Shakespeare> --before <older checkout>
 
 All are timed in turns, as a user starts them, with all cores of the CPU: from the launch to the end
 of the process, with evaluations, samples and snapshots. The loss is that of the held-out text.
+`--before` compares with the recipe and the code of an older commit.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import as_words, launch, machine, median, print_table, save, spread
+from common import ROOT, as_words, launch, machine, median, print_table, save, spread
 
 SHAKESPEARE, DOCS = "shakespeare", "python-docs"
+BEFORE = "before"
 FILES = {SHAKESPEARE: "time_to_loss", DOCS: "time_to_loss-docs"}
 ADAMW = (
     "optim.name=adamw optim.schedule=cosine optim.learning_rate=5e-3 optim.warmup_steps=50 "
@@ -40,11 +43,11 @@ RECIPES = {
 """For each text the best recipe, and those that it is compared with: in the ratios, the last."""
 
 
-def complete_run(words: list[str], run_dir: Path, turn: int) -> tuple[float, float]:
-    """Seconds of the complete command, and the held-out loss in nats."""
-    words = [*words, f"run.dir={run_dir}-{turn}", f"train.seed={turn + 1}"]
-    words.append(f"data.cache_dir={run_dir.parent / 'data'}")
-    command = launch("cpu.yaml", "train.py", *words)
+def complete_run(words: list[str], run_dir: Path, turn: int, root: Path) -> tuple[float, float]:
+    """Seconds of the complete command in a checkout, and the held-out loss in nats."""
+    words = [*words, f"run.dir={run_dir}/{turn}", f"train.seed={turn + 1}"]
+    words.append(f"data.cache_dir={run_dir}/data")  # turn 0 prepares the text
+    command = launch("cpu.yaml", "train.py", *words, root=root)
     started_at = time.perf_counter()
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     seconds = time.perf_counter() - started_at
@@ -56,9 +59,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--text", choices=RECIPES, default=SHAKESPEARE)
     parser.add_argument("--source", help="a path of Tiny Shakespeare")
+    parser.add_argument("--before", type=Path, help="an older checkout, to compare with it alone")
     parser.add_argument("--turns", type=int, default=3)
     options = parser.parse_args()
-    recipes = RECIPES[options.text]
+    recipes, file = RECIPES[options.text], FILES[options.text]
+    if options.before is not None:
+        ours, words = next(iter(recipes.items()))
+        recipes, file = {ours: words, BEFORE: words}, f"{file}-before"
     source = [] if options.source is None else [f"data.source={options.source}"]
     print(as_words(machine()))
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in recipes}
@@ -66,7 +73,8 @@ def main() -> None:
         for turn in range(options.turns):
             for i, name in enumerate(recipes) if turn % 2 else [*enumerate(recipes)][::-1]:
                 words = [*recipes[name], *source]
-                found[name].append(complete_run(words, Path(folder, str(i)), turn))
+                root = options.before.resolve() if name == BEFORE else ROOT
+                found[name].append(complete_run(words, Path(folder, str(i)), turn, root))
                 print(f"{name}: {found[name][-1]}", file=sys.stderr, flush=True)
     seconds = {name: [one[0] for one in results] for name, results in found.items()}
     last = [*seconds.values()][-1]
@@ -87,7 +95,7 @@ def main() -> None:
         ],
     )
     ours = next(iter(recipes))
-    save(FILES[options.text], {"found": found, "ratios": ratios[ours]})
+    save(file, {"found": found, "ratios": ratios[ours]})
 
 
 if __name__ == "__main__":
