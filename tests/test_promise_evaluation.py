@@ -21,7 +21,7 @@ from snapshot.start import Start
 from training.exits import TrainingStopped
 from training.reporting.console import Console
 from training.reporting.metrics import MetricsFile, read_metrics
-from training.reporting.summary import rate_jump
+from training.reporting.rate_hints import rate_jump
 from training.run.pending_evaluation import MOST_TRIES, evaluation_is_pending
 from training.sampling import sample_text
 

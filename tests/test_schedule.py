@@ -10,7 +10,7 @@ import runs
 from config.compose import load_config
 from config.schema import OptimConfig
 from snapshot.disk.state import RunState
-from training.reporting.summary import rate_jump
+from training.reporting.rate_hints import rate_jump, rate_too_high
 from training.schedule import learning_rate_at
 
 WSD = OptimConfig(
@@ -98,3 +98,27 @@ def test_a_rate_that_has_fallen_to_zero_rises_and_cannot_be_kept(schedule):
     assert words is not None
     assert "rises from 0 to" in words
     assert "keep it" not in words
+
+
+@pytest.mark.parametrize(
+    ("words", "parameters", "hinted"),
+    [
+        (["model.pretrained=gpt2"], 124_000_000, True),
+        (["model.pretrained=gpt2", "optim.name=adamw", "optim.learning_rate=3e-3"], 3e7, True),
+        (["model.pretrained=gpt2", "optim.name=adamw", "optim.learning_rate=3e-5"], 3e7, False),
+        (["model.pretrained=out/python-docs"], 800_000, False),
+        (["model.pretrained=gpt2", "model.lora_rank=8", "optim.name=adamw"], 3e7, False),
+        (["model.architecture=gpt2"], 124_000_000, False),
+        (["experiment=finetune_gpt2", "data.source=my.txt"], 124_000_000, False),
+    ],
+)
+def test_a_rate_for_random_weights_is_named_where_a_pretrained_model_is_trained(
+    words, parameters, hinted
+):
+    words = [word.replace("=gpt2", "=openai-community/gpt2") for word in words]
+    words = ["optim.min_learning_rate=0", *words]
+    hint = rate_too_high(load_config(words), parameters)
+    assert (hint is not None) == hinted
+    if hint is not None:
+        assert "openai-community/gpt2" in hint
+        assert "optim.name=adamw optim.learning_rate=3e-5" in hint

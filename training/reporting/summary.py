@@ -10,7 +10,7 @@ from pathlib import Path
 from accelerate import Accelerator
 
 from config.compose import as_plain
-from config.schema import Config, OptimConfig
+from config.schema import Config
 from data.corpus import Corpus
 from data.rows import Documents
 from data.stream import TokenStream
@@ -25,12 +25,10 @@ from training.distributed.environment import shutdown_timeout
 from training.reporting.clock import PhaseClock
 from training.reporting.console import Console, counted
 from training.reporting.machine import computed_on, machine_hints, machine_line
+from training.reporting.rate_hints import rate_jump, rate_too_high, twice_as_long
 from training.reporting.report import Report
-from training.schedule import last_full_step, learning_rate_at
 
 WAYS_IN_WORDS = {PRODUCTS: "matrix products", KERNEL: "torch's kernel"}
-STEEP = 1.5
-"""A learning rate this many times the last step's is worth a hint."""
 
 
 def print_header(
@@ -78,6 +76,8 @@ def print_header(
             )
         if jump := rate_jump(start.state, config):
             console.say(f"hint      {jump}")
+    elif high := rate_too_high(config, parameter_count(model)):
+        console.say(f"hint      {high}")
     for hint in machine_hints(accelerator, config.run):
         console.say(f"hint      {hint}")
     reason = why_not_compiled(config)
@@ -114,37 +114,6 @@ def _print_model(console: Console, config: Config, model: LanguageModel, base: s
     if base is not None:
         what = "its weights" if config.model.architecture is None else "its architecture"
         console.say(f"from      {base} ({shape.family}): {what}, trained in float32")
-
-
-def rate_jump(state: RunState, config: Config) -> str | None:
-    """A hint that the next learning rate is much higher than the last one; None where it is not.
-
-    The schedule spans all steps. With more steps, a finished run is in the middle of the cosine, or
-    in the stable phase, again.
-    """
-    try:
-        before = OptimConfig(**state.config["optim"])
-        steps_before = state.config["train"]["max_steps"]
-        last = learning_rate_at(state.step, before, steps_before)
-        stable = last_full_step(before, steps_before)
-    except (KeyError, TypeError, ValueError, ArithmeticError):  # a snapshot of another version
-        return None
-    optim, steps = config.optim, config.train.max_steps
-    rate = learning_rate_at(state.step + 1, optim, steps)
-    if rate <= STEEP * last:
-        return None
-    why = f"the cosine is over all {steps:,} steps."
-    if optim.schedule == "wsd":
-        why = f"it falls after step {last_full_step(optim, steps):,} of {steps:,}."
-    if before.schedule == optim.schedule == "wsd":
-        why += f" Snapshots up to step {stable:,} continue at the stable rate."
-    if last == 0:  # no run can be at that rate
-        return f"the learning rate rises from 0 to {rate:.2g}: {why}"
-    return (
-        f"the learning rate rises from {last:.2g} to {rate:.2g}, {rate / last:.1f} times: {why} "
-        f"optim.learning_rate={last:g} and "
-        f"optim.min_learning_rate={min(last, optim.min_learning_rate):g} keep it."
-    )
 
 
 def text_in_words(corpus: Corpus) -> str:
@@ -242,11 +211,4 @@ def print_end(
     console.say()
     command = ["python", "sample.py", config.run.dir, *(["--chat"] if corpus.marks else [])]
     console.say("Generate text:     " + shlex.join(command))
-    longer, least = 2 * train.max_steps, config.optim.min_learning_rate
-    again = learning_rate_at(train.max_steps + 1, config.optim, longer)
-    schedule = config.optim.schedule.replace("wsd", "schedule")
-    kept = f"; optim.learning_rate={least:g} as well keeps it at the last {least:g}" * (least > 0)
-    console.say(
-        f"Continue training: the same command with train.max_steps={longer}. Its learning rate "
-        f"begins at {again:.2g}, in the\n{'':<19}middle of the longer {schedule}{kept}."
-    )
+    console.say(f"Continue training: {twice_as_long(config)}")

@@ -1,0 +1,77 @@
+"""What a run says of its learning rate: where it may be wrong, and how it would go on."""
+
+from __future__ import annotations
+
+from config.schema import Config, OptimConfig
+from snapshot.disk.state import RunState
+from training.schedule import last_full_step, learning_rate_at
+
+STEEP = 1.5
+"""A learning rate this many times the last step's is worth a hint."""
+HIGH = 1e-3
+"""Rates from here up are for random weights, and for pretrained ones of small models alone..."""
+SMALL = 20_000_000
+"""...of at most so many parameters."""
+
+
+def rate_too_high(config: Config, parameters: int) -> str | None:
+    """A hint that the rate undoes what a pretrained model has learned; None where it is lower.
+
+    The rates of the presets for sizes, and so the default ones, are for random weights. Adapters
+    begin with random weights, too.
+    """
+    model, optim = config.model, config.optim
+    if model.pretrained is None or model.lora_rank is not None or parameters <= SMALL:
+        return None
+    if optim.learning_rate < HIGH:
+        return None
+    return (
+        f"optim.name={optim.name} with optim.learning_rate={optim.learning_rate:g} suits random "
+        f"weights, and undoes much of what {model.pretrained} has learned. optim.name=adamw "
+        "optim.learning_rate=3e-5 optim.min_learning_rate=0 suits a pretrained model; "
+        "experiment=finetune_gpt2 has such rates, too."
+    )
+
+
+def rate_jump(state: RunState, config: Config) -> str | None:
+    """A hint that the next learning rate is much higher than the last one; None where it is not.
+
+    The schedule spans all steps. With more steps, a finished run is in the middle of the cosine, or
+    in the stable phase, again.
+    """
+    try:
+        before = OptimConfig(**state.config["optim"])
+        steps_before = state.config["train"]["max_steps"]
+        last = learning_rate_at(state.step, before, steps_before)
+        stable = last_full_step(before, steps_before)
+    except (KeyError, TypeError, ValueError, ArithmeticError):  # a snapshot of another version
+        return None
+    optim, steps = config.optim, config.train.max_steps
+    rate = learning_rate_at(state.step + 1, optim, steps)
+    if rate <= STEEP * last:
+        return None
+    why = f"the cosine is over all {steps:,} steps."
+    if optim.schedule == "wsd":
+        why = f"it falls after step {last_full_step(optim, steps):,} of {steps:,}."
+    if before.schedule == optim.schedule == "wsd":
+        why += f" Snapshots up to step {stable:,} continue at the stable rate."
+    if last == 0:  # no run can be at that rate
+        return f"the learning rate rises from 0 to {rate:.2g}: {why}"
+    return (
+        f"the learning rate rises from {last:.2g} to {rate:.2g}, {rate / last:.1f} times: {why} "
+        f"optim.learning_rate={last:g} and "
+        f"optim.min_learning_rate={min(last, optim.min_learning_rate):g} keep it."
+    )
+
+
+def twice_as_long(config: Config) -> str:
+    """How a finished run continues, and at which rate, beside the words 'Continue training: '."""
+    optim, longer = config.optim, 2 * config.train.max_steps
+    rate = learning_rate_at(config.train.max_steps + 1, optim, longer)
+    schedule = optim.schedule.replace("wsd", "schedule")
+    least = optim.min_learning_rate
+    kept = f"; optim.learning_rate={least:g} as well keeps it at the last {least:g}" * (least > 0)
+    return (
+        f"the same command with train.max_steps={longer}. Its learning rate begins at {rate:.2g}, "
+        f"in the\n{'':<19}middle of the longer {schedule}{kept}."
+    )
