@@ -39,8 +39,9 @@ def hub_files(
     found = NAME.fullmatch(source) or HF.fullmatch(source)
     if found is None:
         raise DataError(
-            f"data.source={source} names no files of the Hub. It should look like owner/name, "
-            "owner/name@revision or hf://datasets/owner/name@revision/folder/*.parquet."
+            f"data.source={source} names no file or folder here and no files of the Hub, which "
+            "look like owner/name, owner/name@revision or "
+            "hf://datasets/owner/name@revision/folder/*.parquet."
         )
     name, path = found["name"], found.groupdict().get("path")
     is_whole = NAME.fullmatch(source) is not None
