@@ -50,7 +50,7 @@ def measure(model: str, turns: int, ways: list[str]) -> None:
         times = [spread(of_way[kind], 1) for kind in ("held", "durable", "restore")]
         rows.append((NAMES[way], *times, spread(speed, 2), f"{share:.2f}"))
     print_table(("", "held, s", "durable, s", "restored, s", "GB/s", "of dd"), rows)
-    save("snapshots-shards", {"model": model, **found, "dd": disk})
+    save(f"snapshots-shards-{model}", {"model": model, **found, "dd": disk})
 
 
 class Bench:
