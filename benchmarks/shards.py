@@ -143,6 +143,7 @@ class Bench:
         durable = time.perf_counter() - begun
 
         def back() -> None:
+            self.optimizer.state.clear()  # at a resume there are no moments yet
             if self.is_main:
                 verify(folder / folder_name(1))
             self.accelerator.wait_for_everyone()
