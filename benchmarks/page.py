@@ -143,7 +143,11 @@ ROWS = (
         two_processes,
     ),
     Row("a snapshot of 129 MB every 100 steps", "snapshots-disk", cost_of_snapshots),
-    Row("a large snapshot of two processes under FSDP", "snapshots-shards-gpt2_large", large_snapshot),
+    Row(
+        "a large snapshot of two processes under FSDP",
+        "snapshots-shards-gpt2_large",
+        large_snapshot,
+    ),
     Row("preparing a text", "data", preparation),
     Row(
         "batches of a streamed data set, relative to the best of datasets, litdata and "

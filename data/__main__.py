@@ -56,7 +56,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--tokenizer", type=Path, help="a folder with a tokenizer; otherwise a token is a byte"
     )
-    for key, default in (("max-steps", 2000), ("global-batch-size", 12), ("block-size", 64)):
+    for key, default in (("max-steps", 1200), ("global-batch-size", 12), ("block-size", 64)):
         parser.add_argument(f"--{key}", type=int, default=default, help=f"default: {default}")
     parser.add_argument(
         "--cache-dir", type=Path, default=Path("out/data"), help="data.cache_dir (out/data)"

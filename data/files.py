@@ -46,7 +46,10 @@ def matching_files(source: str) -> list[Path]:
     if path.exists():
         return [path]
     if not any(mark in source for mark in "*?["):
-        raise DataError(f"data.source={source}: there is no such file. Check the path.")
+        streamed = ""
+        if re.fullmatch(r"[\w.-]+/[\w.-]+@[\w./-]+", source):
+            streamed = " A revision of a data set of the Hub is streamed: data.streaming=true."
+        raise DataError(f"data.source={source}: there is no such file. Check the path.{streamed}")
     _check_folder_is_readable(path)
     files = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
     files = [file for file in files if not file.is_dir()]

@@ -1,1 +1,1 @@
-"""What is trained: GPT-2, its sizes, and text generation. Needs only torch."""
+"""The models: GPT-2 in plain torch, models of transformers, adapters, and text generation."""

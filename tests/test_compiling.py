@@ -56,3 +56,14 @@ def test_a_short_run_says_that_it_is_not_compiled(small, tmp_path):
     (machine,) = (line for line in result.stdout.splitlines() if line.startswith("machine"))
     assert "compiled" not in machine
     assert result.stdout.count("hint      not compiled, against the accelerate config file: ") == 1
+
+
+@pytest.mark.parametrize("key", ["pretrained", "architecture"])
+def test_a_model_of_the_hub_is_compiled_only_on_request(monkeypatch, key):
+    """Its size is in no key, so that of `model=tiny` would be taken for it."""
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR")
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    words = [f"model.{key}=owner/name", "train.max_steps=1000000"]
+    assert "how large a model of the Hub is" in why_not_compiled(load_config(words))
+    assert why_not_compiled(load_config([*words, "run.compile_short_runs=true"])) is None

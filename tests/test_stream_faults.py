@@ -422,7 +422,9 @@ def test_a_url_that_is_not_requested_is_reported_without_its_password(access, ur
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("source", ["a-folder-that-has-gone", "hf://a/model.parquet", "owner/name@a@b"])
+@pytest.mark.parametrize(
+    "source", ["a-folder-that-has-gone", "hf://a/model.parquet", "owner/name@a@b"]
+)
 def test_what_is_neither_here_nor_a_name_of_the_hub_is_reported_as_both(access, source):
     with pytest.raises(DataError, match="no file or folder here and no files of the Hub") as error:
         list_source(source, "text", access)

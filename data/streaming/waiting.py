@@ -1,4 +1,4 @@
-"""Waits for a network or a server that fails, in sight of the user, and tries again."""
+"""Retries requests that fail, and prints how long it has waited."""
 
 from __future__ import annotations
 

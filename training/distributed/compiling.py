@@ -36,8 +36,15 @@ def why_not_compiled(config: Config) -> str | None:
     variable, *names = COMPILERS["cpu" if on_cpu() else "cuda"]
     if not any(shutil.which(name) for name in (env_var(variable), *names) if name):
         return f"there is no compiler ({' or '.join(names)}) on this machine"
+    if config.run.compile_short_runs:
+        return None
+    if config.model.pretrained is not None or config.model.architecture is not None:
+        return (
+            "how large a model of the Hub is, and so whether compiling saves time, is not known "
+            "yet. run.compile_short_runs=true compiles it"
+        )
     operations = _operations(config)
-    if operations < WORTH_COMPILING and not config.run.compile_short_runs:
+    if operations < WORTH_COMPILING:
         return (
             f"this run is {_rounded(operations)} operations for each process, and compiling saves "
             f"time above about {_rounded(WORTH_COMPILING)}. run.compile_short_runs=true compiles it"

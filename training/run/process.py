@@ -1,4 +1,4 @@
-"""What torch and malloc are told once, in each process, before anything is computed."""
+"""Settings of torch and malloc, made once per process before the first computation."""
 
 from __future__ import annotations
 
