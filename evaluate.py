@@ -30,7 +30,8 @@ from data.tokenizer import refuse_larger_than
 from model.device import DeviceError, default_device, usable_device
 from model.evaluation import summed_loss
 from model.generate import BrokenModel
-from model.gpt import IGNORED, parameter_count
+from model.gpt import parameter_count
+from model.head import IGNORED
 from snapshot.command_line import exit_code_of, on_terminal, positive_int
 from snapshot.named_model import NamedModel, find_model
 from snapshot.run_stream import parts_of_run, stream_of_run

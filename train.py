@@ -11,7 +11,8 @@ import torch
 from config.schema import Config, gpt_config
 from data.loader import HeldOutBatches, StepBatches, window_loader, windows_of
 from model.causal_lm import LanguageModel
-from model.gpt import GPT, IGNORED
+from model.gpt import GPT
+from model.head import IGNORED
 from training.distributed.precision import configure_precision
 from training.distributed.strategy import grads_in_buckets
 from training.evaluation import held_out_loss

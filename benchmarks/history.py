@@ -96,7 +96,7 @@ class Run:
     def first_batch(self) -> None:
         """Start the loader at the next step."""
         from data.loader import StepBatches, window_loader, windows_of
-        from model.gpt import IGNORED
+        from model.head import IGNORED
 
         data, batch = self.config.data, self.config.train.global_batch_size
         windows = windows_of(self.stream, data.block_size, IGNORED, False)

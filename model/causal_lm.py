@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.gpt import GPT, IGNORED, GPTConfig
+from model.gpt import GPT, GPTConfig
+from model.head import IGNORED
 from model.lora import INSTALL, Lora, add_adapters
 
 CODE_KEYS = ("auto_map", "trust_remote_code", "custom_pipelines")

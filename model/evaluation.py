@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from model.gpt import IGNORED
+from model.head import IGNORED
 
 
 @torch.no_grad()

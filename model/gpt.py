@@ -19,14 +19,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from model.attention import matmul_attention, use_matmul_attention
+from model.head import Head
 from model.lora import Lora
 
 ACTIVATIONS = {"gelu_new": "tanh", "gelu": "none"}
 """By transformers' name, torch's `approximate`: GPT-2's tanh approximation, and the exact GELU."""
-LOGIT_CHUNKS = 4
-"""Number of chunks in which the loss computes logits, if there are more of them than channels."""
-IGNORED = -100
-"""A target with this value does not count in the loss (cross_entropy's convention)."""
 
 
 @dataclass(frozen=True)
@@ -175,32 +172,6 @@ class Transformer(nn.Module):
             else:
                 x = block(x, cache)
         return self.ln_f(x)
-
-
-class Head(nn.Linear):
-    """The output layer: logits, or their loss, computed in chunks if the vocabulary is large.
-
-    One module for both, because FSDP's hooks require that each module is called once.
-    """
-
-    def forward(self, hidden: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Hidden (B, T, C) to logits (B, T, V), or with targets (B, T) to their mean loss."""
-        if targets is None:
-            return F.linear(hidden, self.weight)
-        hidden, targets = hidden.flatten(0, 1), targets.flatten()
-        if self.out_features <= self.in_features:
-            return self._loss(hidden, targets, "mean")
-        summed = torch.zeros((), device=hidden.device)
-        # The backward pass recomputes each chunk, so that no float32 logits stay in memory.
-        for chunk in zip(hidden.chunk(LOGIT_CHUNKS), targets.chunk(LOGIT_CHUNKS), strict=True):
-            summed = summed + checkpoint(
-                self._loss, *chunk, "sum", use_reentrant=False, preserve_rng_state=False
-            )
-        return summed / (targets != IGNORED).sum()
-
-    def _loss(self, hidden: Tensor, targets: Tensor, reduction: str) -> Tensor:
-        logits = F.linear(hidden, self.weight)  # (N, V)
-        return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction=reduction)
 
 
 class GPT(nn.Module):

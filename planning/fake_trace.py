@@ -71,9 +71,8 @@ def traced_phases(config: ModelConfig, micro_batch_size: int, shape: Shape) -> L
     earlier update. Places are ("start" | "forward" | "head" | "backward", phase, layer) and
     ("update",). The phase is the number of a micro-batch, "evaluation" or "sampling".
     """
-    half = shape.precision != "no"
     tracker = LiveBytes(CUDA_GRANULE if shape.device == "cuda" else 1)
-    kernels = cuda_kernels(half) if shape.device == "cuda" else contextlib.nullcontext()
+    kernels = cuda_kernels() if shape.device == "cuda" else contextlib.nullcontext()
     with (
         _fake_process_group(shape) as mesh,
         FakeTensorMode(allow_non_fake_inputs=True),

@@ -62,11 +62,11 @@ def without_offsets() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def cuda_kernels(half: bool) -> Iterator[None]:
+def cuda_kernels() -> Iterator[None]:
     """Replace operations for which CUDA saves other tensors for the backward pass than a CPU.
 
     Dropout is one kernel with a mask of one byte a number. Attention is fused even with dropout,
-    whose mask is generated again. Autocast computes the loss in float32, for fp16 without a copy.
+    whose mask is generated again. The float32 logarithms of fp16's logits need no copy of these.
     Functions are replaced, because a dispatch mode is not active in recomputation.
     """
     attention: Any = F.scaled_dot_product_attention
@@ -81,20 +81,20 @@ def cuda_kernels(half: bool) -> Iterator[None]:
         dropped: Tensor = torch.native_dropout(x, p, training)[0] if training and p > 0 else x
         return dropped
 
-    def loss_in_float32(logits: Tensor, targets: Tensor, **options: Any) -> Tensor:
-        if logits.dtype == torch.float16:
-            logarithms = torch._log_softmax(logits, 1, True)
-        else:
-            logarithms = torch.log_softmax(logits, 1, dtype=torch.float32)
-        return F.nll_loss(logarithms, targets, **options)
+    log_softmax: Any = F.log_softmax
+
+    def fused_log_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+        if x.dtype == torch.float16 and dtype == torch.float32:
+            return torch._log_softmax(x, dim, True)
+        logarithms: Tensor = log_softmax(x, dim=dim, dtype=dtype)
+        return logarithms
 
     replacements: dict[tuple[Any, str], Any] = {
         (F, "scaled_dot_product_attention"): fused_attention,
         (F, "dropout"): fused_dropout,
+        (F, "log_softmax"): fused_log_softmax,
         (model.gpt, "use_matmul_attention"): lambda query, way: False,
     }
-    if half:
-        replacements[F, "cross_entropy"] = loss_in_float32
     originals = {(module, name): getattr(module, name) for module, name in replacements}
     try:
         for (module, name), function in replacements.items():

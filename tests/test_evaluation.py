@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
 
-from model.gpt import GPT, IGNORED, GPTConfig
+from model.gpt import GPT, GPTConfig
+from model.head import IGNORED
 from planning.allocation_log import LiveBytes
 from training.evaluation import held_out_loss
 

@@ -11,14 +11,15 @@ import yaml
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import model.gpt
+import model.head
 from model.attention import MATMUL_ATTENTION_LENGTH, matmul_attention
 from model.gpt import (
     ACTIVATIONS,
     GPT,
-    IGNORED,
     GPTConfig,
     parameter_count,
 )
+from model.head import IGNORED
 from planning.allocation_log import LiveBytes
 from snapshot.disk.gpt2_layout import gpt2_config, to_gpt2_layout
 
@@ -123,13 +124,13 @@ def test_a_large_vocabulary_is_never_in_memory_as_logits(monkeypatch):
     ids = torch.zeros((2, 64), dtype=torch.int64)
 
     def peak(pieces):
-        monkeypatch.setattr(model.gpt, "LOGIT_CHUNKS", pieces)
+        monkeypatch.setattr(model.head, "LOGIT_CHUNKS", pieces)
         with LiveBytes() as tracker:
             gpt(ids, ids).backward()
         gpt.zero_grad()
         return tracker.log.totals().sum(axis=1).max()
 
-    assert peak(model.gpt.LOGIT_CHUNKS) < 0.4 * peak(1)
+    assert peak(model.head.LOGIT_CHUNKS) < 0.4 * peak(1)
 
 
 def test_the_two_activations_differ():

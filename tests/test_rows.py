@@ -13,7 +13,8 @@ from data.loader import HeldOutBatches, StepBatches, window_loader
 from data.rows import Documents, Rows, best_fit
 from data.stream import TokenStream
 from model.causal_lm import PACKING, build_model
-from model.gpt import GPT, IGNORED
+from model.gpt import GPT
+from model.head import IGNORED
 from snapshot.disk.architecture import model_config
 from snapshot.disk.files import read_json
 from snapshot.disk.state import restore_weights

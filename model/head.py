@@ -1,0 +1,88 @@
+"""The output layer, and the loss of its logits.
+
+Letters in shapes: B batch, T time (positions), N = B * T, C channels, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+LOGIT_CHUNKS = 4
+"""Number of chunks in which the loss computes logits, if there are more of them than channels."""
+IGNORED = -100
+"""A target with this value does not count in the loss (cross_entropy's convention)."""
+
+
+class Head(nn.Linear):
+    """The output layer: logits, or their loss, computed in chunks if the vocabulary is large.
+
+    One module for both, because FSDP's hooks require that each module is called once.
+    """
+
+    def forward(self, hidden: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Hidden (B, T, C) to logits (B, T, V), or with targets (B, T) to their mean loss."""
+        if targets is None:
+            return F.linear(hidden, self.weight)
+        hidden, targets = hidden.flatten(0, 1), targets.flatten()
+        if self.out_features <= self.in_features:
+            return _loss(F.linear(hidden, self.weight), targets, "mean")
+        weight = self.weight if torch.is_grad_enabled() else self.weight.detach()
+        summed: Tensor = _SummedLoss.apply(hidden, weight, targets)
+        return summed / (targets != IGNORED).sum()
+
+
+def _loss(logits: Tensor, targets: Tensor, reduction: str) -> Tensor:
+    """Cross entropy in float32; that of torch computes in 16 bits under autocast on CUDA."""
+    logarithms = F.log_softmax(logits, dim=-1, dtype=torch.float32)
+    return F.nll_loss(logarithms, targets, ignore_index=IGNORED, reduction=reduction)
+
+
+class _SummedLoss(torch.autograd.Function):
+    """The summed loss of hidden (N, C), of whose logits (N, V) only a chunk is in memory.
+
+    The forward pass computes the gradients as well, while it has the logits of a chunk. A backward
+    pass would have to compute them again, which takes a fourth matrix product.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+        ctx.dtypes = hidden.dtype, weight.dtype
+        kind = hidden.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+        hidden, weight = hidden.to(dtype), weight.to(dtype)
+        wants_hidden, wants_weight, _ = ctx.needs_input_grad
+        summed = torch.zeros((), device=hidden.device)
+        of_hidden: list[Tensor] = []
+        # In float32: a sum over all positions may be too large for 16 bits.
+        of_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
+        for part, aims in zip(hidden.chunk(LOGIT_CHUNKS), targets.chunk(LOGIT_CHUNKS), strict=True):
+            logarithms = F.log_softmax(F.linear(part, weight), dim=-1, dtype=torch.float32)
+            summed += F.nll_loss(logarithms, aims, ignore_index=IGNORED, reduction="sum")
+            if not (wants_hidden or wants_weight):
+                continue
+            # Of the logits: their softmax, minus one at the target; nothing where it is ignored.
+            gradient, counts = logarithms.exp_(), (aims != IGNORED).to(dtype)[:, None]
+            gradient[torch.arange(len(aims), device=aims.device), aims.clamp(min=0)] -= 1.0
+            del logarithms
+            gradient = gradient.to(dtype)
+            if wants_hidden:
+                of_hidden.append(gradient @ weight * counts)
+            if of_weight is not None:
+                of_weight += gradient.mT @ (part * counts)
+            del gradient
+        ctx.save_for_backward(torch.cat(of_hidden) if wants_hidden else None, of_weight)
+        return summed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        found = [
+            None if one is None else (one * grad).to(dtype)
+            for one, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        ]
+        return found[0], found[1], None
