@@ -55,10 +55,12 @@ def flops_per_token(parameters: int, shape: dict[str, int]) -> float:
 
 def machine() -> dict[str, Any]:
     """The hardware and software that the results depend on."""
-    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=7"]
+    git, commit = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=7"], ""
+    with contextlib.suppress(OSError):  # there is no git
+        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
     found: dict[str, Any] = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "commit": subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip(),
+        "commit": commit,
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "unset"),

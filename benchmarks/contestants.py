@@ -168,11 +168,14 @@ def compiled(model: torch.nn.Module, settings: dict[str, Any]) -> Any:
 def bare(settings: dict[str, Any]) -> None:
     """The same model and text in a minimal loop of plain torch with gradient clipping."""
     from model.gpt import GPT, GPTConfig, parameter_count
+    from training.reproducibility import compute_reproducibly
 
     torch.manual_seed(0)
     tokens, vocabulary = tokens_of(settings)
     shape = {k: settings[k] for k in ("block_size", "n_layer", "n_head", "n_embd")}
     model = GPT(GPTConfig(vocabulary, **shape, activation_function=ACTIVATION)).to(DEVICE)
+    if settings.get("deterministic"):
+        compute_reproducibly()
     parameters = parameter_count(model)
     optimizer = torch.optim.AdamW(
         model.parameters(), LEARNING_RATE, BETAS, weight_decay=DECAY, fused=True
@@ -202,7 +205,7 @@ def nanogpt(settings: dict[str, Any]) -> None:
     torch.manual_seed(0)
     tokens, vocabulary = tokens_of(settings)
     shape = {k: settings[k] for k in ("block_size", "n_layer", "n_head", "n_embd")}
-    model = other.GPT(other.GPTConfig(vocab_size=vocabulary, dropout=0.0, bias=False, **shape))
+    model = other.GPT(other.GPTConfig(vocab_size=vocabulary, dropout=0.0, bias=True, **shape))
     model.to(DEVICE)
     optimizer = model.configure_optimizers(DECAY, LEARNING_RATE, BETAS, DEVICE.type)
     parameters = sum(parameter.numel() for parameter in model.parameters())

@@ -85,6 +85,9 @@ def contestants(settings: Settings, compiled: bool) -> dict[str, Callable[[], Co
     if settings.nanogpt is not None:
         found["nanoGPT"] = lambda: other("nanoGPT", "nanogpt", nanogpt)
     found["bare loop"] = lambda: other("bare loop", "bare", bare)
+    # As train.py, which needs the same bits: torch then takes another kernel for attention.
+    same_kernels = {**bare, "deterministic": True}
+    found["bare loop, deterministic"] = lambda: other("deterministic", "bare", same_kernels)
     if compiled:
         whole = whole_model_config(settings)
         found["train.py, compiled whole"] = lambda: ours(

@@ -135,7 +135,7 @@ def _sweep(batch: int) -> Item:
     work = updates(
         lambda settings: settings.words(max(1, batch // 8) if settings.rehearse else batch), True
     )
-    return Item(f"micro-batch {batch}", "micro-batches", 60, work)
+    return Item(f"micro-batch {batch}", "micro-batches", 90, work)
 
 
 def _large(name: str, checkpointing: bool) -> Item:
@@ -150,14 +150,14 @@ def _other(name: str, model: str, **options: Any) -> Item:
 
 
 ITEMS = (
-    Item("tests", "correctness", 150, project_tests),
-    Item("resume", "correctness", 150, resume_bits),
-    Item("contest, compiled", "gpt2 compiled", 180, contest(True)),
-    Item("contest, eager", "gpt2 eager", 90, contest(False)),
-    Item("deterministic", "deterministic kernels", 60, deterministic),
+    Item("tests", "correctness", 200, project_tests),
+    Item("resume", "correctness", 240, resume_bits),
+    Item("contest, compiled", "gpt2 compiled", 300, contest(True)),
+    Item("contest, eager", "gpt2 eager", 120, contest(False)),
+    Item("deterministic", "deterministic kernels", 120, deterministic),
     *map(_sweep, MICRO_BATCHES),
     *(_large(name, kind) for name in ("gpt2_large", "gpt2_xl") for kind in (False, True)),
-    Item("snapshots", "snapshots", 120, snapshots),
+    Item("snapshots", "snapshots", 240, snapshots),
     _other("fp16", "gpt2", precision="fp16"),
     _other("FSDP on one rank", "gpt2_large", fsdp=True),
     _other("FSDP on one rank, offloaded", "gpt2_large", fsdp=True, offload=True),

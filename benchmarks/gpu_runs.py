@@ -45,7 +45,7 @@ def pytest_rows(settings: Settings) -> list[Row]:
         problem = next((entry for entry in case if entry.tag in ("failure", "error")), None)
         result = "passed" if case.find("skipped") is None else "skipped"
         if problem is not None:
-            result = f"failed: {problem.get('message', '')}"[:300]
+            result = f"failed: {(problem.text or '')[-600:]}"  # the message begins with a header
         rows.append({"check": case.get("name"), "result": result})
     return rows
 
@@ -73,7 +73,7 @@ class Run:
         words = [*settings.words(batches.sequences), *prepare(settings)]
         words += [f"train.micro_batch_size={batches.micro}", f"train.max_steps={steps}"]
         words += [f"train.eval_every={steps}", "train.eval_batches=1", "train.sample_every=0"]
-        words += [f"run.dir={self.folder}", f"snapshot.every={batches.every}"]
+        words += [f"run.dir={self.folder}", f"snapshot.every={batches.every}", "snapshot.keep=2"]
         words += ["model.dropout=0.1", "run.compile_short_runs=true", "optim.warmup_steps=2"]
         options = ["--mixed_precision=bf16", f"--dynamo_backend={backend}"]
         options += [] if backend == "no" else ["--dynamo_use_regional_compilation"]
@@ -126,7 +126,7 @@ def resume_rows(settings: Settings) -> list[Row]:
     All runs share the device and compute at the same time: bits do not depend on the speed.
     """
     backends = {"not compiled": "no", "compiled by block": settings.backend}
-    batches = Batches(4, 4, every=20, steps=60)
+    batches = Batches(4, 4, every=20, steps=40)
 
     def begin(kind: str, fresh: bool = True) -> dict[str, Run]:
         return {
@@ -166,12 +166,15 @@ def snapshot_rows(settings: Settings) -> list[Row]:
     """What a snapshot costs: its stall and the time until it is durable, related to 100 steps.
 
     A snapshot is written in the background of the next step, so a longer step hides more of it: the
-    micro-batch as a step of its own, and a step of half a million tokens.
+    micro-batch as a step of its own, and a step of half a million tokens. Short steps have more
+    between two snapshots, because one that is not durable yet makes the next one wait. The last is
+    of another kind, as nothing is left to compute beside it: the median leaves it out.
     """
     micro, large = settings.shape["batch"], 8 if settings.rehearse else LARGE_BATCH
+    every = 20 if settings.rehearse else PER_SNAPSHOT
     return [
-        snapshot_row(settings, Batches(micro, micro, every=20, steps=60)),
-        snapshot_row(settings, Batches(large, micro, every=3, steps=10)),
+        snapshot_row(settings, Batches(micro, micro, every, steps=4 * every + 10)),
+        snapshot_row(settings, Batches(large, micro, every=3, steps=13)),
     ]
 
 

@@ -78,6 +78,7 @@ def free_memory() -> None:
     torch._dynamo.reset()
     gc.collect()
     if torch.cuda.is_available():
+        torch._C._cuda_clearCublasWorkspaces()  # they count as allocated
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
 
@@ -207,10 +208,13 @@ def measure(case: Case, seconds: float) -> dict[str, Any]:
     }
     if case.fsdp:
         row["FSDP"] = "offloaded" if case.offload else "one rank"
+        row["threads"] = torch.get_num_threads()  # of AdamW, where it is offloaded
     measured = None
     try:
         with counted_memory(compiled) as peak, training_of(case) as training:
             training.seconds(WARM_UP)
+            if torch.cuda.is_available():  # compiling may have taken more
+                torch.cuda.reset_peak_memory_stats()
             steps = max(1, round(seconds / TURNS / training.seconds(1)))
             turns = [training.seconds(steps) for _ in range(TURNS)]
             row |= training.speed(turns, case.precision)

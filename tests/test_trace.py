@@ -102,7 +102,8 @@ def test_adapters_and_shorter_sequences_are_predicted_as_well(finished_run, text
     for _, counted, predicted in rows.values():
         assert counted == predicted
     assert 10 * rows["reduce-scatter"][1] < rows["all-gather"][1]  # most is frozen
-    assert counted_over_predicted(folder) == pytest.approx(1, abs=0.02)
+    # As below: a late collective adds 0.018.
+    assert counted_over_predicted(folder) == pytest.approx(1, abs=0.03)
 
 
 def counted_over_predicted(folder: Path) -> float:

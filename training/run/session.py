@@ -14,7 +14,6 @@ from pathlib import Path
 from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderShard
 from accelerate.optimizer import AcceleratedOptimizer
-from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
 from config.schema import Config
@@ -31,7 +30,7 @@ from training.distributed.launcher import launcher
 from training.distributed.strategy import refuse_other_blocks, unwrapped
 from training.distributed.threads import Threads
 from training.distributed.timeouts import ProcessGroupTimeouts
-from training.evaluation import held_out_loss
+from training.evaluation import first_window, held_out_loss
 from training.exits import EXIT_DONE, RESUME, WRITING_SECONDS
 from training.reporting import summary
 from training.reporting.clock import END, UPDATE, UPLOAD
@@ -167,8 +166,7 @@ class Session:
         build_gradient_buckets(accelerator, model, optimizer, shape)
         cost = tokens * (self.console.speed.flops_per_token or float("inf"))
         threads.watch(lambda: one_pass(accelerator, model, optimizer, shape), cost)
-        windows = held_out_loader.dataset
-        self._probe = send_to_device(windows.__getitems__(windows.in_order(1)), accelerator.device)
+        self._probe = first_window(accelerator, held_out_loader, shape[0])
         if self._pending:
             self.report_evaluation(held_out_loss(accelerator, model, held_out_loader))
             self._sample = sample_text(accelerator, model, self.corpus, state.step)
