@@ -52,7 +52,8 @@ def loss_and_gradients(model, ids, targets):
     model.zero_grad()
     loss = model(ids, targets)
     loss.backward()
-    return loss, {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    return loss, {name: parameter.grad.clone() for name, parameter in trained.items()}
 
 
 @pytest.mark.parametrize("position", range(1, T))
@@ -131,6 +132,29 @@ def test_a_large_vocabulary_is_never_in_memory_as_logits(monkeypatch):
         return tracker.log.totals().sum(axis=1).max()
 
     assert peak(model.head.LOGIT_CHUNKS) < 0.4 * peak(1)
+
+
+def test_an_evaluation_computes_no_gradients():
+    gpt = GPT(GPTConfig(**{**SHAPE, "vocab_size": 20_000, "block_size": 8}))
+    ids, peaks = torch.zeros((1, 8), dtype=torch.int64), []
+    for enabled in (True, False):
+        with torch.set_grad_enabled(enabled), LiveBytes() as tracker:
+            loss = gpt(ids, ids)
+        assert loss.requires_grad == enabled
+        peaks.append(tracker.log.totals().sum(axis=1).max())
+    gradient = gpt.lm_head.weight.numel() * 4
+    assert peaks[1] < peaks[0] - gradient
+
+
+def test_a_frozen_output_layer_has_no_gradient_and_passes_it_on():
+    model, ids = random_model(), random_ids()
+    _, whole = loss_and_gradients(model, ids, ids)
+    model.zero_grad()
+    model.lm_head.weight.requires_grad_(False)
+    _, rest = loss_and_gradients(model, ids, ids)
+    assert set(whole) - set(rest) == {"transformer.wte.weight"}
+    for name, gradient in rest.items():
+        torch.testing.assert_close(gradient, whole[name], rtol=1e-5, atol=1e-6)
 
 
 def test_the_two_activations_differ():
