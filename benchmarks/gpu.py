@@ -130,17 +130,17 @@ def measure_all(
     seconds: float,
     again: bool = False,
 ) -> None:
-    """Measure what is missing, as long as an item's share fits into the time that is left."""
+    """Measure what is missing, as long as half of an item's share fits into the time left."""
     deadline = time.monotonic() + seconds
     try:
         for item in results.missing(items, again):
             left = deadline - time.monotonic()
-            if item.seconds > left:
+            if item.seconds > 2 * left:  # most items end much sooner
                 print(f"{item.name}: left for the next start, {left:.0f} s are too few", flush=True)
                 continue
             begun = time.monotonic()
             request = {"item": item.name, "settings": asdict(settings)}
-            found = worker.ask(request, item.seconds)
+            found = worker.ask(request, min(item.seconds, left))
             if "error" in found:  # after some errors of CUDA everything in the process fails
                 worker.end()
             found["seconds"] = round(time.monotonic() - begun, 1)

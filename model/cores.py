@@ -14,7 +14,7 @@ def cores() -> int:
     most = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):  # not on every system
         most = len(os.sched_getaffinity(0))
-    return max(1, round(min(most, cores_of_control_groups())))
+    return max(1, math.floor(min(most, cores_of_control_groups()) + 0.5))
 
 
 def cores_of_control_groups(root: Path = Path("/")) -> float:
@@ -30,7 +30,7 @@ def cores_of_control_groups(root: Path = Path("/")) -> float:
 
 
 def limit_threads(processes: int = 1) -> None:
-    """Use no more threads than this process's share of the cores, where `processes` share them."""
+    """Use at most one thread for each core of a process's share, where `processes` share them."""
     share = max(1, cores() // processes)
     if torch.get_num_threads() > share:
         torch.set_num_threads(share)
@@ -39,7 +39,8 @@ def limit_threads(processes: int = 1) -> None:
 def control_groups(controller: str, root: Path = Path("/")) -> list[Path]:
     """Folders of the control groups, of version 1 and 2, that may limit this process.
 
-    `controller` is "cpu" or "memory", for version 1.
+    `controller` is "cpu" or "memory": version 1 has a hierarchy for each, or for several together,
+    which systemd mounts by the name of each as well.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -49,9 +50,10 @@ def control_groups(controller: str, root: Path = Path("/")) -> list[Path]:
     for _, controllers, name in (line.split(":", 2) for line in lines):
         if controllers and controller not in controllers.split(","):
             continue
-        mounted = root / "sys/fs/cgroup" / controllers
-        inner = mounted / name.lstrip("/")
-        groups += [inner, *(outer for outer in inner.parents if outer.is_relative_to(mounted))]
+        for place in {controllers, controller if controllers else ""}:
+            mounted = root / "sys/fs/cgroup" / place
+            inner = mounted / name.lstrip("/")
+            groups += [inner, *(outer for outer in inner.parents if outer.is_relative_to(mounted))]
     return groups
 
 

@@ -14,6 +14,8 @@ from torch.autograd.function import once_differentiable
 
 LOGIT_CHUNKS = 4
 """Number of chunks in which the loss computes logits, if there are more of them than channels."""
+ROOM = 64
+"""A power of two, by which sums over positions are smaller until they are in float32."""
 IGNORED = -100
 """A target with this value does not count in the loss (cross_entropy's convention)."""
 
@@ -58,7 +60,6 @@ class _SummedLoss(torch.autograd.Function):
         wants_hidden, wants_weight, _ = ctx.needs_input_grad
         summed = torch.zeros((), device=hidden.device)
         of_hidden: list[Tensor] = []
-        # In float32: a sum over all positions may be too large for 16 bits.
         of_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
         for part, aims in zip(hidden.chunk(LOGIT_CHUNKS), targets.chunk(LOGIT_CHUNKS), strict=True):
             logarithms = F.log_softmax(F.linear(part, weight), dim=-1, dtype=torch.float32)
@@ -73,7 +74,8 @@ class _SummedLoss(torch.autograd.Function):
             if wants_hidden:
                 of_hidden.append(gradient @ weight * counts)
             if of_weight is not None:
-                of_weight += gradient.mT @ (part * counts)
+                # A sum over many positions of a frequent token may be too large for fp16.
+                of_weight += gradient.mT @ (part * (counts / ROOM))
             del gradient
         ctx.save_for_backward(torch.cat(of_hidden) if wants_hidden else None, of_weight)
         return summed
@@ -81,8 +83,9 @@ class _SummedLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        found = [
-            None if one is None else (one * grad).to(dtype)
-            for one, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        ]
-        return found[0], found[1], None
+        (of_hidden, of_weight), (of_first, of_second) = ctx.saved_tensors, ctx.dtypes
+        if of_hidden is not None:
+            of_hidden = of_hidden.to(of_first) * grad
+        if of_weight is not None:  # in place: it is as large as the weight
+            of_weight = of_weight.mul_(ROOM * grad).to(of_second)
+        return of_hidden, of_weight, None

@@ -83,10 +83,10 @@ def cuda_kernels() -> Iterator[None]:
 
     log_softmax: Any = F.log_softmax
 
-    def fused_log_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-        if x.dtype == torch.float16 and dtype == torch.float32:
-            return torch._log_softmax(x, dim, True)
-        logarithms: Tensor = log_softmax(x, dim=dim, dtype=dtype)
+    def fused_log_softmax(*args: Any, **options: Any) -> Tensor:
+        if args[0].dtype == torch.float16 and options.get("dtype") == torch.float32:
+            return torch._log_softmax(args[0], options["dim"], True)
+        logarithms: Tensor = log_softmax(*args, **options)
         return logarithms
 
     replacements: dict[tuple[Any, str], Any] = {

@@ -9,11 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate.utils import DynamoBackend
 
 from config.schema import RunConfig
 from model import cores
 from model.device import usable_device
-from training.reporting import machine
+from training.distributed.threads import Threads
 from training.run.process import set_up_process
 
 
@@ -36,6 +37,11 @@ def system(root: Path, lines: str, files: dict[str, str]) -> Path:
             {"cpu,cpuacct/cpu.cfs_quota_us": "50000\n", "cpu,cpuacct/cpu.cfs_period_us": "100000"},
             0.5,
         ),
+        (
+            "4:cpuacct,cpu:/docker/12\n",  # not the order of the folder's name
+            {"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000"},
+            4,
+        ),
         ("1:cpu:/\n0::/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "9"}, math.inf),
         ("0::/\n", {"cpu.max": "max 100000\n"}, math.inf),
         ("0::/\n", {}, math.inf),
@@ -48,7 +54,8 @@ def test_the_limit_is_the_least_of_the_control_groups(tmp_path, lines, files, ex
 
 
 @pytest.mark.parametrize(
-    ("allowed", "expected"), [(0.2, 1), (1.2, 1), (1.6, 2), (3.7, 4), (8, 8), (math.inf, 8)]
+    ("allowed", "expected"),
+    [(0.2, 1), (1.2, 1), (1.5, 2), (2.5, 3), (3.7, 4), (8, 8), (math.inf, 8)],
 )
 def test_a_limit_is_rounded_to_whole_cores(monkeypatch, allowed, expected):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8), raising=False)
@@ -65,19 +72,24 @@ def threads(monkeypatch) -> list[int]:
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
     monkeypatch.setattr(cores, "cores_of_control_groups", lambda: 4.0)
-    monkeypatch.setattr(machine, "cores_of_control_groups", lambda: 4.0)
     monkeypatch.setattr("training.run.process.on_cpu", lambda: True)
     return used
 
 
 def test_a_run_in_a_container_takes_no_thread_for_each_core_of_the_machine(threads):
-    set_up_process(RunConfig())
-    assert threads == [64, 4]
+    warnings = []
     accelerator = SimpleNamespace(
-        device=torch.device("cpu"), num_processes=1, mixed_precision="no", is_fsdp2=False
+        device=torch.device("cpu"),
+        num_processes=1,
+        gradient_accumulation_steps=1,
+        state=SimpleNamespace(dynamo_plugin=SimpleNamespace(backend=DynamoBackend.NO)),
     )
-    (hint,) = machine.machine_hints(accelerator, RunConfig())
-    assert "allows this container or job 4 of the machine's 64 cores: 4 threads" in hint
+    launched = set_up_process(RunConfig())
+    assert threads == [64, 4]
+    Threads(accelerator, True, launched, warnings.append)
+    assert "4 of 64 threads: an affinity or a control group leaves" in warnings[0]
+    Threads(accelerator, True, 4, warnings.append)
+    assert len(warnings) == 1
 
 
 def test_processes_share_what_the_container_may_use(threads, monkeypatch):

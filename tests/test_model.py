@@ -134,6 +134,31 @@ def test_a_large_vocabulary_is_never_in_memory_as_logits(monkeypatch):
     assert peak(model.head.LOGIT_CHUNKS) < 0.4 * peak(1)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own code
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.thorough)])
+def test_compiled_the_loss_has_the_same_gradients(backend):
+    model, ids = random_model(), random_ids()
+    loss, gradients = loss_and_gradients(model, ids, ids)
+    model.zero_grad()
+    compiled = torch.compile(model, backend=backend, fullgraph=True)(ids, ids)
+    compiled.backward()
+    torch.testing.assert_close(compiled, loss)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-5, atol=1e-6)
+
+
+def test_a_gradient_of_many_positions_stays_finite_in_fp16():
+    """Where one token is nearly all of a text: with a factor of the loss scaler's, or without."""
+    head = model.head.Head(8, 20, bias=False)
+    hidden = torch.full((1, 65_536, 8), 4.1)
+    with torch.autocast("cpu", torch.float16):
+        loss = head(hidden, torch.zeros((1, 65_536), dtype=torch.int64))
+    loss.backward()
+    with torch.no_grad():
+        exact = (head(hidden[:, :1]).softmax(-1)[0, 0] - torch.eye(20)[0])[:, None] * 4.1
+    torch.testing.assert_close(head.weight.grad, exact.expand(20, 8), rtol=1e-2, atol=1e-2)
+
+
 def test_an_evaluation_computes_no_gradients():
     gpt = GPT(GPTConfig(**{**SHAPE, "vocab_size": 20_000, "block_size": 8}))
     ids, peaks = torch.zeros((1, 8), dtype=torch.int64), []

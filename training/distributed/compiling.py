@@ -40,8 +40,8 @@ def why_not_compiled(config: Config) -> str | None:
         return None
     if config.model.pretrained is not None or config.model.architecture is not None:
         return (
-            "how large a model of the Hub is, and so whether compiling saves time, is not known "
-            "yet. run.compile_short_runs=true compiles it"
+            "how large the model is, and so whether compiling saves time, is not known before it "
+            "is read. run.compile_short_runs=true compiles it"
         )
     operations = _operations(config)
     if operations < WORTH_COMPILING:

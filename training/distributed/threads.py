@@ -1,4 +1,4 @@
-"""How many threads a CPU computes with: one instead of several where other programs use its cores.
+"""How many threads a CPU computes with: fewer where other programs or a limit leave fewer cores.
 
 Threads wait for each other after each operation. Where another program has one of the cores, they
 wait for the operating system to give them their turn, some thousand times a step: two threads then
@@ -34,11 +34,24 @@ FALLEN = 1.5
 
 
 class Threads:
-    """The number of threads of an attempt: the launcher's, or one."""
+    """The number of threads of an attempt: at most one for each core, or one in all."""
 
-    def __init__(self, accelerator: Accelerator, adapt: bool, warn: Callable[[str], None]) -> None:
-        """`warn` prints a sentence about the change."""
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        adapt: bool,
+        launched: int,
+        warn: Callable[[str], None],
+    ) -> None:
+        """`launched` is the launcher's number; `warn` prints a sentence about a change."""
         self._most, self._warn = torch.get_num_threads(), warn
+        if self._most < launched:
+            warn(
+                f"{self._most} of {launched} threads: an affinity or a control group leaves each "
+                f"process of this machine no more cores, and threads that share one wait for each "
+                "other. The last bits of sums depend on the number; run.adapt_threads=false keeps "
+                f"{launched}."
+            )
         compiled = is_compiled(accelerator)
         on_cpu = accelerator.device.type == "cpu" and accelerator.num_processes == 1
         self._passes = accelerator.gradient_accumulation_steps

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from functools import cache
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 from accelerate import Accelerator
 
 from config.schema import RunConfig
-from model.cores import cores, cores_of_control_groups
+from model.cores import cores
 from training.distributed.environment import processes_here
 from training.distributed.precision import effective_precision
 from training.distributed.strategy import offloads
@@ -79,13 +78,6 @@ def machine_hints(accelerator: Accelerator, run: RunConfig) -> list[str]:
         hints.append(
             f"{used} of {usable} cores used. accelerate launch --config_file accelerate_configs/"
             f"cpu.yaml --num_cpu_threads_per_process {usable} uses all of them."
-        )
-    allowed = cores_of_control_groups()
-    if device.type == "cpu" and run.adapt_threads and allowed < (os.cpu_count() or 1):
-        hints.append(
-            f"a control group allows this container or job {allowed:.3g} of the machine's "
-            f"{os.cpu_count()} cores: {counted(used, 'thread')} for each process, because more "
-            "would wait for each other. run.adapt_threads=false keeps the launcher's number."
         )
     if device.type != "cpu" and offloads(accelerator) and used < share:
         hints.append(

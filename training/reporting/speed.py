@@ -37,10 +37,10 @@ PEAKS = (
 NVIDIA publishes them. V100 and T4 have them in fp16 alone."""
 ONLY_FP16 = r"\b(V100|T4)\b"
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-MATRIX = {"cpu": 2048, "cuda": 8192}
-"""Rows and columns of the matrices whose product is the measured peak."""
-TURNS, PRODUCTS = 5, {"cpu": 1, "cuda": 10}
-"""Turns, whose median counts, of so many products: starting one takes a GPU some of its time."""
+MATRIX, LARGER_MATRIX = 2048, 8192
+"""Rows and columns of the matrices whose product is the measured peak; the larger on CUDA, where
+starting a product takes time as well."""
+PRODUCTS = 5
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 """Entries of a config.json of a mixture, in which a token uses a part of the parameters."""
 
@@ -122,7 +122,7 @@ def measured_peak(device: torch.device, precision: str) -> float:
 
     The numbers are random: a GPU needs less power for equal ones, and computes faster.
     """
-    size, products = (found.get(device.type, found["cuda"]) for found in (MATRIX, PRODUCTS))
+    size = LARGER_MATRIX if device.type == "cuda" else MATRIX
     generator = torch.Generator(device).manual_seed(0)
     first, second = (
         torch.randn(size, size, device=device, generator=generator).to(DTYPES[precision])
@@ -130,14 +130,13 @@ def measured_peak(device: torch.device, precision: str) -> float:
     )
     out = torch.empty_like(first)
     seconds = []
-    for _ in range(TURNS):
+    for _ in range(PRODUCTS):
         begun = time.perf_counter()
-        for _ in range(products):
-            torch.mm(first, second, out=out)
+        torch.mm(first, second, out=out)
         if device.type != "cpu":
             torch.accelerator.synchronize(device)
         seconds.append(time.perf_counter() - begun)
-    return 2 * size**3 * products / median(seconds)
+    return 2 * size**3 / median(seconds)
 
 
 def _short(number: float) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from config.schema import RunConfig
 from model.cores import limit_threads
 from training.distributed.environment import on_cpu, processes_here
@@ -9,9 +11,14 @@ from training.memory import keep_freed_memory
 from training.reproducibility import compute_reproducibly
 
 
-def set_up_process(run: RunConfig) -> None:
-    """Choose the kernels, the allocator and the number of threads of this process."""
+def set_up_process(run: RunConfig) -> int:
+    """Choose the kernels, the allocator and the number of threads of this process.
+
+    Returns the launcher's number of threads.
+    """
     compute_reproducibly()
     keep_freed_memory()
+    threads = torch.get_num_threads()
     if run.adapt_threads and on_cpu():
         limit_threads(processes_here())
+    return threads

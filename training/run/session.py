@@ -91,7 +91,7 @@ class Session:
         set_accumulation(accelerator, self.config)
         lock_run_dir(accelerator, self.config, self._lock)
         self.pretrained = find_pretrained(accelerator, self.config)
-        set_up_process(self.config.run)
+        self._launched_threads = set_up_process(self.config.run)
 
     def choose_start(self, corpus: Corpus) -> Corpus:
         """Choose the snapshot to resume from, the same on all processes, and read its state.
@@ -149,7 +149,8 @@ class Session:
         self._trackers = Trackers(self.console, config, state.run_id, accelerator.is_main_process)
         size = layout_of(bare_model).snapshot_bytes(config.optim.name, config.saves_only_trained)
         watchdog = Watchdog(self.console, config, size, accelerator.num_processes)
-        threads = Threads(accelerator, config.run.adapt_threads, self.console.warn)
+        launched, warn = self._launched_threads, self.console.warn
+        threads = Threads(accelerator, config.run.adapt_threads, launched, warn)
         tokens = config.train.global_batch_size * config.data.block_size
         before = start.permanent_folder, state.skipped_steps, config.train.max_skipped_steps
         around = self._uploads, watchdog, threads, blocks_of(self.corpus, config)
