@@ -55,12 +55,9 @@ def flops_per_token(parameters: int, shape: dict[str, int]) -> float:
 
 def machine() -> dict[str, Any]:
     """The hardware and software that the results depend on."""
-    git, commit = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=7"], ""
-    with contextlib.suppress(OSError):  # there is no git
-        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
     found: dict[str, Any] = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "commit": commit,
+        "commit": commit_of(ROOT),
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "unset"),
@@ -69,6 +66,14 @@ def machine() -> dict[str, Any]:
     if torch.cuda.is_available():
         found["gpu"] = torch.cuda.get_device_name()
     return found
+
+
+def commit_of(root: Path) -> str:
+    """The commit of a checkout; empty where it has none, or there is no git."""
+    git = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=7"]
+    with contextlib.suppress(OSError):
+        return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    return ""
 
 
 def _processor() -> str:

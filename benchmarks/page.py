@@ -171,6 +171,11 @@ ROWS = (
         time_to_loss("shakespeare_char_cpu", "the best one found with AdamW"),
     ),
     Row(
+        "the same, relative to the recipe and the code of 2026-11-23",
+        "time_to_loss-before",
+        time_to_loss("shakespeare_char_cpu", "before"),
+    ),
+    Row(
         "the first command of the README, relative to 2,000 steps of AdamW",
         "time_to_loss-docs",
         time_to_loss("the default run", "AdamW"),

@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import ROOT, as_words, launch, machine, median, print_table, save, spread
+from common import ROOT, as_words, commit_of, launch, machine, median, print_table, save, spread
 
 SHAKESPEARE, DOCS = "shakespeare", "python-docs"
 BEFORE = "before"
@@ -95,7 +95,8 @@ def main() -> None:
         ],
     )
     ours = next(iter(recipes))
-    save(file, {"found": found, "ratios": ratios[ours]})
+    before = {} if options.before is None else {BEFORE: commit_of(options.before)}
+    save(file, {"found": found, "ratios": ratios[ours], **before})
 
 
 if __name__ == "__main__":

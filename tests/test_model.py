@@ -135,7 +135,9 @@ def test_a_large_vocabulary_is_never_in_memory_as_logits(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own code
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.thorough)]
+)
 def test_compiled_the_loss_has_the_same_gradients(backend):
     model, ids = random_model(), random_ids()
     loss, gradients = loss_and_gradients(model, ids, ids)
@@ -148,7 +150,7 @@ def test_compiled_the_loss_has_the_same_gradients(backend):
 
 
 def test_a_gradient_of_many_positions_stays_finite_in_fp16():
-    """Where one token is nearly all of a text: with a factor of the loss scaler's, or without."""
+    """Where one token is nearly all of a text; the loss scaler could not make it smaller."""
     head = model.head.Head(8, 20, bias=False)
     hidden = torch.full((1, 65_536, 8), 4.1)
     with torch.autocast("cpu", torch.float16):
