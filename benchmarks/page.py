@@ -119,6 +119,15 @@ def start(figures: Any) -> str:
     return ", ".join(f"{case}: {median(seconds):.1f} s" for case, seconds in figures.items())
 
 
+def busy(figures: Any) -> str:
+    """Of each scene: as shipped, relative to the better of the other contestants."""
+    shares = []
+    for scene, found in figures.items():
+        shipped, *by_hand = map(median, found.values())
+        shares.append(f"{scene} {shipped / max(by_hand):.2f}")
+    return ", ".join(shares)
+
+
 ROWS = (
     Row(
         "tokens/s relative to nanoGPT's model and step, both in float32, at 10.7 and 0.8 million "
@@ -179,6 +188,12 @@ ROWS = (
         "the first command of the README, relative to 2,000 steps of AdamW",
         "time_to_loss-docs",
         time_to_loss("the default run", "AdamW"),
+    ),
+    Row(
+        "speed of the first command of the README, relative to the better of one and two threads "
+        "chosen by hand",
+        "busy",
+        busy,
     ),
     Row("from the launch to the first step", "startup", start),
 )
