@@ -52,6 +52,7 @@ def main() -> None:
     run.resume()
     policy = Policy(3, 0.0, None, private=True, takeover=False)
     hub, records = Hub(REPO, SECONDS), records_for_upload(run.config)
+    hub.create(private=True)
     uploads = Uploader(UploadTarget(hub, policy, "run", "attempt", records=records))
 
     def upload() -> None:
