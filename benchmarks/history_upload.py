@@ -1,8 +1,8 @@
 """Memory and an upload of a run of so many steps, in a process of its own.
 
 `history.py` starts this file once for each length, with a loopback Hub as HF_ENDPOINT, so that the
-memory of one length is not that of another. The first commit brings the repo up to date, with the
-metrics of the whole run; measured is the second, EVERY steps later, as an upload of a long run is.
+memory of one length is not that of another. The first commits bring the repo up to date, with the
+metrics of the whole run; measured is the next, EVERY steps later, as an upload of a long run is.
 """
 
 from __future__ import annotations
@@ -40,12 +40,14 @@ def measure(steps: int, shape: str) -> dict[str, float]:
 
 
 def main() -> None:
-    """The new process: two snapshots and two uploads."""
+    """The new process: snapshots and their uploads, the last of which is measured."""
     steps, shape, place = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
     from snapshot.hub.attempt import UploadTarget
     from snapshot.hub.client import Hub
     from snapshot.hub.publish import Card, Policy
+    from snapshot.hub.records import SEGMENT_STEPS
     from snapshot.hub.uploader import Uploader
+    from training.reporting.records import MOST_SEGMENTS
     from training.run.records import records_for_upload
 
     run = Run(place, steps, shape)
@@ -61,10 +63,14 @@ def main() -> None:
         uploads.offer(folder, Card("# history\n", (run.dir / "curves.png").read_bytes()))
         assert uploads.flush(SECONDS), uploads.status().failure
 
-    run.snapshot()
-    upload()
-    append_history(run.dir / "metrics.jsonl", steps, steps + EVERY)
-    run.advance(EVERY)
+    # A commit has at most so many segments: a run that long has made thousands of commits.
+    before = steps // (SEGMENT_STEPS * (MOST_SEGMENTS - 1)) + 1
+    for made in range(before):
+        run.snapshot()
+        upload()
+        now = steps + made * EVERY
+        append_history(run.dir / "metrics.jsonl", now, now + EVERY)
+        run.advance(EVERY)
     run.snapshot()
     begun, cpu = time.perf_counter(), time.process_time()
     upload()
