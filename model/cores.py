@@ -39,8 +39,8 @@ def limit_threads(processes: int = 1) -> None:
 def control_groups(controller: str, root: Path = Path("/")) -> list[Path]:
     """Folders of the control groups, of version 1 and 2, that may limit this process.
 
-    `controller` is "cpu" or "memory": version 1 has a hierarchy for each, or for several together,
-    which systemd mounts by the name of each as well.
+    `controller` is "cpu" or "memory": version 1 has a hierarchy for each, or one for several, which
+    systemd mounts by the name of each as well.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()

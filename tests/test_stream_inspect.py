@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from config.schema import Config
+from config.compose import load_config
 from data.__main__ import main, parse
 from data.streaming import inspection
 from runs import ROOT
@@ -94,8 +94,8 @@ def test_a_mistake_is_a_sentence_with_the_argument_and_code_2(inspect, tmp_path)
     assert inspect(tmp_path / "none.jsonl")[0] == 2
 
 
-def test_the_defaults_are_those_of_the_keys():
-    config, options = Config(), parse(["inspect", "a"])
+def test_the_defaults_are_those_of_the_default_run():
+    config, options = load_config([]), parse(["inspect", "a"])
     assert options.text_column == config.data.text_column
     assert str(options.cache_dir) == config.data.cache_dir
     assert options.block_size == config.data.block_size

@@ -1,4 +1,4 @@
-"""What a run says of its learning rate: where it may be wrong, and how it would go on."""
+"""What a run says of its learning rate: where it may be wrong, and how it continues."""
 
 from __future__ import annotations
 
