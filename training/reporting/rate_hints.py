@@ -65,7 +65,7 @@ def rate_jump(state: RunState, config: Config) -> str | None:
 
 
 def twice_as_long(config: Config) -> str:
-    """How a finished run continues, and at which rate, beside the words 'Continue training: '."""
+    """How a finished run continues, and at which rate: what follows 'Continue training: '."""
     optim, longer = config.optim, 2 * config.train.max_steps
     rate = learning_rate_at(config.train.max_steps + 1, optim, longer)
     schedule = optim.schedule.replace("wsd", "schedule")
