@@ -139,14 +139,18 @@ def test_a_large_vocabulary_is_never_in_memory_as_logits(monkeypatch):
     "backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.thorough)]
 )
 def test_compiled_the_loss_has_the_same_gradients(backend):
-    model, ids = random_model(), random_ids()
-    loss, gradients = loss_and_gradients(model, ids, ids)
-    model.zero_grad()
-    compiled = torch.compile(model, backend=backend, fullgraph=True)(ids, ids)
-    compiled.backward()
-    torch.testing.assert_close(compiled, loss)
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-5, atol=1e-6)
+    """inductor loses the alpha of an addition to a matrix product, for example."""
+    torch.manual_seed(0)
+    head, targets = model.head.Head(16, V, bias=False), random_ids()
+    found = []
+    for loss_of in (head, torch.compile(head, backend=backend, fullgraph=True)):
+        hidden = torch.ones(B, T, 16).cumsum(2).requires_grad_()
+        head.zero_grad()
+        loss = loss_of(hidden, targets)
+        loss.backward()
+        found.append((loss.detach(), hidden.grad, head.weight.grad.clone()))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 def test_a_gradient_of_many_positions_stays_finite_in_fp16():
