@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from model.dropout import dropout
 
 WAYS = PRODUCTS, KERNEL = "products", "kernel"
 MATMUL_ATTENTION_LENGTH = 512
@@ -38,7 +39,7 @@ def matmul_attention(
         mask = query.new_full((end - begin, end), -math.inf).triu(begin + 1)
         past = keys[:, :end].transpose(1, 2)
         scores = torch.baddbmm(mask, part, past, alpha=size**-0.5)  # (B * H, chunk, end)
-        weights = F.dropout(scores.softmax(dim=-1), dropout_p)
+        weights = dropout(scores.softmax(dim=-1), dropout_p)
         mixed.append(torch.bmm(weights, values[:, :end]))
     return torch.cat(mixed, dim=1).view(batch, heads, time, size)
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from model.attention import matmul_attention, use_matmul_attention
+from model.dropout import Dropout
 from model.head import Head
 from model.lora import Lora
 
@@ -99,7 +100,7 @@ class Attention(nn.Module):
         self.way: str | None = None
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd)
-        self.resid_dropout = nn.Dropout(config.dropout)
+        self.resid_dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         batch, time, channels = x.shape
@@ -126,7 +127,7 @@ class MLP(nn.Module):
         super().__init__()
         self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd)
         self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.approximate = ACTIVATIONS[config.activation_function]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -155,7 +156,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.wpe = nn.Embedding(config.block_size, config.n_embd)
-        self.drop = nn.Dropout(config.dropout)
+        self.drop = Dropout(config.dropout)
         self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
         self.ln_f = LayerNorm(config.n_embd)
         self.activation_checkpointing = config.activation_checkpointing
