@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import model.dropout
 import model.gpt
 import training.muon
 from model.causal_lm import ModelConfig
@@ -92,6 +93,7 @@ def cuda_kernels() -> Iterator[None]:
     replacements: dict[tuple[Any, str], Any] = {
         (F, "scaled_dot_product_attention"): fused_attention,
         (F, "dropout"): fused_dropout,
+        (model.dropout, "dropout"): fused_dropout,
         (F, "log_softmax"): fused_log_softmax,
         (model.gpt, "use_matmul_attention"): lambda query, way: False,
     }

@@ -14,6 +14,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils.operations import ConvertOutputsToFp32
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 
 import families
 import plan as plan_script
@@ -21,6 +22,7 @@ import runs
 from config.compose import load_config
 from config.schema import OptimConfig
 from model.causal_lm import ModelConfig, build_model, causal_lm_config
+from model.dropout import Dropout
 from model.generate import generate
 from model.gpt import GPT, GPTConfig
 from model.lora import Lora
@@ -28,6 +30,7 @@ from planning.allocation_log import LiveBytes
 from planning.estimate import estimate_memory
 from planning.fake_trace import DTYPES, Shape, traced_phases
 from planning.fits import GIB, Candidate, Strategy, candidates, strategies
+from planning.kernels import cuda_kernels
 from snapshot.disk.architecture import layout_for
 from snapshot.disk.state import RunState, begin_snapshot
 from training.evaluation import held_out_loss
@@ -179,6 +182,15 @@ def test_a_deep_model_needs_what_its_shallow_traces_say(device, processes, shard
         traced = traced_phases(config, batch, shape).log.totals().sum(axis=1).max()
         peak = max(surveyed.peaks(batch, accumulating=True).values())
         assert peak == pytest.approx(traced, rel=5e-3)
+
+
+def test_dropout_on_a_gpu_is_planned_with_one_byte_a_number_for_the_backward_pass():
+    kept = []
+    x = torch.ones(64, 64, requires_grad=True)
+    with cuda_kernels(), saved_tensors_hooks(lambda one: kept.append(one) or one, lambda one: one):
+        Dropout(0.1)(x)
+
+    assert sum(one.nbytes for one in kept) == x.numel()
 
 
 @pytest.mark.slow
