@@ -14,11 +14,10 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.gpt import GPT, GPTConfig
-from model.head import IGNORED
+from model.head import mean_loss
 from model.lora import INSTALL, Lora, add_adapters
 
 CODE_KEYS = ("auto_map", "trust_remote_code", "custom_pipelines")
@@ -244,9 +243,9 @@ class CausalLM(nn.Module):
     ) -> Tensor:
         """Logits (B, T, V) for token ids (B, T), or, with targets (B, T), the mean loss in nats.
 
-        Targets equal to `IGNORED` do not count. With `positions` (B, T), a document begins wherever
-        they do not count on, and attends to itself alone (see `can_pack`). With a cache, `ids` are
-        the positions after the cached ones.
+        Targets of `model.head.IGNORED` do not count. With `positions` (B, T), a document begins
+        wherever they do not count on, and attends to itself alone (see `can_pack`). With a cache,
+        `ids` are the positions after the cached ones.
         """
         found = self.lm(
             input_ids=ids, position_ids=positions, cache=cache, use_cache=cache is not None
@@ -254,9 +253,7 @@ class CausalLM(nn.Module):
         logits: Tensor = found.logits
         if targets is None:
             return logits
-        return F.cross_entropy(
-            logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED
-        )
+        return mean_loss(logits.flatten(0, 1), targets.flatten())
 
 
 LanguageModel = GPT | CausalLM

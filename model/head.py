@@ -32,14 +32,17 @@ class Head(nn.Linear):
             return F.linear(hidden, self.weight)
         hidden, targets = hidden.flatten(0, 1), targets.flatten()
         if self.out_features <= self.in_features:
-            return _mean_loss(F.linear(hidden, self.weight), targets)
+            return mean_loss(F.linear(hidden, self.weight), targets)
         weight = self.weight if torch.is_grad_enabled() else self.weight.detach()
         summed: Tensor = _SummedLoss.apply(hidden, weight, targets)
         return summed / (targets != IGNORED).sum()
 
 
-def _mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross entropy in float32; that of torch computes in 16 bits under autocast on CUDA."""
+def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """The loss of logits (N, V) and targets (N), in float32.
+
+    torch's cross_entropy computes its logarithms in 16 bits under autocast on CUDA.
+    """
     logarithms = F.log_softmax(logits, dim=-1, dtype=torch.float32)
     return F.nll_loss(logarithms, targets, ignore_index=IGNORED)
 
