@@ -157,19 +157,25 @@ def test_a_resumed_run_ends_with_the_same_bits(single, small, tmp_path):
 @pytest.mark.parametrize(
     ("config", "processes"), [("fsdp_cpu.yaml", 2), ("fsdp_hybrid.yaml", 4), ("ddp_cpu.yaml", 2)]
 )
-def test_several_processes_resume_the_run_of_one_and_have_its_losses(
+def test_several_processes_have_the_losses_of_one_and_resume_its_run(
     single, small, tmp_path, config, processes
 ):
     hybrid = {"parallelism_config_dp_shard_size": 2} if processes == 4 else {}
     path = runs.rehearsal(config, tmp_path, processes, **hybrid)
+    words = [*small, "optim.name=muon", *CONSTANT]
+    result = runs.launch(path, *words, f"run.dir={tmp_path / 'run'}")
+    assert result.returncode == 0, result.stderr
+    expected = pytest.approx(runs.losses(single), rel=1e-5)
+    assert f"{processes} processes" in result.stdout
+    assert runs.losses(tmp_path / "run") == expected
+
     resumed = tmp_path / "resumed"
     shutil.copytree(single, resumed)
     shutil.rmtree(runs.snapshot(resumed, 20))
-    result = runs.launch(path, *small, "optim.name=muon", *CONSTANT, f"run.dir={resumed}")
+    result = runs.launch(path, *words, f"run.dir={resumed}")
     assert result.returncode == 0, result.stderr
     assert "step-00000010" in result.stdout
-    assert f"{processes} processes" in result.stdout
-    assert runs.losses(resumed) == pytest.approx(runs.losses(single), rel=1e-5)
+    assert runs.losses(resumed) == expected
 
 
 def test_the_other_optimizer_is_refused(single, small):
