@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from common import LEARNING_RATE
 from undisturbed import Recording
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PRECISIONS = {"no": torch.float32, "bf16": torch.bfloat16}
 MATRIX = 2048 if DEVICE.type == "cpu" else 8192
-LEARNING_RATE, BETAS, DECAY = 1e-3, (0.9, 0.99), 0.1
+BETAS, DECAY = (0.9, 0.99), 0.1
 ACTIVATION = "gelu"  # as in our small presets and nanoGPT
 
 
@@ -173,7 +174,8 @@ def bare(settings: dict[str, Any]) -> None:
     torch.manual_seed(0)
     tokens, vocabulary = tokens_of(settings)
     shape = {k: settings[k] for k in ("block_size", "n_layer", "n_head", "n_embd")}
-    model = GPT(GPTConfig(vocabulary, **shape, activation_function=ACTIVATION)).to(DEVICE)
+    shape |= {"dropout": settings.get("dropout", 0.0), "activation_function": ACTIVATION}
+    model = GPT(GPTConfig(vocabulary, **shape)).to(DEVICE)
     if settings.get("deterministic"):
         compute_reproducibly()
     parameters = parameter_count(model)
@@ -205,7 +207,8 @@ def nanogpt(settings: dict[str, Any]) -> None:
     torch.manual_seed(0)
     tokens, vocabulary = tokens_of(settings)
     shape = {k: settings[k] for k in ("block_size", "n_layer", "n_head", "n_embd")}
-    model = other.GPT(other.GPTConfig(vocab_size=vocabulary, dropout=0.0, bias=True, **shape))
+    shape |= {"dropout": settings.get("dropout", 0.0), "bias": True}
+    model = other.GPT(other.GPTConfig(vocab_size=vocabulary, **shape))
     model.to(DEVICE)
     optimizer = model.configure_optimizers(DECAY, LEARNING_RATE, BETAS, DEVICE.type)
     parameters = sum(parameter.numel() for parameter in model.parameters())

@@ -61,8 +61,10 @@ def contest(shape: dict[str, int], options: argparse.Namespace, folder: Path) ->
         "cache": str(folder / "data"),
         "compile": options.compile,
         "precision": options.precision,
+        "dropout": options.dropout,
     }
     words = [*overrides(shape), f"data.source={options.source}", *options.words]
+    words += [f"model.dropout={options.dropout}"]
     launch = (f"--mixed_precision={options.precision}",)
     if options.compile:
         launch += ("--dynamo_backend=inductor", "--dynamo_use_regional_compilation")
@@ -157,6 +159,7 @@ def main() -> None:
     parser.add_argument(
         "--other-precision", choices=("no", "bf16"), help="additional, of the other trainers"
     )
+    parser.add_argument("--dropout", type=float, default=0.0, help="for all")
     parser.add_argument("--config", default="cpu.yaml", help="in accelerate_configs/")
     parser.add_argument("--compile", action="store_true", help="all contestants, with inductor")
     parser.add_argument("--other", nargs="*", default=[], metavar="NAME=PATH")
@@ -191,7 +194,8 @@ def main() -> None:
             print_table(UNDISTURBED, undisturbed_rows(started, shape))
             for one in largest(started[0].operations[0]):
                 print(f"{one['operation']}: {1e3 * one['seconds']:.2f} ms, {one['share']:.1%}")
-    save(f"throughput-{options.precision}", all_figures)
+    kind = f"{options.precision}-dropout" if options.dropout else options.precision
+    save(f"throughput-{kind}", all_figures)
 
 
 if __name__ == "__main__":
