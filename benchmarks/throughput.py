@@ -194,7 +194,9 @@ def main() -> None:
             print_table(UNDISTURBED, undisturbed_rows(started, shape))
             for one in largest(started[0].operations[0]):
                 print(f"{one['operation']}: {1e3 * one['seconds']:.2f} ms, {one['share']:.1%}")
-    kind = f"{options.precision}-dropout" if options.dropout else options.precision
+    kind = options.precision
+    kind += "-dropout" if options.dropout else ""
+    kind += "-amx" if "amx_bf16" in machine()["processor"] else ""
     save(f"throughput-{kind}", all_figures)
 
 
