@@ -71,6 +71,18 @@ def test_the_reference_shakespeare_run_is_the_well_known_one():
     assert config.train.eval_batches is None
 
 
+def test_the_larger_shakespeare_run_is_the_well_known_one_with_a_quarter_of_its_tokens():
+    tuned = load_config(["experiment=shakespeare_char"])
+    reference = load_config(["experiment=shakespeare_char_reference"])
+    assert tuned.model == reference.model
+    assert (reference.model.n_layer, reference.model.n_head, reference.model.n_embd) == (6, 6, 384)
+    assert (reference.model.dropout, reference.optim.name) == (0.2, "adamw")
+    assert (reference.train.max_steps, reference.train.global_batch_size) == (5000, 64)
+    assert tuned.train.max_steps * tuned.train.global_batch_size < 0.27 * 5000 * 64
+    assert tuned.data.block_size == reference.data.block_size == 256
+    assert tuned.train.eval_batches is reference.train.eval_batches is None
+
+
 def test_overrides_win_over_presets_and_experiments():
     config = load_config(["train.max_steps=7", "experiment=shakespeare_char", "model=tiny"])
     assert config.train.max_steps == 7
