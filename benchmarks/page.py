@@ -147,6 +147,22 @@ ROWS = (
         share_of_product,
     ),
     Row(
+        "on a processor with AMX: relative to nanoGPT, both in float32",
+        "throughput-no-amx",
+        times("nanogpt no"),
+    ),
+    Row("the same, both in bf16", "throughput-bf16-amx", times("nanogpt bf16")),
+    Row("the same, relative to a bare loop, in bf16", "throughput-bf16-amx", times("bare loop")),
+    Row(
+        "the same, share of a bare matrix product in bf16", "throughput-bf16-amx", share_of_product
+    ),
+    Row(
+        "on a processor with AMX, with dropout of 0.2: relative to nanoGPT, both in float32",
+        "throughput-no-dropout-amx",
+        times("nanogpt no"),
+    ),
+    Row("the same, both in bf16", "throughput-bf16-dropout-amx", times("nanogpt bf16")),
+    Row(
         "two processes under DDP, one thread each, relative to one",
         "scaling",
         two_processes,
