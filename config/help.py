@@ -24,9 +24,9 @@ Train a GPT:
   accelerate launch [--config_file accelerate_configs/WHICH.yaml] train.py [key=value ...]
 
   model=tiny|baby|gpt2|gpt2_medium|gpt2_large|gpt2_xl    a preset of sizes and learning rates
-  experiment=shakespeare_char|shakespeare_char_reference a preset of a whole run
+  experiment=shakespeare_char|shakespeare_char_reference
              shakespeare_char_cpu|shakespeare_char_cpu_reference
-             finetune_gpt2|chat_smollm
+             finetune_gpt2|chat_smollm                   a preset of a whole run
   --show                                                 print the configuration and stop
 
 A text with letters beyond ASCII, or with one of , = ( ) [ ] { } ' " # ; & ~, has quotes of its own
