@@ -22,7 +22,7 @@ STEPS = {"small": 60, "large": 3}
 
 def compare(shape: str, precision: str, dropout: float, turns: int, folder: Path) -> dict[str, Any]:
     """Seconds of a step by way, and the choice of `auto`."""
-    words = [*overrides(SHAPES[shape]), f"model.dropout={dropout}"]
+    words = overrides(SHAPES[shape], dropout)
     started: list[Contestant] = []
     try:
         for way in (*WAYS, "auto"):

@@ -31,10 +31,10 @@ LEARNING_RATE = 1e-3
 """The same for all trainers: some processors slow down where attention becomes sharp."""
 
 
-def overrides(shape: dict[str, int]) -> list[str]:
+def overrides(shape: dict[str, int], dropout: float = 0.0) -> list[str]:
     """The overrides of train.py for a shape."""
     words = [f"model.{name}={shape[name]}" for name in ("n_layer", "n_head", "n_embd")]
-    words += [f"data.block_size={shape['block_size']}", "model.dropout=0.0"]
+    words += [f"data.block_size={shape['block_size']}", f"model.dropout={dropout}"]
     words += ["model.activation_function=gelu", "optim.name=adamw"]  # as the other trainers have
     words += [f"optim.learning_rate={LEARNING_RATE}"]
     return [*words, f"train.global_batch_size={shape['batch']}"]

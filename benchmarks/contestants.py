@@ -136,6 +136,12 @@ def tokens_of(settings: dict[str, Any]) -> Any:
     return torch.from_numpy(tokens), corpus.tokenizer.vocab_size
 
 
+def shape_of(settings: dict[str, Any]) -> dict[str, Any]:
+    """Of a model, in the words that our GPTConfig and nanoGPT's have in common."""
+    sizes = {k: settings[k] for k in ("block_size", "n_layer", "n_head", "n_embd")}
+    return {**sizes, "dropout": settings.get("dropout", 0.0)}
+
+
 def random_batches(tokens: torch.Tensor, settings: dict[str, Any]) -> Callable[[], Any]:
     """Random windows (batch, block_size), as in the simplest training loops."""
     batch, block = settings["batch"], settings["block_size"]
@@ -173,9 +179,8 @@ def bare(settings: dict[str, Any]) -> None:
 
     torch.manual_seed(0)
     tokens, vocabulary = tokens_of(settings)
-    shape = {k: settings[k] for k in ("block_size", "n_layer", "n_head", "n_embd")}
-    shape |= {"dropout": settings.get("dropout", 0.0), "activation_function": ACTIVATION}
-    model = GPT(GPTConfig(vocabulary, **shape)).to(DEVICE)
+    config = GPTConfig(vocabulary, **shape_of(settings), activation_function=ACTIVATION)
+    model = GPT(config).to(DEVICE)
     if settings.get("deterministic"):
         compute_reproducibly()
     parameters = parameter_count(model)
@@ -206,9 +211,7 @@ def nanogpt(settings: dict[str, Any]) -> None:
     spec.loader.exec_module(other)
     torch.manual_seed(0)
     tokens, vocabulary = tokens_of(settings)
-    shape = {k: settings[k] for k in ("block_size", "n_layer", "n_head", "n_embd")}
-    shape |= {"dropout": settings.get("dropout", 0.0), "bias": True}
-    model = other.GPT(other.GPTConfig(vocab_size=vocabulary, **shape))
+    model = other.GPT(other.GPTConfig(vocab_size=vocabulary, bias=True, **shape_of(settings)))
     model.to(DEVICE)
     optimizer = model.configure_optimizers(DECAY, LEARNING_RATE, BETAS, DEVICE.type)
     parameters = sum(parameter.numel() for parameter in model.parameters())

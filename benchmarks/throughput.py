@@ -63,8 +63,7 @@ def contest(shape: dict[str, int], options: argparse.Namespace, folder: Path) ->
         "precision": options.precision,
         "dropout": options.dropout,
     }
-    words = [*overrides(shape), f"data.source={options.source}", *options.words]
-    words += [f"model.dropout={options.dropout}"]
+    words = [*overrides(shape, options.dropout), f"data.source={options.source}", *options.words]
     launch = (f"--mixed_precision={options.precision}",)
     if options.compile:
         launch += ("--dynamo_backend=inductor", "--dynamo_use_regional_compilation")
