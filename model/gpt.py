@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from model.attention import matmul_attention, use_matmul_attention
 from model.dropout import Dropout
 from model.head import Head
+from model.linear import Linear
 from model.lora import Lora
 
 ACTIVATIONS = {"gelu_new": "tanh", "gelu": "none"}
@@ -98,8 +99,8 @@ class Attention(nn.Module):
         self.n_head = config.n_head
         self.dropout = config.dropout
         self.way: str | None = None
-        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
-        self.c_proj = nn.Linear(config.n_embd, config.n_embd)
+        self.c_attn = Linear(config.n_embd, 3 * config.n_embd)
+        self.c_proj = Linear(config.n_embd, config.n_embd)
         self.resid_dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, cache: KeyValueCache | None = None) -> Tensor:
@@ -125,8 +126,8 @@ class MLP(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd)
-        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd)
+        self.c_fc = Linear(config.n_embd, 4 * config.n_embd)
+        self.c_proj = Linear(4 * config.n_embd, config.n_embd)
         self.dropout = Dropout(config.dropout)
         self.approximate = ACTIVATIONS[config.activation_function]
 
