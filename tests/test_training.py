@@ -6,6 +6,7 @@ import json
 import math
 import os
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from training.reporting.curves import draw_curves
 from training.reporting.metrics import MetricsFile, read_metrics
 from training.reporting.report import Report, TrainingStopped
 from training.reproducibility import reseed
+from training.run.session import Session
 from training.schedule import learning_rate_at
 
 RATES = OptimConfig(learning_rate=1.0, min_learning_rate=0.1, warmup_steps=10)
@@ -211,6 +213,24 @@ def test_the_pace_is_of_passes_alone_whatever_updates_and_measurements_take(tmp_
         if step % 2 == 0:
             report.write(Accelerator(cpu=True))
     assert paces == [0.25, 0.25, 0.25]
+
+
+def test_the_first_speed_is_that_of_steps_without_the_start(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    session = object.__new__(Session)
+    session.report = report_of(tmp_path)
+    session.signals, session.state = SimpleNamespace(), SimpleNamespace(step=0)
+    session.config = SimpleNamespace(train=SimpleNamespace(max_steps=1))
+
+    now[0] = 100.0  # threads are measured, a pending evaluation is made
+    step = next(session.steps())
+    now[0] += 0.5
+    session.report.add(step, 0.1, torch.tensor(1.0), torch.tensor(1.0))
+    session.report.write(Accelerator(cpu=True))
+
+    (record,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert record["tokens_per_second"] == session.report.tokens_per_step / 0.5
 
 
 def test_every_step_gets_its_own_line_however_rarely_they_are_read_back(tmp_path):

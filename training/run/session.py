@@ -171,7 +171,6 @@ class Session:
         if self._pending:
             self.report_evaluation(held_out_loss(accelerator, model, held_out_loader))
             self._sample = sample_text(accelerator, model, self.corpus, state.step)
-            self.report.resume_clock()
 
     def steps(self) -> Iterator[int]:
         """Yield the steps that are left, counted from 1; the loop computes one update for each.
@@ -180,6 +179,7 @@ class Session:
         """
         first = self.next_step
         self.signals.phase = Phase.TRAINING  # a signal finishes the step and writes a snapshot
+        self.report.resume_clock()  # the first speed is that of steps, too
         for step in range(first, self.config.train.max_steps + 1):
             self._awaited = False
             yield step
