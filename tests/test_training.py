@@ -6,11 +6,11 @@ import json
 import math
 import os
 import time
+from importlib.machinery import FileFinder
 from types import SimpleNamespace
 
 import pytest
 import torch
-from accelerate import Accelerator
 
 from config.schema import ConfigError, OptimConfig
 from data.prepared import CorpusInfo
@@ -22,6 +22,7 @@ from training.reporting.curves import draw_curves
 from training.reporting.metrics import MetricsFile, read_metrics
 from training.reporting.report import Report, TrainingStopped
 from training.reproducibility import reseed
+from training.run.accelerator import Accelerator
 from training.run.session import Session
 from training.schedule import learning_rate_at
 
@@ -231,6 +232,22 @@ def test_the_first_speed_is_that_of_steps_without_the_start(tmp_path, monkeypatc
 
     (record,) = read_metrics(tmp_path / "metrics.jsonl")
     assert record["tokens_per_second"] == session.report.tokens_per_step / 0.5
+
+
+def test_no_update_but_the_first_looks_for_modules(monkeypatch):
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(2, 1)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+    found: list[str] = []
+
+    for _ in range(2):  # the first update imports what it needs
+        found.clear()
+        accelerator.backward(model(torch.ones(1, 2)).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+        monkeypatch.setattr(FileFinder, "find_spec", lambda self, name, *_: found.append(name))
+
+    assert found == []
 
 
 def test_every_step_gets_its_own_line_however_rarely_they_are_read_back(tmp_path):
