@@ -1,7 +1,7 @@
 """Linear layers whose backward pass is fast in bf16 on a processor with AMX.
 
-There, oneDNN takes 1.4 to 2.2 times as long for a product whose first factor is transposed, as the
-gradient of a weight is, and torch first copies the bias to every row of a layer's output.
+There, oneDNN takes about twice as long for a product whose first factor is transposed, as in the
+gradient of a weight, and torch first copies the bias to every row of a layer's output.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 LEAST_FEATURES = 384
-"""Inputs and outputs from which on copying a factor is faster (benchmarks/RESULTS.md)."""
+"""Of inputs and outputs: in smaller layers the copy takes longer than it saves (RESULTS.md)."""
 
 
 class Linear(nn.Linear):
