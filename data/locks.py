@@ -5,10 +5,14 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 """Errors of file systems without locks, such as Lustre and NFS on some clusters."""
+
+BRIEF_SECONDS, BRIEF_POLL_SECONDS = 0.1, 0.001
+"""filelock polls every 50 ms, far longer than most locks are held. Until so many seconds have
+passed it polls more often; a longer wait must not load a shared disk."""
 
 
 def file_lock(path: Path) -> FileLock:
@@ -23,8 +27,14 @@ def acquire(lock: FileLock, seconds: float = -1) -> bool:
     Returns False if the file system has no locks. Raises filelock.Timeout if another process still
     has the lock, and OSError if its file cannot be written.
     """
+    brief = min(seconds, BRIEF_SECONDS) if seconds >= 0 else BRIEF_SECONDS
     try:
-        lock.acquire(timeout=seconds)
+        try:
+            lock.acquire(timeout=brief, poll_interval=BRIEF_POLL_SECONDS)
+        except Timeout:
+            if seconds == brief:
+                raise
+            lock.acquire(timeout=max(-1, seconds - brief))
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import os
 import platform
 import threading
 import time
@@ -19,6 +21,7 @@ import streams
 
 from data.errors import BrokenText, TextLost
 from data.loader import StepBatches, window_loader, windows_of
+from data.locks import acquire, file_lock
 from data.streaming.access import Access
 from data.streaming.cache import TokenCache
 from data.streaming.corpus import fixed_tokenizer, stream_corpus
@@ -122,6 +125,33 @@ def test_a_file_is_made_once_although_many_need_it(tmp_path):
     for thread in threads:
         thread.join()
     assert made == [1]
+
+
+def test_threads_that_share_a_small_source_never_sleep_for_its_locks(tmp_path, monkeypatch):
+    slept, sleep = [], time.sleep
+    folder = streams.lines_folder(tmp_path / "a", "a", files=1, rows=9)
+    corpus = streams.corpus(tmp_path, folder, val_fraction=0.3)
+    monkeypatch.setattr(time, "sleep", lambda seconds: (slept.append(seconds), sleep(seconds)))
+    for _, _ in zip(steps_of(corpus), range(50), strict=False):
+        pass
+    assert len(files_in(tmp_path / "stream")) > 20
+    assert slept == []
+
+
+def test_a_lock_that_another_process_releases_is_taken_a_millisecond_later(tmp_path, monkeypatch):
+    slept: list[float] = []
+    descriptor = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+    def release(seconds: float) -> None:
+        slept.append(seconds)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+    monkeypatch.setattr(time, "sleep", release)
+    assert acquire(file_lock(tmp_path / "lock"))
+    assert slept
+    assert sum(slept) <= 0.002
+    os.close(descriptor)
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "empty"])

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 import time
 import zlib
-from collections.abc import Callable
-from contextlib import suppress
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +36,8 @@ class TokenCache:
         """Raises OSError if the folder cannot be made."""
         self.folder = folder
         self.most_bytes = most_bytes
+        self._threads: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        """By the name of a lock file: threads of this process wait here, which needs no polling."""
         folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, name: str) -> Path:
@@ -58,27 +62,32 @@ class TokenCache:
         path = self.path(name)
         if path.exists():
             return
-        lock = file_lock(self.folder / f".{zlib.crc32(name.encode()) % LOCKS:02}.lock")
-        has_lock = acquire(lock)
-        try:
+        with self._locked(f".{zlib.crc32(name.encode()) % LOCKS:02}.lock") as has_lock:
             if path.exists():
                 return
             remove_abandoned(path, has_lock)
             self._write(path, make())
-        finally:
-            lock.release()
 
     def _write(self, path: Path, encoded: EncodedRows) -> None:
-        lock = file_lock(self.folder / ".room.lock")
-        acquire(lock)  # otherwise two processes could both use the same room
         temporary = temporary_name(path)
-        try:
-            self._make_room(encoded.size)
-            encoded.write(temporary)
-            temporary.rename(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-            lock.release()
+        with self._locked(".room.lock"):  # otherwise two processes could both use the same room
+            try:
+                self._make_room(encoded.size)
+                encoded.write(temporary)
+                temporary.rename(path)
+            finally:
+                temporary.unlink(missing_ok=True)
+
+    @contextmanager
+    def _locked(self, name: str) -> Iterator[bool]:
+        """Hold a lock of the folder; yields whether its file system has locks."""
+        with self._threads[name]:
+            lock = file_lock(self.folder / name)
+            has_lock = acquire(lock)
+            try:
+                yield has_lock
+            finally:
+                lock.release()
 
     def _make_room(self, size: int) -> None:
         """Remove what was not used for longest, until so many bytes more are within the bound."""
