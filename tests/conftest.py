@@ -79,11 +79,17 @@ LONGEST = [
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test with its subject, and have the longest files first."""
+    """Mark each test with its subject, and have the longest files first.
+
+    A test that gives up root's rights is about permissions.
+    """
     for item in items:
         for subject, names in SUBJECTS.items():
             if item.path.name.startswith(names):
                 item.add_marker(subject)
+        code = getattr(item.function, "__code__", None)
+        if code is not None and {"as_anybody", "as_nobody"} & {*code.co_names}:
+            item.add_marker("permissions")
     place = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.name, len(place)))  # keeps the order within
 

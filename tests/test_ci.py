@@ -13,6 +13,7 @@ import pytest
 import yaml
 from packaging.specifiers import SpecifierSet
 
+import tracked
 from runs import ROOT
 
 FILE = ROOT / ".github" / "workflows" / "ci.yml"
@@ -67,3 +68,18 @@ def test_actionlint_has_nothing_to_say(tmp_path: Path):
     ours, other = json.loads(result.stdout)
     assert ours == []
     assert "pyton" in other[0]["message"]
+
+
+@pytest.mark.parametrize("by_git", [True, False])
+def test_the_files_of_an_environment_are_not_the_project_s(tmp_path, monkeypatch, by_git):
+    """A virtual environment in the checkout holds packages with tests and pages of their own."""
+    for name in ("train.py", "model/gpt.py", "venv/pyvenv.cfg", "venv/lib/a.py", ".venv/lib/b.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    if by_git:
+        subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+        subprocess.run(["git", "add", "train.py", "model"], cwd=tmp_path, check=True)
+    monkeypatch.setattr("tracked.ROOT", tmp_path)
+    monkeypatch.setattr("tracked._all_files", tracked._all_files.__wrapped__)
+    names = [path.relative_to(tmp_path).as_posix() for path in tracked.tracked(suffix=".py")]
+    assert names == ["model/gpt.py", "train.py"]

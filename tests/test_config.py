@@ -18,8 +18,8 @@ from config.help import key_rows
 from config.hints import ALIASES, LAUNCHER_OPTIONS, quoted
 from config.schema import TEXT_KEYS, ConfigError, TrainConfig, accumulation_steps, gpt_config
 from model.gpt import GPT, parameter_count
-from runs import ROOT
 from snapshot.config_values import changed_values
+from tracked import tracked
 
 
 def mistakes(*overrides: str) -> list[str]:
@@ -30,7 +30,7 @@ def mistakes(*overrides: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "path",
-    sorted((ROOT / "config").glob("*/*.yaml")),
+    [path for path in tracked("config", ".yaml") if path.parent.name != "config"],
     ids=lambda path: f"{path.parent.name}={path.stem}",
 )
 def test_every_shipped_file_makes_a_valid_configuration(path):
@@ -38,14 +38,14 @@ def test_every_shipped_file_makes_a_valid_configuration(path):
     assert yaml.safe_load(as_yaml(config))["model"]["n_layer"] == config.model.n_layer
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "accelerate_configs").glob("*.yaml")), ids=str)
+@pytest.mark.parametrize("path", tracked("accelerate_configs"), ids=str)
 def test_every_accelerate_config_says_why_beside_each_key(path):
     lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
     assert all("  # " in line for line in lines)
     assert path.read_text().startswith("# ")
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "accelerate_configs").glob("*.yaml")), ids=str)
+@pytest.mark.parametrize("path", tracked("accelerate_configs"), ids=str)
 def test_no_key_can_be_set_in_both_files(path):
     names = {key.rsplit(".", 1)[-1] for key in all_keys()}
     assert not names & set(yaml.safe_load(path.read_text()))

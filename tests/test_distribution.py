@@ -15,6 +15,7 @@ from accelerate.utils.launch import prepare_multi_gpu_env
 import runs
 from config.schema import ConfigError, RunConfig
 from model.gpt import GPT, GPTConfig
+from tracked import tracked
 from training.distributed import launch, launcher, refusals
 from training.distributed.launch import init_processes, refuse_broken_launch
 from training.distributed.launcher import Launcher
@@ -83,9 +84,7 @@ HONOURED = {
     },
     "all processes in one group": {"parallelism_config_dp_shard_size": 2},
 }
-SHIPPED = [
-    path for path in runs.ROOT.glob("accelerate_configs/*.yaml") if path.stem[:4] in ("ddp", "fsdp")
-]
+SHIPPED = [path for path in tracked("accelerate_configs") if path.stem[:4] in ("ddp", "fsdp")]
 
 
 @pytest.fixture(autouse=True)

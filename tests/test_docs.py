@@ -27,6 +27,7 @@ from data import __main__ as data_command
 from pages import CONTRIBUTING, DOCS, PAGES, README, Command, inline_code, text_of
 from runs import ROOT
 from snapshot import __main__ as snapshot_command
+from tracked import tracked
 
 KEYS = set(all_keys())
 MISSPELLED = "train.max_stepz"
@@ -58,7 +59,7 @@ def test_every_page_is_linked_in_the_readme():
 
 
 def test_every_room_is_in_the_readme_and_on_the_page_of_the_rooms():
-    rooms = {path.parent for path in ROOT.glob("*/**/__init__.py")}
+    rooms = {path.parent for path in tracked(suffix=".py") if path.name == "__init__.py"}
     assert len(rooms) >= 10
     for room in rooms:
         name = room.relative_to(ROOT)
@@ -67,7 +68,7 @@ def test_every_room_is_in_the_readme_and_on_the_page_of_the_rooms():
 
 
 def test_every_accelerate_config_has_its_row():
-    for path in (ROOT / "accelerate_configs").iterdir():
+    for path in tracked("accelerate_configs"):
         assert f"\n| `{path.name}` |" in text_of(DOCS / "parallelism.md")
         assert f"`{path.name}`" in text_of(README)
 
@@ -298,7 +299,7 @@ def test_every_key_and_preset_exists(page):
 @each_page
 def test_every_file_that_is_named_exists(page):
     prose, _ = pages.split(text_of(page))
-    tops = "|".join(path.name for path in ROOT.iterdir() if path.is_dir())
+    tops = "|".join({path.relative_to(ROOT).parts[0] for path in tracked()})
     for code in inline_code(prose):
         for path in re.findall(rf"(?<![\w./-])(?:{tops})/[\w./*-]+\.(?:py|md|yaml|sbatch)", code):
             assert list(ROOT.glob(path)), path
@@ -341,7 +342,7 @@ def test_the_tables_of_keys_are_the_schema_s():
 
 
 def test_the_presets_are_those_that_there_are():
-    assert set(PRESETS) == {path.stem for path in (ROOT / "config" / "model").glob("*.yaml")}
+    assert set(PRESETS) == {path.stem for path in tracked("config/model", ".yaml")}
 
 
 def has_test(file: str, name: str) -> bool:

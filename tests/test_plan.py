@@ -33,6 +33,7 @@ from planning.fits import GIB, Candidate, Strategy, candidates, strategies
 from planning.kernels import cuda_kernels
 from snapshot.disk.architecture import layout_for
 from snapshot.disk.state import RunState, begin_snapshot
+from tracked import tracked
 from training.evaluation import held_out_loss
 from training.optimizer import adamw
 from training.sampling import TOKENS
@@ -301,7 +302,7 @@ def test_the_table_names_a_shipped_config_for_each_strategy():
         for processes, machines in ((1, 1), (4, 1), (8, 2)):
             shape = Shape(device, "bf16", processes)
             shown |= {strategy.config for strategy in strategies(shape, machines)}
-    shipped = {path.name for path in (runs.ROOT / "accelerate_configs").iterdir()}
+    shipped = {path.name for path in tracked("accelerate_configs")}
     assert shown == shipped - {"fsdp_hybrid_cpu.yaml"}  # nothing is gained by it on one CPU
 
 

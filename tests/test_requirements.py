@@ -12,15 +12,11 @@ from pathlib import Path
 import pytest
 
 from runs import ROOT
+from tracked import tracked
 
 DISTRIBUTIONS = packages_distributions()
 FOR_DEVELOPERS = ("tests", "benchmarks")
-FOLDERS = [
-    path
-    for path in ROOT.iterdir()
-    if path.is_dir() and path.name[0] != "." and not (path / "pyvenv.cfg").exists()
-]
-FILES = sorted([*ROOT.glob("*.py"), *(file for path in FOLDERS for file in path.rglob("*.py"))])
+FILES = tracked(suffix=".py")
 OURS = {path.stem for path in FILES} | {path.parent.name for path in FILES}
 
 

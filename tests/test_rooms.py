@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from runs import ROOT
+from tracked import tracked
 
 # What each room may import besides itself. A leaf is one file that a room above it may import too.
 ARROWS = {
@@ -61,7 +62,7 @@ TALKS_TO_TORCH_DISTRIBUTED = {
     "planning/fake_trace.py",  # a process group whose other members do not exist
 }
 SCRIPTS = [ROOT / name for name in ("train.py", "sample.py", "evaluate.py", "plan.py", "trace.py")]
-SOURCES = SCRIPTS + [path for top in sorted(TOPS) for path in sorted((ROOT / top).rglob("*.py"))]
+SOURCES = SCRIPTS + [path for top in sorted(TOPS) for path in tracked(top, ".py")]
 
 
 def name_of(path: Path) -> str:
@@ -94,7 +95,7 @@ def known_files(path: Path) -> frozenset[Path]:
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_arrows_point_one_way(room):
-    for path in (ROOT / room).glob("*.py"):
+    for path in (one for one in tracked(room, ".py") if one.parent == ROOT / room):
         for file in known_files(path):
             place, leaf = name_of(file.parent), name_of(file.with_suffix(""))
             top = place.split("/")[0]
@@ -136,7 +137,7 @@ def test_nothing_in_a_run_knows_the_planner_or_the_trace():
 
 def test_model_needs_torch_and_nothing_else():
     third_party = {"accelerate", "datasets", "numpy", "safetensors", "tokenizers", "transformers"}
-    for path in (ROOT / "model").glob("*.py"):
+    for path in tracked("model", ".py"):
         others = {name.split(".")[0] for name in imported(path)} & third_party
         assert others <= ({"transformers"} if path.name == "causal_lm.py" else set()), path
 

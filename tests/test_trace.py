@@ -10,7 +10,8 @@ import pytest
 
 import browser
 import runs
-from tracing.spans import Span, collectives_of, computing, read_process, share_of
+from tracing.drawing import time_line
+from tracing.spans import Process, Span, collectives_of, computing, read_process, share_of
 
 CONFIGS = {"DDP": "ddp_cpu.yaml", "FSDP": "fsdp_cpu.yaml"}
 SMALL = ["model.n_layer=2", "train.micro_batch_size=3", "optim.name=adamw"]
@@ -28,6 +29,7 @@ def trace(config: str | Path, folder: Path, *words: str) -> tuple[dict, Path]:
     result = runs.run(command)
     assert result.returncode == 0, result.stderr
     assert not run_dir.exists()  # a trace leaves the run alone
+    assert not re.search(r"^(USDT|STAGE):", result.stdout + result.stderr, re.MULTILINE)
     number = r"([\d,]+)"
     rows = re.findall(rf"^(\S.*?)  +{number} +{number} +{number} +[\d.]+ ", result.stdout, re.M)
     found = {kind: tuple(int(one.replace(",", "")) for one in rest) for kind, *rest in rows}
@@ -182,6 +184,20 @@ def test_a_collective_is_where_it_takes_place(events):
     assert (found.name, found.start, found.end, found.called) == ("all-reduce", 100, 300, 90)
     assert (found.size, found.part, found.is_float) == (20, "backward", True)
     assert found.overlapped == pytest.approx((50 + 50) / 200)
+
+
+def test_no_bar_covers_the_name_of_the_next():
+    """Profiled parts overlap by a few microseconds."""
+    process = Process(
+        0, [Span("step 1", 0, 1000)], [Span("clip", 0, 520), Span("update", 500, 1000)]
+    )
+    picture = time_line([process], "a step")
+    assert picture.rindex("<rect") < picture.index(">clip<")
+    clip, update = re.findall(
+        r'<rect class="(?:clip|update)" x="([\d.]+)".*? width="([\d.]+)"', picture
+    )
+    (name,) = re.findall(r'x="([\d.]+)"[^>]*>update<', picture)
+    assert float(clip[0]) + float(clip[1]) <= float(name) < float(update[0]) + float(update[1])
 
 
 def test_waiting_is_not_computing():

@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from runs import ROOT
+from tracked import tracked
 
 PACKAGE = "uv==0.13.9"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -46,9 +47,8 @@ def test_each_group_is_the_requirements_file_of_its_name(name):
     included, own = listed(f"requirements-{name}.txt")
     # The project's own dependencies come with each group.
     assert group(name) == ([file for file in included if file != "requirements.txt"], own)
-    assert {file.stem for file in ROOT.glob("requirements-*.txt")} == {
-        f"requirements-{one}" for one in PROJECT["dependency-groups"]
-    }
+    groups = {f"requirements-{one}" for one in PROJECT["dependency-groups"]}
+    assert {file.stem for file in tracked(suffix=".txt")} == {"requirements", *groups}
 
 
 def versions() -> dict[str, set[str]]:
@@ -59,7 +59,7 @@ def versions() -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.parametrize("file", [path.name for path in sorted(ROOT.glob("requirements*.txt"))])
+@pytest.mark.parametrize("file", [path.name for path in tracked(suffix=".txt")])
 def test_the_locked_versions_are_in_the_ranges_of(file):
     for requirement in map(Requirement, listed(file)[1]):
         name = re.sub(r"[-_.]+", "-", requirement.name).lower()

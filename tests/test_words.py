@@ -7,6 +7,7 @@ import re
 import pytest
 
 from runs import ROOT
+from tracked import tracked
 
 # The private word, and the field's.
 PRIVATE = {
@@ -27,7 +28,7 @@ SCRIPTS = ("train.py", "sample.py", "evaluate.py", "plan.py", "trace.py")
 PATHS = [ROOT / name for name in (*SCRIPTS, "README.md")] + [
     path
     for room in ("cloud", "config", "data", "model", "planning", "snapshot", "tracing", "training")
-    for path in sorted((ROOT / room).rglob("*"))
+    for path in tracked(room)
     if path.suffix in (".py", ".yaml")
 ]
 

@@ -11,6 +11,7 @@ from planning.allocation_log import KINDS
 from tracing.ranges import BLOCK
 from tracing.result import Result
 from tracing.spans import Collective, Process, Span
+from training.reporting.html import round_ticks
 
 WIDTH, LEFT, ROW, GAP = 1000, 90, 24, 14
 """Of a picture, of its labels, of a row and between processes, in the units of the drawing."""
@@ -20,7 +21,6 @@ HEIGHT = 260
 """Of the picture of memory."""
 MOST_POINTS = 600
 MEGABYTE = 1e6
-TICKS = 5
 KINDS_FROM_BELOW = ("parameters", "gradients", "optimizer", "buffers", "activations")
 STYLE = """
 :root { --forward: #9ecae9; --backward: #f6b26b; --clip: #d5a6bd; --update: #93c47d;
@@ -58,38 +58,53 @@ def time_line(processes: Sequence[Process], label: str) -> str:
         rows += [("collectives" if not number else "", lane) for number, lane in enumerate(lanes)]
         for head, row in (one for one in rows if one[1]):
             drawn.append(f'<text x="0" y="{y + 16}">{head}</text>')
-            drawn += [_bar(one, LEFT + (one.start - first) * scale, y, scale) for one in row]
+            drawn += _row(row, first, y, scale)
             y += ROW
         y += GAP
-    for tick in range(TICKS + 1):
-        x = LEFT + (WIDTH - LEFT - 10) * tick / TICKS
-        anchor = "end" if tick == TICKS else "middle"
-        milliseconds = (last - first) / 1e3 * tick / TICKS
-        drawn.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{y - GAP}"/>')
-        drawn.append(
-            f'<text x="{x:.1f}" y="{y + 4}" text-anchor="{anchor}">{milliseconds:.1f} ms</text>'
+    axis = []
+    total = (last - first) / 1e3
+    for milliseconds in (one for one in round_ticks(0, total) if one <= total):
+        x = LEFT + milliseconds * 1e3 * scale
+        axis.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{y - GAP}"/>')
+        anchor = "end" if x > WIDTH - 40 else "middle"
+        axis.append(
+            f'<text x="{x:.1f}" y="{y + 4}" text-anchor="{anchor}">{milliseconds:g} ms</text>'
         )
-    return _picture(label, y + 10, drawn)
+    return _picture(label, y + 10, axis + drawn)
 
 
-def _bar(span: Span, x: float, y: float, scale: float) -> str:
-    """A span as a rectangle with its name, where there is room, and with its time."""
-    width = max(0.5, (span.end - span.start) * scale)
-    name, kind = span.name, span.name.split(" ")[0]
-    told = f"{name}: {(span.end - span.start) / 1e3:.2f} ms"
+def _row(row: Sequence[Span], first: float, y: int, scale: float) -> list[str]:
+    """The bars of a row, then their names, which no later bar covers. `first` is the time at x=0.
+
+    The spans of two parts overlap by microseconds, so a name begins where the bar before it ends.
+    """
+    bars, names, free = [], [], 0.0
+    for span in row:
+        x = LEFT + (span.start - first) * scale
+        width = max(0.5, (span.end - span.start) * scale)
+        bars.append(_bar(span, x, width, y, scale))
+        carries = span.carries.removeprefix("h.") if isinstance(span, Collective) else ""
+        text = carries or span.name.removeprefix(f"{BLOCK} ")
+        begin = max(x, free) + 2
+        if begin + len(text) * LETTER <= x + width - 2:
+            names.append(f'<text class="in" x="{begin:.2f}" y="{y + 14}">{escape(text)}</text>')
+        free = max(free, x + width)
+    return bars + names
+
+
+def _bar(span: Span, x: float, width: float, y: int, scale: float) -> str:
+    """A span as a rectangle with its time as a tooltip; the time in a queue is a line before it."""
+    told = f"{span.name}: {(span.end - span.start) / 1e3:.2f} ms"
     queue = ""
     if isinstance(span, Collective):
-        name = span.carries.removeprefix("h.") or name
         told += f", {span.size / MEGABYTE:.3f} MB, {span.overlapped:.0%} of it while computing"
         told += f", {span.carries}" if span.carries else ""
         since = max(0.0, span.start - span.called) * scale
         queue = f'<line class="wait" x1="{x - since:.2f}" x2="{x:.2f}" y1="{y + 9}" y2="{y + 9}"/>'
-    text = name.removeprefix(f"{BLOCK} ")
-    fits = len(text) * LETTER <= width - 4
-    inside = f'<text class="in" x="{x + 2:.2f}" y="{y + 14}">{escape(text)}</text>' if fits else ""
+    kind = escape(span.name.split(" ")[0])
     return (
-        f'{queue}<g><title>{escape(told)}</title><rect class="{escape(kind)}" x="{x:.2f}" y="{y}" '
-        f'width="{width:.2f}" height="{ROW - 5}"/>{inside}</g>'
+        f'{queue}<g><title>{escape(told)}</title><rect class="{kind}" x="{x:.2f}" y="{y}" '
+        f'width="{width:.2f}" height="{ROW - 5}"/></g>'
     )
 
 
@@ -128,11 +143,10 @@ def memory_picture(result: Result) -> str:
         floor = stacked[:, level - 1] if level else np.zeros(len(chosen))
         below = [point(index, size) for index, size in enumerate(floor)][::-1]
         drawn.append(f'<path class="area {kind}" d="M {" L ".join(above + below)} Z"/>')
-    for tick in range(TICKS + 1):
-        y = 20 + (HEIGHT - 40) * (1 - tick / TICKS / 1.05)
-        size = top / 1.05 * tick / TICKS / MEGABYTE
+    for size in (one for one in round_ticks(0, top / MEGABYTE) if one * MEGABYTE <= top):
+        y = round(20 + (HEIGHT - 40) * (1 - size * MEGABYTE / top), 1)
         drawn.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - 10}" y1="{y}" y2="{y}"/>')
-        drawn.append(f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{size:,.1f} MB</text>')
+        drawn.append(f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{size:,g} MB</text>')
     drawn += _part_labels([places[index] for index in chosen], across)
     if result.predicted_peak:
         y = 20 + (HEIGHT - 40) * (1 - result.predicted_peak / top)
@@ -158,10 +172,10 @@ def _part_labels(parts: Sequence[str], across: float) -> list[str]:
             continue
         x = LEFT + index * across
         drawn.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="8" y2="{HEIGHT - 20}"/>')
-        if x >= free:
-            anchor = "end" if x + LETTER * len(part) > WIDTH else "start"
-            drawn.append(
-                f'<text x="{x:.1f}" y="{HEIGHT - 6}" text-anchor="{anchor}">{escape(part)}</text>'
-            )
-            free = x + LETTER * len(part) + 8
+        size = LETTER * len(part)
+        at_end = x + size > WIDTH  # the last name ends within the picture
+        if (WIDTH - size if at_end else x) >= free:
+            place = f'x="{WIDTH}" text-anchor="end"' if at_end else f'x="{x:.1f}"'
+            drawn.append(f'<text {place} y="{HEIGHT - 6}">{escape(part)}</text>')
+            free = x + size + 8
     return drawn

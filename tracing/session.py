@@ -22,6 +22,7 @@ from tracing.memory import track_kinds
 from tracing.page import report
 from tracing.ranges import AGREEMENT, BACKWARD, BLOCK, CLIP, FORWARD, PREPARE, STEP, UPDATE
 from tracing.result import Result
+from training.distributed.environment import silence_profiler
 from training.distributed.strategy import unwrapped
 from training.exits import EXIT_DONE
 from training.run.due import Due
@@ -54,6 +55,7 @@ class TracedSession(Session):
         super().begin(accelerator)
         on_gpu = accelerator.device.type == "cuda"
         self._memory = LiveBytes(CUDA_GRANULE if on_gpu else 1)
+        silence_profiler()
         self._profiler = ExitStack()
         handler = ProfileKwargs(
             activities=["cpu", "cuda"] if on_gpu else ["cpu"],

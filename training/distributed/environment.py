@@ -92,6 +92,15 @@ def on_cpu() -> bool:
     return is_on("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
 
 
+def silence_profiler() -> None:
+    """Keep the progress lines of torch's profiler (USDT:..., STAGE:...) off the terminal.
+
+    Its C++ logger reads the level at the first profile, and no Python call sets it. A level that
+    the user has set stays.
+    """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+
+
 def without_launcher(root: Path) -> dict[str, str]:
     """The environment for a process that is no worker of the launcher, with modules of `root`."""
     kept = {

@@ -10,6 +10,8 @@ from typing import Any
 from data.printable import printable
 from training.reporting.metrics import write_whole
 
+MOST_INTERVALS = 6
+"""Between the ticks of an axis."""
 STYLE = """
 :root { color-scheme: light dark; --line: #1f77b4; --held: #d9660a; --grid: #8886; }
 @media (prefers-color-scheme: dark) { :root { --line: #6db3f2; --held: #ffa657; } }
@@ -50,6 +52,21 @@ def write_html(
         f'{again}<link rel="icon" href="data:,">\n'  # otherwise a browser asks for an icon
         f"<title>{title}</title>\n<style>{STYLE}{style}</style>\n<main>\n{body}\n</main>\n</html>\n",
     )
+
+
+def round_ticks(low: float, high: float, whole: bool = False) -> list[float]:
+    """About five round numbers for an axis; the first is at most `low`, the last at least `high`.
+
+    With `whole` they are whole numbers.
+    """
+    from matplotlib.ticker import MaxNLocator  # as curves.py: only the end of a run needs it
+
+    high = high if high > low else low + (abs(low) or 1.0)
+    locator = MaxNLocator(nbins=MOST_INTERVALS, steps=[1, 2, 2.5, 5, 10], integer=whole)
+    ticks = [float(one) for one in locator.tick_values(low, high)]
+    first = max((n for n, one in enumerate(ticks) if one <= low), default=0)
+    last = min((n for n, one in enumerate(ticks) if one >= high), default=len(ticks) - 1)
+    return ticks[first : last + 1]
 
 
 def table(label: str, heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

@@ -6,7 +6,6 @@ loads itself again until the run is finished.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -16,14 +15,13 @@ from data.printable import printable
 from snapshot.disk.files import snapshot_folders, snapshots_in, step_of
 from snapshot.hub.records import EVENTS
 from training.reporting.events import read_events
-from training.reporting.html import table, write_html
+from training.reporting.html import round_ticks, table, write_html
 from training.reporting.metrics import Record
 from training.reporting.samples import read_samples
 
 PAGE = "report.html"
 WIDTH, HEIGHT, LEFT, BOTTOM = 800, 300, 90, 35
 """Of a picture, and of the room for its labels, in the units of its drawing."""
-TICKS = 5
 MOST_SAMPLES, MOST_EVENTS = 20, 100
 RELOAD_SECONDS = 60
 
@@ -83,7 +81,8 @@ def _picture(
     both = [*line, *points]
     if not both:
         return "<p>Nothing yet.</p>"
-    lowest, highest = _round_range(min(y for _, y in both), max(y for _, y in both))
+    levels = round_ticks(min(y for _, y in both), max(y for _, y in both))
+    lowest, highest = levels[0], levels[-1]
     last = max(x for x, _ in both)
 
     def place(x: float, y: float) -> tuple[float, float]:
@@ -92,15 +91,13 @@ def _picture(
         return round(across, 1), round(10 + (HEIGHT - BOTTOM - 10) * (1 - up), 1)
 
     parts = []
-    for number in range(TICKS + 1):
-        value = lowest + (highest - lowest) * number / TICKS
+    for value in levels:
         _, y = place(0, value)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - 10}" y1="{y}" y2="{y}"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{y + 5}" text-anchor="end">{_short(value)}</text>')
-    for number in range(TICKS):
-        step = last * (number + 1) / TICKS
+    for step in (one for one in round_ticks(0, last, whole=True) if one <= last):
         x, _ = place(step, lowest)
-        anchor = "end" if number == TICKS - 1 else "middle"
+        anchor = "end" if step == last else "middle"
         parts.append(f'<text x="{x}" y="{HEIGHT - 8}" text-anchor="{anchor}">{step:,.0f}</text>')
     if line:
         places = " L ".join("{} {}".format(*place(*one)) for one in line)
@@ -113,18 +110,6 @@ def _picture(
         f'<svg role="img" aria-label="{label}{final}" viewBox="0 0 {WIDTH} {HEIGHT}">'
         f"{''.join(parts)}</svg>"
     )
-
-
-def _round_range(low: float, high: float) -> tuple[float, float]:
-    """A range of a round size that holds both."""
-    span = (high - low) or abs(high) or 1.0
-    size = 10 ** math.floor(math.log10(span / TICKS))
-    size *= next(one for one in (1, 2, 5, 10) if one * size * TICKS >= span)
-    first = math.floor(low / size) * size
-    while first + TICKS * size < high:
-        size *= 2
-        first = math.floor(low / size) * size
-    return first, first + TICKS * size
 
 
 def _short(value: float) -> str:
