@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from data.columns import Column
 from data.errors import DataError, TextUnreachable
 from data.locks import NO_LOCKS
 from data.once import temporary_name
+from data.streaming.http import TRANSIENT_STATUSES
 from data.tables import row_pieces
 
 CACHE_ERRORS = (*NO_LOCKS, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
@@ -58,7 +60,11 @@ def hub_pieces(
         if files := _recorded_files(record):
             say(f"warning: {name} is read from an earlier download: {reason}")
             return files
-        kind = TextUnreachable if isinstance(error, (ConnectionError, TimeoutError)) else DataError
+        status = getattr(getattr(error, "response", None), "status_code", 0)
+        is_transient = isinstance(error, ConnectionError | TimeoutError) or (
+            status in TRANSIENT_STATUSES or status >= HTTPStatus.INTERNAL_SERVER_ERROR
+        )
+        kind = TextUnreachable if is_transient else DataError
         raise kind(
             f"data.source={name} is neither a file here nor a data set whose split 'train' could "
             f"be loaded from the Hub: {reason.rstrip('.')}. For a private one log in with `hf auth "

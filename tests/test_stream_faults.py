@@ -98,6 +98,16 @@ def test_the_train_files_of_the_default_configuration_are_those_that_datasets_ch
     assert len(dataset_hub.requests) == before
 
 
+@pytest.mark.parametrize("folder", ["", "/", "/data", "/data/"])
+def test_of_a_folder_of_the_hub_only_the_data_is_read_as_of_one_of_this_disk(
+    dataset_hub, access, folder
+):
+    others = ("README.md", ".gitattributes", "data/README.md", "data/.cache/0.jsonl", "_old/a.json")
+    publish_dataset(dataset_hub, dict.fromkeys(others, b"of another format"))
+    listing = list_source(f"hf://datasets/{DATASET}{folder}", "text", access)
+    assert [file.name for file in listing.files] == ["data/train-0.parquet", "data/train-1.parquet"]
+
+
 def test_a_run_reads_the_commit_that_it_began_with(dataset_hub, access, tmp_path):
     first = list_source(FILES, "text", access)
     publish_dataset(dataset_hub, {"data/train-0.parquet": parquet_of(TEXTS[::-1])})
@@ -141,6 +151,25 @@ def test_a_server_that_asks_for_a_delay_gets_it(dataset_hub, access, headers):
     refused, tried = dataset_hub.requests[before : before + 2]
     assert refused.status == 429
     assert 0.4 <= tried.time - refused.time < 10
+
+
+def test_a_start_waits_for_the_end_of_a_rate_limit_or_says_how_long_it_is(
+    dataset_hub, access, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(waiting, "START_SECONDS", 0.1)
+    limit = {"status": 429, "headers": {"RateLimit": '"api";r=0;t=1'}}
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub-cache"))
+    for source, after in ((FILES, 0), (DATASET, 1)):  # then `datasets` asks the Hub
+        dataset_hub.fault("info", "status", after=after, **limit)
+        before = time.monotonic()
+        assert list_source(source, "text", access).groups
+        assert time.monotonic() - before >= 1
+
+    limit["headers"] = {"Retry-After": "3000"}
+    dataset_hub.fault("*", "status", times=None, **limit)
+    with pytest.raises(TextUnreachable, match=r"HTTP 429.* a delay of 3,000 s.* 330 s") as error:
+        list_source(FILES, "text", access)
+    assert "Check the network" not in str(error.value)
 
 
 def test_a_delay_that_a_server_asks_for_has_a_bound(dataset_hub, access, monkeypatch):
@@ -399,6 +428,26 @@ def test_a_server_without_ranges_is_reported_at_the_start(served, access):
     answers[0] = lambda path: (200, {"Content-Length": str(len(body))}, [body])
     with pytest.raises(DataError, match=r"sends no ranges of bytes\. Set data\.streaming=false"):
         list_source(f"{address}/a.jsonl", "text", access)
+
+
+@pytest.mark.parametrize("kind", ["listing", "reading"])
+def test_one_whole_file_in_place_of_a_range_is_a_fault_that_passes(served, access, kind):
+    address, contents, _, answers = served
+    contents["/a.jsonl"] = body = lines_of(TEXTS)
+    ranged, whole = answers[0], [1]
+
+    def answer(path):
+        if whole and whole.pop():
+            return 200, {"Content-Length": str(len(body))}, [body]
+        return ranged(path)
+
+    if kind == "listing":
+        answers[0] = answer
+    listing = list_source(f"{address}/a.jsonl", "text", access)
+    whole[:] = [0, 1, 1, 1, 1]  # a server that has sent a range is not given up
+    answers[0] = answer
+    assert texts_of(listing, access) == [text for _, text in ROWS]
+    assert not whole
 
 
 def test_an_error_names_a_url_without_its_secrets(served, access):

@@ -78,6 +78,7 @@ def test_every_line_is_read_once_wherever_the_groups_are_cut(
     ("name", "pack"),
     [
         ("a.jsonl.gz", gzip.compress),
+        ("padded.jsonl.gz", lambda content: gzip.compress(content) + bytes(512)),
         ("a.json.gz", lambda content: gzip.compress(content[:999]) + gzip.compress(content[999:])),
         ("a.ndjson.zst", zstd),
         ("A.JSONL.ZST", lambda content: zstd(content[:999]) + zstd(content[999:])),
@@ -146,6 +147,8 @@ def test_a_file_of_a_store_is_read_as_one_of_this_disk(tmp_path):
     for name in ("a", "b"):
         store.pipe_file(f"/{tmp_path.name}/{name}.parquet", content)
     source = f"memory://{tmp_path.name}"
+    for other in ("README.md", "_delta_log/0.json", ".hidden.jsonl"):
+        store.pipe_file(f"/{tmp_path.name}/{other}", b"of another format")
     try:
         both = [text for _, text in ROWS] * 2
         assert texts_of(source, tmp_path) == texts_of(f"{source}/*.parquet", tmp_path) == both

@@ -10,12 +10,13 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from data.columns import TextColumn
 from data.corpus import prepare_corpus
-from data.errors import DataError
+from data.errors import DataError, TextUnreachable
 from data.progress import Progress
 from data.sources import _hub_dataset, open_source
 from loopback_texts import serving
@@ -141,6 +142,19 @@ def test_files_that_are_not_there_any_more_are_no_copy_of_a_data_set(
 
 def unreachable(*_, **__):
     raise ConnectionError("no network")
+
+
+@pytest.mark.parametrize(("status", "kind"), [(429, TextUnreachable), (404, DataError)])
+def test_a_rate_limit_of_the_hub_is_no_mistake_of_a_user(hub_dataset, monkeypatch, status, kind):
+    def refused(*_, **__):
+        error = RuntimeError(f"HTTP {status}")
+        error.response = SimpleNamespace(status_code=status)
+        raise error
+
+    monkeypatch.setattr("datasets.load_dataset_builder", refused)
+    with pytest.raises(DataError, match=f"HTTP {status}") as error:
+        hub_dataset("me/words", "text")
+    assert type(error.value) is kind
 
 
 CSV = "n,text\n1,NA\n2,007\n3,a sentence\n"

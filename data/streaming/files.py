@@ -81,6 +81,12 @@ def _files_of_store(access: Access, source: str) -> Found:
             found = system.glob(path, detail=True)
         elif system.isdir(path):
             found = system.find(path, detail=True)
+            folder = path.rstrip("/") + "/"
+            found = {
+                name: info
+                for name, info in found.items()
+                if is_data(Path(name.removeprefix(folder)))
+            }
         else:
             found = {path: system.info(path)}
         return {_beginning(source, path) + name: info for name, info in found.items()}

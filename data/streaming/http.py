@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 
@@ -20,6 +22,8 @@ TIMEOUT_SECONDS = 20.0
 TRANSIENT_STATUSES = (408, 425, 429)
 """Below 500."""
 CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
+TRIES_WITHOUT_RANGE = 3
+"""A server that has never sent a range, and so often a whole file, knows no ranges."""
 OID = "oid:"
 """Before the version of a file of the Hub: a commit does not change, so answers have no other."""
 NO_RANGES = (
@@ -43,6 +47,10 @@ class HttpFiles:
     def __init__(self) -> None:
         self._clients: dict[int, httpx2.Client] = {}
         """By process."""
+        self._with_ranges: set[str] = set()
+        """Servers that have sent a range."""
+        self._without_range: Counter[str] = Counter()
+        """By server, how many requests it has answered with whole files."""
         self._lock = threading.Lock()
 
     def _client(self) -> httpx2.Client:
@@ -75,7 +83,8 @@ class HttpFiles:
             return 0, version_of(response.headers, 0)
         found = CONTENT_RANGE.fullmatch(content_range)
         if response.status_code != HTTPStatus.PARTIAL_CONTENT or found is None:
-            raise Refused(NO_RANGES)
+            raise self._no_range(url)
+        self._with_ranges.add(_server(url))
         size = int(found[2])
         return size, version_of(response.headers, size)
 
@@ -90,7 +99,8 @@ class HttpFiles:
                 raise Changed
             found = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
             if found is None or int(found[1]) != first:
-                raise Refused(NO_RANGES)
+                raise self._no_range(file.url)
+            self._with_ranges.add(_server(file.url))
             if not is_same(file, response.headers, int(found[2])):
                 raise Changed
             for piece in response.iter_raw():
@@ -101,6 +111,15 @@ class HttpFiles:
         self._request(file.url, asked, receive, of_hub=file.version.startswith(OID))
         if len(into) < end - begin:
             raise Unanswered("the connection ended too early")
+
+    def _no_range(self, url: str) -> Unanswered | Refused:
+        """The error for another answer than 206: a cache before a server may send a whole file."""
+        server = _server(url)
+        self._without_range[server] += 1
+        tries = self._without_range[server]
+        if server not in self._with_ranges and tries >= TRIES_WITHOUT_RANGE:
+            return Refused(NO_RANGES)
+        return Unanswered("the answer is not the range of bytes that was requested")
 
     def _request(
         self,
@@ -128,6 +147,10 @@ class HttpFiles:
             raise Refused(f"cannot be read: {error}. Check the address.") from error
 
 
+def _server(url: str) -> str:
+    return urlsplit(url).netloc
+
+
 def token_headers(url: str) -> dict[str, str]:
     """The user's token for the Hub. It is read for each request, because tokens expire.
 
@@ -141,18 +164,23 @@ def token_headers(url: str) -> dict[str, str]:
     return dict(get_authentication_headers_for_url(url))
 
 
+def check_transient(status: int, headers: Mapping[str, str]) -> None:
+    """Raise Unanswered for an error that passes."""
+    if status in TRANSIENT_STATUSES or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        # The Hub says when its limit ends in another header as well: `"api";r=0;t=55`.
+        limit = re.search(r"\bt=(\d+)", headers.get("RateLimit", ""))
+        retry_after = seconds_of(headers.get("Retry-After"))
+        if retry_after is None and limit is not None:
+            retry_after = float(limit[1])
+        raise Unanswered(f"HTTP {status}", retry_after)
+
+
 def _check(response: httpx2.Response) -> None:
     """Raise Unanswered or Refused for an answer that is an error."""
     status = response.status_code
     if response.is_success or status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
         return
-    if status in TRANSIENT_STATUSES or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        # The Hub says when its limit ends in another header as well: `"api";r=0;t=55`.
-        limit = re.search(r"\bt=(\d+)", response.headers.get("RateLimit", ""))
-        retry_after = seconds_of(response.headers.get("Retry-After"))
-        if retry_after is None and limit is not None:
-            retry_after = float(limit[1])
-        raise Unanswered(f"HTTP {status}", retry_after)
+    check_transient(status, response.headers)
     if status in (401, 403):
         raise Refused(
             f"is refused (HTTP {status}). {LOG_IN} A signature in a URL may have expired."

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -14,8 +15,9 @@ from fsspec.utils import glob_translate
 
 from data.errors import DataError, TextUnreachable
 from data.streaming.access import Access
+from data.streaming.files import is_data
 from data.streaming.groups import TRAIN, StreamFile
-from data.streaming.http import LOG_IN, OID
+from data.streaming.http import LOG_IN, OID, check_transient
 from data.streaming.kept import digest_of, keep, kept
 
 NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w.-]+(/[\w.-]+)*))?")
@@ -46,14 +48,15 @@ def hub_files(
     name, path = found["name"], found.groupdict().get("path")
     is_whole = NAME.fullmatch(source) is not None
     commit = revision or _commit_of(access, source, name, found["revision"] or "main")
-    of_split = () if split == TRAIN else (split,)
+    # Earlier versions kept READMEs and the like among the files of a folder.
+    of_split = (split,) if split != TRAIN else () if is_whole else ("data",)
     key = digest_of(_endpoint(), source, commit, *of_split)
     record = access.cache_dir / "streams" / f"{key}.files"
     content = kept(record)
     if content is None:
         tree = dict(_tree(access, source, name, commit))
         if is_whole:
-            paths = _paths_of_split(source, name, commit, split)
+            paths = _paths_of_split(access, source, name, commit, split)
         else:
             paths = _matching(path or "", tree)
         chosen = [[path, *tree[path]] for path in sorted(paths) if path in tree]
@@ -94,18 +97,35 @@ def _tree(
 
 
 def _matching(path: str, tree: dict[str, Any]) -> list[str]:
-    """The files that are at a path, in it as a folder, or match it as a pattern."""
+    """The files that are at a path or match it as a pattern, or the data in it as a folder."""
     if any(mark in path for mark in "*?["):
         pattern = re.compile(glob_translate(path))
         return [file for file in tree if pattern.match(file)]
-    folder = path.rstrip("/")
-    return [file for file in tree if file == path or not folder or file.startswith(f"{folder}/")]
+    if path in tree:
+        return [path]
+    folder = f"{path.rstrip('/')}/".lstrip("/")
+    return [
+        file
+        for file in tree
+        if file.startswith(folder) and is_data(Path(file.removeprefix(folder)))
+    ]
 
 
-def _paths_of_split(source: str, name: str, commit: str, split: str) -> list[str]:
+def _paths_of_split(access: Access, source: str, name: str, commit: str, split: str) -> list[str]:
     """The files of a split of the default configuration, as `datasets` chooses them."""
+
+    def load() -> Any:
+        try:
+            return datasets.load_dataset_builder(name, revision=commit).config.data_files
+        except Exception as error:
+            if (response := getattr(error, "response", None)) is not None:
+                check_transient(response.status_code, response.headers)
+            raise
+
     try:
-        files = datasets.load_dataset_builder(name, revision=commit).config.data_files
+        files = access.ask(source, _api(name), load)
+    except TextUnreachable:
+        raise
     except Exception as error:  # many unrelated types: of the Hub, the network, the builder
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         kind = TextUnreachable if isinstance(error, (ConnectionError, TimeoutError)) else DataError

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import codecs
+import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -73,10 +75,10 @@ def _plain_lines(access: Access, source: str, file: StreamFile, group: Group) ->
 def _packed_lines(
     access: Access, source: str, file: StreamFile, compression: str
 ) -> Iterator[bytes]:
-    packed = pa.PythonFile(FileRange(access, source, file, ahead=PACKED_BYTES), mode="r")
+    packed = FileRange(access, source, file, ahead=PACKED_BYTES)
     rest = bytearray()
-    with pa.CompressedInputStream(packed, compression) as opened:
-        while piece := opened.read(PIECE_BYTES):
+    with _decompressed(packed, compression) as opened:
+        while piece := _read_piece(opened):
             *lines, last = piece.split(b"\n")
             for line in lines:
                 yield bytes(rest) + line
@@ -84,6 +86,19 @@ def _packed_lines(
             rest += last
             _check_length(len(rest))
     yield bytes(rest)
+
+
+def _decompressed(packed: FileRange, compression: str) -> Any:
+    if compression == "gzip":  # pyarrow refuses zero bytes after it, which gzip ignores
+        return gzip.GzipFile(fileobj=packed)
+    return pa.CompressedInputStream(pa.PythonFile(packed, mode="r"), compression)
+
+
+def _read_piece(opened: Any) -> bytes:
+    try:
+        return bytes(opened.read(PIECE_BYTES))
+    except (EOFError, zlib.error) as error:
+        raise OSError(str(error)) from error
 
 
 def _check_length(size: int) -> None:

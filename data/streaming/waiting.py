@@ -16,6 +16,9 @@ LONGEST_RETRY_AFTER_SECONDS = 3600.0
 """A server may ask for more; it is asked again after this."""
 START_SECONDS = 30.0
 """How long a start waits. It ends with TextUnreachable, and whatever started it can try again."""
+START_RATE_LIMIT_SECONDS = 330.0
+"""How long a start waits for the end of a rate limit that the server names: the Hub counts over
+five minutes, and an attempt that starts again sooner is refused again."""
 RUN_SECONDS = 6 * 3600.0
 """How long a run waits."""
 SHOWN_AFTER_SECONDS, SHOWN_EVERY_SECONDS = 5.0, 60.0
@@ -73,21 +76,26 @@ class Waiting:
                 began, delay = time.monotonic(), FIRST_DELAY_SECONDS
                 continue
             except Unanswered as error:
-                asked = min(error.retry_after or 0.0, LONGEST_RETRY_AFTER_SECONDS)
-                self._wait(what, str(error), began, max(delay, asked))
+                self._wait(what, error, began, delay)
             delay = min(2 * delay, LONGEST_DELAY_SECONDS)
         raise Stopped(f"the wait for {what} ended")
 
-    def _wait(self, what: str, reason: str, began: float, seconds: float) -> None:
-        waited = time.monotonic() - began
-        if waited + seconds > self._most_seconds:
+    def _wait(self, what: str, error: Unanswered, began: float, delay: float) -> None:
+        waited, most = time.monotonic() - began, self._most_seconds
+        reason, named = str(error), error.retry_after
+        if named is not None:
+            reason = f"{reason}, and the server asks for a delay of {named:,.0f} s"
+            delay = max(delay, min(named, LONGEST_RETRY_AFTER_SECONDS))
+            most = max(most, START_RATE_LIMIT_SECONDS)
+        if waited + delay > most:
+            remedy = "Check the network, and start again." if named is None else "Start after it."
             raise TextUnreachable(
-                f"{what} cannot be reached: {reason}. Tried for {waited:.0f} s. Check the network, "
-                "and start again."
+                f"{what} cannot be reached: {reason}. Tried for {waited:,.0f} s, of {most:,.0f} s "
+                f"at most. {remedy}"
             )
-        if waited + seconds > SHOWN_AFTER_SECONDS:
+        if waited + delay > SHOWN_AFTER_SECONDS:
             self._show(f"waiting for {what} since {waited:.0f} s: {reason}")
-        self._closed.wait(seconds)
+        self._closed.wait(delay)
 
     def _show(self, line: str) -> None:
         with self._lock:
