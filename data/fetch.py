@@ -17,7 +17,7 @@ from data.errors import DataError, TextUnreachable, cache_error
 from data.formats import HEAD_BYTES
 from data.once import remove_abandoned, temporary_name
 from data.progress import Progress
-from data.urls import redact_urls
+from data.urls import is_transient, redact_urls
 
 TIMEOUT_SECONDS = 60
 PIECE_BYTES = 1 << 20
@@ -65,7 +65,7 @@ def fetch_url(url: str, cache_dir: Path, progress: Progress) -> Path:
 def _is_transient(error: Exception) -> bool:
     """Whether the network or the server failed, and the URL may be right."""
     if isinstance(error, urllib.error.HTTPError):
-        return error.code >= 500 or error.code in (408, 429)
+        return is_transient(error.code)
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(reason, socket.gaierror):
         return reason.errno != socket.EAI_NONAME

@@ -8,7 +8,6 @@ import hashlib
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,8 @@ from data.columns import Column
 from data.errors import DataError, TextUnreachable
 from data.locks import NO_LOCKS
 from data.once import temporary_name
-from data.streaming.http import TRANSIENT_STATUSES
 from data.tables import row_pieces
+from data.urls import is_transient
 
 CACHE_ERRORS = (*NO_LOCKS, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 """Errors of a disk on which `datasets` cannot cache its downloads."""
@@ -61,10 +60,8 @@ def hub_pieces(
             say(f"warning: {name} is read from an earlier download: {reason}")
             return files
         status = getattr(getattr(error, "response", None), "status_code", 0)
-        is_transient = isinstance(error, ConnectionError | TimeoutError) or (
-            status in TRANSIENT_STATUSES or status >= HTTPStatus.INTERNAL_SERVER_ERROR
-        )
-        kind = TextUnreachable if is_transient else DataError
+        passes = isinstance(error, ConnectionError | TimeoutError) or is_transient(status)
+        kind = TextUnreachable if passes else DataError
         raise kind(
             f"data.source={name} is neither a file here nor a data set whose split 'train' could "
             f"be loaded from the Hub: {reason.rstrip('.')}. For a private one log in with `hf auth "

@@ -1,4 +1,4 @@
-"""URLs, which may hold secrets."""
+"""URLs, which may hold secrets, and what servers answer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ USER = re.compile(rf"{SCHEME})[^\s/?#]*@", re.IGNORECASE)
 """`user:password@` before the host."""
 QUERY = re.compile(rf"{SCHEME}[^\s?#]*[?#])\S*?(?=[.,;:)\]}}'\"]*(?:\s|$))", re.IGNORECASE)
 """What follows `?` or `#`, without the punctuation of a sentence around the URL."""
+
+
+def is_transient(status: int) -> bool:
+    """Whether an HTTP status is that of a failure that passes, such as a rate limit."""
+    return status in (408, 425, 429) or status >= 500
 
 
 def redact_urls(text: str) -> str:

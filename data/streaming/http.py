@@ -15,12 +15,10 @@ import httpx2
 
 from data.streaming.groups import StreamFile
 from data.streaming.waiting import Unanswered, seconds_of
-from data.urls import redact_urls
+from data.urls import is_transient, redact_urls
 
 TIMEOUT_SECONDS = 20.0
 """How long a request waits for the next bytes."""
-TRANSIENT_STATUSES = (408, 425, 429)
-"""Below 500."""
 CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
 TRIES_WITHOUT_RANGE = 3
 """A server that has never sent a range, and so often a whole file, knows no ranges."""
@@ -166,7 +164,7 @@ def token_headers(url: str) -> dict[str, str]:
 
 def check_transient(status: int, headers: Mapping[str, str]) -> None:
     """Raise Unanswered for an error that passes."""
-    if status in TRANSIENT_STATUSES or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+    if is_transient(status):
         # The Hub says when its limit ends in another header as well: `"api";r=0;t=55`.
         limit = re.search(r"\bt=(\d+)", headers.get("RateLimit", ""))
         retry_after = seconds_of(headers.get("Retry-After"))
