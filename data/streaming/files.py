@@ -59,7 +59,7 @@ def find_files(
             raise cannot_be_opened(source, error) from error
     from data.streaming.hub import hub_files
 
-    commit, files = hub_files(access, source, revision, split)
+    commit, files = hub_files(access, source, revision, split, is_data)
     return commit, [(file.version, file) for file in files]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from fsspec.utils import glob_translate
 
 from data.errors import DataError, TextUnreachable
 from data.streaming.access import Access
-from data.streaming.files import is_data
 from data.streaming.groups import TRAIN, StreamFile
 from data.streaming.http import LOG_IN, OID, check_transient
 from data.streaming.kept import digest_of, keep, kept
@@ -30,11 +29,15 @@ HF = re.compile(
 
 
 def hub_files(
-    access: Access, source: str, revision: str | None, split: str
+    access: Access,
+    source: str,
+    revision: str | None,
+    split: str,
+    is_data: Callable[[Path], bool],
 ) -> tuple[str, list[StreamFile]]:
     """The commit, and the files that a source names, sorted by their paths in the repo.
 
-    Of a whole data set they are those of a `split`. A commit's files are kept on the disk, so that
+    Of a whole data set they are those of a `split`, of a folder those that `is_data`. A commit's files are kept on the disk, so that
     a start with its `revision` requests nothing.
     Raises DataError if they cannot be listed.
     """
@@ -58,7 +61,7 @@ def hub_files(
         if is_whole:
             paths = _paths_of_split(access, source, name, commit, split)
         else:
-            paths = _matching(path or "", tree)
+            paths = _matching(path or "", tree, is_data)
         chosen = [[path, *tree[path]] for path in sorted(paths) if path in tree]
         content = json.dumps(chosen).encode()
         keep(record, content)
@@ -96,7 +99,7 @@ def _tree(
                 yield line["path"], (int(line["size"]), str(large.get("oid") or line["oid"]))
 
 
-def _matching(path: str, tree: dict[str, Any]) -> list[str]:
+def _matching(path: str, tree: dict[str, Any], is_data: Callable[[Path], bool]) -> list[str]:
     """The files that are at a path or match it as a pattern, or the data in it as a folder."""
     if any(mark in path for mark in "*?["):
         pattern = re.compile(glob_translate(path))
