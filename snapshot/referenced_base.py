@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import os
 import shutil
 from collections.abc import Iterator
@@ -9,7 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from snapshot.base import SMALL_FILES, Base, naming
-from snapshot.disk.files import SNAPSHOT_NAME, snapshot_folders, snapshots_in
+from snapshot.disk.files import (
+    SNAPSHOT_NAME,
+    TEMPORARY_PREFIX,
+    snapshot_folders,
+    snapshots_in,
+)
 from snapshot.disk.reading import readable
 from snapshot.disk.reference import WEIGHTS, BaseReference
 from snapshot.errors import SnapshotError
@@ -19,6 +25,10 @@ from snapshot.store import with_retries
 
 OWN_BASE = "base"
 """In a run's directory: the base of its snapshots."""
+ELSEWHERE = (
+    "A run keeps its base there and changes nothing that it finds: move it away, or give the run "
+    "another run.name."
+)
 
 
 def open_reference(
@@ -66,21 +76,45 @@ def keep_base(base: Base, run_dir: Path) -> Base:
     """Keep the files of a local base in the run's directory, as links that take no space.
 
     The folder may be a snapshot that its run removes. On another file system a snapshot is copied,
-    and any other folder stays where it is. Raises OSError.
+    and any other folder stays where it is. What lies in the run's directory already stays as it is.
+    Raises SnapshotError if that is another model, and OSError.
     """
-    if base.repo is not None:
-        return base
     own = run_dir.absolute() / OWN_BASE
+    if base.repo is not None or (own.exists() and own.samefile(base.folder)):
+        return base
+    if own.is_symlink():  # the folder behind it is somebody else's
+        raise SnapshotError(f"{own} is a link, and {base.name} would be kept there. {ELSEWHERE}")
+    wanted = [path for path in base.folder.iterdir() if _is_of_model(path.name)]
+    missing = [path for path in wanted if not _is_kept(path, own / path.name)]
+    is_new = not own.exists()
     own.mkdir(parents=True, exist_ok=True)
-    for path in base.folder.iterdir():
-        if WEIGHTS.fullmatch(path.name) is None and path.name not in SMALL_FILES:
-            continue
-        (own / path.name).unlink(missing_ok=True)
+    made: list[Path] = []
+    for path in missing:
         try:
             os.link(path.resolve(), own / path.name)
         except OSError:
             if SNAPSHOT_NAME.fullmatch(base.folder.name) is None:
-                shutil.rmtree(own)
+                for one in made:
+                    one.unlink()
+                if is_new:
+                    own.rmdir()
                 return base
-            shutil.copyfile(path, own / path.name)
+            copy = own / f"{TEMPORARY_PREFIX}{path.name}"  # a kill must not leave half a model
+            copy.unlink(missing_ok=True)
+            shutil.copyfile(path, copy)
+            copy.rename(own / path.name)
+        made.append(own / path.name)
     return replace(base, folder=own)
+
+
+def _is_of_model(name: str) -> bool:
+    return WEIGHTS.fullmatch(name) is not None or name in SMALL_FILES
+
+
+def _is_kept(path: Path, kept: Path) -> bool:
+    """Whether a file is kept already. Raises SnapshotError if there is another one of its name."""
+    if not os.path.lexists(kept):
+        return False
+    if kept.is_file() and (kept.samefile(path) or filecmp.cmp(kept, path, shallow=False)):
+        return True
+    raise SnapshotError(f"{kept} is not the file of {path.parent}. {ELSEWHERE}")
