@@ -67,13 +67,14 @@ class Attempts:
     def _attempt(self) -> int:
         code_file = self._run_dir / "exit_code"
         self._run_dir.mkdir(parents=True, exist_ok=True)  # else a mistake leaves no code there
-        code_file.unlink(missing_ok=True)
+        if _code_in(code_file) is not None:  # a file of that name may be the user's
+            code_file.unlink()
         self._launcher = subprocess.Popen(self._command)
         if self._stopped.is_set():  # since the attempt before
             self._launcher.terminate()
         status = self._launcher.wait()
-        with suppress(OSError, ValueError):
-            return int(code_file.read_text())
+        if (code := _code_in(code_file)) is not None:
+            return code
         if self._stopped.is_set():  # before the run could leave a code
             return 128 + self._cause  # as a shell has it
         return status if status >= 0 else EXIT_FAILED
@@ -95,6 +96,12 @@ class Attempts:
             for process in launcher.children() or [launcher]:
                 with suppress(psutil.Error):
                     process.send_signal(number)
+
+
+def _code_in(path: Path) -> int | None:
+    with suppress(OSError, ValueError):
+        return int(path.read_text())
+    return None
 
 
 def parse(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -10,10 +11,11 @@ from model.causal_lm import LanguageModel
 from model.lora import merge_adapters
 from snapshot.disk.architecture import config_json, layout_of
 from snapshot.disk.entries import shapes_of, weight_entries, whole_parts
-from snapshot.disk.files import atomic_folder, write_json
+from snapshot.disk.files import write_json
 from snapshot.disk.placing import place_tensors
 from snapshot.disk.reference import CONFIG, WHOLE
 from snapshot.disk.tensor_files import TensorFiles, create_files
+from snapshot.disk.writing import atomic_folder
 from snapshot.errors import SnapshotError
 from snapshot.named_model import NamedModel, find_model
 
@@ -30,7 +32,7 @@ def merge(source: str, folder: Path) -> NamedModel:
     named = find_model(source)
     if named.reference is None:
         raise SnapshotError(f"{named.name} is whole already: transformers loads it as it is.")
-    if folder.exists():
+    if os.path.lexists(folder):
         raise SnapshotError(f"{folder} exists. Name a new folder.")
     model = named.load()
     with atomic_folder(folder.parent, folder.name) as building:

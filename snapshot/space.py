@@ -15,13 +15,14 @@ from data.subwords import SubwordTokenizer, tokenizer_of
 from data.tokenizer import TOKENIZER_FILES, Tokenizer, refuse_larger_than
 from model.gpt import GPTConfig
 from snapshot.config_values import value_of
-from snapshot.disk.files import atomic_folder, read_json, write_json
+from snapshot.disk.files import read_json, remove_folder, write_json
 from snapshot.disk.headers import tensor_files
-from snapshot.disk.reading import visible
+from snapshot.disk.reading import names_in, visible
 from snapshot.disk.reference import WHOLE
+from snapshot.disk.writing import atomic_folder
 from snapshot.errors import SnapshotError
 from snapshot.hub.names import NAMED_REPO, PREFIX, named_repo
-from snapshot.hub.space import SPACE, upload_space
+from snapshot.hub.space import OF_SPACES, SPACE, upload_space
 from snapshot.merge import write_model
 from snapshot.named_model import TIMEOUT_SECONDS, NamedModel, find_model
 
@@ -59,7 +60,7 @@ def make_space(source: str, target: str, public: bool) -> str:
     tokenizer = tokenizer_of(named.folder)
     refuse_larger_than(named.sizes.vocab_size, tokenizer, str(named.folder))
     if folder is not None:
-        with atomic_folder(folder.parent, folder.name) as building:
+        with atomic_folder(folder.parent, folder.name, _replace) as building:
             _write_space(building, named, tokenizer, source)
         return target
     assert repo is not None
@@ -87,15 +88,29 @@ def _target_repo(target: str) -> str | None:
 
 
 def _refuse_other_contents(folder: Path) -> None:
-    """Raise SnapshotError unless a folder is absent, empty, or was made by this command."""
+    """Raise SnapshotError unless a folder is absent, empty, or has only what this command made."""
     if not visible(folder).exists():
         return
-    if not folder.is_dir():
-        raise SnapshotError(f"--to {folder} is a file. Name a new folder.")
-    if any(folder.iterdir()) and not (folder / SPACE).is_file():
+    if folder.is_symlink() or not folder.is_dir():
+        kind = "a link" if folder.is_symlink() else "a file"
+        raise SnapshotError(f"--to {folder} is {kind}. Name a new folder.")
+    names = names_in(folder)
+    if names and SPACE not in names:
         raise SnapshotError(
             f"--to {folder} has files, and is no Space that this command made. Name a new folder."
         )
+    if others := sorted(name for name in names if not OF_SPACES.fullmatch(name)):
+        raise SnapshotError(
+            f"--to {folder} would be replaced, and {others[0]} in it is not of this command. Move "
+            "it away, or name a new folder."
+        )
+
+
+def _replace(folder: Path) -> None:
+    """Remove a Space of this command. Raises SnapshotError if the folder has other files by now."""
+    _refuse_other_contents(folder)
+    if folder.exists():
+        remove_folder(folder)
 
 
 def _write_space(folder: Path, named: NamedModel, tokenizer: Tokenizer, source: str) -> None:

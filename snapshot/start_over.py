@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from snapshot.disk.files import LARGEST_JSON_BYTES, snapshot_folders
+from snapshot.disk.files import LARGEST_JSON_BYTES, snapshot_folders, unused_name
 from snapshot.disk.state import STATE, RunState, read_state
 from snapshot.errors import SnapshotError
 from snapshot.hub.errors import HubError
@@ -68,9 +68,7 @@ def start_over(run_dir: Path, root: Path, store: Store | None) -> Start:
     if not (run_dir / METRICS).exists() and not snapshot_folders(root):
         return replace(start, reason="the beginning, as snapshot.resume=never asks")
     folder = run_dir.resolve()  # of a link, the target moves, and is created again
-    number = 1
-    while (aside := folder.with_name(f"{folder.name}.old-{number}")).exists():
-        number += 1
+    aside = unused_name(folder)
     try:
         folder.rename(aside)
     except OSError as error:

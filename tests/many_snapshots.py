@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from snapshot.disk.files import atomic_snapshot, folder_name, manifest_sha256, read_json, write_json
+from snapshot.disk.files import folder_name, manifest_sha256, read_json, write_json
 from snapshot.disk.state import read_state
+from snapshot.disk.writing import atomic_snapshot
 from snapshot.hub.attempt import UploadTarget
 from snapshot.hub.client import Hub
 from snapshot.hub.publish import Card, Policy

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from test_snapshot import trained, write
 
+import runs
+from cloud.attempts import Attempts
+from config.compose import load_config
+from config.schema import ConfigError
+from snapshot.__main__ import main
 from snapshot.base import Base
+from snapshot.disk.files import verify
+from snapshot.disk.pruning import prune
 from snapshot.errors import SnapshotError
 from snapshot.referenced_base import keep_base
+from tracing.session import load_traced_config
+from training.run.run_lock import RunLock
+from training.run.start import lock_run_dir
 
 WEIGHTS = "model.safetensors"
 
@@ -60,7 +73,7 @@ def test_another_model_in_the_runs_directory_is_refused_and_stays(tmp_path, link
     if linked:
         (run_dir / "base").symlink_to(place)
     before = everything_in(tmp_path)
-    with pytest.raises(SnapshotError, match="move it away, or give the run another run.name"):
+    with pytest.raises(SnapshotError, match="move it away, or give the run another"):
         keep_base(base, run_dir)
     assert everything_in(tmp_path) == before
 
@@ -90,3 +103,131 @@ def test_a_copied_base_is_whole_or_absent_and_kept_once(tmp_path, no_links, monk
         assert kept == run_dir / "base"
         assert {path.name for path in kept.iterdir()} == {WEIGHTS, "config.json"}
         assert (kept / WEIGHTS).read_text() == (base.folder / WEIGHTS).read_text()
+
+
+OVERWRITTEN = [
+    "config.yaml",
+    "config.yaml.new",
+    "metrics.jsonl",
+    "events.jsonl",
+    "samples.jsonl",
+    "best.json",
+    "attempts.txt",
+    "curves.png",
+    "report.html",
+    "exit_code",
+    "trackers/wandb.log",
+    "snapshots/photo.jpg",
+    "snapshots/step-00000002/notes.txt",
+    "trace.html",
+    "profile_0.json",
+]
+
+
+def locked(run_dir: Path) -> None:
+    """What the start of a run does with its directory first."""
+    alone = SimpleNamespace(
+        is_main_process=True,
+        is_local_main_process=True,
+        process_index=0,
+        device="cpu",
+        gather=lambda tensor: tensor,
+    )
+    lock = RunLock()
+    lock_run_dir(alone, load_config([f"run.dir={run_dir}"]), lock)
+    lock.release()
+
+
+def put(path: Path, content: str = "the user's") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+    return path
+
+
+@pytest.mark.parametrize("name", OVERWRITTEN)
+def test_a_folder_with_a_file_that_no_run_wrote_is_refused_as_it_is(tmp_path, name):
+    put(tmp_path / name)
+    before = everything_in(tmp_path)
+    with pytest.raises(ConfigError, match=r"holds .*, which no run of this project wrote"):
+        locked(tmp_path)
+    assert everything_in(tmp_path) == before
+
+
+def test_a_run_starts_in_no_folder_of_somebody_else_and_leaves_its_own(small, tmp_path):
+    mine = put(tmp_path / "exit_code"), put(tmp_path / "config.yaml", "model: {}\n")
+    result = runs.train(*small, f"run.dir={tmp_path}")
+    assert result.returncode == 2
+    assert f"run.dir={tmp_path} holds config.yaml, which no run of this project" in result.stderr
+    assert [path.read_text() for path in mine] == ["the user's", "model: {}\n"]
+
+
+def test_what_a_run_has_left_at_any_moment_is_its_own(finished_run, tmp_path):
+    """Also runs of older versions, which were killed early, or copied in part."""
+    begun = tmp_path / "begun"  # as a start that is killed leaves it
+    (begun / "snapshots" / ".download").mkdir(parents=True)
+    for name in (".lock", "events.jsonl", "metrics.jsonl", "config.yaml"):
+        put(begun / name, "")
+    put(begun / "exit_code", "2\n")
+    put(begun / "logs" / "machine-0.log")
+    put(begun / "base" / WEIGHTS)
+    for kept in ("config.yaml", "metrics.jsonl", "events.jsonl", "snapshots"):
+        part = tmp_path / kept
+        part.mkdir()
+        copy = shutil.copytree if kept == "snapshots" else shutil.copyfile
+        copy(finished_run / kept, part / kept)
+        put(part / "curves.png")
+    (tmp_path / "snapshots" / "snapshots" / "step-00000010" / "manifest.json").write_text("half")
+    for run_dir in tmp_path.iterdir():
+        locked(run_dir)
+
+
+def test_a_folder_where_a_snapshot_will_be_is_set_aside(tmp_path):
+    place, aside = tmp_path / "step-00000001", "step-00000001.old-{}"
+    for number in (1, 2):  # the second time it damages a snapshot
+        put(place / "notes.txt")
+        verify(write(tmp_path, 1, *trained(1)))
+        assert (tmp_path / aside.format(number) / "notes.txt").is_file()
+    place.rename(tmp_path / "here").joinpath("state.json").unlink()
+    place.symlink_to(tmp_path / "here")
+    verify(write(tmp_path, 1, *trained(1)))
+    assert (tmp_path / aside.format(3)).readlink() == tmp_path / "here"
+    assert (tmp_path / "here" / WEIGHTS).is_file()
+
+
+def test_only_whole_snapshots_count_and_what_holds_more_stays(tmp_path):
+    places = {step: tmp_path / f"step-{step:08d}" for step in range(7)}
+    for step in range(1, 6):
+        write(tmp_path, step, *trained(step))
+    (places[4] / WEIGHTS).unlink()
+    put(places[1] / "notes.txt")
+    places[0].symlink_to(places[1])
+    prune(tmp_path, keep=2, newest=5)
+    assert {step for step in places if places[step].exists()} == {0, 1, 3, 4, 5}
+    write(tmp_path, 6, *trained(6))
+    prune(tmp_path, keep=2, newest=6)
+    assert {step for step in places if places[step].exists()} == {0, 1, 5, 6}
+
+
+def test_commands_that_write_a_folder_replace_none(finished_run, tmp_path, capsys):
+    space = tmp_path / "space"
+    assert main(["space", str(finished_run), "--to", str(space)]) == 0
+    mine = put(space / "thesis.txt")
+    assert main(["space", str(finished_run), "--to", str(space)]) == 2
+    assert "thesis.txt in it is not of this command" in capsys.readouterr().err
+    mine.rename(tmp_path / "thesis.txt")
+    assert main(["space", str(finished_run), "--to", str(space)]) == 0
+    (tmp_path / "link").symlink_to(space)
+    assert main(["space", str(finished_run), "--to", str(tmp_path / "link")]) == 2
+    assert "is a link" in capsys.readouterr().err
+    (tmp_path / "run-trace").symlink_to(finished_run)
+    with pytest.raises(ConfigError, match="holds a run with snapshots"):
+        load_traced_config([f"run.dir={tmp_path / 'run'}"])
+
+
+def test_a_file_that_holds_no_exit_code_is_none(tmp_path):
+    mine = put(tmp_path / "exit_code")
+    assert Attempts(["false"], tmp_path).run(0, ()) == 1
+    lock = RunLock()
+    lock.leave_code_in(tmp_path)
+    lock.note_exit(2)
+    assert mine.read_text() == "the user's"

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import runs
-from snapshot.disk.files import atomic_snapshot, snapshot_folders, verify
+from snapshot.disk.files import snapshot_folders, verify
+from snapshot.disk.writing import atomic_snapshot
 
 STEPS = 30
 SHAPES = {"one": ("cpu.yaml", 1), "DDP-2": ("ddp_cpu.yaml", 2), "FSDP-2": ("fsdp_cpu.yaml", 2)}

@@ -9,8 +9,9 @@ import pytest
 from test_snapshot import trained, write
 
 from disks import as_anybody
-from snapshot.disk.files import atomic_snapshot, newest_verified, snapshot_folders
+from snapshot.disk.files import newest_verified, snapshot_folders
 from snapshot.disk.state import check_snapshot
+from snapshot.disk.writing import atomic_snapshot
 from snapshot.errors import SnapshotError
 from snapshot.hub.names import named_repo
 from snapshot.resume import choose_start, newest_snapshot

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 from config.compose import load_config
-from config.schema import Config
+from config.schema import Config, ConfigError
 from planning.allocation_log import LiveBytes
 from planning.fake_trace import CUDA_GRANULE
 from tracing.memory import track_kinds
@@ -26,6 +26,7 @@ from training.distributed.environment import silence_profiler
 from training.distributed.strategy import unwrapped
 from training.exits import EXIT_DONE
 from training.run.due import Due
+from training.run.run_dir import has_snapshot
 from training.run.session import Session
 
 STEPS = 3
@@ -40,6 +41,11 @@ def load_traced_config(arguments: list[str]) -> Config:
     """
     config = load_config(arguments)
     config.run.dir = f"{config.run.dir}-trace"
+    if has_snapshot(Path(config.run.dir)):  # a trace saves none
+        raise ConfigError(
+            f"a trace would be written to {config.run.dir}, which holds a run with snapshots. Name "
+            "another run.dir."
+        )
     config.run.tracker, config.hub.repo_id, config.hub.bucket = None, None, None
     config.snapshot.resume, config.snapshot.every = "auto", NEVER
     config.train.eval_every, config.train.sample_every, config.train.log_every = NEVER, 0, NEVER

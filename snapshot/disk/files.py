@@ -10,9 +10,9 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,42 +47,6 @@ def snapshots_in(run_dir: Path) -> Path:
 def folder_name(step: int) -> str:
     """The name of the snapshot after `step`: the only name that holds state."""
     return f"step-{step:08d}"
-
-
-@contextmanager
-def atomic_snapshot(
-    root: Path,
-    name: str,
-    inspector_for: InspectorFor = no_inspector,
-    digests: Mapping[str, str] | None = None,
-) -> Iterator[Path]:
-    """A temporary folder that becomes `root/name` when the block ends, and is removed if it fails.
-
-    The block fills the folder. At its end the manifest is added, everything is flushed to the disk,
-    and one rename makes the snapshot visible. A kill at any moment leaves either a complete
-    snapshot or nothing that looks like one. Raises SnapshotError if an inspector finds a fault.
-    Files whose sha256 is in `digests` by then have been inspected already.
-    """
-    with atomic_folder(root, name) as building:
-        yield building
-        _write_manifest(building, inspector_for, digests or {})
-
-
-@contextmanager
-def atomic_folder(root: Path, name: str) -> Iterator[Path]:
-    """As `atomic_snapshot`, for a folder whose content includes the manifest."""
-    root.mkdir(parents=True, exist_ok=True)
-    building, final = root / _temporary(name), root / name
-    try:
-        building.mkdir()
-        yield building
-        _flush(building)
-        remove_folder(final)  # if one exists it is damaged: a good one would have been resumed from
-        building.rename(final)
-        _flush(root)
-    except BaseException:
-        shutil.rmtree(building, ignore_errors=True)
-        raise
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -225,18 +189,6 @@ def newest_verified(
     return None, faults
 
 
-def prune(root: Path, keep: int, newest: int, needed: Collection[Path] = ()) -> None:
-    """Remove all snapshots up to step `newest` but the `keep` newest of them.
-
-    Snapshots of later steps were skipped as damaged, and must not count instead of good ones.
-    Those in `needed` (by an upload) stay as well.
-    """
-    known = [folder for folder in snapshot_folders(root) if step_of(folder) <= newest]
-    for folder in known[keep:]:
-        if folder not in needed:
-            remove_folder(folder)
-
-
 def remove_leftovers(root: Path) -> None:
     """Remove unfinished folders of killed processes. Only for the one process that writes here."""
     with suppress(OSError):  # an unreadable folder is reported by the search for a snapshot
@@ -245,44 +197,39 @@ def remove_leftovers(root: Path) -> None:
                 remove_folder(path)
 
 
+def holds_only_snapshot(folder: Path) -> bool:
+    """Whether a folder has no file but those of a snapshot, damaged or not: it may be removed."""
+    if not folder.is_dir() or folder.is_symlink():
+        return False
+    try:
+        names = names_in(folder)
+    except SnapshotError:
+        return False
+    try:
+        own = {MANIFEST, *manifest_entries(folder)}
+    except SnapshotError:
+        own = {name for name in names if FILE_NAME.fullmatch(name)}
+    return names <= own and not any((folder / name).is_dir() for name in names)
+
+
+def unused_name(path: Path) -> Path:
+    """`path` with the first of .old-1, .old-2, ... that is free, to set something aside."""
+    number = 1
+    while os.path.lexists(aside := path.with_name(f"{path.name}.old-{number}")):
+        number += 1
+    return aside
+
+
 def remove_folder(folder: Path) -> None:
     """Remove a folder, after a rename: a half-removed one must not look like a snapshot."""
     if not folder.is_dir() or folder.is_symlink():
         folder.unlink(missing_ok=True)
         return
     if not folder.name.startswith(TEMPORARY_PREFIX):
-        folder = folder.rename(folder.with_name(_temporary(folder.name)))
+        folder = folder.rename(folder.with_name(temporary_name(folder.name)))
     shutil.rmtree(folder)
 
 
-def _temporary(name: str) -> str:
+def temporary_name(name: str) -> str:
     """A unique name: without locks another process may build or remove the same folder."""
     return f"{TEMPORARY_PREFIX}{name}-{uuid.uuid4().hex[:8]}"
-
-
-def inspected_sha256(path: Path, inspector_for: InspectorFor) -> str:
-    """The hash of a file. Raises SnapshotError if its inspector finds a fault, and OSError."""
-    inspector = inspector_for(path)
-    digest = sha256_of(path, inspector)
-    if inspector is not None and inspector.fault is not None:
-        raise SnapshotError(inspector.fault)
-    return digest
-
-
-def _write_manifest(folder: Path, inspector_for: InspectorFor, digests: Mapping[str, str]) -> None:
-    files = []
-    for name in sorted(names_in(folder)):
-        path = folder / name
-        digest = digests.get(name) or inspected_sha256(path, inspector_for)
-        files.append({"path": name, "size": path.stat().st_size, "sha256": digest})
-    write_json(folder / MANIFEST, {"format": MANIFEST_FORMAT, "files": files})
-
-
-def _flush(folder: Path) -> None:
-    """fsync a folder and its files: the rename must not reach the disk before the content."""
-    for path in [*(path for path in folder.iterdir() if path.is_file()), folder]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -14,12 +14,12 @@ from snapshot.disk.entries import (
     own_parts,
     whole_parts,
 )
-from snapshot.disk.files import atomic_snapshot, inspected_sha256
 from snapshot.disk.numbers import NumberChecks
 from snapshot.disk.placing import Placement
 from snapshot.disk.ranks import HASHED, WRITTEN, Markers, Ranks, shares
 from snapshot.disk.staging import PendingParts, StagingBuffer
 from snapshot.disk.tensor_files import TensorFiles, create_files
+from snapshot.disk.writing import atomic_snapshot, inspected_sha256
 
 
 class PendingSnapshot:

@@ -13,7 +13,6 @@ from pathlib import Path
 from snapshot.disk.contents import STATE, check_model
 from snapshot.disk.files import (
     MANIFEST,
-    atomic_folder,
     folder_name,
     manifest_entries,
     remove_folder,
@@ -21,6 +20,7 @@ from snapshot.disk.files import (
 from snapshot.disk.numbers import NumberChecks
 from snapshot.disk.reading import check_file
 from snapshot.disk.state import RunState, check_snapshot, read_state
+from snapshot.disk.writing import atomic_folder, make_way
 from snapshot.errors import SnapshotError
 from snapshot.hub.latest import Latest, remote_step
 from snapshot.hub.remote import BRANCH, Remote, RemoteFile
@@ -90,7 +90,7 @@ def fetch(repo: RepoContents, folder: str, root: Path) -> Path:
             remove_partial(root)
             downloaded = _download_verified(repo, folder, partial)
         final = root / folder_name(remote_step(folder))
-        with atomic_folder(root, final.name) as building:
+        with atomic_folder(root, final.name, make_way) as building:
             for path in downloaded.iterdir():
                 path.rename(building / path.name)
         remove_partial(root)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from huggingface_hub import (
@@ -12,6 +13,7 @@ from huggingface_hub import (
 )
 from huggingface_hub.hf_api import RepoFile
 
+from snapshot.disk.reference import WEIGHTS
 from snapshot.errors import SnapshotError
 from snapshot.hub.client import OWN_FILES
 from snapshot.hub.errors import translate_errors
@@ -20,6 +22,11 @@ from snapshot.hub.remote import BRANCH
 
 SPACE = "space.json"
 """The file by which a Space of this project is known."""
+OF_SPACES = re.compile(
+    rf".+\.js|index\.html|style\.css|README\.md|\.gitattributes|{re.escape(SPACE)}|config\.json|"
+    rf"tokenizer(_config)?\.json|special_tokens_map\.json|{WEIGHTS.pattern}"
+)
+"""Names of the files of a Space of this project, of any version; the page is written in .js."""
 TEMPLATE = {"index.html", "style.css"}
 """What the first commit of a static Space may hold."""
 KIND = "space"
@@ -43,6 +50,11 @@ def upload_space(repo_id: str, folder: Path, private: bool, timeout: float) -> s
     if others and SPACE not in there:
         raise SnapshotError(
             f"{address} holds {others[0]}, and is no Space that this command made. Name a new one."
+        )
+    if foreign := [path for path in others if not OF_SPACES.fullmatch(path)]:
+        raise SnapshotError(
+            f"{address} holds {foreign[0]}, which this command has not made and would delete. Move "
+            "it away, or name a new Space."
         )
     if private and not is_private:
         raise SnapshotError(

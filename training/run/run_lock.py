@@ -13,13 +13,12 @@ from filelock import FileLock, Timeout
 
 from config.schema import ConfigError
 from data.locks import acquire, file_lock
-from snapshot.disk.files import snapshots_in
+from snapshot.disk.files import TEMPORARY_PREFIX, snapshots_in
 from snapshot.resume import has_steps
 from training.distributed.environment import is_local_main_process
 from training.reporting.output import say_error
+from training.run.run_dir import EXIT_CODE, LOCK, exit_code_in, may_hold_code
 
-EXIT_CODE, LOCK = "exit_code", ".lock"
-"""The first is a file with the last attempt's exit code: `accelerate launch` turns each into 1."""
 NOTICE_SECONDS = 3.0
 WAIT_SECONDS = 30.0
 """How long to wait for a process that is just ending, with a snapshot to write first."""
@@ -63,7 +62,7 @@ class RunLock:
             if not has_steps(folder):  # otherwise the run must notice that its snapshots are gone
                 snapshots_in(folder).mkdir(exist_ok=True)
             if snapshots_in(folder).is_dir():  # report before any work that it is not writable
-                TemporaryFile(dir=snapshots_in(folder)).close()
+                TemporaryFile(prefix=TEMPORARY_PREFIX, dir=snapshots_in(folder)).close()
             if not _acquired(lock, run_dir):
                 say_error(
                     f"warning: run.dir={run_dir} is on a file system without locks: nothing keeps "
@@ -112,19 +111,19 @@ class RunLock:
 
     def _write(self, code: str) -> None:
         if self._lock is not None:
-            _code_file(self._lock).write_text(code)
+            _write_code(self._lock, code)
         elif self._run_dir is not None and self._run_dir.is_dir():
             lock = file_lock(self._run_dir / LOCK)
             acquire(lock, 0)
-            _code_file(lock).write_text(code)
+            _write_code(lock, code)
             lock.release()
 
     def _hold(self, lock: FileLock) -> None:
         self._lock = lock
         path = _code_file(lock)
-        with suppress(OSError, ValueError):
-            self.code_before = int(path.read_text())
-        path.unlink(missing_ok=True)
+        self.code_before = exit_code_in(path)
+        if may_hold_code(path):
+            path.unlink(missing_ok=True)
 
 
 def _acquired(lock: FileLock, run_dir: Path) -> bool:
@@ -138,6 +137,13 @@ def _acquired(lock: FileLock, run_dir: Path) -> bool:
 
 def _code_file(lock: FileLock) -> Path:
     return Path(lock.lock_file).with_name(EXIT_CODE)
+
+
+def _write_code(lock: FileLock, code: str) -> None:
+    """Leave an exit code, unless a file of that name has another use."""
+    path = _code_file(lock)
+    if may_hold_code(path):
+        path.write_text(code)
 
 
 def not_writable(run_dir: Path, error: OSError) -> ConfigError:

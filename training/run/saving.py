@@ -15,8 +15,9 @@ from torch.optim import Optimizer
 
 from config.schema import Config
 from data.tokenizer import Tokenizer
-from snapshot.disk.files import prune, snapshots_in
+from snapshot.disk.files import snapshots_in
 from snapshot.disk.pending import PendingSnapshot
+from snapshot.disk.pruning import prune
 from snapshot.disk.reference import BaseReference
 from snapshot.disk.sharded import is_sharded, reshard
 from snapshot.disk.staging import StagingBuffer
@@ -86,6 +87,9 @@ class SnapshotWriter:
         self._written = Event()
         self._error: BaseException | None = None
         self._hinted = False
+        self._whole: dict[Path, bool] = {}
+        if report.last_snapshot is not None:  # the one that is resumed from
+            self._whole[report.last_snapshot] = True
 
     def begin(self, state: RunState, sample: str | None, last: bool, stopping: bool) -> None:
         """Begin the snapshot after `state.step`; it is uploaded with an earlier `sample`.
@@ -174,7 +178,7 @@ class SnapshotWriter:
             needed = set() if uploads is None else uploads.pending_folders()
             if (best := self._best.newest) is not None and best.folder is not None:
                 needed.add(best.folder)
-            prune(self._root, self._config.snapshot.keep, newest, needed)
+            prune(self._root, self._config.snapshot.keep, newest, needed, self._whole)
         except (OSError, SnapshotError) as error:
             report.console.warn(f"an old snapshot could not be removed: {error}.")
 
@@ -238,6 +242,7 @@ class SnapshotWriter:
                 if self._stream is not None:  # copying from the device is faster than writing
                     snapshot.copy()
                 report.last_snapshot = snapshot()
+            self._whole[report.last_snapshot] = True
             report.durable_seconds.append(time.perf_counter() - begun)
             self._written.set()
             self.prune(step)

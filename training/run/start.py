@@ -21,7 +21,8 @@ from data.urls import redact_urls
 from model.cores import cores
 from snapshot.base import Base
 from snapshot.config_values import changed_values
-from snapshot.disk.files import manifest_sha256, prune, remove_leftovers, snapshots_in
+from snapshot.disk.files import manifest_sha256, remove_leftovers, snapshots_in
+from snapshot.disk.pruning import prune
 from snapshot.disk.state import RunState, check_snapshot, read_state
 from snapshot.errors import SnapshotError
 from snapshot.hub.fetch import remove_partial
@@ -41,7 +42,8 @@ from training.exits import EXIT_DONE, EXIT_INTERRUPTED
 from training.reporting.metrics import MetricsFile, write_whole
 from training.reporting.output import say_error
 from training.run.pretrained import PretrainedModel
-from training.run.run_lock import LOCK, RunLock, not_writable
+from training.run.run_dir import CONFIG_FILE, LOCK, refuse_foreign
+from training.run.run_lock import RunLock, not_writable
 from training.run.streams import is_streamed_text, stream_text
 from training.run.tokenizer import tokenizer_folder
 from training.run.uploading import store_of
@@ -84,19 +86,21 @@ def prepare_text(
 def lock_run_dir(accelerator: Accelerator, config: Config, lock: RunLock) -> None:
     """Keep other attempts out of the run's directory. Every process must call this.
 
-    Raises ConfigError as `RunLock.acquire` does, SnapshotError where `snapshot.resume=never` would
-    move more than a run aside.
+    Raises ConfigError as `RunLock.acquire` and `refuse_foreign` do, SnapshotError where
+    `snapshot.resume=never` would move more than a run aside.
     """
     run_dir = Path(config.run.dir)
 
-    def acquire() -> None:
+    def check() -> None:
         if config.snapshot.resume == "never":
             check_can_move_aside(run_dir)
-        lock.acquire(run_dir)
+        if accelerator.is_local_main_process:
+            refuse_foreign(run_dir)
 
     if not accelerator.is_main_process:
         lock.leave_code_in(None)  # the main process's refusal is not this machine's exit code
-    run_on_main(accelerator, acquire)
+    run_on_all(accelerator, check)
+    run_on_main(accelerator, lambda: lock.acquire(run_dir))
     if accelerator.is_local_main_process and not accelerator.is_main_process:
         lock.acquire_on_other_machine(run_dir)
 
@@ -243,7 +247,7 @@ def _same_start(proposed: dict[str, Any] | None, config: Config, lacks: bool) ->
 def open_run(run_dir: Path, config: Config, start: Start) -> MetricsFile:
     """Write config.yaml and continue metrics.jsonl at `start`. Only the main process calls this."""
     try:
-        write_whole(run_dir / "config.yaml", as_yaml(config))
+        write_whole(run_dir / CONFIG_FILE, as_yaml(config))
         # A run that begins from another run's snapshot has no lines of its own yet.
         own = start.folder is not None and start.folder.parent == snapshots_in(run_dir)
         step = start.state.step if own and start.state is not None else 0
