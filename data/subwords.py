@@ -1,8 +1,8 @@
 """Tokenizers of subwords: whatever a `tokenizer.json` of the `tokenizers` library describes.
 
-Its bytes stay as they are, unless it cuts or pads texts: a snapshot has the tokenizer.json that it
-was trained with. Of tokenizer_config.json only special tokens and the chat template stay;
-other entries may name code, or change the ids.
+Its bytes stay as they are, unless it cuts or pads texts or has special tokens beyond the embedding:
+a snapshot has the tokenizer.json that it was trained with. Of tokenizer_config.json only special
+tokens and the chat template stay; other entries may name code, or change the ids.
 """
 
 from __future__ import annotations
@@ -21,9 +21,16 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer as RustTokenizer
 
 from data.errors import DataError
-from data.tokenizer import TOKENIZER_FILES, CharTokenizer, Tokenizer, smallest_unsigned
+from data.special_tokens import (
+    SPECIAL_TOKENS,
+    beyond_embedding,
+    end_ids,
+    end_token,
+    kept_settings,
+    without_tokens,
+)
+from data.tokenizer import TOKENIZER_FILES, CharTokenizer, Tokenizer, lacks_file, smallest_unsigned
 
-SPECIAL_TOKENS = ("eos_token", "bos_token", "unk_token", "pad_token")
 FIXED_SETTINGS = {
     "tokenizer_class": "PreTrainedTokenizerFast",  # loads tokenizer.json as it is
     "clean_up_tokenization_spaces": False,
@@ -38,10 +45,19 @@ MOST_WAITING = 64
 class SubwordTokenizer(Tokenizer):
     """A tokenizer from the bytes of a tokenizer.json, with its special tokens and chat template."""
 
-    def __init__(self, content: bytes, settings: dict[str, Any], where: str) -> None:
-        """`where` names the tokenizer in messages. Raises DataError if it cannot be used."""
+    def __init__(
+        self,
+        content: bytes,
+        settings: dict[str, Any],
+        where: str,
+        rust: RustTokenizer | None = None,
+    ) -> None:
+        """`where` names the tokenizer in messages; `rust` is `content` if that is parsed already.
+
+        Raises DataError if it cannot be used.
+        """
         self._content, self._where = content, where
-        self._rust = _parsed(content, where)
+        self._rust = _parsed(content, where) if rust is None else rust
         if self._rust.truncation is not None or self._rust.padding is not None:
             # Texts of any length are encoded, and a token for padding may be beyond the embedding.
             self._rust.no_truncation()
@@ -60,7 +76,8 @@ class SubwordTokenizer(Tokenizer):
         if "eos_token" not in self._settings:
             raise DataError(
                 f"{where} has no end-of-text token, which separates documents: its "
-                "tokenizer_config.json needs an eos_token that its tokenizer.json has."
+                "tokenizer_config.json needs an eos_token that its tokenizer.json has, or its "
+                "config.json an eos_token_id."
             )
         self.end_of_text: int | None = self._rust.token_to_id(self._settings["eos_token"])
         self.dtype = smallest_unsigned(self._vocab_size)
@@ -190,7 +207,7 @@ class SubwordTokenizer(Tokenizer):
         settings = _read_json(path)
         if any(settings.pop(name, None) != value for name, value in FIXED_SETTINGS.items()):
             raise DataError(f"{path} has entries that no tokenizer here needs")
-        kept = _kept(settings)
+        kept = kept_settings(settings)
         loaded = cls(_read(folder / TOKENIZER_FILES[0]), kept, str(folder))
         if kept != settings or loaded._settings != kept:
             raise DataError(f"{path} has entries that its tokenizer does not need or lacks")
@@ -204,8 +221,21 @@ class SubwordTokenizer(Tokenizer):
             found |= _read_json(folder / name) if (folder / name).exists() else {}
         if (folder / CHAT_TEMPLATE).exists():
             found["chat_template"] = _read(folder / CHAT_TEMPLATE).decode("utf-8", "replace")
-        where = f"data.tokenizer={folder}"
-        return cls(_read(folder / TOKENIZER_FILES[0]), _kept(found), where)
+        where, path = f"data.tokenizer={folder}", folder / TOKENIZER_FILES[0]
+        if folder.is_dir() and not path.exists():
+            names, then = (
+                [one.name for one in folder.iterdir()],
+                f"copy tokenizer/{path.name} there",
+            )
+            raise DataError(lacks_file(str(folder), str(folder), names, then))
+        content = _read(path)
+        kept, rust = kept_settings(found), _parsed(content, where)
+        if beyond := beyond_embedding(folder, rust):
+            content = without_tokens(content, beyond)
+            rust = _parsed(content, where)
+        if rust.token_to_id(kept.get("eos_token", "")) is None:
+            kept |= end_token(folder, rust, found)
+        return cls(content, kept, where, rust)
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -235,6 +265,8 @@ def folder_key(folder: Path) -> str:
     for name in (*TOKENIZER_FILES, CHAT_TEMPLATE):
         if name == TOKENIZER_FILES[0] or (folder / name).exists():
             digest.update(f"{name}\0".encode() + hashlib.sha256(_read(folder / name)).digest())
+    if not (folder / TOKENIZER_FILES[1]).exists() or not has_subwords(folder):
+        digest.update(repr(end_ids(folder)).encode())
     return digest.hexdigest()
 
 
@@ -246,30 +278,6 @@ def _parsed(content: bytes, where: str) -> RustTokenizer:
     except BaseException as error:  # a panic of the Rust library is not an Exception
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise DataError(f"{where}: its tokenizer.json cannot be read: {reason}") from error
-
-
-def _kept(found: dict[str, Any]) -> dict[str, Any]:
-    """The special tokens, as texts, and the chat template of a tokenizer_config.json."""
-    kept: dict[str, Any] = {}
-    for name in SPECIAL_TOKENS:
-        token = found.get(name)
-        token = token.get("content") if isinstance(token, dict) else token
-        if isinstance(token, str) and token:
-            kept[name] = token
-    template = found.get("chat_template")
-    if isinstance(template, str) or (
-        isinstance(template, list) and all(map(_is_named_template, template))
-    ):
-        kept["chat_template"] = template
-    return kept
-
-
-def _is_named_template(entry: Any) -> bool:
-    return (
-        isinstance(entry, dict)
-        and set(entry) == {"name", "template"}
-        and all(isinstance(text, str) for text in entry.values())
-    )
 
 
 def _read(path: Path) -> bytes:

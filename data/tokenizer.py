@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,8 @@ from data.errors import DataError, UnknownCharacter
 
 CODE_POINTS = 0x110000
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+OTHER_TOKENIZERS = ("vocab.json", "merges.txt", "tokenizer.model", "spiece.model", "vocab.txt")
+"""Files of tokenizers that have no tokenizer.json."""
 CHARACTERS = "char"
 """The `data.tokenizer` of characters."""
 SMALLEST_BPE, LARGEST_BPE = 257, 1_000_000
@@ -48,6 +50,26 @@ def bpe_size(name: str) -> int | None:
     """The size that a `data.tokenizer` of the form bpe:<size> asks for; None for any other."""
     match = re.fullmatch(r"bpe:([0-9]{1,9})", name)
     return int(match[1]) if match else None
+
+
+def lacks_file(
+    where: str, value: str, names: Collection[str], then: str = "add data.tokenizer=tokenizer"
+) -> str:
+    """The mistake of a folder or repo with these files, but no tokenizer.json, and the way out.
+
+    `where` is key and value, `value` what transformers is given to find it.
+    """
+    others = [name for name in OTHER_TOKENIZERS if name in names]
+    if not others:
+        return (
+            f"{where} has no {TOKENIZER_FILES[0]}. Name a folder or a repo that has one with "
+            f"data.tokenizer, or {CHARACTERS}, or bpe:<size>."
+        )
+    return (
+        f"{where} has its tokenizer as {' and '.join(others)} and not as {TOKENIZER_FILES[0]}. "
+        f"transformers converts it: AutoTokenizer.from_pretrained({value!r})"
+        f".save_pretrained('tokenizer'). Then {then}."
+    )
 
 
 class Tokenizer(ABC):

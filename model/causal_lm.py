@@ -21,7 +21,8 @@ from model.head import mean_loss
 from model.lora import INSTALL, Lora, add_adapters
 
 CODE_KEYS = ("auto_map", "trust_remote_code", "custom_pipelines")
-"""Entries of a config.json that ask for code from a repo."""
+"""Entries of a config.json that ask for code from a repo. transformers itself passes over them, and
+so does this file, where it has the model."""
 QUANTIZED = "quantization_config"
 UNUSED_KEYS = ("attn_implementation", "experts_implementation", "transformers_version")
 """Entries that choose a kernel, perhaps from the Hub, or only inform. They are left out."""
@@ -69,14 +70,9 @@ def causal_lm_config(
 ) -> CausalLMConfig:
     """The configuration of the model that a config.json describes.
 
-    Raises UnknownArchitecture if it is not a causal language model of transformers, is quantized,
-    or needs code from a repo, and if transformers is not installed.
+    Raises UnknownArchitecture if it is not a causal language model of transformers, needs code from
+    a repo, or is quantized, and if transformers is not installed.
     """
-    for key in CODE_KEYS:
-        if content.get(key):
-            raise UnknownArchitecture(
-                f"it asks for code of its own ({key}), and code from a repo is never executed"
-            )
     if content.get(QUANTIZED):
         raise UnknownArchitecture(
             "its weights are quantized, and only float32, bf16 and fp16 weights can be trained"
@@ -84,12 +80,20 @@ def causal_lm_config(
     used = {
         key: value
         for key, value in content.items()
-        if key not in UNUSED_KEYS and not key.startswith("_")
+        if key not in (*UNUSED_KEYS, *CODE_KEYS) and not key.startswith("_")
     }
     used = {key: dropout if _is_dropout(key) else value for key, value in used.items()}
     used["dtype"] = "float32"
     used.pop("torch_dtype", None)
-    built = _transformers_config(used)
+    try:
+        built = _transformers_config(used)
+    except UnknownArchitecture as error:
+        for key in CODE_KEYS:
+            if content.get(key):
+                raise UnknownArchitecture(
+                    f"it asks for code of its own ({key}), and code from a repo is never executed"
+                ) from error
+        raise
     sizes = built.get_text_config()
     heads = int(getattr(sizes, "num_attention_heads", 0) or 0)
     return CausalLMConfig(

@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from data.special_tokens import GENERATION
+from data.tokenizer import TOKENIZER_FILES, lacks_file
 from model.causal_lm import ModelConfig
 from model.lora import Lora
 from snapshot.disk.architecture import layout_for, model_config
@@ -43,12 +45,12 @@ SMALL_FILES = (
     CONFIG,
     BASE,
     ADAPTER_CONFIG,
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
+    *TOKENIZER_FILES,
     "chat_template.jinja",
+    GENERATION,
 )
 OLD_WEIGHTS = re.compile(r"pytorch_model.*\.bin|.*\.(bin|pt|pth|ckpt|h5|msgpack|gguf)")
+GGUF = ".gguf"
 WITHOUT_OWNER = re.compile(rf"(?:{PREFIX})?([A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
 """The name of a repo from before the Hub's repos had owners, such as gpt2."""
 
@@ -136,7 +138,7 @@ def open_tokenizer(value: str, timeout: float) -> Path:
 
     def fetch() -> Path:
         commit, _ = hub.head(revision)
-        return _fetch_small(named, hub, commit, hub.files(commit), "tokenizer.json")
+        return _fetch_small(named, hub, commit, hub.files(commit), TOKENIZER_FILES[0])
 
     with naming(named):
         return with_retries(fetch)
@@ -199,6 +201,8 @@ def _fetch_small(
 ) -> Path:
     """Download configuration and tokenizer, as far as there are any; their folder."""
     if needed not in files:
+        if needed == TOKENIZER_FILES[0]:
+            raise SnapshotError(lacks_file(named, hub.repo_id, files))
         raise SnapshotError(f"{named} has no {needed}.")
     for name in SMALL_FILES:
         if name in files and files[name].size > LARGEST_SMALL_BYTES:
@@ -219,6 +223,14 @@ def _refuse_part(named: str, names: Collection[str]) -> None:
         raise SnapshotError(
             f"{named} is an adapter and not a model. Name a model that it has been merged into, "
             "by peft's merge_and_unload."
+        )
+    if packed := sorted(name for name in names if name.endswith(GGUF)):
+        value = named.partition("=")[2] or named
+        file = f"from_pretrained({value!r}, gguf_file={packed[0]!r}).save_pretrained('unpacked')"
+        raise SnapshotError(
+            f"{named} has its weights as {packed[0]} and no {CONFIG}. transformers unpacks them, "
+            f"with the package gguf: AutoModelForCausalLM.{file}, and AutoTokenizer.{file}. Then "
+            "name the folder unpacked."
         )
 
 

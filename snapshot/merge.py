@@ -6,6 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
+from data.special_tokens import GENERATION
 from data.tokenizer import TOKENIZER_FILES
 from model.causal_lm import LanguageModel
 from model.lora import merge_adapters
@@ -37,8 +38,9 @@ def merge(source: str, folder: Path) -> NamedModel:
     model = named.load()
     with atomic_folder(folder.parent, folder.name) as building:
         write_model(named, model, building, PIECE_BYTES)
-        for name in TOKENIZER_FILES:
-            shutil.copyfile(named.folder / name, building / name)
+        for name in (*TOKENIZER_FILES, GENERATION):
+            if name != GENERATION or (named.folder / name).exists():
+                shutil.copyfile(named.folder / name, building / name)
     return named
 
 

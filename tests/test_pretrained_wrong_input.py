@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import pytest
+import real_folders
+from transformers import AutoTokenizer
 
 import families
 import hubs
 import runs
+from config.compose import load_config
+from data.errors import DataError
+from data.subwords import tokenizer_of
 from snapshot.base import check_weights, open_base
 from snapshot.errors import SnapshotError
+from training.run.tokenizer import tokenizer_folder
 
 REPO = "them/model"
 
@@ -35,7 +42,10 @@ def words(small, base, *more):
 
 
 CONFIGS = {
-    "code of its own": ({"auto_map": {"AutoModel": "x.Y"}}, "asks for code of its own (auto_map)"),
+    "code of its own": (
+        {"model_type": "nobody", "auto_map": {"AutoModel": "x.Y"}},
+        "asks for code of its own (auto_map)",
+    ),
     "quantized": ({"quantization_config": {"bits": 4}}, "its weights are quantized"),
     "an unknown architecture": ({"model_type": "nobody"}, "model_type 'nobody' is not one that"),
     "no causal model": (
@@ -72,7 +82,8 @@ def test_a_model_that_cannot_be_trained_is_refused(base, tmp_path, name):
 
 
 def test_a_refusal_ends_a_run_before_it_writes_anything(small, base, tmp_path):
-    folder = changed(base, tmp_path / "base", auto_map={"AutoModel": "x.Y"})
+    theirs = {"model_type": "nobody", "auto_map": {"AutoModel": "x.Y"}}
+    folder = changed(base, tmp_path / "base", **theirs)
     result = runs.train(*words(small, folder), f"run.dir={tmp_path / 'run'}")
     assert result.returncode == 2, result.stderr
     assert f"error: model.pretrained={folder}: its config.json" in result.stderr
@@ -83,7 +94,13 @@ def without_safetensors(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
 
+def packed(folder):
+    (folder / "model.safetensors").rename(folder / "model-Q4_K_M.gguf")
+    (folder / "config.json").unlink()
+
+
 FOLDERS = {
+    "a GGUF file": (packed, "gguf_file='model-Q4_K_M.gguf').save_pretrained('unpacked')"),
     "only .bin": (without_safetensors, "as pytorch_model.bin and not as safetensors"),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "has no weights"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
@@ -96,6 +113,28 @@ def test_a_folder_that_is_no_model_is_refused(base, tmp_path, name):
     folder = shutil.copytree(base, tmp_path / "base")
     change(folder)
     assert sentence in refusal(folder)
+
+
+def test_a_tokenizer_in_older_files_is_refused_with_the_way_out(tmp_path, monkeypatch):
+    """And what the sentence says to do helps."""
+    folder = real_folders.make("gpt2", tmp_path / "gpt2")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "vocab.json").write_text(json.dumps(content["model"]["vocab"]))
+    merges = "\n".join(" ".join(pair) for pair in content["model"]["merges"])
+    (folder / "merges.txt").write_text(f"#version: 0.2\n{merges}\n")
+    (folder / "tokenizer.json").unlink()
+    before = [f"model.pretrained={folder}"]
+    with pytest.raises(DataError) as refused:
+        tokenizer_folder(load_config(before), open_base("model.pretrained", str(folder), 5.0))
+    assert "as vocab.json and merges.txt and not as tokenizer.json" in str(refused.value)
+    assert "Then add data.tokenizer=tokenizer." in str(refused.value)
+    with pytest.raises(DataError, match="Then copy tokenizer/tokenizer"):
+        tokenizer_of(folder)
+    monkeypatch.chdir(tmp_path)
+    advice = re.search(r"AutoTokenizer\..*?\.save_pretrained\(.*?\)", str(refused.value))
+    eval(advice[0], {"AutoTokenizer": AutoTokenizer})
+    found = tokenizer_folder(load_config([*before, "data.tokenizer=tokenizer"]), None)
+    assert tokenizer_of(found).end_of_text is not None
 
 
 ARGUMENTS = {

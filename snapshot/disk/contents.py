@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import DataError
+from data.special_tokens import GENERATION
 from data.subwords import load_tokenizer
 from data.tokenizer import TOKENIZER_FILES
-from model.causal_lm import ModelConfig
+from model.causal_lm import CODE_KEYS, ModelConfig
 from model.gpt import GPTConfig
 from snapshot.config_values import value_of
 from snapshot.disk.architecture import config_json, layout_for, model_config
 from snapshot.disk.files import MANIFEST, count_json_values, read_json
 from snapshot.disk.frozen import frozen_in
+from snapshot.disk.generation import check_generation
 from snapshot.disk.headers import file_by_name, read_header, tensor_files
 from snapshot.disk.layout import ADAMW, Layout, Shape
 from snapshot.disk.reading import names_in
@@ -61,7 +63,7 @@ def check_contents(folder: Path, config: dict[str, Any]) -> None:
     _compare(folder, "optimizer", moments)
     base = read_reference(folder)
     own = [CONFIG] if base is None else [BASE, *([ADAPTER_CONFIG] if base.lora else [])]
-    known = {STATE, *own, *TOKENIZER_FILES, MANIFEST}
+    known = {STATE, *own, *TOKENIZER_FILES, GENERATION, MANIFEST}
     for stem in (stem_of(base), "optimizer"):
         known |= {path.name for path in tensor_files(folder, stem)} | {
             f"{stem}.safetensors.index.json"
@@ -91,10 +93,13 @@ def check_model(folder: Path) -> ModelConfig:
     base = read_reference(folder)
     content, where = read_config(folder)
     config = model_config(content, where)
-    known = set(config_json(config)) if isinstance(config, GPTConfig) else set(content)
+    known = set(content) - set(CODE_KEYS)
+    if isinstance(config, GPTConfig):
+        known = set(config_json(config))
     if additional := sorted(set(content) - known):
         raise SnapshotError(f"{where} has an unknown entry {additional[0]!r}")
     _check_tokenizer(folder, config.vocab_size)
+    check_generation(folder)
     stem = stem_of(base)
     stored = sum(len(read_header(file)) for file in tensor_files(folder, stem))
     # Or building the layers would take as long as its author likes.

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import huggingface_hub  # imports the rest at its first use
 
+from data.special_tokens import GENERATION
 from data.tokenizer import TOKENIZER_FILES
 from snapshot.disk.files import MANIFEST, manifest_entries, manifest_sha256, step_of
 from snapshot.disk.reference import ADAPTER_CONFIG, BASE, CONFIG
@@ -36,7 +37,7 @@ from snapshot.hub.remote import RemoteFile
 from snapshot.hub.xet import Transfer
 
 WEIGHTS = re.compile(r"(adapter_)?model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
-CONFIGS = (CONFIG, BASE, ADAPTER_CONFIG)
+CONFIGS = (CONFIG, BASE, ADAPTER_CONFIG, GENERATION)
 CURVES = "curves.png"
 BEST = "best/"
 """The folder of the snapshot with the lowest held-out loss."""

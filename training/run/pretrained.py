@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -12,12 +13,15 @@ from accelerate.big_modeling import init_empty_weights
 from torch import nn
 
 from config.schema import Config, ConfigError, lora_of, other_model, too_long
+from data.chat import ChatTemplate
+from data.corpus import Corpus
 from data.tokenizer import Tokenizer, refuse_larger_than
 from model.causal_lm import CausalLMConfig, LanguageModel, ModelConfig, adapt, build_model
 from model.lora import LoraError
 from snapshot.base import SMALL_FILES, Base, check_weights, open_base
 from snapshot.disk.architecture import config_json, layout_for, model_config
 from snapshot.disk.files import snapshot_folders, snapshots_in, verify
+from snapshot.disk.generation import generation_of
 from snapshot.disk.reference import BaseReference, read_config, read_reference
 from snapshot.disk.state import restore_weights
 from snapshot.errors import SnapshotError
@@ -173,6 +177,18 @@ class PretrainedModel:
         """
         if (weights := self._weights) is not None:
             run_on_all(self._accelerator, lambda: restore_weights(weights, model))
+
+
+def generation(pretrained: PretrainedModel | None, corpus: Corpus) -> dict[str, Any]:
+    """The generation_config.json of the run's snapshots; empty if they have none.
+
+    It is that of the model which the run began from. Where the run trains on conversations, it ends
+    a text where their template ends a reply, too.
+    """
+    stops: frozenset[int] = frozenset()
+    if corpus.marks:
+        stops = ChatTemplate(corpus.tokenizer, corpus.info.name).stops()
+    return generation_of(None if pretrained is None else pretrained.base.folder, stops)
 
 
 def _empty_model(sizes: ModelConfig) -> LanguageModel:

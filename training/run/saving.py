@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -14,8 +15,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from config.schema import Config
+from data.special_tokens import GENERATION
 from data.tokenizer import Tokenizer
-from snapshot.disk.files import snapshots_in
+from snapshot.disk.files import snapshots_in, write_json
 from snapshot.disk.pending import PendingSnapshot
 from snapshot.disk.pruning import prune
 from snapshot.disk.reference import BaseReference
@@ -68,13 +70,15 @@ class SnapshotWriter:
         report: Report,
         best: BestSnapshot,
         base: BaseReference | None = None,
+        generation: dict[str, Any] | None = None,
     ) -> None:
+        """`generation` is the content of generation_config.json, if snapshots have one."""
         self.pending = False
         """Whether a snapshot has begun that the next update must wait for."""
         self._step, self._unit = 0, "token"
         self._accelerator, self._config, self._report = accelerator, config, report
         self._model, self._optimizer, self._best = model, optimizer, best
-        self._tokenizer, self._base = tokenizer, base
+        self._tokenizer, self._base, self._generation = tokenizer, base, generation
         self._root = snapshots_in(Path(config.run.dir))
         seconds = max(config.run.start_timeout_seconds, config.run.collective_timeout_seconds)
         about = self._root, seconds, report.console
@@ -255,6 +259,8 @@ class SnapshotWriter:
 
     def _save_rest(self, folder: Path) -> None:
         self._tokenizer.save(folder)
+        if self._generation:
+            write_json(folder / GENERATION, self._generation)
         self._report.flush()  # a snapshot must not outlive the metrics before it
 
     def _report_failure(self) -> None:

@@ -46,7 +46,7 @@ from training.run.attention import choose_attention
 from training.run.best import BestSnapshot
 from training.run.due import Due, due_after
 from training.run.pending_evaluation import evaluation_is_pending
-from training.run.pretrained import PretrainedModel, find_pretrained
+from training.run.pretrained import PretrainedModel, find_pretrained, generation
 from training.run.process import set_up_process
 from training.run.records import begin_records
 from training.run.run_lock import RunLock
@@ -138,7 +138,7 @@ class Session:
         came between the snapshot and its evaluation, the evaluation takes place here.
         """
         accelerator, config, start, state = self.accelerator, self.config, self.start, self.state
-        self._model, bare_model = model, unwrapped(accelerator, model)
+        self._model, bare_model, corpus = model, unwrapped(accelerator, model), self.corpus
         if self.pretrained is not None:
             self.pretrained.load(bare_model)
         if (folder := start.folder) is not None:
@@ -153,12 +153,12 @@ class Session:
         threads = Threads(accelerator, config.run.adapt_threads, launched, warn)
         tokens = config.train.global_batch_size * config.data.block_size
         before = start.permanent_folder, state.skipped_steps, config.train.max_skipped_steps
-        around = self._uploads, watchdog, threads, blocks_of(self.corpus, config)
+        around = self._uploads, watchdog, threads, blocks_of(corpus, config)
         self.report = report = Report(self.console, metrics, tokens, *(*before, *around))
         self._best = BestSnapshot(config, accelerator.is_main_process, state, start)
         base = None if self.pretrained is None else self.pretrained.reference
-        tokenizer, about = self.corpus.tokenizer, (report, self._best, base)
-        self._writer = SnapshotWriter(accelerator, config, model, optimizer, tokenizer, *about)
+        about = corpus.tokenizer, report, self._best, base, generation(self.pretrained, corpus)
+        self._writer = SnapshotWriter(accelerator, config, model, optimizer, *about)
         optimizer.optimizer.register_step_pre_hook(lambda *_: self._finish_snapshot())
         self._timeouts = ProcessGroupTimeouts(accelerator, config.run)
         self._stop = Stop(accelerator, config.run, self.signals)

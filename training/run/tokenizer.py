@@ -6,8 +6,9 @@ from pathlib import Path
 
 from config.schema import Config, other_model
 from data.errors import DataError
-from data.tokenizer import CHARACTERS, TOKENIZER_FILES, bpe_size
+from data.tokenizer import CHARACTERS, TOKENIZER_FILES, bpe_size, lacks_file
 from snapshot.base import Base, open_tokenizer
+from snapshot.disk.reading import names_in
 from training.run.pretrained import newest_begun
 
 
@@ -29,7 +30,4 @@ def tokenizer_folder(config: Config, base: Base | None) -> str | Path:
             folder = open_tokenizer(name, config.hub.timeout_seconds)
     if (folder / TOKENIZER_FILES[0]).is_file():
         return folder
-    raise DataError(
-        f"data.tokenizer={name} has no {TOKENIZER_FILES[0]}. Name a folder or a repo that has one, "
-        f"{CHARACTERS}, or bpe:<size>."
-    )
+    raise DataError(lacks_file(f"data.tokenizer={name}", name, names_in(folder)))

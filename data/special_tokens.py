@@ -1,0 +1,119 @@
+"""What the files of a model say of its special tokens.
+
+tokenizer_config.json of openai-community/gpt2 holds a length and nothing else. The end-of-text
+token is then known from the ids in config.json and generation_config.json, and from the class of
+the tokenizer.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+SPECIAL_TOKENS = ("eos_token", "bos_token", "unk_token", "pad_token")
+CONFIG, GENERATION = "config.json", "generation_config.json"
+END_ID = "eos_token_id"
+
+
+def kept_settings(found: dict[str, Any]) -> dict[str, Any]:
+    """The special tokens, as texts, and the chat template of a tokenizer_config.json."""
+    kept: dict[str, Any] = {}
+    for name in SPECIAL_TOKENS:
+        token = found.get(name)
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str) and token:
+            kept[name] = token
+    template = found.get("chat_template")
+    if isinstance(template, str) or (
+        isinstance(template, list) and all(map(_is_named_template, template))
+    ):
+        kept["chat_template"] = template
+    return kept
+
+
+def _is_named_template(entry: Any) -> bool:
+    return (
+        isinstance(entry, dict)
+        and set(entry) == {"name", "template"}
+        and all(isinstance(text, str) for text in entry.values())
+    )
+
+
+def model_settings(folder: Path, name: str) -> dict[str, Any]:
+    """The entries of a model's JSON file; none if it is absent or is no JSON object."""
+    content: Any = None
+    with suppress(OSError, ValueError, RecursionError):  # whoever builds the model reports it
+        content = json.loads((folder / name).read_bytes())
+    return content if isinstance(content, dict) else {}
+
+
+def end_ids(folder: Path) -> list[int]:
+    """The ids that end a text according to config.json, then generation_config.json."""
+    found: list[int] = []
+    for file in (CONFIG, GENERATION):
+        named = model_settings(folder, file).get(END_ID)
+        ids = named if isinstance(named, list) else [named]
+        found += [one for one in ids if type(one) is int and one >= 0 and one not in found]
+    return found
+
+
+def end_token(folder: Path, rust: Tokenizer, settings: dict[str, Any]) -> dict[str, str]:
+    """The eos_token of a folder whose tokenizer's own files name none; nothing if none is known.
+
+    `settings` are the entries of these files.
+    """
+    by_id = (rust.id_to_token(number) for number in end_ids(folder))
+    for text in chain(by_id, _end_of_class(folder, settings)):
+        if text is not None and rust.token_to_id(text) is not None:
+            return {"eos_token": text}
+    return {}
+
+
+def _end_of_class(folder: Path, settings: dict[str, Any]) -> Iterator[str]:
+    """The default of transformers' class of the tokenizer. No other class is looked at."""
+    if find_spec("transformers") is None:
+        return
+    import transformers
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
+
+    config = model_settings(folder, CONFIG)
+    by_family = TOKENIZER_MAPPING_NAMES.get(str(config.get("model_type")))
+    for name in (settings.get("tokenizer_class"), config.get("tokenizer_class"), by_family):
+        with suppress(AttributeError, ImportError, TypeError, ValueError):  # no such class
+            found = getattr(transformers, str(name))
+            if issubclass(found, transformers.PreTrainedTokenizerBase):
+                default = inspect.signature(found).parameters["eos_token"].default
+                yield str(default)
+                return
+
+
+def beyond_embedding(folder: Path, rust: Tokenizer) -> set[str]:
+    """The special tokens that the model in a folder has no rows for. No text is such a token.
+
+    Gemma 3's smaller models have the tokenizer of the larger ones, with a token for images.
+    """
+    config = model_settings(folder, CONFIG)
+    rows = config.get("vocab_size")
+    if type(rows) is not int:
+        return set()
+    added = rust.get_added_tokens_decoder().items()
+    return {one.content for number, one in added if one.special and number >= rows}
+
+
+def without_tokens(content: bytes, tokens: set[str]) -> bytes:
+    """A tokenizer.json without some of its added tokens."""
+    described = json.loads(content)
+    listed, vocabulary = described["added_tokens"], described["model"].get("vocab")
+    described["added_tokens"] = [one for one in listed if one["content"] not in tokens]
+    if isinstance(vocabulary, dict):
+        for token in tokens:
+            vocabulary.pop(token, None)
+    return json.dumps(described, ensure_ascii=False).encode() + b"\n"

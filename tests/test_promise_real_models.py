@@ -1,0 +1,114 @@
+"""Models of the Hub in the files that their repos have, and not in those that transformers saves.
+
+Each loads, is trained, generates text, and its snapshot is a model of transformers again.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import real_folders
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import runs
+from data.subwords import tokenizer_of
+from model.causal_lm import build_model
+from snapshot.disk.architecture import model_config
+from snapshot.disk.files import read_json
+from snapshot.disk.state import restore_weights
+
+QUICK = ("gpt2",)
+SAMPLED = ("temperature", "top_k", "top_p", "do_sample", "repetition_penalty")
+
+
+@pytest.fixture(scope="session")
+def folder_of(tmp_path_factory):
+    """The folder of a model, made once."""
+    root, made = tmp_path_factory.mktemp("real"), {}
+
+    def folder(name: str):
+        if name not in made:
+            made[name] = real_folders.make(name, root / name)
+        return made[name]
+
+    return folder
+
+
+def each(thorough):
+    """All models, those that are not quick with a mark."""
+    return [
+        pytest.param(name, marks=() if name in QUICK else thorough) for name in real_folders.KINDS
+    ]
+
+
+def ours(folder):
+    """The model of a folder, as this project loads it."""
+    model = build_model(model_config(*_content(folder))).eval()
+    restore_weights(folder, model)
+    return model
+
+
+def _content(folder):
+    return read_json(folder / "config.json"), str(folder)
+
+
+def theirs(folder):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def ends_of(model) -> set[int]:
+    """The tokens at which transformers stops a model."""
+    ends = model.generation_config.eos_token_id
+    return set(ends) if isinstance(ends, list) else {ends}
+
+
+def assert_equal_logits(folder) -> None:
+    model = ours(folder)
+    ids = torch.randint(model.config.vocab_size, (2, 20))
+    with torch.no_grad():
+        assert (model(ids) - theirs(folder)(ids).logits).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("name", real_folders.KINDS)
+def test_its_files_mean_what_transformers_reads_in_them(folder_of, name):
+    """Logits, the end of a text, and a prompt."""
+    folder = folder_of(name)
+    tokenizer, reference = tokenizer_of(folder), AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.end_of_text == reference.eos_token_id
+    assert_equal_logits(folder)
+
+
+@pytest.mark.parametrize("name", each(pytest.mark.thorough))
+def test_it_is_trained_and_its_snapshot_is_a_model_of_transformers(
+    folder_of, name, small, tmp_path
+):
+    """Two steps, a sample, a snapshot with the logits and the ends of transformers' own model.
+
+    The run then resumes from it.
+    """
+    folder, run_dir = folder_of(name), tmp_path / "run"
+    words = [word for word in small if not word.startswith("model.n_")]
+    words += [f"model.pretrained={folder}", "train.max_steps=2", "train.sample_every=2"]
+    result = runs.train(*words, f"run.dir={run_dir}")
+    assert result.returncode == 0, result.stderr
+    assert read_json_line(run_dir / "samples.jsonl")["step"] == 2
+    saved = runs.snapshot(run_dir, 2)
+    assert_equal_logits(saved)
+    before, after = theirs(folder), theirs(saved)
+    assert ends_of(after) == ends_of(before)
+    for key in SAMPLED:
+        assert getattr(after.generation_config, key) == getattr(before.generation_config, key)
+    text = "the run"
+    assert (
+        AutoTokenizer.from_pretrained(saved)(text).input_ids
+        == AutoTokenizer.from_pretrained(folder)(text).input_ids
+    )
+    resumed = runs.train(*words, "train.max_steps=3", f"run.dir={run_dir}")
+    assert resumed.returncode == 0, resumed.stderr
+    assert ends_of(theirs(runs.snapshot(run_dir, 3))) == ends_of(before)
+
+
+def read_json_line(path):
+    return json.loads(path.read_text().splitlines()[0])
