@@ -34,8 +34,8 @@ from snapshot.disk.tensors import TensorReader
 from snapshot.errors import SnapshotError
 from snapshot.hub.client import Hub
 from snapshot.hub.errors import HubError, HubUnreachable
-from snapshot.hub.names import PREFIX, named_repo
-from snapshot.hub.remote import BRANCH, RemoteFile
+from snapshot.hub.names import named_repo
+from snapshot.hub.remote import BRANCH, PREFIX, RemoteFile
 from snapshot.resume import newest_snapshot
 from snapshot.store import with_retries
 

@@ -21,7 +21,8 @@ from snapshot.disk.reading import names_in, visible
 from snapshot.disk.reference import WHOLE
 from snapshot.disk.writing import atomic_folder
 from snapshot.errors import SnapshotError
-from snapshot.hub.names import NAMED_REPO, PREFIX, named_repo
+from snapshot.hub.names import NAMED_REPO, named_repo
+from snapshot.hub.remote import PREFIX
 from snapshot.hub.space import OF_SPACES, SPACE, upload_space
 from snapshot.merge import write_model
 from snapshot.named_model import TIMEOUT_SECONDS, NamedModel, find_model

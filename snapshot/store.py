@@ -25,7 +25,6 @@ from snapshot.hub.fetch import (
     RepoContents,
     fetch,
     fetch_state,
-    foreign_file_message,
     read_repo,
 )
 from snapshot.hub.latest import remote_step
@@ -83,9 +82,7 @@ def newest_of_disk_and_repo(
     latest, local_step = repo.latest, -1 if state is None else state.step
     local = replace(local, repo=repo)
     if latest is None:
-        if repo.fault is None or newest is not None:
-            return local
-        return _newest_without_latest(repo, local, root)
+        return local
     if state is not None and latest.run_id != state.run_id:
         if store.takeover:
             return local
@@ -114,15 +111,6 @@ def newest_of_disk_and_repo(
         return local
     why = "there is none here" if newest is None else f"newer than step {local_step} here"
     return _fetched_start(local, repo, found, why)
-
-
-def _newest_without_latest(repo: RepoContents, local: Start, root: Path) -> Start:
-    """The newest snapshot of a repo whose latest.json is not usable."""
-    found = _first_whole(repo, repo.folders(), root, None)
-    if found.path is None:
-        raise _none_whole(repo, found.faults)
-    local = replace(local, warnings=local.warnings + found.faults)
-    return _fetched_start(local, repo, found, "there is none here")
 
 
 def _fetched_start(local: Start, repo: RepoContents, found: Fetched, why: str) -> Start:
@@ -157,11 +145,10 @@ def start_in_empty_repo(store: Store) -> Start:
     repo, faults = _open_repo(store, can_do_without=False, is_new=True)
     if repo is None:
         return Start(None, None, "", faults)
-    if repo.folders() and not store.takeover:
-        newest = remote_step(repo.folders()[0])
+    if repo.latest is not None and not store.takeover:
         raise SnapshotError(
-            f"snapshot.resume=never, but {store.key} holds a run, at step {newest}. Name a new "
-            "repo; hub.takeover=true replaces what is in this one."
+            f"snapshot.resume=never, but {store.key} holds a run, at step {repo.latest.step}. Name "
+            "a new repo; hub.takeover=true replaces what is in this one."
         )
     return Start(None, None, "", faults, repo=repo)
 
@@ -254,9 +241,9 @@ def _open_repo(
             f"{store.key} is a public repo, and hub.private=true. Make it private, name another, "
             "or allow it with hub.private=false."
         )
-    if foreign := repo.foreign_file():
-        raise SnapshotError(foreign_file_message(store.hub, foreign))
-    return repo, () if repo.fault is None else (f"{repo.fault}; it is rewritten.",)
+    if refusal := repo.refusal():
+        raise SnapshotError(refusal)
+    return repo, ()
 
 
 def _read_or_create(store: Store) -> RepoContents:

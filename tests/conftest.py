@@ -31,6 +31,7 @@ SUBJECTS = {
         "test_promise_buckets",
         "test_promise_hub_",
         "test_promise_other_hubs",
+        "test_promise_ownership",
         "test_records",
         "test_stream_faults",
         "test_text_hub",

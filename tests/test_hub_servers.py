@@ -139,19 +139,6 @@ def test_somebody_s_own_file_that_comes_during_an_upload_stays(hub, finished_run
     assert repo.read(repo.head, "NOTES.md") == b"mine"
 
 
-@pytest.mark.parametrize("hub", [Deviations(), ALL], indirect=True)
-def test_where_latest_json_does_not_say_whose_they_are_no_snapshot_is_deleted(hub, finished_run):
-    hubs.put(hub, runs.snapshot(finished_run, 30), 3, 4, 5, 6)
-    hub.commit_files(hubs.REPO, {"latest.json": b"{}"})
-    uploads = hubs.uploader(keep=2)
-    uploads.offer(runs.snapshot(finished_run, 20), Card("# 20\n"))
-    assert uploads.flush(30)
-    assert hubs.steps_at_head(hub.repo(hubs.REPO)) == [3, 4, 5, 6, 20]
-    uploads.offer(runs.snapshot(finished_run, 30), Card("# 30\n"))  # now it is known
-    assert uploads.flush(30)
-    assert hubs.steps_at_head(hub.repo(hubs.REPO)) == [20, 30]
-
-
 @pytest.mark.parametrize("hub", [Deviations(no_xet=True)], indirect=True)
 def test_a_server_without_xet_is_named_once_with_the_remedy(hub, finished_run):
     hub.create(hubs.REPO)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from snapshot.disk.files import verify
 from snapshot.errors import SnapshotError
+from snapshot.hub.best import BestCheck
 from snapshot.hub.client import Hub
 from snapshot.hub.errors import HubConflict, HubError, HubNoRevision, HubRefused
-from snapshot.hub.fetch import foreign_file_message, read_repo
+from snapshot.hub.fetch import read_repo
 from snapshot.hub.latest import Latest
+from snapshot.hub.pruning import Manifests
 from snapshot.hub.publish import Policy, Upload, latest_for, publish
 from snapshot.hub.remote import Remote
 from snapshot.hub.upkeep import Upkeep
@@ -55,8 +55,7 @@ class Attempt:
         """The `latest.json` that another attempt wrote and that this one may replace."""
         self._ended_attempts = frozenset(target.ended_attempts)
         self.repo_was_read = target.repo_was_read
-        self._whole_best: Path | None = None
-        """The best snapshot that was verified."""
+        self._best_check = BestCheck(notify)
         self._unneeded: frozenset[str] = frozenset()
         """Large files that our last commit removed."""
         self._head: str | None = None
@@ -66,6 +65,7 @@ class Attempt:
         self._commits = 0 if self._latest is None else self._latest.commits
         self._records, self._recorded_step = target.records, 0
         """The step up to which this attempt has uploaded the records."""
+        self._manifests = Manifests(hub)
         self._upkeep = Upkeep(self._hub, self._policy, notify)
         self._can_squash, self._made_room = True, False
         self._squash_failure_reported = self._records_failure_reported = False
@@ -99,23 +99,23 @@ class Attempt:
     def _upload(self, upload: Upload) -> Transfer:
         if not self.repo_was_read:
             self._hub.create(self._policy.private)
-            if foreign := read_repo(self._hub).foreign_file():
-                raise Fenced(foreign_file_message(self._hub, foreign))
+            if refusal := read_repo(self._hub).refusal():
+                raise Fenced(refusal)
             self.repo_was_read = True
         parent, before = self._parent()
         commits = self._commits + 1
         # If this commit is squashed, the next attempt must not count the commits before it.
         counted = 0 if self._is_squash_due(commits) else commits
-        upload = self._without_damaged_best(upload)
+        upload = self._best_check.checked(upload)
         latest = latest_for(upload, self._run_id, self._attempt_id, counted, before)
         transfer = Transfer()
         if before is not None and before == self._known_latest and before.run_id == self._run_id:
             self._upkeep.tag_milestone(before, parent)  # the attempt before may have been killed
         if before is None or replace(before, commits=latest.commits) != latest:
             confirm = lambda: self._confirm(parent)  # noqa: E731
-            keep = self._policy.keep
+            about = self._policy.keep, self._manifests, parent
             records, reached = self._new_records(upload.step)
-            done = publish(self._hub, upload, latest, before, keep, parent, records, confirm)
+            done = publish(self._hub, upload, latest, before, *about, records, confirm)
             self._head, transfer, self._recorded_step = done.commit, done.transfer, reached
             self._unneeded |= done.unneeded
         else:  # the commit succeeded earlier, and its response was lost
@@ -123,19 +123,6 @@ class Attempt:
         self._upkeep.tag_milestone(latest, self._head)
         self._commits, self._latest, self._may_take_over = commits, latest, False
         return transfer
-
-    def _without_damaged_best(self, upload: Upload) -> Upload:
-        """An upload without its best snapshot, if that is damaged: it never delays the newest."""
-        folder = None if upload.best is None else upload.best.folder
-        if folder is None or folder == self._whole_best:
-            return upload
-        try:
-            verify(folder)
-        except SnapshotError as error:
-            self._notify(f"the best snapshot is not uploaded: {str(error).rstrip('.')}.")
-            return replace(upload, best=None)
-        self._whole_best = folder
-        return upload
 
     def _new_records(self, step: int) -> tuple[dict[str, bytes], int]:
         """The records that this attempt has not uploaded yet. They never delay a snapshot."""
@@ -170,8 +157,12 @@ class Attempt:
             return head, self._latest
         try:
             found = self._hub.latest(head, self._hub.files(head))
-        except SnapshotError:
-            found = None  # not a file of this project: no attempt owns the repo
+        except SnapshotError as error:  # it may be that of an attempt that lives
+            raise HubRefused(
+                f"{error}, so it is unknown which attempt owns {self._hub.repo_id}. Restore that "
+                "file from an earlier commit.",
+                "latest.json",
+            ) from error
         ours = {self._attempt_id, *self._ended_attempts}
         if not (found is None or found.attempt_id in ours or found == self._known_latest):
             if not self._may_take_over:

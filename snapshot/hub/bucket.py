@@ -20,15 +20,23 @@ from tempfile import TemporaryDirectory
 from huggingface_hub import constants
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
-from snapshot.disk.files import LARGEST_STEP, MANIFEST, manifest_sha256, read_json
+from snapshot.disk.files import (
+    LARGEST_STEP,
+    MANIFEST,
+    manifest_entries,
+    manifest_sha256,
+    read_json,
+)
 from snapshot.errors import SnapshotError
 from snapshot.hub.errors import BUCKETS, HubMissing, HubRefused, HubUnreachable, translate_errors
 from snapshot.hub.latest import Latest, remote_step
 from snapshot.hub.remote import BRANCH, Remote, RemoteFile
 from snapshot.hub.xet import NoXet, Sent, Transfer, XetFile, is_available
 
-FOLDER = re.compile(r"(([0-9a-f]{1,64})/([0-9a-f]{1,64})/step-([0-9]{8,13}))/[^/]+")
-RECORDS = re.compile(r"([0-9a-f]{1,64}/[0-9a-f]{1,64})/(metrics/[^/]+|events\.jsonl|best\.json)")
+ATTEMPT = r"[0-9a-f]{32}/[0-9a-f]{32}"
+"""A run and an attempt."""
+FOLDER = re.compile(rf"({ATTEMPT}/step-[0-9]{{8,13}})/[^/]+")
+RECORDS = re.compile(rf"({ATTEMPT})/(metrics/from-[0-9]{{8,13}}\.jsonl|events\.jsonl|best\.json)")
 BEST = "best.json"
 LARGEST_JSON_BYTES = 4 << 20
 NEEDS_XET = (
@@ -88,19 +96,32 @@ class Bucket(Remote):
         return next((p for p in sorted(files) if not any(one.fullmatch(p) for one in known)), None)
 
     def latest(self, commit: str, files: Mapping[str, RemoteFile]) -> Latest | None:
-        """The newest whole snapshot, as `latest.json` of a repo names it."""
+        """The newest whole snapshot, as `latest.json` of a repo names it.
+
+        Raises SnapshotError if it has no manifest of this project.
+        """
         for folder in whole_snapshots(files)[:1]:
-            run, attempt, _ = folder.split("/")
-            wanted = (f"{folder}/{MANIFEST}", f"{run}/{attempt}/{BEST}")
-            small = {path: files[path] for path in wanted if path in files}
-            if any(file.size > LARGEST_JSON_BYTES for file in small.values()):
-                raise SnapshotError(f"{folder} of {self.name} has a file that is too large")
-            with TemporaryDirectory() as place:
-                self.download_all(commit, small, Path(place))
-                digest = manifest_sha256(Path(place) / folder)
-                best = _best_in(Path(place) / run / attempt / BEST)
-            return Latest(run, attempt, remote_step(folder), folder, digest, 0, *best)
+            try:
+                return self._described(commit, files, folder)
+            except SnapshotError:  # perhaps damaged in transit
+                return self._described(commit, files, folder)
         return None
+
+    def _described(self, commit: str, files: Mapping[str, RemoteFile], folder: str) -> Latest:
+        run, attempt, _ = folder.split("/")
+        wanted = (f"{folder}/{MANIFEST}", f"{run}/{attempt}/{BEST}")
+        small = {path: files[path] for path in wanted if path in files}
+        if any(file.size > LARGEST_JSON_BYTES for file in small.values()):
+            raise SnapshotError(f"{folder} of {self.name} has a file that is too large")
+        with TemporaryDirectory() as place:
+            self.download_all(commit, small, Path(place))
+            try:
+                manifest_entries(Path(place) / folder)
+            except SnapshotError as error:
+                raise SnapshotError(str(error).replace(place, self.name)) from error
+            digest = manifest_sha256(Path(place) / folder)
+            best = _best_in(Path(place) / run / attempt / BEST)
+        return Latest(run, attempt, remote_step(folder), folder, digest, 0, *best)
 
     def records_prefix(self, latest: Latest) -> str:
         """Before the paths of the records, which each attempt has below its own folder."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from snapshot.disk.files import MANIFEST, manifest_entries
+from snapshot.disk.files import FILE_NAME, MANIFEST, manifest_entries
 from snapshot.hub.attempt import Fenced, UploadTarget
+from snapshot.hub.best import BestCheck
 from snapshot.hub.bucket import BEST, RECORDS, Bucket, folders_in_bucket, run_of, whole_snapshots
 from snapshot.hub.errors import HubError, HubRefused, HubUnreachable
-from snapshot.hub.fetch import foreign_file_message, read_repo
+from snapshot.hub.fetch import read_repo
 from snapshot.hub.latest import remote_step
-from snapshot.hub.publish import Upload, check_digests
+from snapshot.hub.pruning import Manifests
+from snapshot.hub.publish import Best, Upload, check_digests
 from snapshot.hub.remote import RemoteFile
 from snapshot.hub.xet import Transfer, XetFile
 
@@ -30,7 +32,13 @@ class BucketAttempt:
         self._known: frozenset[str] = frozenset()
         """The whole snapshots that were there when this attempt began to upload."""
         self._has_begun = False
-        self._recorded_step, self._best_step = 0, 0
+        self._added: dict[str, list[str]] = {}
+        """By folder, what an attempt that is this one, or over, has uploaded to it. For folders
+        without a manifest: the upload or the deletion was cut off."""
+        self._recorded_step = 0
+        self._best = _best_of(target)
+        """The best snapshot, which the bucket has."""
+        self._best_check, self._manifests = BestCheck(notify), Manifests(bucket)
         self._reported: set[str] = set()
         self.repo_was_read = target.repo_was_read
 
@@ -46,40 +54,64 @@ class BucketAttempt:
                 f"{self._bucket.key} has become public, and hub.private=true. Make it private, or "
                 "start with hub.private=false."
             )
-        self._best_step = self._best_step if upload.best is None else upload.best.step
+        upload = self._best_check.checked(upload)
         listed = self._bucket.files()
         if not self._has_begun:
-            self._begin(whole_snapshots(listed))
-        place = f"{self._own}{upload.folder.name}"
-        if f"{place}/{MANIFEST}" in listed:  # uploaded earlier, and the response was lost
-            return Transfer()
-        files = {
-            f"{place}/{name}": upload.folder / name for name in manifest_entries(upload.folder)
-        }
-        files[f"{place}/{MANIFEST}"] = upload.folder / MANIFEST
+            self._begin(listed)
+        transfer = self._add_best(upload, listed)
+        if f"{self._own}{upload.folder.name}/{MANIFEST}" in listed:
+            return transfer  # uploaded earlier, and the response was lost
         with TemporaryDirectory() as folder:
             records, reached = self._write_records(upload, Path(folder))
-            sent, transfer = self._bucket.upload({**files, **records})
-        check_digests({path: sent[path].sha256 for path in files}, upload.folder)
+            transfer += self._add_snapshot(upload.folder, records)
+        self._recorded_step = reached
+        return transfer
+
+    def _add_best(self, upload: Upload, listed: Mapping[str, RemoteFile]) -> Transfer:
+        """Upload the best snapshot, unless the bucket has it or `upload` is that snapshot."""
+        best, transfer = upload.best, Transfer()
+        if best is None:
+            return transfer
+        there = best.step == upload.step or self._has(best.step, listed)
+        if not there and best.folder is not None:
+            transfer, there = self._add_snapshot(best.folder, {}), True
+        if there:
+            self._best = best
+        return transfer
+
+    def _has(self, step: int, listed: Mapping[str, RemoteFile]) -> bool:
+        """Whether the bucket has a whole snapshot of a step of this run."""
+        whole = whole_snapshots(listed)
+        return any(self._is_ours(folder) and remote_step(folder) == step for folder in whole)
+
+    def _add_snapshot(self, snapshot: Path, records: Mapping[str, Path]) -> Transfer:
+        """Upload a snapshot and records, its manifest last."""
+        place = f"{self._own}{snapshot.name}"
         last = f"{place}/{MANIFEST}"
+        files = {f"{place}/{name}": snapshot / name for name in manifest_entries(snapshot)}
+        files[last] = snapshot / MANIFEST
+        sent, transfer = self._bucket.upload({**files, **records})
+        check_digests({path: sent[path].sha256 for path in files}, snapshot)
+        self._manifests.note(place, snapshot)
+        self._added[place] = list(files)
         contents = {path: one.file for path, one in sent.items() if path != last}
         self._bucket.add(contents)
         self._check_listed(contents)
         self._bucket.add({last: sent[last].file})  # now the snapshot is there
-        self._recorded_step = reached
         return transfer
 
     def _open(self) -> bool:
         """Create the bucket if it could not be read at the start; returns whether it is private."""
         if not self.repo_was_read:
             self._bucket.create(self._policy.private)
-            if foreign := read_repo(self._bucket).foreign_file():
-                raise Fenced(foreign_file_message(self._bucket, foreign))
+            if refusal := read_repo(self._bucket).refusal():
+                raise Fenced(refusal)
             self.repo_was_read = True
         return self._bucket.head()[1]
 
-    def _begin(self, there: list[str]) -> None:
+    def _begin(self, listed: Mapping[str, RemoteFile]) -> None:
         """Note what is there. Raises Fenced if it is another run's."""
+        there = whole_snapshots(listed)
         others = [folder for folder in there if not self._is_ours(folder)]
         if others and not self._policy.takeover:
             raise Fenced(
@@ -87,6 +119,12 @@ class BucketAttempt:
                 f"{self._bucket.repo_id}; this one does not upload. Training continues with local "
                 "snapshots. Name another hub.bucket; hub.takeover=true replaces what is there."
             )
+        for folder in folders_in_bucket(listed) - set(there):
+            if self._is_ended(folder):
+                paths = [path for path in listed if path.startswith(f"{folder}/")]
+                self._added[folder] = [
+                    path for path in paths if FILE_NAME.fullmatch(path.rpartition("/")[2])
+                ]
         self._known, self._has_begun = frozenset(there), True
 
     def _check_listed(self, contents: dict[str, XetFile]) -> None:
@@ -106,8 +144,8 @@ class BucketAttempt:
             records, reached = self._records(self._recorded_step, upload.step)
         except (OSError, ValueError) as error:
             self._report_once("records", f"metrics are not uploaded: {str(error).rstrip('.')}.")
-        if upload.best is not None:
-            best = {"step": upload.best.step, "loss": upload.best.loss}
+        if self._best is not None:
+            best = {"step": self._best.step, "loss": self._best.loss}
             records = {**records, BEST: json.dumps(best).encode()}
         files = {}
         for path, content in records.items():
@@ -121,20 +159,24 @@ class BucketAttempt:
         try:
             listed = self._bucket.files()
             for folder in self._to_delete(listed, step):
-                paths = [path for path in listed if path.startswith(f"{folder}/")]
-                if f"{folder}/{MANIFEST}" in paths:  # first, so that no half of it counts
-                    paths.remove(f"{folder}/{MANIFEST}")
-                    self._bucket.delete([f"{folder}/{MANIFEST}"])
-                self._bucket.delete(paths)
+                self._added[folder] = paths = self._paths_of(folder, listed)
+                self._bucket.delete(paths[:1])  # the manifest, so that no half of it counts
+                self._bucket.delete(paths[1:])
                 listed = {path: file for path, file in listed.items() if path not in paths}
             self._bucket.delete(self._old_records(listed))
-        except HubError as error:
-            if isinstance(error, HubRefused):
+        except (HubError, OSError) as error:  # what is transient is tried after the next upload
+            if not isinstance(error, HubUnreachable):
                 self._report_once(
                     "delete",
                     f"old snapshots still use storage of {self._bucket.repo_id}: "
                     f"{str(error).rstrip('.')}. Uploads continue.",
                 )
+
+    def _paths_of(self, folder: str, listed: Mapping[str, RemoteFile]) -> list[str]:
+        """The files of a folder that an attempt uploaded, the manifest first."""
+        if f"{folder}/{MANIFEST}" in listed:
+            return self._manifests.paths("", listed, folder)
+        return [path for path in self._added.get(folder, ()) if path in listed]
 
     def _to_delete(self, listed: dict[str, RemoteFile], step: int) -> list[str]:
         """Folders that are not needed any more, the oldest first.
@@ -171,6 +213,10 @@ class BucketAttempt:
     def _is_ours(self, folder: str) -> bool:
         return run_of(folder) == self._run_id
 
+    def _is_ended(self, folder: str) -> bool:
+        """Whether an attempt of this run that is over has uploaded a folder."""
+        return self._is_ours(folder) and folder.split("/")[1] in self._ended
+
     def _is_rival(self, folder: str) -> bool:
         """Whether another attempt has uploaded a snapshot since this one began."""
         return not folder.startswith(self._own) and folder not in self._known
@@ -180,18 +226,26 @@ class BucketAttempt:
 
         Of another attempt that is what was whole when this one began: the rest it may be uploading.
         """
-        attempt = folder.split("/")[1]
-        if folder.startswith(self._own) or (self._is_ours(folder) and attempt in self._ended):
+        if folder.startswith(self._own) or self._is_ended(folder):
             return True
         return folder in self._known and (self._is_ours(folder) or self._policy.takeover)
 
     def _stays(self, folder: str, step: int) -> bool:
         """Whether a snapshot of this run is a milestone, the best, or of a later step."""
         found = remote_step(folder)
-        special = self._policy.is_milestone(found) or found == self._best_step
+        is_best = self._best is not None and found == self._best.step
+        special = self._policy.is_milestone(found) or is_best
         return self._is_ours(folder) and (special or found > step)
 
     def _report_once(self, kind: str, text: str) -> None:
         if kind not in self._reported:
             self._reported.add(kind)
             self._notify(text)
+
+
+def _best_of(target: UploadTarget) -> Best | None:
+    """The best snapshot that an earlier attempt of the run has uploaded."""
+    known = target.known_latest
+    if known is None or known.run_id != target.run_id or known.best_loss is None:
+        return None
+    return Best(known.best_step, known.best_loss, None)

@@ -23,9 +23,9 @@ from snapshot.disk.state import RunState, check_snapshot, read_state
 from snapshot.disk.writing import atomic_folder, make_way
 from snapshot.errors import SnapshotError
 from snapshot.hub.latest import Latest, remote_step
+from snapshot.hub.pruning import LARGEST_MANIFEST_BYTES
 from snapshot.hub.remote import BRANCH, Remote, RemoteFile
 
-LARGEST_MANIFEST_BYTES = 4 << 20
 PARTIAL = ".download"
 """The folder of an unfinished download, below the snapshots."""
 NOT_FOR_SAMPLING = "optimizer"
@@ -53,9 +53,24 @@ class RepoContents:
         """Its snapshot folders, the one of latest.json first, then the newest first."""
         return self.hub.folders(self.files, self.latest)
 
-    def foreign_file(self) -> str | None:
-        """A file that no run uploaded; None if the repo belongs to a run, or is new."""
-        return self.hub.foreign_file(self.files)
+    def refusal(self) -> str | None:
+        """Why a run may not use the repo: it holds something that no run uploaded.
+
+        None if the repo belongs to a run, or is new.
+        """
+        if self.fault is not None:
+            return (
+                f"{self.hub.key} cannot be used: {self.fault}, so no run of this project is known "
+                "to own it. Name one that is new or empty. If a run owns it, restore that file, or "
+                f"continue from its snapshots with snapshot.resume={self.hub.url}, another "
+                "run.name and a new store."
+            )
+        if foreign := self.hub.foreign_file(self.files):
+            return (
+                f"{self.hub.key} holds {foreign}, which no run of this project uploaded. Name "
+                "one that is new or empty."
+            )
+        return None
 
 
 def read_repo(hub: Remote, revision: str = BRANCH) -> RepoContents:
@@ -67,14 +82,6 @@ def read_repo(hub: Remote, revision: str = BRANCH) -> RepoContents:
     except SnapshotError as error:
         return RepoContents(hub, commit, private, files, None, str(error))
     return RepoContents(hub, commit, private, files, latest)
-
-
-def foreign_file_message(hub: Remote, file: str) -> str:
-    """Why a repo that holds such a file is not used."""
-    return (
-        f"{hub.key} holds {file}, which no run of this project uploaded. Name "
-        "one that is new or empty."
-    )
 
 
 def fetch(repo: RepoContents, folder: str, root: Path) -> Path:

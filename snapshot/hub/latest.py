@@ -9,10 +9,11 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from snapshot.disk.files import LARGEST_STEP, SNAPSHOT_NAME, read_json
+from snapshot.disk.files import LARGEST_STEP, MANIFEST, SNAPSHOT_NAME, read_json
 from snapshot.errors import SnapshotError
 
 LATEST = "latest.json"
+FORMAT_VERSION = 1
 SNAPSHOTS = "snapshots"
 """The folder of a repo that holds its snapshots."""
 
@@ -34,20 +35,29 @@ class Latest:
     """Its held-out loss, nats per token."""
 
 
-NO_BEST = {"best_step": 0, "best_loss": None}
+NOT_IN_OLDER_FILES = {"format_version": FORMAT_VERSION, "best_step": 0, "best_loss": None}
 
 
 def read_latest(path: Path, repo_id: str) -> Latest:
     """Read and check `latest.json`. Raises SnapshotError if it is not valid."""
-    content = read_json(path)
+    try:
+        content = read_json(path)
+    except SnapshotError as error:  # name the repo, not the temporary folder
+        raise SnapshotError(str(error).replace(str(path), f"{LATEST} of {repo_id}")) from error
     if isinstance(content, dict):
-        content = {**NO_BEST, **content}  # older files name none
+        content = {**NOT_IN_OLDER_FILES, **content}
+        if (version := content["format_version"]) != FORMAT_VERSION:
+            raise SnapshotError(
+                f"{LATEST} of {repo_id} has format version {version!r:.40}; this program reads "
+                f"version {FORMAT_VERSION}"
+            )
     names = {entry.name: entry.type for entry in fields(Latest)}
     valid = isinstance(content, dict) and set(content) >= set(names)
     if valid:
         kinds = {"str": (str,), "int": (int,), "float | None": (float, type(None))}
         valid = all(type(content[name]) in kinds[str(kind)] for name, kind in names.items())
         valid = valid and content["best_step"] >= 0 and math.isfinite(content["best_loss"] or 0)
+        valid = valid and bool(content["run_id"] and content["attempt_id"])
     if valid:
         name = SNAPSHOT_NAME.fullmatch(content["folder"].removeprefix(f"{SNAPSHOTS}/"))
         valid = name is not None and int(name[1]) == content["step"] <= LARGEST_STEP
@@ -58,16 +68,17 @@ def read_latest(path: Path, repo_id: str) -> Latest:
 
 def latest_as_bytes(latest: Latest) -> bytes:
     """The content of `latest.json`."""
-    return (json.dumps(asdict(latest), indent=2) + "\n").encode()
+    content = {"format_version": FORMAT_VERSION, **asdict(latest)}
+    return (json.dumps(content, indent=2) + "\n").encode()
 
 
 def folders_in(paths: Iterable[str]) -> list[str]:
-    """The snapshot folders among the paths of a repo, newest first."""
+    """The snapshot folders among the paths of a repo, newest first: those with a manifest."""
     found = set()
     for path in paths:
         top, _, rest = path.partition("/")
-        name = rest.partition("/")[0]
-        if top == SNAPSHOTS and SNAPSHOT_NAME.fullmatch(name):
+        name, _, file = rest.partition("/")
+        if top == SNAPSHOTS and SNAPSHOT_NAME.fullmatch(name) and file == MANIFEST:
             found.add(f"{SNAPSHOTS}/{name}")
     return sorted(found, key=remote_step, reverse=True)
 

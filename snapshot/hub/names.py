@@ -9,10 +9,8 @@ from snapshot.disk.reading import visible
 from snapshot.errors import SnapshotError
 from snapshot.hub.bucket import Bucket
 from snapshot.hub.client import REPO_ID, Hub
-from snapshot.hub.remote import BRANCH, Remote
+from snapshot.hub.remote import BRANCH, PREFIX, Remote
 
-PREFIX = "hf://"
-"""A prefix that marks a name as a repo, whatever this disk holds."""
 NAMED_BUCKET = re.compile(rf"{PREFIX}buckets/({REPO_ID.pattern})")
 NAMED_REPO = re.compile(rf"({PREFIX})?({REPO_ID.pattern})(?:@([\w./-]+))?")
 

@@ -10,7 +10,6 @@ metrics/... events.jsonl                         the run's records (snapshot/hub
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,21 +21,24 @@ from data.tokenizer import TOKENIZER_FILES
 from snapshot.disk.files import MANIFEST, manifest_entries, manifest_sha256, step_of
 from snapshot.disk.reference import ADAPTER_CONFIG, BASE, CONFIG
 from snapshot.errors import SnapshotError
-from snapshot.hub.client import Hub
-from snapshot.hub.errors import HubError
+from snapshot.hub.client import OWN_FILES, Hub
+from snapshot.hub.errors import HubError, HubRefused
 from snapshot.hub.latest import (
     LATEST,
     SNAPSHOTS,
     Latest,
-    folders_in,
     latest_as_bytes,
-    remote_step,
+)
+from snapshot.hub.pruning import (
+    WEIGHTS,
+    Manifests,
+    folders_to_delete,
+    weights_in_another_split,
 )
 from snapshot.hub.records import replaced_segments
 from snapshot.hub.remote import RemoteFile
 from snapshot.hub.xet import Transfer
 
-WEIGHTS = re.compile(r"(adapter_)?model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
 CONFIGS = (CONFIG, BASE, ADAPTER_CONFIG, GENERATION)
 CURVES = "curves.png"
 BEST = "best/"
@@ -133,47 +135,47 @@ def publish(
     latest: Latest,
     before: Latest | None,
     keep: int,
+    manifests: Manifests,
     parent: str,
     records: Mapping[str, bytes],
     confirm: Callable[[], None],
 ) -> Published:
     """Upload a snapshot in one commit on top of `parent`.
 
-    `before` is the latest.json of `parent`, `records` are files by their paths. `confirm` is called
-    just before the commit, and raises if `parent` is no longer the head. Raises SnapshotError if
-    the files on disk have changed, OSError if the folder no longer exists, and HubError, after
-    which the outcome is unknown.
+    `before` is the latest.json of `parent`, `records` are files by their paths. `manifests` are
+    those of the repo. `confirm` is called just before the commit, and raises if `parent` is no
+    longer the head. Raises SnapshotError if the files on disk have changed, OSError if the folder
+    no longer exists, and HubError, after which the outcome is unknown.
     """
     snapshot = _snapshot_files(upload.folder, latest.folder)
     files = hub.files(parent)
+    pruned = folders_to_delete(files, latest, before, keep)
     best = _best_files(upload.best, files)
-    top_level = [
-        huggingface_hub.CommitOperationAdd(path.name, path)
-        for path in sorted(upload.folder.iterdir())
-        if path.name in (*CONFIGS, *TOKENIZER_FILES) or WEIGHTS.fullmatch(path.name)
-    ]
-    if upload.card.curves is not None:
-        top_level.append(huggingface_hub.CommitOperationAdd(CURVES, upload.card.curves))
-    top_level.append(huggingface_hub.CommitOperationAdd(LATEST, latest_as_bytes(latest)))
-    top_level += [
-        huggingface_hub.CommitOperationAdd(path, content) for path, content in records.items()
-    ]
+    if before is not None and (best or latest.best_step == 0):
+        pruned.append(BEST.rstrip("/"))
+    top_level = _top_level_files(upload, latest, records)
     transfer = hub.upload_contents([*snapshot, *best, *top_level])
     check_digests(_digests_of(snapshot), upload.folder)
     if upload.best is not None and upload.best.folder is not None:
         check_digests(_digests_of(best), upload.best.folder)
     added = [*snapshot, *best, *top_level]
+    if before is None:
+        _refuse_to_overwrite(hub, files, added)
+    new = {one.path_in_repo for one in added}
     deleted = {
-        *_paths_to_delete(files, latest, before, keep),
+        *(path for folder in pruned for path in manifests.paths(parent, files, folder)),
+        *weights_in_another_split(files, new, manifests, before, parent),
         *replaced_segments(files, records, latest, before),
-        *(path for path in files if path.startswith(BEST) and (best or latest.best_step == 0)),
-    }.difference(one.path_in_repo for one in added)
+    } - new
     deletions = [
         huggingface_hub.CommitOperationDelete(path, is_folder=False) for path in sorted(deleted)
     ]
     operations: list[huggingface_hub.CommitOperation] = [*added, *deletions]
     card = huggingface_hub.CommitOperationAdd("README.md", upload.card.text.encode())
     message = f"Snapshot of step {latest.step}"
+    manifests.note(latest.folder, upload.folder)
+    if best and upload.best is not None and upload.best.folder is not None:
+        manifests.note(BEST.rstrip("/"), upload.best.folder)
     confirm()
     try:
         commit = hub.commit([*operations, card], message, parent)
@@ -183,7 +185,8 @@ def publish(
         confirm()
         # Without the card that the Hub rejects.
         commit = hub.commit(operations, message, parent)
-    return Published(commit, transfer, _unneeded(files, added, deleted))
+    unneeded = _unneeded(files, added, deleted) & manifests.digests
+    return Published(commit, transfer, unneeded)
 
 
 def _unneeded(
@@ -207,6 +210,23 @@ def _snapshot_files(folder: Path, path_in_repo: str) -> list[huggingface_hub.Com
     return [
         huggingface_hub.CommitOperationAdd(f"{path_in_repo}/{name}", folder / name)
         for name in names
+    ]
+
+
+def _top_level_files(
+    upload: Upload, latest: Latest, records: Mapping[str, bytes]
+) -> list[huggingface_hub.CommitOperationAdd]:
+    """The files at the top of the repo, without the model card, and the records."""
+    files = [
+        huggingface_hub.CommitOperationAdd(path.name, path)
+        for path in sorted(upload.folder.iterdir())
+        if path.name in (*CONFIGS, *TOKENIZER_FILES) or WEIGHTS.fullmatch(path.name)
+    ]
+    small = {LATEST: latest_as_bytes(latest), **records}
+    if upload.card.curves is not None:
+        small[CURVES] = upload.card.curves
+    return files + [
+        huggingface_hub.CommitOperationAdd(path, content) for path, content in small.items()
     ]
 
 
@@ -244,19 +264,15 @@ def check_digests(sent: Mapping[str, str], folder: Path) -> None:
             raise SnapshotError(f"{folder} is damaged: the content of {name} has changed")
 
 
-def _paths_to_delete(
-    files: Iterable[str], latest: Latest, before: Latest | None, keep: int
-) -> list[str]:
-    """Files of snapshots beyond the newest `keep`, and top-level weights in another split.
-
-    Snapshots of later steps stay: the run skipped them, or returned to an earlier step. All stay if
-    there was no valid latest.json to tell which run they belong to.
-    """
-    paths = list(files)
-    folders = folders_in(paths) if before is not None else []
-    if before is not None and before.run_id == latest.run_id:
-        folders = [folder for folder in folders if remote_step(folder) < latest.step][keep - 1 :]
-    replaced = {*folders, latest.folder}
-    return [
-        path for path in paths if path.rpartition("/")[0] in replaced or WEIGHTS.fullmatch(path)
-    ]
+def _refuse_to_overwrite(
+    hub: Hub,
+    files: Mapping[str, RemoteFile],
+    added: Iterable[huggingface_hub.CommitOperationAdd],
+) -> None:
+    """Raise HubRefused if files are there that no latest.json says to be a run's."""
+    if others := sorted({one.path_in_repo for one in added} & files.keys() - OWN_FILES):
+        raise HubRefused(
+            f"{hub.repo_id} holds {others[0]} and no {LATEST}, so no run of this project is known "
+            f"to own it. Restore {LATEST} from an earlier commit, or empty the repo.",
+            "not this run's",
+        )

@@ -18,6 +18,8 @@ from snapshot.hub.latest import Latest
 from snapshot.hub.xet import XetFile, XetStorage
 
 BRANCH = "main"
+PREFIX = "hf://"
+"""A prefix that marks a name as one of the Hub, whatever this disk holds."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,11 @@ class Remote(ABC):
     @abstractmethod
     def name(self) -> str:
         """What messages call it."""
+
+    @property
+    def url(self) -> str:
+        """What names it in `snapshot.resume`, as in `hf://me/run`."""
+        return f"{PREFIX}{self.name}"
 
     @property
     @abstractmethod

@@ -1,0 +1,242 @@
+"""Nothing in a repo or a bucket that no run uploaded is overwritten or deleted."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from many_snapshots import copied
+
+import hubs
+import runs
+from loopback_hub import LoopbackHub
+from snapshot.disk.files import manifest_sha256
+from snapshot.disk.state import read_state
+from snapshot.errors import SnapshotError
+from snapshot.hub.attempt import UploadTarget
+from snapshot.hub.bucket import Bucket
+from snapshot.hub.client import Hub
+from snapshot.hub.latest import Latest, latest_as_bytes
+from snapshot.hub.publish import Best, Card, Policy
+from snapshot.hub.uploader import Uploader
+from snapshot.resume import choose_start
+from snapshot.store import Store
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Use 'content=:DeprecationWarning"  # huggingface_hub 2.4 calls httpx2 so
+)
+OURS = json.loads(latest_as_bytes(Latest("run", "a", 7, "snapshots/step-00000007", "0" * 64)))
+FOREIGN = {
+    "another program's": {"version": 3},
+    "of a newer version": {**OURS, "format_version": 2},
+    "without a run": {**OURS, "run_id": ""},
+    "damaged": None,
+}
+KINDS = [
+    pytest.param(
+        kind, marks=[] if kind in ("another program's", "damaged") else [pytest.mark.thorough]
+    )
+    for kind in FOREIGN
+]
+RUN, OTHER_RUN = "1" * 32, "2" * 32
+FIRST, SECOND = "a" * 32, "b" * 32
+
+
+@pytest.fixture
+def snapshot_of(finished_run, tmp_path):
+    """A whole snapshot of any step, no tensor of which is another's."""
+
+    def of(step: int) -> Path:
+        return copied(runs.snapshot(finished_run, 30), tmp_path / "made" / "snapshots", step)
+
+    return of
+
+
+def somebodys(kind: str) -> dict[str, bytes]:
+    """The files of a repo that no run uploaded, with a latest.json."""
+    content = FOREIGN[kind]
+    return {
+        "latest.json": b'{"run_id": ' if content is None else json.dumps(content).encode(),
+        "model.safetensors": b"somebody's",
+        "config.json": b"{}",
+        "NOTES.md": b"mine",
+    }
+
+
+def assert_untouched(hub: LoopbackHub, files: dict[str, bytes], commits: int) -> None:
+    repo = hub.repo(hubs.REPO)
+    assert len(repo.every_head) == commits
+    assert {path: repo.read(repo.head, path) for path in files} == files
+    assert not hub.count("lfs-delete")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_repo_whose_latest_json_is_not_a_run_s_is_refused_however_a_run_starts(
+    near_hub, finished_run, tmp_path, kind
+):
+    near_hub.create(hubs.REPO)
+    near_hub.commit_files(hubs.REPO, files := somebodys(kind))
+    for takeover in (False, True):
+        own = Store(Hub(hubs.REPO, 5.0), private=True, takeover=takeover)
+        for run_dir in (finished_run, tmp_path / "new"):
+            for resume in ("auto", "never"):
+                if (run_dir, resume) != (finished_run, "never"):  # the run of other tests
+                    with pytest.raises(SnapshotError, match=r"Name one that is new or empty"):
+                        choose_start(run_dir, resume, own)
+    # A run that could not reach the Hub at its start.
+    uploads = hubs.uploader(unknown=True)
+    uploads.offer(newest := runs.snapshot(finished_run, 30), hubs.card(newest))
+    assert uploads.flush(30)
+    assert uploads.status().off
+    assert "no run of this project" in " ".join(uploads.messages())
+    assert_untouched(near_hub, files, commits=2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_latest_json_that_changes_during_a_run_ends_uploads_until_it_is_restored(
+    near_hub, finished_run, kind
+):
+    near_hub.create(hubs.REPO)
+    uploads = hubs.uploader()
+    first, second = (runs.snapshot(finished_run, step) for step in (10, 20))
+    uploads.offer(first, hubs.card(first))
+    assert uploads.flush(30)
+    sound = {"latest.json": near_hub.repo(hubs.REPO).read("main", "latest.json")}
+    near_hub.commit_files(hubs.REPO, files := somebodys(kind))
+    uploads.offer(second, hubs.card(second))
+    assert not uploads.flush(30)
+    (message,) = uploads.messages()
+    assert "uploads wait: latest.json of me/run" in message
+    assert "Restore that file" in message
+    assert_untouched(near_hub, files, commits=3)
+    near_hub.commit_files(hubs.REPO, sound)
+    uploads.offer(second, hubs.card(second))
+    near_hub.wait_for(lambda: hubs.step_of(near_hub) == 20)
+
+
+def test_files_that_come_before_the_first_upload_are_not_overwritten(near_hub, finished_run):
+    files = {
+        path: content for path, content in somebodys("damaged").items() if "latest" not in path
+    }
+    near_hub.create(hubs.REPO)
+    between = hubs.Interrupted(hubs.REPO, lambda: near_hub.commit_files(hubs.REPO, files))
+    uploads = hubs.uploader(between)
+    uploads.offer(newest := runs.snapshot(finished_run, 30), hubs.card(newest))
+    assert not uploads.flush(30)
+    assert "me/run holds config.json and no latest.json" in " ".join(uploads.messages())
+    assert_untouched(near_hub, files, commits=2)
+
+
+def test_the_advice_for_a_repo_with_a_damaged_latest_json_helps(near_hub, finished_run, tmp_path):
+    hubs.seed(near_hub, runs.snapshot(finished_run, 20), runs.snapshot(finished_run, 30))
+    sound = near_hub.repo(hubs.REPO).read("main", "latest.json")
+    near_hub.commit_files(hubs.REPO, {"latest.json": b"{"})
+    with pytest.raises(SnapshotError) as refused:
+        choose_start(tmp_path / "lost", "auto", hubs.store())
+    assert "snapshot.resume=hf://me/run, another run.name and a new store" in str(refused.value)
+    new = choose_start(tmp_path / "new", "hf://me/run", hubs.store(repo_id="me/new"))
+    assert new.state.step == 30
+    near_hub.commit_files(hubs.REPO, {"latest.json": sound})
+    assert choose_start(tmp_path / "lost", "auto", hubs.store()).state.step == 30
+
+
+def upload(uploads: Uploader, *folders: Path, best: Best | None = None) -> None:
+    for folder in folders:
+        uploads.offer(folder, Card(f"# {folder.name}\n"), best)
+        assert uploads.flush(60), uploads.status()
+
+
+@pytest.mark.parametrize("takes_over", [False, True], ids=["same run", "takeover"])
+def test_what_no_manifest_names_stays_in_a_run_s_repo(near_hub, snapshot_of, takes_over):
+    near_hub.create(hubs.REPO)
+    best = Best(1, 2.0, snapshot_of(1))
+    upload(hubs.uploader(keep=3), *map(snapshot_of, (1, 2, 3)), best=best)
+    mine = {
+        "snapshots/step-00000001/notes.txt": b"in a snapshot",
+        "snapshots/step-00000002/model.safetensors": b"in place of a snapshot's",
+        "snapshots/step-00000009/model.safetensors": b"no snapshot",
+        "best/notes.txt": b"beside the best",
+        "model-00001-of-00002.safetensors": b"at the top",
+        "model.gguf": b"made of it",
+    }
+    near_hub.commit_files(hubs.REPO, mine)
+    seen = hubs.latest(near_hub)
+    run, ended = ("other", ()) if takes_over else ("run", ("attempt",))
+    known = Latest(**{name: seen[name] for name in Latest.__dataclass_fields__ if name in seen})
+    later = hubs.uploader(run_id=run, attempt_id="b", ended=ended, seen=known, keep=1)
+    upload(later, *map(snapshot_of, (4, 5)), best=Best(4, 1.0, snapshot_of(4)))
+    repo = near_hub.repo(hubs.REPO)
+    assert {path: repo.read("main", path) for path in mine} == mine
+    others = {path for path in repo.files("main") if path.startswith("snapshots/")} - mine.keys()
+    assert {path.split("/")[1] for path in others} == {"step-00000005"}
+    assert json.loads(repo.read("main", "best/state.json"))["step"] == 4
+    # What was in the place of somebody's file is a manifest's, and is gone.
+    kept = sum(entry.size for entry in repo.files("main").values() if entry.is_lfs)
+    assert repo.contents.bytes_of_large() == kept
+
+
+def bucket_uploads(run_id: str, attempt_id: str, **more) -> Uploader:
+    policy = Policy(keep=1, min_interval=0.0, squash_every=None, private=True, takeover=False)
+    policy = replace(policy, **more)
+    return Uploader(UploadTarget(Bucket(hubs.REPO, 1.0), policy, run_id, attempt_id))
+
+
+def put(bucket: Bucket, folder: Path, files: dict[str, bytes]) -> None:
+    """Files in a bucket that no run uploaded."""
+    folder.mkdir()
+    for number, content in enumerate(files.values()):
+        (folder / str(number)).write_bytes(content)
+    sent, _ = bucket.upload({path: folder / str(number) for number, path in enumerate(files)})
+    bucket.add({path: one.file for path, one in sent.items()})
+
+
+@pytest.mark.parametrize("takes_over", [False, True], ids=["same run", "takeover"])
+def test_what_no_manifest_names_stays_in_a_bucket(near_hub, snapshot_of, tmp_path, takes_over):
+    there = near_hub.create_bucket(hubs.REPO)
+    upload(bucket_uploads(RUN, FIRST, keep=3), *map(snapshot_of, (1, 2)))
+    mine = {
+        f"{RUN}/{FIRST}/step-00000001/notes.txt": b"in a snapshot",
+        f"{RUN}/{FIRST}/step-00000002/model.safetensors": b"in place of a snapshot's",
+    }
+    put(Bucket(hubs.REPO, 1.0), tmp_path / "mine", mine)
+    later = bucket_uploads(OTHER_RUN if takes_over else RUN, SECOND, takeover=takes_over)
+    upload(later, *map(snapshot_of, (4, 5)))
+    assert {path: there.read(path) for path in mine} == mine
+    snapshots = {path for path in there.files if "/step-" in path} - mine.keys()
+    assert {path.split("/")[2] for path in snapshots} == {"step-00000005"}
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["a/b/step-00000001/weights.safetensors", f"{RUN}/{FIRST}/metrics/notes.txt", "latest.json"],
+)
+def test_a_bucket_with_paths_that_only_look_like_a_run_s_is_refused(near_hub, tmp_path, path):
+    near_hub.create_bucket(hubs.REPO)
+    put(Bucket(hubs.REPO, 1.0), tmp_path / "mine", {path: b"mine"})
+    for takeover in (False, True):
+        own = Store(Bucket(hubs.REPO, 1.0), private=True, takeover=takeover)
+        for resume in ("auto", "never"):
+            with pytest.raises(SnapshotError, match=r"which no run of this project uploaded"):
+                choose_start(tmp_path / "run", resume, own)
+
+
+def test_a_bucket_with_another_program_s_manifest_is_refused(near_hub, tmp_path):
+    near_hub.create_bucket(hubs.REPO)
+    path = f"{RUN}/{FIRST}/step-00000001/manifest.json"
+    put(Bucket(hubs.REPO, 1.0), tmp_path / "mine", {path: b'{"files": 3}'})
+    with pytest.raises(SnapshotError, match="is not a manifest of this format"):
+        choose_start(tmp_path / "run", "auto", Store(Bucket(hubs.REPO, 1.0), True, True))
+
+
+def test_a_run_s_own_repo_of_before_the_format_had_a_version_is_known(near_hub, finished_run):
+    newest = runs.snapshot(finished_run, 30)
+    run_id = read_state(newest).run_id
+    hubs.put(near_hub, newest, 30, run=run_id)
+    older = {
+        name: value for name, value in hubs.latest(near_hub).items() if name != "format_version"
+    }
+    near_hub.commit_files(hubs.REPO, {"latest.json": json.dumps(older).encode()})
+    start = choose_start(finished_run, "auto", hubs.store())
+    assert start.known_latest.manifest_sha256 == manifest_sha256(newest)
