@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import json
+import shlex
 from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from data.errors import DataError
+from data.errors import BadRow, DataError
+from data.formats import iconv
 from data.pieces import with_final_newline
 
 Message = dict[str, Any]
@@ -16,6 +20,8 @@ PACKED, SEPARATE, CONVERSATIONS = DOCUMENT_MODES = ("packed", "separate", "conve
 """The values of `data.documents`."""
 DEFAULT_COLUMN = "text"
 MESSAGES, PAIR = "messages", ("prompt", "completion")
+SHOWN_COLUMNS, SHOWN_NAME = 20, 40
+"""How many names of columns an error lists, and how many characters of each."""
 
 
 @dataclass(frozen=True)
@@ -30,35 +36,85 @@ class Column(ABC):
         """Part of the key of a cached text."""
 
     @abstractmethod
-    def find(self, source: str, columns: list[str]) -> list[str]:
-        """The columns to read. Raises DataError if the source has not got them."""
+    def among(self, columns: Collection[str]) -> list[str]:
+        """Those of a table's columns that are read; none if it has no documents of this kind."""
 
     @abstractmethod
-    def document(self, row: dict[str, Any], number: int, source: str) -> str:
+    def missing(self, source: str, columns: Iterable[str]) -> DataError:
+        """The error for a table that has only other columns."""
+
+    @abstractmethod
+    def document(self, row: Mapping[str, Any]) -> str:
         """The document of a row, with a final newline; empty if there is none.
 
-        Rows are numbered from 1. Raises DataError for a value of another type.
+        A row has at least those of its columns that are read. Raises BadRow for a value of another
+        type.
         """
 
     @abstractmethod
     def check_plain_text(self, source: str) -> None:
         """Raise DataError if a source without columns has no documents of this kind."""
 
+    @abstractmethod
+    def check_type(self, source: str, column: str, kind: str, is_text: bool) -> None:
+        """Raise DataError if a column of a table with types cannot have what is read."""
+
     @property
     def texts(self) -> tuple[str, ...]:
         """Columns whose values are texts."""
         return (self.name,)
 
-    def csv_options(self) -> dict[str, Any]:
-        """Options for CSV, without which pandas drops texts such as "NA" and turns "007" into 7."""
-        return {"keep_default_na": False, "converters": dict.fromkeys(self.texts, str)}
+    def find(self, source: str, columns: Collection[str]) -> list[str]:
+        """The columns to read. Raises DataError if the source has not got them."""
+        found = self.among(columns)
+        if not found:
+            raise self.missing(source, columns)
+        return found
 
 
-def no_column(source: str, name: str, columns: list[str]) -> DataError:
+def no_column(source: str, name: str, columns: Iterable[str]) -> DataError:
     """The error for a column that does not exist."""
+    names = list(columns)
+    alike = difflib.get_close_matches(name, names, n=1)
+    meant = f" Is it {alike[0]:.{SHOWN_NAME}}?" if alike else ""
     return DataError(
-        f"data.text_column={name} is not a column of {source}. Its columns: {', '.join(columns)}."
+        f"data.text_column={name} is not a column of {source}. Its columns: {_listed(names)}."
+        f"{meant}"
     )
+
+
+def _listed(names: list[str]) -> str:
+    """The first names, each shortened, and how many there are besides."""
+    shown = [
+        name if len(name) <= SHOWN_NAME else f"{name[:SHOWN_NAME]}..."
+        for name in names[:SHOWN_COLUMNS]
+    ]
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more:,} more" if more else "")
+
+
+class NotUtf8(BadRow):
+    """A text with bytes of another encoding."""
+
+    def remedy_for(self, file: str) -> str:
+        """The command that converts the file."""
+        return f"Convert the file first, for example, if it is Latin-1: {iconv('LATIN1', file)}"
+
+
+def check_utf8(column: str, text: str) -> None:
+    """Raise BadRow for a text that is no Unicode: bytes of another encoding, half characters.
+
+    Readers keep bytes that are not UTF-8 as `surrogateescape` has them.
+    """
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        if 0xDC80 <= code <= 0xDCFF:
+            raise NotUtf8(f"{column} is not UTF-8: byte 0x{code - 0xDC00:02x}") from error
+        raise BadRow(f"{column} is not UTF-8: {error.reason}") from error
 
 
 class TextColumn(Column):
@@ -68,22 +124,42 @@ class TextColumn(Column):
     def key(self) -> str:
         return self.name
 
-    def find(self, source: str, columns: list[str]) -> list[str]:
-        if self.name not in columns:
-            raise no_column(source, self.name, columns)
-        return [self.name]
+    def among(self, columns: Collection[str]) -> list[str]:
+        return [self.name] if self.name in columns else []
 
-    def document(self, row: dict[str, Any], number: int, source: str) -> str:
-        text = row[self.name]
+    def missing(self, source: str, columns: Iterable[str]) -> DataError:
+        return no_column(source, self.name, columns)
+
+    def document(self, row: Mapping[str, Any]) -> str:
+        text = row.get(self.name)
         if not isinstance(text, str | None):
-            raise DataError(
-                f"data.text_column={self.name} of {source} holds {type(text).__name__}, not text: "
-                f"{text!r:.40}. Name a column of text."
+            raise BadRow(
+                f"data.text_column={self.name} holds {type(text).__name__}, not text: {text!r:.40}",
+                f"Write it as a text{_as_texts(self.name, text)}, leave the row out, or name "
+                "another column with data.text_column",
             )
-        return with_final_newline(text) if text else ""
+        if not text:
+            return ""
+        check_utf8(self.name, text)
+        return with_final_newline(text)
 
     def check_plain_text(self, source: str) -> None:
         pass
+
+    def check_type(self, source: str, column: str, kind: str, is_text: bool) -> None:
+        if not is_text:
+            raise DataError(
+                f"data.text_column={column} of {source} holds {kind}, not text. Name another "
+                "column, or write this one as texts."
+            )
+
+
+def _as_texts(column: str, value: Any) -> str:
+    """The command that writes the numbers of a column as texts, for a number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return ""
+    command = shlex.quote(f"(.[{json.dumps(column)}] | numbers) |= tostring")
+    return f" (of JSON lines: jq -c {command})"
 
 
 class MessagesColumn(Column):
@@ -100,33 +176,40 @@ class MessagesColumn(Column):
     def texts(self) -> tuple[str, ...]:
         return PAIR
 
-    def find(self, source: str, columns: list[str]) -> list[str]:
+    def among(self, columns: Collection[str]) -> list[str]:
         chosen = MESSAGES if self.name == DEFAULT_COLUMN else self.name
         if chosen in columns:
             return [chosen]
-        if self.name == DEFAULT_COLUMN and set(PAIR) <= set(columns):
-            return list(PAIR)
+        is_pair = self.name == DEFAULT_COLUMN and all(name in columns for name in PAIR)
+        return list(PAIR) if is_pair else []
+
+    def missing(self, source: str, columns: Iterable[str]) -> DataError:
         if self.name != DEFAULT_COLUMN:
-            raise no_column(source, self.name, columns)
+            return no_column(source, self.name, columns)
         wanted = f"a column {MESSAGES}, or the columns {' and '.join(PAIR)}"
-        raise DataError(
+        return DataError(
             f"data.documents=conversations needs {wanted}; data.source={source} has: "
-            f"{', '.join(columns)}. Name another column of messages with data.text_column."
+            f"{_listed(list(columns))}. Name another column of messages with data.text_column."
         )
 
-    def document(self, row: dict[str, Any], number: int, source: str) -> str:
-        values = list(row.values())
+    def document(self, row: Mapping[str, Any]) -> str:
+        values = [row[name] for name in self.among(row)] or [None]
         messages = values[0] if len(values) == 1 else _turns(*values)
         try:
             if not isinstance(messages, list):
                 raise ValueError("no list of messages")
             checked = [_message(message) for message in messages]
         except ValueError as error:
-            raise DataError(
-                f"data.source={source}, row {number}: {error}: {messages!r:.60}. "
-                "A message is an object with the texts role and content."
+            raise BadRow(
+                f"{error}: {messages!r:.60}",
+                "A message is an object with the texts role and content",
             ) from error
-        return json.dumps(checked, ensure_ascii=False) + "\n"
+        document = json.dumps(checked, ensure_ascii=False, default=str)  # dates of Parquet
+        check_utf8(self.name, document)
+        return document + "\n"
+
+    def check_type(self, source: str, column: str, kind: str, is_text: bool) -> None:
+        pass
 
     def check_plain_text(self, source: str) -> None:
         raise DataError(

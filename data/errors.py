@@ -18,6 +18,18 @@ class BrokenText(DataError):
     """A text whose content cannot be read; if it was downloaded, the download is useless."""
 
 
+class BadRow(ValueError):
+    """A row that is no document. The message is the reason; the reader adds file and row."""
+
+    def __init__(self, reason: str, remedy: str = "Repair the file, or leave the row out") -> None:
+        super().__init__(reason)
+        self.remedy = remedy
+
+    def remedy_for(self, file: str) -> str:
+        """What to do about it, in a file of that name."""
+        return self.remedy
+
+
 class TextUnreachable(DataError):
     """A network or server failure. A later start may succeed."""
 

@@ -7,12 +7,13 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from data.errors import DataError
-from data.formats import TABLE_READERS, TEXT_SUFFIXES, suffixes
+from data.formats import TABLES, TEXT_SUFFIXES, suffixes
 from data.progress import Progress
 
 PIECE_BYTES = 1 << 20
@@ -26,7 +27,7 @@ def looks_like_files(source: str) -> bool:
         or any(mark in source for mark in "*?[")
         or source.startswith(("/", "./", "../", "~"))
         or compression != ""
-        or suffix in (*TEXT_SUFFIXES, *TABLE_READERS)
+        or suffix in (*TEXT_SUFFIXES, *TABLES)
         or re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source) is None
     )
 
@@ -71,6 +72,32 @@ def _check_folder_is_readable(pattern: Path) -> None:
     fixed = [part for part in pattern.parents if not glob.has_magic(str(part))]
     if fixed and fixed[0].is_dir():
         os.scandir(fixed[0]).close()
+
+
+class NamedFile(NamedTuple):
+    """A file of a source."""
+
+    name: str
+    """The name in its source, which decides its format."""
+    path: Path
+
+
+def named(paths: list[Path]) -> list[NamedFile]:
+    """Files of this machine, named from the longest folder that all are in."""
+    full = [path.absolute().as_posix() for path in paths]
+    folder = common_folder(full)
+    return [NamedFile(name[len(folder) :], path) for name, path in zip(full, paths, strict=True)]
+
+
+def common_folder(paths: Iterable[str]) -> str:
+    """The longest beginning of all paths that ends with a slash."""
+    folders = [path.split("/")[:-1] for path in paths]
+    if not folders:
+        return ""
+    shared = min(folders, key=len)
+    while any(folder[: len(shared)] != shared for folder in folders):
+        shared = shared[:-1]
+    return "/".join([*shared, ""])
 
 
 def stamps_of(name: str, files: list[Path]) -> list[tuple[int, int, int]]:

@@ -7,22 +7,41 @@ import gzip
 import lzma
 import shlex
 import zlib
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from data.errors import BrokenText
+from data.errors import BrokenText, DataError
 
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".py")
-TABLE_READERS = {
-    ".jsonl": "json",
-    ".ndjson": "json",
-    ".json": "json",
-    ".parquet": "parquet",
-    ".csv": "csv",
+LINES, CSV, PARQUET = "lines", "csv", "parquet"
+TABLES = {
+    ".jsonl": LINES,
+    ".ndjson": LINES,
+    ".json": LINES,
+    ".parquet": PARQUET,
+    ".csv": CSV,
+    ".tsv": CSV,
 }
-COMPRESSIONS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+"""By the end of a name, the format of a table."""
+
+
+def _open_zstd(file: Any, mode: str) -> Any:
+    import pyarrow as pa  # a second of a start that reads no such file
+
+    opened = pa.OSFile(file) if isinstance(file, str) else pa.PythonFile(file, mode="r")
+    return pa.CompressedInputStream(opened, "zstd")
+
+
+COMPRESSIONS: dict[str, Any] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+    ".zst": _open_zstd,
+}
+"""By the end of a name, what opens a path or an open file of bytes."""
 BROKEN_COMPRESSION = (OSError, EOFError, lzma.LZMAError, zlib.error)
 """Raised by reading a broken compressed file."""
+UNPACKERS = {".gz": "gzip -dc <", ".bz2": "bzip2 -dc <", ".xz": "xz -dc <", ".zst": "zstd -dc"}
 HEAD_BYTES = 512
 UNPACK = "Unpack it first: "
 OTHER_FORMATS = (
@@ -30,11 +49,11 @@ OTHER_FORMATS = (
     (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive", UNPACK + "7z x {file}"),
     (0, b"Rar!\x1a\x07", "a RAR archive", UNPACK + "unrar x {file}"),
     (257, b"ustar", "a tar archive", UNPACK + "tar -xf {file}"),
-    (0, b"\x28\xb5\x2f\xfd", "compressed by Zstandard", UNPACK + "zstd -dc {file} > text.txt"),
-    (0, b"\x04\x22\x4d\x18", "compressed by LZ4", UNPACK + "lz4 -dc {file} > text.txt"),
-    (0, b"\x1f\x8b", "compressed by gzip", UNPACK + "gzip -dc < {file} > text.txt"),
-    (0, b"BZh91AY&SY", "compressed by bzip2", UNPACK + "bzip2 -dc < {file} > text.txt"),
-    (0, b"\xfd7zXZ\x00", "compressed by xz", UNPACK + "xz -dc < {file} > text.txt"),
+    (0, b"\x28\xb5\x2f\xfd", "compressed by Zstandard", UNPACK + "zstd -dc {file} > {bare}"),
+    (0, b"\x04\x22\x4d\x18", "compressed by LZ4", UNPACK + "lz4 -dc {file} > {bare}"),
+    (0, b"\x1f\x8b", "compressed by gzip", UNPACK + "gzip -dc < {file} > {bare}"),
+    (0, b"BZh91AY&SY", "compressed by bzip2", UNPACK + "bzip2 -dc < {file} > {bare}"),
+    (0, b"\xfd7zXZ\x00", "compressed by xz", UNPACK + "xz -dc < {file} > {bare}"),
     (0, b"%PDF-", "a PDF document", "Convert it first: pdftotext {file} text.txt"),
     (0, b"PAR1", "a Parquet table", "Give it a name that ends in .parquet."),
     (0, bytes(HEAD_BYTES), "NUL bytes at its beginning", "Copy it again: it is incomplete."),
@@ -58,22 +77,44 @@ def suffixes(path: str) -> tuple[str, str]:
     return (Path(bare.stem) if compression else bare).suffix, compression
 
 
-def open_bytes(file: str) -> IO[bytes]:
-    """Open a file, decompressed according to its name."""
-    opener = COMPRESSIONS.get(suffixes(file)[1])
-    return opener(file, "rb") if opener else open(file, "rb")
+def format_of(name: str) -> str | None:
+    """The format of a table, by the end of its name; None for any other file."""
+    suffix, compression = suffixes(name)
+    kind = TABLES.get(suffix)
+    return None if kind == PARQUET and compression else kind
+
+
+def mixed_formats(source: str, names: list[str]) -> DataError:
+    """The error for files of several formats."""
+    ends = sorted({suffixes(name)[0] or name for name in names})
+    return DataError(
+        f"data.source={source} mixes formats ({', '.join(ends)}). Name files of one format."
+    )
+
+
+def open_bytes(name: str, file: Any) -> IO[bytes]:
+    """Open a path or an open file of bytes, decompressed according to its name."""
+    opener = COMPRESSIONS.get(suffixes(name)[1])
+    if opener is not None:
+        return opener(file, "rb")
+    return open(file, "rb") if isinstance(file, str) else file
 
 
 def refuse_other_content(file: str) -> None:
     """Raise BrokenText if the first bytes indicate another format; the message has the remedy."""
     try:
-        with open_bytes(file) as opened:
+        with open_bytes(file, file) as opened:
             head = opened.read(HEAD_BYTES)
     except BROKEN_COMPRESSION:
         return  # the reader of the whole file reports it
+    refuse_content(file, head)
+
+
+def refuse_content(file: str, head: bytes) -> None:
+    """Raise BrokenText if a file whose decompressed content begins so has another format."""
     for offset, magic, what, remedy in OTHER_FORMATS:
         if head[offset : offset + len(magic)] == magic:
-            remedy = remedy.format(file=shlex.quote(file))
+            remedy = remedy.format(file=shlex.quote(file), bare=shlex.quote(_unpacked(file)))
             raise BrokenText(f"data.source: {file} is {what}, not a text. {remedy}")
     encoding = _wide_encoding(head)
     if encoding is not None:
@@ -81,6 +122,14 @@ def refuse_other_content(file: str) -> None:
             f"data.source: {file} is not UTF-8: byte 0 (counted from 0) begins a text in "
             f"{encoding}. Convert it first, for example: {iconv(encoding, file)}"
         )
+
+
+def _unpacked(file: str) -> str:
+    """A name for the content of a file: in the present folder, of the same format."""
+    path = PurePosixPath(file)
+    if path.suffix.lower() in (*TEXT_SUFFIXES, *TABLES):
+        return f"{path.stem}-unpacked{path.suffix}"
+    return path.stem if PurePosixPath(path.stem).suffix else f"{path.stem}-unpacked.txt"
 
 
 def _wide_encoding(head: bytes) -> str | None:
@@ -99,10 +148,10 @@ def _wide_encoding(head: bytes) -> str | None:
 
 
 def iconv(encoding: str, file: str) -> str:
-    """The command that converts a file to UTF-8."""
-    compression = suffixes(file)[1]
-    name = shlex.quote(file)
+    """The command that converts a file to UTF-8, and keeps its format."""
+    suffix, compression = suffixes(file)
+    into = f"utf8{suffix or '.txt'}"
+    convert = f"iconv -f {encoding} -t UTF-8"
     if not compression:
-        return f"iconv -f {encoding} -t UTF-8 {name} > utf8.txt"
-    unpack = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz"}[compression]
-    return f"{unpack} -dc {name} | iconv -f {encoding} -t UTF-8 > utf8.txt"
+        return f"{convert} {shlex.quote(file)} > {into}"
+    return f"{UNPACKERS[compression]} {shlex.quote(file)} | {convert} > {into}"

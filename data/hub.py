@@ -6,22 +6,34 @@ import codecs
 import errno
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import datasets
-from datasets import DatasetBuilder, DownloadConfig, DownloadManager, IterableDataset
+from datasets import (
+    BuilderConfig,
+    DatasetBuilder,
+    DownloadConfig,
+    DownloadManager,
+    IterableDataset,
+)
 from datasets.packaged_modules.cache.cache import Cache
 from datasets.packaged_modules.csv.csv import Csv
+from datasets.packaged_modules.json.json import Json
+from datasets.packaged_modules.parquet.parquet import Parquet
 from datasets.packaged_modules.text.text import Text
 
 from data.columns import Column
-from data.errors import DataError, TextUnreachable
+from data.errors import BadRow, DataError, TextUnreachable
+from data.files import NamedFile, common_folder
+from data.formats import format_of, suffixes
 from data.locks import NO_LOCKS
 from data.once import temporary_name
-from data.tables import row_pieces
+from data.pieces import Piece, pieces_of
 from data.urls import is_transient
 
 CACHE_ERRORS = (*NO_LOCKS, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
@@ -30,12 +42,12 @@ CACHE_ERRORS = (*NO_LOCKS, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC,
 
 def hub_pieces(
     name: str, column: Column, cache_dir: Path, say: Callable[[str], None]
-) -> list[Path] | tuple[IterableDataset, str]:
-    """The split `train` of a data set on the Hub, from the cache of `datasets`.
+) -> list[NamedFile] | tuple[Callable[[], Iterator[Piece]], str]:
+    """The split `train` of a data set on the Hub, downloaded to the cache of `datasets`.
 
-    For a data set of text files, the files themselves, because its rows, one per line, do not
-    preserve the text exactly; for any other, its rows and the version that was downloaded. If the
-    Hub cannot be reached, an earlier download is used; `cache_dir` records the text files of it.
+    Its files, if they are texts or tables that need no options; for any other its rows, as
+    `datasets` reads them, and the version that was downloaded. If the Hub cannot be reached, an
+    earlier download is used; `cache_dir` records the files of it.
 
     Raises DataError if the data set cannot be loaded.
     """
@@ -43,10 +55,14 @@ def hub_pieces(
     record = cache_dir / "hub" / f"{digest}.json"
     try:
         builder = _builder(name, column)
+        if isinstance(builder, Cache) and (files := _recorded_files(record)):
+            return files
         if isinstance(builder, Text):
-            return _record_files(record, _files_of(builder, name, column))
+            return _record_files(record, _texts_of(builder, name, column))
+        if tables := _tables_of(builder):
+            return _record_files(record, tables)
         builder.download_and_prepare()
-        rows = builder.as_dataset(split="train")
+        rows = builder.as_dataset(split="train").to_iterable_dataset()
     except DataError:
         raise
     except Exception as error:  # many unrelated types: of the Hub, the network, the builder
@@ -67,26 +83,40 @@ def hub_pieces(
             f"be loaded from the Hub: {reason.rstrip('.')}. For a private one log in with `hf auth "
             "login`, or set HF_TOKEN."
         ) from error
-    return row_pieces(name, rows.to_iterable_dataset(), column), str(builder.cache_dir)
+    found = column.find(name, rows.column_names or list(next(iter(rows), {})))
+    return partial(_row_pieces, name, rows.select_columns(found), column), str(builder.cache_dir)
+
+
+def _row_pieces(name: str, rows: IterableDataset, column: Column) -> Iterator[Piece]:
+    """The documents of rows that `datasets` has read. Raises DataError for a row that is none."""
+
+    def documents() -> Iterator[str]:
+        for number, row in enumerate(rows, start=1):
+            try:
+                if document := column.document(row):
+                    yield document
+            except BadRow as error:
+                raise DataError(
+                    f"data.source={name}: row {number:,} cannot be read: {error}. {error.remedy}."
+                ) from error
+
+    return pieces_of(documents())
 
 
 def _builder(name: str, column: Column) -> DatasetBuilder:
     """The builder of a data set; of its cached rows if the Hub cannot be reached."""
-    options = column.csv_options()
+    # Without them pandas drops texts such as "NA" and turns "007" into 7.
+    options = {"keep_default_na": False, "converters": dict.fromkeys(column.texts, str)}
     try:
         builder = datasets.load_dataset_builder(name)
     except Exception:
-        with suppress(
-            Exception
-        ):  # the builder above does not find rows that were read with options
+        with suppress(Exception):  # the builder above does not find what was read with options
             return _cached(name, options)
         raise
-    if isinstance(builder, Csv):
+    if isinstance(builder, Csv) and not _tables_are_plain(builder):
         return datasets.load_dataset_builder(name, **options)
-    if isinstance(builder, Cache) and builder.info.builder_name == "csv":
-        return _cached(name, options)  # rows that were read without them lack texts such as "NA"
-    if isinstance(builder, Cache) and builder.info.builder_name == "text":
-        raise ConnectionError("the cached rows of datasets have lost their line ends")
+    if isinstance(builder, Cache) and builder.info.builder_name in ("json", "csv", "text"):
+        raise ConnectionError("the cached rows of datasets are not the texts of its files")
     return builder
 
 
@@ -95,24 +125,24 @@ def _cached(name: str, options: dict[str, Any]) -> DatasetBuilder:
     return Cache(repo_id=name, dataset_name=dataset_name, version="auto", hash="auto", **options)
 
 
-def _record_files(record: Path, files: list[Path]) -> list[Path]:
+def _record_files(record: Path, files: list[NamedFile]) -> list[NamedFile]:
     with suppress(OSError):  # the record is optional: the text itself is cached
         record.parent.mkdir(parents=True, exist_ok=True)
         temporary = temporary_name(record)
-        temporary.write_text(json.dumps([str(file) for file in files]) + "\n")
+        temporary.write_text(json.dumps([[name, str(path)] for name, path in files]) + "\n")
         temporary.rename(record)
     return files
 
 
-def _recorded_files(record: Path) -> list[Path]:
+def _recorded_files(record: Path) -> list[NamedFile]:
     try:
-        files = [Path(name) for name in json.loads(record.read_text())]
+        files = [NamedFile(name, Path(path)) for name, path in json.loads(record.read_text())]
     except (OSError, ValueError, TypeError):
         return []
-    return files if all(file.is_file() for file in files) else []
+    return files if all(file.path.is_file() for file in files) else []
 
 
-def _files_of(builder: Text, name: str, column: Column) -> list[Path]:
+def _texts_of(builder: Text, name: str, column: Column) -> list[NamedFile]:
     """The files of the split `train`, downloaded and unpacked."""
     config = builder.config
     column.find(name, list(config.features or ("text",)))
@@ -123,7 +153,44 @@ def _files_of(builder: Text, name: str, column: Column) -> list[Path]:
         )
     if "train" not in config.data_files:
         raise ValueError(f"it has the splits {', '.join(map(str, config.data_files))}")
-    downloads = DownloadManager(
+    downloads = _downloads(builder)
+    extracted = downloads.download_and_extract(config.data_files["train"])
+    return [NamedFile(str(file), Path(str(file))) for file in downloads.iter_files(extracted)]
+
+
+def _tables_of(builder: DatasetBuilder) -> list[NamedFile]:
+    """The tables of the split `train`, downloaded; none if only the builder can read them."""
+    if not _tables_are_plain(builder):
+        return []
+    urls = [str(url) for url in builder.config.data_files["train"]]
+    paths = _downloads(builder).download(urls)
+    folder = common_folder(urls)
+    return [
+        NamedFile(url[len(folder) :], Path(str(path)))
+        for url, path in zip(urls, paths, strict=True)
+    ]
+
+
+def _tables_are_plain(builder: DatasetBuilder) -> bool:
+    """Whether a data set has tables of one format in its split `train`, and no options for them."""
+    config = builder.config
+    files = (config.data_files or {}).get("train", ())
+    kinds = {format_of(str(url)) for url in files}
+    if not isinstance(builder, (Csv, Json, Parquet)) or len(kinds) != 1 or None in kinds:
+        return False
+    usual = type(config)()
+    may_differ = {field.name for field in fields(BuilderConfig)} | {"features"}
+    if all(suffixes(str(url))[0] == ".tsv" for url in files):
+        may_differ |= {"sep"}
+    return all(
+        getattr(config, field.name) == getattr(usual, field.name)
+        for field in fields(config)
+        if field.name not in may_differ
+    )
+
+
+def _downloads(builder: DatasetBuilder) -> DownloadManager:
+    return DownloadManager(
         dataset_name=builder.dataset_name,
         download_config=DownloadConfig(
             cache_dir=builder._cache_downloaded_dir,
@@ -132,5 +199,3 @@ def _files_of(builder: Text, name: str, column: Column) -> list[Path]:
             use_etag=False,  # the URL contains the commit
         ),
     )
-    extracted = downloads.download_and_extract(config.data_files["train"])
-    return [Path(str(file)) for file in downloads.iter_files(extracted)]

@@ -23,14 +23,24 @@ from pathlib import Path
 from data.columns import Column
 from data.errors import BrokenText, DataError
 from data.fetch import fetch_url
-from data.files import cannot_be_opened, digest_of, looks_like_files, matching_files, stamps_of
-from data.formats import TABLE_READERS, suffixes
-from data.pieces import Piece
+from data.files import (
+    NamedFile,
+    cannot_be_opened,
+    digest_of,
+    looks_like_files,
+    matching_files,
+    named,
+    stamps_of,
+)
+from data.formats import format_of, mixed_formats, suffixes
+from data.pieces import Piece, pieces_of, with_final_newline
 from data.progress import Progress
 from data.urls import redact_urls
 
 BUILT_IN = ("python-docs", "python-stdlib")
 """Texts that Python carries."""
+TABLES_FORMAT = 2
+"""Part of the key of the cache; increase it when a table would have another text."""
 
 
 @dataclass(frozen=True)
@@ -95,10 +105,11 @@ def open_source(
         column.check_plain_text(source)
         return _python_docs()
     if source == "python-stdlib":
-        return _files(source, _python_stdlib(), column, progress)
+        return _files(source, named(_python_stdlib()), column, progress, cache_dir)
     if re.match(r"https?://", source, re.IGNORECASE):
         file = fetch_url(source, cache_dir, progress)
-        return replace(_files(redact_urls(source), [file], column, progress), downloaded=file)
+        found = _files(redact_urls(source), named([file]), column, progress, cache_dir)
+        return replace(found, downloaded=file)
     if re.match(r"[a-z][a-z0-9+.-]*://", source, re.IGNORECASE):
         raise DataError(
             f"data.source={redact_urls(source)}: only http:// and https:// URLs are "
@@ -113,7 +124,7 @@ def open_source(
     ) as error:  # a name too long, an unreadable folder; an unknown ~user
         raise cannot_be_opened(source, error) from error
     if is_local:
-        return _files(source, files, column, progress)
+        return _files(source, named(files), column, progress, cache_dir)
     return _hub_dataset(source, column, cache_dir, progress)
 
 
@@ -125,9 +136,7 @@ def _python_docs() -> Source:
     digest = hashlib.sha256("\0".join(documents).encode())
 
     def read() -> Iterable[Piece]:
-        from data.texts import document_pieces
-
-        return document_pieces(documents)
+        return pieces_of(map(with_final_newline, documents))
 
     return Source("python-docs", digest.hexdigest(), read)
 
@@ -143,38 +152,43 @@ def _python_stdlib() -> list[Path]:
     ]
 
 
-def _files(name: str, files: list[Path], column: Column, progress: Progress) -> Source:
+def _files(
+    name: str,
+    files: list[NamedFile],
+    column: Column,
+    progress: Progress,
+    cache_dir: Path,
+) -> Source:
     """A source of files: either texts, or tables of one format."""
-    readers = {TABLE_READERS.get(suffixes(str(file))[0], "text") for file in files}
-    if len(readers) > 1:
-        raise DataError(
-            f"data.source={name} mixes formats ({', '.join(sorted(readers))}). "
-            "Name files of one format."
-        )
-    if (reader := readers.pop()) == "text":
+    kinds = {format_of(file.name) or "text" for file in files}
+    if len(kinds) > 1:
+        raise mixed_formats(name, [file.name for file in files])
+    if is_text := kinds == {"text"}:
         column.check_plain_text(name)
-    stamps = stamps_of(name, files)
+    paths = [file.path for file in files]
+    stamps = stamps_of(name, paths)
     size = sum(size for size, *_ in stamps)
     if size == 0:
         raise DataError(f"data.source={name} is empty: there is no text to train on.")
     progress.doing(f"reading {name}", size)
-    digest = hashlib.sha256(reader.encode())
+    digest = hashlib.sha256(kinds.pop().encode())
     for file in files:
-        # The compression, which the name decides, is part of how the bytes are read.
-        digest.update(suffixes(str(file))[1].encode())
-        digest.update(digest_of(name, file, progress))
-    if reader != "text":
-        digest.update(column.key.encode())
+        # The format and the compression, which the name decides, are how the bytes are read.
+        digest.update("".join(suffixes(file.name)[is_text:]).encode())
+        digest.update(digest_of(name, file.path, progress))
+    if not is_text:
+        digest.update(f"{TABLES_FORMAT}\0{column.key}".encode())
 
     def read() -> Iterable[Piece]:
-        from data.tables import table_pieces
-        from data.texts import text_pieces
+        if is_text:
+            from data.texts import text_pieces
 
-        if reader == "text":
-            return text_pieces(files)
-        return table_pieces(name, reader, files, column)
+            return text_pieces(paths)
+        from data.streaming.whole import table_pieces
 
-    return Source(name, digest.hexdigest(), read, lambda: stamps_of(name, files) == stamps)
+        return table_pieces(name, files, column, cache_dir)
+
+    return Source(name, digest.hexdigest(), read, lambda: stamps_of(name, paths) == stamps)
 
 
 def _hub_dataset(name: str, column: Column, cache_dir: Path, progress: Progress) -> Source:
@@ -183,7 +197,7 @@ def _hub_dataset(name: str, column: Column, cache_dir: Path, progress: Progress)
     progress.doing(f"loading {name} from the Hub")
     found = hub_pieces(name, column, cache_dir, progress.say)
     if isinstance(found, list):
-        return _files(name, found, column, progress)
-    pieces, version = found
-    digest = hashlib.sha256(f"{name}\0{version}\0{column.key}".encode())
-    return Source(name, digest.hexdigest(), lambda: pieces)
+        return _files(name, found, column, progress, cache_dir)
+    read, version = found
+    digest = hashlib.sha256(f"{name}\0{version}\0{TABLES_FORMAT}\0{column.key}".encode())
+    return Source(name, digest.hexdigest(), read)

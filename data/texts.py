@@ -1,4 +1,4 @@
-"""Pieces of text files, plain or compressed, and of texts in memory."""
+"""Pieces of text files, plain or compressed."""
 
 from __future__ import annotations
 
@@ -26,19 +26,12 @@ def text_pieces(files: list[Path]) -> Iterator[Piece]:
         yield {"text": last, "ends": [len(last)]}
 
 
-def document_pieces(documents: tuple[str, ...]) -> Iterator[Piece]:
-    """Texts in memory, each a document."""
-    for document in documents:
-        text = with_final_newline(document)
-        yield {"text": text, "ends": [len(text)]}
-
-
 def _decoded(file: str) -> Iterator[str]:
     refuse_other_content(file)
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset = 0  # of this piece, in bytes
     try:
-        with open_bytes(file) as opened:
+        with open_bytes(file, file) as opened:
             while piece := opened.read(PIECE_BYTES):
                 undecoded = len(decoder.getstate()[0])
                 try:

@@ -15,7 +15,8 @@ from tracked import tracked
 # What each room may import besides itself. A leaf is one file that a room above it may import too.
 ARROWS = {
     "model": set(),
-    "data": {"data/streaming/inspection"},  # of its command
+    # Its command; and prepared tables, which are read as streamed ones are.
+    "data": {"data/streaming/inspection", "data/streaming/whole"},
     "data/streaming": {"data"},
     "config": {"model", "data"},
     "snapshot/disk": {"model", "data", "snapshot/errors", "snapshot/config_values"},

@@ -86,7 +86,7 @@ def test_every_line_is_read_once_wherever_the_groups_are_cut(
     ],
 )
 def test_a_compressed_file_is_one_group(tmp_path, monkeypatch, name, pack):
-    monkeypatch.setattr(lines, "PACKED_BYTES", 100)
+    monkeypatch.setattr("data.streaming.content.AHEAD_BYTES", 100)
     monkeypatch.setattr(lines, "PIECE_BYTES", 100)
     (tmp_path / name).write_bytes(pack(lines_of(TEXTS)))
 
@@ -214,7 +214,7 @@ UNLISTED = {
     "nobody's home": (lambda folder: "~nobody-here/a.jsonl", "cannot be opened: .*home"),
     "a name too long": (lambda folder: folder / ("a" * 300), "cannot be opened: File name too"),
     "no such file": (lambda folder: folder / "none.parquet", "no such file"),
-    "an empty folder": (lambda folder: folder, "names no file of Parquet or JSON lines"),
+    "an empty folder": (lambda folder: folder, "names no file of Parquet, JSON lines or CSV"),
     "no protocol": (
         lambda folder: "nonesuch://a/b.parquet",
         "cannot be opened: Protocol not known",
@@ -262,20 +262,24 @@ CONTENTS = {
     },
     "a.jsonl": {
         "empty": (lambda path: path.write_bytes(b""), "has no rows"),
-        "an array": (
-            lambda path: path.write_bytes(b'[\n{"text": "a"}]'),
-            "Each line has to be an object",
+        "a number": (lambda path: path.write_bytes(b"3\n"), "not an object"),
+        "an array that is cut": (
+            lambda path: path.write_bytes(b'[\n{"body": "a"}, {"body":'),
+            "what follows row 1 of a.jsonl cannot be read",
         ),
-        "an array in a line": (
-            lambda path: path.write_bytes(b'[{"text": "a"}]'),
-            "Each line has to be an object",
+        "an object with lists": (
+            lambda path: path.write_bytes(b'{"rows":\n [{"text": "a"}]}'),
+            r"""in rows: jq -c '\.\["rows"\]\[\]' a.jsonl > rows.jsonl""",
         ),
         "another column": (lambda path: path.write_bytes(b'{"body": "a"}'), "Its columns: body"),
     },
     "a.jsonl.gz": {"no gzip": (lambda path: path.write_bytes(b"{}" * 99), "cannot be read")},
     "a.csv": {
-        "of no such format": (lambda path: path.write_bytes(b"text\n"), "cannot be streamed")
+        "another column": (lambda path: path.write_bytes(b"a,b\n1,2\n"), "Its columns: a, b"),
+        "a column twice": (lambda path: path.write_bytes(b"text,text\n1,2\n"), "has text twice"),
+        "only a header": (lambda path: path.write_bytes(b"\n"), "has no rows"),
     },
+    "a.text": {"of no table": (lambda path: path.write_bytes(b"text\n"), "cannot be streamed")},
     "a.parquet.gz": {"packed": (lambda path: path.write_bytes(b""), "cannot be streamed")},
 }
 
@@ -305,7 +309,7 @@ def test_a_folder_may_be_named_like_a_file(tmp_path):
 def test_a_broken_first_line_is_left_out_as_any_other(tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_bytes(b'{"text": \n' + lines_of("ab"))
-    with pytest.raises(BrokenText, match=r"the first row of a\.jsonl cannot be read"):
+    with pytest.raises(BrokenText, match=r"row 1 of a\.jsonl cannot be read"):
         list_here(file, tmp_path)
     access = Access(tmp_path)
     listing = list_source(str(file), "text", access, skip_broken=True)
@@ -342,19 +346,19 @@ def line_of(line):
 
 
 BROKEN = {
-    "a damaged page": ("a.parquet", damaged, "", 1),
-    "not UTF-8, in Parquet": ("a.parquet", without_utf8, "utf-8", 1),
+    "a damaged page": ("a.parquet", damaged, "rows 41 to 80 of a.parquet cannot be read", 1),
+    "not UTF-8, in Parquet": ("a.parquet", without_utf8, "follows row 50 .* be read: .utf-8", 1),
     "not UTF-8": ("a.jsonl", line_of(b'{"text": "caf\xe9"}'), "not UTF-8", 0),
     "a half of a character": ("a.jsonl", line_of(b'{"text": "\\ud800"}'), "surrogates", 0),
     "not JSON": ("a.jsonl", line_of(b'{"text": '), "not JSON", 0),
     "nested too deeply": ("a.jsonl", line_of(b"[" * 100_000), "not JSON", 0),
-    "a number": ("a.jsonl", line_of(b'{"text": 3}'), "not text, but int: 3", 0),
-    "a list": ("a.jsonl", line_of(b'{"text": ["a"]}'), "not text, but list", 0),
+    "a number": ("a.jsonl", line_of(b'{"text": 3}'), "holds int, not text: 3", 0),
+    "a list": ("a.jsonl", line_of(b'{"text": ["a"]}'), "holds list, not text", 0),
     "no object": ("a.jsonl", line_of(b"3"), "not an object", 0),
     "cut gzip": (
         "a.jsonl.gz",
         lambda path: path.write_bytes(gzip.compress(lines_of(TEXTS))[:-20]),
-        "",
+        r"what follows row \d+ of a.jsonl.gz cannot be read: Compressed file ended before",
         0,
     ),
 }
@@ -368,7 +372,8 @@ def test_a_group_that_cannot_be_decoded_is_reported_or_skipped_the_same_each_tim
     name, write, reason, broken = BROKEN[case]
     file = tmp_path / name
     write(file)
-    with pytest.raises(BrokenText, match=rf"group {broken} of {name} cannot be read: .*{reason}"):
+    row = rf"row 6 of {name} cannot be read: .*" if name == "a.jsonl" else ""
+    with pytest.raises(BrokenText, match=rf"{row}{reason}.*data\.skip_broken=true"):
         read(file, tmp_path)
 
     access = Access(tmp_path)
@@ -377,10 +382,11 @@ def test_a_group_that_cannot_be_decoded_is_reported_or_skipped_the_same_each_tim
     assert [bool(group.broken) for group in groups] == [at == broken for at in range(len(groups))]
     if name == "a.jsonl":  # the line alone
         assert groups[broken].texts == [text for _, text in ROWS[:4]]
-        assert groups[broken].broken.startswith("row 5 (")
+        assert groups[broken].broken.startswith("row 6 of a.jsonl (")
     else:
         assert groups[broken].texts == groups[broken].rows == []
-    assert f"group {broken} of {name}" in groups[broken].broken
+        rows = f"rows 41 to 80 of {name}: " if broken else f"{name}: "
+        assert groups[broken].broken.startswith(rows)
     assert groups == [read_group(listing, group, access, True) for group in listing.groups]
 
 
@@ -391,13 +397,13 @@ def test_of_several_bad_lines_the_first_is_named_and_the_others_keep_their_numbe
     (found,) = (read_group(listing, group, Access(tmp_path), True) for group in listing.groups)
     assert found.rows == [0, 1, 4, 6]
     assert found.texts == ["a\n", "b\n", "c\n", "d\n"]
-    assert found.broken.startswith("row 2 (a line is not JSON")
-    assert found.broken.endswith(") and 2 more in group 0 of a.jsonl")
+    assert found.broken.startswith("row 3 of a.jsonl (it is not JSON")
+    assert found.broken.endswith(") and 2 more after it")
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
 def test_a_huge_row_is_reported_before_it_fills_the_memory(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(lines, "MOST_ROW_BYTES", 10_000)
+    monkeypatch.setattr("data.streaming.content.MOST_ROW_BYTES", 10_000)
     monkeypatch.setattr(lines, "SLACK_BYTES", 100)
     monkeypatch.setattr(lines, "GROUP_BYTES", 500)
     monkeypatch.setattr(lines, "PIECE_BYTES", 500)
@@ -409,7 +415,7 @@ def test_a_huge_row_is_reported_before_it_fills_the_memory(tmp_path, monkeypatch
     monkeypatch.setattr(Access, "read", lambda *given: asked.append(given[-2:]) or original(*given))
 
     groups = [read_group(listing, group, Access(tmp_path), True) for group in listing.groups]
-    assert "a row has more than" in groups[0].broken
+    assert "row has more than" in groups[0].broken
     if name == "a.jsonl":
         assert max(end - begin for begin, end in asked) < 20_000
         assert [group.texts for group in groups[-1:]] == [["b\n"]]

@@ -143,7 +143,7 @@ BROKEN = {
     "no UTF-8": ("a.txt", b"caf\xe9" * 99, "is not UTF-8"),
     "an archive": ("a.txt", b"PK\x03\x04" + bytes(range(256)), "ZIP"),
     "no gzip": ("a.txt.gz", TEXT, "cannot be read"),
-    "no table": ("a.jsonl", b"oops", "cannot be read as json"),
+    "no table": ("a.jsonl", b"oops", "row 1 of a.jsonl cannot be read: it is not JSON"),
     "rows without text": ("a.jsonl", b'{"text": ""}\n', "is empty"),
 }
 

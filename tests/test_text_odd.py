@@ -130,7 +130,7 @@ CONTENTS = {
     "tar": (archive("tar"), "a tar archive", "tar -xf {file}"),
     "tar.gz": (gzip.compress(archive("tar")), "a tar archive", "tar -xf {file}"),
     "7z": (b"7z\xbc\xaf\x27\x1c\x00\x04", "a 7z archive", "7z x {file}"),
-    "zst": (b"\x28\xb5\x2f\xfd" + bytes(range(99)), "Zstandard", "zstd -dc {file}"),
+    "zst.txt": (b"\x28\xb5\x2f\xfd" + bytes(range(99)), "Zstandard", "zstd -dc {file}"),
     "txt": (gzip.compress(TEXT.encode()), "gzip", "gzip -dc < {file}"),
     "bz2.txt": (bz2.compress(TEXT.encode()), "bzip2", "bzip2 -dc < {file}"),
     "xz.txt": (lzma.compress(TEXT.encode()), "xz", "xz -dc < {file}"),

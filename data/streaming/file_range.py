@@ -24,6 +24,12 @@ class FileRange(io.RawIOBase):
         self._bytes = memoryview(self._access.read(self._source, self._file, begin, end))
         self._begin = begin
 
+    def reopened(self) -> FileRange:
+        """The same file at its beginning, with the same range in memory."""
+        again = FileRange(self._access, self._source, self._file, self._ahead)
+        again._begin, again._bytes = self._begin, self._bytes
+        return again
+
     def readable(self) -> bool:
         return True
 
@@ -39,7 +45,8 @@ class FileRange(io.RawIOBase):
         return self._at
 
     def read(self, size: int = -1) -> bytes:
-        first, last = self._at, self._file.size if size < 0 else self._at + size
+        end = self._file.size
+        first, last = self._at, end if size < 0 else max(self._at, min(self._at + size, end))
         if not self._begin <= first <= last <= self._begin + len(self._bytes):
             self.load(first, max(last, first + self._ahead))
         found = bytes(self._bytes[first - self._begin : last - self._begin])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import glob
 import hashlib
-from collections.abc import Iterable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from data.errors import DataError
 from data.fetch import file_name_of
-from data.files import cannot_be_opened, looks_like_files, matching_files
+from data.files import cannot_be_opened, common_folder, looks_like_files, matching_files
+from data.formats import format_of, mixed_formats
 from data.streaming.access import HTTP, URL, Access, local_version, version_of, with_filesystem
 from data.streaming.groups import TRAIN, StreamFile
 from data.urls import redact_urls
@@ -18,19 +18,8 @@ from data.urls import redact_urls
 Found = list[tuple[str, StreamFile]]
 """Files in the order of their names, each with what identifies its content on every machine."""
 HUB_URL = "hf://"
-TABLES = {".parquet": "parquet", ".jsonl": "lines", ".ndjson": "lines", ".json": "lines"}
-PACKED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
-"""The compressions of lines, as pyarrow names them."""
 SAMPLE_BYTES = 1 << 16
 """Of both ends of a local file: they identify its content, with its size."""
-
-
-def format_of(name: str) -> tuple[str | None, str | None]:
-    """The format of a file, `parquet` or `lines`, and its compression, by the end of its name."""
-    bare = PurePosixPath(name.lower())
-    packed = PACKED.get(bare.suffix)
-    kind = TABLES.get(PurePosixPath(bare.stem).suffix if packed else bare.suffix)
-    return (None, None) if kind == "parquet" and packed else (kind, packed)
 
 
 def find_files(
@@ -97,7 +86,7 @@ def _files_of_store(access: Access, source: str) -> Found:
     files = [
         StreamFile(url, url[len(folder) :], int(info["size"]), version_of(info))
         for url, info in urls.items()
-        if format_of(url)[0] or len(urls) == 1
+        if format_of(url) or len(urls) == 1
     ]
     return [(file.version, file) for file in sorted(files, key=lambda file: file.name)]
 
@@ -135,20 +124,9 @@ def _local_files(access: Access, source: str) -> Found:
 
 def is_data(path: Path) -> bool:
     """Whether a file of a folder is a part of the data set; hidden files are not."""
-    return format_of(path.name)[0] is not None and not any(
+    return format_of(path.name) is not None and not any(
         part.startswith((".", "_")) for part in path.parts
     )
-
-
-def common_folder(paths: Iterable[str]) -> str:
-    """The longest beginning of all paths that ends with a slash."""
-    folders = [path.split("/")[:-1] for path in paths]
-    if not folders:
-        return ""
-    shared = min(folders, key=len)
-    while any(folder[: len(shared)] != shared for folder in folders):
-        shared = shared[:-1]
-    return "/".join([*shared, ""])
 
 
 def _sample(access: Access, source: str, file: StreamFile) -> str:
@@ -161,21 +139,18 @@ def check_formats(source: str, files: list[StreamFile]) -> str:
     """The format of all files. Raises DataError if there are none, or if they have several."""
     if not files:
         raise DataError(
-            f"data.source={source} names no file of Parquet or JSON lines. Check the name; a "
-            "folder or a pattern needs files that end in .parquet, .jsonl, .jsonl.gz or .jsonl.zst."
+            f"data.source={source} names no file of Parquet, JSON lines or CSV. Check the name; a "
+            "folder or a pattern needs files that end in .parquet, .jsonl, .json, .csv or .tsv, "
+            "or of these but .parquet with .gz, .bz2, .xz or .zst."
         )
-    kinds = {format_of(file.name)[0] for file in files}
+    kinds = {format_of(file.name) for file in files}
     if len(kinds) > 1:
-        named = sorted(PurePosixPath(file.name).suffix or file.name for file in files)
-        raise DataError(
-            f"data.source={source} mixes formats ({', '.join(dict.fromkeys(named))}). "
-            "Name files of one format."
-        )
+        raise mixed_formats(source, [file.name for file in files])
     kind = kinds.pop()
     if kind is None:
         raise DataError(
-            f"data.source={source} cannot be streamed: {files[0].name} is neither Parquet nor JSON "
-            "lines (.jsonl, .ndjson or .json; plain, .gz, .zst or .bz2). Set data.streaming=false, "
-            "or convert it."
+            f"data.source={source} cannot be streamed: {files[0].name} is not Parquet, JSON lines "
+            "(.jsonl, .ndjson or .json) or CSV (.csv or .tsv). Set data.streaming=false, or "
+            "convert it."
         )
     return kind

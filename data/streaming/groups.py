@@ -21,12 +21,16 @@ class StreamFile:
     version: str
     """What changes when the content does: an etag, a blob's id, or size and time."""
 
+    def of(self, source: str) -> str:
+        """The file and its source, for messages."""
+        return source if source.endswith(self.name) else f"{source}, {self.name}"
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rows that are read at once: a row group of Parquet, or whole lines of a text.
+    """Rows that are read at once: a row group of Parquet, whole lines of JSON, or a whole file.
 
-    A compressed file of lines is one group.
+    A file of CSV, a JSON array and a compressed file are one group.
     """
 
     file: int
@@ -54,7 +58,7 @@ class Listing:
     revision: str | None
     """The commit of a data set of the Hub."""
     format: str
-    """`parquet` or `lines`."""
+    """`parquet`, `lines` (of JSON, or an array of it) or `csv`."""
     column: str
     """The column that holds the text."""
     files: tuple[StreamFile, ...]

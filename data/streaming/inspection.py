@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from data.columns import TextColumn
+from data.formats import CSV, LINES, PARQUET
 from data.pieces import utf8_bytes
 from data.progress import Progress
 from data.streaming.access import Access
 from data.streaming.groups import Group, Listing
-from data.streaming.lines import first_row
 from data.streaming.listing import list_source
-from data.streaming.parquet import columns_of, footer_of
-from data.streaming.reading import read_group
+from data.streaming.reading import format_for, read_group
 from data.subwords import tokenizer_of
 
 SHOWN_FILES, SHOWN_ROWS, SHOWN_CHARACTERS = 5, 3, 100
@@ -56,7 +56,7 @@ def inspect(
     finally:
         access.close()
     of_all = sum(group.bytes for group in listing.groups) / max(sample.of_groups, 1)
-    if listing.format == "parquet":
+    if listing.format == PARQUET:
         rows = f"{sum(group.rows or 0 for group in listing.groups):,}"
     else:
         rows = f"about {sample.rows * of_all:,.0f} with text"
@@ -76,7 +76,7 @@ def inspect(
 def _described(listing: Listing, access: Access) -> Iterator[str]:
     commit = f", commit {listing.revision}" if listing.revision else ""
     yield f"source    {listing.name}{commit}"
-    kind = "Parquet" if listing.format == "parquet" else "JSON lines"
+    kind = {LINES: "JSON lines", CSV: "CSV", PARQUET: "Parquet"}[listing.format]
     size = sum(file.size for file in listing.files)
     yield f"files     {len(listing.files):,} of {kind}, {size:,} bytes"
     for file in listing.files[:SHOWN_FILES]:
@@ -89,11 +89,9 @@ def _described(listing: Listing, access: Access) -> Iterator[str]:
 def _columns(listing: Listing, access: Access) -> list[str]:
     """Name and type of each column: of Parquet from a footer, of lines from the first row."""
     file = listing.files[listing.groups[0].file]
-    if listing.format == "parquet":
-        columns = columns_of(footer_of(access, listing.name, file))
-        return [f"{name} ({kind})" for name, kind in columns.items()]
-    row = first_row(access, listing.name, file) or {}
-    return [f"{name} ({type(value).__name__})" for name, value in row.items()]
+    column = TextColumn(listing.column)
+    columns = format_for(file).columns(access, listing.name, column, file)
+    return [f"{name} ({kind})" for name, kind in columns.items()]
 
 
 def _sample(listing: Listing, access: Access, folder: Path | None) -> Sample:

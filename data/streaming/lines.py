@@ -1,59 +1,231 @@
-"""JSON lines: the ranges of bytes that hold whole lines, and the text of each."""
+"""JSON lines and JSON arrays: the ranges of bytes that hold whole rows, and each row."""
 
 from __future__ import annotations
 
 import codecs
-import gzip
 import json
-import zlib
-from collections.abc import Iterator
-from typing import Any
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import IO, Any
 
-import pyarrow as pa
-
-from data.columns import no_column
-from data.errors import BrokenText, DataError
-from data.streaming.access import Access
-from data.streaming.file_range import FileRange
-from data.streaming.files import format_of
+from data.columns import DEFAULT_COLUMN, Column
+from data.errors import BadRow, DataError
+from data.formats import refuse_content
+from data.streaming.access import URL, Access
+from data.streaming.array import elements_of
+from data.streaming.content import (
+    UNREADABLE,
+    check_length,
+    is_compressed,
+    open_content,
+    whole_file,
+)
 from data.streaming.groups import Group, StreamFile
+from data.streaming.kept import digest_of, keep, kept
+from data.streaming.places import broken_row, unreadable
+from data.streaming.table import OnBroken, Row
 
 GROUP_BYTES = 16 << 20
 """Of a plain file, the bytes of a group."""
 SLACK_BYTES = 1 << 18
 """Read with a group, for the end of its last line."""
-PACKED_BYTES = 32 << 20
-"""Of a compressed file, what is requested at once."""
 PIECE_BYTES = 1 << 20
-MOST_ROW_BYTES = 256 << 20
+HEAD_BYTES = 1 << 10
+MOST_COLUMNS = 1000
+"""Names that are collected for an error."""
+MOST_ADVISED_BYTES = 64 << 20
+"""Of a file that is read whole to find out where its rows may be."""
+REMEDY = "Each row has to be an object in a line of its own, or all of them in one array"
+Parsed = tuple[int, int, Any, str]
+"""Index and number of a row, its value, and its JSON."""
 
 
-def line_groups(number: int, file: StreamFile) -> Iterator[Group]:
-    """The groups of a plain file."""
-    for index, begin in enumerate(range(0, file.size, GROUP_BYTES)):
-        end = min(begin + GROUP_BYTES, file.size)
-        yield Group(number, index, None, None, begin, end, end - begin)
+class Lines:
+    """Objects of JSON, one a line; or one array of them. A text alone is a row with that text."""
+
+    def groups(
+        self, access: Access, source: str, column: Column, number: int, file: StreamFile
+    ) -> list[Group]:
+        """Ranges of lines; a compressed file and an array are one group."""
+        if is_compressed(file) or file.size <= GROUP_BYTES or _is_array(access, source, file):
+            return whole_file(number, file)
+        groups = []
+        for index, begin in enumerate(range(0, file.size, GROUP_BYTES)):
+            end = min(begin + GROUP_BYTES, file.size)
+            groups.append(Group(number, index, None, None, begin, end, end - begin))
+        return groups
+
+    def rows(
+        self,
+        access: Access,
+        source: str,
+        column: Column,
+        file: StreamFile,
+        group: Group,
+        on_broken: OnBroken,
+    ) -> Iterator[Row]:
+        """The rows of a group. A line that is no row is reported and passed over."""
+
+        def report(number: int, error: BadRow) -> None:
+            if number == 1 and group.begin == 0:
+                error.remedy = _advice(access, source, file) or error.remedy
+            on_broken(number, error)
+
+        for index, number, value, text in _parsed(access, source, file, group, report):
+            try:
+                yield Row(index, number, _row(value, text, column))
+            except BadRow as error:
+                report(number, error)
+
+    def columns(
+        self, access: Access, source: str, column: Column, file: StreamFile
+    ) -> dict[str, str]:
+        """The keys of the first row, each with its Python type."""
+        first = next(_first_rows(access, source, column, file), {})
+        return {name: type(value).__name__ for name, value in first.items()}
 
 
-def rows_of(access: Access, source: str, file: StreamFile, group: Group) -> Iterator[bytes]:
-    """The lines of a group that are not blank, each of which is a row.
+def check_column(access: Access, source: str, column: Column, file: StreamFile) -> None:
+    """Raise DataError if no row of a file's first group has the column."""
+    seen: dict[str, None] = {}
+    for row in _first_rows(access, source, column, file):
+        if column.among(row):
+            return
+        seen.update(dict.fromkeys(islice(row, MOST_COLUMNS - len(seen))))
+    if seen:
+        raise without_column(access, source, column, file, seen)
 
-    Raises BrokenText for one that is too long, and OSError for what cannot be decompressed.
-    """
-    compression = format_of(file.name)[1]
-    if compression is None:
-        lines = _plain_lines(access, source, file, group)
+
+def without_column(
+    access: Access, source: str, column: Column, file: StreamFile, seen: Iterable[str]
+) -> DataError:
+    """The error for a file none of whose rows has the column; `seen` are those that they have."""
+    error = column.missing(file.of(source), seen)
+    advice = _advice(access, source, file)
+    return DataError(f"{error} {advice}.") if advice else error
+
+
+def _first_rows(
+    access: Access, source: str, column: Column, file: StreamFile
+) -> Iterator[Mapping[str, Any]]:
+    """The rows that a file begins with, as many as a group has. Raises BrokenText for no row."""
+    begin = Group(0, 0, None, None, 0, file.size, file.size)
+    number = size = 0
+
+    def refuse(number: int, error: BadRow) -> None:
+        if number == 1:
+            error.remedy = _advice(access, source, file) or error.remedy
+        raise broken_row(source, file, begin, number, error) from error
+
+    try:
+        for _, number, value, text in _parsed(access, source, file, begin, refuse, SLACK_BYTES):
+            try:
+                yield _row(value, text, column)
+            except BadRow as error:
+                refuse(number, error)
+            size += len(text)
+            if size > GROUP_BYTES:
+                return
+    except UNREADABLE as error:
+        if isinstance(error, DataError):
+            raise
+        raise unreadable(source, file, begin, number, error) from error
+
+
+def _is_array(access: Access, source: str, file: StreamFile) -> bool:
+    """Whether a plain file begins as an array; of a remote file, kept on the disk."""
+    path = access.cache_dir / "streams" / f"{digest_of(file.url, file.version)}.head"
+    if (head := kept(path)) is None:
+        head = bytes(access.read(source, file, 0, HEAD_BYTES))
+        if URL.match(file.url):
+            keep(path, head)
+    return _begins_array(head)
+
+
+def _begins_array(head: bytes) -> bool:
+    return head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
+
+
+def _parsed(
+    access: Access,
+    source: str,
+    file: StreamFile,
+    group: Group,
+    on_broken: OnBroken,
+    ahead: int | None = None,
+) -> Iterator[Parsed]:
+    """The values of a group that are JSON."""
+    if (group.begin, group.end) == (0, file.size):
+        content, head = open_content(access, source, file, ahead)
+        if _begins_array(head):
+            for index, (value, text) in enumerate(elements_of(content)):
+                yield index, index + 1, value, text
+            return
+        lines = _lines_of(content)
     else:
-        lines = _packed_lines(access, source, file, compression)
-    for number, line in enumerate(lines):
-        is_first = number == 0 and group.begin == 0
-        if line := (line.removeprefix(codecs.BOM_UTF8) if is_first else line).strip():
-            yield line
+        lines = _plain_lines(access, source, file, group)
+    index = 0
+    for number, line in enumerate(lines, start=1):
+        is_first = number == 1 and group.begin == 0
+        if not (line := (line.removeprefix(codecs.BOM_UTF8) if is_first else line).strip()):
+            continue
+        # Bytes that are not UTF-8 matter in the column that is read, and not in the others.
+        text = line.decode(errors="surrogateescape")
+        try:
+            yield index, number, json.loads(text), text
+        except (ValueError, RecursionError) as error:
+            reason = error.msg if isinstance(error, json.JSONDecodeError) else error
+            on_broken(number, BadRow(f"it is not JSON ({reason}): {text!r:.40}", REMEDY))
+        index += 1
+
+
+def _row(value: Any, text: str, column: Column) -> dict[str, Any]:
+    """A row. Raises BadRow for what is none, or has a column that is read twice."""
+    if isinstance(value, str):
+        value = {DEFAULT_COLUMN: value}
+    if not isinstance(value, dict):
+        raise BadRow(f"it is not an object: {value!r:.40}", REMEDY)
+    for name in column.among(value):
+        if text.count(f'"{name}"') > 1 and _times(text, name) > 1:
+            raise BadRow(f"it has {name} twice", "Leave one of them out")
+    return value
+
+
+def _times(text: str, name: str) -> int:
+    """How often an object has a key."""
+    pairs = json.loads(text, object_pairs_hook=list)
+    return sum(key == name for key, _ in pairs)
+
+
+def _advice(access: Access, source: str, file: StreamFile) -> str:
+    """What to do with a file that is one object with lists, as GeoJSON is; empty for others."""
+    if file.size > MOST_ADVISED_BYTES:
+        return ""
+    try:
+        whole = json.loads(open_content(access, source, file)[0].read(MOST_ADVISED_BYTES))
+    except (*UNREADABLE, RecursionError):
+        return ""
+    values = whole.items() if isinstance(whole, dict) else ()
+    names = [
+        name
+        for name, value in values
+        if isinstance(value, list) and value and isinstance(value[0], dict)
+    ]
+    if not names:
+        return ""
+    rows = shlex.quote(f".[{json.dumps(names[0])}][]")
+    return (
+        f"The file is one object, whose rows seem to be in {names[0]}: "
+        f"jq -c {rows} {shlex.quote(file.name)} > rows.jsonl"
+    )
 
 
 def _plain_lines(access: Access, source: str, file: StreamFile, group: Group) -> Iterator[bytes]:
     first = max(0, group.begin - 1)  # a newline there: a line begins with the group
     data = access.read(source, file, first, group.end + SLACK_BYTES)
+    if group.begin == 0:
+        refuse_content(file.name if URL.match(file.url) else file.url, bytes(data[:HEAD_BYTES]))
     begin = data.find(b"\n") + 1 if group.begin else 0
     if group.begin and not 0 < begin < group.end - first:
         return  # one line fills the group, and began before it
@@ -62,91 +234,23 @@ def _plain_lines(access: Access, source: str, file: StreamFile, group: Group) ->
     if end < 0 and first + len(data) < file.size:
         data = bytearray(data)
         while end < 0 and first + len(data) < file.size:
-            _check_length(len(data) - last)
+            check_length(len(data) - last)
             seen, more = len(data), max(SLACK_BYTES, len(data) - last)
             data += access.read(source, file, first + seen, first + seen + more)
             end = data.find(b"\n", seen)
     whole = bytes(data[begin : end if end >= 0 else len(data)])
     for line in whole.split(b"\n"):
-        _check_length(len(line))
+        check_length(len(line))
         yield line
 
 
-def _packed_lines(
-    access: Access, source: str, file: StreamFile, compression: str
-) -> Iterator[bytes]:
-    packed = FileRange(access, source, file, ahead=PACKED_BYTES)
+def _lines_of(content: IO[bytes]) -> Iterator[bytes]:
     rest = bytearray()
-    with _decompressed(packed, compression) as opened:
-        while piece := _read_piece(opened):
-            *lines, last = piece.split(b"\n")
-            for line in lines:
-                yield bytes(rest) + line
-                rest.clear()
-            rest += last
-            _check_length(len(rest))
+    while piece := content.read(PIECE_BYTES):
+        *lines, last = piece.split(b"\n")
+        for line in lines:
+            yield bytes(rest) + line
+            rest.clear()
+        rest += last
+        check_length(len(rest))
     yield bytes(rest)
-
-
-def _decompressed(packed: FileRange, compression: str) -> Any:
-    if compression == "gzip":  # pyarrow refuses zero bytes after it, which gzip ignores
-        return gzip.GzipFile(fileobj=packed)
-    return pa.CompressedInputStream(pa.PythonFile(packed, mode="r"), compression)
-
-
-def _read_piece(opened: Any) -> bytes:
-    try:
-        return bytes(opened.read(PIECE_BYTES))
-    except (EOFError, zlib.error) as error:
-        raise OSError(str(error)) from error
-
-
-def _check_length(size: int) -> None:
-    if size > MOST_ROW_BYTES:
-        raise BrokenText(f"a row has more than {MOST_ROW_BYTES / 1e6:,.0f} MB")
-
-
-def value_of(line: bytes, column: str) -> str | None:
-    """The text of a line; None if it has none. Raises BrokenText for a line that is no row."""
-    try:
-        row = json.loads(line)
-    except UnicodeDecodeError as error:
-        raise BrokenText(f"a line is not UTF-8: {error.reason}") from error
-    except (ValueError, RecursionError) as error:
-        raise BrokenText(f"a line is not JSON ({error})") from error
-    if not isinstance(row, dict):
-        raise BrokenText(f"a line is not an object: {row!r:.40}")
-    value = row.get(column)
-    if not isinstance(value, str | None):
-        raise BrokenText(f"{column} is not text, but {type(value).__name__}: {value!r:.40}")
-    if value is not None and not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise BrokenText(f"{column} is not UTF-8: {error.reason}") from error
-    return value
-
-
-def first_row(access: Access, source: str, file: StreamFile) -> dict[str, Any] | None:
-    """The first row of a file; None if its first line is blank. Raises BrokenText for no object."""
-    first_line = Group(0, 0, None, None, 0, 1, 1)
-    try:
-        for line in rows_of(access, source, file, first_line):
-            if isinstance(row := json.loads(line), dict):
-                return row
-            raise BrokenText(f"it is not an object: {row!r:.40}")
-        return None
-    except (ValueError, OSError, RecursionError) as error:
-        if isinstance(error, DataError) and not isinstance(error, BrokenText):
-            raise
-        raise BrokenText(
-            f"data.source={source}: the first row of {file.name} cannot be read as JSON: {error}. "
-            "Each line has to be an object."
-        ) from error
-
-
-def check_first_row(access: Access, source: str, column: str, file: StreamFile) -> None:
-    """Raise DataError if the first row of a file has no such column, or is none."""
-    row = first_row(access, source, file)
-    if row is not None and column not in row:
-        raise no_column(source, column, list(row))

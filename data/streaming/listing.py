@@ -9,19 +9,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import astuple
 
+from data.columns import Column, TextColumn
 from data.errors import BrokenText, DataError
+from data.formats import LINES
 from data.progress import Progress
 from data.streaming.access import Access
-from data.streaming.files import Found, check_formats, find_files, format_of
+from data.streaming.files import Found, check_formats, find_files
 from data.streaming.groups import TRAIN, Group, Listing, StreamFile
-from data.streaming.lines import check_first_row, line_groups
-from data.streaming.parquet import footer_of, row_groups
+from data.streaming.lines import check_column
+from data.streaming.reading import format_for
 from data.urls import redact_urls
 
 READERS = 16
-"""Footers that are read at the same time."""
-PACKED_RATIO = 3
-"""How much larger a compressed text is in memory, about."""
+"""Footers and headers that are read at the same time."""
 
 
 def list_source(
@@ -50,28 +50,24 @@ def list_source(
         files = [file for _, file in found]
         kind = check_formats(name, files)
         progress.doing(f"listing {name}", len(files))
-        if kind == "parquet":
-            groups = _row_groups(access, name, text_column, files, progress)
-        else:
-            groups = _line_groups(files)
-            if groups:
-                with suppress(*(BrokenText,) if skip_broken else ()):
-                    check_first_row(access, name, text_column, files[groups[0].file])
+        groups = _groups(access, name, TextColumn(text_column), files, progress)
+        if kind == LINES and groups:
+            with suppress(*(BrokenText,) if skip_broken else ()):
+                column, first = TextColumn(text_column), files[groups[0].file]
+                check_column(access, name, column, first)
     if not groups:
         raise DataError(f"data.source={name} is empty: it has no rows.")
     digest = _fingerprint([kind, text_column], found, groups)
     return Listing(name, commit, kind, text_column, tuple(files), tuple(groups), digest)
 
 
-def _row_groups(
-    access: Access, name: str, column: str, files: list[StreamFile], progress: Progress
+def _groups(
+    access: Access, name: str, column: Column, files: list[StreamFile], progress: Progress
 ) -> list[Group]:
     groups: list[Group] = []
 
     def groups_of(numbered: tuple[int, StreamFile]) -> list[Group]:
-        number, file = numbered
-        footer = footer_of(access, name, file)
-        return list(row_groups(name, column, number, file, footer))
+        return format_for(numbered[1]).groups(access, name, column, *numbered)
 
     pool = ThreadPoolExecutor(READERS)
     try:
@@ -80,17 +76,6 @@ def _row_groups(
             progress.done += 1
     finally:
         pool.shutdown(cancel_futures=True)
-    return groups
-
-
-def _line_groups(files: list[StreamFile]) -> list[Group]:
-    groups: list[Group] = []
-    for number, file in enumerate(files):
-        if format_of(file.name)[1] is not None and file.size:
-            text_bytes = PACKED_RATIO * file.size
-            groups.append(Group(number, 0, None, None, 0, file.size, text_bytes))
-        else:
-            groups.extend(line_groups(number, file))
     return groups
 
 

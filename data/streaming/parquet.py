@@ -1,23 +1,24 @@
-"""Parquet files: their row groups, from the footers, and the text of one."""
+"""Parquet files: their row groups, from the footers, and the rows of one."""
 
 from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from data.columns import no_column
+from data.columns import Column
 from data.errors import BrokenText, DataError
 from data.streaming.access import URL, Access
 from data.streaming.file_range import FileRange
 from data.streaming.groups import Group, StreamFile
 from data.streaming.kept import digest_of, keep, kept
+from data.streaming.table import OnBroken, Row
 
 if TYPE_CHECKING:
-    from pyarrow.parquet import FileMetaData
+    from pyarrow.parquet import ColumnChunkMetaData, FileMetaData
 
 FOOTER_BYTES = 1 << 16
 """What is read of a file's end at first: most footers are smaller."""
@@ -83,69 +84,111 @@ def _broken(source: str, file: StreamFile, reason: str) -> BrokenText:
     )
 
 
-def columns_of(footer: FileMetaData) -> dict[str, Any]:
-    """The type of each column."""
-    schema = footer.schema.to_arrow_schema()
-    return {field.name: field.type for field in schema}
+class Parquet:
+    """Tables of Apache Parquet, of which only the columns that are read are requested."""
 
+    def groups(
+        self, access: Access, source: str, column: Column, number: int, file: StreamFile
+    ) -> list[Group]:
+        """The row groups. Raises DataError if the file lacks the column, or has no texts there."""
+        footer = footer_of(access, source, file)
+        types = _types_of(footer)
+        where = file.of(source)
+        wanted = column.find(where, list(types))
+        for name in wanted:
+            column.check_type(where, name, str(types[name]), _is_text(types[name]))
+        paths = [footer.schema.column(i).path for i in range(footer.num_columns)]
+        leaves = [i for i, path in enumerate(paths) if _top(path, types) in wanted]
+        groups, row = [], 0
+        for index in range(footer.num_row_groups):
+            group = footer.row_group(index)
+            chunks = [group.column(leaf) for leaf in leaves]
+            begin = min(map(_begin, chunks))
+            end = max(_begin(chunk) + chunk.total_compressed_size for chunk in chunks)
+            size = sum(chunk.total_uncompressed_size for chunk in chunks)
+            if size > MOST_GROUP_BYTES:
+                raise DataError(
+                    f"data.source={source}: row group {index} of {file.name} has {size / 1e9:.1f} "
+                    "GB of text, and is read at once. Write the file again with smaller row groups."
+                )
+            if group.num_rows:
+                groups.append(Group(number, index, row, group.num_rows, begin, end, size))
+            row += group.num_rows
+        return groups
 
-def row_groups(
-    source: str, column: str, number: int, file: StreamFile, footer: FileMetaData
-) -> Iterator[Group]:
-    """The row groups of file `number`. Raises DataError if it lacks the column of text."""
-    columns = columns_of(footer)
-    if column not in columns:
-        raise no_column(f"{source}, {file.name}", column, list(columns))
-    if not _is_text(columns[column]):
-        raise DataError(
-            f"data.text_column={column} of {source} holds {columns[column]}, not text "
-            f"({file.name}). Name a column of text."
+    def rows(
+        self,
+        access: Access,
+        source: str,
+        column: Column,
+        file: StreamFile,
+        group: Group,
+        on_broken: OnBroken,
+    ) -> Iterator[Row]:
+        """The rows of a row group, with the columns that are read.
+
+        Raises ValueError or OSError, of pyarrow and of the decoder, if it cannot be decoded.
+        """
+        from pyarrow import parquet
+
+        footer = footer_of(access, source, file)
+        wanted = column.find(file.of(source), list(_types_of(footer)))
+        chunk = FileRange(access, source, file)
+        chunk.load(group.begin, group.end)
+        opened = parquet.ParquetFile(
+            chunk, metadata=footer, pre_buffer=False, page_checksum_verification=True
         )
-    place = [footer.schema.column(i).path for i in range(footer.num_columns)].index(column)
-    row = 0
-    for index in range(footer.num_row_groups):
-        group = footer.row_group(index)
-        chunk = group.column(place)
-        begin = chunk.data_page_offset
-        if chunk.has_dictionary_page and chunk.dictionary_page_offset:
-            begin = min(begin, chunk.dictionary_page_offset)
-        end = begin + chunk.total_compressed_size
-        size = chunk.total_uncompressed_size
-        if size > MOST_GROUP_BYTES:
-            raise DataError(
-                f"data.source={source}: row group {index} of {file.name} has {size / 1e9:.1f} GB "
-                "of text, and is read at once. Write the file again with smaller row groups."
-            )
-        if group.num_rows:
-            yield Group(number, index, row, group.num_rows, begin, end, size)
-        row += group.num_rows
+        index = 0
+        with opened:
+            for batch in opened.iter_batches(
+                ROWS_AT_ONCE, row_groups=[group.index], columns=wanted, use_threads=False
+            ):
+                for values in _values([batch.column(name) for name in wanted]):
+                    yield Row(index, index + 1, dict(zip(wanted, values, strict=True)))
+                    index += 1
+
+    def columns(
+        self, access: Access, source: str, column: Column, file: StreamFile
+    ) -> dict[str, str]:
+        """The columns of a file with their Arrow types."""
+        types = _types_of(footer_of(access, source, file))
+        return {name: str(kind) for name, kind in types.items()}
+
+
+def _types_of(footer: FileMetaData) -> dict[str, pa.DataType]:
+    return {field.name: field.type for field in footer.schema.to_arrow_schema()}
+
+
+def _top(path: str, columns: Collection[str]) -> str:
+    """The column of a leaf: the name of either may have dots."""
+    while path not in columns and "." in path:
+        path = path.rpartition(".")[0]
+    return path
+
+
+def _begin(chunk: ColumnChunkMetaData) -> int:
+    if chunk.has_dictionary_page and chunk.dictionary_page_offset:
+        return int(min(chunk.data_page_offset, chunk.dictionary_page_offset))
+    return int(chunk.data_page_offset)
+
+
+def _values(columns: list[pa.Array]) -> Iterator[tuple[Any, ...]]:
+    """The values of each row. Raises ValueError at the row that is not UTF-8."""
+    try:
+        lists = [column.to_pylist() for column in columns]
+    except UnicodeDecodeError:
+        rows = range(len(columns[0]))
+        yield from (tuple(column[row].as_py() for column in columns) for row in rows)
+        return
+    yield from zip(*lists, strict=True)
 
 
 def _is_text(kind: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     return (
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_string_view(kind)
+        or pa.types.is_null(kind)  # a file of which no row has a text
     )
-
-
-def read_rows(
-    access: Access, source: str, column: str, file: StreamFile, group: Group
-) -> Iterator[list[str | None]]:
-    """The values of the column in a row group, some rows at a time.
-
-    Raises ValueError or OSError, of pyarrow and of the decoder, if it cannot be decoded.
-    """
-    from pyarrow import parquet
-
-    footer = footer_of(access, source, file)
-    chunk = FileRange(access, source, file)
-    chunk.load(group.begin, group.end)
-    opened = parquet.ParquetFile(
-        chunk, metadata=footer, pre_buffer=False, page_checksum_verification=True
-    )
-    with opened:
-        for batch in opened.iter_batches(
-            ROWS_AT_ONCE, row_groups=[group.index], columns=[column], use_threads=False
-        ):
-            yield batch.column(0).to_pylist()

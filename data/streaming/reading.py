@@ -1,16 +1,34 @@
-"""The texts of one group of rows."""
+"""The documents of one group of rows, of any format."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 
-from data.errors import BrokenText, DataError
-from data.pieces import with_final_newline
+from data.columns import Column, TextColumn
+from data.errors import BadRow, BrokenText, DataError
+from data.formats import CSV, LINES, PARQUET, format_of
 from data.streaming.access import URL, Access
-from data.streaming.groups import Group, GroupText, Listing
-from data.streaming.lines import rows_of, value_of
-from data.streaming.parquet import MOST_GROUP_BYTES, read_rows
+from data.streaming.content import UNREADABLE
+from data.streaming.delimited import Delimited
+from data.streaming.groups import Group, GroupText, Listing, StreamFile
+from data.streaming.lines import Lines
+from data.streaming.parquet import MOST_GROUP_BYTES, Parquet
+from data.streaming.places import (
+    broken_row,
+    group_in_words,
+    reason_of,
+    row_in_words,
+    unreadable,
+)
+from data.streaming.table import Format, OnBroken, Row
+
+FORMATS: Mapping[str, Format] = {LINES: Lines(), CSV: Delimited(), PARQUET: Parquet()}
+"""By the format that the end of a file's name says."""
+
+
+def format_for(file: StreamFile) -> Format:
+    """What reads a table."""
+    return FORMATS[str(format_of(file.name))]
 
 
 def read_group(
@@ -18,79 +36,87 @@ def read_group(
 ) -> GroupText:
     """The texts of a group; only its bytes are read, and of Parquet only the column of text.
 
-    With `skip_broken` a line that is no row is left out, and a group that cannot be decoded: the
+    With `skip_broken` a row that is none is left out, and a group that cannot be decoded: the
     same at every start. A group that cannot be fetched is waited for, or ends the run.
 
     Raises DataError if the group is broken, has changed or vanished, or is refused.
     """
     file = listing.files[group.file]
-    error = _try_to_decode(listing, group, access, found := GroupText([], []))
-    if error is not None and URL.match(file.url):  # not the file, perhaps, but what arrived of it
-        error = _try_to_decode(listing, group, access, found := GroupText([], []))
-    if error is None:
-        return found
-    if not skip_broken:
-        raise BrokenText(
-            f"data.source={listing.name}: group {group.index} of {file.name} cannot be read: "
-            f"{_reason(error)}. Repair the file, or leave out what is broken with "
-            "data.skip_broken=true."
-        ) from error
-    bad: list[str] = []
-    of_group = f"group {group.index} of {file.name}"
-    error = _try_to_decode(listing, group, access, found := GroupText([], []), bad)
-    if error is not None:
-        return GroupText([], [], f"{of_group}: {_reason(error)}")
-    others = f" and {len(bad) - 1:,} more" if len(bad) > 1 else ""
-    return replace(found, broken=f"{bad[0]}{others} in {of_group}" if bad else "")
 
+    def refuse(number: int, error: BadRow) -> None:
+        raise broken_row(listing.name, file, group, number, error) from error
 
-def _reason(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
-
-
-def _try_to_decode(
-    listing: Listing,
-    group: Group,
-    access: Access,
-    found: GroupText,
-    bad: list[str] | None = None,
-) -> Exception | None:
-    """Append the rows of a group that have text. Returns the error if it cannot be decoded.
-
-    With `bad` a line that is no row is no error: it is appended there.
-    """
-    size = 0
-    try:
-        for number, value in enumerate(_values(listing, group, access, bad is not None)):
-            if isinstance(value, BrokenText):
-                assert bad is not None
-                bad.append(f"row {number:,} ({_reason(value)})" if not bad else "")
-            elif value:
-                size += len(value) if value.isascii() else len(value.encode())
-                if size > MOST_GROUP_BYTES:
-                    raise BrokenText(f"its text has more than {MOST_GROUP_BYTES / 1e9:.0f} GB")
-                found.texts.append(with_final_newline(value))
-                found.rows.append(number)
-    except (ValueError, OSError) as error:  # of pyarrow and the decoders
-        if isinstance(error, DataError) and not isinstance(error, BrokenText):
-            raise
-        return error
-    return None
-
-
-def _values(
-    listing: Listing, group: Group, access: Access, lenient: bool
-) -> Iterator[str | BrokenText | None]:
-    """The text of each row of a group; if `lenient`, the error of a line that is no row."""
-    name, column, file = listing.name, listing.column, listing.files[group.file]
-    if listing.format == "parquet":
-        for values in read_rows(access, name, column, file, group):
-            yield from values
-        return
-    for line in rows_of(access, name, file, group):
+    # What is broken is not the file, perhaps, but what arrived of it: it is fetched once more.
+    for is_last in (False, True) if URL.match(file.url) else (True,):
         try:
-            yield value_of(line, column)
+            return _read(listing, group, access, refuse)
         except BrokenText as error:
-            if not lenient:
-                raise
-            yield error
+            if is_last and not skip_broken:
+                remedy = "data.skip_broken=true leaves out what is broken."
+                raise BrokenText(f"{error} {remedy}") from error
+    return _read_what_is_whole(listing, group, access)
+
+
+def _read_what_is_whole(listing: Listing, group: Group, access: Access) -> GroupText:
+    file = listing.files[group.file]
+    bad: list[str] = []
+
+    def note(number: int, error: BadRow) -> None:
+        row = row_in_words(file, group, number, counted=False)
+        bad.append(f"{row} ({reason_of(error)})")
+
+    try:
+        found = _read(listing, group, access, note)
+    except BrokenText as error:
+        return GroupText([], [], f"{group_in_words(file, group)}: {reason_of(error)}")
+    others = f" and {len(bad) - 1:,} more after it" if len(bad) > 1 else ""
+    return GroupText(found.texts, found.rows, f"{bad[0]}{others}" if bad else "")
+
+
+def _read(listing: Listing, group: Group, access: Access, on_broken: OnBroken) -> GroupText:
+    """Read a group. Raises BrokenText if the rest of it cannot be decoded."""
+    column, file = TextColumn(listing.column), listing.files[group.file]
+    texts: list[str] = []
+    rows: list[int] = []
+    size = 0
+    for row in rows_of(access, listing.name, column, file, group, on_broken):
+        text = document_of(column, row, on_broken)
+        if text:
+            size += len(text) if text.isascii() else len(text.encode())
+            if size > MOST_GROUP_BYTES:
+                raise BrokenText(
+                    f"data.source={listing.name}: {group_in_words(file, group)} have more than "
+                    f"{MOST_GROUP_BYTES / 1e9:.0f} GB of text, and are read at once. Divide it."
+                )
+            texts.append(text)
+            rows.append(row.place)
+    return GroupText(texts, rows)
+
+
+def rows_of(
+    access: Access,
+    source: str,
+    column: Column,
+    file: StreamFile,
+    group: Group,
+    on_broken: OnBroken,
+) -> Iterator[Row]:
+    """The rows of a group, as `Format.rows`. Raises BrokenText if the rest cannot be decoded."""
+    after = 0
+    try:
+        for row in format_for(file).rows(access, source, column, file, group, on_broken):
+            yield row
+            after = row.number
+    except DataError:
+        raise
+    except UNREADABLE as error:
+        raise unreadable(source, file, group, after, error) from error
+
+
+def document_of(column: Column, row: Row, on_broken: OnBroken) -> str:
+    """The document of a row; empty if it has none, or is reported as broken."""
+    try:
+        return column.document(row.values)
+    except BadRow as error:
+        on_broken(row.number, error)
+        return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from data.encode import encoded, in_order
 from data.errors import TextLost, cache_error
-from data.pieces import Piece, utf8_bytes
+from data.pieces import pieces_of, utf8_bytes
 from data.streaming.cache import TokenCache
 from data.streaming.groups import Group, GroupText, Listing
 from data.streaming.shuffle import (
@@ -33,7 +33,6 @@ CACHE_FORMAT = 2
 """Part of the names of files in the cache; increase it when they would hold something else."""
 READS_AT_ONCE = 8
 """Groups of a window, each a request or several: a network answers them in parallel."""
-PIECE_CHARACTERS = 1 << 20
 EPOCHS_IN_MEMORY = 2
 """The order of groups of the present epoch, and of the next for what is read ahead."""
 
@@ -155,7 +154,7 @@ class StreamSource:
         tokens = [np.zeros(0, dtype=tokenizer.dtype)]
         ends = [np.zeros(0, dtype=np.int64)]
         count = text_bytes = 0
-        for part in encoded(_pieces(texts), tokenizer, sys.maxsize, threads):
+        for part in encoded(pieces_of(texts), tokenizer, sys.maxsize, threads):
             tokens.append(part.tokens)
             ends.append(part.ends + count)
             count += len(part.tokens)
@@ -177,19 +176,3 @@ class StreamSource:
         settings = self.settings
         place = f"{self._held_out_key}\0{self.number}\0{settings.seed}\0{settings.window_bytes}"
         return hashlib.sha256(place.encode()).hexdigest()[:16]
-
-
-def _pieces(texts: Sequence[str]) -> Iterator[Piece]:
-    """Rows as pieces of text, in each of which the rows end."""
-    parts: list[str] = []
-    ends: list[int] = []
-    length = 0
-    for text in texts:
-        parts.append(text)
-        length += len(text)
-        ends.append(length)
-        if length >= PIECE_CHARACTERS:
-            yield {"text": "".join(parts), "ends": ends}
-            parts, ends, length = [], [], 0
-    if parts:
-        yield {"text": "".join(parts), "ends": ends}

@@ -11,7 +11,7 @@ from typing import Any
 
 import huggingface_hub  # imports the rest at its first use
 
-from data.formats import TABLE_READERS, TEXT_SUFFIXES, suffixes
+from data.formats import TABLES, TEXT_SUFFIXES, suffixes
 from data.printable import printable
 from model.causal_lm import ModelConfig
 from snapshot.config_values import value_of
@@ -269,7 +269,7 @@ def _public_name(source: str) -> str:
         source.startswith(("/", "~", "."))
         or source.count("/") > 1
         or any(mark in source for mark in "*?[")
-        or suffix in (*TEXT_SUFFIXES, *TABLE_READERS)
+        or suffix in (*TEXT_SUFFIXES, *TABLES)
         or compression != ""
     )
     return PurePath(source).name if is_path else source

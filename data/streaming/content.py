@@ -1,0 +1,51 @@
+"""The content of a file from its beginning to its end, decompressed."""
+
+from __future__ import annotations
+
+from typing import IO
+
+from data.formats import BROKEN_COMPRESSION, HEAD_BYTES, open_bytes, refuse_content, suffixes
+from data.streaming.access import URL, Access
+from data.streaming.file_range import FileRange
+from data.streaming.groups import Group, StreamFile
+
+AHEAD_BYTES = 32 << 20
+"""What is requested at once."""
+PACKED_RATIO = 3
+"""How much larger a compressed text is in memory, about."""
+MOST_ROW_BYTES = 256 << 20
+UNREADABLE = (ValueError, *BROKEN_COMPRESSION)
+"""Raised by what decodes a broken file, pyarrow among it, whose errors are ValueErrors."""
+
+
+def whole_file(number: int, file: StreamFile) -> list[Group]:
+    """The one group of a file that is read from its beginning to its end."""
+    if not file.size:
+        return []
+    text_bytes = file.size * (PACKED_RATIO if is_compressed(file) else 1)
+    return [Group(number, 0, None, None, 0, file.size, text_bytes)]
+
+
+def is_compressed(file: StreamFile) -> bool:
+    """Whether its name says so."""
+    return suffixes(file.name)[1] != ""
+
+
+def open_content(
+    access: Access, source: str, file: StreamFile, ahead: int | None = None
+) -> tuple[IO[bytes], bytes]:
+    """The content of a file, and its first bytes; so many bytes `ahead` are requested at once.
+
+    Raises BrokenText if these are of another format, OSError or EOFError if it is not compressed
+    as its name says.
+    """
+    raw = FileRange(access, source, file, ahead=ahead or AHEAD_BYTES)
+    head = open_bytes(file.name, raw).read(HEAD_BYTES)
+    refuse_content(file.name if URL.match(file.url) else file.url, head)
+    return open_bytes(file.name, raw.reopened()), head  # not every decompressor can seek
+
+
+def check_length(size: int) -> None:
+    """Raise ValueError for a row of so many bytes, if they are too many."""
+    if size > MOST_ROW_BYTES:
+        raise ValueError(f"its row has more than {MOST_ROW_BYTES / 1e6:,.0f} MB")

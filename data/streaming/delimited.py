@@ -1,0 +1,140 @@
+"""CSV and TSV: records of fields, after a header that names them."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import NamedTuple
+
+from data.columns import Column
+from data.errors import BadRow, BrokenText
+from data.formats import suffixes
+from data.streaming.access import Access
+from data.streaming.content import MOST_ROW_BYTES, open_content, whole_file
+from data.streaming.groups import Group, StreamFile
+from data.streaming.table import OnBroken, Row
+
+DELIMITERS = {".csv": (",", ";", "\t"), ".tsv": ("\t",)}
+"""By the end of a name, what may be between fields: the first with which the header has the
+columns that are read."""
+HEADER_BYTES = 1 << 16
+"""What is requested for a header."""
+NAMES = {",": "commas", ";": "semicolons", "\t": "tabs"}
+
+csv.field_size_limit(MOST_ROW_BYTES)  # of the process: the module has no other limit
+
+
+class Opened(NamedTuple):
+    """A file whose header has been read."""
+
+    header: list[str]
+    records: Iterator[list[str]]
+    delimiter: str
+
+
+class Delimited:
+    """Records of RFC 4180, which `csv` reads: quotes are doubled, and fields have newlines in them.
+
+    A file is one group: nobody knows whether a newline is in a field without reading what is
+    before it.
+    """
+
+    def groups(
+        self, access: Access, source: str, column: Column, number: int, file: StreamFile
+    ) -> list[Group]:
+        """The file. Raises DataError if its header lacks the column."""
+        if not file.size or not self._opened(access, source, column, file, HEADER_BYTES).header:
+            return []
+        return whole_file(number, file)
+
+    def rows(
+        self,
+        access: Access,
+        source: str,
+        column: Column,
+        file: StreamFile,
+        group: Group,
+        on_broken: OnBroken,
+    ) -> Iterator[Row]:
+        """The records after the header; blank lines are none."""
+        header, records, delimiter = self._opened(access, source, column, file)
+        index = -1
+        while True:
+            try:
+                fields = next(records)
+                if not fields:
+                    continue
+                index += 1
+                yield Row(index, index + 1, _row(header, fields, delimiter))
+            except StopIteration:
+                return
+            except csv.Error as error:
+                index += 1
+                reason = f"its quotes are not those of a CSV file ({error})"
+                on_broken(index + 1, BadRow(reason, 'Quote a field that has quotes: "say ""yes"""'))
+            except BadRow as error:
+                on_broken(index + 1, error)
+
+    def columns(
+        self, access: Access, source: str, column: Column, file: StreamFile
+    ) -> dict[str, str]:
+        """The names in the header."""
+        return dict.fromkeys(
+            self._opened(access, source, column, file, HEADER_BYTES).header, "text"
+        )
+
+    def _opened(
+        self,
+        access: Access,
+        source: str,
+        column: Column,
+        file: StreamFile,
+        ahead: int | None = None,
+    ) -> Opened:
+        content, _ = open_content(access, source, file, ahead)
+        # As `csv` asks for, lines keep their ends. Bytes that are not UTF-8 matter in the column
+        # that is read, and not in the others.
+        lines = io.TextIOWrapper(content, "utf-8-sig", errors="surrogateescape", newline="")
+        beginning: list[str] = []
+        delimiters = DELIMITERS[suffixes(file.name)[0]]
+        try:
+            headers = {delimiters[0]: _header(_recorded(lines, beginning), delimiters[0])}
+            headers |= {one: _header(iter(beginning), one) for one in delimiters[1:]}
+            is_there = (one for one in delimiters if column.among(headers[one]))
+            delimiter = next(is_there, delimiters[0])
+            records = csv.reader(chain(beginning, lines), delimiter=delimiter, strict=True)
+            next((fields for fields in records if fields), None)
+        except csv.Error as error:
+            raise BrokenText(
+                f"data.source={source}: the header of {file.name} cannot be read: {error}."
+            ) from error
+        header = headers[delimiter]
+        for name in column.find(file.of(source), header) if header else ():
+            if header.count(name) > 1:
+                raise BrokenText(
+                    f"data.source={source}: the header of {file.name} has {name} twice. Rename one."
+                )
+        return Opened(header, records, delimiter)
+
+
+def _recorded(lines: Iterable[str], into: list[str]) -> Iterator[str]:
+    for line in lines:
+        into.append(line)
+        yield line
+
+
+def _header(lines: Iterator[str], delimiter: str) -> list[str]:
+    """The first record that is not blank; empty if there is none."""
+    return next((fields for fields in csv.reader(lines, delimiter=delimiter) if fields), [])
+
+
+def _row(header: list[str], fields: list[str], delimiter: str) -> dict[str, str]:
+    """A row, which may have fewer fields than the header. Raises BadRow for one with more."""
+    if any(fields[len(header) :]):  # empty ones: each line ends with a delimiter
+        raise BadRow(
+            f"it has {len(fields):,} fields, and the header {len(header):,}",
+            f"Quote a field that has {NAMES[delimiter]} in it, or name every column in the header",
+        )
+    return dict(zip(header, fields, strict=False))

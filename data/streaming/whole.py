@@ -1,0 +1,70 @@
+"""Tables that are read from the first row to the last: how a text is prepared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+
+from data.columns import Column
+from data.errors import BadRow, BrokenText
+from data.files import NamedFile
+from data.pieces import Piece, pieces_of
+from data.streaming.access import Access, local_version
+from data.streaming.groups import Group, StreamFile
+from data.streaming.lines import MOST_COLUMNS, without_column
+from data.streaming.places import broken_row
+from data.streaming.reading import document_of, format_for, rows_of
+
+
+def table_pieces(
+    name: str, files: Iterable[NamedFile], column: Column, cache_dir: Path
+) -> Iterator[Piece]:
+    """The documents of tables of this machine, each file with its name in the data set.
+
+    Raises DataError if they cannot be read, lack the column or have no rows.
+    """
+    tables = [
+        StreamFile(str(file.path), file.name, *local_version(name, file.path)) for file in files
+    ]
+    with closing(Access(cache_dir)) as access:
+        has_rows = False
+        for number, file in enumerate(tables):
+            documents = _Documents(access, name, column, number, file)
+            yield from pieces_of(documents)
+            has_rows |= documents.has_rows
+    if not has_rows:
+        raise BrokenText(f"data.source={name} is empty: it has no rows.")
+
+
+class _Documents:
+    """The documents of a table."""
+
+    def __init__(
+        self, access: Access, source: str, column: Column, number: int, file: StreamFile
+    ) -> None:
+        self._access, self._source, self._column = access, source, column
+        self._number, self._file = number, file
+        self.has_rows = False
+
+    def __iter__(self) -> Iterator[str]:
+        """Raises DataError for a row that is none, and if no row has the column."""
+        given = self._access, self._source, self._column
+        column, file = self._column, self._file
+        seen: dict[str, None] = {}
+        has_column = False
+        for group in format_for(file).groups(*given, self._number, file):
+
+            def refuse(number: int, error: BadRow, group: Group = group) -> None:
+                raise broken_row(self._source, file, group, number, error) from error
+
+            for row in rows_of(*given, file, group, refuse):
+                self.has_rows = True
+                if not has_column:
+                    has_column = bool(column.among(row.values))
+                    seen.update(dict.fromkeys(islice(row.values, MOST_COLUMNS - len(seen))))
+                if document := document_of(column, row, refuse):
+                    yield document
+        if seen and not has_column:
+            raise without_column(self._access, self._source, column, file, seen)
