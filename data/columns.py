@@ -193,7 +193,9 @@ class MessagesColumn(Column):
         )
 
     def document(self, row: Mapping[str, Any]) -> str:
-        values = [row[name] for name in self.among(row)] or [None]
+        values = [row[name] for name in self.among(row)]
+        if not values:
+            return ""
         messages = values[0] if len(values) == 1 else _turns(*values)
         try:
             if not isinstance(messages, list):
