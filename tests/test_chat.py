@@ -274,7 +274,7 @@ def test_a_damaged_mask_is_found_and_prepared_again(prepare, tmp_path):
 
 WRONG = {
     "empty messages": ([*FEW, []], "row 7: it has no messages"),
-    "no content": ([*FEW, [{"role": "user"}]], "row 7 of chat.jsonl cannot be read: a message whose"),
+    "no content": ([*FEW, [{"role": "user"}]], "row 7 of chat.jsonl cannot be read: a message"),
     "no list": ([*FEW, None], "row 7 of chat.jsonl cannot be read: no list of messages: None."),
     "only empty replies": ([chats.said("a", "")] * 4, "all held-out replies are empty"),
     "one alone": (FEW[:1], "has one conversation. Use two or more"),

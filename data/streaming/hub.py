@@ -37,8 +37,8 @@ def hub_files(
 ) -> tuple[str, list[StreamFile]]:
     """The commit, and the files that a source names, sorted by their paths in the repo.
 
-    Of a whole data set they are those of a `split`, of a folder those that `is_data`. A commit's files are kept on the disk, so that
-    a start with its `revision` requests nothing.
+    Of a whole data set they are those of a `split`, of a folder those that `is_data`. A commit's
+    files are kept on the disk, so that a start with its `revision` requests nothing.
     Raises DataError if they cannot be listed.
     """
     found = NAME.fullmatch(source) or HF.fullmatch(source)
