@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from itertools import takewhile
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -18,6 +19,7 @@ from data.chat import ChatError, ChatTemplate
 from data.columns import Message
 from data.errors import DataError
 from data.printable import printable
+from data.special_tokens import end_ids
 from data.subwords import tokenizer_of
 from data.tokenizer import Tokenizer, refuse_larger_than
 from model.causal_lm import LanguageModel
@@ -44,7 +46,8 @@ def main(arguments: list[str]) -> int:
 def generate_texts(options: argparse.Namespace) -> Iterator[str]:
     """Yield the output, each character as soon as it is generated.
 
-    A text ends where the model generates the end-of-text token, if its tokenizer has one.
+    The model reads what its tokenizer puts before a text, as in transformers. A text ends where the
+    model generates an end-of-text token.
     """
     device = usable_device(options.device)
     named, tokenizer = find(options)
@@ -52,8 +55,11 @@ def generate_texts(options: argparse.Namespace) -> Iterator[str]:
     ids = tokenizer.encode(beginning)
     if not len(ids):
         raise DataError(f"--prompt {beginning!r} has no tokens: the tokenizer leaves it out.")
+    if not options.no_bos:
+        ids = np.array([*tokenizer.before_text, *ids])
     model = named.load().to(device)
-    stops = frozenset(() if tokenizer.end_of_text is None else (tokenizer.end_of_text,))
+    end = tokenizer.end_of_text
+    stops = frozenset([*end_ids(named.folder), *([] if end is None else [end])])
     for number in range(options.samples):
         if number:
             yield "-" * 40 + "\n"
@@ -76,7 +82,7 @@ def chat(options: argparse.Namespace) -> Iterator[str]:
     longest_with_others = longest - min(options.length, longest // 2)
     system = [] if options.system is None else [{"role": "system", "content": options.system}]
     messages: list[Message] = []
-    stops = template.stops(system)
+    stops = template.stops(system).union(end_ids(named.folder))
     if sys.stdin is not None:
         sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
     while (question := ask()) is not None:
@@ -167,6 +173,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--prompt", type=_some_text, help="the beginning of the text; default a newline"
+    )
+    parser.add_argument(
+        "--no-bos",
+        action="store_true",
+        help="leave out the token that the tokenizer of some models puts before a prompt",
     )
     parser.add_argument(
         "--chat", action="store_true", help="reply to each line of the input, as a chat model does"

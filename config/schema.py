@@ -123,7 +123,7 @@ class TrainConfig:
     log_every: int = 20
     """Steps between lines on the console; metrics.jsonl has every step."""
     sample_every: int = 500
-    """Steps between printed samples; 0: only at the end."""
+    """Steps between printed samples, of 20 seconds at most; 0: none, not even at the end."""
     max_skipped_steps: int = 20
     """How many updates in a row fp16's loss scaler may skip before the run stops."""
     seed: int = 1337

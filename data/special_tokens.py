@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.util import find_spec
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,12 @@ def _end_of_class(folder: Path, settings: dict[str, Any]) -> Iterator[str]:
                 default = inspect.signature(found).parameters["eos_token"].default
                 yield str(default)
                 return
+
+
+def added_before(rust: Tokenizer, text: str) -> list[int]:
+    """The tokens that a tokenizer's post-processor puts before a text."""
+    encoded = rust.encode(text, add_special_tokens=True)
+    return encoded.ids[: sum(1 for _ in takewhile(bool, encoded.special_tokens_mask))]
 
 
 def beyond_embedding(folder: Path, rust: Tokenizer) -> set[str]:

@@ -23,13 +23,20 @@ from tokenizers import Tokenizer as RustTokenizer
 from data.errors import DataError
 from data.special_tokens import (
     SPECIAL_TOKENS,
+    added_before,
     beyond_embedding,
     end_ids,
     end_token,
     kept_settings,
     without_tokens,
 )
-from data.tokenizer import TOKENIZER_FILES, CharTokenizer, Tokenizer, lacks_file, smallest_unsigned
+from data.tokenizer import (
+    TOKENIZER_FILES,
+    CharTokenizer,
+    Tokenizer,
+    refuse_without_file,
+    smallest_unsigned,
+)
 
 FIXED_SETTINGS = {
     "tokenizer_class": "PreTrainedTokenizerFast",  # loads tokenizer.json as it is
@@ -52,10 +59,7 @@ class SubwordTokenizer(Tokenizer):
         where: str,
         rust: RustTokenizer | None = None,
     ) -> None:
-        """`where` names the tokenizer in messages; `rust` is `content` if that is parsed already.
-
-        Raises DataError if it cannot be used.
-        """
+        """`where` names it in messages, `rust` is the parsed `content`. Raises DataError."""
         self._content, self._where = content, where
         self._rust = _parsed(content, where) if rust is None else rust
         if self._rust.truncation is not None or self._rust.padding is not None:
@@ -115,6 +119,10 @@ class SubwordTokenizer(Tokenizer):
     def beginning(self) -> str:
         """A newline, or a full stop if the tokenizer drops newlines."""
         return "\n" if len(self.encode("\n")) else "."
+
+    @property
+    def before_text(self) -> list[int]:
+        return added_before(self._rust, self.beginning)
 
     def encode(self, text: str) -> NDArray:
         return self.encode_chunks([text], [False])[0]
@@ -221,14 +229,8 @@ class SubwordTokenizer(Tokenizer):
             found |= _read_json(folder / name) if (folder / name).exists() else {}
         if (folder / CHAT_TEMPLATE).exists():
             found["chat_template"] = _read(folder / CHAT_TEMPLATE).decode("utf-8", "replace")
-        where, path = f"data.tokenizer={folder}", folder / TOKENIZER_FILES[0]
-        if folder.is_dir() and not path.exists():
-            names, then = (
-                [one.name for one in folder.iterdir()],
-                f"copy tokenizer/{path.name} there",
-            )
-            raise DataError(lacks_file(str(folder), str(folder), names, then))
-        content = _read(path)
+        refuse_without_file(folder)
+        where, content = f"data.tokenizer={folder}", _read(folder / TOKENIZER_FILES[0])
         kept, rust = kept_settings(found), _parsed(content, where)
         if beyond := beyond_embedding(folder, rust):
             content = without_tokens(content, beyond)

@@ -72,6 +72,13 @@ def lacks_file(
     )
 
 
+def refuse_without_file(folder: Path) -> None:
+    """Raise DataError for a folder of a model that has no tokenizer.json."""
+    if folder.is_dir() and not (folder / TOKENIZER_FILES[0]).exists():
+        names, then = [one.name for one in folder.iterdir()], f"copy the {TOKENIZER_FILES[0]} there"
+        raise DataError(lacks_file(str(folder), str(folder), names, then))
+
+
 class Tokenizer(ABC):
     """Text to token ids and back."""
 
@@ -96,6 +103,11 @@ class Tokenizer(ABC):
     @abstractmethod
     def beginning(self) -> str:
         """The default prompt."""
+
+    @property
+    def before_text(self) -> list[int]:
+        """The tokens that transformers puts before a prompt."""
+        return []
 
     @abstractmethod
     def encode(self, text: str) -> NDArray:

@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import runs
+import sample
 from data.subwords import tokenizer_of
 from model.causal_lm import build_model
 from snapshot.disk.architecture import model_config
@@ -77,6 +78,8 @@ def test_its_files_mean_what_transformers_reads_in_them(folder_of, name):
     folder = folder_of(name)
     tokenizer, reference = tokenizer_of(folder), AutoTokenizer.from_pretrained(folder)
     assert tokenizer.end_of_text == reference.eos_token_id
+    text = "the run"
+    assert [*tokenizer.before_text, *tokenizer.encode(text)] == reference(text).input_ids
     assert_equal_logits(folder)
 
 
@@ -108,6 +111,25 @@ def test_it_is_trained_and_its_snapshot_is_a_model_of_transformers(
     resumed = runs.train(*words, "train.max_steps=3", f"run.dir={run_dir}")
     assert resumed.returncode == 0, resumed.stderr
     assert ends_of(theirs(runs.snapshot(run_dir, 3))) == ends_of(before)
+
+
+def test_generating_begins_and_ends_where_transformers_does(folder_of, monkeypatch, capsys):
+    """sample.py: the beginning token, and every end that generation_config.json names."""
+    folder = folder_of("Meta-Llama-3-8B-Instruct")
+    prompts: list[list[int]] = []
+    ends = AutoTokenizer.from_pretrained(folder)(["<|end_of_text|>", "<|eot_id|>"]).input_ids
+    for length, (_, end) in enumerate(ends):
+
+        def drawn(model, prompt, *_, end=end, **__):
+            prompts.append(prompt[0].tolist())
+            return iter([torch.tensor([one]) for one in (300, end, 301)])
+
+        monkeypatch.setattr(sample, "generate", drawn)
+        more = ["--no-bos"] * length
+        assert sample.main([str(folder), "--prompt", "the run", *more]) == 0
+        assert "<|" not in capsys.readouterr().out
+    expected = AutoTokenizer.from_pretrained(folder)("the run").input_ids
+    assert prompts == [expected, expected[1:]]
 
 
 def read_json_line(path):

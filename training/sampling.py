@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
-from itertools import takewhile
+from typing import NamedTuple
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import broadcast
 from torch import nn
 
 from data.corpus import Corpus
@@ -19,16 +21,28 @@ from training.distributed.strategy import is_compiled, unwrapped
 from training.exits import TrainingStopped
 from training.memory import available_memory
 
-TOKENS = 400
+TOKENS, MOST_SECONDS = 400, 20.0
+TOGETHER = 16
+"""After so many tokens several processes compare whether the time is up."""
 
 
-def sample_text(accelerator: Accelerator, model: nn.Module, corpus: Corpus, seed: int) -> str:
+class Sample(NamedTuple):
+    """A text that the model has generated."""
+
+    text: str
+    shortened: str = ""
+    """Where the time ended it: how much there is of it, in words."""
+
+
+def sample_text(accelerator: Accelerator, model: nn.Module, corpus: Corpus, seed: int) -> Sample:
     """Generate a short text, the same on every process. Every process must call this.
 
-    A reply to the first held-out question ends where the model ends its turn. Raises
-    TrainingStopped where the weights are not finite.
+    It ends with the text that the model writes, a reply to the first held-out question with the
+    model's turn, and any after `MOST_SECONDS`. Raises TrainingStopped where the weights are not
+    finite.
     """
     tokenizer, marks = corpus.tokenizer, corpus.marks
+    stops, deadline = {*marks, tokenizer.end_of_text}, time.monotonic() + MOST_SECONDS
     bare_model = unwrapped(accelerator, model)
     beginning = corpus.prompt().astype("int64")
     prompt = torch.from_numpy(beginning)[None].to(accelerator.device)
@@ -42,12 +56,28 @@ def sample_text(accelerator: Accelerator, model: nn.Module, corpus: Corpus, seed
             seed=seed,
             vocab_size=tokenizer.vocab_size,
         )
+        tokens: list[int] = beginning.tolist() if marks else []
         try:
-            new = takewhile(lambda token: token not in marks, map(int, drawn))
-            question = beginning.tolist() if marks else []
-            return tokenizer.decode([*question, *new])
+            for number, token in enumerate(map(int, drawn), start=1):
+                if token in stops:
+                    break
+                tokens.append(token)
+                if number < TOKENS and _is_late(accelerator, number, deadline):
+                    return Sample(
+                        tokenizer.decode(tokens),
+                        f"{number} of {TOKENS} {tokenizer.unit}s, for it took {MOST_SECONDS:g} s",
+                    )
         except BrokenModel as error:
             raise TrainingStopped(str(error)) from error
+    return Sample(tokenizer.decode(tokens))
+
+
+def _is_late(accelerator: Accelerator, number: int, deadline: float) -> bool:
+    """Whether the main process's time is up. Every process must call this."""
+    if accelerator.num_processes > 1 and number % TOGETHER:
+        return False
+    late = torch.tensor([int(time.monotonic() > deadline)], device=accelerator.device)
+    return bool(broadcast(late))
 
 
 def _uncompiled(accelerator: Accelerator) -> contextlib.AbstractContextManager[object]:

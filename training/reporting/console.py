@@ -58,9 +58,13 @@ class Console:
         if self.events is not None:
             self.events.add(event, step, text)
 
-    def sample(self, step: int, text: str) -> None:
-        """Print a text that the model has generated, set off from the rest, and keep it."""
-        self.say(f"----- sample at step {step} -----\n{text.strip()}\n-----")
+    def sample(self, step: int, text: str, shortened: str = "") -> None:
+        """Print a text that the model has generated, set off from the rest, and keep it.
+
+        `shortened` says how much there is of a text that time has ended.
+        """
+        heading = f"sample at step {step}" + f", {shortened}" * bool(shortened)
+        self.say(f"----- {heading} -----\n{text.strip()}\n-----")
         if self.events is not None:
             add_sample(self.events.path.parent, step, text)
 

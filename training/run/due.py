@@ -21,5 +21,5 @@ def due_after(step: int, config: Config, last: bool, stopping: bool) -> Due:
     return Due(
         save=last or stopping or step % snapshot.every == 0,
         evaluate=last or step % train.eval_every == 0,
-        sample=last or (train.sample_every > 0 and step % train.sample_every == 0),
+        sample=train.sample_every > 0 and (last or step % train.sample_every == 0),
     )

@@ -57,7 +57,7 @@ from training.run.stop import Stop
 from training.run.streams import begin_stream, blocks_of, stream_after, text_at
 from training.run.tracking import Trackers
 from training.run.uploading import begin_uploads, finish_uploads
-from training.sampling import sample_text
+from training.sampling import Sample, sample_text
 
 
 class Session:
@@ -170,7 +170,8 @@ class Session:
         self._probe = first_window(accelerator, held_out_loader, shape[0])
         if self._pending:
             self.report_evaluation(held_out_loss(accelerator, model, held_out_loader))
-            self._sample = sample_text(accelerator, model, self.corpus, state.step)
+            if config.train.sample_every:
+                self._sample = sample_text(accelerator, model, corpus, state.step).text
 
     def steps(self) -> Iterator[int]:
         """Yield the steps that are left, counted from 1; the loop computes one update for each.
@@ -232,10 +233,10 @@ class Session:
         self._best.evaluated(self.state.step, loss)
         self._held_out = loss
 
-    def report_sample(self, text: str) -> None:
+    def report_sample(self, sample: Sample) -> None:
         """Print a sample; the next upload carries it."""
-        self._sample = text
-        self.console.sample(self.state.step, text)
+        self._sample = sample.text
+        self.console.sample(self.state.step, *sample)
 
     def end(self) -> int:
         """Publish the last snapshot, wait for the upload, and return the exit code."""

@@ -1,0 +1,71 @@
+"""Samples in training: where they end, and how long they may take."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import chats
+import pytest
+import torch
+from accelerate import Accelerator
+
+import subword_folders
+import training.sampling as sampling
+from config.compose import load_config
+from model.gpt import GPT, GPTConfig
+from training.reporting.console import Console
+from training.run.due import due_after
+from training.run.pretrained import generation
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Draws a sample in which the model generates these tokens."""
+    tokenizer = subword_folders.trained(300)
+    model = GPT(GPTConfig(vocab_size=300, block_size=8, n_layer=1, n_head=1, n_embd=4))
+    beginning = tokenizer.encode("\n")
+    corpus = SimpleNamespace(tokenizer=tokenizer, prompt=lambda: beginning, marks=frozenset())
+
+    def draw(tokens: list[int]) -> sampling.Sample:
+        made = (torch.tensor([one]) for one in tokens)
+        monkeypatch.setattr(sampling, "generate", lambda *_, **__: made)
+        return sampling.sample_text(Accelerator(cpu=True), model, corpus, seed=1)
+
+    return tokenizer, draw
+
+
+def test_a_sample_of_a_packed_text_ends_where_the_model_ends_its_text(drawn):
+    tokenizer, draw = drawn
+    before, after = tokenizer.encode("the run").tolist(), tokenizer.encode("goes on").tolist()
+    assert draw([*before, tokenizer.end_of_text, *after]) == ("the run", "")
+
+
+def test_a_sample_that_takes_too_long_ends_and_says_so(drawn, monkeypatch, capsys):
+    monkeypatch.setattr(sampling, "MOST_SECONDS", 0.0)
+    tokenizer, draw = drawn
+    found = draw(tokenizer.encode("the run").tolist())
+    assert found.shortened == "1 of 400 tokens, for it took 0 s"
+    console = Console(True, 8, 0)
+    console.sample(8, *found)
+    assert "sample at step 8, 1 of 400 tokens, for it took 0 s -----" in capsys.readouterr().out
+
+
+def test_with_sample_every_zero_there_is_none():
+    for arguments, due in (["train.sample_every=0"], False), ([], True):
+        config = load_config(arguments)
+        assert due_after(config.train.max_steps, config, last=True, stopping=False).sample is due
+
+
+def test_a_chat_model_stops_in_other_programs_where_its_template_ends_a_reply(tmp_path):
+    tokenizer = chats.tokenizer(chats.CHATML, end="</s>")
+    ids = tokenizer.marks
+    corpus = SimpleNamespace(
+        tokenizer=tokenizer, marks=frozenset(ids.values()), info=SimpleNamespace(name="chats")
+    )
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 7, "custom_generate": "x"}')
+    base = SimpleNamespace(base=SimpleNamespace(folder=tmp_path))
+    ends = generation(base, corpus)
+    assert ends == {"eos_token_id": [7, *sorted([ids["</s>"], ids["<|im_end|>"]])]}
+    corpus.marks = frozenset()
+    assert generation(base, corpus) == {"eos_token_id": 7}
+    assert generation(None, corpus) == {}
