@@ -193,7 +193,7 @@ def _check_optimizer(found: Problems) -> None:
         f"must be between 0 and optim.learning_rate={optim.learning_rate}",
     )
     need(0 < optim.decay_fraction <= 1, "optim.decay_fraction", "must be above 0 and at most 1")
-    need(0 <= optim.weight_decay < math.inf, "optim.weight_decay", "must not be negative")
+    need(0 <= optim.weight_decay < math.inf, "optim.weight_decay", "must be at least 0, and finite")
     need(
         len(optim.betas) == 2 and all(map(_is_beta, optim.betas)),
         "optim.betas",

@@ -22,7 +22,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from config.checks import problems
-from config.hints import joined_options, quoted, quoted_argument, unknown_key, unknown_option
+from config.hints import (
+    SWEEP_HINT,
+    joined_options,
+    quoted,
+    quoted_argument,
+    unknown_key,
+    unknown_option,
+)
 from config.problems import is_storable
 from config.schema import TEXT_KEYS, Config, ConfigError, other_model
 from data.tokenizer import CHARACTERS
@@ -201,18 +208,16 @@ def _mistake_in_form(argument: str) -> str | None:
             return unknown_key(key, keys)
         return _unreadable(key, text) if key in TEXT_KEYS else _wrong_type(key, text)
     key = override.key_or_group
+    if key not in (*keys, *GROUPS):
+        return unknown_key(key, keys)
     if override.package is not None or override.is_add() or override.is_delete():
         return f"'{argument}' adds, moves or deletes; every key exists, so write {key}=value."
-    if key in GROUPS:
-        if override.is_sweep_override():
-            return f"'{argument}' names several values; a run has one."
-        return _unknown_option(key, str(value))
-    if key not in keys:
-        return unknown_key(key, keys)
     if key in TEXT_KEYS and not isinstance(value, str | int | float | None):
         return _unreadable(key, text)
     if override.is_sweep_override():
-        return f"'{argument}' names several values; a run has one."
+        return f"'{argument}' names several values, and a run has one. {SWEEP_HINT}"
+    if key in GROUPS:
+        return _unknown_option(key, str(value))
     if argument.endswith("=???"):
         return f"{key}=??? is not a value."
     return None

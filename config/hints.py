@@ -59,6 +59,12 @@ LAUNCHER_HINT = (
     "launch`, before train.py, or entries of its config file."
 )
 
+SWEEP_OPTIONS = "multirun m"
+SWEEP_HINT = (
+    "A sweep is a loop in the shell, with a name for each run: for rate in 0.001 0.003; do "
+    "accelerate launch train.py optim.learning_rate=$rate run.name=rate-$rate; done."
+)
+
 
 def joined_options(arguments: Sequence[str]) -> Iterator[str]:
     """The arguments, with `--key value` joined to `--key=value`."""
@@ -79,6 +85,8 @@ def unknown_option(option: str, keys: Sequence[str]) -> str:
     known = "There are --help and --show, and key=value."
     if name.rpartition(".")[2] in LAUNCHER_OPTIONS.split():
         known = LAUNCHER_HINT
+    elif name in SWEEP_OPTIONS.split():
+        known = f"A run has one value for each key. {SWEEP_HINT}"
     elif key := _key_for(name, keys):
         known = f"Write {shlex.quote(f'{key}={value}')}." if has_value else f"The key is {key}."
     return f"There is no option '{written}'. {known}"
@@ -93,8 +101,8 @@ def unknown_key(key: str, keys: Sequence[str]) -> str:
     if near is None:
         last = {known.rpartition(".")[2]: known for known in keys}
         near = next((last[match] for match in _similar(name, last, 0.5)), None)
-    hint = f" The nearest key is {near}." if near else ""
-    return f"There is no key '{key}'.{hint} All keys: --help."
+    hint = f"The nearest key is {near}." if near else "A new key is a field of config/schema.py."
+    return f"There is no key '{key}'. {hint} All keys: --help."
 
 
 def quoted(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from config.schema import Config
@@ -15,9 +16,16 @@ class Problems:
         self.sentences: list[str] = []
 
     def need(self, holds: bool, key: str, rule: str) -> None:
-        """Add a sentence with `rule`, unless it holds for the value of `key`."""
-        if not holds:
-            self.sentences.append(f"{key}={_short(value_of(self.config, key))} {rule}.")
+        """Add a sentence with `rule`, unless it holds for the value of `key`.
+
+        No rule holds for nan, and none of them says why.
+        """
+        if holds:
+            return
+        value = value_of(self.config, key)
+        if isinstance(value, float) and math.isnan(value):
+            rule = "is not a number"
+        self.sentences.append(f"{key}={_short(value)} {rule}.")
 
 
 def value_of(config: Config, key: str) -> Any:

@@ -16,7 +16,15 @@ from config.checks import RANGES, problems
 from config.compose import all_keys, as_plain, as_yaml, load_config, run_dir_of
 from config.help import key_rows
 from config.hints import ALIASES, LAUNCHER_OPTIONS, quoted
-from config.schema import TEXT_KEYS, ConfigError, TrainConfig, accumulation_steps, gpt_config
+from config.problems import value_of
+from config.schema import (
+    TEXT_KEYS,
+    Config,
+    ConfigError,
+    TrainConfig,
+    accumulation_steps,
+    gpt_config,
+)
 from model.gpt import GPT, parameter_count
 from snapshot.config_values import changed_values
 from tracked import tracked
@@ -126,6 +134,31 @@ def test_an_unknown_key_names_the_nearest(key, nearest):
         assert f"no key '{key}'" in sentence
     if nearest is not None:
         assert f"The nearest key is {nearest}." in sentence
+
+
+def test_a_key_that_is_added_is_an_unknown_key():
+    """`+foo=1` must not advise `foo=1`, which does not exist either."""
+    for form in ("+", "++", "~", ""):
+        assert mistakes(f"{form}foo=1") == mistakes("foo=1")
+        (sentence,) = mistakes(f"{form}optim.lr=1")
+        assert "The nearest key is optim.learning_rate." in sentence
+    (sentence,) = mistakes("+train.seed=1")
+    assert "write train.seed=value" in sentence
+
+
+def test_several_values_are_refused_with_a_loop_that_runs_them():
+    for word in ("--multirun", "-m", "optim.learning_rate=0.1,0.2", "model=tiny,baby"):
+        (sentence,) = mistakes(word)
+        assert "for rate in 0.001 0.003; do accelerate launch train.py" in sentence, word
+
+
+NUMBERS = [key for key in all_keys() if isinstance(value_of(Config(), key), float)]
+
+
+@pytest.mark.parametrize("key", [*NUMBERS, "run.max_minutes"])
+def test_what_is_no_number_is_called_so(key):
+    (sentence,) = mistakes(f"{key}=nan")
+    assert sentence == f"{key}=nan is not a number."
 
 
 @pytest.mark.parametrize(
@@ -324,7 +357,8 @@ def test_quotes_keep_any_text_to_the_letter():
         (["data=my.txt"], "A text of your own is data.source=my.txt."),
         (["--num_processes", "2"], "options of `accelerate launch`, before train.py"),
         (["precision=bf16"], "options of `accelerate launch`, before train.py"),
-        (["--multirun"], "There are --help and --show, and key=value."),
+        (["--multirun"], "A sweep is a loop in the shell"),
+        (["--verbose"], "There are --help and --show, and key=value."),
     ],
 )
 def test_an_option_of_another_program_names_our_key(words, argument):

@@ -1,4 +1,4 @@
-"""The Hub client's oldest and newest allowed versions, each in an environment of its own."""
+"""The oldest allowed version of every package, and the Hub client's newest as well."""
 
 from __future__ import annotations
 
@@ -67,3 +67,33 @@ def test_the_hub_client_works_in(tmp_path: Path, which: str):
     )
     print(*sorted(path.name for path in tmp_path.glob("*.dist-info")))
     assert result.returncode == 0, result.stdout[-5000:]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_every_lower_bound_holds(tmp_path: Path):
+    """The README's test command in the oldest versions that the requirements allow, together.
+
+    uv resolves them; pip installs them, with the torch that is installed here (CPU or CUDA).
+    """
+    python, wanted = tmp_path / "venv" / "bin" / "python", tmp_path / "wanted.txt"
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
+    install = [str(python), "-m", "pip", "install", "--quiet"]
+    if subprocess.run([*install, "uv"], check=False).returncode != 0:
+        pytest.skip("no package index")
+    resolve = [str(python), "-m", "uv", "pip", "compile", "--quiet", "--no-header"]
+    oldest = ["--no-annotate", "--resolution", "lowest-direct", "requirements-dev.txt"]
+    resolved = subprocess.run(
+        [*resolve, *oldest], cwd=runs.ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    pinned = {line.partition("==")[0]: line for line in resolved.splitlines()}
+    cuda = ("torch", "triton", "nvidia-", "cuda-")  # of the CUDA build; torch comes on its own
+    wanted.write_text("\n".join(one for name, one in pinned.items() if not name.startswith(cuda)))
+    subprocess.run([*install, pinned["torch"]], check=True)
+    subprocess.run([*install, "--no-deps", "--requirement", str(wanted)], check=True)
+    environment = {**os.environ, "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
+    test = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    result = subprocess.run(
+        test, env=environment, cwd=runs.ROOT, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stdout[-8000:]
