@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from data.chat import ChatError, ChatTemplate
-from data.columns import Message
+from data.chat import ChatTemplate
 from data.errors import DataError
+from data.messages import ChatError, Conversation, Message
 from data.printable import printable
 from data.special_tokens import end_ids
 from data.subwords import tokenizer_of
@@ -82,7 +82,7 @@ def chat(options: argparse.Namespace) -> Iterator[str]:
     longest_with_others = longest - min(options.length, longest // 2)
     system = [] if options.system is None else [{"role": "system", "content": options.system}]
     messages: list[Message] = []
-    stops = template.stops(system).union(end_ids(named.folder))
+    stops = template.stops(Conversation(system)).union(end_ids(named.folder))
     if sys.stdin is not None:
         sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
     while (question := ask()) is not None:
@@ -91,10 +91,10 @@ def chat(options: argparse.Namespace) -> Iterator[str]:
             continue
         used = [*messages, {"role": "user", "content": question}]
         try:
-            ids = template.encode_prompt([*system, *used])
+            ids = template.encode_prompt(Conversation([*system, *used]))
             while len(used) > 1 and len(ids) > longest_with_others:
                 del used[:2]
-                ids = template.encode_prompt([*system, *used])
+                ids = template.encode_prompt(Conversation([*system, *used]))
             if len(ids) > longest:
                 raise ChatError(f"it has {len(ids):,} tokens, and the context has {longest + 1:,}")
         except ChatError as error:

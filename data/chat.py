@@ -9,41 +9,37 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import date
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data.columns import Message
+from data.continuing import Tokens
 from data.errors import DataError
+from data.fences import Fences, Part, any_of, fenced
+from data.messages import ASSISTANT, EMPTY, ChatError, Conversation
 from data.pieces import utf8_bytes
 from data.subwords import SubwordTokenizer
 from data.tokenizer import Tokenizer
 
-ASSISTANT = "assistant"
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """Marks in a template what the assistant writes."""
 PROBE = "the reply"
 TRAINING_DATE = date(2024, 7, 26)
 """What a template writes as today's date in training; Llama's writes this one without a clock."""
-BEGIN_TEXT, END_TEXT = "\ue000", "\ue001"
-"""Around a special token that a message spells out. Private characters: no text has them."""
-
-
-class ChatError(DataError):
-    """A conversation that the template or the loss cannot take: a sentence, without its row."""
 
 
 class Rendered(NamedTuple):
     """A conversation as text."""
 
     text: str
-    """With `BEGIN_TEXT` and `END_TEXT`."""
+    """With the fences."""
     spans: list[tuple[int, int]]
     """Where the assistant's text begins and ends, in characters."""
-    text_bytes: int = 0
-    """Of the assistant's messages, in UTF-8."""
+    fences: Fences | None = None
+    """Around the special tokens that messages spell out; None if they spell out none."""
 
 
 class EncodedChat(NamedTuple):
@@ -53,7 +49,7 @@ class EncodedChat(NamedTuple):
     trained: NDArray[np.uint8]
     """1 for each token that is a target: the assistant's, but for the very first; else 0."""
     text_bytes: int
-    """Of the assistant's messages, in UTF-8; the marks of the template have none."""
+    """Of the text of the targets, in UTF-8; special tokens have none."""
     is_shortened: bool = False
 
     @property
@@ -78,8 +74,8 @@ class ChatTemplate:
 
         Raises DataError if the tokenizer has no chat template.
         """
-        template = tokenizer.chat_template if isinstance(tokenizer, SubwordTokenizer) else None
-        if template is None:
+        templates = tokenizer.chat_templates if isinstance(tokenizer, SubwordTokenizer) else {}
+        if "default" not in templates:
             raise no_template(where)
         if find_spec("transformers") is None:
             raise DataError(
@@ -88,53 +84,59 @@ class ChatTemplate:
             )
         assert isinstance(tokenizer, SubwordTokenizer)
         self.tokenizer = tokenizer
-        self.template = template
+        self.templates = templates
         self.today = today
-        marks = sorted(tokenizer.marks, key=len, reverse=True)
-        self._marks = re.compile("|".join(map(re.escape, marks)))
+        self._marks = any_of(tokenizer.marks)
+        self._ends: frozenset[str] | None = None
 
-    def stops(self, messages: Sequence[Message] = ()) -> frozenset[int]:
-        """The tokens that end a reply after `messages` and a question.
+    def template_for(self, conversation: Conversation) -> str:
+        """The template: with tools, the one that is named tool_use, as transformers chooses it."""
+        named = "tool_use" if "tools" in conversation.extras else "default"
+        return self.templates.get(named, self.templates["default"])
+
+    def stops(self, conversation: Conversation = EMPTY) -> frozenset[int]:
+        """The tokens that end a reply after a conversation and a question.
 
         They are the end-of-text token and the first mark that the template writes after a reply.
         """
         marks = self.tokenizer.marks
         turns = [{"role": "user", "content": "a"}, {"role": ASSISTANT, "content": PROBE}]
+        asked = conversation._replace(messages=[*conversation.messages, *turns])
         try:
-            after = self.render([*messages, *turns]).rpartition(PROBE)[2]
+            after = self.render(asked).rpartition(PROBE)[2]
         except ChatError:  # a template that asks for more than that
             after = ""
-        written = [token for token in self._ids(after) if token in marks.values()]
+        ids = self.tokenizer.encode_marked([after])[0].ids
+        written = [token for token in ids if token in marks.values()]
         return frozenset({marks[self.tokenizer.special_tokens["eos_token"]], *written[:1]})
-
-    def _ids(self, text: str) -> list[int]:
-        return self.tokenizer.encode_marked([(text, False)])[0][0]
 
     @property
     def no_tokens(self) -> NDArray:
         """An empty array of token ids."""
         return np.zeros(0, dtype=self.tokenizer.dtype)
 
-    def render(self, messages: Sequence[Message], reply: bool = False) -> str:
-        """The text of messages; with `reply` it ends where the assistant begins to write.
+    def render(self, conversation: Conversation, reply: bool = False) -> str:
+        """The text of a conversation; with `reply` it ends where the assistant begins to write.
 
-        Raises ChatError if the template refuses them.
+        Raises ChatError if the template refuses it.
         """
-        return self._render(messages, reply, track=False).text
+        return self._render(conversation, reply, track=False).text
 
-    def _render(self, messages: Sequence[Message], reply: bool, track: bool) -> Rendered:
+    def _render(self, conversation: Conversation, reply: bool, track: bool) -> Rendered:
         from transformers.utils import chat_template_utils
 
         render: Any = chat_template_utils.render_jinja_template  # its annotation is not what it is
+        template = self.template_for(conversation)
         try:
             if self.today is not None:  # or a text would have other tokens tomorrow
-                compiled = chat_template_utils._compile_jinja_template(self.template)
+                compiled = chat_template_utils._compile_jinja_template(template)
                 compiled.globals["strftime_now"] = self.today.strftime
             texts, spans = render(
-                [self._marked(list(messages))],
-                chat_template=self.template,
+                [list(conversation.messages)],
+                chat_template=template,
                 add_generation_prompt=reply,
                 return_assistant_tokens_mask=track,
+                **conversation.extras,
                 **self.tokenizer.special_tokens,
             )
         except Exception as error:  # whatever a template raises, and jinja
@@ -142,48 +144,49 @@ class ChatTemplate:
             raise ChatError(f"the chat template refuses it: {reason:.200}") from error
         return Rendered(texts[0], [tuple(span) for span in spans[0]] if track else [])
 
-    def _marked(self, value: Any) -> Any:
-        """A message whose special tokens are marked as text."""
-        if isinstance(value, str):
-            bare = value.replace(BEGIN_TEXT, "").replace(END_TEXT, "")
-            return self._marks.sub(rf"{BEGIN_TEXT}\g<0>{END_TEXT}", bare)
-        if isinstance(value, dict):
-            return {self._marked(key): self._marked(entry) for key, entry in value.items()}
-        return [self._marked(entry) for entry in value] if isinstance(value, list) else value
+    def _fenced(
+        self, conversation: Conversation, reply: bool
+    ) -> tuple[Conversation, Fences | None]:
+        if self._ends is None:
+            ends = self.stops()
+            self._ends = frozenset(text for text, i in self.tokenizer.marks.items() if i in ends)
+        template, render = self.template_for(conversation), partial(self.render, reply=reply)
+        return fenced(conversation, self._marks, self._ends, template, render)
 
-    def with_spans(self, messages: Sequence[Message]) -> Rendered:
-        """The text of messages, and where it is the assistant's.
+    def with_spans(self, conversation: Conversation) -> Rendered:
+        """The text of a conversation, and where it is the assistant's.
 
         The template's own marks say it, `{% generation %}`. Without them, the assistant's text is
         what the template adds to the beginning of a reply when the message is there. Raises
         ChatError where neither tells.
         """
-        if GENERATION.search(self.template):
-            rendered = self._render(messages, reply=False, track=True)
-            return rendered._replace(spans=[span for span in rendered.spans if span[0] < span[1]])
-        whole = self.render(messages)
+        conversation, fences = self._fenced(conversation, reply=False)
+        if GENERATION.search(self.template_for(conversation)):
+            rendered = self._render(conversation, reply=False, track=True)
+            return Rendered(
+                rendered.text, [one for one in rendered.spans if one[0] < one[1]], fences
+            )
+        whole = self.render(conversation)
         spans = []
-        for number, message in enumerate(messages):
-            if message["role"] != ASSISTANT:
-                continue
-            before = self.render(messages[:number], reply=True)
-            after = self.render(messages[: number + 1])
+        for end in conversation.ends_of_replies:
+            before = self.render(conversation.up_to(end - 1), reply=True)
+            after = self.render(conversation.up_to(end))
             if not after.startswith(before) or not whole.startswith(after):
                 raise ChatError(
-                    f"the chat template writes turn {number + 1} differently when others follow, "
+                    f"the chat template writes turn {end} differently when others follow, "
                     "so the assistant's text cannot be told. Mark it in the template with "
                     "{% generation %} and {% endgeneration %}"
                 )
             spans.append((len(before), len(after)))
-        return Rendered(whole, spans)
+        return Rendered(whole, spans, fences)
 
-    def encode_prompt(self, messages: Sequence[Message]) -> NDArray:
+    def encode_prompt(self, conversation: Conversation) -> NDArray:
         """The tokens (T,) after which the assistant writes its reply. Raises ChatError."""
-        rendered = self._render(messages, reply=True, track=False)
-        return self._encode([rendered])[0].ids
+        found, fences = self._fenced(conversation, reply=True)
+        return self._encode([Rendered(self.render(found, reply=True), [], fences)])[0].ids
 
     def encode(
-        self, conversations: Sequence[Sequence[Message]], longest: int
+        self, conversations: Sequence[Conversation], longest: int
     ) -> list[EncodedChat | ChatError | None]:
         """Encode conversations, on all cores, each with at most so many tokens.
 
@@ -193,24 +196,24 @@ class ChatTemplate:
         rendered = list(map(self._try_render, conversations))
         encoded = iter(self._encode([one for one in rendered if isinstance(one, Rendered)]))
         found: list[EncodedChat | ChatError | None] = []
-        for messages, one in zip(conversations, rendered, strict=True):
+        for conversation, one in zip(conversations, rendered, strict=True):
             chosen: EncodedChat | ChatError | None = one if isinstance(one, ChatError) else None
             if isinstance(one, Rendered):
                 chosen = next(encoded)
                 if len(chosen.ids) > longest:
-                    chosen = self._shorter(messages, longest)
+                    chosen = self._shorter(conversation, longest)
             has_no_target = isinstance(chosen, EncodedChat) and not chosen.targets
             found.append(None if has_no_target else chosen)
         return found
 
-    def _shorter(self, messages: Sequence[Message], longest: int) -> EncodedChat | ChatError | None:
+    def _shorter(self, conversation: Conversation, longest: int) -> EncodedChat | ChatError | None:
         """The conversation up to its last reply that fits."""
         best: EncodedChat | None = None
-        replies = _ends_of_replies(messages)
+        replies = conversation.ends_of_replies
         least, most = 0, len(replies) - 1  # whole, it is too long
         while least < most:
             middle = (least + most) // 2
-            rendered = self._try_render(messages[: replies[middle]])
+            rendered = self._try_render(conversation.up_to(replies[middle]))
             if isinstance(rendered, ChatError):
                 return rendered
             encoded = self._encode([rendered])[0]
@@ -220,54 +223,53 @@ class ChatTemplate:
                 most = middle
         return best
 
-    def _try_render(self, messages: Sequence[Message]) -> Rendered | ChatError:
-        replies = _ends_of_replies(messages)
+    def _try_render(self, conversation: Conversation) -> Rendered | ChatError:
+        replies = conversation.ends_of_replies
         if not replies:
-            return ChatError("it has no messages" if not messages else "it has no reply to learn")
+            nothing = not conversation.messages
+            return ChatError("it has no messages" if nothing else "it has no reply to learn")
         try:
-            rendered = self.with_spans(messages[: replies[-1]])
+            rendered = self.with_spans(conversation.up_to(replies[-1]))
         except ChatError as error:
             return error
         if not rendered.spans:
             return ChatError("the chat template marks no text of its replies as the assistant's")
-        used = [one for one in messages[: replies[-1]] if one["role"] == ASSISTANT]
-        return rendered._replace(text_bytes=sum(utf8_bytes(one["content"]) for one in used))
+        return rendered
 
     def _encode(self, conversations: Sequence[Rendered]) -> list[EncodedChat]:
-        parts = [list(_parts(one.text)) for one in conversations]
-        texts = [(text, as_text) for found in parts for text, as_text, _ in found]
-        encodings = iter(self.tokenizer.encode_marked(texts))
-        found = []
-        for one, of in zip(conversations, parts, strict=True):
-            ids: list[int] = []
-            begins: list[int] = []  # of each token, in characters of the rendered text
-            for _, _, offset in of:
-                part_ids, part_begins = next(encodings)
-                ids += part_ids
-                begins += [offset + begin for begin in part_begins]
-            found.append(self._with_mask(one, ids, begins))
+        plain = [one.text for one in conversations if one.fences is None]
+        encoded = iter(self.tokenizer.encode_marked(plain))
+        return [
+            self._with_mask(one, next(encoded) if one.fences is None else self._in_parts(one))
+            for one in conversations
+        ]
+
+    def _in_parts(self, rendered: Rendered) -> Tokens:
+        """The tokens of a conversation that spells out special tokens."""
+        found, before = Tokens([], []), ""
+        for part in self._parts(rendered, rendered.text):
+            one = self.tokenizer.encode_after(before, part.text, part.as_text)
+            found.ids.extend(one.ids)
+            found.offsets.extend(
+                (part.begin + begin, part.begin + end) for begin, end in one.offsets
+            )
+            before = part.text
         return found
 
-    def _with_mask(self, rendered: Rendered, ids: list[int], begins: list[int]) -> EncodedChat:
-        """A token is the assistant's if it begins in the assistant's text."""
-        trained = np.zeros(len(ids), dtype=np.uint8)
+    def _parts(self, rendered: Rendered, text: str) -> list[Part]:
+        if rendered.fences is None:
+            return [Part(text, False, 0)]
+        return list(rendered.fences.parts(text, self._marks))
+
+    def _with_mask(self, rendered: Rendered, tokens: Tokens) -> EncodedChat:
+        """A token is a target if a character of it is the assistant's, as in transformers."""
+        begins, ends = np.array(tokens.offsets, dtype=np.int64).reshape(-1, 2).T
+        trained = np.zeros(len(begins), dtype=np.uint8)
+        text_bytes = 0
         for begin, end in rendered.spans:
-            trained[np.searchsorted(begins, begin) : np.searchsorted(begins, end)] = 1
+            trained[(begins < end) & (ends > begin)] = 1
+            for part in self._parts(rendered, rendered.text[begin:end]):
+                text = part.text if part.as_text else self._marks.sub("", part.text)
+                text_bytes += utf8_bytes(text)
         trained[:1] = 0  # nothing predicts the first token
-        ids_of_type = np.array(ids, dtype=self.tokenizer.dtype)
-        return EncodedChat(ids_of_type, trained, rendered.text_bytes)
-
-
-def _ends_of_replies(messages: Sequence[Message]) -> list[int]:
-    """How many messages there are up to each reply, itself included."""
-    return [i + 1 for i, message in enumerate(messages) if message["role"] == ASSISTANT]
-
-
-def _parts(text: str) -> list[tuple[str, bool, int]]:
-    """A rendered text cut at its marks: each part, whether it is only text, and where it begins."""
-    parts, begin, as_text = [], 0, False
-    for match in re.finditer(rf"[{BEGIN_TEXT}{END_TEXT}]|\Z", text):
-        if match.start() > begin:
-            parts.append((text[begin : match.start()], as_text, begin))
-        begin, as_text = match.end(), match.group() == BEGIN_TEXT
-    return parts
+        return EncodedChat(np.array(tokens.ids, dtype=self.tokenizer.dtype), trained, text_bytes)

@@ -12,10 +12,9 @@ from typing import Any
 
 from data.errors import BadRow, DataError
 from data.formats import iconv
+from data.messages import Message
 from data.pieces import with_final_newline
 
-Message = dict[str, Any]
-"""One turn of a conversation: a `role`, its `content`, and what else a chat template reads."""
 PACKED, SEPARATE, CONVERSATIONS = DOCUMENT_MODES = ("packed", "separate", "conversations")
 """The values of `data.documents`."""
 DEFAULT_COLUMN = "text"

@@ -8,9 +8,10 @@ from itertools import groupby
 
 import numpy as np
 
-from data.chat import ChatError, ChatTemplate, EncodedChat
+from data.chat import ChatTemplate, EncodedChat
 from data.encode import Chats, Encoded
 from data.errors import DataError
+from data.messages import ChatError, Conversation
 from data.pieces import Piece
 
 BATCH = 256
@@ -25,7 +26,7 @@ def encoded_chats(
     Raises DataError, with the row, for one that cannot be rendered or encoded.
     """
     for first, documents, held_out in _batches(pieces, cut):
-        conversations = [json.loads(document) for document in documents]
+        conversations = [Conversation(json.loads(document)) for document in documents]
         found: list[EncodedChat] = []
         for row, one in enumerate(template.encode(conversations, longest), first + 1):
             if isinstance(one, ChatError):

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as RustTokenizer
 
+from data.continuing import NEUTRAL, Tokens, tokens_after
 from data.errors import DataError
 from data.special_tokens import (
     SPECIAL_TOKENS,
@@ -104,12 +105,12 @@ class SubwordTokenizer(Tokenizer):
         return special | {self._settings["eos_token"]: self.end_of_text}
 
     @property
-    def chat_template(self) -> str | None:
-        """The chat template; of several, the one that is named default."""
-        template = self._settings.get("chat_template")
+    def chat_templates(self) -> dict[str, str]:
+        """The chat templates by name; a single one is named default."""
+        template = self._settings.get("chat_template", [])
         if not isinstance(template, list):
-            return template
-        return {one["name"]: one["template"] for one in template}.get("default")
+            return {"default": template}
+        return {one["name"]: one["template"] for one in template}
 
     @property
     def identity(self) -> bytes:
@@ -150,23 +151,27 @@ class SubwordTokenizer(Tokenizer):
                 after.append(len(ids))
         return np.frombuffer(ids, dtype=self.dtype), np.array(after, dtype=np.int64)
 
-    def encode_marked(self, texts: Sequence[tuple[str, bool]]) -> list[tuple[list[int], list[int]]]:
-        """Token ids of texts, and the character with which each begins.
+    def encode_marked(self, texts: Sequence[str]) -> list[Tokens]:
+        """The tokens of texts, in which special tokens are read as such.
 
-        Special tokens are read as such where the text's flag is false. Raises DataError if one has
-        no encoding.
+        Raises DataError if one has no encoding.
         """
         with self._refusing():
-            read = iter(
-                self._reading_marks.encode_batch(
-                    [text for text, as_text in texts if not as_text], add_special_tokens=False
-                )
-            )
-            encoded = [
-                self._rust.encode(text, add_special_tokens=False) if as_text else next(read)
-                for text, as_text in texts
-            ]
-        return [(one.ids, [begin for begin, _ in one.offsets]) for one in encoded]
+            encoded = self._reading_marks.encode_batch(list(texts), add_special_tokens=False)
+        return [Tokens(one.ids, one.offsets) for one in encoded]
+
+    def encode_after(self, before: str, text: str, as_text: bool) -> Tokens:
+        """The tokens of a text that follows another one; special tokens in it may be only text.
+
+        Raises DataError if it has no encoding.
+        """
+        rust = self._rust if as_text else self._reading_marks
+        with self._refusing():
+            return tokens_after(
+                lambda text: rust.encode(text, add_special_tokens=False),
+                [before[-1:], NEUTRAL] if before else [],
+                text,
+            )[0]
 
     @cached_property
     def _reading_marks(self) -> RustTokenizer:

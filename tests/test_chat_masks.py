@@ -1,0 +1,148 @@
+"""Targets are those of transformers, whatever the template and the tokenizer."""
+
+from __future__ import annotations
+
+import json
+
+import chats
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from data.chat import ChatTemplate
+from data.messages import Conversation
+from data.subwords import SubwordTokenizer
+
+MARKS = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "[INST]", "[/INST]")
+REPLY = "{% generation %}{{ m['content'] + '</s>' }}{% endgeneration %}"
+TEMPLATES = {
+    "ChatML": chats.CHATML,
+    "Llama 3": chats.LLAMA.replace("<|eot|>", "<|im_end|>"),
+    "Gemma": (
+        "{{ bos_token }}{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}"
+        "{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] | trim }}"
+        "{{ '<|im_end|>\n' }}{% endgeneration %}{% else %}{{ m['content'] | trim }}"
+        "{{ '<|im_end|>\n' }}{% endif %}{% endfor %}"
+    ),
+    "Mistral": (
+        "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}"
+        "{{ '[INST] ' + m['content'] + ' [/INST]' }}{% else %}{{ ' ' }}" + REPLY + "{% endif %}"
+        "{% endfor %}"
+    ),
+    "a space before": (
+        "{% for m in messages %}{{ m['role'] + ': ' }}{% if m['role'] == 'user' %}"
+        "{{ m['content'] + '\n' }}{% else %}" + REPLY + "{% endif %}{% endfor %}"
+    ),
+    "Qwen 3": (
+        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}"
+        "{% if m['role'] == 'user' %}{{ m['content'] }}{% else %}{% set text = m['content'] %}"
+        "{% set thought = m['reasoning_content'] or '' %}{% if '</think>' in text %}"
+        "{% set thought = text.split('</think>')[0].rstrip('\n').split('<think>')[-1] %}"
+        "{% set text = text.split('</think>')[-1].lstrip('\n') %}{% endif %}"
+        "{% generation %}{% if thought %}{{ '<think>\n' + thought.strip('\n') + '\n</think>\n\n' }}"
+        "{% endif %}{{ text }}{% endgeneration %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+    ),
+}
+CONVERSATIONS = [
+    chats.said("the run", "goes on", "where\n\n  is it?", " it was  here\n"),
+    chats.said("Größe 日本語", "🙂 ja\ue000\ue001 ", "", "x"),
+    chats.said("why", "<think>\nas it was\n</think>\n\nno step is lost", "the", "<think>a"),
+]
+
+
+def byte_level(trim_offsets: bool) -> Tokenizer:
+    rust = Tokenizer.from_buffer(chats.tokenizer()._content)
+    rust.post_processor = None
+    rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=trim_offsets)
+    if trim_offsets:
+        from tokenizers.processors import ByteLevel
+
+        rust.post_processor = ByteLevel(trim_offsets=True)
+    return rust
+
+
+PIECES = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdefghijklmnopqrstuvwxyz:"]
+WORDS = ["▁t", "he", "▁the", "on", "▁on", "▁it", "as", "▁was", "▁w", "it", "▁g", "▁i", "▁n", "▁no"]
+
+
+def llama_2(metaspace: bool) -> Tokenizer:
+    """BPE with bytes for what is unknown; the space before a text by a normalizer, or Metaspace."""
+    merges = [("▁", "t"), ("h", "e"), ("▁t", "he"), ("o", "n"), ("▁", "on"), ("i", "t"), ("▁", "it")]
+    merges += [("a", "s"), ("▁", "w"), ("▁w", "as"), ("▁", "g"), ("▁", "i"), ("▁", "n"), ("▁n", "o")]
+    vocabulary = {piece: i for i, piece in enumerate([*PIECES, *WORDS])}
+    options = {"unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True}
+    rust = Tokenizer(models.BPE(vocabulary, merges, **options))
+    if metaspace:
+        rust.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    else:
+        steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        rust.normalizer = normalizers.Sequence(steps)
+    return rust
+
+
+def unigram() -> Tokenizer:
+    scores = [(piece, -8.0 - (piece[0] == "<")) for piece in PIECES]
+    rust = Tokenizer(models.Unigram([*scores, *((word, -3.0) for word in WORDS)], 0, True))
+    rust.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    return rust
+
+
+TOKENIZERS = {
+    "bytes": lambda: byte_level(trim_offsets=False),
+    "bytes, trimmed": lambda: byte_level(trim_offsets=True),
+    "Llama 2": lambda: llama_2(metaspace=False),
+    "Llama 2, Metaspace": lambda: llama_2(metaspace=True),
+    "Unigram": unigram,
+}
+
+
+def chat_tokenizer(name: str, template: str) -> SubwordTokenizer:
+    rust = TOKENIZERS[name]()
+    if name.startswith(("Llama", "Unigram")):
+        steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        rust.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
+    rust.add_special_tokens(list(MARKS))
+    settings = {"eos_token": "</s>", "bos_token": "<s>", "chat_template": template}
+    return SubwordTokenizer(rust.to_str().encode(), settings, name)
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_tokens_and_targets_are_those_of_transformers(kind, tmp_path):
+    from transformers import AutoTokenizer
+
+    for name, template in TEMPLATES.items():
+        ours = chat_tokenizer(kind, template)
+        ours.save(tmp_path)
+        theirs = AutoTokenizer.from_pretrained(tmp_path)
+        for messages in CONVERSATIONS:
+            if "<think>" in messages[1]["content"] and name != "Qwen 3":
+                continue  # for them it is text, which transformers reads as a special token
+            expected = theirs.apply_chat_template(
+                messages, return_dict=True, return_assistant_tokens_mask=True
+            )
+            one = ChatTemplate(ours, "here").encode([Conversation(messages)], 10_000)[0]
+            where = f"{name}: {json.dumps(messages, ensure_ascii=False)}"
+            assert one.ids.tolist() == expected["input_ids"], where
+            assert one.trained.tolist() == expected["assistant_masks"], where
+            assert 1 in expected["assistant_masks"], where
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_a_special_token_that_a_message_spells_out_is_text_without_another_space(kind):
+    """Also where the template splits the reply at a special token: it leaves no fence open."""
+    tokenizer = chat_tokenizer(kind, TEMPLATES["Qwen 3"])
+    template, marks = ChatTemplate(tokenizer, "here"), set(tokenizer.marks.values())
+    thinking = "<think>it was</think>"
+    spelled = chats.said("go</s>on, <|im_end|> and", f"{thinking}no</s> step<s>is")
+    plain = chats.said("go on, and", f"{thinking}no step")
+    found, expected = (template.encode([Conversation(one)], 500)[0] for one in (spelled, plain))
+    assert [i for i in found.ids if i in marks] == [i for i in expected.ids if i in marks]
+    text = tokenizer.decode(found.ids)
+    assert "go</s>on, <|im_end|> and" in text
+    assert "no</s> step<s>is" in text
+
+
+def test_a_special_token_that_ends_a_turn_and_that_the_template_changes_is_refused():
+    cut = chats.CHATML.replace("m['content']", "m['content'].split('<|im_end|>')[0].strip()")
+    template = ChatTemplate(chat_tokenizer("bytes", cut), "here")
+    (found,) = template.encode([Conversation(chats.said("the <|im_end|>run", "goes"))], 500)
+    assert "changes a message that spells out <|im_end|>" in str(found)
