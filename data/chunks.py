@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from data.pieces import Piece
 
@@ -21,29 +21,46 @@ class Chunk(NamedTuple):
     text: str
     ends_document: bool
     held_out: bool
+    begins: bool = True
+    """Whether nothing that predicts its first token stands before it."""
+    before: str = ""
+    """A text after which it is encoded: its tokens are those of a text that continues another."""
 
 
-def chunks_of(pieces: Iterable[Piece], cut: int) -> Iterator[Chunk]:
+class Ends(Protocol):
+    """Decides where a chunk ends in a document with more than `CHUNK_CHARACTERS` left."""
+
+    around: int
+    """How many characters after that place it looks at."""
+
+    def __call__(self, text: str, start: int) -> tuple[int, str]:
+        """The end of a chunk that begins at `start`, and `before` of the next one."""
+
+
+def chunks_of(
+    pieces: Iterable[Piece], cut: int, end_of_chunk: Ends | None = None
+) -> Iterator[Chunk]:
     """The chunks of a text, in order. Character `cut` is the first held-out one.
 
-    A chunk ends where a document ends, and at `cut`. Where a document has more than
-    `CHUNK_CHARACTERS` left, it ends after the last newline of these; without one, before the last
-    space.
+    A chunk ends where a document ends, and at `cut`; within a document where `end_of_chunk` says,
+    by default as `plain_end` does.
     """
-    rest, held_out = "", False
+    end, around = (plain_end, 0) if end_of_chunk is None else (end_of_chunk, end_of_chunk.around)
+    rest, held_out, begins, before = "", False, True, ""
     for text, held_out, edge, ends_document in _segments(pieces, cut):
         rest += text
         start = 0
-        while len(rest) - start > CHUNK_CHARACTERS:
-            stop = _end_of_chunk(rest, start)
-            yield Chunk(rest[start:stop], False, held_out)
-            start = stop
+        # The same place, however the text comes in pieces.
+        while len(rest) - start > CHUNK_CHARACTERS + (0 if edge else around):
+            stop, next_before = end(rest, start)
+            yield Chunk(rest[start:stop], False, held_out, begins, before)
+            start, begins, before = stop, False, next_before
         rest = rest[start:]
         if edge and rest:
-            yield Chunk(rest, ends_document, held_out)
-            rest = ""
+            yield Chunk(rest, ends_document, held_out, begins, before)
+            rest, begins, before = "", True, ""
     if rest:
-        yield Chunk(rest, False, held_out)
+        yield Chunk(rest, False, held_out, begins, before)
 
 
 def _segments(pieces: Iterable[Piece], cut: int) -> Iterator[tuple[str, bool, bool, bool]]:
@@ -62,11 +79,12 @@ def _segments(pieces: Iterable[Piece], cut: int) -> Iterator[tuple[str, bool, bo
         begin += len(text)
 
 
-def _end_of_chunk(text: str, start: int) -> int:
+def plain_end(text: str, start: int) -> tuple[int, str]:
+    """A chunk ends after the last newline; without one, before the last space."""
     most = start + CHUNK_CHARACTERS
     after_newline = text.rfind("\n", start, most) + 1
     before_space = text.rfind(" ", start + 1, most)  # most tokenizers join a space and its word
-    return after_newline or (before_space if before_space > 0 else most)
+    return after_newline or (before_space if before_space > 0 else most), ""
 
 
 def batches_of(chunks: Iterable[Chunk], cores: int) -> Iterator[list[Chunk]]:

@@ -86,12 +86,13 @@ def _encoded_subwords(
     pieces: Iterable[Piece], tokenizer: SubwordTokenizer, cut: int, cores: int
 ) -> Iterator[Encoded]:
     def encode(batch: list[Chunk]) -> Encoded:
-        texts = [chunk.text for chunk in batch]
-        tokens, ends = tokenizer.encode_chunks(texts, [chunk.ends_document for chunk in batch])
+        texts, ends_document = ([chunk.text for chunk in batch], [c.ends_document for c in batch])
+        tokens, ends = tokenizer.encode_chunks(texts, ends_document, [one.before for one in batch])
         characters, size = sum(map(len, texts)), sum(map(utf8_bytes, texts))
         return Encoded(tokens, characters, size, batch[0].held_out, ends)
 
-    return in_order(encode, batches_of(chunks_of(pieces, cut), cores), BATCHES_AT_ONCE)
+    chunks = chunks_of(pieces, cut, tokenizer.seams)
+    return in_order(encode, batches_of(chunks, cores), BATCHES_AT_ONCE)
 
 
 def in_order(

@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer as RustTokenizer
 
 from data.continuing import NEUTRAL, Tokens, tokens_after
+from data.decoding import decode_stream
 from data.errors import DataError
+from data.seams import Seams
 from data.special_tokens import (
     SPECIAL_TOKENS,
     added_before,
@@ -44,10 +47,6 @@ FIXED_SETTINGS = {
     "clean_up_tokenization_spaces": False,
 }
 CHAT_TEMPLATE = "chat_template.jinja"
-NOT_A_CHARACTER = "\ufffd"
-"""What a decoder writes for bytes that are not UTF-8, such as half of a character."""
-MOST_WAITING = 64
-"""Tokens that a stream holds back because they do not end with a whole character."""
 
 
 class SubwordTokenizer(Tokenizer):
@@ -129,27 +128,35 @@ class SubwordTokenizer(Tokenizer):
         return self.encode_chunks([text], [False])[0]
 
     def encode_chunks(
-        self, texts: Sequence[str], ends: Sequence[bool]
+        self, texts: Sequence[str], ends: Sequence[bool], before: Sequence[str] | None = None
     ) -> tuple[NDArray, NDArray[np.int64]]:
         """Token ids of texts, one after another; an end-of-text token follows where `ends` is true.
 
-        With them the number of ids up to each such token, itself included. The texts are shared
-        between all cores. Raises DataError if one has no encoding.
+        With them the number of ids up to each such token, itself included. Each text continues one
+        of `before`. The texts are shared between all cores. Raises DataError if one has no
+        encoding.
         """
+        whole = [a + b for a, b in zip(before, texts, strict=True)] if before else list(texts)
         with self._refusing():
             if len(texts) == 1:  # without a thread on each core
-                encoded = [self._rust.encode(texts[0], add_special_tokens=False)]
+                encoded = [self._rust.encode(whole[0], add_special_tokens=False)]
             else:
-                encoded = self._rust.encode_batch_fast(list(texts), add_special_tokens=False)
+                encoded = self._rust.encode_batch_fast(whole, add_special_tokens=False)
         ids = array(self.dtype.char)  # filled from lists faster than numpy converts them
         after: list[int] = []
-        for encoding, ends_document in zip(encoded, ends, strict=True):
-            ids.fromlist(encoding.ids)
+        leading = before or repeat("", len(texts))
+        for encoding, leads, ends_document in zip(encoded, leading, ends, strict=True):
+            ids.fromlist(encoding.ids[len(self.seams.own(leads)) :] if leads else encoding.ids)
             if ends_document:
                 assert self.end_of_text is not None
                 ids.append(self.end_of_text)
                 after.append(len(ids))
         return np.frombuffer(ids, dtype=self.dtype), np.array(after, dtype=np.int64)
+
+    @cached_property
+    def seams(self) -> Seams:
+        """Where a long document is cut."""
+        return Seams(lambda text: self._rust.encode(text, add_special_tokens=False))
 
     def encode_marked(self, texts: Sequence[str]) -> list[Tokens]:
         """The tokens of texts, in which special tokens are read as such.
@@ -191,22 +198,8 @@ class SubwordTokenizer(Tokenizer):
         return self._rust.decode(numbers, skip_special_tokens=False)
 
     def decode_stream(self, ids: Iterable[int], after: Sequence[int] = ()) -> Iterator[str]:
-        """As `Tokenizer.decode_stream`: the yielded texts are those of decoding all at once.
-
-        A token may be a part of a character, and some decoders drop the space before the first
-        token: so what is new is what the text of the tokens before does not have.
-        """
-        before: list[int] = list(after)[-MOST_WAITING:]
-        waiting: list[int] = []
-        for token in ids:
-            waiting.append(token)
-            known, text = self.decode(before), self.decode(before + waiting)
-            if text.endswith(NOT_A_CHARACTER) and len(waiting) < MOST_WAITING:
-                continue
-            yield text[len(known) :]
-            before, waiting = waiting, []
-        if waiting:
-            yield self.decode(before + waiting)[len(self.decode(before)) :]
+        """As `Tokenizer.decode_stream`: the yielded texts are those of decoding all at once."""
+        return decode_stream(self.decode, ids, after)
 
     def save(self, folder: Path) -> None:
         settings = json.dumps({**FIXED_SETTINGS, **self._settings}).encode() + b"\n"

@@ -66,8 +66,24 @@ WORDS = ["▁t", "he", "▁the", "on", "▁on", "▁it", "as", "▁was", "▁w",
 
 def llama_2(metaspace: bool) -> Tokenizer:
     """BPE with bytes for what is unknown; the space before a text by a normalizer, or Metaspace."""
-    merges = [("▁", "t"), ("h", "e"), ("▁t", "he"), ("o", "n"), ("▁", "on"), ("i", "t"), ("▁", "it")]
-    merges += [("a", "s"), ("▁", "w"), ("▁w", "as"), ("▁", "g"), ("▁", "i"), ("▁", "n"), ("▁n", "o")]
+    merges = [
+        ("▁", "t"),
+        ("h", "e"),
+        ("▁t", "he"),
+        ("o", "n"),
+        ("▁", "on"),
+        ("i", "t"),
+        ("▁", "it"),
+    ]
+    merges += [
+        ("a", "s"),
+        ("▁", "w"),
+        ("▁w", "as"),
+        ("▁", "g"),
+        ("▁", "i"),
+        ("▁", "n"),
+        ("▁n", "o"),
+    ]
     vocabulary = {piece: i for i, piece in enumerate([*PIECES, *WORDS])}
     options = {"unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True}
     rust = Tokenizer(models.BPE(vocabulary, merges, **options))

@@ -1,0 +1,79 @@
+"""Places where a long document can be cut without another token than that of the whole.
+
+Whether a place is one is tried: with the tokenizer, on the characters around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from itertools import islice
+
+from tokenizers import Encoding
+
+from data.chunks import CHUNK_CHARACTERS, plain_end
+from data.continuing import NEUTRAL
+
+AROUND = 128
+"""Characters on each side that are tried."""
+TRIED = 8
+"""Line ends, spaces, and then characters that are tried."""
+
+
+class Seams:
+    """Finds the end of a chunk for one tokenizer."""
+
+    around = AROUND
+
+    def __init__(self, encode: Callable[[str], Encoding]) -> None:
+        self._encode = encode
+        self.own = lru_cache(maxsize=1024)(self._ids)
+        """The tokens of a text by itself."""
+
+    def __call__(self, text: str, start: int) -> tuple[int, str]:
+        """Where a chunk from `start` ends, and the text after which the next one is encoded.
+
+        The last character before it, or a newline, keeps a tokenizer of SentencePiece from putting
+        a space there. If no place has the tokens of the whole, the chunk ends at a line or a word.
+        """
+        for place in _places(text, start):
+            before = self._before(text[max(start, place - AROUND) : place], text[place:][:AROUND])
+            if before is not None:
+                return place, before
+        place = plain_end(text, start)[0]
+        return place, self._any_before(text[place - 1], text[place:][:AROUND])
+
+    def _before(self, left: str, right: str) -> str | None:
+        """What `right` is encoded after, so that its tokens are those in both; None if nothing."""
+        own, both = self._ids(left), self._ids(left + right)
+        if both[: len(own)] != own:
+            return None
+        for before in (left[-1], NEUTRAL, ""):
+            if self._ids(before + right) == [*self.own(before), *both[len(own) :]]:
+                return before
+        return None
+
+    def _any_before(self, last: str, right: str) -> str:
+        for before in (last, NEUTRAL):
+            own = self.own(before)
+            if self._ids(before + right)[: len(own)] == own:
+                return before
+        return ""
+
+    def _ids(self, text: str) -> list[int]:
+        return self._encode(text).ids
+
+
+def _places(text: str, start: int) -> Iterator[int]:
+    """The places that are tried: the usual one, and then ends of lines, of words, and any."""
+    most = start + CHUNK_CHARACTERS
+    yield plain_end(text, start)[0]
+    yield from islice(_found(text, "\n", start, most, 1), TRIED)
+    yield from islice(_found(text, " ", start + 1, most, 0), TRIED)
+    yield from range(most, max(start, most - TRIED), -1)
+
+
+def _found(text: str, wanted: str, begin: int, end: int, after: int) -> Iterator[int]:
+    while (place := text.rfind(wanted, begin, end)) >= 0:
+        yield place + after
+        end = place
