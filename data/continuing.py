@@ -5,11 +5,17 @@ A tokenizer of SentencePiece puts a space before whatever it is given.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from tokenizers import Encoding
 
+from data.pieces import utf8_bytes
+
+BYTE = re.compile("<0x[0-9A-F]{2}>")
+SPACE = "\u2581"
+"""How tokenizers of SentencePiece spell a space."""
 NEUTRAL = "\n"
 """A text with which few tokenizers join what follows."""
 
@@ -37,3 +43,16 @@ def tokens_after(
             return Tokens(both.ids[len(own) :], offsets), context
     alone = encode(text)
     return Tokens(alone.ids, alone.offsets), ""
+
+
+def first_token_bytes(text: str, encoding: Encoding) -> int:
+    """Bytes of the first token of an encoded text, in UTF-8."""
+    offsets = encoding.offsets
+    if not offsets:
+        return 0
+    end = offsets[0][1]
+    if len(offsets) == 1 or offsets[1][0] >= end:
+        return utf8_bytes(text[:end])
+    # A part of a character: a byte by its number, a character for each byte, or the added space.
+    piece = encoding.tokens[0]
+    return 1 if BYTE.fullmatch(piece) else len(piece.replace(SPACE, ""))

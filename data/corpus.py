@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data.columns import CONVERSATIONS, PACKED, MessagesColumn, TextColumn
+from data.columns import CONVERSATIONS, PACKED, SEPARATE, MessagesColumn, TextColumn
 from data.errors import BrokenText, DataError, cache_error
 from data.once import make_once, remove_abandoned
 from data.prepared import ALL_HELD_OUT, CACHE_FORMAT, CorpusInfo, Damaged, Prepared, load_prepared
@@ -23,8 +23,9 @@ from data.rows import Documents
 from data.sequences import EndlessText
 from data.sources import Source, open_source
 from data.stream import TokenStream
-from data.subwords import SubwordTokenizer, folder_key
+from data.subwords import SubwordTokenizer
 from data.tokenizer import CHARACTERS, Tokenizer
+from data.tokenizer_folder import folder_key
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,10 @@ def prepare_corpus(
     info = replace(prepared.info, name=opened.name)
     if documents != PACKED:
         info = replace(info, fingerprint=info.fingerprint_of_documents)
+    if documents == SEPARATE:
+        assert isinstance(held_out, Documents)
+        predicted = info.held_out_bytes - info.first_bytes
+        info = replace(info, held_out_targets=held_out.predicted, held_out_bytes=predicted)
     return Corpus(info, prepared.tokenizer, train, held_out)
 
 

@@ -47,7 +47,9 @@ class Encoded(NamedTuple):
     ends: NDArray[np.int64]
     """How many of the tokens there are up to the end of each document that ends here."""
     chats: Chats | None = None
-    """For conversations, of which `text_bytes` are the assistant's alone."""
+    """For conversations, of which `text_bytes` are those of the targets."""
+    first_bytes: int = 0
+    """Bytes of the first tokens of held-out documents, which nothing predicts in a document."""
 
 
 def encoded(
@@ -72,14 +74,27 @@ def _encoded_characters(
         return text, tokenizer.encode(text), utf8_bytes(text), ends
 
     left = cut  # characters before the first held-out one
+    begins = True  # a document, with the next character
     for text, tokens, size, ends in in_order(encode, pieces, threads):
         if 0 < left < len(text):
             before, late = utf8_bytes(text[:left]), ends > left
             yield Encoded(tokens[:left], left, before, False, ends[~late])
-            yield Encoded(tokens[left:], len(text) - left, size - before, True, ends[late] - left)
+            late_ends = ends[late] - left
+            first = _first_bytes(text[left:], late_ends, begins=True)
+            yield Encoded(
+                tokens[left:], len(text) - left, size - before, True, late_ends, None, first
+            )
         else:
-            yield Encoded(tokens, len(text), size, left <= 0, ends)
+            first = _first_bytes(text, ends, begins or left == 0) if left <= 0 else 0
+            yield Encoded(tokens, len(text), size, left <= 0, ends, None, first)
         left -= len(text)
+        begins = len(ends) > 0 and int(ends[-1]) == len(text)
+
+
+def _first_bytes(text: str, ends: NDArray[np.int64], begins: bool) -> int:
+    """Bytes of the characters with which documents begin."""
+    starts = {*ends.tolist(), *([0] if begins else [])}
+    return sum(utf8_bytes(text[start : start + 1]) for start in starts)
 
 
 def _encoded_subwords(
@@ -89,7 +104,9 @@ def _encoded_subwords(
         texts, ends_document = ([chunk.text for chunk in batch], [c.ends_document for c in batch])
         tokens, ends = tokenizer.encode_chunks(texts, ends_document, [one.before for one in batch])
         characters, size = sum(map(len, texts)), sum(map(utf8_bytes, texts))
-        return Encoded(tokens, characters, size, batch[0].held_out, ends)
+        begins = [one.text for one in batch if one.held_out and one.begins]
+        first = sum(map(tokenizer.first_token_bytes, begins))
+        return Encoded(tokens, characters, size, batch[0].held_out, ends, None, first)
 
     chunks = chunks_of(pieces, cut, tokenizer.seams)
     return in_order(encode, batches_of(chunks, cores), BATCHES_AT_ONCE)

@@ -56,6 +56,8 @@ class CorpusInfo:
     """Hex digest of text, split and tokenizer; equal texts have equal ones in any format."""
     documents_fingerprint: str
     """Hex digest of where documents end, and of which tokens are targets."""
+    first_bytes: int = 0
+    """Held-out bytes of first tokens of documents, which nothing predicts in documents=separate."""
 
     def bits_per_byte(self, loss: float) -> float:
         """A held-out loss in nats per token, as bits per byte of the raw text."""
@@ -152,7 +154,7 @@ def _read(folder: Path) -> Prepared:
     tokens = TokenStream.from_arrow(folder / TOKENS)
     size = info.train_bytes, info.held_out_bytes
     has_targets = "trained" in column_names(folder / TOKENS)
-    counts = info.held_out_targets, info.left_out, info.shortened
+    counts = info.held_out_targets, info.first_bytes, info.left_out, info.shortened
     for number in (info.characters, info.documents, info.tokens, info.split, *size, *counts):
         if type(number) is not int:
             raise Damaged(f"{INFO} holds {number!r:.40} instead of a number")

@@ -42,6 +42,11 @@ class Documents:
         """How many documents have a target."""
         return int((np.diff(self.ends, prepend=0) > 1).sum())
 
+    @property
+    def predicted(self) -> int:
+        """How many tokens are predicted where documents are texts: all but the first of each."""
+        return int((np.diff(self.ends, prepend=0) - 1).clip(0).sum())
+
 
 class Rows(Dataset):
     """Rows of documents, by number.

@@ -11,7 +11,7 @@ from itertools import islice
 
 from tokenizers import Encoding
 
-from data.chunks import CHUNK_CHARACTERS, plain_end
+from data import chunks
 from data.continuing import NEUTRAL
 
 AROUND = 128
@@ -40,7 +40,7 @@ class Seams:
             before = self._before(text[max(start, place - AROUND) : place], text[place:][:AROUND])
             if before is not None:
                 return place, before
-        place = plain_end(text, start)[0]
+        place = chunks.plain_end(text, start)[0]
         return place, self._any_before(text[place - 1], text[place:][:AROUND])
 
     def _before(self, left: str, right: str) -> str | None:
@@ -66,8 +66,8 @@ class Seams:
 
 def _places(text: str, start: int) -> Iterator[int]:
     """The places that are tried: the usual one, and then ends of lines, of words, and any."""
-    most = start + CHUNK_CHARACTERS
-    yield plain_end(text, start)[0]
+    most = start + chunks.CHUNK_CHARACTERS
+    yield chunks.plain_end(text, start)[0]
     yield from islice(_found(text, "\n", start, most, 1), TRIED)
     yield from islice(_found(text, " ", start + 1, most, 0), TRIED)
     yield from range(most, max(start, most - TRIED), -1)

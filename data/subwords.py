@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as RustTokenizer
 
-from data.continuing import NEUTRAL, Tokens, tokens_after
+from data.continuing import NEUTRAL, Tokens, first_token_bytes, tokens_after
 from data.decoding import decode_stream
 from data.errors import DataError
 from data.seams import Seams
@@ -29,7 +29,6 @@ from data.special_tokens import (
     SPECIAL_TOKENS,
     added_before,
     beyond_embedding,
-    end_ids,
     end_token,
     kept_settings,
     without_tokens,
@@ -41,12 +40,14 @@ from data.tokenizer import (
     refuse_without_file,
     smallest_unsigned,
 )
+from data.tokenizer_folder import CHAT_TEMPLATE, has_subwords, read, read_json
 
 FIXED_SETTINGS = {
     "tokenizer_class": "PreTrainedTokenizerFast",  # loads tokenizer.json as it is
     "clean_up_tokenization_spaces": False,
 }
-CHAT_TEMPLATE = "chat_template.jinja"
+FIRST_CHARACTERS = 64
+"""Of a text: its first token ends there."""
 
 
 class SubwordTokenizer(Tokenizer):
@@ -186,6 +187,12 @@ class SubwordTokenizer(Tokenizer):
         rust.encode_special_tokens = False
         return rust
 
+    def first_token_bytes(self, text: str) -> int:
+        """Bytes of the first token of a text, in UTF-8. Raises DataError if it has no encoding."""
+        begin = text[:FIRST_CHARACTERS]
+        with self._refusing():
+            return first_token_bytes(begin, self._rust.encode(begin, add_special_tokens=False))
+
     @contextmanager
     def _refusing(self) -> Iterator[None]:
         try:
@@ -210,11 +217,11 @@ class SubwordTokenizer(Tokenizer):
     def load(cls, folder: Path) -> SubwordTokenizer:
         """Load what `save` wrote. Raises DataError if it is not that."""
         path = folder / TOKENIZER_FILES[1]
-        settings = _read_json(path)
+        settings = read_json(path)
         if any(settings.pop(name, None) != value for name, value in FIXED_SETTINGS.items()):
             raise DataError(f"{path} has entries that no tokenizer here needs")
         kept = kept_settings(settings)
-        loaded = cls(_read(folder / TOKENIZER_FILES[0]), kept, str(folder))
+        loaded = cls(read(folder / TOKENIZER_FILES[0]), kept, str(folder))
         if kept != settings or loaded._settings != kept:
             raise DataError(f"{path} has entries that its tokenizer does not need or lacks")
         return loaded
@@ -224,11 +231,11 @@ class SubwordTokenizer(Tokenizer):
         """The tokenizer in the folder of a transformers model; DataError if it has none."""
         found: dict[str, Any] = {}
         for name in reversed(TOKENIZER_FILES[1:]):
-            found |= _read_json(folder / name) if (folder / name).exists() else {}
+            found |= read_json(folder / name) if (folder / name).exists() else {}
         if (folder / CHAT_TEMPLATE).exists():
-            found["chat_template"] = _read(folder / CHAT_TEMPLATE).decode("utf-8", "replace")
+            found["chat_template"] = read(folder / CHAT_TEMPLATE).decode("utf-8", "replace")
         refuse_without_file(folder)
-        where, content = f"data.tokenizer={folder}", _read(folder / TOKENIZER_FILES[0])
+        where, content = f"data.tokenizer={folder}", read(folder / TOKENIZER_FILES[0])
         kept, rust = kept_settings(found), _parsed(content, where)
         if beyond := beyond_embedding(folder, rust):
             content = without_tokens(content, beyond)
@@ -249,25 +256,9 @@ def tokenizer_of(folder: Path) -> Tokenizer:
     Raises DataError if there is none.
     """
     settings = folder / TOKENIZER_FILES[1]
-    if settings.exists() and set(_read_json(settings)) == set(FIXED_SETTINGS):
+    if settings.exists() and set(read_json(settings)) == set(FIXED_SETTINGS):
         return CharTokenizer.load(folder)
     return SubwordTokenizer.from_folder(folder)
-
-
-def has_subwords(folder: Path) -> bool:
-    """Whether a folder has a tokenizer of subwords, which has an end-of-text token."""
-    return "eos_token" in _read_json(folder / TOKENIZER_FILES[1])
-
-
-def folder_key(folder: Path) -> str:
-    """A digest of a tokenizer's folder; it changes whenever its tokenizer may have changed."""
-    digest = hashlib.sha256()
-    for name in (*TOKENIZER_FILES, CHAT_TEMPLATE):
-        if name == TOKENIZER_FILES[0] or (folder / name).exists():
-            digest.update(f"{name}\0".encode() + hashlib.sha256(_read(folder / name)).digest())
-    if not (folder / TOKENIZER_FILES[1]).exists() or not has_subwords(folder):
-        digest.update(repr(end_ids(folder)).encode())
-    return digest.hexdigest()
 
 
 def _parsed(content: bytes, where: str) -> RustTokenizer:
@@ -278,20 +269,3 @@ def _parsed(content: bytes, where: str) -> RustTokenizer:
     except BaseException as error:  # a panic of the Rust library is not an Exception
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise DataError(f"{where}: its tokenizer.json cannot be read: {reason}") from error
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(_read(path))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{path} cannot be read: it is not an object")
-    return content

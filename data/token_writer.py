@@ -34,7 +34,7 @@ class TokenWriter:
         self.characters = 0
         self._tokens = self._split = self._left_out = self._shortened = 0
         self._bytes = {False: 0, True: 0}  # by whether they are held out
-        self._held_out_targets = 0
+        self._held_out_targets = self._first_bytes = 0
         self._ends: list[NDArray[np.int64]] = []
         self._targets: list[NDArray[np.int64]] = []
         self._digest = begin_fingerprint(tokenizer)
@@ -78,6 +78,7 @@ class TokenWriter:
         self.characters += part.characters
         self._tokens += len(part.tokens)
         self._bytes[part.held_out] += part.text_bytes
+        self._first_bytes += part.first_bytes
         if part.held_out:
             self._held_out_targets += count
         else:
@@ -93,6 +94,7 @@ class TokenWriter:
             split=self._split,
             train_bytes=self._bytes[False],
             held_out_bytes=self._bytes[True],
+            first_bytes=self._first_bytes,
             held_out_targets=self._held_out_targets,
             left_out=self._left_out,
             shortened=self._shortened,

@@ -6,13 +6,11 @@ import json
 
 import chats
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+import tokenizer_kinds
 
 from data.chat import ChatTemplate
 from data.messages import Conversation
-from data.subwords import SubwordTokenizer
 
-MARKS = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "[INST]", "[/INST]")
 REPLY = "{% generation %}{{ m['content'] + '</s>' }}{% endgeneration %}"
 TEMPLATES = {
     "ChatML": chats.CHATML,
@@ -49,84 +47,12 @@ CONVERSATIONS = [
 ]
 
 
-def byte_level(trim_offsets: bool) -> Tokenizer:
-    rust = Tokenizer.from_buffer(chats.tokenizer()._content)
-    rust.post_processor = None
-    rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=trim_offsets)
-    if trim_offsets:
-        from tokenizers.processors import ByteLevel
-
-        rust.post_processor = ByteLevel(trim_offsets=True)
-    return rust
-
-
-PIECES = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdefghijklmnopqrstuvwxyz:"]
-WORDS = ["▁t", "he", "▁the", "on", "▁on", "▁it", "as", "▁was", "▁w", "it", "▁g", "▁i", "▁n", "▁no"]
-
-
-def llama_2(metaspace: bool) -> Tokenizer:
-    """BPE with bytes for what is unknown; the space before a text by a normalizer, or Metaspace."""
-    merges = [
-        ("▁", "t"),
-        ("h", "e"),
-        ("▁t", "he"),
-        ("o", "n"),
-        ("▁", "on"),
-        ("i", "t"),
-        ("▁", "it"),
-    ]
-    merges += [
-        ("a", "s"),
-        ("▁", "w"),
-        ("▁w", "as"),
-        ("▁", "g"),
-        ("▁", "i"),
-        ("▁", "n"),
-        ("▁n", "o"),
-    ]
-    vocabulary = {piece: i for i, piece in enumerate([*PIECES, *WORDS])}
-    options = {"unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True}
-    rust = Tokenizer(models.BPE(vocabulary, merges, **options))
-    if metaspace:
-        rust.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    else:
-        steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-        rust.normalizer = normalizers.Sequence(steps)
-    return rust
-
-
-def unigram() -> Tokenizer:
-    scores = [(piece, -8.0 - (piece[0] == "<")) for piece in PIECES]
-    rust = Tokenizer(models.Unigram([*scores, *((word, -3.0) for word in WORDS)], 0, True))
-    rust.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
-    return rust
-
-
-TOKENIZERS = {
-    "bytes": lambda: byte_level(trim_offsets=False),
-    "bytes, trimmed": lambda: byte_level(trim_offsets=True),
-    "Llama 2": lambda: llama_2(metaspace=False),
-    "Llama 2, Metaspace": lambda: llama_2(metaspace=True),
-    "Unigram": unigram,
-}
-
-
-def chat_tokenizer(name: str, template: str) -> SubwordTokenizer:
-    rust = TOKENIZERS[name]()
-    if name.startswith(("Llama", "Unigram")):
-        steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-        rust.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
-    rust.add_special_tokens(list(MARKS))
-    settings = {"eos_token": "</s>", "bos_token": "<s>", "chat_template": template}
-    return SubwordTokenizer(rust.to_str().encode(), settings, name)
-
-
-@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize("kind", tokenizer_kinds.ALL)
 def test_tokens_and_targets_are_those_of_transformers(kind, tmp_path):
     from transformers import AutoTokenizer
 
     for name, template in TEMPLATES.items():
-        ours = chat_tokenizer(kind, template)
+        ours = tokenizer_kinds.tokenizer(kind, template)
         ours.save(tmp_path)
         theirs = AutoTokenizer.from_pretrained(tmp_path)
         for messages in CONVERSATIONS:
@@ -142,10 +68,10 @@ def test_tokens_and_targets_are_those_of_transformers(kind, tmp_path):
             assert 1 in expected["assistant_masks"], where
 
 
-@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize("kind", tokenizer_kinds.ALL)
 def test_a_special_token_that_a_message_spells_out_is_text_without_another_space(kind):
     """Also where the template splits the reply at a special token: it leaves no fence open."""
-    tokenizer = chat_tokenizer(kind, TEMPLATES["Qwen 3"])
+    tokenizer = tokenizer_kinds.tokenizer(kind, TEMPLATES["Qwen 3"])
     template, marks = ChatTemplate(tokenizer, "here"), set(tokenizer.marks.values())
     thinking = "<think>it was</think>"
     spelled = chats.said("go</s>on, <|im_end|> and", f"{thinking}no</s> step<s>is")
@@ -159,6 +85,6 @@ def test_a_special_token_that_a_message_spells_out_is_text_without_another_space
 
 def test_a_special_token_that_ends_a_turn_and_that_the_template_changes_is_refused():
     cut = chats.CHATML.replace("m['content']", "m['content'].split('<|im_end|>')[0].strip()")
-    template = ChatTemplate(chat_tokenizer("bytes", cut), "here")
+    template = ChatTemplate(tokenizer_kinds.tokenizer("bytes", cut), "here")
     (found,) = template.encode([Conversation(chats.said("the <|im_end|>run", "goes"))], 500)
     assert "changes a message that spells out <|im_end|>" in str(found)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import tokenizer_kinds
 from tokenizers import Tokenizer
 
 import data.bpe
@@ -17,6 +18,7 @@ import data.prepare
 from data.bpe import END_OF_TEXT
 from data.chunks import MOST_CHUNKS, Chunk, batches_of, chunks_of
 from data.corpus import prepare_corpus
+from data.encode import encoded
 from data.errors import DataError
 from runs import ROOT
 from subword_folders import END, foreign_folder
@@ -181,6 +183,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from data.corpus import prepare_corpus
+from data.encode import encoded
 info = prepare_corpus(
     sys.argv[1], text_column="text", val_fraction=0.1, block_size=8, cache_dir=Path(sys.argv[2]),
     tokenizer="bpe:600",
@@ -294,6 +297,27 @@ def test_chunks_are_the_text_and_depend_on_it_alone(monkeypatch, seed):
 def test_a_chunk_ends_after_a_newline_or_before_a_space(monkeypatch, text, chunks):
     monkeypatch.setattr("data.chunks.CHUNK_CHARACTERS", 14)
     assert [chunk.text for chunk in chunks_of(pieces_of(text, [len(text)], 5), 10**6)] == chunks
+
+
+LONG = {
+    "words": ["the", "on it ", "Größe  ", "was\n", "\n\n  as", " ", "日本"],
+    "indented": ["    ", "as\n", "it was\n"],
+    "letters": list("theonitwas"),
+    "without spaces": list("日本語のテキスト。"),
+}
+
+
+@pytest.mark.parametrize("kind", tokenizer_kinds.ALL)
+@pytest.mark.parametrize("name", LONG)
+def test_a_long_document_has_the_tokens_of_its_whole(monkeypatch, kind, name):
+    """SentencePiece puts a space before a text, and BPE joins what stands around some cuts."""
+    monkeypatch.setattr("data.chunks.CHUNK_CHARACTERS", 500)
+    text = "".join(random.Random(1).choices(LONG[name], k=3000))
+    tokenizer = tokenizer_kinds.tokenizer(kind)
+    expected = [*tokenizer.encode(text).tolist(), tokenizer.end_of_text]
+    for size in (400, 10**6):
+        parts = list(encoded(pieces_of(text, [len(text)], size), tokenizer, 10**9, 2))
+        assert [i for part in parts for i in part.tokens.tolist()] == expected
 
 
 def test_a_batch_is_bounded_in_characters_and_in_chunks(monkeypatch):
