@@ -108,14 +108,7 @@ def prepare_corpus(
             ) from error
     at_least = None if val_fraction == ALL_HELD_OUT else block_size
     _check_size(train, held_out, prepared, at_least, opened)
-    # The cache may hold the name of another file with the same text: use the current name.
-    info = replace(prepared.info, name=opened.name)
-    if documents != PACKED:
-        info = replace(info, fingerprint=info.fingerprint_of_documents)
-    if documents == SEPARATE:
-        assert isinstance(held_out, Documents)
-        predicted = info.held_out_bytes - info.first_bytes
-        info = replace(info, held_out_targets=held_out.predicted, held_out_bytes=predicted)
+    info = _info(prepared.info, opened.name, documents, held_out)
     return Corpus(info, prepared.tokenizer, train, held_out)
 
 
@@ -172,6 +165,21 @@ def _parts(
     if documents == PACKED:
         return tokens.part(0, split), tokens.part(split, len(tokens))
     return prepared.documents(0, split), prepared.documents(split, len(tokens))
+
+
+def _info(
+    info: CorpusInfo, name: str, documents: str, held_out: TokenStream | Documents
+) -> CorpusInfo:
+    """The info of a text whose documents are of one kind."""
+    # The cache may hold the name of another file with the same text: use the current name.
+    info = replace(info, name=name)
+    if documents != PACKED:
+        info = replace(info, fingerprint=info.fingerprint_of_documents)
+    if documents == SEPARATE:
+        assert isinstance(held_out, Documents)
+        predicted = info.held_out_bytes - info.first_bytes
+        info = replace(info, held_out_targets=held_out.predicted, held_out_bytes=predicted)
+    return info
 
 
 def _check_size(
