@@ -15,7 +15,7 @@ from data.streaming.groups import TRAIN
 from data.streaming.listing import list_source
 from data.streaming.reading import read_group
 from snapshot.config_values import value_of
-from snapshot.disk.state import RunState
+from snapshot.disk.state import HELD_OUT_GROUPS, RunState
 from snapshot.errors import SnapshotError
 from snapshot.run_text import LARGEST, checked_value, held_out_share
 
@@ -32,6 +32,8 @@ class StreamPart:
     column: str
     revision: str | None
     """None for a source that has no commits."""
+    held_out_groups: float = 1.0
+    """The share of its groups that have held-out rows."""
 
 
 def parts_of_run(state: RunState, folder: Path) -> list[StreamPart]:
@@ -40,12 +42,13 @@ def parts_of_run(state: RunState, folder: Path) -> list[StreamPart]:
     column = entry("data.text_column", str, "text")
     mix: list[Any] = entry("data.mix", list)
     mix = mix or [{"source": entry("data.source", str), "weight": 1.0, "text_column": None}]
-    revisions = [one["revision"] for one in state.stream or ()]
     parts = []
-    for found, revision in zip(mix, revisions, strict=False):
+    for found, cursor in zip(mix, state.stream or (), strict=False):
+        revision, of_groups = cursor["revision"], cursor.get(HELD_OUT_GROUPS, 1.0)
         try:
             weight = float(found["weight"])
-            part = StreamPart(found["source"], weight, found["text_column"] or column, revision)
+            text_column = found["text_column"] or column
+            part = StreamPart(found["source"], weight, text_column, revision, of_groups)
         except (KeyError, TypeError, ValueError, OverflowError):
             break
         if isinstance(part.source, str) and isinstance(part.column, str) and 0 < weight <= LARGEST:
@@ -95,6 +98,7 @@ def stream_of_run(
             held_out_bytes=entry("data.held_out_bytes", int),
             cache_dir=cache_dir,
             held_out=[] if split is None else listed(entry("data.held_out_split", str)),
+            held_out_groups=[part.held_out_groups for part in parts],
             skip_broken=skip_broken,
             left_out=access.note_skipped,
             threads=threads,

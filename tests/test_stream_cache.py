@@ -79,7 +79,7 @@ def made_up(read: list[int], listing: Listing, group: Group) -> GroupText:
     return GroupText(texts, list(range(100)))
 
 
-def huge_corpus(folder: Path, read: list[int], **settings):
+def huge_corpus(folder: Path, read: list[int], listing: Listing | None = None, **settings):
     options = {
         "seed": 1,
         "val_fraction": 0.1,
@@ -91,7 +91,8 @@ def huge_corpus(folder: Path, read: list[int], **settings):
         **settings,
     }
     tokenizer = fixed_tokenizer(OF_BYTES)
-    return stream_corpus([huge()], [1], partial(made_up, read), tokenizer, **options)
+    listings = [listing or huge()]
+    return stream_corpus(listings, [1], partial(made_up, read), tokenizer, **options)
 
 
 def test_what_was_not_used_for_longest_is_removed_and_what_is_held_never(tmp_path):
@@ -227,6 +228,36 @@ def test_a_start_at_step_a_million_reads_one_window_and_is_as_fast(tmp_path):
     assert seconds[1] <= seconds[0] + 2
 
 
+@pytest.mark.parametrize(("share", "most_groups"), [(0.1, 55), (0.01, 275), (0.001, 275)])
+def test_a_small_share_of_held_out_rows_does_not_cost_much_reading(tmp_path, share, most_groups):
+    """100 KB of them, from groups of 20 KB, in a text of 20,000 groups."""
+    read: list[int] = []
+    listing = huge(20_000, group_bytes=20_000)
+    corpus = huge_corpus(tmp_path, read, listing, val_fraction=share, held_out_bytes=100_000)
+    assert corpus.info.held_out_bytes >= 100_000
+    assert len(read) == len(set(read)) <= most_groups
+
+
+@pytest.mark.parametrize("before", [None, [1.0]])  # as a run of an earlier version has begun
+def test_rows_held_out_in_some_groups_are_about_the_share_and_never_trained_on(tmp_path, before):
+    settings = {"val_fraction": 0.01, "held_out_bytes": MB, "held_out_groups": before}
+    corpus = huge_corpus(tmp_path, [], huge(60), **settings)
+    (source,) = corpus.train.sources
+    held_out = decoded(corpus, source._held_out(MB))
+    windows = range(len(source.windows(0)))
+    trained = [row for window in windows for row in decoded(corpus, source.encode(0, window))]
+    assert sorted(held_out + trained) == sorted(
+        text for group in huge(60).groups for text in made_up([], huge(60), group).texts
+    )
+    assert 30 < len(held_out) < 90
+    groups = {row.partition("-")[0] for row in held_out}
+    assert len(groups) < 40 if before is None else len(groups) >= 25
+    others = huge_corpus(tmp_path, [], huge(60), **settings, seed=2)
+    assert decoded(others, others.train.sources[0]._held_out(MB)) == held_out
+    fingerprint = corpus.info.fingerprint[:8]
+    assert (fingerprint == "23546bd2") == (before is not None)  # of the first version
+
+
 def test_windows_are_read_ahead_and_processes_take_turns(tmp_path):
     read: list[int] = []
     both = [huge_corpus(tmp_path, read, turn=(turn, 2), prefetch_bytes=16 * MB) for turn in (0, 1)]
@@ -240,6 +271,15 @@ def test_windows_are_read_ahead_and_processes_take_turns(tmp_path):
         assert time.monotonic() < end
         time.sleep(0.01)
     assert max(Counter(read).values()) == 1
+
+
+def test_small_windows_are_not_read_ahead_without_a_bound(tmp_path):
+    read: list[int] = []
+    corpus = huge_corpus(tmp_path, read, huge(2), window_bytes=100, prefetch_bytes=100 * MB)
+    begun = time.process_time()
+    next(steps_of(corpus))
+    assert time.process_time() - begun < 3
+    assert len(files_in(tmp_path / "stream")) < 70
 
 
 def test_the_first_windows_of_several_sources_are_read_at_once(tmp_path):

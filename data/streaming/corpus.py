@@ -18,6 +18,7 @@ from data.stream import TokenStream
 from data.streaming.cache import TokenCache
 from data.streaming.groups import Group, GroupText, Listing
 from data.streaming.prefetch import Prefetcher, windows_ahead
+from data.streaming.shuffle import held_out_groups as share_of_groups
 from data.streaming.source import FORMAT, StreamSettings, StreamSource
 from data.streaming.text import StreamedText
 from data.streaming.token_file import HeldFile
@@ -56,6 +57,7 @@ def stream_corpus(
     held_out_bytes: int,
     cache_dir: Path,
     held_out: Sequence[Listing] = (),
+    held_out_groups: Sequence[float] | None = None,
     skip_broken: bool = False,
     left_out: Callable[[str, str], None] | None = None,
     threads: int = 1,
@@ -65,11 +67,12 @@ def stream_corpus(
     """A mix of listed data sets, of which rows are read while they are trained on.
 
     `read` reads the rows of a group. With `held_out`, the same number of data sets, the rows of
-    these are held out, and not a `val_fraction` of all. With `skip_broken`, `read` leaves out what
-    is broken, and `left_out` is called with the source and what it was. `turn` is the number of
-    this process on its machine, and how many there are: they share the work. `held_out_bytes` of
-    held-out rows are read here, of each source its share. Raises DataError if there are none, if a
-    file is in two sources by different names, or if the cache cannot be used.
+    these are held out, and not a `val_fraction` of all. The held-out rows of a data set are in a
+    share `held_out_groups` of its groups; None for what a new run has. With `skip_broken`, `read`
+    leaves out what is broken, and `left_out` is called with the source and what it was. `turn` is
+    the number of this process on its machine, and how many there are: they share the work.
+    `held_out_bytes` of held-out rows are read here, of each source its share. Raises DataError if
+    there are none, if a file is in two sources by different names, or if the cache cannot be used.
     """
     refuse_two_names(listings)
     try:
@@ -77,8 +80,9 @@ def stream_corpus(
         shared = window_bytes, cache, threads, skip_broken, left_out
         share = 0.0 if held_out else val_fraction
         settings = StreamSettings(tokenizer, seed, share, *shared)
+        of_groups = held_out_groups or shares_of_groups(listings, share)
         sources = [
-            StreamSource(listing, number, partial(read, listing), settings)
+            StreamSource(listing, number, partial(read, listing), settings, of_groups[number])
             for number, listing in enumerate(listings)
         ]
         all_rows = replace(settings, held_out_share=1.0)
@@ -111,6 +115,17 @@ def refuse_two_names(listings: Sequence[Listing]) -> None:
             )
 
 
+def shares_of_groups(listings: Sequence[Listing], share: float) -> list[float]:
+    """Of each data set, which share of its groups has held-out rows, in a new run.
+
+    A file of two sources has the same held-out rows in both: then all groups have some.
+    """
+    files = [file.url for listing in listings for file in listing.files]
+    if share == 0 or len(set(files)) < len(files):
+        return [1.0] * len(listings)
+    return [share_of_groups(len(listing.groups), share) for listing in listings]
+
+
 def _hold(
     sources: Sequence[StreamSource],
     weights: Sequence[float],
@@ -136,6 +151,7 @@ def _info(
     text: StreamedText, tokens: TokenStream, held_out_bytes: int, held_out: Sequence[Listing]
 ) -> CorpusInfo:
     listings, settings = [source.listing for source in text.sources], text.sources[0].settings
+    of_groups = [source.held_out_groups for source in text.sources]
     facts = (
         FORMAT,
         [listing.fingerprint for listing in listings],
@@ -143,6 +159,7 @@ def _info(
         settings.tokenizer.identity.hex(),
         settings.held_out_share,
         settings.window_bytes,
+        *([of_groups] if min(of_groups) < 1 else []),
         *(listing.fingerprint for listing in held_out),
     )
     train_bytes = sum(source.text_bytes for source in text.sources)

@@ -17,6 +17,8 @@ PREFETCH = "prefetch"
 """The name of its threads."""
 THREADS = 2
 """While one encodes a window, another one reads the next. Each has a window in memory."""
+MOST_AHEAD = 64
+"""Windows of each source: of a short text these are epochs, each with an order of its own."""
 
 
 class Prefetcher:
@@ -37,16 +39,16 @@ class Prefetcher:
         self._queue.put((source, window))
 
     def reached(self, source: StreamSource, window: WindowId) -> None:
-        """Ask for the windows after one that the run has reached."""
+        """Ask for the windows after one that the run has reached; it reaches one after another."""
         self._reached[source.number] = window
         if not self._threads:
             self._start()
-        for _ in range(self._ahead):
-            window = following(window, len(source.windows(window[0])))
-            if window > self._asked.get(source.number, (-1, 0)):
-                self._asked[source.number] = window
-                if sum(window) % self._turns == self._turn:
-                    self._queue.put((source, window))
+        asked = self._asked.get(source.number)
+        for _ in range(self._ahead if asked is None else 1):
+            asked = following(asked or window, len(source.windows((asked or window)[0])))
+            self._asked[source.number] = asked
+            if sum(asked) % self._turns == self._turn:
+                self._queue.put((source, asked))
 
     def _start(self) -> None:
         # Daemons: the end of a run waits for no window.
@@ -68,4 +70,4 @@ class Prefetcher:
 
 def windows_ahead(prefetch_bytes: int, window_bytes: int, sources: int) -> int:
     """How many windows of each source are read ahead, at least one."""
-    return max(1, prefetch_bytes // (window_bytes * sources))
+    return min(MOST_AHEAD, max(1, prefetch_bytes // (window_bytes * sources)))

@@ -20,6 +20,12 @@ same number of them, because numpy ignores zeros at their end."""
 LINES_OF_A_GROUP = np.uint64(1 << 40)
 """More than any group has, so that rows of different groups of a file have different numbers."""
 
+MOST_OF_A_GROUP = 0.02
+"""A smaller share of held-out rows is taken from some of the groups, about so many rows of each:
+to evaluate 2 MB, about 100 MB are read, however small the share."""
+FEWEST_GROUPS = 16
+"""About so many groups have held-out rows, of a text with more, so that they are from all over."""
+
 
 def epoch_windows(
     listing: Listing, keys: NDArray[np.uint64], window_bytes: int
@@ -35,23 +41,42 @@ def epoch_windows(
     return np.split(order, np.flatnonzero(np.diff(begins // window_bytes)) + 1)
 
 
-def held_out_rows(
-    listing: Listing, group: Group, rows: NDArray[np.int64], share: float
-) -> NDArray[np.bool_]:
-    """Which rows (n,) of a group are held out: about a `share` of them, by the hash of their names.
+def held_out_groups(groups: int, share: float) -> float:
+    """Which share of so many groups has held-out rows, if a `share` of all rows is held out."""
+    return min(1.0, max(share / MOST_OF_A_GROUP, FEWEST_GROUPS / groups))
 
-    A row's name is its file's, and its number in the file. So the same rows are held out in every
-    run, whatever its seed, and wherever the files lie.
+
+def has_held_out_rows(listing: Listing, group: Group, of_groups: float) -> bool:
+    """Whether a group is among the share `of_groups` that has them, by the hash of its name."""
+    if of_groups >= 1:
+        return True
+    fraction = _fractions(listing, group, np.array([np.iinfo(np.uint64).max - group.index]))[0]
+    return bool(fraction < of_groups)
+
+
+def held_out_rows(
+    listing: Listing, group: Group, rows: NDArray[np.int64], share: float, of_groups: float = 1.0
+) -> NDArray[np.bool_]:
+    """Which rows (n,) of a group are held out: about a `share` of all, by the hash of their names.
+
+    They are in a share `of_groups` of the groups. A row's name is its file's, and its number in the
+    file. So the same rows are held out in every run, whatever its seed, and wherever the files lie.
     """
-    name = listing.files[group.file].name.encode()
-    file = np.frombuffer(hashlib.blake2b(name, digest_size=8).digest(), dtype=np.uint64)
+    if not has_held_out_rows(listing, group, of_groups):
+        return np.zeros(len(rows), dtype=np.bool_)
     numbers = rows.astype(np.uint64)
     if group.first_row is None:
         numbers = numbers + np.uint64(group.index) * LINES_OF_A_GROUP
     else:
         numbers = numbers + np.uint64(group.first_row)
-    fractions = (mixed(file ^ mixed(numbers)) >> np.uint64(11)) * 2.0**-53
-    return fractions < share
+    return _fractions(listing, group, numbers) < share / of_groups
+
+
+def _fractions(listing: Listing, group: Group, numbers: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Random numbers from 0 to 1, of a group's file and each of these numbers."""
+    name = listing.files[group.file].name.encode()
+    file = np.frombuffer(hashlib.blake2b(name, digest_size=8).digest(), dtype=np.uint64)
+    return (mixed(file ^ mixed(numbers)) >> np.uint64(11)) * np.float64(2.0**-53)
 
 
 def shuffled(count: int, keys: NDArray[np.uint64]) -> list[int]:

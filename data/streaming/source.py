@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 
 from data.encode import encoded, in_order
 from data.errors import TextLost, cache_error
+from data.order import permuted
 from data.pieces import pieces_of, utf8_bytes
 from data.streaming.cache import TokenCache
 from data.streaming.groups import Group, GroupText, Listing
 from data.streaming.shuffle import (
     epoch_windows,
     group_keys,
+    has_held_out_rows,
     held_out_keys,
     held_out_rows,
     row_keys,
@@ -63,11 +65,16 @@ class StreamSource:
         number: int,
         read: Callable[[Group], GroupText],
         settings: StreamSettings,
+        held_out_groups: float = 1.0,
     ) -> None:
-        """`read` reads the rows of a group, from any thread."""
+        """`read` reads the rows of a group, from any thread.
+
+        Held-out rows are in a share `held_out_groups` of the groups.
+        """
         self.listing = listing
         self.number = number
         self.settings = settings
+        self.held_out_groups = held_out_groups
         self._read = read
         self.windows = lru_cache(EPOCHS_IN_MEMORY)(self._windows)
         """The windows of an epoch, each the indices of its groups."""
@@ -122,30 +129,49 @@ class StreamSource:
         return held
 
     def _held_out(self, enough_bytes: int) -> EncodedRows:
-        text_bytes = int(enough_bytes / self.settings.held_out_share)
         texts: list[str] = []
         broken: list[str] = []
         left = enough_bytes
-        for groups in epoch_windows(self.listing, held_out_keys(), text_bytes):
-            for text in self._texts(groups, broken, held_out=True):
-                texts.append(text)
-                left -= utf8_bytes(text)
-                if left <= 0:
-                    return self._encoded(texts, broken)
+        groups = self._groups_with_held_out_rows()
+        while left > 0 and (chosen := self._enough(groups, left)):
+            for text in self._texts(chosen, broken, held_out=True):
+                if left > 0:
+                    texts.append(text)
+                    left -= utf8_bytes(text)
         return self._encoded(texts, broken)
+
+    def _groups_with_held_out_rows(self) -> Iterator[int]:
+        """Their indices, in an order that is the same in all runs."""
+        groups = self.listing.groups
+        for index in permuted(np.arange(len(groups)), len(groups), held_out_keys()):
+            if has_held_out_rows(self.listing, groups[index], self.held_out_groups):
+                yield index
+
+    def _enough(self, groups: Iterator[int], left: int) -> list[int]:
+        """The next groups, about as many as have `left` bytes of held-out rows."""
+        chosen: list[int] = []
+        expected = 0.0
+        for group in groups:
+            chosen.append(group)
+            text_bytes = self.listing.groups[group].bytes
+            expected += text_bytes * self.settings.held_out_share / self.held_out_groups
+            if expected >= left:
+                break
+        return chosen
 
     def _windows(self, epoch: int) -> list[NDArray[np.int64]]:
         keys = group_keys(self.settings.seed, self.number, epoch)
         return epoch_windows(self.listing, keys, self.settings.window_bytes)
 
-    def _texts(self, groups: NDArray[np.int64], broken: list[str], held_out: bool) -> list[str]:
+    def _texts(self, groups: Iterable[int], broken: list[str], held_out: bool) -> list[str]:
         """The rows of groups that are held out, or those that are not; `broken` is added to."""
         chosen = [self.listing.groups[group] for group in groups]
         texts: list[str] = []
         for group, found in zip(chosen, in_order(self._read, chosen, READS_AT_ONCE), strict=True):
             broken += [found.broken] if found.broken else []
             rows = np.array(found.rows, dtype=np.int64)
-            mask = held_out_rows(self.listing, group, rows, self.settings.held_out_share)
+            share = self.settings.held_out_share
+            mask = held_out_rows(self.listing, group, rows, share, self.held_out_groups)
             texts += [found.texts[row] for row in np.flatnonzero(mask == held_out).tolist()]
         return texts
 
@@ -167,6 +193,8 @@ class StreamSource:
         digest = hashlib.sha256(tokenizer)
         digest.update(f"{CACHE_FORMAT}\0{self.listing.fingerprint}\0{share!r}".encode())
         digest.update(f"\0{self.settings.skip_broken}".encode())
+        if self.held_out_groups < 1:
+            digest.update(f"\0{self.held_out_groups!r}".encode())
         for file in self.listing.files:
             digest.update(f"\0{file.version}".encode())
         return digest.hexdigest()[:16]

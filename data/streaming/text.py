@@ -87,7 +87,12 @@ class StreamedText:
         assert self._order is not None
         cursors = self._order.finish(step)
         return [
-            {"source": source.listing.name, "revision": source.listing.revision, **vars(cursor)}
+            {
+                "source": source.listing.name,
+                "revision": source.listing.revision,
+                "held_out_groups": source.held_out_groups,
+                **vars(cursor),
+            }
             for source, cursor in zip(self.sources, cursors, strict=True)
         ]
 

@@ -51,6 +51,7 @@ from snapshot.errors import SnapshotError
 
 FORMAT_VERSION = 1
 CURSOR = ("epoch", "window", "row", "token", "blocks")
+HELD_OUT_GROUPS = "held_out_groups"
 LARGEST_NUMBER = 2**40
 """Of a cursor."""
 COMMIT = re.compile("[0-9a-f]{40}")
@@ -84,7 +85,8 @@ class RunState:
     base: str | None = None
     """The model that the run began from: repo@commit or folder; None for random weights."""
     stream: list[dict[str, Any]] | None = None
-    """Of each source of a streamed text: source, revision, epoch, window, row, token, blocks."""
+    """Of each source of a streamed text: source, revision, held_out_groups (1.0 if it is missing),
+    epoch, window, row, token, blocks."""
 
     def advance(self, step: int, epoch: int, stream: list[dict[str, Any]] | None) -> None:
         """Record that a step has been computed."""
@@ -218,12 +220,17 @@ def _is_loss_scaler(content: dict[str, Any]) -> bool:
 
 def _is_cursor(content: Any) -> bool:
     """Whether a source of a streamed text can continue there."""
-    if not isinstance(content, dict) or content.keys() != {"source", "revision", *CURSOR}:
+    if not isinstance(content, dict):
         return False
-    revision = content["revision"]
+    content = {HELD_OUT_GROUPS: 1.0, **content}  # older snapshots lack it
+    if content.keys() != {"source", "revision", HELD_OUT_GROUPS, *CURSOR}:
+        return False
+    revision, of_groups = content["revision"], content[HELD_OUT_GROUPS]
     is_commit = isinstance(revision, str) and COMMIT.fullmatch(revision) is not None
     return (
         isinstance(content["source"], str)
+        and type(of_groups) is float
+        and 0 < of_groups <= 1
         and (revision is None or is_commit)
         and all(
             type(content[name]) is int and 0 <= content[name] < LARGEST_NUMBER for name in CURSOR

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from data.tokenizer import CHARACTERS, OF_BYTES, bpe_size
 from data.urls import redact_urls
 from model.cores import cores
 from snapshot.base import Base
-from snapshot.disk.state import RunState, read_state
+from snapshot.disk.state import HELD_OUT_GROUPS, RunState, read_state
 from snapshot.errors import SnapshotError
 from snapshot.store import newest_state
 from training.distributed.agreement import (
@@ -48,6 +49,15 @@ LARGE_BYTES = 5_000_000_000
 """Of files: preparing more takes minutes, and two to four times the disk."""
 Revisions = list[str | None]
 """The commits of the sources; None for one that has no commits."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What a run has decided of its sources when it began."""
+
+    revisions: Revisions
+    held_out_groups: list[float] | None
+    """Of each, the share of its groups that have held-out rows; None in a new run."""
 
 
 def parts_of(config: Config) -> Sequence[MixPart]:
@@ -101,12 +111,12 @@ def is_large(config: Config) -> bool:
 
 
 def stream_text(
-    accelerator: Accelerator, config: Config, base: Base | None, revisions: Revisions | None = None
+    accelerator: Accelerator, config: Config, base: Base | None, begun: Begun | None = None
 ) -> Corpus:
     """List the sources of a run, and read their held-out rows, once on each machine.
 
-    Every process must call this. Without `revisions`, those of this run's newest snapshot, or else
-    the newest; the main process decides. Raises DataError when the machines have
+    Every process must call this. Without `begun`, as this run's newest snapshot has begun, or else
+    at the newest revisions; the main process decides. Raises DataError when the machines have
     different data.
     """
     data, first = config.data, accelerator.is_local_main_process
@@ -120,17 +130,22 @@ def stream_text(
             for part, column, revision in zip(parts, columns, revisions, strict=True)
         ]
 
-    found = run_on_main(accelerator, lambda: listed(revisions or _revisions_of(config)))
-    at = json.dumps(found and [listing.revision for listing in found])
-    same: Revisions = json.loads(broadcast_text(accelerator, at))
+    def look() -> tuple[list[Listing], list[float] | None]:
+        before = begun or _begun(config)
+        return listed(before.revisions), before.held_out_groups
+
+    found, of_groups = run_on_main(accelerator, look) or ([], None)
+    at = json.dumps([[listing.revision for listing in found], of_groups])
+    same = Begun(*json.loads(broadcast_text(accelerator, at)))
 
     def prepare() -> Corpus:
         with access.waiting.at_start():
-            return prepared(found or listed(same))
+            return prepared(found or listed(same.revisions))
 
     def prepared(listings: list[Listing]) -> Corpus:
         # At the commits of what is trained on: the same rows whenever the branch moves.
-        held_out = listed(same, data.held_out_split) if data.held_out_split is not None else []
+        split = data.held_out_split
+        held_out = [] if split is None else listed(same.revisions, split)
         refuse_shared_files(listings, held_out)
         return stream_corpus(
             listings,
@@ -145,6 +160,7 @@ def stream_text(
             held_out_bytes=data.held_out_bytes,
             cache_dir=Path(data.cache_dir),
             held_out=held_out,
+            held_out_groups=same.held_out_groups,
             skip_broken=data.skip_broken,
             left_out=access.note_skipped if accelerator.is_main_process else None,
             threads=cores(),
@@ -188,8 +204,9 @@ def text_at(
         return corpus
     if names_of(config) != [one["source"] for one in state.stream]:  # another text: refused later
         return corpus
-    before: Revisions = [one["revision"] for one in state.stream]
-    if before == [source.listing.revision for source in corpus.train.sources]:
+    before, sources = _begun_as(state.stream), corpus.train.sources
+    revisions = [source.listing.revision for source in sources]
+    if before == Begun(revisions, [source.held_out_groups for source in sources]):
         return corpus
     return stream_text(accelerator, config, base, before)
 
@@ -223,11 +240,16 @@ def blocks_of(corpus: Corpus, config: Config) -> Callable[[int], dict[str, int]]
     return lambda step: train.figures(step * batch)
 
 
-def _revisions_of(config: Config) -> Revisions:
-    """The revisions of this run's newest snapshot, if it has the sources of this run."""
+def _begun(config: Config) -> Begun:
+    """As this run's newest snapshot has begun, if it has the sources of this run."""
     state = begun_state(config)
     stream = [] if state is None else state.stream or []
     names = names_of(config)
     if [one["source"] for one in stream] == names:
-        return [one["revision"] for one in stream]
-    return [None] * len(names)
+        return _begun_as(stream)
+    return Begun([None] * len(names), None)
+
+
+def _begun_as(stream: list[dict[str, Any]]) -> Begun:
+    revisions = [one["revision"] for one in stream]
+    return Begun(revisions, [one.get(HELD_OUT_GROUPS, 1.0) for one in stream])
