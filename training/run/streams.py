@@ -121,14 +121,7 @@ def stream_text(
     """
     data, first = config.data, accelerator.is_local_main_process
     access = Access(Path(data.cache_dir), say_error if first else None)
-    parts = parts_of(config)
-    columns = [part.text_column or data.text_column for part in parts]
-
-    def listed(revisions: Revisions, split: str = TRAIN) -> list[Listing]:
-        return [
-            list_source(part.source, column, access, revision, split, data.skip_broken)
-            for part, column, revision in zip(parts, columns, revisions, strict=True)
-        ]
+    listed = partial(_listed, config, access)
 
     def look() -> tuple[list[Listing], list[float] | None]:
         before = begun or _begun(config)
@@ -149,7 +142,7 @@ def stream_text(
         refuse_shared_files(listings, held_out)
         return stream_corpus(
             listings,
-            [part.weight for part in parts],
+            [part.weight for part in parts_of(config)],
             partial(read_group, access=access, skip_broken=data.skip_broken),
             fixed_tokenizer(tokenizer_folder(config, base)),
             seed=config.train.seed,
@@ -175,6 +168,23 @@ def stream_text(
             f"data.tokenizer={data.tokenizer} is not the same tokenizer."
         )
     return corpus
+
+
+def _listed(
+    config: Config, access: Access, revisions: Revisions, split: str = TRAIN
+) -> list[Listing]:
+    data = config.data
+    return [
+        list_source(
+            part.source,
+            part.text_column or data.text_column,
+            access,
+            revision,
+            split,
+            data.skip_broken,
+        )
+        for part, revision in zip(parts_of(config), revisions, strict=True)
+    ]
 
 
 def refuse_shared_files(listings: list[Listing], held_out: list[Listing]) -> None:
