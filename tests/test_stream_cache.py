@@ -391,7 +391,8 @@ def test_what_is_left_out_is_reported_at_every_start_also_from_the_cache(tmp_pat
         next(steps_of(corpus))
     assert reports[0] == reports[1]
     assert len(reports[0]) > 1  # of the held-out rows, and of each window
-    assert set(reports[0]) == {"row 40 (text is not text, but int: 3) in group 0 of part-0.jsonl"}
+    reason = "data.text_column=text holds int, not text: 3"
+    assert set(reports[0]) == {f"row 41 of part-0.jsonl ({reason})"}
 
 
 def test_a_cache_that_was_filled_with_skipping_is_not_used_without(tmp_path):
