@@ -32,7 +32,7 @@ from planning.allocation_log import LiveBytes
 from planning.fake_trace import Shape
 from planning.fits import candidates
 from training.distributed.precision import configure_precision
-from training.optimizer import adamw
+from training.optimizer import make_optimizer
 from training.out_of_memory import is_out_of_memory
 from training.reporting.speed import flops_per_token, published_peak
 from training.reproducibility import compute_reproducibly
@@ -117,7 +117,9 @@ class Training:
         self.flops_per_token = flops_per_token(model, config.block_size)
         self.tokens = batch * config.block_size
         configure_precision(self.accelerator, model)
-        optimizer = adamw(model, OptimConfig(), torch.device("cpu") if case.offload else device)
+        optimizer = make_optimizer(
+            model, OptimConfig(), torch.device("cpu") if case.offload else device, "no"
+        )
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         # As uneven as text: deterministic kernels add up the gradients of a frequent token in turn.
         drawn = torch.rand((batch, config.block_size + 1), device=device) ** 4

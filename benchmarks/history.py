@@ -65,7 +65,7 @@ class Run:
         from data.tokenizer import CharTokenizer
         from model.gpt import GPT
         from snapshot.disk.state import RunState
-        from training.optimizer import adamw
+        from training.optimizer import make_optimizer
 
         self.dir, self.steps = root / str(steps), steps
         (self.dir / "snapshots").mkdir(parents=True)
@@ -75,7 +75,7 @@ class Run:
         tokenizer = CharTokenizer("".join(map(chr, range(32, 132))))
         size = self.config.data.block_size
         self.model = GPT(gpt_config(self.config, tokenizer.vocab_size))
-        self.optimizer = adamw(self.model, self.config.optim, torch.device("cpu"))
+        self.optimizer = make_optimizer(self.model, self.config.optim, torch.device("cpu"), "no")
         ids = torch.randint(tokenizer.vocab_size, (1, size))
         self.model(ids, ids).backward()
         self.optimizer.step()

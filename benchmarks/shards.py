@@ -65,7 +65,7 @@ class Bench:
         from model.gpt import GPT, GPTConfig
         from snapshot.disk.staging import StagingBuffer
         from training.memory import available_memory
-        from training.optimizer import adamw
+        from training.optimizer import make_optimizer
         from training.reporting.console import Console
         from training.run.accelerator import accelerator_options
         from training.run.snapshot_ranks import find_ranks
@@ -78,7 +78,7 @@ class Bench:
             bare = GPT(GPTConfig(50257, 1024, sizes.n_layer, sizes.n_head, sizes.n_embd))
         bare.to_empty(device="cpu")
         bare.tie_weights()
-        optimizer = adamw(bare, self.config.optim, self.accelerator.device)
+        optimizer = make_optimizer(bare, self.config.optim, self.accelerator.device, "no")
         self.model, self.optimizer = self.accelerator.prepare(bare, optimizer)
         for parameter in self.model.parameters():
             torch.nn.init.normal_(parameter.to_local(), std=0.02)

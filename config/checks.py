@@ -7,13 +7,15 @@ import re
 from pathlib import Path
 
 from config.problems import Problems, is_storable, value_of
-from config.schema import OPTIMIZERS, SCHEDULES, TEXT_KEYS, Config
+from config.schema import TEXT_KEYS, Config
 from config.streaming import check_streaming
 from data.columns import CONVERSATIONS, DOCUMENT_MODES
 from data.printable import printable
 from data.tokenizer import CHARACTERS, LARGEST_BPE, SMALLEST_BPE, bpe_size
 from model.attention import WAYS
 from model.gpt import ACTIVATIONS
+from optim.optimizers import OPTIMIZERS
+from optim.schedules import SCHEDULES
 
 MOST = 1_000_000_000
 RANGES = {
@@ -75,8 +77,8 @@ CARD_FIELDS = {
 CHOICES = {
     "data.documents": DOCUMENT_MODES,
     "model.activation_function": tuple(ACTIVATIONS),
-    "optim.name": OPTIMIZERS,
-    "optim.schedule": SCHEDULES,
+    "optim.name": tuple(OPTIMIZERS),
+    "optim.schedule": tuple(SCHEDULES),
     "run.attention": ("auto", *WAYS),
     "run.preemption_notice": ("auto", "aws", "gcp", "azure", "none"),
 }

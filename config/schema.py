@@ -14,8 +14,6 @@ from model.lora import Lora
 
 OTHER_MODELS = ("pretrained", "architecture")
 """The keys of `model` that name another model than our GPT."""
-OPTIMIZERS = ("adamw", "muon")
-SCHEDULES = ("cosine", "wsd")
 
 
 class ConfigError(ValueError):

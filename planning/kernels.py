@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 import model.dropout
 import model.gpt
-import training.muon
+import optim.muon
 from model.causal_lm import ModelConfig
 from model.gpt import GPTConfig
-from snapshot.disk.sharded import local_part
+from model.sharded import local_part
 
 
 @contextlib.contextmanager
@@ -54,12 +54,12 @@ def without_offsets() -> Iterator[None]:
 
     torch reads the place of a shard from a tensor.
     """
-    original = training.muon.local_slices
-    training.muon.local_slices = lambda tensor: tuple(map(slice, local_part(tensor).shape))
+    original = optim.muon.local_slices
+    optim.muon.local_slices = lambda tensor: tuple(map(slice, local_part(tensor).shape))
     try:
         yield
     finally:
-        training.muon.local_slices = original
+        optim.muon.local_slices = original
 
 
 @contextlib.contextmanager

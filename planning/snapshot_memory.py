@@ -36,8 +36,8 @@ def writing_memory(
     layout.freeze(shape.freeze)
     stem = WHOLE if config.lora is None else ADAPTERS
     held = layout.parameters() if config.lora is None else layout.adapters()
-    moments = layout.moments(shape.optimizer)
-    total = sum(one.nbytes * (1 + len(moments.get(name, ()))) for name, one in held.items())
+    moments = layout.moment_counts(shape.optimizer)
+    total = sum(one.nbytes * (1 + moments.get(name, 0)) for name, one in held.items())
     largest = block = 0
     for name, parameter in held.items():
         largest = max(largest, parameter.nbytes // shape.shards)

@@ -16,6 +16,7 @@ from config.schema import OptimConfig
 from model.causal_lm import build_model
 from model.gpt import GPT, GPTConfig
 from model.lora import Lora
+from optim.muon import ITERATIONS, PARTS, orthogonalized
 from planning.estimate import estimate_memory
 from planning.fake_trace import Shape
 from planning.snapshot_memory import writing_memory
@@ -23,7 +24,6 @@ from snapshot.disk.architecture import layout_for, model_config
 from snapshot.disk.files import read_json, write_json
 from snapshot.disk.state import check_snapshot
 from snapshot.errors import SnapshotError
-from training.muon import ITERATIONS, PARTS, orthogonalized
 from training.optimizer import make_optimizer
 
 CPU = torch.device("cpu")

@@ -35,7 +35,7 @@ from snapshot.disk.architecture import layout_for
 from snapshot.disk.state import RunState, begin_snapshot
 from tracked import tracked
 from training.evaluation import held_out_loss
-from training.optimizer import adamw
+from training.optimizer import make_optimizer
 from training.sampling import TOKENS
 
 TINY = GPTConfig(103, 64, n_layer=4, n_head=4, n_embd=128)
@@ -57,7 +57,7 @@ def counted_phases(config: ModelConfig, batch: int, precision: str, folder: Path
     if precision != "no":  # as accelerate does it
         autocast = torch.autocast("cpu", DTYPES[precision])
         model.forward = ConvertOutputsToFp32(autocast(model.forward))
-    optimizer = adamw(model, OptimConfig(), torch.device("cpu"))
+    optimizer = make_optimizer(model, OptimConfig(), torch.device("cpu"), "no")
     ids = torch.randint(config.vocab_size, (batch, config.block_size))
     tracker = LiveBytes()
     tracker.mark(model.parameters(), "parameters")

@@ -15,15 +15,16 @@ from tracked import tracked
 # What each room may import besides itself. A leaf is one file that a room above it may import too.
 ARROWS = {
     "model": set(),
+    "optim": {"model/sharded"},
     # Its command; and prepared tables, which are read as streamed ones are.
     "data": {"data/streaming/inspection", "data/streaming/whole"},
     "data/streaming": {"data"},
-    "config": {"model", "data"},
-    "snapshot/disk": {"model", "data", "snapshot/errors", "snapshot/config_values"},
+    "config": {"model", "optim", "data"},
+    "snapshot/disk": {"model", "optim", "data", "snapshot/errors", "snapshot/config_values"},
     "snapshot/hub": {"model", "data", "snapshot/disk", "snapshot/errors", "snapshot/config_values"},
     "snapshot": {"model", "data", "snapshot/disk", "snapshot/hub"},
     "training/distributed": {"model", "config", "training/errors"},
-    "training": {"model", "data", "config", "snapshot", "training/distributed"},
+    "training": {"model", "optim", "data", "config", "snapshot", "training/distributed"},
     "training/reporting": {
         "model",
         "data",
@@ -41,7 +42,7 @@ ARROWS = {
         "training/distributed",
         "training/reporting",
     },
-    "planning": {"model", "config", "snapshot", "training"},
+    "planning": {"model", "optim", "config", "snapshot", "training"},
     "tracing": {"model", "data", "config", "planning", "training"},
     "cloud": {"training/exits"},
 }
@@ -49,6 +50,7 @@ ROOMS = tuple(ARROWS)
 TOPS = {room.split("/")[0] for room in ROOMS}
 MAY_NOT_IMPORT = {
     "model": {"hydra", "omegaconf", "accelerate", "huggingface_hub", "datasets", "numpy"},
+    "optim": {"hydra", "omegaconf", "accelerate", "huggingface_hub", "datasets", "numpy"},
     "data": {"hydra", "omegaconf", "accelerate", "huggingface_hub"},
     "data/streaming": {"hydra", "omegaconf", "accelerate", "huggingface_hub"},
     "config": {"accelerate"},
@@ -57,7 +59,7 @@ MAY_NOT_IMPORT = {
     "snapshot/hub": {"hydra", "omegaconf"},
 }
 TALKS_TO_TORCH_DISTRIBUTED = {
-    "snapshot/disk/sharded.py",  # gathers shards
+    "model/sharded.py",  # gathers shards
     "training/distributed/rendezvous.py",
     "training/distributed/timeouts.py",
     "planning/fake_trace.py",  # a process group whose other members do not exist

@@ -20,7 +20,7 @@ from snapshot.disk.state import RunState
 from snapshot.start import Start
 from training.exits import TrainingStopped
 from training.memory import available_memory
-from training.optimizer import adamw
+from training.optimizer import make_optimizer
 from training.reporting.console import Console
 from training.reporting.report import Report
 from training.run import saving
@@ -79,7 +79,7 @@ class Trained:
     def __init__(self, folder: Path, save_tokenizer) -> None:
         config = load_config([f"run.dir={folder}", "hub.repo_id=null"])
         model = GPT(GPTConfig(7, 6, 2, 2, 8))
-        optimizer = adamw(model, config.optim, torch.device("cpu"))
+        optimizer = make_optimizer(model, config.optim, torch.device("cpu"), "no")
         ids = torch.randint(7, (2, 6))
         model(ids, ids).backward()
         optimizer.step()

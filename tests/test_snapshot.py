@@ -26,7 +26,7 @@ from snapshot.disk.state import RunState, begin_snapshot, read_state, restore
 from snapshot.disk.writing import atomic_snapshot
 from snapshot.errors import SnapshotError
 from snapshot.resume import choose_start, newest_snapshot, refuse_other_run
-from training.optimizer import adamw
+from training.optimizer import make_optimizer
 
 SHAPE = GPTConfig(vocab_size=7, block_size=6, n_layer=2, n_head=2, n_embd=8)
 TOKENIZER = CharTokenizer("abcdefg")
@@ -35,7 +35,7 @@ TOKENIZER = CharTokenizer("abcdefg")
 def trained(steps: int, seed: int = 0) -> tuple[GPT, torch.optim.Optimizer]:
     torch.manual_seed(seed)
     model = GPT(SHAPE)
-    optimizer = adamw(model, OptimConfig(), torch.device("cpu"))
+    optimizer = make_optimizer(model, OptimConfig(), torch.device("cpu"), "no")
     for _ in range(steps):
         ids = torch.randint(SHAPE.vocab_size, (2, SHAPE.block_size))
         model(ids, ids).backward()
@@ -152,10 +152,10 @@ def test_a_model_of_another_shape_is_refused(tmp_path):
     folder = write(tmp_path, 1, *trained(1))
     wider = GPT(GPTConfig(vocab_size=7, block_size=6, n_layer=2, n_head=2, n_embd=16))
     with pytest.raises(SnapshotError, match="shape"):
-        restore(folder, wider, adamw(wider, OptimConfig(), torch.device("cpu")))
+        restore(folder, wider, make_optimizer(wider, OptimConfig(), torch.device("cpu"), "no"))
     deeper = GPT(GPTConfig(vocab_size=7, block_size=6, n_layer=3, n_head=2, n_embd=8))
     with pytest.raises(SnapshotError, match=r"does not hold transformer\.h\.2"):
-        restore(folder, deeper, adamw(deeper, OptimConfig(), torch.device("cpu")))
+        restore(folder, deeper, make_optimizer(deeper, OptimConfig(), torch.device("cpu"), "no"))
 
 
 def test_another_format_version_is_refused(tmp_path):

@@ -15,7 +15,7 @@ import torch
 from config.schema import ConfigError, OptimConfig
 from data.prepared import CorpusInfo
 from model.gpt import GPT, GPTConfig
-from training.optimizer import adamw
+from training.optimizer import make_optimizer
 from training.reporting.clock import PASSES, UPDATE
 from training.reporting.console import Console
 from training.reporting.curves import draw_curves
@@ -55,7 +55,7 @@ def test_a_run_without_warm_up_begins_at_the_full_rate():
 
 def test_matrices_decay_and_vectors_do_not():
     model = GPT(GPTConfig(vocab_size=5, block_size=4, n_layer=1, n_head=1, n_embd=4))
-    optimizer = adamw(model, OptimConfig(weight_decay=0.3), torch.device("cpu"))
+    optimizer = make_optimizer(model, OptimConfig(weight_decay=0.3), torch.device("cpu"), "no")
     decayed, rest = optimizer.param_groups
     assert (decayed["weight_decay"], rest["weight_decay"]) == (0.3, 0.0)
     assert {p.dim() for p in decayed["params"]} == {2}

@@ -1,64 +1,68 @@
-"""The optimizer: AdamW with decay for matrices only, or Muon; and what is not trained."""
+"""The optimizer of a run, which its snapshots can hold; and what is not trained."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
-from torch import nn
-from torch.optim import AdamW, Optimizer
+from torch.optim import Optimizer
 
 from config.schema import ConfigError, OptimConfig
 from model.causal_lm import LanguageModel
-from model.matrices import matrices_of
+from optim.optimizers import OPTIMIZERS, Kept, OptimizerError, kept_by
 from snapshot.disk.architecture import layout_of
 from snapshot.disk.frozen import KEY, is_frozen
-from training.eager_optimizer import EagerAdamW
-from training.muon import PARTS, Muon
+
+OTHERS = "Others: " + ", ".join(OPTIMIZERS) + "."
 
 
 def make_optimizer(
     model: LanguageModel, optim: OptimConfig, device: torch.device, precision: str
 ) -> Optimizer:
-    """The optimizer that `optim.name` says, over all parameters but the frozen ones.
+    """Build the `optim.name` optimizer (see `optim.optimizers`) over all trainable parameters.
 
     `precision` is that of the run, as accelerate names it: in bf16 Muon orthogonalizes in bf16,
     and in float32 otherwise, or rounding would make processes' losses differ from those of one.
+
+    Raises ConfigError for an optimizer whose state no snapshot could be resumed with.
     """
-    if optim.name == "adamw":
-        return adamw(model, optim, device)
-    parts_of = {one: parts for one, parts in matrices_of(model).items() if one.requires_grad}
-    matrices = [
-        {
-            "params": [one for one, joined in parts_of.items() if joined == parts],
-            "weight_decay": optim.weight_decay,
-            PARTS: parts,
-        }
-        for parts in sorted(set(parts_of.values()))
-    ]
+    layout = layout_of(model)
+    parts = layout.parts()
+    try:
+        kept, read = kept_by(optim.name, parts, optim), kept_by(optim.name, parts)
+    except OptimizerError as error:
+        raise ConfigError(f"{error}. {OTHERS}") from error
+    for name, one in layout.trained().items():
+        if kept[one] != read[one]:
+            raise ConfigError(
+                f"optim.name={optim.name} keeps {_names(kept[one])} of {name} with these settings "
+                f"of optim, and a snapshot of it is read with {_names(read[one])}. {OTHERS}"
+            )
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    return Muon(adamw(model, optim, device, frozenset(parts_of)), matrices, dtype)
+    optimizer = OPTIMIZERS[optim.name](parts, optim, device, dtype)
+    named = {one: name for name, one in layout.trained().items()}
+    names = [[named[one] for one in group["params"]] for group in optimizer.param_groups]
+    optimizer.register_step_pre_hook(lambda *_: _refuse_without_gradient(optimizer, names))
+    return optimizer
 
 
-def adamw(
-    model: nn.Module,
-    optim: OptimConfig,
-    device: torch.device,
-    others: frozenset[nn.Parameter] = frozenset(),
-) -> AdamW:
-    """AdamW (Loshchilov & Hutter, 2019) over all parameters but frozen ones and `others`.
+def _names(kept: Kept) -> str:
+    return " and ".join(kept) or "nothing"
 
-    Matrices and embeddings decay; biases and norms, which are vectors, do not: two groups. One
-    fused kernel where torch has it for the device.
+
+def _refuse_without_gradient(optimizer: Optimizer, names: list[list[str]]) -> None:
+    """Raise ConfigError for a parameter that the loss does not depend on.
+
+    An optimizer keeps nothing of it, so no snapshot would be whole. FSDP replaces the parameters:
+    they are recognised by their places in the groups.
     """
-    parameters = [one for one in model.parameters() if one.requires_grad and one not in others]
-    groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": optim.weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    first, second = optim.betas
-    fused = device.type in ("cpu", "cuda", "xpu", "mps")
-    return EagerAdamW(groups, lr=optim.learning_rate, betas=(first, second), fused=fused)
+    for group, of_group in zip(optimizer.param_groups, names, strict=True):
+        for parameter, name in zip(group["params"], of_group, strict=True):
+            if parameter.grad is None:
+                raise ConfigError(
+                    f"{name} has no gradient: the loss does not depend on it. Use it in the "
+                    f"forward pass, or do not train it: {KEY}=['{name}']."
+                )
 
 
 def freeze(model: LanguageModel, patterns: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from config.schema import ConfigError
 from model.gpt import GPTConfig
+from optim.optimizers import moments_of
 from training.distributed.environment import fsdp_requested, on_cpu
 from training.exits import OutOfMemory
 from training.memory import available_memory
@@ -32,8 +33,8 @@ SMALLER = (
 def check_fits(config: GPTConfig, optimizer: str) -> GPTConfig:
     """Return the sizes; raise ConfigError where a process needs more memory than this machine has.
 
-    Each process creates the weights. On a CPU without FSDP, their gradients and the moments of the
-    `optimizer`, two with AdamW and mostly one with Muon, stay in the same memory. The system
+    Each process creates the weights. On a CPU without FSDP, their gradients and what the
+    `optimizer` keeps of them stay in the same memory; most of it is of matrices. The system
     promises more memory than it has: later it would end the process without a message.
     """
     width, layers = config.n_embd, config.n_layer
@@ -46,8 +47,7 @@ def check_fits(config: GPTConfig, optimizer: str) -> GPTConfig:
 
 def check_parameters_fit(parameters: int, optimizer: str, what_needs: str) -> None:
     """`check_fits` by the number of parameters; `what_needs` begins the message."""
-    moments = 1 if optimizer == "muon" else 2
-    numbers = 2 + moments if on_cpu() and not fsdp_requested() else 1
+    numbers = 2 + moments_of(optimizer) if on_cpu() and not fsdp_requested() else 1
     needed = FLOAT_BYTES * numbers * parameters
     left = available_memory() + psutil.swap_memory().free
     if needed > left:

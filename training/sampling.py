@@ -16,7 +16,7 @@ from data.corpus import Corpus
 from model.causal_lm import LanguageModel
 from model.generate import BrokenModel, generate
 from model.gpt import parameter_count
-from snapshot.disk.sharded import reshard
+from model.sharded import reshard
 from training.distributed.strategy import is_compiled, unwrapped
 from training.exits import TrainingStopped
 from training.memory import available_memory

@@ -23,7 +23,7 @@ from snapshot.disk.files import MANIFEST, count_json_values, read_json
 from snapshot.disk.frozen import frozen_in
 from snapshot.disk.generation import check_generation
 from snapshot.disk.headers import file_by_name, read_header, tensor_files
-from snapshot.disk.layout import ADAMW, Layout, Shape
+from snapshot.disk.layout import Layout, Shape
 from snapshot.disk.reading import names_in
 from snapshot.disk.reference import (
     ADAPTER_CONFIG,
@@ -53,14 +53,12 @@ def check_contents(folder: Path, config: dict[str, Any]) -> None:
     layout = layout_for(check_model(folder))
     layout.freeze(frozen_in(config))
     _check_what_is_saved(folder, config)
-    names = layout.moments(value_of(config, "optim.name"))
-    moments: dict[str, Shape] = {}
-    for name, parameter in layout.trained().items():
-        shape = tuple(parameter.shape)[:: -1 if layout.is_transposed(name) else 1]
-        moments |= {f"{name}.{moment}": shape for moment in names[name]}
-        if names[name] == ADAMW:
-            moments[f"{name}.step"] = ()
-    _compare(folder, "optimizer", moments)
+    kept = {
+        f"{name}.{key}": shape[:: -1 if layout.is_transposed(name) else 1]
+        for name, shapes in layout.kept(value_of(config, "optim.name")).items()
+        for key, shape in shapes.items()
+    }
+    _compare(folder, "optimizer", kept)
     base = read_reference(folder)
     own = [CONFIG] if base is None else [BASE, *([ADAPTER_CONFIG] if base.lora else [])]
     known = {STATE, *own, *TOKENIZER_FILES, GENERATION, MANIFEST}

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.optim import Optimizer
 
-from snapshot.disk.layout import Layout, Shape
-from snapshot.disk.reference import ADAPTERS
-from snapshot.disk.sharded import (
+from model.sharded import (
     gather_full,
     is_sharded,
     local_part,
     local_slices,
     writes_shard,
 )
+from snapshot.disk.layout import Layout, Shape
+from snapshot.disk.reference import ADAPTERS
 from snapshot.disk.tensor_files import Slices, TensorFiles
 
 

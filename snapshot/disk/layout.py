@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,14 +17,12 @@ from torch import Tensor, nn
 from model.causal_lm import LanguageModel
 from model.lora import is_adapter, name_in_files, name_in_model
 from model.matrices import matrices_of
+from optim.optimizers import Kept, OptimizerError, kept_by
 from snapshot.disk.frozen import is_frozen
 from snapshot.disk.reference import ADAPTERS, TRAINED
 from snapshot.errors import SnapshotError
 
 Shape = tuple[int, ...]
-ADAMW = ("exp_avg", "exp_avg_sq")
-MUON = ("momentum_buffer",)
-"""The moments of a parameter, as torch names them; with AdamW's a `step` is stored as well."""
 FLOAT_BYTES = 4
 
 
@@ -78,17 +77,34 @@ class Layout(ABC):
         both = {**self.parameters(), **self.adapters()}
         return {name: one for name, one in both.items() if one.requires_grad}
 
-    def moments(self, optimizer: str) -> dict[str, tuple[str, ...]]:
-        """The names of the moments of all that is trained, with this optim.name."""
-        matrices = matrices_of(self._model) if optimizer == "muon" else {}
-        return {name: MUON if one in matrices else ADAMW for name, one in self.trained().items()}
+    def parts(self) -> dict[nn.Parameter, int]:
+        """What is trained, as an optimizer is built from it (see `optim.optimizers.Parts`)."""
+        matrices = matrices_of(self._model)
+        return {one: matrices.get(one, 0) for one in self.trained().values()}
+
+    def kept(self, optimizer: Any) -> dict[str, Kept]:
+        """Names and shapes of what the optimizer of this optim.name keeps of all that is trained.
+
+        Raises SnapshotError for an optimizer that is unknown, or of which no snapshot is possible.
+        """
+        try:
+            kept = kept_by(optimizer, self.parts())
+        except OptimizerError as error:
+            raise SnapshotError(str(error)) from error
+        return {name: kept[one] for name, one in self.trained().items()}
+
+    def moment_counts(self, optimizer: str) -> dict[str, int]:
+        """How many numbers the optimizer keeps of each number of what is trained."""
+        kept, trained = self.kept(optimizer), self.trained()
+        shapes = {name: tuple(one.shape) for name, one in trained.items()}
+        return {name: [*of.values()].count(shapes[name]) for name, of in kept.items()}
 
     def snapshot_bytes(self, optimizer: str, only_trained: bool) -> int:
         """Bytes of a snapshot's tensors: all weights, or those that are trained, and moments."""
-        trained, moments = self.trained(), self.moments(optimizer)
+        trained, moments = self.trained(), self.moment_counts(optimizer)
         weights = trained if only_trained else self.parameters()
         numbers = sum(one.numel() for one in weights.values())
-        numbers += sum(len(moments[name]) * one.numel() for name, one in trained.items())
+        numbers += sum(moments[name] * one.numel() for name, one in trained.items())
         return FLOAT_BYTES * numbers
 
     def freeze(self, patterns: Sequence[str]) -> None:

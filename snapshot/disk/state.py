@@ -18,6 +18,8 @@ from torch.optim import Optimizer
 from model.attention import WAYS
 from model.causal_lm import LanguageModel
 from model.gpt import GPT
+from model.sharded import reshard
+from optim.optimizers import STEP
 from snapshot.config_values import value_of
 from snapshot.disk.architecture import config_json, layout_of
 from snapshot.disk.contents import STATE, check_contents
@@ -31,7 +33,7 @@ from snapshot.disk.files import (
     verify,
     write_json,
 )
-from snapshot.disk.layout import ADAMW, Stored
+from snapshot.disk.layout import Stored
 from snapshot.disk.numbers import NumberChecks
 from snapshot.disk.pending import PendingSnapshot
 from snapshot.disk.placing import place_tensors
@@ -44,7 +46,6 @@ from snapshot.disk.reference import (
     read_reference,
     stem_of,
 )
-from snapshot.disk.sharded import reshard
 from snapshot.disk.staging import StagingBuffer
 from snapshot.disk.tensors import TensorReader, read_into
 from snapshot.errors import SnapshotError
@@ -248,21 +249,23 @@ def restore(folder: Path, model: LanguageModel, optimizer: Optimizer) -> None:
     """
     layout = layout_of(model)
     restore_weights(folder, model, stem_of(read_reference(folder)))
-    names = layout.moments(value_of(read_state(folder).config, "optim.name"))
+    kept = layout.kept(value_of(read_state(folder).config, "optim.name"))
+    group_of = {one: group for group in optimizer.param_groups for one in group["params"]}
     with TensorReader(folder, "optimizer") as reader:
         for name, parameter in layout.trained().items():
-            moments = {moment: torch.empty_like(parameter) for moment in names[name]}
-            for moment, target in moments.items():
-                stored = Stored((f"{name}.{moment}",), layout.is_transposed(name))
-                read_into(target, reader, stored)
-            optimizer.state[parameter] = moments
-            if names[name] != ADAMW:
-                continue
-            # As torch does: on the parameter's device if the optimizer is fused, else on the CPU.
-            fused = optimizer.param_groups[0].get("fused")
-            counted = reader.slice_of(f"{name}.step")[...]
-            step = counted.to(parameter.device) if fused else counted.clone()
-            moments["step"] = step
+            state = optimizer.state[parameter] = {}
+            for key, shape in kept[name].items():
+                if key == STEP or shape != parameter.shape:
+                    # As torch does: the step is on the CPU, unless a kernel of the device reads it.
+                    group = group_of[parameter]
+                    on_cpu = key == STEP and not (group.get("fused") or group.get("capturable"))
+                    device = torch.device("cpu") if on_cpu else parameter.device
+                    state[key] = torch.empty(shape, device=device)
+                else:
+                    state[key] = torch.empty_like(parameter)
+                read_into(
+                    state[key], reader, Stored((f"{name}.{key}",), layout.is_transposed(name))
+                )
 
 
 @torch.no_grad()

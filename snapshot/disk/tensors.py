@@ -9,9 +9,9 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from model.sharded import local_part, local_slices
 from snapshot.disk.headers import read_header, tensor_files
 from snapshot.disk.layout import Shape, Stored
-from snapshot.disk.sharded import local_part, local_slices
 from snapshot.errors import SnapshotError
 
 

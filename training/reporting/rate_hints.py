@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from config.schema import Config, OptimConfig
 from snapshot.disk.state import RunState
-from training.schedule import last_full_step, learning_rate_at
+from training.schedule import last_full_step, learning_rate_at, schedule_of
 
 STEEP = 1.5
 """A learning rate this many times the last step's is worth a hint."""
@@ -50,10 +50,10 @@ def rate_jump(state: RunState, config: Config) -> str | None:
     rate = learning_rate_at(state.step + 1, optim, steps)
     if rate <= STEEP * last:
         return None
-    why = f"the cosine is over all {steps:,} steps."
-    if optim.schedule == "wsd":
+    why = f"the {optim.schedule} is over all {steps:,} steps."
+    if schedule_of(optim).is_stable_first:
         why = f"it falls after step {last_full_step(optim, steps):,} of {steps:,}."
-    if before.schedule == optim.schedule == "wsd":
+    if schedule_of(before).is_stable_first and schedule_of(optim).is_stable_first:
         why += f" Snapshots up to step {stable:,} continue at the stable rate."
     if last == 0:  # no run can be at that rate
         return f"the learning rate rises from 0 to {rate:.2g}: {why}"
@@ -68,7 +68,7 @@ def twice_as_long(config: Config) -> str:
     """How a finished run continues, and at which rate: what follows 'Continue training: '."""
     optim, longer = config.optim, 2 * config.train.max_steps
     rate = learning_rate_at(config.train.max_steps + 1, optim, longer)
-    schedule = optim.schedule.replace("wsd", "schedule")
+    schedule = "schedule" if schedule_of(optim).is_stable_first else optim.schedule
     least = optim.min_learning_rate
     kept = f"; optim.learning_rate={least:g} as well keeps it at the last {least:g}" * (least > 0)
     return (

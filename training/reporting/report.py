@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from data.prepared import CorpusInfo
-from snapshot.disk.sharded import gather_full
+from model.sharded import gather_full
 from snapshot.hub.uploader import Uploader
 from training.distributed.launcher import seconds_since_start
 from training.distributed.threads import Threads

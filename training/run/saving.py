@@ -17,11 +17,11 @@ from torch.optim import Optimizer
 from config.schema import Config
 from data.special_tokens import GENERATION
 from data.tokenizer import Tokenizer
+from model.sharded import is_sharded, reshard
 from snapshot.disk.files import snapshots_in, write_json
 from snapshot.disk.pending import PendingSnapshot
 from snapshot.disk.pruning import prune
 from snapshot.disk.reference import BaseReference
-from snapshot.disk.sharded import is_sharded, reshard
 from snapshot.disk.staging import StagingBuffer
 from snapshot.disk.state import RunState, begin_snapshot
 from snapshot.disk.text_facts import token_unit

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from snapshot.disk.layout import MUON
-from snapshot.disk.sharded import gather_full, local_part, local_slices
-from training.eager_optimizer import EagerOptimizer
+from model.sharded import gather_full, local_part, local_slices
+from optim.eager import EagerOptimizer
 
 MOMENTUM = 0.95
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -27,6 +26,8 @@ ADAMW_RMS = 0.2
 """The usual root mean square of AdamW's updates, to which Muon's are scaled (Liu et al., 2025)."""
 STACKED = 1 << 22
 """Numbers of small matrices that are orthogonalized at once: one by one is slower."""
+MOMENTUM_BUFFER = "momentum_buffer"
+"""The name of what is kept of a matrix, as torch has it."""
 PARTS = "parts"
 """The entry of a Muon group: how many matrices each of its parameters joins by rows."""
 
@@ -78,11 +79,11 @@ class Muon(EagerOptimizer):
         """Add the gradient to the momentum; the full update (R, C) before it is orthogonalized."""
         gradient, state = parameter.grad, self.state[parameter]
         assert gradient is not None
-        (name,) = MUON
-        if name not in state:
-            state[name] = torch.zeros_like(parameter)
-        state[name].lerp_(gradient, 1 - MOMENTUM)
-        return gather_full(gradient.lerp(state[name], MOMENTUM))
+        if MOMENTUM_BUFFER not in state:
+            state[MOMENTUM_BUFFER] = torch.zeros_like(parameter)
+        momentum = state[MOMENTUM_BUFFER]
+        momentum.lerp_(gradient, 1 - MOMENTUM)
+        return gather_full(gradient.lerp(momentum, MOMENTUM))
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:

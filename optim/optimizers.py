@@ -1,0 +1,149 @@
+"""The optimizers by name: how each is built, and what it keeps of a parameter.
+
+A new one is a function here and its name in `OPTIMIZERS`. The configuration takes the name from
+there; the snapshots and the planner ask the optimizer itself what it keeps (`kept_by`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from optim.eager import EagerAdamW
+from optim.muon import PARTS, Muon
+
+Parts = Mapping[nn.Parameter, int]
+"""The trained parameters. By parameter: how many matrices of a block it joins by rows; 0 for all
+that is no such matrix, as embeddings, the output layer, biases and norms."""
+Kept = dict[str, tuple[int, ...]]
+"""What an optimizer keeps of one parameter: the shapes by name."""
+
+
+STEP = "step"
+"""torch's name for the number of updates, which it keeps on the CPU unless the update is fused."""
+
+
+class Settings(Protocol):
+    """The keys of `optim` that an optimizer is built from."""
+
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def weight_decay(self) -> float: ...
+    @property
+    def betas(self) -> Sequence[float]: ...
+
+
+@dataclass(frozen=True)
+class UsualSettings:
+    """The settings with which a snapshot's reader asks an optimizer what it keeps."""
+
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.99)
+
+
+class OptimizerError(ValueError):
+    """An optimizer whose state a snapshot cannot hold: a sentence with the reason."""
+
+
+def adamw(parts: Parts, settings: Settings, device: torch.device, dtype: torch.dtype) -> AdamW:
+    """AdamW (Loshchilov & Hutter, 2019) in one fused kernel, where torch has it for the device."""
+    first, second = settings.betas
+    fused = device.type in ("cpu", "cuda", "xpu", "mps")
+    groups = decayed_groups(parts, settings.weight_decay)
+    return EagerAdamW(groups, lr=settings.learning_rate, betas=(first, second), fused=fused)
+
+
+def muon(parts: Parts, settings: Settings, device: torch.device, dtype: torch.dtype) -> Muon:
+    """Muon for the matrices of the blocks, AdamW for all other parameters."""
+    groups = [
+        {
+            "params": [one for one, joined in parts.items() if joined == number],
+            "weight_decay": settings.weight_decay,
+            PARTS: number,
+        }
+        for number in sorted(set(parts.values()) - {0})
+    ]
+    others = {one: 0 for one, joined in parts.items() if not joined}
+    return Muon(adamw(others, settings, device, dtype), groups, dtype)
+
+
+OPTIMIZERS: dict[str, Callable[[Parts, Settings, torch.device, torch.dtype], Optimizer]] = {
+    "adamw": adamw,
+    "muon": muon,
+}
+"""By `optim.name`. Each gets the parameters, the device that they are on, and the dtype of the
+run's matrix products."""
+
+
+def decayed_groups(parts: Parts, weight_decay: float) -> list[dict[str, Any]]:
+    """Two groups: matrices and embeddings decay; biases and norms, which are vectors, do not."""
+    return [
+        {"params": [p for p in parts if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parts if p.dim() < 2], "weight_decay": 0.0},
+    ]
+
+
+USUAL = UsualSettings()
+CPU = torch.device("cpu")
+TINY = (2, 3, 4, 5)
+"""The sizes of the parameters that an optimizer is asked with, by dimension."""
+
+
+def kept_by(name: Any, parts: Parts, settings: Settings = USUAL) -> dict[nn.Parameter, Kept]:
+    """What an optimizer keeps of each parameter after its first update.
+
+    It is asked: it updates a tiny parameter of each kind. So no list of names by optimizer is
+    needed, and it costs a millisecond at any size of the model.
+
+    Raises OptimizerError for an unknown name, and for what a snapshot cannot hold.
+    """
+    kinds = {(joined, parameter.dim()) for parameter, joined in parts.items()}
+    kept = {kind: _kept_of_kind(name, *kind, settings) for kind in kinds}
+    return {
+        one: {key: tuple(one.shape) if each else () for key, each in kept[n, one.dim()].items()}
+        for one, n in parts.items()
+    }
+
+
+def _kept_of_kind(name: Any, joined: int, dimensions: int, settings: Settings) -> dict[str, bool]:
+    """By name, whether it is one number for each weight, and not one for the whole parameter."""
+    if not isinstance(name, str) or name not in OPTIMIZERS:
+        raise OptimizerError(f"optim.name={name!s:.80} is not {' or '.join(OPTIMIZERS)}")
+    shape = torch.Size((TINY[0] * max(1, joined), *TINY[1:])[:dimensions])
+    parameter = nn.Parameter(torch.ones(shape, device=CPU))
+    parameter.grad = torch.ones_like(parameter)
+    optimizer = OPTIMIZERS[name]({parameter: joined}, settings, CPU, torch.float32)
+    try:
+        optimizer.step()
+    except TypeError as error:
+        raise OptimizerError(
+            f"optim.name={name} cannot be used here, where an update is optimizer.step(): {error}"
+        ) from error
+    found = {}
+    for key, value in optimizer.state[parameter].items():
+        if not isinstance(value, Tensor) or value.dtype != torch.float32:
+            what = value.dtype if isinstance(value, Tensor) else type(value).__name__
+            raise OptimizerError(
+                f"optim.name={name} keeps {key!r} of a parameter as {what}. A snapshot holds "
+                "float32 tensors alone"
+            )
+        if value.shape not in (shape, ()):
+            raise OptimizerError(
+                f"optim.name={name} keeps {key!r} in the shape {list(value.shape)} of a parameter "
+                f"in the shape {list(shape)}. A snapshot holds one number for each weight, or one "
+                "for the parameter"
+            )
+        found[key] = value.shape == shape and key != STEP
+    return found
+
+
+def moments_of(name: str) -> int:
+    """How many numbers an optimizer keeps of each number in a matrix of a block."""
+    return sum(_kept_of_kind(name, 1, 2, USUAL).values())
