@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 from config.problems import Problems, is_storable, value_of
@@ -14,7 +15,7 @@ from data.printable import printable
 from data.tokenizer import CHARACTERS, LARGEST_BPE, SMALLEST_BPE, bpe_size
 from model.attention import WAYS
 from model.gpt import ACTIVATIONS
-from optim.optimizers import OPTIMIZERS
+from optim.optimizers import OPTIMIZERS, refusal
 from optim.schedules import SCHEDULES
 
 MOST = 1_000_000_000
@@ -74,11 +75,11 @@ CARD_FIELDS = {
     "hub.license": "must be a license as the Hub names it, such as mit or apache-2.0, or null",
     "hub.language": "must be the code of a language, such as en or de, or null",
 }
-CHOICES = {
+CHOICES: dict[str, Collection[str]] = {
     "data.documents": DOCUMENT_MODES,
     "model.activation_function": tuple(ACTIVATIONS),
-    "optim.name": tuple(OPTIMIZERS),
-    "optim.schedule": tuple(SCHEDULES),
+    "optim.name": OPTIMIZERS,
+    "optim.schedule": SCHEDULES,
     "run.attention": ("auto", *WAYS),
     "run.preemption_notice": ("auto", "aws", "gcp", "azure", "none"),
 }
@@ -202,6 +203,9 @@ def _check_optimizer(found: Problems) -> None:
         "must be two numbers, each at least 0 and below 1",
     )
     need(optim.max_grad_norm > 0, "optim.max_grad_norm", "must be above 0")
+    if optim.name in OPTIMIZERS and not any("optim." in one for one in found.sentences):
+        reason = refusal(optim.name, optim)
+        need(reason is None, "optim.name", f"cannot be used: it {reason}")
 
 
 def _check_hub_and_run(found: Problems) -> None:

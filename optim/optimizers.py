@@ -49,7 +49,7 @@ class UsualSettings:
 
 
 class OptimizerError(ValueError):
-    """An optimizer whose state a snapshot cannot hold: a sentence with the reason."""
+    """An optimizer whose state a snapshot cannot hold: what follows optim.name in a sentence."""
 
 
 def adamw(parts: Parts, settings: Settings, device: torch.device, dtype: torch.dtype) -> AdamW:
@@ -94,6 +94,9 @@ USUAL = UsualSettings()
 CPU = torch.device("cpu")
 TINY = (2, 3, 4, 5)
 """The sizes of the parameters that an optimizer is asked with, by dimension."""
+KINDS = ((1, 2), (0, 2), (0, 1), (0, 3))
+"""The kinds of parameters that models have: matrices of a block, other matrices, vectors, experts.
+By kind, how many matrices one joins, and its dimensions."""
 
 
 def kept_by(name: Any, parts: Parts, settings: Settings = USUAL) -> dict[nn.Parameter, Kept]:
@@ -115,33 +118,48 @@ def kept_by(name: Any, parts: Parts, settings: Settings = USUAL) -> dict[nn.Para
 def _kept_of_kind(name: Any, joined: int, dimensions: int, settings: Settings) -> dict[str, bool]:
     """By name, whether it is one number for each weight, and not one for the whole parameter."""
     if not isinstance(name, str) or name not in OPTIMIZERS:
-        raise OptimizerError(f"optim.name={name!s:.80} is not {' or '.join(OPTIMIZERS)}")
+        raise OptimizerError(f"is not {' or '.join(OPTIMIZERS)}")
     shape = torch.Size((TINY[0] * max(1, joined), *TINY[1:])[:dimensions])
     parameter = nn.Parameter(torch.ones(shape, device=CPU))
     parameter.grad = torch.ones_like(parameter)
     optimizer = OPTIMIZERS[name]({parameter: joined}, settings, CPU, torch.float32)
     try:
         optimizer.step()
-    except TypeError as error:
-        raise OptimizerError(
-            f"optim.name={name} cannot be used here, where an update is optimizer.step(): {error}"
-        ) from error
+    except Exception as error:  # each optimizer raises its own types
+        raise OptimizerError(f"cannot update a parameter: {error}") from error
     found = {}
     for key, value in optimizer.state[parameter].items():
         if not isinstance(value, Tensor) or value.dtype != torch.float32:
             what = value.dtype if isinstance(value, Tensor) else type(value).__name__
             raise OptimizerError(
-                f"optim.name={name} keeps {key!r} of a parameter as {what}. A snapshot holds "
-                "float32 tensors alone"
+                f"keeps {key!r} of a parameter as {what}, and snapshots hold float32 tensors alone"
             )
         if value.shape not in (shape, ()):
             raise OptimizerError(
-                f"optim.name={name} keeps {key!r} in the shape {list(value.shape)} of a parameter "
-                f"in the shape {list(shape)}. A snapshot holds one number for each weight, or one "
-                "for the parameter"
+                f"keeps {key!r} in the shape {list(value.shape)} of a parameter in the shape "
+                f"{list(shape)}, and a snapshot holds one number for each weight, or one for all"
             )
         found[key] = value.shape == shape and key != STEP
     return found
+
+
+def refusal(name: str, settings: Settings) -> str | None:
+    """Why no run with this optimizer could be resumed: the rest of a sentence; None where it can.
+
+    What it will keep with its settings must be what a snapshot's reader expects.
+    """
+    for kind in KINDS:
+        try:
+            kept, expected = (_kept_of_kind(name, *kind, one) for one in (settings, USUAL))
+        except OptimizerError as error:
+            return str(error)
+        if kept != expected:
+            keeps, reads = (" and ".join(one) or "nothing" for one in (kept, expected))
+            return (
+                f"keeps {keeps} of a parameter with these settings, and a snapshot is read with "
+                f"{reads}"
+            )
+    return None
 
 
 def moments_of(name: str) -> int:

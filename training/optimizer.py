@@ -9,11 +9,9 @@ from torch.optim import Optimizer
 
 from config.schema import ConfigError, OptimConfig
 from model.causal_lm import LanguageModel
-from optim.optimizers import OPTIMIZERS, Kept, OptimizerError, kept_by
+from optim.optimizers import OPTIMIZERS
 from snapshot.disk.architecture import layout_of
 from snapshot.disk.frozen import KEY, is_frozen
-
-OTHERS = "Others: " + ", ".join(OPTIMIZERS) + "."
 
 
 def make_optimizer(
@@ -23,31 +21,16 @@ def make_optimizer(
 
     `precision` is that of the run, as accelerate names it: in bf16 Muon orthogonalizes in bf16,
     and in float32 otherwise, or rounding would make processes' losses differ from those of one.
-
-    Raises ConfigError for an optimizer whose state no snapshot could be resumed with.
+    At the first update it raises ConfigError for a parameter that has no gradient.
     """
     layout = layout_of(model)
     parts = layout.parts()
-    try:
-        kept, read = kept_by(optim.name, parts, optim), kept_by(optim.name, parts)
-    except OptimizerError as error:
-        raise ConfigError(f"{error}. {OTHERS}") from error
-    for name, one in layout.trained().items():
-        if kept[one] != read[one]:
-            raise ConfigError(
-                f"optim.name={optim.name} keeps {_names(kept[one])} of {name} with these settings "
-                f"of optim, and a snapshot of it is read with {_names(read[one])}. {OTHERS}"
-            )
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     optimizer = OPTIMIZERS[optim.name](parts, optim, device, dtype)
     named = {one: name for name, one in layout.trained().items()}
     names = [[named[one] for one in group["params"]] for group in optimizer.param_groups]
     optimizer.register_step_pre_hook(lambda *_: _refuse_without_gradient(optimizer, names))
     return optimizer
-
-
-def _names(kept: Kept) -> str:
-    return " and ".join(kept) or "nothing"
 
 
 def _refuse_without_gradient(optimizer: Optimizer, names: list[list[str]]) -> None:

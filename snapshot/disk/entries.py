@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -18,6 +19,7 @@ from model.sharded import (
 from snapshot.disk.layout import Layout, Shape
 from snapshot.disk.reference import ADAPTERS
 from snapshot.disk.tensor_files import Slices, TensorFiles
+from snapshot.errors import SnapshotError
 
 
 @dataclass(frozen=True)
@@ -83,12 +85,17 @@ def weight_entries(layout: Layout, stem: str) -> list[Entry]:
     return entries
 
 
-def moment_entries(layout: Layout, optimizer: Optimizer) -> list[Entry]:
-    """The optimizer's state of every parameter that is trained, in the order of the file."""
-    entries = []
+def moment_entries(layout: Layout, optimizer: Optimizer, optimizer_name: Any) -> list[Entry]:
+    """What the optimizer of this optim.name keeps of all that is trained, in the file's order.
+
+    Raises SnapshotError before the first update, which fp16's loss scaler may have skipped.
+    """
+    entries, kept = [], layout.kept(optimizer_name)
     for name, parameter in layout.trained().items():
-        assert parameter in optimizer.state, "the optimizer has other parameters than the model"
-        for key, value in sorted(optimizer.state[parameter].items()):
+        state = optimizer.state.get(parameter, {})
+        if state.keys() != kept[name].keys():
+            raise SnapshotError(f"the optimizer has not updated {name} yet")
+        for key, value in sorted(state.items()):
             transposed = layout.is_transposed(name) and value.ndim == 2
             shape = tuple(value.shape)[:: -1 if transposed else 1]
             full = f"{name}.{key}"

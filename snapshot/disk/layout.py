@@ -90,7 +90,7 @@ class Layout(ABC):
         try:
             kept = kept_by(optimizer, self.parts())
         except OptimizerError as error:
-            raise SnapshotError(str(error)) from error
+            raise SnapshotError(f"optim.name={optimizer!s:.80} {error}") from error
         return {name: kept[one] for name, one in self.trained().items()}
 
     def moment_counts(self, optimizer: str) -> dict[str, int]:

@@ -127,13 +127,15 @@ def begin_snapshot(
     `release()` returns, neither weights nor optimizer may change.
 
     Both raise OSError if the disk rejects the files, and SnapshotError if numbers are out of bounds
-    (see `snapshot.disk.numbers`). Earlier snapshots then remain.
+    (see `snapshot.disk.numbers`) or if there was no update yet. Earlier snapshots then remain.
     """
     reshard(model)
     layout, stem = layout_of(model), stem_of(base)
-    entries = [*weight_entries(layout, stem), *moment_entries(layout, optimizer)]
+    optimizer_name = value_of(state.config, "optim.name")
+    moments = moment_entries(layout, optimizer, optimizer_name)
+    entries = [*weight_entries(layout, stem), *moments]
     placements = {}
-    for name, of_stem in by_stem(entries).items():
+    for name, of_stem in {"optimizer": [], **by_stem(entries)}.items():
         most = sys.maxsize if name == ADAPTERS else piece_bytes  # peft reads a single file
         placements[name] = place_tensors(shapes_of(of_stem), name, most)
     content = {"format_version": FORMAT_VERSION, **asdict(state)}

@@ -128,7 +128,7 @@ class SnapshotWriter:
                 buffer=self._buffer,
                 ranks=self._ranks,
             )
-        except OSError as error:
+        except (OSError, SnapshotError) as error:
             self._error = error
             self._written.set()
         else:
