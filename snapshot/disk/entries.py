@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
-from torch.optim import Optimizer
 
 from model.sharded import (
     gather_full,
@@ -19,7 +17,6 @@ from model.sharded import (
 from snapshot.disk.layout import Layout, Shape
 from snapshot.disk.reference import ADAPTERS
 from snapshot.disk.tensor_files import Slices, TensorFiles
-from snapshot.errors import SnapshotError
 
 
 @dataclass(frozen=True)
@@ -82,24 +79,6 @@ def weight_entries(layout: Layout, stem: str) -> list[Entry]:
         transposed = stem != ADAPTERS and layout.is_transposed(group.parameters[0])
         convert = None if group.is_direct else layout.to_files
         entries.append(Entry(stem, tensors, group.shapes, convert, transposed))
-    return entries
-
-
-def moment_entries(layout: Layout, optimizer: Optimizer, optimizer_name: Any) -> list[Entry]:
-    """What the optimizer of this optim.name keeps of all that is trained, in the file's order.
-
-    Raises SnapshotError before the first update, which fp16's loss scaler may have skipped.
-    """
-    entries, kept = [], layout.kept(optimizer_name)
-    for name, parameter in layout.trained().items():
-        state = optimizer.state.get(parameter, {})
-        if state.keys() != kept[name].keys():
-            raise SnapshotError(f"the optimizer has not updated {name} yet")
-        for key, value in sorted(state.items()):
-            transposed = layout.is_transposed(name) and value.ndim == 2
-            shape = tuple(value.shape)[:: -1 if transposed else 1]
-            full = f"{name}.{key}"
-            entries.append(Entry("optimizer", {full: value}, {full: shape}, None, transposed))
     return entries
 
 

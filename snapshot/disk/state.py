@@ -19,11 +19,10 @@ from model.attention import WAYS
 from model.causal_lm import LanguageModel
 from model.gpt import GPT
 from model.sharded import reshard
-from optim.optimizers import STEP
 from snapshot.config_values import value_of
 from snapshot.disk.architecture import config_json, layout_of
 from snapshot.disk.contents import STATE, check_contents
-from snapshot.disk.entries import by_stem, moment_entries, shapes_of, weight_entries
+from snapshot.disk.entries import by_stem, shapes_of, weight_entries
 from snapshot.disk.files import (
     LARGEST_STEP,
     SNAPSHOT_NAME,
@@ -35,6 +34,7 @@ from snapshot.disk.files import (
 )
 from snapshot.disk.layout import Stored
 from snapshot.disk.numbers import NumberChecks
+from snapshot.disk.optimizer_state import moment_entries, restore_moments
 from snapshot.disk.pending import PendingSnapshot
 from snapshot.disk.placing import place_tensors
 from snapshot.disk.ranks import Ranks
@@ -251,23 +251,7 @@ def restore(folder: Path, model: LanguageModel, optimizer: Optimizer) -> None:
     """
     layout = layout_of(model)
     restore_weights(folder, model, stem_of(read_reference(folder)))
-    kept = layout.kept(value_of(read_state(folder).config, "optim.name"))
-    group_of = {one: group for group in optimizer.param_groups for one in group["params"]}
-    with TensorReader(folder, "optimizer") as reader:
-        for name, parameter in layout.trained().items():
-            state = optimizer.state[parameter] = {}
-            for key, shape in kept[name].items():
-                if key == STEP or shape != parameter.shape:
-                    # As torch does: the step is on the CPU, unless a kernel of the device reads it.
-                    group = group_of[parameter]
-                    on_cpu = key == STEP and not (group.get("fused") or group.get("capturable"))
-                    device = torch.device("cpu") if on_cpu else parameter.device
-                    state[key] = torch.empty(shape, device=device)
-                else:
-                    state[key] = torch.empty_like(parameter)
-                read_into(
-                    state[key], reader, Stored((f"{name}.{key}",), layout.is_transposed(name))
-                )
+    restore_moments(folder, layout, optimizer, value_of(read_state(folder).config, "optim.name"))
 
 
 @torch.no_grad()
