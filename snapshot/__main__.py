@@ -32,9 +32,10 @@ from snapshot.hub.fetch import RepoContents, read_repo
 from snapshot.hub.latest import remote_step
 from snapshot.hub.names import named_remote
 from snapshot.hub.remote import Remote
+from snapshot.hub.retries import with_retries
 from snapshot.merge import merge
 from snapshot.space import make_space
-from snapshot.store import fetch_newest, with_retries
+from snapshot.store import fetch_newest
 
 COMMANDS = ("verify", "list", "merge", "space")
 BROKEN_PIPE = 141
@@ -199,7 +200,7 @@ def _list(path: Path) -> None:
 
 
 def _list_remote(hub: Remote, revision: str) -> None:
-    repo = with_retries(lambda: read_repo(hub, revision))
+    repo = with_retries(hub, lambda: read_repo(hub, revision))
     for folder in repo.folders():
         _line(remote_step(folder), _bytes_in(repo, folder), f"{repo.name} {folder}")
     if repo.latest is not None:

@@ -36,8 +36,8 @@ from snapshot.hub.client import Hub
 from snapshot.hub.errors import HubError, HubUnreachable
 from snapshot.hub.names import named_repo
 from snapshot.hub.remote import BRANCH, PREFIX, RemoteFile
+from snapshot.hub.retries import with_retries
 from snapshot.resume import newest_snapshot
-from snapshot.store import with_retries
 
 LARGEST_SMALL_BYTES = 64 << 20
 """Of a file that is read before the weights; the largest tokenizers have 40 MB."""
@@ -88,7 +88,8 @@ class Base:
         files = dict(self.weights)
         for again in (False, True) if self.repo is not None else (False,):
             if self.repo is not None:
-                with_retries(partial(self.repo.download_all, self.commit, files, None, again))
+                get = partial(self.repo.download_all, self.commit, files, None, again)
+                with_retries(self.repo, get)
             wrong = [name for name, file in files.items() if not self._is_listed(name, file)]
             if not wrong:
                 return self.folder
@@ -125,7 +126,7 @@ def open_base(key: str, value: str, timeout: float, with_weights: bool = True) -
         return _local(named, path, with_weights)
     hub, revision = _repo_of(named, value, timeout)
     with naming(named):
-        return with_retries(lambda: _remote(named, hub, revision, with_weights))
+        return with_retries(hub, lambda: _remote(named, hub, revision, with_weights))
 
 
 def open_tokenizer(value: str, timeout: float) -> Path:
@@ -141,7 +142,7 @@ def open_tokenizer(value: str, timeout: float) -> Path:
         return _fetch_small(named, hub, commit, hub.files(commit), TOKENIZER_FILES[0])
 
     with naming(named):
-        return with_retries(fetch)
+        return with_retries(hub, fetch)
 
 
 def _repo_of(named: str, value: str, timeout: float) -> tuple[Hub, str]:

@@ -21,7 +21,7 @@ from snapshot.disk.reference import WEIGHTS, BaseReference
 from snapshot.errors import SnapshotError
 from snapshot.hub.client import Hub
 from snapshot.hub.remote import RemoteFile
-from snapshot.store import with_retries
+from snapshot.hub.retries import with_retries
 
 OWN_BASE = "base"
 """In a run's directory: the base of its snapshots."""
@@ -45,7 +45,7 @@ def open_reference(
         hub = Hub(base.name, timeout)
         commit, first = base.commit, next(iter(weights))
         with naming(key):
-            folder = with_retries(lambda: hub.download(commit, first, None)).parent
+            folder = with_retries(hub, lambda: hub.download(commit, first, None)).parent
         return Base(key, label, folder, hub, commit, tuple(weights.items()))
     changed = None
     for folder in _folders_that_may_hold(base, where, instead):

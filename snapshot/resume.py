@@ -91,7 +91,7 @@ def choose_start(
         return own
     if own.state is not None and value_of(own.state.config, "snapshot.resume") == resume:
         return own  # an earlier attempt of this command started there; the named one may be gone
-    return _branch(own, _named_snapshot(resume, root, timeout), run_dir, resume)
+    return _branch(own, _named_snapshot(resume, root, timeout, store), run_dir, resume)
 
 
 def _branch(own: Start, named: Start, run_dir: Path, resume: str) -> Start:
@@ -193,9 +193,11 @@ def folder_for_step(path: Path, step: int) -> Path:
     return path
 
 
-def _named_snapshot(resume: str, root: Path, timeout: float) -> Start:
+def _named_snapshot(resume: str, root: Path, timeout: float, store: Store | None) -> Start:
     path = visible(Path(resume).expanduser())
     remote = None if path.exists() else named_remote(resume, timeout)
+    if remote is not None and store is not None:
+        remote[0].waiting = store.hub.waiting  # one limit for all questions of a start
     if not path.exists() and remote is None:
         raise SnapshotError(
             f"snapshot.resume={resume} is neither auto, never, nor a folder that exists, nor a "

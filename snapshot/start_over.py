@@ -35,7 +35,8 @@ def newest_state(root: Path, store: Store | None, use_local: bool) -> RunState |
             return read_state(folder)
     if store is None or local:
         return None
-    with suppress(SnapshotError, HubError), TemporaryDirectory() as fetched:
+    waiting = store.hub.waiting.limit()
+    with suppress(SnapshotError, HubError), waiting, TemporaryDirectory() as fetched:
         repo = read_repo(store.hub)
         path = f"{repo.latest.folder}/{STATE}" if repo.latest is not None else ""
         if path in repo.files and repo.files[path].size <= LARGEST_JSON_BYTES:

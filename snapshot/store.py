@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+
+from huggingface_hub import get_token
 
 from snapshot.disk.files import manifest_sha256
 from snapshot.disk.state import RunState, read_state
@@ -17,6 +17,7 @@ from snapshot.hub.client import Hub
 from snapshot.hub.errors import (
     HubError,
     HubMissing,
+    HubOffline,
     HubRefused,
     HubUnreachable,
     HubUnsupported,
@@ -29,11 +30,8 @@ from snapshot.hub.fetch import (
 )
 from snapshot.hub.latest import remote_step
 from snapshot.hub.remote import Remote
+from snapshot.hub.retries import with_retries
 from snapshot.start import RemoteSnapshot, Start
-
-Result = TypeVar("Result")
-RETRY_DELAYS_SECONDS = (1.0, 3.0)
-"""Between tries at the start of a run; few, because a user may be waiting for it."""
 
 
 @dataclass(frozen=True)
@@ -50,15 +48,25 @@ class Store:
         return self.hub.key
 
 
-def newest_state(store: Store) -> RunState | None:
+def newest_state(store: Store, can_do_without: bool) -> RunState | None:
     """The state of the newest snapshot in a repo; None if there is none, or it cannot be read.
 
-    For what must be known before a snapshot is chosen and downloaded.
+    For what must be known before a snapshot is chosen and downloaded. Raises HubUnreachable as
+    `newest_of_disk_and_repo` does, unless this disk has a snapshot (`can_do_without`).
     """
-    with suppress(SnapshotError, HubError):
-        repo = read_repo(store.hub)
-        for folder in repo.folders()[:1]:
-            return fetch_state(repo, folder)
+    try:
+        with suppress(SnapshotError, HubRefused):
+            return with_retries(store.hub, lambda: _newest_state(store))
+    except HubError as error:
+        if not can_do_without:
+            raise _unknown(store, error) from error
+    return None
+
+
+def _newest_state(store: Store) -> RunState | None:
+    repo = read_repo(store.hub)
+    for folder in repo.folders()[:1]:
+        return fetch_state(repo, folder)
     return None
 
 
@@ -168,7 +176,7 @@ def fetch_newest(hub: Remote, revision: str, root: Path) -> Fetched:
 
     Raises SnapshotError if there is none, HubError if the download fails.
     """
-    repo = with_retries(lambda: read_repo(hub, revision))
+    repo = with_retries(hub, lambda: read_repo(hub, revision))
     run_id = None if repo.latest is None else repo.latest.run_id
     found = _first_whole(repo, repo.folders(), root, run_id)
     if found.path is None:
@@ -181,7 +189,7 @@ def fetch_remote_snapshot(remote: RemoteSnapshot, root: Path) -> Path:
     """Download a snapshot to `root`. Raises as `fetch_newest` does."""
     make = Bucket if remote.is_bucket else Hub
     hub = make(remote.repo_id, remote.timeout)
-    files = with_retries(lambda: hub.files(remote.commit))
+    files = with_retries(hub, lambda: hub.files(remote.commit))
     return fetch(RepoContents(hub, remote.commit, True, files, None), remote.folder, root)
 
 
@@ -191,21 +199,11 @@ def _remote_snapshot(repo: RepoContents, folder: str) -> RemoteSnapshot:
     return RemoteSnapshot(hub.repo_id, repo.commit, folder, hub.timeout, is_bucket)
 
 
-def with_retries(work: Callable[[], Result]) -> Result:
-    """`work()`, with a few retries while the Hub cannot be reached."""
-    for seconds in RETRY_DELAYS_SECONDS:
-        try:
-            return work()
-        except HubUnreachable:
-            time.sleep(seconds)
-    return work()
-
-
 def _first_whole(repo: RepoContents, folders: list[str], root: Path, run_id: str | None) -> Fetched:
     faults = []
     for folder in folders:
         try:
-            path = with_retries(lambda folder=folder: fetch(repo, folder, root))  # type: ignore[misc]
+            path = with_retries(repo.hub, partial(fetch, repo, folder, root))
             if run_id is not None and read_state(path).run_id != run_id:
                 raise SnapshotError(f"{folder} of {repo.name} belongs to another run")
         except SnapshotError as error:
@@ -223,18 +221,14 @@ def _open_repo(
     `can_do_without`: this disk has a snapshot; `is_new`: the run starts from scratch.
     """
     try:
-        repo = with_retries(lambda: _read_or_create(store))
+        repo = with_retries(store.hub, lambda: _read_or_create(store))
     except HubRefused as error:
         if not can_do_without:
             raise
         return None, (f"{error} The run continues from what is here; uploads are retried.",)
     except HubError as error:
         if not can_do_without and not is_new:
-            raise HubUnreachable(
-                f"{error}: it is unknown whether {store.hub.name} holds a snapshot of this "
-                "run, and there is none here. Start again when the Hub can be reached; a run "
-                "that is new can begin with snapshot.resume=never."
-            ) from error
+            raise _unknown(store, error) from error
         return None, (f"{error}. The run continues without it; uploads are retried.",)
     if store.private and not repo.private:
         raise SnapshotError(
@@ -246,12 +240,34 @@ def _open_repo(
     return repo, ()
 
 
+def _unknown(store: Store, error: HubError) -> HubUnreachable:
+    """Why a run without a snapshot here cannot begin while its repo cannot be read."""
+    remedy = "Start again when the Hub can be reached"
+    if isinstance(error, HubOffline):
+        remedy = "Start again without HF_HUB_OFFLINE"
+    return HubUnreachable(
+        f"{error}: it is unknown whether {store.hub.name} holds a snapshot of this run, and there "
+        f"is none here. {remedy}; a run that is new can begin with snapshot.resume=never."
+    )
+
+
 def _read_or_create(store: Store) -> RepoContents:
-    # Only for an early error message; some servers do not know whose token it is.
-    with suppress(HubUnreachable, HubUnsupported):
-        store.hub.check_token()
+    if not get_token():
+        store.hub.check_token()  # raises without a request
     try:
-        return read_repo(store.hub)
+        found = read_repo(store.hub)
     except HubMissing:
+        _check_token(store)
         store.hub.create(store.private)
         return read_repo(store.hub)
+    _check_token(store)
+    return found
+
+
+def _check_token(store: Store) -> None:
+    """Refuse a token that cannot write, before the first upload does.
+
+    A start needs no answer, and some servers have none.
+    """
+    with suppress(HubUnreachable, HubUnsupported), store.hub.waiting.limit_to(1 / 4):
+        store.hub.check_token()

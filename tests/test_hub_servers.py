@@ -237,7 +237,7 @@ def test_what_the_client_refuses_to_send_is_a_warning_at_once_and_no_outage(
 
 @pytest.mark.parametrize("hub", [Deviations()], indirect=True)
 def test_every_request_of_a_start_ends_at_the_run_s_own_timeout(hub, finished_run, monkeypatch):
-    monkeypatch.setattr("snapshot.store.RETRY_DELAYS_SECONDS", ())
+    monkeypatch.setattr("snapshot.hub.retries.RETRY_DELAYS_SECONDS", ())
     newest = runs.snapshot(finished_run, 30)
     hubs.put(hub, newest, 30, run=read_state(newest).run_id)
     found = newest_of_disk_and_repo(hubs.store(4.5), None, None, finished_run.parent / "other", ())

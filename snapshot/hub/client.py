@@ -11,10 +11,10 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import huggingface_hub  # imports the rest at its first use, which a run without a Hub has not
 from huggingface_hub import constants
+from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
 from snapshot.errors import SnapshotError
 from snapshot.hub.errors import (
@@ -110,8 +110,22 @@ class Hub(Remote):
             return self._read_latest(commit)
 
     def _read_latest(self, commit: str) -> Latest:
-        with TemporaryDirectory() as folder:
-            return read_latest(self.download(commit, LATEST, Path(folder)), self.repo_id)
+        return read_latest(self._read(commit, LATEST, LARGEST_LATEST_BYTES), self.repo_id)
+
+    def _read(self, commit: str, path: str, most: int) -> bytes:
+        """A small file, of which at most `most` bytes are read: without a place on any disk."""
+        url = huggingface_hub.hf_hub_url(self.repo_id, path, revision=commit)
+        content = b""
+        with (
+            translate_errors(self.repo_id, commit),
+            get_session().stream("GET", url, headers=build_hf_headers()) as response,
+        ):
+            hf_raise_for_status(response)
+            for part in response.iter_bytes():
+                content += part
+                if len(content) > most:
+                    raise HubRefused(f"{path} of {self.repo_id} is larger than its repo lists.")
+        return content
 
     def download(self, commit: str, path: str, folder: Path | None, again: bool = False) -> Path:
         """Download a file of a commit to `folder`, under its own path, or to the client's cache.

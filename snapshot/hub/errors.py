@@ -67,6 +67,17 @@ class HubUnreachable(HubError):
         """The delay that the Hub requests, in seconds; None if it requests none."""
 
 
+class HubSilent(HubUnreachable):
+    """The Hub has not answered within the time that a start waits in all."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "no answer in time")
+
+
+class HubOffline(HubUnreachable):
+    """This process must not use the Hub: HF_HUB_OFFLINE is set."""
+
+
 class HubRefused(HubError):
     """A lasting failure, until somebody changes a token, a permission or a name."""
 
@@ -133,7 +144,7 @@ def _translate(
         if isinstance(found, HFValidationError):
             return HubRefused(f"{repo_id} is not a name that the Hub allows: {_short(found)}.")
         if isinstance(found, OfflineModeIsEnabled):
-            return HubUnreachable("HF_HUB_OFFLINE is set, so the Hub is not reached", "offline")
+            return HubOffline("HF_HUB_OFFLINE is set, so the Hub is not used", "offline")
         if isinstance(found, HfHubHTTPError) and found.response is not None:
             return _translate_response(found, repo_id, revision, not_found)
     for found in chain:

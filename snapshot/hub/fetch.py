@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from snapshot.disk.contents import STATE, check_model
 from snapshot.disk.files import (
@@ -147,11 +148,16 @@ def _download_for_sampling(repo: RepoContents, folder: str, again: bool = False)
 
 
 def fetch_state(repo: RepoContents, folder: str) -> RunState:
-    """The state of a snapshot, of which nothing else is downloaded. Raises as `fetch` does."""
-    downloaded = _download(repo, folder, None, lambda name: name == STATE)
-    _, digest = manifest_entries(downloaded)[STATE]
-    check_file(downloaded / STATE, digest, NumberChecks().inspector_for, f"{folder} of {repo.name}")
-    return read_state(downloaded)
+    """The state of a snapshot, of which nothing else is downloaded.
+
+    Raises as `fetch` does, and OSError if there is no temporary folder for it.
+    """
+    with TemporaryDirectory() as place:
+        downloaded = _download(repo, folder, Path(place), lambda name: name == STATE)
+        _, digest = manifest_entries(downloaded)[STATE]
+        inspector_for = NumberChecks().inspector_for
+        check_file(downloaded / STATE, digest, inspector_for, f"{folder} of {repo.name}")
+        return read_state(downloaded)
 
 
 def newest_whole(repo: RepoContents) -> Path:

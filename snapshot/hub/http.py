@@ -8,6 +8,7 @@ from huggingface_hub.utils import logging
 from huggingface_hub.utils._http import default_client_factory, set_client_factory
 
 from snapshot.hub.errors import RETRY_AFTER, retry_after_seconds
+from snapshot.hub.waiting import limit_request, watch_response
 
 LONGEST_SLEEP_SECONDS = 10.0
 """The longest delay between the Hub client's own retries of a request."""
@@ -35,8 +36,8 @@ def client(timeout: float) -> httpx2.Client:
     client.timeout = httpx2.Timeout(timeout)
     hooks = client.event_hooks
     client.event_hooks = {
-        "request": [*hooks["request"], set_timeouts],
-        "response": [*hooks["response"], _hide_long_retry_delay],
+        "request": [*hooks["request"], set_timeouts, limit_request],
+        "response": [*hooks["response"], _hide_long_retry_delay, watch_response],
     }
     return client
 

@@ -7,9 +7,8 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 
-from snapshot.disk.files import LARGEST_STEP, MANIFEST, SNAPSHOT_NAME, read_json
+from snapshot.disk.files import LARGEST_STEP, MANIFEST, SNAPSHOT_NAME, parse_json
 from snapshot.errors import SnapshotError
 
 LATEST = "latest.json"
@@ -38,12 +37,9 @@ class Latest:
 NOT_IN_OLDER_FILES = {"format_version": FORMAT_VERSION, "best_step": 0, "best_loss": None}
 
 
-def read_latest(path: Path, repo_id: str) -> Latest:
-    """Read and check `latest.json`. Raises SnapshotError if it is not valid."""
-    try:
-        content = read_json(path)
-    except SnapshotError as error:  # name the repo, not the temporary folder
-        raise SnapshotError(str(error).replace(str(path), f"{LATEST} of {repo_id}")) from error
+def read_latest(file: bytes, repo_id: str) -> Latest:
+    """Check the content of `latest.json`. Raises SnapshotError if it is not valid."""
+    content = parse_json(file, f"{LATEST} of {repo_id}")
     if isinstance(content, dict):
         content = {**NOT_IN_OLDER_FILES, **content}
         if (version := content["format_version"]) != FORMAT_VERSION:

@@ -15,6 +15,7 @@ from tqdm import tqdm
 from snapshot.hub.errors import REMEDY, HubRefused, translate_errors
 from snapshot.hub.http import hub_api
 from snapshot.hub.latest import Latest
+from snapshot.hub.waiting import WaitingTime
 from snapshot.hub.xet import XetFile, XetStorage
 
 BRANCH = "main"
@@ -43,6 +44,8 @@ class Remote(ABC):
         self.repo_id, self.timeout = repo_id, timeout
         self.notes: list[str] = []
         """Sentences about the server for the user, each once."""
+        self.waiting = WaitingTime(timeout)
+        """What a start has left to wait for answers; uploads do not use it."""
         self._api = hub_api(timeout)
         self._xet = XetStorage(repo_id, timeout, is_bucket)
 

@@ -34,6 +34,7 @@ from snapshot.hub.errors import (
     redact_secrets,
     translate_errors,
 )
+from snapshot.hub.waiting import transfer
 
 SETTINGS = {
     # It counts from the start of a request, and a xorb of 64 MB may take long: we watch ourselves.
@@ -119,7 +120,7 @@ class XetStorage:
         with self._translated():
             group = session.new_upload_commit(**connection)
             handles = [group.start_upload_file(str(path), hf_xet.COMPUTE_SHA256) for path in paths]
-            report = self._finish(group)
+            report = _finish(group, self.timeout)
             found = [handle.result().xet_info for handle in handles]
         files = [Sent(one.sha256, XetFile(one.hash, one.file_size)) for one in found]
         sent = report.dedup_metrics.total_bytes_uploaded
@@ -138,12 +139,17 @@ class XetStorage:
             path.parent.mkdir(parents=True, exist_ok=True)
         connection = self._connection("read", revision)
         session = hf_xet.XetSession(_config())
-        with self._translated():
+        with self._translated(), transfer(self.timeout) as (timeout, progress):
+
+            def moved(size: int) -> None:
+                progress()
+                notify(size)
+
             group = session.new_file_download_group(**connection)
             for path, file in files.items():
                 info = hf_xet.XetFileInfo(file.xet_hash, file.size)
                 group.start_download_file(info, str(path.absolute()))
-            self._finish(group, notify)
+            _finish(group, timeout, moved)
 
     def _connection(self, scope: str, revision: str) -> dict[str, Any]:
         """Where the storage is, and a token for it that hf_xet renews before it expires."""
@@ -175,36 +181,6 @@ class XetStorage:
                 "token_refresh_headers": headers,
             }
 
-    def _finish(self, group: Any, notify: Callable[[int], None] = lambda size: None) -> Any:
-        """Wait for a transfer, and end it if no byte moves for too long; returns its report."""
-        ended, stalled = threading.Event(), threading.Event()
-
-        def watch() -> None:
-            last, since = None, time.monotonic()
-            while not ended.wait(POLL_SECONDS):
-                report = group.progress()
-                now = _moved(report)
-                if now != last:
-                    last, since = now, time.monotonic()
-                    notify(report.total_bytes_completed)
-                elif time.monotonic() - since > self.timeout:
-                    stalled.set()
-                    group.abort()
-                    return
-
-        watcher = threading.Thread(target=watch, name="xet watcher", daemon=True)
-        watcher.start()
-        try:
-            return group.wait_to_finish()
-        except Exception as error:
-            if stalled.is_set():
-                why = f"no byte has moved to or from the Hub for {self.timeout:.0f} seconds"
-                raise HubUnreachable(why, "no answer in time") from error
-            raise
-        finally:
-            ended.set()
-            watcher.join()
-
     @contextmanager
     def _translated(self) -> Iterator[None]:
         """Turn the errors of hf_xet, which are few built-in types, into a HubError."""
@@ -229,6 +205,37 @@ class XetStorage:
                 short = f"HTTP {status}"
                 raise HubUnreachable(f"the Hub's storage answers {short}", short) from error
             raise HubUnreachable(f"the Hub's storage cannot be reached ({reason})") from error
+
+
+def _finish(group: Any, timeout: float, notify: Callable[[int], None] = lambda size: None) -> Any:
+    """Wait for a transfer, and end it if no byte moves for `timeout` seconds; its report."""
+    ended, stalled = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        last, since = None, time.monotonic()
+        while not ended.wait(POLL_SECONDS):
+            report = group.progress()
+            now = _moved(report)
+            if now != last:
+                last, since = now, time.monotonic()
+                notify(report.total_bytes_completed)
+            elif time.monotonic() - since > timeout:
+                stalled.set()
+                group.abort()
+                return
+
+    watcher = threading.Thread(target=watch, name="xet watcher", daemon=True)
+    watcher.start()
+    try:
+        return group.wait_to_finish()
+    except Exception as error:
+        if stalled.is_set():
+            why = f"no byte has moved to or from the Hub for {timeout:.0f} seconds"
+            raise HubUnreachable(why, "no answer in time") from error
+        raise
+    finally:
+        ended.set()
+        watcher.join()
 
 
 def _moved(report: Any) -> tuple[int, ...]:

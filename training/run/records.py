@@ -14,9 +14,9 @@ from snapshot.disk.state import RunState
 from snapshot.errors import SnapshotError
 from snapshot.hub.errors import HubError
 from snapshot.hub.records import EVENTS, fetch_records
+from snapshot.hub.retries import with_retries
 from snapshot.start import Start
 from snapshot.start_over import METRICS
-from snapshot.store import with_retries
 from training.reporting.console import Console
 from training.reporting.events import Events, as_text, read_events
 from training.reporting.metrics import has_step
@@ -34,7 +34,7 @@ def begin_records(
     Only the main process calls this. `code_before` is the exit code of the attempt before.
     """
     console.events = Events(Path(config.run.dir) / EVENTS, state.attempt_id)
-    _fetch_missing(console, console.events, config, start, state)
+    fetch_missing(console, console.events, config, start, state)
     console.note("start", state.step, _origin(config, start, code_before))
     console.note("machine", state.step, state.computed_on or "")
     if start.state is not None:
@@ -55,7 +55,7 @@ def _origin(config: Config, start: Start, code_before: int | None) -> str:
     return f"resumed from the disk; the attempt before {ended}"
 
 
-def _fetch_missing(
+def fetch_missing(
     console: Console, events: Events, config: Config, start: Start, state: RunState
 ) -> None:
     """Fetch the metrics and events of steps that another machine took, where this disk lacks them.
@@ -69,7 +69,7 @@ def _fetch_missing(
         if has_step(run_dir / METRICS, state.step):
             return
         with TemporaryDirectory(prefix=".tmp-", dir=snapshots_in(run_dir)) as folder:
-            found = with_retries(lambda: fetch_records(repo, state.step, Path(folder)))
+            found = with_retries(repo.hub, lambda: fetch_records(repo, state.step, Path(folder)))
             merge_metrics(run_dir / METRICS, found[0], state.step)
             if found[1] is not None:
                 events.merge(found[1].read_bytes())

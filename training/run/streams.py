@@ -95,7 +95,9 @@ def begun_state(config: Config) -> RunState | None:
         with suppress(SnapshotError):
             return read_state(folder)
     store = store_of(config)
-    return None if store is None or config.snapshot.resume == "never" else newest_state(store)
+    if store is None or config.snapshot.resume == "never":
+        return None
+    return newest_state(store, can_do_without=folder is not None)
 
 
 def is_large(config: Config) -> bool:

@@ -1,0 +1,127 @@
+"""How long a start waits for a Hub that does not answer: one limit for all of its requests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import httpx2
+
+from snapshot.hub.errors import HubSilent
+
+SHORTEST_TIMEOUT_SECONDS = 0.1
+
+
+class WaitingTime:
+    """The seconds that requests may wait, all of them together, without a byte of an answer.
+
+    Time in which bytes arrive does not count, so a long download has no limit.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = self._left = seconds
+        self._since: float | None = None
+        """When the last byte came; None if no request waits."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no request may wait any longer."""
+        return self._left <= 0
+
+    @contextmanager
+    def limit(self) -> Iterator[None]:
+        """Count the requests that this thread makes in the block. They raise HubSilent at the end
+        of the time."""
+        outer = _current.set(self)
+        try:
+            yield
+        finally:
+            _current.reset(outer)
+            self.stop()
+
+    @contextmanager
+    def limit_to(self, share: float) -> Iterator[None]:
+        """`limit` for a question that a start can do without: a share of the time that is left."""
+        part = WaitingTime(max(0.0, share * self._left))
+        try:
+            with part.limit():
+                yield
+        finally:
+            self._left -= part._seconds - part._left
+
+    def begin(self) -> float:
+        """A request begins; the seconds that are left for it. Raises HubSilent if there are none.
+
+        A request before it that has not come to an end has failed: its time counts.
+        """
+        self.stop()
+        if self.is_over:
+            raise HubSilent(f"the Hub has not answered for {self._seconds:g} seconds")
+        self._since = time.monotonic()
+        return max(self._left, SHORTEST_TIMEOUT_SECONDS)
+
+    def progress(self) -> None:
+        """Bytes have come, so the waiting begins anew."""
+        self._since = time.monotonic()
+
+    def end(self) -> None:
+        """The request has its answer."""
+        self._since = None
+
+    def stop(self) -> None:
+        """Count the time since the last byte, if a request still waits."""
+        if self._since is not None:
+            self._left -= time.monotonic() - self._since
+            self._since = None
+
+
+_current: ContextVar[WaitingTime | None] = ContextVar("waiting", default=None)
+
+
+def limit_request(request: httpx2.Request) -> None:
+    """A hook of the HTTP client: shorten a request's timeouts to the time that is left."""
+    if (waiting := _current.get()) is not None:
+        left = waiting.begin()
+        timeouts = request.extensions["timeout"]
+        request.extensions["timeout"] = {name: min(left, own) for name, own in timeouts.items()}
+
+
+def watch_response(response: httpx2.Response) -> None:
+    """A hook of the HTTP client: bytes of the answer end the waiting, and begin it anew."""
+    if (waiting := _current.get()) is not None:
+        waiting.progress()
+        assert isinstance(response.stream, httpx2.SyncByteStream)
+        response.stream = _Watched(response.stream, waiting)
+
+
+class _Watched(httpx2.SyncByteStream):
+    """The body of an answer, which tells of its bytes."""
+
+    def __init__(self, stream: httpx2.SyncByteStream, waiting: WaitingTime) -> None:
+        self._stream, self._waiting = stream, waiting
+
+    def __iter__(self) -> Iterator[bytes]:
+        for part in self._stream:
+            self._waiting.progress()
+            yield part
+        self._waiting.end()
+
+    def close(self) -> None:
+        self._waiting.stop()  # before the end of the body only if that was cut off
+        self._stream.close()
+
+
+@contextmanager
+def transfer(timeout: float) -> Iterator[tuple[float, Callable[[], None]]]:
+    """A download that makes its requests itself.
+
+    Yields the seconds that it may stall, at most `timeout`, and what it must call when bytes come.
+    """
+    waiting = _current.get()
+    if waiting is None:
+        yield timeout, lambda: None
+        return
+    yield min(timeout, waiting.begin()), waiting.progress
+    waiting.end()
