@@ -26,7 +26,7 @@ from snapshot.disk.files import manifest_entries, read_json, snapshot_folders, s
 from snapshot.disk.reference import read_reference
 from snapshot.disk.state import check_snapshot, read_state
 from snapshot.disk.text_facts import loss_in_words, token_unit
-from snapshot.errors import SnapshotError
+from snapshot.errors import DiskFault, SnapshotError
 from snapshot.hub.errors import HubError
 from snapshot.hub.fetch import RepoContents, read_repo
 from snapshot.hub.latest import remote_step
@@ -100,6 +100,8 @@ def _run(command: str, source: str) -> int:
             (_verify if command == "verify" else _list)(path)
         else:
             (_verify_remote if command == "verify" else _list_remote)(*remote)
+    except DiskFault:
+        raise
     except SnapshotError as error:
         _show(f"not whole: {error}", to=sys.stderr)
         return 1

@@ -21,7 +21,7 @@ from snapshot.disk.files import (
 )
 from snapshot.disk.reading import visible
 from snapshot.disk.state import RunState, check_snapshot, read_state
-from snapshot.errors import SnapshotError
+from snapshot.errors import DiskFault, SnapshotError
 from snapshot.hub.errors import HubError, HubUnreachable
 from snapshot.hub.latest import remote_step
 from snapshot.hub.names import named_remote
@@ -214,6 +214,8 @@ def _named_snapshot(resume: str, root: Path, timeout: float, store: Store | None
             f"snapshot.resume={resume}: {str(error).rstrip('.')}. Start again when the Hub can "
             "be reached."
         ) from error
+    except DiskFault:
+        raise
     except (SnapshotError, HubError) as error:
         raise SnapshotError(
             f"snapshot.resume={resume}: {str(error).rstrip('.')}. Name a snapshot that is whole, "

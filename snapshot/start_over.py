@@ -5,13 +5,12 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from snapshot.disk.files import LARGEST_JSON_BYTES, snapshot_folders, unused_name
-from snapshot.disk.state import STATE, RunState, read_state
+from snapshot.disk.files import snapshot_folders, unused_name
+from snapshot.disk.state import RunState, read_state
 from snapshot.errors import SnapshotError
 from snapshot.hub.errors import HubError
-from snapshot.hub.fetch import read_repo
+from snapshot.hub.fetch import fetch_state, read_repo
 from snapshot.start import Start
 from snapshot.store import Store, start_in_empty_repo
 
@@ -35,12 +34,10 @@ def newest_state(root: Path, store: Store | None, use_local: bool) -> RunState |
             return read_state(folder)
     if store is None or local:
         return None
-    waiting = store.hub.waiting.limit()
-    with suppress(SnapshotError, HubError), waiting, TemporaryDirectory() as fetched:
+    with suppress(SnapshotError, HubError, OSError), store.hub.waiting.limit():
         repo = read_repo(store.hub)
-        path = f"{repo.latest.folder}/{STATE}" if repo.latest is not None else ""
-        if path in repo.files and repo.files[path].size <= LARGEST_JSON_BYTES:
-            return read_state(store.hub.download(repo.commit, path, Path(fetched)).parent)
+        if repo.latest is not None:
+            return fetch_state(repo, repo.latest.folder)
     return None
 
 

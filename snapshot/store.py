@@ -11,7 +11,7 @@ from huggingface_hub import get_token
 
 from snapshot.disk.files import manifest_sha256
 from snapshot.disk.state import RunState, read_state
-from snapshot.errors import SnapshotError
+from snapshot.errors import DiskFault, SnapshotError
 from snapshot.hub.bucket import Bucket
 from snapshot.hub.client import Hub
 from snapshot.hub.errors import (
@@ -55,7 +55,7 @@ def newest_state(store: Store, can_do_without: bool) -> RunState | None:
     `newest_of_disk_and_repo` does, unless this disk has a snapshot (`can_do_without`).
     """
     try:
-        with suppress(SnapshotError, HubRefused):
+        with suppress(SnapshotError, HubRefused, OSError):
             return with_retries(store.hub, lambda: _newest_state(store))
     except HubError as error:
         if not can_do_without:
@@ -107,10 +107,10 @@ def newest_of_disk_and_repo(
     newer = [folder for folder in repo.folders() if remote_step(folder) > local_step]
     try:
         found = _first_whole(repo, newer, root, latest.run_id)
-    except HubError as error:
+    except (HubError, DiskFault) as error:
         if newest is None:
             raise
-        fault = f"step {latest.step} of {repo.name} could not be fetched: {error}"
+        fault = f"step {latest.step} of {repo.name} could not be fetched: {str(error).rstrip('.')}."
         return replace(local, warnings=(*local.warnings, fault))
     local = replace(local, warnings=local.warnings + found.faults)
     if found.path is None:
@@ -206,6 +206,8 @@ def _first_whole(repo: RepoContents, folders: list[str], root: Path, run_id: str
             path = with_retries(repo.hub, partial(fetch, repo, folder, root))
             if run_id is not None and read_state(path).run_id != run_id:
                 raise SnapshotError(f"{folder} of {repo.name} belongs to another run")
+        except DiskFault:
+            raise
         except SnapshotError as error:
             faults.append(f"{str(error).rstrip('.')}; skipped.")
         else:
@@ -222,6 +224,12 @@ def _open_repo(
     """
     try:
         repo = with_retries(store.hub, lambda: _read_or_create(store))
+    except OSError as error:  # a bucket's files go through one
+        fault = f"{store.hub.name} cannot be read without a temporary file: {error.strerror}. Free "
+        fault += "some space, or set TMPDIR to a folder that can be written."
+        if not can_do_without:
+            raise DiskFault(fault) from error
+        return None, (f"{fault} The run continues from what is here; uploads are retried.",)
     except HubRefused as error:
         if not can_do_without:
             raise
@@ -229,7 +237,10 @@ def _open_repo(
     except HubError as error:
         if not can_do_without and not is_new:
             raise _unknown(store, error) from error
-        return None, (f"{error}. The run continues without it; uploads are retried.",)
+        rest = "uploads are retried"
+        if isinstance(error, HubOffline):
+            rest = "it uploads nothing, and its next start does"
+        return None, (f"{error}. The run continues without it; {rest}.",)
     if store.private and not repo.private:
         raise SnapshotError(
             f"{store.key} is a public repo, and hub.private=true. Make it private, name another, "

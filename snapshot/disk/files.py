@@ -130,8 +130,12 @@ def _verify_file(path: Path, size: int, digest: str, inspector_for: InspectorFor
 
 def manifest_entries(folder: Path) -> dict[str, tuple[int, str]]:
     """Size and sha256 by file name, from the manifest. Raises SnapshotError if it is not valid."""
-    manifest = read_json(folder / MANIFEST)
-    fault = SnapshotError(f"{folder / MANIFEST} is not a manifest of this format")
+    return entries_in(read_json(folder / MANIFEST), str(folder / MANIFEST))
+
+
+def entries_in(manifest: Any, name: str) -> dict[str, tuple[int, str]]:
+    """`manifest_entries` of a manifest's content; `name` is its own, for messages."""
+    fault = SnapshotError(f"{name} is not a manifest of this format")
     if not isinstance(manifest, dict) or type(manifest.get("format")) is not int:
         raise fault
     if manifest["format"] != MANIFEST_FORMAT:
@@ -142,12 +146,12 @@ def manifest_entries(folder: Path) -> dict[str, tuple[int, str]]:
     for entry in manifest["files"]:
         if not isinstance(entry, dict) or set(entry) != {"path", "size", "sha256"}:
             raise fault
-        name, size, digest = entry["path"], entry["size"], entry["sha256"]
-        if not isinstance(name, str) or FILE_NAME.fullmatch(name) is None or name in entries:
-            raise SnapshotError(f"{folder / MANIFEST} names a file that no snapshot has: {name!r}")
-        if type(size) is not int or not isinstance(digest, str) or name == MANIFEST:
+        path, size, digest = entry["path"], entry["size"], entry["sha256"]
+        if not isinstance(path, str) or FILE_NAME.fullmatch(path) is None or path in entries:
+            raise SnapshotError(f"{name} names a file that no snapshot has: {path!r}")
+        if type(size) is not int or not isinstance(digest, str) or path == MANIFEST:
             raise fault
-        entries[name] = (size, digest)
+        entries[path] = (size, digest)
     return entries
 
 

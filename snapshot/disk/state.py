@@ -165,7 +165,14 @@ def _write_config(
 
 def read_state(folder: Path) -> RunState:
     """Read `state.json` of a verified snapshot. Raises SnapshotError if it is not valid."""
-    content = read_json(folder / STATE)
+    state = state_in(read_json(folder / STATE), str(folder))
+    if SNAPSHOT_NAME.fullmatch(folder.name) and step_of(folder) != state.step:
+        raise SnapshotError(f"{folder} holds step {state.step}, not the step of its name")
+    return state
+
+
+def state_in(content: Any, folder: str) -> RunState:
+    """The content of `state.json`. Raises SnapshotError, which names `folder`, if it is invalid."""
     found = content.get("format_version") if isinstance(content, dict) else None
     if type(found) is not int or found != FORMAT_VERSION:
         raise SnapshotError(
@@ -193,22 +200,20 @@ def read_state(folder: Path) -> RunState:
     for name, kind in expected.items():
         value = content.get(name)
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise SnapshotError(f"{folder / STATE} has no valid {name}")
+            raise SnapshotError(f"{folder}/{STATE} has no valid {name}")
     state = RunState(**{entry.name: content[entry.name] for entry in fields(RunState)})
     if not 1 <= state.step <= LARGEST_STEP or not 0 <= state.epoch <= LARGEST_STEP:
-        raise SnapshotError(f"{folder / STATE} has no valid step and epoch")
+        raise SnapshotError(f"{folder}/{STATE} has no valid step and epoch")
     if not 0 <= state.seed < 2**32 or state.skipped_steps < 0:
-        raise SnapshotError(f"{folder / STATE} has no valid seed and skipped_steps")
+        raise SnapshotError(f"{folder}/{STATE} has no valid seed and skipped_steps")
     if state.best_loss is not None and not math.isfinite(state.best_loss):
-        raise SnapshotError(f"{folder / STATE} has no valid best_loss")
+        raise SnapshotError(f"{folder}/{STATE} has no valid best_loss")
     if state.loss_scaler is not None and not _is_loss_scaler(state.loss_scaler):
-        raise SnapshotError(f"{folder / STATE} has no valid loss_scaler")
+        raise SnapshotError(f"{folder}/{STATE} has no valid loss_scaler")
     if state.attention not in (None, *WAYS):
-        raise SnapshotError(f"{folder / STATE} has no valid attention")
+        raise SnapshotError(f"{folder}/{STATE} has no valid attention")
     if state.stream is not None and not all(map(_is_cursor, state.stream)):
-        raise SnapshotError(f"{folder / STATE} has no valid stream")
-    if SNAPSHOT_NAME.fullmatch(folder.name) and step_of(folder) != state.step:
-        raise SnapshotError(f"{folder} holds step {state.step}, not the step of its name")
+        raise SnapshotError(f"{folder}/{STATE} has no valid stream")
     return state
 
 

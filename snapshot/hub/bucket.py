@@ -127,6 +127,14 @@ class Bucket(Remote):
         """Before the paths of the records, which each attempt has below its own folder."""
         return f"{latest.run_id}/{latest.attempt_id}/"
 
+    def read(self, commit: str, path: str, most: int) -> bytes:
+        """A small file, of which at most `most` bytes are read. Raises OSError, too."""
+        with (
+            TemporaryDirectory() as folder,
+            open(self.download("", path, Path(folder)), "rb") as file,
+        ):
+            return file.read(most)
+
     def download(
         self,
         commit: str,

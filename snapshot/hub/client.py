@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import huggingface_hub  # imports the rest at its first use, which a run without
 from huggingface_hub import constants
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
-from snapshot.errors import SnapshotError
+from snapshot.errors import DiskFault, SnapshotError
 from snapshot.hub.errors import (
     HubMissing,
     HubNoRevision,
@@ -110,10 +111,10 @@ class Hub(Remote):
             return self._read_latest(commit)
 
     def _read_latest(self, commit: str) -> Latest:
-        return read_latest(self._read(commit, LATEST, LARGEST_LATEST_BYTES), self.repo_id)
+        return read_latest(self.read(commit, LATEST, LARGEST_LATEST_BYTES), self.repo_id)
 
-    def _read(self, commit: str, path: str, most: int) -> bytes:
-        """A small file, of which at most `most` bytes are read: without a place on any disk."""
+    def read(self, commit: str, path: str, most: int) -> bytes:
+        """A small file, of which at most `most` bytes are read. It needs no place on a disk."""
         url = huggingface_hub.hf_hub_url(self.repo_id, path, revision=commit)
         content = b""
         with (
@@ -130,9 +131,10 @@ class Hub(Remote):
     def download(self, commit: str, path: str, folder: Path | None, again: bool = False) -> Path:
         """Download a file of a commit to `folder`, under its own path, or to the client's cache.
 
-        With `again`, a cached file is replaced.
+        With `again`, a cached file is replaced. Raises OSError for a folder that cannot be written,
+        DiskFault for such a cache.
         """
-        with translate_errors(self.repo_id, commit):
+        with _naming_cache(folder), translate_errors(self.repo_id, commit):
             return Path(
                 huggingface_hub.hf_hub_download(
                     self.repo_id, path, revision=commit, local_dir=folder, force_download=again
@@ -241,6 +243,21 @@ class Hub(Remote):
         """Squash the history, so that the Hub can free files which only earlier commits need."""
         with translate_errors(self.repo_id, BRANCH):
             self._api.super_squash_history(self.repo_id, branch=BRANCH, commit_message=message)
+
+
+@contextmanager
+def _naming_cache(folder: Path | None) -> Iterator[None]:
+    """Say where the client's cache is, if that is what cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        if folder is not None:
+            raise
+        raise DiskFault(
+            f"the Hub client's cache, {constants.HF_HUB_CACHE}, cannot be written: "
+            f"{error.strerror}. Free some space there, or set HF_HOME to a folder that can be "
+            "written."
+        ) from error
 
 
 def _is_large(addition: huggingface_hub.CommitOperationAdd) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import httpx2
-from huggingface_hub import get_token
+from huggingface_hub import constants, get_token
 from huggingface_hub.errors import (
     BucketNotFoundError,
     FileMetadataError,
@@ -96,6 +96,11 @@ class HubUnsupported(HubRefused):
 
 class HubConflict(HubError):
     """Another commit came first."""
+
+
+def is_offline() -> bool:
+    """Whether this process must not use the Hub; that lasts as long as the process."""
+    return bool(constants.HF_HUB_OFFLINE)
 
 
 def redact_secrets(text: str) -> str:

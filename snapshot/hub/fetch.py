@@ -6,23 +6,26 @@ sizes. The snapshot's folder becomes visible when all of it is verified.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from snapshot.disk.contents import STATE, check_model
 from snapshot.disk.files import (
+    LARGEST_JSON_BYTES,
     MANIFEST,
+    entries_in,
     folder_name,
     manifest_entries,
+    parse_json,
     remove_folder,
 )
 from snapshot.disk.numbers import NumberChecks
 from snapshot.disk.reading import check_file
-from snapshot.disk.state import RunState, check_snapshot, read_state
+from snapshot.disk.state import RunState, check_snapshot, state_in
 from snapshot.disk.writing import atomic_folder, make_way
-from snapshot.errors import SnapshotError
+from snapshot.errors import DiskFault, SnapshotError
 from snapshot.hub.latest import Latest, remote_step
 from snapshot.hub.pruning import LARGEST_MANIFEST_BYTES
 from snapshot.hub.remote import BRANCH, Remote, RemoteFile
@@ -107,9 +110,9 @@ def fetch(repo: RepoContents, folder: str, root: Path) -> Path:
         remove_partial(root)
         raise
     except OSError as error:
-        raise SnapshotError(
+        raise DiskFault(
             f"{folder} of {repo.name} cannot be written to {root}: {error.strerror}. Free some "
-            "space, or name another run.dir."
+            "space there."
         ) from error
 
 
@@ -126,15 +129,11 @@ def fetch_for_sampling(repo: RepoContents, folder: str) -> Path:
     Damaged files in it are downloaded again. Raises as `fetch` does.
     """
     try:
-        try:
-            return _download_for_sampling(repo, folder)
-        except SnapshotError:
-            return _download_for_sampling(repo, folder, again=True)
-    except OSError as error:
-        raise SnapshotError(
-            f"{folder} of {repo.name} cannot be stored in the Hub client's cache: "
-            f"{error.strerror}. Free some space there, or set HF_HOME to another folder."
-        ) from error
+        return _download_for_sampling(repo, folder)
+    except DiskFault:
+        raise
+    except SnapshotError:
+        return _download_for_sampling(repo, folder, again=True)
 
 
 def _download_for_sampling(repo: RepoContents, folder: str, again: bool = False) -> Path:
@@ -150,14 +149,24 @@ def _download_for_sampling(repo: RepoContents, folder: str, again: bool = False)
 def fetch_state(repo: RepoContents, folder: str) -> RunState:
     """The state of a snapshot, of which nothing else is downloaded.
 
-    Raises as `fetch` does, and OSError if there is no temporary folder for it.
+    Raises SnapshotError and HubError, and of a bucket OSError if there is no temporary folder.
     """
-    with TemporaryDirectory() as place:
-        downloaded = _download(repo, folder, Path(place), lambda name: name == STATE)
-        _, digest = manifest_entries(downloaded)[STATE]
-        inspector_for = NumberChecks().inspector_for
-        check_file(downloaded / STATE, digest, inspector_for, f"{folder} of {repo.name}")
-        return read_state(downloaded)
+    name = f"{folder} of {repo.name}"
+    manifest = parse_json(_read_json(repo, f"{folder}/{MANIFEST}"), f"{MANIFEST} in {name}")
+    content = _read_json(repo, f"{folder}/{STATE}")
+    _, digest = entries_in(manifest, f"{MANIFEST} in {name}").get(STATE, (0, ""))
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise SnapshotError(f"{name} is damaged: {STATE} is not as its manifest says")
+    state = state_in(parse_json(content, f"{STATE} in {name}"), name)
+    if state.step != remote_step(folder):
+        raise SnapshotError(f"{name} holds another step than its name says")
+    return state
+
+
+def _read_json(repo: RepoContents, path: str) -> bytes:
+    if path not in repo.files or repo.files[path].size > LARGEST_JSON_BYTES:
+        raise SnapshotError(f"{repo.name} has no {path} of a valid size")
+    return repo.hub.read(repo.commit, path, LARGEST_JSON_BYTES)
 
 
 def newest_whole(repo: RepoContents) -> Path:
@@ -166,8 +175,10 @@ def newest_whole(repo: RepoContents) -> Path:
     for folder in repo.folders():
         try:
             return fetch_for_sampling(repo, folder)
+        except DiskFault:
+            raise
         except SnapshotError as error:
-            faults.append(str(error))
+            faults.append(str(error).rstrip("."))
     raise SnapshotError(
         f"{repo.name} has no whole snapshot: {'; '.join(faults) or 'it holds none at all'}."
     )

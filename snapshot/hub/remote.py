@@ -96,6 +96,10 @@ class Remote(ABC):
         return ""
 
     @abstractmethod
+    def read(self, commit: str, path: str, most: int) -> bytes:
+        """A small file, of which at most `most` bytes are read. Of a bucket raises OSError, too."""
+
+    @abstractmethod
     def download(self, commit: str, path: str, folder: Path | None, again: bool = False) -> Path:
         """Download a file of a commit to `folder`, under its own path, or to the client's cache.
 

@@ -17,7 +17,7 @@ from snapshot.hub.attempt import UploadTarget
 from snapshot.hub.bucket import Bucket
 from snapshot.hub.card import card_text
 from snapshot.hub.client import Hub
-from snapshot.hub.errors import HubError
+from snapshot.hub.errors import HubError, is_offline
 from snapshot.hub.fetch import read_repo
 from snapshot.hub.publish import Best, Card, Policy
 from snapshot.hub.records import EVENTS
@@ -44,12 +44,14 @@ def store_of(config: Config) -> Store | None:
 def begin_uploads(
     console: Console, config: Config, start: Start, state: RunState
 ) -> Uploader | None:
-    """Begin the uploads of this attempt; None without a repo. Only the main process calls this.
+    """Begin the uploads of this attempt; None without a repo, and where HF_HUB_OFFLINE is set.
+
+    Only the main process calls this.
 
     Snapshots that an earlier attempt did not upload go first: the newest one, and milestones.
     """
     store = store_of(config)
-    if store is None:
+    if store is None or is_offline():
         return None
     record_attempt(Path(config.run.dir), state.attempt_id)
     policy = _policy(config)

@@ -1,0 +1,118 @@
+"""What a start can do without never ends it, and what cannot succeed is not waited for."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+
+import pytest
+from huggingface_hub import constants
+
+import hubs
+import runs
+from config.compose import load_config
+from disks import Tmpfs, mounted
+from snapshot.disk.state import read_state
+from snapshot.errors import DiskFault
+from snapshot.hub.bucket import Bucket
+from snapshot.hub.client import Hub
+from snapshot.hub.fetch import newest_whole, read_repo
+from snapshot.resume import choose_start
+from snapshot.store import Store, newest_of_disk_and_repo, newest_state
+from training.run.uploading import begin_uploads
+
+
+@pytest.fixture
+def full_temporary_folder(tmp_path, monkeypatch):
+    """Every temporary folder is on a full disk, and the client's home on one that is read-only."""
+    with (
+        mounted(tmp_path / "tmp", lambda: Tmpfs(tmp_path / "tmp", 1)) as full,
+        mounted(tmp_path / "home", lambda: Tmpfs(tmp_path / "home", 1)) as home,
+    ):
+        full.fill()
+        home.make_read_only()
+        monkeypatch.setattr(tempfile, "tempdir", str(full.folder))
+        monkeypatch.setattr(constants, "HF_HOME", str(home.folder))
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home.folder / "hub"))
+        yield
+
+
+def in_bucket(hub, snapshot) -> None:
+    """Have a snapshot in a bucket, as its run would have uploaded it."""
+    hub.create_bucket(hubs.REPO)
+    uploads = hubs.uploader(
+        Bucket(hubs.REPO, 5.0), run_id=read_state(snapshot).run_id, attempt_id="a0"
+    )
+    uploads.offer(snapshot, hubs.card(snapshot))
+    assert uploads.flush(30), uploads.status()
+
+
+@pytest.mark.parametrize("make", [Hub, Bucket])
+def test_a_start_needs_neither_a_temporary_folder_nor_a_home(
+    near_hub, finished_run, tmp_path, request, make
+):
+    newest = runs.snapshot(finished_run, 30)
+    if make is Hub:
+        hubs.seed(near_hub, newest)
+    else:
+        in_bucket(near_hub, newest)
+    request.getfixturevalue("full_temporary_folder")
+    store = Store(make(hubs.REPO, 5.0), private=True, takeover=False)
+    state = newest_state(store, can_do_without=True)
+    assert state == (read_state(newest) if make is Hub else None)
+    start = newest_of_disk_and_repo(store, newest, read_state(newest), newest.parent, ())
+    assert start.folder == newest
+    if make is Hub:
+        assert start.warnings == ()  # a repo needs no such folder
+        assert start.known_latest.step == 30
+        begun = choose_start(tmp_path / "never", "never", store, is_restart=lambda state: True)
+        assert begun.fetched
+        return
+    (warning,) = start.warnings
+    assert "buckets/me/run cannot be read without a temporary file" in warning
+    assert "set TMPDIR" in warning
+    with pytest.raises(DiskFault, match="set TMPDIR"):
+        choose_start(tmp_path / "empty", "auto", store)
+
+
+@pytest.mark.filterwarnings("ignore:Not enough free disk space")
+def test_a_disk_that_refuses_a_download_is_not_the_repo_s_fault(
+    near_hub, finished_run, tmp_path, small_disk, full_temporary_folder
+):
+    hubs.seed(near_hub, runs.snapshot(finished_run, 10), runs.snapshot(finished_run, 30))
+    with pytest.raises(DiskFault) as caught:
+        newest_whole(read_repo(Hub(hubs.REPO, 5.0)))
+    assert str(caught.value) == (
+        f"the Hub client's cache, {tmp_path / 'home' / 'hub'}, cannot be written: Read-only file "
+        "system. Free some space there, or set HF_HOME to a folder that can be written."
+    )
+    newest = runs.snapshot(small_disk.folder / "run", 10)
+    shutil.copytree(runs.snapshot(finished_run, 10), newest)
+    small_disk.fill()
+    start = choose_start(small_disk.folder / "run", "auto", hubs.store())
+    assert start.state.step == 10
+    (warning,) = start.warnings
+    assert warning.endswith("No space left on device. Free some space there.")
+    for resume in ("auto", "me/run"):
+        with pytest.raises(DiskFault, match=r"No space left on device\. Free some space there\.$"):
+            choose_start(small_disk.folder / "other", resume, hubs.store())
+
+
+def test_a_process_without_the_hub_says_so_once_and_waits_for_nothing(
+    near_hub, finished_run, small, tmp_path, monkeypatch
+):
+    hubs.seed(near_hub, runs.snapshot(finished_run, 10))
+    monkeypatch.setattr("snapshot.hub.retries.RETRY_DELAYS_SECONDS", (60.0,))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    began = time.monotonic()
+    start = choose_start(finished_run, "auto", hubs.store())
+    assert start.warnings == (
+        "HF_HUB_OFFLINE is set, so the Hub is not used. The run continues without it; it uploads "
+        "nothing, and its next start does.",
+    )
+    config = load_config([*small, *hubs.words(finished_run)])
+    assert begin_uploads(None, config, start, start.state) is None
+    with pytest.raises(Exception, match="Start again without HF_HUB_OFFLINE; a run that is new"):
+        choose_start(tmp_path / "empty", "auto", hubs.store())
+    assert time.monotonic() - began < 30
