@@ -42,7 +42,7 @@ def in_bucket(hub, snapshot) -> None:
     """Have a snapshot in a bucket, as its run would have uploaded it."""
     hub.create_bucket(hubs.REPO)
     uploads = hubs.uploader(
-        Bucket(hubs.REPO, 5.0), run_id=read_state(snapshot).run_id, attempt_id="a0"
+        Bucket(hubs.REPO, 5.0), run_id=read_state(snapshot).run_id, attempt_id="a" * 32
     )
     uploads.offer(snapshot, hubs.card(snapshot))
     assert uploads.flush(30), uploads.status()

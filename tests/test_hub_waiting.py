@@ -18,8 +18,8 @@ from snapshot.store import newest_state
 from training.reporting.events import Events
 from training.run.records import fetch_missing
 
-TIMEOUT_SECONDS = 1.5
-SLACK_SECONDS = 1.4
+TIMEOUT_SECONDS = 3.0
+SLACK_SECONDS = 2.9
 """Less than a second limit would add. The client waits a second before its own retry."""
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from snapshot.disk.files import MANIFEST, manifest_entries
+from snapshot.disk.files import MANIFEST, entries_in, manifest_entries, parse_json
 from snapshot.errors import SnapshotError
 from snapshot.hub.latest import Latest, folders_in, remote_step
 from snapshot.hub.remote import Remote, RemoteFile
@@ -68,12 +67,10 @@ class Manifests:
         return self._read[folder, file]
 
     def _download(self, commit: str, path: str, file: RemoteFile) -> Entries | None:
-        with TemporaryDirectory() as place:
-            self._remote.download_all(commit, {path: file}, Path(place))
-            try:
-                return manifest_entries((Path(place) / path).parent)
-            except SnapshotError:
-                return None
+        try:
+            return entries_in(parse_json(self._remote.read(commit, path, file.size), path), path)
+        except SnapshotError:
+            return None
 
 
 def _is_as_named(file: RemoteFile, entry: tuple[int, str] | None) -> bool:
