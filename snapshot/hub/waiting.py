@@ -34,11 +34,11 @@ class WaitingTime:
     def limit(self) -> Iterator[None]:
         """Count the requests that this thread makes in the block. They raise HubSilent at the end
         of the time."""
-        outer = _current.set(self)
+        outer = CURRENT.set(self)
         try:
             yield
         finally:
-            _current.reset(outer)
+            CURRENT.reset(outer)
             self.stop()
 
     @contextmanager
@@ -77,12 +77,13 @@ class WaitingTime:
             self._since = None
 
 
-_current: ContextVar[WaitingTime | None] = ContextVar("waiting", default=None)
+CURRENT: ContextVar[WaitingTime | None] = ContextVar("waiting", default=None)
+"""What limits the requests of this thread, if anything: the Hub client has one HTTP client for all."""
 
 
 def limit_request(request: httpx2.Request) -> None:
     """A hook of the HTTP client: shorten a request's timeouts to the time that is left."""
-    if (waiting := _current.get()) is not None:
+    if (waiting := CURRENT.get()) is not None:
         left = waiting.begin()
         timeouts = request.extensions["timeout"]
         request.extensions["timeout"] = {name: min(left, own) for name, own in timeouts.items()}
@@ -90,7 +91,7 @@ def limit_request(request: httpx2.Request) -> None:
 
 def watch_response(response: httpx2.Response) -> None:
     """A hook of the HTTP client: bytes of the answer end the waiting, and begin it anew."""
-    if (waiting := _current.get()) is not None:
+    if (waiting := CURRENT.get()) is not None:
         waiting.progress()
         assert isinstance(response.stream, httpx2.SyncByteStream)
         response.stream = _Watched(response.stream, waiting)
@@ -119,7 +120,7 @@ def transfer(timeout: float) -> Iterator[tuple[float, Callable[[], None]]]:
 
     Yields the seconds that it may stall, at most `timeout`, and what it must call when bytes come.
     """
-    waiting = _current.get()
+    waiting = CURRENT.get()
     if waiting is None:
         yield timeout, lambda: None
         return
