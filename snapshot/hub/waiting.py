@@ -78,7 +78,7 @@ class WaitingTime:
 
 
 CURRENT: ContextVar[WaitingTime | None] = ContextVar("waiting", default=None)
-"""What limits the requests of this thread, if anything: the Hub client has one HTTP client for all."""
+"""What limits the requests of this thread; the Hub client has one HTTP client for all threads."""
 
 
 def limit_request(request: httpx2.Request) -> None:
