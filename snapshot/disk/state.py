@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import platform
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
@@ -47,15 +46,11 @@ from snapshot.disk.reference import (
     stem_of,
 )
 from snapshot.disk.staging import StagingBuffer
+from snapshot.disk.state_parts import is_cursor, is_loss_scaler
 from snapshot.disk.tensors import TensorReader, read_into
 from snapshot.errors import SnapshotError
 
 FORMAT_VERSION = 1
-CURSOR = ("epoch", "window", "row", "token", "blocks")
-HELD_OUT_GROUPS = "held_out_groups"
-LARGEST_NUMBER = 2**40
-"""Of a cursor."""
-COMMIT = re.compile("[0-9a-f]{40}")
 PACKAGES = ("torch", "accelerate", "datasets", "safetensors", "tokenizers", "numpy")
 
 
@@ -208,42 +203,13 @@ def state_in(content: Any, folder: str) -> RunState:
         raise SnapshotError(f"{folder}/{STATE} has no valid seed and skipped_steps")
     if state.best_loss is not None and not math.isfinite(state.best_loss):
         raise SnapshotError(f"{folder}/{STATE} has no valid best_loss")
-    if state.loss_scaler is not None and not _is_loss_scaler(state.loss_scaler):
+    if state.loss_scaler is not None and not is_loss_scaler(state.loss_scaler):
         raise SnapshotError(f"{folder}/{STATE} has no valid loss_scaler")
     if state.attention not in (None, *WAYS):
         raise SnapshotError(f"{folder}/{STATE} has no valid attention")
-    if state.stream is not None and not all(map(_is_cursor, state.stream)):
+    if state.stream is not None and not all(map(is_cursor, state.stream)):
         raise SnapshotError(f"{folder}/{STATE} has no valid stream")
     return state
-
-
-def _is_loss_scaler(content: dict[str, Any]) -> bool:
-    """Whether torch's GradScaler can load it."""
-    names = {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}
-    return set(content) == names and all(
-        type(value) in (int, float) and math.isfinite(value) and value >= 0
-        for value in content.values()
-    )
-
-
-def _is_cursor(content: Any) -> bool:
-    """Whether a source of a streamed text can continue there."""
-    if not isinstance(content, dict):
-        return False
-    content = {HELD_OUT_GROUPS: 1.0, **content}  # older snapshots lack it
-    if content.keys() != {"source", "revision", HELD_OUT_GROUPS, *CURSOR}:
-        return False
-    revision, of_groups = content["revision"], content[HELD_OUT_GROUPS]
-    is_commit = isinstance(revision, str) and COMMIT.fullmatch(revision) is not None
-    return (
-        isinstance(content["source"], str)
-        and type(of_groups) is float
-        and 0 < of_groups <= 1
-        and (revision is None or is_commit)
-        and all(
-            type(content[name]) is int and 0 <= content[name] < LARGEST_NUMBER for name in CURSOR
-        )
-    )
 
 
 @torch.no_grad()
