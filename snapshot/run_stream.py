@@ -15,7 +15,8 @@ from data.streaming.groups import TRAIN
 from data.streaming.listing import list_source
 from data.streaming.reading import read_group
 from snapshot.config_values import value_of
-from snapshot.disk.state import HELD_OUT_GROUPS, RunState
+from snapshot.disk.state import RunState
+from snapshot.disk.state_parts import HELD_OUT_GROUPS
 from snapshot.errors import SnapshotError
 from snapshot.run_text import LARGEST, checked_value, held_out_share
 

@@ -30,7 +30,8 @@ from data.tokenizer import CHARACTERS, OF_BYTES, bpe_size
 from data.urls import redact_urls
 from model.cores import cores
 from snapshot.base import Base
-from snapshot.disk.state import HELD_OUT_GROUPS, RunState, read_state
+from snapshot.disk.state import RunState, read_state
+from snapshot.disk.state_parts import HELD_OUT_GROUPS
 from snapshot.errors import SnapshotError
 from snapshot.store import newest_state
 from training.distributed.agreement import (
