@@ -179,6 +179,13 @@ def _files(
     if not is_text:
         digest.update(f"{TABLES_FORMAT}\0{column.key}".encode())
 
+    said: set[str] = set()
+
+    def say_once(line: str) -> None:  # a text is read twice or more
+        if line not in said:
+            said.add(line)
+            progress.say(line)
+
     def read() -> Iterable[Piece]:
         if is_text:
             from data.texts import text_pieces
@@ -186,7 +193,7 @@ def _files(
             return text_pieces(paths)
         from data.streaming.whole import table_pieces
 
-        return table_pieces(name, files, column, cache_dir)
+        return table_pieces(name, files, column, cache_dir, say_once)
 
     return Source(name, digest.hexdigest(), read, lambda: stamps_of(name, paths) == stamps)
 

@@ -101,7 +101,7 @@ def stream_of_run(
             held_out=[] if split is None else listed(entry("data.held_out_split", str)),
             held_out_groups=[part.held_out_groups for part in parts],
             skip_broken=skip_broken,
-            left_out=access.note_skipped,
+            left_out=access.note_left_out,
             threads=threads,
             say=say,
         )

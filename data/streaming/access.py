@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,7 +15,7 @@ import fsspec
 
 from data.errors import DataError
 from data.files import stamps_of
-from data.streaming.groups import StreamFile
+from data.streaming.groups import LeftOut, StreamFile
 from data.streaming.http import Changed, HttpFiles, Refused
 from data.streaming.waiting import Unanswered, Waiting
 from data.urls import redact_urls
@@ -39,6 +40,10 @@ class Access:
         """Of Parquet files, by URL and version."""
         self.skipped: set[str] = set()
         """What of the groups was left out, since the process started."""
+        self.left_out: defaultdict[str, LeftOut] = defaultdict(LeftOut)
+        """Of each source, how many rows have no text."""
+        self.said: Counter[str] = Counter()
+        """How many had none when it was reported."""
         self.lock = threading.Lock()
 
     def read(self, source: str, file: StreamFile, begin: int, end: int) -> bytes | bytearray:
@@ -90,17 +95,30 @@ class Access:
             raise DataError(f"data.source={name} does not exist. Check the name.") from error
         return answers[0]
 
-    def note_skipped(self, source: str, broken: str) -> None:
-        """Count a group that is left out, or rows of it, and report it once."""
+    def note_left_out(self, source: str, left_out: LeftOut) -> None:
+        """Report what is broken, once, and how many rows have no text, at each tenfold."""
+        for broken in left_out.broken:
+            self._note_broken(source, broken)
+        with self.lock:
+            before = self.left_out[source]
+            now = self.left_out[source] = before + replace(left_out, broken=())
+            is_due = now.without_text >= max(1, 10 * self.said[source])
+            if is_due:
+                self.said[source] = now.without_text
+        if is_due:
+            self._warn(f"data.source={source}: {now.in_words}")
+
+    def _note_broken(self, source: str, broken: str) -> None:
         with self.lock:
             if broken in self.skipped:
                 return
             self.skipped.add(broken)
             count = len(self.skipped)
+        self._warn(f"data.source={source}: left out: {broken} ({count:,} since the start)")
+
+    def _warn(self, line: str) -> None:
         if self.say is not None:
-            self.say(
-                f"warning: data.source={source}: left out: {broken} ({count:,} since the start)"
-            )
+            self.say(f"warning: {line}")
 
     def close(self) -> None:
         """End the connections, and any wait: a thread that reads gets Stopped."""

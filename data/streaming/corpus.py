@@ -16,7 +16,7 @@ from data.prepared import CorpusInfo
 from data.progress import Progress
 from data.stream import TokenStream
 from data.streaming.cache import TokenCache
-from data.streaming.groups import Group, GroupText, Listing
+from data.streaming.groups import Group, GroupText, LeftOut, Listing
 from data.streaming.prefetch import Prefetcher, windows_ahead
 from data.streaming.shuffle import held_out_groups as share_of_groups
 from data.streaming.source import FORMAT, StreamSettings, StreamSource
@@ -59,7 +59,7 @@ def stream_corpus(
     held_out: Sequence[Listing] = (),
     held_out_groups: Sequence[float] | None = None,
     skip_broken: bool = False,
-    left_out: Callable[[str, str], None] | None = None,
+    left_out: Callable[[str, LeftOut], None] | None = None,
     threads: int = 1,
     turn: tuple[int, int] = (0, 1),
     say: Callable[[str], None] | None = None,

@@ -68,6 +68,33 @@ class Listing:
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """What of some rows is not trained on."""
+
+    rows: int = 0
+    """How many were read, without those that are broken."""
+    without_text: int = 0
+    """How many of them have none."""
+    broken: tuple[str, ...] = ()
+    """What cannot be read, and why."""
+
+    @property
+    def in_words(self) -> str:
+        """How many rows have no text."""
+        return (
+            f"{self.without_text:,} of the {self.rows:,} rows that were read have no text, "
+            "and are left out."
+        )
+
+    def __add__(self, other: LeftOut) -> LeftOut:
+        return LeftOut(
+            self.rows + other.rows,
+            self.without_text + other.without_text,
+            self.broken + other.broken,
+        )
+
+
+@dataclass(frozen=True)
 class GroupText:
     """The rows of one group, read."""
 
@@ -75,5 +102,13 @@ class GroupText:
     """The text of every row that has one, each ending with a newline."""
     rows: list[int]
     """Their numbers, counted from 0 in the group; null and empty rows are left out."""
+    without_text: int = 0
+    """How many rows have none."""
     broken: str = ""
     """What of the group was left out, and why; empty if nothing was."""
+
+    @property
+    def left_out(self) -> LeftOut:
+        """What of the group has no text."""
+        broken = (self.broken,) if self.broken else ()
+        return LeftOut(len(self.rows) + self.without_text, self.without_text, broken)

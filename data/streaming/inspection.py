@@ -101,8 +101,7 @@ def _sample(listing: Listing, access: Access, folder: Path | None) -> Sample:
     texts: list[str] = []
     for group in _spread(listing.groups):
         found = read_group(listing, group, access, skip_broken=True)
-        if found.broken:
-            access.note_skipped(listing.name, found.broken)
+        access.note_left_out(listing.name, found.left_out)
         if not found.texts:
             continue
         texts += found.texts[: SHOWN_ROWS - len(texts)]

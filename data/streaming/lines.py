@@ -6,6 +6,7 @@ import codecs
 import json
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from typing import IO, Any
 
@@ -23,7 +24,7 @@ from data.streaming.content import (
 )
 from data.streaming.groups import Group, StreamFile
 from data.streaming.kept import digest_of, keep, kept
-from data.streaming.places import broken_row, unreadable
+from data.streaming.places import broken_row, no_text, unreadable
 from data.streaming.table import OnBroken, Row
 
 GROUP_BYTES = 16 << 20
@@ -86,14 +87,28 @@ class Lines:
         return {name: type(value).__name__ for name, value in first.items()}
 
 
-def check_column(access: Access, source: str, column: Column, file: StreamFile) -> None:
-    """Raise DataError if no row of a file's first group has the column."""
+def check_text(access: Access, source: str, column: Column, file: StreamFile) -> None:
+    """Raise DataError if no row of a file's first group has the column, or of a small file a text.
+
+    A remote file is read for this only once.
+    """
+    path = access.cache_dir / "streams" / f"{digest_of(file.url, file.version, column.key)}.text"
+    if kept(path) is not None:
+        return
     seen: dict[str, None] = {}
+    has_column = False
     for row in _first_rows(access, source, column, file):
-        if column.among(row):
-            return
-        seen.update(dict.fromkeys(islice(row, MOST_COLUMNS - len(seen))))
-    if seen:
+        with suppress(BadRow):  # whoever reads the row reports it
+            if not column.document(row):
+                has_column |= bool(column.among(row))
+                seen.update(dict.fromkeys(islice(row, MOST_COLUMNS - len(seen))))
+                continue
+        if URL.match(file.url):
+            keep(path, b"")
+        return
+    if has_column and not is_compressed(file) and file.size <= GROUP_BYTES:
+        raise no_text(source, column, file)
+    if seen and not has_column:
         raise without_column(access, source, column, file, seen)
 
 

@@ -11,12 +11,12 @@ from dataclasses import astuple
 
 from data.columns import Column, TextColumn
 from data.errors import BrokenText, DataError
-from data.formats import LINES
+from data.formats import LINES, format_of
 from data.progress import Progress
 from data.streaming.access import Access
 from data.streaming.files import Found, check_formats, find_files
 from data.streaming.groups import TRAIN, Group, Listing, StreamFile
-from data.streaming.lines import check_column
+from data.streaming.lines import check_text
 from data.streaming.reading import format_for
 from data.urls import redact_urls
 
@@ -50,11 +50,7 @@ def list_source(
         files = [file for _, file in found]
         kind = check_formats(name, files)
         progress.doing(f"listing {name}", len(files))
-        groups = _groups(access, name, TextColumn(text_column), files, progress)
-        if kind == LINES and groups:
-            with suppress(*(BrokenText,) if skip_broken else ()):
-                column, first = TextColumn(text_column), files[groups[0].file]
-                check_column(access, name, column, first)
+        groups = _groups(access, name, TextColumn(text_column), files, progress, skip_broken)
     if not groups:
         raise DataError(f"data.source={name} is empty: it has no rows.")
     digest = _fingerprint([kind, text_column], found, groups)
@@ -62,12 +58,21 @@ def list_source(
 
 
 def _groups(
-    access: Access, name: str, column: Column, files: list[StreamFile], progress: Progress
+    access: Access,
+    name: str,
+    column: Column,
+    files: list[StreamFile],
+    progress: Progress,
+    skip_broken: bool,
 ) -> list[Group]:
     groups: list[Group] = []
 
     def groups_of(numbered: tuple[int, StreamFile]) -> list[Group]:
-        return format_for(numbered[1]).groups(access, name, column, *numbered)
+        groups = format_for(numbered[1]).groups(access, name, column, *numbered)
+        if groups and format_of(numbered[1].name) == LINES:
+            with suppress(*(BrokenText,) if skip_broken else ()):
+                check_text(access, name, column, numbered[1])
+        return groups
 
     pool = ThreadPoolExecutor(READERS)
     try:

@@ -15,6 +15,7 @@ from data.streaming.access import URL, Access
 from data.streaming.file_range import FileRange
 from data.streaming.groups import Group, StreamFile
 from data.streaming.kept import digest_of, keep, kept
+from data.streaming.places import no_text
 from data.streaming.table import OnBroken, Row
 
 if TYPE_CHECKING:
@@ -114,6 +115,9 @@ class Parquet:
             if group.num_rows:
                 groups.append(Group(number, index, row, group.num_rows, begin, end, size))
             row += group.num_rows
+        all_chunks = [footer.row_group(g.index).column(leaf) for g in groups for leaf in leaves]
+        if groups and all(map(_is_empty, all_chunks)):
+            raise no_text(source, column, file)
         return groups
 
     def rows(
@@ -170,6 +174,12 @@ def _begin(chunk: ColumnChunkMetaData) -> int:
     if chunk.has_dictionary_page and chunk.dictionary_page_offset:
         return int(min(chunk.data_page_offset, chunk.dictionary_page_offset))
     return int(chunk.data_page_offset)
+
+
+def _is_empty(chunk: ColumnChunkMetaData) -> bool:
+    """Whether the footer says that a column has no value in a row group."""
+    found = chunk.statistics
+    return found is not None and found.has_null_count and found.null_count == chunk.num_values
 
 
 def _values(columns: list[pa.Array]) -> Iterator[tuple[Any, ...]]:

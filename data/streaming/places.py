@@ -6,6 +6,7 @@ header, of Parquet the rows of the file.
 
 from __future__ import annotations
 
+from data.columns import Column
 from data.errors import BadRow, BrokenText
 from data.streaming.access import URL
 from data.streaming.groups import Group, StreamFile
@@ -32,6 +33,14 @@ def unreadable(
     return BrokenText(
         f"data.source={source}: {what} cannot be read: {reason_of(error)}. "
         "It is damaged or incomplete: copy it again, or leave it out."
+    )
+
+
+def no_text(source: str, column: Column, file: StreamFile) -> BrokenText:
+    """The error for a file of which no row has a text."""
+    return BrokenText(
+        f"data.source={source}: no row of {file.name} has a text in {column.name}. Leave the file "
+        "out, or name another column with data.text_column."
     )
 
 

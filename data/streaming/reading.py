@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from data.columns import Column, TextColumn
 from data.errors import BadRow, BrokenText, DataError
@@ -16,6 +17,7 @@ from data.streaming.parquet import MOST_GROUP_BYTES, Parquet
 from data.streaming.places import (
     broken_row,
     group_in_words,
+    no_text,
     reason_of,
     row_in_words,
     unreadable,
@@ -68,9 +70,10 @@ def _read_what_is_whole(listing: Listing, group: Group, access: Access) -> Group
     try:
         found = _read(listing, group, access, note)
     except BrokenText as error:
-        return GroupText([], [], f"{group_in_words(file, group)}: {reason_of(error)}")
+        broken = f"{group_in_words(file, group)}: {reason_of(error)}"
+        return GroupText([], [], broken=broken)
     others = f" and {len(bad) - 1:,} more after it" if len(bad) > 1 else ""
-    return GroupText(found.texts, found.rows, f"{bad[0]}{others}" if bad else "")
+    return replace(found, broken=f"{bad[0]}{others}" if bad else "")
 
 
 def _read(listing: Listing, group: Group, access: Access, on_broken: OnBroken) -> GroupText:
@@ -78,7 +81,7 @@ def _read(listing: Listing, group: Group, access: Access, on_broken: OnBroken) -
     column, file = TextColumn(listing.column), listing.files[group.file]
     texts: list[str] = []
     rows: list[int] = []
-    size = 0
+    size = without_text = 0
     for row in rows_of(access, listing.name, column, file, group, on_broken):
         text = document_of(column, row, on_broken)
         if text:
@@ -90,7 +93,11 @@ def _read(listing: Listing, group: Group, access: Access, on_broken: OnBroken) -
                 )
             texts.append(text)
             rows.append(row.place)
-    return GroupText(texts, rows)
+        else:
+            without_text += 1
+    if without_text and not texts and (group.begin, group.end) == (0, file.size):
+        raise no_text(listing.name, column, file)
+    return GroupText(texts, rows, without_text)
 
 
 def rows_of(

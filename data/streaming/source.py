@@ -16,7 +16,7 @@ from data.errors import TextLost, cache_error
 from data.order import permuted
 from data.pieces import pieces_of, utf8_bytes
 from data.streaming.cache import TokenCache
-from data.streaming.groups import Group, GroupText, Listing
+from data.streaming.groups import Group, GroupText, LeftOut, Listing
 from data.streaming.shuffle import (
     epoch_windows,
     group_keys,
@@ -31,7 +31,7 @@ from data.tokenizer import Tokenizer
 
 FORMAT = 1
 """Of a text's fingerprint; increase it when a data set would have other rows or another order."""
-CACHE_FORMAT = 2
+CACHE_FORMAT = 3
 """Part of the names of files in the cache; increase it when they would hold something else."""
 READS_AT_ONCE = 8
 """Groups of a window, each a request or several: a network answers them in parallel."""
@@ -52,7 +52,7 @@ class StreamSettings:
     """How many encode characters; subwords are encoded on all cores, about so many."""
     skip_broken: bool = False
     """Whether `read` leaves out what is broken."""
-    left_out: Callable[[str, str], None] | None = None
+    left_out: Callable[[str, LeftOut], None] | None = None
     """Called with a source's name and what of it was left out, when a file of it is opened."""
 
 
@@ -106,10 +106,10 @@ class StreamSource:
     def encode(self, epoch: int, window: int) -> EncodedRows:
         """Read a window, and encode its rows in their order. Raises DataError as reading does."""
         seed = self.settings.seed
-        broken: list[str] = []
-        texts = self._texts(self.windows(epoch)[window], broken, held_out=False)
+        left_out: list[LeftOut] = []
+        texts = self._texts(self.windows(epoch)[window], left_out, held_out=False)
         order = shuffled(len(texts), row_keys(seed, self.number, epoch, window))
-        return self._encoded([texts[row] for row in order], broken)
+        return self._encoded([texts[row] for row in order], left_out)
 
     def hold_held_out(self, enough_bytes: int) -> HeldFile:
         """Open the file of the first held-out rows, until there are so many bytes.
@@ -124,21 +124,20 @@ class StreamSource:
         held = settings.cache.hold(name, settings.tokenizer.dtype, make)
         # Every process opens the same files in the same order, whoever has made them.
         if settings.left_out is not None:
-            for broken in held.broken:
-                settings.left_out(self.listing.name, broken)
+            settings.left_out(self.listing.name, held.left_out)
         return held
 
     def _held_out(self, enough_bytes: int) -> EncodedRows:
         texts: list[str] = []
-        broken: list[str] = []
+        left_out: list[LeftOut] = []
         left = enough_bytes
         groups = self._groups_with_held_out_rows()
         while left > 0 and (chosen := self._enough(groups, left)):
-            for text in self._texts(chosen, broken, held_out=True):
+            for text in self._texts(chosen, left_out, held_out=True):
                 if left > 0:
                     texts.append(text)
                     left -= utf8_bytes(text)
-        return self._encoded(texts, broken)
+        return self._encoded(texts, left_out)
 
     def _groups_with_held_out_rows(self) -> Iterator[int]:
         """Their indices, in an order that is the same in all runs."""
@@ -163,19 +162,19 @@ class StreamSource:
         keys = group_keys(self.settings.seed, self.number, epoch)
         return epoch_windows(self.listing, keys, self.settings.window_bytes)
 
-    def _texts(self, groups: Iterable[int], broken: list[str], held_out: bool) -> list[str]:
-        """The rows of groups that are held out, or those that are not; `broken` is added to."""
+    def _texts(self, groups: Iterable[int], left_out: list[LeftOut], held_out: bool) -> list[str]:
+        """The rows of groups that are held out, or those that are not; `left_out` is added to."""
         chosen = [self.listing.groups[group] for group in groups]
         texts: list[str] = []
         for group, found in zip(chosen, in_order(self._read, chosen, READS_AT_ONCE), strict=True):
-            broken += [found.broken] if found.broken else []
+            left_out.append(found.left_out)
             rows = np.array(found.rows, dtype=np.int64)
             share = self.settings.held_out_share
             mask = held_out_rows(self.listing, group, rows, share, self.held_out_groups)
             texts += [found.texts[row] for row in np.flatnonzero(mask == held_out).tolist()]
         return texts
 
-    def _encoded(self, texts: Sequence[str], broken: Sequence[str]) -> EncodedRows:
+    def _encoded(self, texts: Sequence[str], left_out: Sequence[LeftOut]) -> EncodedRows:
         tokenizer, threads = self.settings.tokenizer, self.settings.threads
         tokens = [np.zeros(0, dtype=tokenizer.dtype)]
         ends = [np.zeros(0, dtype=np.int64)]
@@ -185,7 +184,8 @@ class StreamSource:
             ends.append(part.ends + count)
             count += len(part.tokens)
             text_bytes += part.text_bytes
-        return EncodedRows(np.concatenate(tokens), np.concatenate(ends), text_bytes, tuple(broken))
+        all_left_out = sum(left_out, LeftOut())
+        return EncodedRows(np.concatenate(tokens), np.concatenate(ends), text_bytes, all_left_out)
 
     @cached_property
     def _held_out_key(self) -> str:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from data.locks import NO_LOCKS
 from data.stream import TokenFile, TokensInFile
+from data.streaming.groups import LeftOut
 
 NUMBERS = 5
 DIGEST_BYTES = 32
@@ -36,8 +37,8 @@ class EncodedRows:
     ends: NDArray[np.int64]
     """The token after each row."""
     text_bytes: int
-    broken: tuple[str, ...] = ()
-    """What was left out, and why."""
+    left_out: LeftOut = field(default_factory=LeftOut)
+    """What of the rows of the window is not among them."""
 
     @property
     def size(self) -> int:
@@ -46,7 +47,7 @@ class EncodedRows:
 
     @property
     def _list(self) -> bytes:
-        return json.dumps(self.broken).encode()
+        return json.dumps(astuple(self.left_out)).encode()
 
     def write(self, path: Path) -> None:
         """Write the file, and flush it to the disk."""
@@ -81,8 +82,8 @@ class HeldFile:
         self.tokens = tokens_in(self._file, dtype)
         end = HEADER_BYTES + 8 * rows + dtype.itemsize * tokens
         listed = self._file.read(end, size, np.dtype(np.uint8))
-        self.broken: list[str] = json.loads(listed.tobytes())
-        """What was left out, and why."""
+        rows_read, without_text, broken = json.loads(listed.tobytes())
+        self.left_out = LeftOut(rows_read, without_text, tuple(broken))
         self.ends = self._file.read(HEADER_BYTES, rows, np.dtype(np.int64))
         os.utime(path)  # the cache removes what was not used for longest
 

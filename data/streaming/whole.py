@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -12,29 +12,36 @@ from data.errors import BadRow, BrokenText
 from data.files import NamedFile
 from data.pieces import Piece, pieces_of
 from data.streaming.access import Access, local_version
-from data.streaming.groups import Group, StreamFile
+from data.streaming.groups import Group, LeftOut, StreamFile
 from data.streaming.lines import MOST_COLUMNS, without_column
-from data.streaming.places import broken_row
+from data.streaming.places import broken_row, no_text
 from data.streaming.reading import document_of, format_for, rows_of
 
 
 def table_pieces(
-    name: str, files: Iterable[NamedFile], column: Column, cache_dir: Path
+    name: str,
+    files: Iterable[NamedFile],
+    column: Column,
+    cache_dir: Path,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Piece]:
     """The documents of tables of this machine, each file with its name in the data set.
 
-    Raises DataError if they cannot be read, lack the column or have no rows.
+    `say` prints how many rows have no text, if some have none. Raises DataError if they cannot be
+    read, lack the column or have no rows, or if a file has no text.
     """
     tables = [
         StreamFile(str(file.path), file.name, *local_version(name, file.path)) for file in files
     ]
     with closing(Access(cache_dir)) as access:
-        has_rows = False
+        read = LeftOut()
         for number, file in enumerate(tables):
             documents = _Documents(access, name, column, number, file)
             yield from pieces_of(documents)
-            has_rows |= documents.has_rows
-    if not has_rows:
+            read += LeftOut(documents.rows, documents.rows - documents.count)
+    if read.without_text:
+        say(f"warning: data.source={name}: {read.in_words}")
+    if not read.rows:
         raise BrokenText(f"data.source={name} is empty: it has no rows.")
 
 
@@ -46,7 +53,7 @@ class _Documents:
     ) -> None:
         self._access, self._source, self._column = access, source, column
         self._number, self._file = number, file
-        self.has_rows = False
+        self.rows = self.count = 0
 
     def __iter__(self) -> Iterator[str]:
         """Raises DataError for a row that is none, and if no row has the column."""
@@ -60,11 +67,14 @@ class _Documents:
                 raise broken_row(self._source, file, group, number, error) from error
 
             for row in rows_of(*given, file, group, refuse):
-                self.has_rows = True
+                self.rows += 1
                 if not has_column:
                     has_column = bool(column.among(row.values))
                     seen.update(dict.fromkeys(islice(row.values, MOST_COLUMNS - len(seen))))
                 if document := document_of(column, row, refuse):
+                    self.count += 1
                     yield document
         if seen and not has_column:
             raise without_column(self._access, self._source, column, file, seen)
+        if self.rows and not self.count:
+            raise no_text(self._source, column, file)

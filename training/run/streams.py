@@ -158,7 +158,7 @@ def stream_text(
             held_out=held_out,
             held_out_groups=same.held_out_groups,
             skip_broken=data.skip_broken,
-            left_out=access.note_skipped if accelerator.is_main_process else None,
+            left_out=access.note_left_out if accelerator.is_main_process else None,
             threads=cores(),
             turn=(accelerator.local_process_index, processes_here()),
             say=say_error if first else None,

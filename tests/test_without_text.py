@@ -1,0 +1,128 @@
+"""Rows without text are counted and reported, and a file that has none is refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from data.corpus import prepare_corpus
+from data.errors import DataError
+from data.streaming.access import Access
+from data.streaming.corpus import fixed_tokenizer, stream_corpus
+from data.streaming.listing import list_source
+from data.streaming.reading import read_group
+from data.tokenizer import OF_BYTES
+
+ROWS = [f"row {number}" for number in range(10)]
+
+
+def lines(values, column="text"):
+    return b"".join(json.dumps({"id": 1, column: value}).encode() + b"\n" for value in values)
+
+
+def write_parquet(path, values):
+    table = pa.table({"text": pa.array(values, pa.string())})
+    parquet.write_table(table, path, row_group_size=4)
+
+
+def prepare(source: str, folder: Path, lines: list[str]):
+    settings = {"val_fraction": 0.1, "block_size": 4, "cache_dir": folder, "say": lines.append}
+    return prepare_corpus(source, text_column="text", **settings)
+
+
+def stream(source: str, folder: Path, lines: list[str]):
+    with closing(Access(folder, lines.append)) as access:
+        corpus = stream_corpus(
+            [list_source(source, "text", access)],
+            [1],
+            partial(read_group, access=access),
+            fixed_tokenizer(OF_BYTES),
+            seed=1,
+            val_fraction=0.3,
+            window_bytes=10**6,
+            prefetch_bytes=10**6,
+            cache_bytes=10**6,
+            held_out_bytes=10**6,
+            cache_dir=folder,
+            left_out=access.note_left_out,
+        )
+        corpus.train.sources[0].hold(0, 0)
+    return corpus
+
+
+WAYS = {"prepared": prepare, "streamed": stream}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "csv"])
+def test_rows_without_text_are_counted_and_reported_once(tmp_path, way, kind):
+    """10 of 20 in each of two files; null, empty or without the column."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name in "ab":
+        path = folder / f"{name}.{kind}"
+        if kind == "jsonl":
+            path.write_bytes(lines(ROWS) + lines([None, ""]) + lines(ROWS[:8], "body"))
+        elif kind == "parquet":
+            write_parquet(path, [*ROWS, *[None, ""] * 5])
+        else:
+            path.write_text("id,text\n" + "".join(f"1,{row}\n" for row in [*ROWS, *[""] * 10]))
+    said: list[str] = []
+    source = f"{folder}/*.{kind}"
+    WAYS[way](source, tmp_path / "cache", said)
+    assert [line for line in said if "no text" in line] == [
+        f"warning: data.source={source}: 20 of the 40 rows that were read have no text, "
+        "and are left out."
+    ]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["column", "nulls", "gzip", "parquet", "csv"])
+def test_a_file_that_has_no_text_is_refused(tmp_path, way, kind):
+    """Its 10 rows of 20 were left out without a word."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    if kind == "parquet":
+        write_parquet(folder / "a.parquet", ROWS)
+        write_parquet(folder / "b.parquet", [None] * 10)
+    elif kind == "csv":
+        (folder / "a.csv").write_text("id,text\n" + "".join(f"1,{row}\n" for row in ROWS))
+        (folder / "b.csv").write_text("id,text\n" + "1,\n" * 10)
+    else:
+        (folder / "a.jsonl").write_bytes(lines(ROWS))
+        others = lines(ROWS, "body") if kind == "column" else lines([None, ""] * 5)
+        name, content = "b.jsonl", others
+        if kind == "gzip":
+            name, content = "b.jsonl.gz", gzip.compress(others)
+        (folder / name).write_bytes(content)
+    reason = "is not a column" if kind == "column" else r"no row of .*b\.\S+ has a text in text"
+    with pytest.raises(DataError, match=rf"(?s)(?=.*b\.).*{reason}"):
+        WAYS[way](f"{folder}/*", tmp_path / "cache", [])
+
+
+def noted(call, calls: list[int]):
+    return lambda *given: (calls.append(1), call(*given))[1]
+
+
+def test_a_listing_requests_the_beginning_of_a_remote_file_of_lines_once(tmp_path, monkeypatch):
+    store = fsspec.filesystem("memory")
+    read: list[int] = []
+    for name in "ab":
+        store.pipe_file(f"/{tmp_path.name}/{name}.jsonl", lines([None, *ROWS]))
+    try:
+        for expected in (2, 0):
+            with closing(Access(tmp_path)) as access:
+                monkeypatch.setattr(access, "read", noted(access.read, read))
+                list_source(f"memory://{tmp_path.name}", "text", access)
+            assert len(read) == expected
+            read.clear()
+    finally:
+        store.store.clear()
