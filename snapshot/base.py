@@ -31,6 +31,7 @@ from snapshot.disk.reference import (
     read_config,
 )
 from snapshot.disk.tensors import TensorReader
+from snapshot.disk.tied import TIE, has_own_output
 from snapshot.errors import SnapshotError
 from snapshot.hub.client import Hub
 from snapshot.hub.errors import HubError, HubUnreachable
@@ -72,9 +73,16 @@ class Base:
     is_of_run: bool = False
     """Whether it is a snapshot of the run itself, in which the weights are trained further."""
 
-    def config(self, dropout: float, activation_checkpointing: bool) -> ModelConfig:
-        """The sizes of the model. Raises SnapshotError if it cannot be built here."""
+    def config(
+        self, dropout: float, activation_checkpointing: bool, untied: bool = False
+    ) -> ModelConfig:
+        """The sizes of the model. Raises SnapshotError if it cannot be built here.
+
+        An `untied` model has an output layer of its own, whatever its config says.
+        """
         content, _ = read_config(self.folder)
+        if untied:
+            content = {**content, TIE: False}
         return model_config(content, f"{self.key}: its {CONFIG}", dropout, activation_checkpointing)
 
     def fetch_weights(self, here: bool = True) -> Path:
@@ -248,10 +256,12 @@ def _refuse_without_safetensors(named: str, names: list[str]) -> None:
     raise SnapshotError(f"{named} has no weights (model.safetensors).")
 
 
-def check_weights(base: Base, config: ModelConfig) -> None:
+def check_weights(base: Base, config: ModelConfig) -> bool:
     """Compare names and shapes in the headers of the weights with the model's.
 
-    Raises SnapshotError, with the name, for a tensor that is missing, surplus or of another shape.
+    Returns whether they have an output layer of their own, although the config ties it to the
+    embedding. Raises SnapshotError, with the name, for a tensor that is missing, surplus or of
+    another shape.
     """
     try:
         layout = layout_for(config)
@@ -264,6 +274,7 @@ def check_weights(base: Base, config: ModelConfig) -> None:
             if (there := found[name].shape_of(shapes)) != tuple(parameter.shape):
                 needed = list(parameter.shape)
                 raise SnapshotError(f"{name} has the shape {list(there)}, its config says {needed}")
+        return has_own_output(base.folder, layout)
     except SnapshotError as error:
         files = ", ".join(path.name for path in tensor_files(base.folder, "model")[:2])
         raise SnapshotError(f"{base.key}: {files or 'its weights'}: {error}.") from error

@@ -41,15 +41,17 @@ class NamedModel:
 
     def load(self) -> LanguageModel:
         """The model with its weights, on the CPU. Raises SnapshotError and HubError."""
+        sizes = self.sizes
         if self.base is not None:
             self.base.fetch_weights()
-            check_weights(self.base, self.sizes)
+            if check_weights(self.base, sizes):
+                sizes = self.base.config(dropout=0.0, activation_checkpointing=False, untied=True)
         base = None
         if self.reference is not None:  # before a model is built whose sizes nobody has checked
             base = open_reference(self.reference, self.folder, TIMEOUT_SECONDS)
             base.fetch_weights()
             check_weights(base, replace(self.sizes, lora=None))
-        model = build_model(self.sizes)
+        model = build_model(sizes)
         if base is not None:
             restore_weights(base.folder, model)
         restore_weights(self.folder, model, stem_of(self.reference))

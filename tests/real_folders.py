@@ -34,6 +34,7 @@ from subword_folders import WORDS
 TOKENS = 320
 """Without special tokens."""
 CONTEXT = 48
+EMBEDDINGS = ("wte.weight", "embed_tokens.weight")
 LONGEST = 1000000000000000019884624838656
 """What transformers writes for a length without limit."""
 CHATML = (
@@ -699,3 +700,13 @@ def _begin(made: Tokenizer, kind: Kind) -> None:
         made.post_processor = TemplateProcessing(
             f"{kind.begins} $A", f"{kind.begins} $A {kind.begins}:1 $B:1", named
         )
+
+
+def give_output(folder: Path, name: str = "lm_head.weight") -> Path:
+    """Add another output layer to the weights of a model whose config ties it; the folder."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    embedding = next(one for key, one in tensors.items() if key.endswith(EMBEDDINGS))
+    torch.manual_seed(13)
+    save_file(tensors | {name: torch.randn_like(embedding)}, path, {"format": "pt"})
+    return folder

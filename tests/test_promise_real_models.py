@@ -10,6 +10,8 @@ import json
 import pytest
 import real_folders
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import runs
@@ -19,6 +21,7 @@ from model.causal_lm import build_model
 from snapshot.disk.architecture import model_config
 from snapshot.disk.files import read_json
 from snapshot.disk.state import restore_weights
+from snapshot.named_model import find_model
 
 QUICK = ("gpt2",)
 SAMPLED = ("temperature", "top_k", "top_p", "do_sample", "repetition_penalty")
@@ -130,6 +133,46 @@ def test_generating_begins_and_ends_where_transformers_does(folder_of, monkeypat
         assert "<|" not in capsys.readouterr().out
     expected = AutoTokenizer.from_pretrained(folder)("the run").input_ids
     assert prompts == [expected, expected[1:]]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "Qwen2.5-0.5B-Instruct", "gemma-3-1b-it"])
+def test_another_output_layer_in_the_file_is_not_tied(tmp_path, name):
+    """transformers compares the values; config.json ties them all the same."""
+    folder = real_folders.give_output(real_folders.make(name, tmp_path / "base"))
+    found = find_model(str(folder)).load().eval()
+    ids = torch.randint(found.config.vocab_size, (2, 20))
+    with torch.no_grad():
+        assert (found(ids) - theirs(folder)(ids).logits).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.thorough)])
+def test_a_run_trains_another_output_layer_as_its_own(small, tmp_path, processes):
+    """And its snapshot is a model of transformers with the same logits."""
+    folder = real_folders.give_output(real_folders.make("gpt2", tmp_path / "base"))
+    words = [word for word in small if not word.startswith("model.n_")]
+    words += [f"model.pretrained={folder}", "train.max_steps=2", f"run.dir={tmp_path / 'run'}"]
+    result = runs.train(*words) if processes == 1 else runs.launch(_two(tmp_path), *words)
+    assert result.returncode == 0, result.stderr
+    saved = runs.snapshot(tmp_path / "run", 2)
+    assert read_json(saved / "config.json")["tie_word_embeddings"] is False
+    assert_equal_logits(saved)
+    with safe_open(saved / "model.safetensors", "pt") as file:
+        head = file.get_tensor("lm_head.weight")
+        assert not torch.equal(head, file.get_tensor("transformer.wte.weight"))
+
+
+def test_a_file_that_holds_the_tied_tensor_as_the_output_layer_loads(tmp_path):
+    for name in ("gpt2", "Qwen3-0.6B"):
+        folder = real_folders.make(name, tmp_path / name)
+        tensors = load_file(folder / "model.safetensors")
+        old = next(key for key in tensors if key.endswith(real_folders.EMBEDDINGS))
+        tensors["lm_head.weight"] = tensors.pop(old)
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        assert_equal_logits(folder)
+
+
+def _two(folder):
+    return runs.rehearsal("ddp_cpu.yaml", folder, 2)
 
 
 def read_json_line(path):

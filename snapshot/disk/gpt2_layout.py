@@ -18,6 +18,7 @@ from snapshot.errors import SnapshotError
 
 ACTIVATION_NAMES = " or ".join(ACTIVATIONS)
 
+OUTPUT = "lm_head.weight"
 TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 
 
@@ -116,5 +117,7 @@ class GPT2Layout(Layout):
             if full in known:
                 found[full] = Stored((name,), is_transposed(full))
             elif not name.endswith((".attn.bias", ".attn.masked_bias")):  # constants of old files
-                refuse_unless_tied(name, shapes, "lm_head.weight", self._model)
+                refuse_unless_tied(name, shapes, OUTPUT, self._model)
+        if OUTPUT in shapes:  # of a file that holds the tied tensor by this name alone
+            found.setdefault(self.embedding_name(), Stored((OUTPUT,)))
         return found

@@ -107,6 +107,11 @@ class Layout(ABC):
         numbers += sum(moments[name] * one.numel() for name, one in trained.items())
         return FLOAT_BYTES * numbers
 
+    def embedding_name(self) -> str:
+        """The name of the token embedding's weight."""
+        embedding = self._model.get_input_embeddings().weight
+        return next(name for name, one in self.parameters().items() if one is embedding)
+
     def freeze(self, patterns: Sequence[str]) -> None:
         """Exclude the parameters whose names match from training."""
         for name, parameter in self.parameters().items():

@@ -81,7 +81,8 @@ class TransformersLayout(Layout):
         converters = [one for one in rules if isinstance(one, WeightConverter)]
         by_pattern = {pattern: one for one in converters for pattern in one.source_patterns}
         names: dict[str, list[tuple[str, str | None]]] = {}
-        prefix, aliases = self._lm.base_model_prefix, self._aliases()
+        prefix, aliases = self._lm.base_model_prefix, dict(self._lm.all_tied_weights_keys)
+        copies: dict[str, str] = {}
         for name in sorted(shapes, key=dot_natural_key):
             target, pattern = rename_source_key(name, renamings, converters, prefix, known)
             if target not in known and name in known:  # it has the name in memory already
@@ -90,6 +91,7 @@ class TransformersLayout(Layout):
                 names.setdefault(target, []).append((name, pattern))
             elif target in aliases:
                 refuse_unless_tied(name, {name: shapes[name]}, name, self._model)
+                copies[aliases[target]] = name
             elif not self._is_ignored(target):
                 raise SnapshotError(f"it holds {name!r}, which the model does not have")
         stored = {}
@@ -98,7 +100,8 @@ class TransformersLayout(Layout):
                 stored[target] = Stored((found[0][0],))
             else:
                 stored |= self._converted(target, found, by_pattern[found[0][1]], shapes)
-        return stored
+        # Of a file that holds a tied tensor by its other name alone.
+        return {**{target: Stored((name,)) for target, name in copies.items()}, **stored}
 
     def _converted(
         self,
@@ -125,10 +128,6 @@ class TransformersLayout(Layout):
             key: Stored(names, convert=lambda tensors, key=key: convert(tensors)[key])  # type: ignore[misc]
             for key in made
         }
-
-    def _aliases(self) -> set[str]:
-        """The names of tied parameters, which a file may hold as copies."""
-        return set(self._lm.all_tied_weights_keys)
 
     def _is_ignored(self, name: str) -> bool:
         """Whether transformers itself leaves out this tensor: a constant of older files."""

@@ -125,7 +125,9 @@ class PretrainedModel:
         if start.folder is None and self._has_weights:
             here = accelerator.is_local_main_process
             self._weights = local_main_first(accelerator, lambda: base.fetch_weights(here))
-            run_on_main(accelerator, lambda: check_weights(base, sizes))
+            untied = run_on_main(accelerator, lambda: str(check_weights(base, sizes)))
+            if broadcast_text(accelerator, untied) == str(True):
+                sizes = base.config(keys.dropout, keys.activation_checkpointing, untied=True)
         parameters = layout_for(sizes).parameters().values()
         count = sum(map(torch.numel, parameters))
         check_parameters_fit(count, self._config.optim.name, f"{base.key} needs")
