@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from model.dropout_places import with_dropout
 from model.gpt import GPT, GPTConfig
 from model.head import mean_loss
 from model.lora import INSTALL, Lora, add_adapters
@@ -82,7 +83,6 @@ def causal_lm_config(
         for key, value in content.items()
         if key not in (*UNUSED_KEYS, *CODE_KEYS) and not key.startswith("_")
     }
-    used = {key: dropout if _is_dropout(key) else value for key, value in used.items()}
     used["dtype"] = "float32"
     used.pop("torch_dtype", None)
     try:
@@ -94,6 +94,8 @@ def causal_lm_config(
                     f"it asks for code of its own ({key}), and code from a repo is never executed"
                 ) from error
         raise
+    used = with_dropout(used, built.to_dict(), dropout)
+    built = _transformers_config(used)
     sizes = built.get_text_config()
     heads = int(getattr(sizes, "num_attention_heads", 0) or 0)
     return CausalLMConfig(
@@ -124,11 +126,6 @@ def with_layers(config: ModelConfig, n_layer: int) -> ModelConfig:
         else:
             content[key] = value
     return replace(config, content=content, n_layer=n_layer)
-
-
-def _is_dropout(key: str) -> bool:
-    """Whether an entry is a probability of dropout: attention_dropout, resid_pdrop, dropout, ..."""
-    return key.endswith(("dropout", "pdrop", "dropout_prob"))
 
 
 def _transformers_config(content: dict[str, Any]) -> Any:

@@ -16,7 +16,14 @@ from config.schema import Config, ConfigError, lora_of, other_model, too_long
 from data.chat import ChatTemplate
 from data.corpus import Corpus
 from data.tokenizer import Tokenizer, refuse_larger_than
-from model.causal_lm import CausalLMConfig, LanguageModel, ModelConfig, adapt, build_model
+from model.causal_lm import (
+    CausalLMConfig,
+    LanguageModel,
+    ModelConfig,
+    adapt,
+    build_model,
+)
+from model.dropout_places import active_dropout
 from model.lora import LoraError
 from snapshot.base import SMALL_FILES, Base, check_weights, open_base
 from snapshot.disk.architecture import config_json, layout_for, model_config
@@ -107,6 +114,15 @@ class PretrainedModel:
         initialised, and take no memory before they are sharded. Raises ConfigError, DataError,
         SnapshotError and HubError.
         """
+        model, dropout = self._build(start, tokenizer), self._config.model.dropout
+        if dropout and not active_dropout(model):
+            raise ConfigError(
+                f"model.dropout={dropout} has no effect: {self.base.key} ({model.config.family}) "
+                "has no dropout. Leave it out."
+            )
+        return model
+
+    def _build(self, start: Start, tokenizer: Tokenizer) -> LanguageModel:
         accelerator, base, keys = self._accelerator, self.base, self._config.model
         if start.folder is None:
             sizes = base.config(keys.dropout, keys.activation_checkpointing)
