@@ -7,3 +7,7 @@ class SnapshotError(ValueError):
 
 class DiskFault(SnapshotError):
     """A disk of this machine refuses a download; the snapshot itself may be whole."""
+
+
+class OtherRun(SnapshotError):
+    """A snapshot of another run than the one that starts, whatever else holds of it."""

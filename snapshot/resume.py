@@ -21,11 +21,11 @@ from snapshot.disk.files import (
 )
 from snapshot.disk.reading import visible
 from snapshot.disk.state import RunState, check_snapshot, read_state
-from snapshot.errors import DiskFault, SnapshotError
+from snapshot.errors import DiskFault, OtherRun, SnapshotError
 from snapshot.hub.errors import HubError, HubUnreachable
 from snapshot.hub.latest import remote_step
 from snapshot.hub.names import named_remote
-from snapshot.start import Start
+from snapshot.start import Start, StateCheck, any_state
 from snapshot.start_over import METRICS, RESUMES_INSTEAD, newest_state, start_over
 from snapshot.store import Store, fetch_newest, newest_of_disk_and_repo
 
@@ -62,12 +62,14 @@ def choose_start(
     use_local: bool = True,
     timeout: float = 60.0,
     is_restart: Callable[[RunState], bool] = lambda state: False,
+    refuse: StateCheck = any_state,
 ) -> Start:
     """The start that `snapshot.resume` (auto, never, a folder or a repo) means for this run.
 
     `store` is the run's own repo. With `use_local` false, snapshots on this disk are ignored.
     `timeout` is that of requests to a named repo, in seconds. `never` starts over once: if the same
     command began the run of a state, and that run has not ended (`is_restart`), it resumes.
+    `refuse` raises OtherRun for a state before the rest of its snapshot is downloaded.
 
     Only the process that writes to `run_dir` may call this: it removes what a killed process left.
 
@@ -82,16 +84,16 @@ def choose_start(
         if state is None or not is_restart(state):
             return start_over(run_dir, root, store)
         try:
-            own = _own_newest(root, store, use_local)
+            own = _own_newest(root, store, use_local, refuse)
         except SnapshotError:  # no snapshot is whole, so a resume would also start from scratch
             return start_over(run_dir, root, store)
         return replace(own, warnings=(RESUMES_INSTEAD.format(run_dir=run_dir), *own.warnings))
-    own = _own_newest(root, store, use_local)
+    own = _own_newest(root, store, use_local, refuse)
     if resume == "auto":
         return own
     if own.state is not None and value_of(own.state.config, "snapshot.resume") == resume:
         return own  # an earlier attempt of this command started there; the named one may be gone
-    return _branch(own, _named_snapshot(resume, root, timeout, store), run_dir, resume)
+    return _branch(own, _named_snapshot(resume, root, timeout, store, refuse), run_dir, resume)
 
 
 def _branch(own: Start, named: Start, run_dir: Path, resume: str) -> Start:
@@ -126,8 +128,11 @@ def _branch(own: Start, named: Start, run_dir: Path, resume: str) -> Start:
     )
 
 
-def refuse_other_run(state: RunState, config: dict[str, Any], data: dict[str, Any]) -> None:
-    """Raise SnapshotError with all differences, if the snapshot belongs to another run."""
+def refuse_other_run(state: RunState, config: dict[str, Any], data: dict[str, Any] | None) -> None:
+    """Raise OtherRun with all differences, if the snapshot belongs to another run.
+
+    `data` is what is known of the text; None if it cannot be compared yet.
+    """
     part = value_of(state.config, "model.lora_rank") or not value_of(state.config, "snapshot.whole")
     checked = {"model.pretrained"} if part else set()  # by hash; it may lie in another place now
     differences = [
@@ -136,9 +141,9 @@ def refuse_other_run(state: RunState, config: dict[str, Any], data: dict[str, An
         if (before := value_of(state.config, key)) != (now := value_of(config, key))
         and key not in checked
     ]
-    differences += _differences_of_text(state, config, data)
+    differences += [] if data is None else _differences_of_text(state, config, data)
     if differences:
-        raise SnapshotError(
+        raise OtherRun(
             f"the snapshot of step {state.step} belongs to another run:\n  "
             + "\n  ".join(differences)
             + "\nRestore these values, or give the new run another run.name (and hub.repo_id). "
@@ -193,7 +198,9 @@ def folder_for_step(path: Path, step: int) -> Path:
     return path
 
 
-def _named_snapshot(resume: str, root: Path, timeout: float, store: Store | None) -> Start:
+def _named_snapshot(
+    resume: str, root: Path, timeout: float, store: Store | None, refuse: StateCheck
+) -> Start:
     path = visible(Path(resume).expanduser())
     remote = None if path.exists() else named_remote(resume, timeout)
     if remote is not None and store is not None:
@@ -208,14 +215,14 @@ def _named_snapshot(resume: str, root: Path, timeout: float, store: Store | None
         if remote is None:
             folder = newest_snapshot(path)
             return Start(folder, read_state(folder), f"{folder}, as snapshot.resume asks")
-        found = fetch_newest(*remote, root / ORIGIN)
+        found = fetch_newest(*remote, root / ORIGIN, refuse)
+    except (OtherRun, DiskFault):
+        raise
     except HubUnreachable as error:
         raise HubUnreachable(
             f"snapshot.resume={resume}: {str(error).rstrip('.')}. Start again when the Hub can "
             "be reached."
         ) from error
-    except DiskFault:
-        raise
     except (SnapshotError, HubError) as error:
         raise SnapshotError(
             f"snapshot.resume={resume}: {str(error).rstrip('.')}. Name a snapshot that is whole, "
@@ -227,7 +234,7 @@ def _named_snapshot(resume: str, root: Path, timeout: float, store: Store | None
     return Start(found.path, read_state(found.path), reason, found.faults, remote=found.remote)
 
 
-def _own_newest(root: Path, store: Store | None, use_local: bool) -> Start:
+def _own_newest(root: Path, store: Store | None, use_local: bool, refuse: StateCheck) -> Start:
     """The newest whole snapshot of this run, on this disk or in its repo."""
     newest, faults = newest_verified(root, check_snapshot) if use_local else (None, [])
     state = None if newest is None else read_state(newest)
@@ -236,7 +243,7 @@ def _own_newest(root: Path, store: Store | None, use_local: bool) -> Start:
         start = Start(newest, state, f"{newest}, the newest of this run", warnings)
     else:
         ended = _recorded_attempts(root.parent)
-        start = newest_of_disk_and_repo(store, newest, state, root, warnings)
+        start = newest_of_disk_and_repo(store, newest, state, root, warnings, refuse)
         start = replace(start, ended_attempts=ended)
     if start.folder is None and faults:
         raise SnapshotError(

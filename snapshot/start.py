@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,13 @@ from snapshot.disk.files import TEMPORARY_PREFIX
 from snapshot.disk.state import RunState
 from snapshot.hub.fetch import RepoContents
 from snapshot.hub.latest import Latest
+
+StateCheck = Callable[[RunState], object]
+"""Raises SnapshotError for the state of a snapshot that an attempt must not resume from."""
+
+
+def any_state(state: RunState) -> None:
+    """The `StateCheck` that accepts every state."""
 
 
 @dataclass(frozen=True)

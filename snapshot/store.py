@@ -11,7 +11,7 @@ from huggingface_hub import get_token
 
 from snapshot.disk.files import manifest_sha256
 from snapshot.disk.state import RunState, read_state
-from snapshot.errors import DiskFault, SnapshotError
+from snapshot.errors import DiskFault, OtherRun, SnapshotError
 from snapshot.hub.bucket import Bucket
 from snapshot.hub.client import Hub
 from snapshot.hub.errors import (
@@ -22,16 +22,11 @@ from snapshot.hub.errors import (
     HubUnreachable,
     HubUnsupported,
 )
-from snapshot.hub.fetch import (
-    RepoContents,
-    fetch,
-    fetch_state,
-    read_repo,
-)
+from snapshot.hub.fetch import RepoContents, fetch, fetch_state, read_repo
 from snapshot.hub.latest import remote_step
 from snapshot.hub.remote import Remote
 from snapshot.hub.retries import with_retries
-from snapshot.start import RemoteSnapshot, Start
+from snapshot.start import RemoteSnapshot, Start, StateCheck, any_state
 
 
 @dataclass(frozen=True)
@@ -76,11 +71,13 @@ def newest_of_disk_and_repo(
     state: RunState | None,
     root: Path,
     warnings: tuple[str, ...],
+    refuse: StateCheck = any_state,
 ) -> Start:
     """The newer of two snapshots: the newest on this disk, and the repo's, downloaded to `root`.
 
     Raises SnapshotError if the repo holds something else, or if neither has a whole snapshot but
-    the repo should; HubError if this disk has no snapshot and the Hub cannot tell whether it has.
+    the repo should; HubError if this disk has no snapshot and the Hub cannot tell whether it has;
+    what `refuse` raises for the state of a snapshot, before the rest of that is downloaded.
     """
     local = Start(newest, state, f"{newest}, the newest of this run", warnings)
     repo, faults = _open_repo(store, can_do_without=newest is not None)
@@ -106,7 +103,7 @@ def newest_of_disk_and_repo(
         return replace(local, reason=reason, remote=remote)
     newer = [folder for folder in repo.folders() if remote_step(folder) > local_step]
     try:
-        found = _first_whole(repo, newer, root, latest.run_id)
+        found = _first_whole(repo, newer, root, latest.run_id, refuse)
     except (HubError, DiskFault) as error:
         if newest is None:
             raise
@@ -171,14 +168,15 @@ class Fetched:
     """What is wrong with those that were tried before it."""
 
 
-def fetch_newest(hub: Remote, revision: str, root: Path) -> Fetched:
+def fetch_newest(hub: Remote, revision: str, root: Path, refuse: StateCheck = any_state) -> Fetched:
     """The newest whole snapshot of any repo, downloaded to `root`.
 
-    Raises SnapshotError if there is none, HubError if the download fails.
+    Raises SnapshotError if there is none, HubError if the download fails, and what `refuse` raises
+    for a state.
     """
     repo = with_retries(hub, lambda: read_repo(hub, revision))
     run_id = None if repo.latest is None else repo.latest.run_id
-    found = _first_whole(repo, repo.folders(), root, run_id)
+    found = _first_whole(repo, repo.folders(), root, run_id, refuse)
     if found.path is None:
         what = f"is whole: {found.faults[0]}" if found.faults else "is there."
         raise SnapshotError(f"no snapshot in {repo.name} {what}")
@@ -199,14 +197,19 @@ def _remote_snapshot(repo: RepoContents, folder: str) -> RemoteSnapshot:
     return RemoteSnapshot(hub.repo_id, repo.commit, folder, hub.timeout, is_bucket)
 
 
-def _first_whole(repo: RepoContents, folders: list[str], root: Path, run_id: str | None) -> Fetched:
+def _first_whole(
+    repo: RepoContents, folders: list[str], root: Path, run_id: str | None, refuse: StateCheck
+) -> Fetched:
+    def check(state: RunState) -> None:
+        if run_id is not None and state.run_id != run_id:
+            raise SnapshotError(f"step {state.step} of {repo.name} belongs to another run")
+        refuse(state)
+
     faults = []
     for folder in folders:
         try:
-            path = with_retries(repo.hub, partial(fetch, repo, folder, root))
-            if run_id is not None and read_state(path).run_id != run_id:
-                raise SnapshotError(f"{folder} of {repo.name} belongs to another run")
-        except DiskFault:
+            path = with_retries(repo.hub, partial(_fetch_checked, repo, folder, root, check))
+        except (DiskFault, OtherRun):
             raise
         except SnapshotError as error:
             faults.append(f"{str(error).rstrip('.')}; skipped.")
@@ -282,3 +285,15 @@ def _check_token(store: Store) -> None:
     """
     with suppress(HubUnreachable, HubUnsupported), store.hub.waiting.limit_to(1 / 4):
         store.hub.check_token()
+
+
+def _fetch_checked(repo: RepoContents, folder: str, root: Path, check: StateCheck) -> Path:
+    """`fetch`, after a check of the state: nothing of another run comes to this disk."""
+    state = None
+    with suppress(SnapshotError, OSError):  # perhaps damaged in transit: `fetch` tries twice
+        state = fetch_state(repo, folder)
+    if state is not None:
+        check(state)
+    path = fetch(repo, folder, root)
+    check(read_state(path))
+    return path

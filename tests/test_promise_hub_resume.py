@@ -169,6 +169,25 @@ def test_a_new_run_begins_from_a_repo(finished_run, small, tmp_path, hub):
     assert [one["step"] for one in runs.metrics(tmp_path / "b")] == list(range(31, 51))
 
 
+def test_a_snapshot_of_another_run_is_refused_before_it_is_downloaded(
+    finished_run, small, tmp_path, hub
+):
+    """So the corrected command begins its own run, and uploads it to its own repo."""
+    hubs.seed(hub, runs.snapshot(finished_run, 20))
+    run_dir, before = tmp_path / "run", len(hub.requests)
+    for more in ([], [f"snapshot.resume={hubs.REPO}", "hub.repo_id=null"]):
+        words = [*overrides(small, *hubs.words(run_dir)), "train.seed=7", *more]
+        result = runs.train(*words, **hub.environment())
+        assert result.returncode == 2
+        assert "belongs to another run:\n  train.seed: 1337 in the snapshot, 7 now" in result.stderr
+        asked = {
+            one.path.rpartition("/")[2] for one in hub.requests[before:] if "step-" in one.path
+        }
+        assert asked == {"manifest.json", "state.json"}
+        assert not any("xet-read-token" in one.path for one in hub.requests[before:])
+        assert not run_dir.exists()
+
+
 @pytest.mark.thorough
 def test_the_newer_wins_wherever_it_is(finished_run, small, tmp_path, hub):
     here = shutil.copytree(finished_run, tmp_path / "a")

@@ -21,7 +21,7 @@ def test_a_misspelled_path_is_not_asked_of_the_hub(tmp_path, monkeypatch):
     ("fault", "kind"), [(HubUnreachable, HubUnreachable), (HubRefused, SnapshotError)]
 )
 def test_a_repo_that_cannot_be_reached_is_nobodys_mistake(tmp_path, monkeypatch, fault, kind):
-    def fetch_newest(hub, revision, root):
+    def fetch_newest(hub, revision, root, refuse):
         raise fault("the Hub did not answer in time")
 
     monkeypatch.setattr(resume, "fetch_newest", fetch_newest)

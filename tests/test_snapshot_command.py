@@ -65,6 +65,8 @@ def test_what_is_no_snapshot_gets_a_sentence(tmp_path):
     empty = look("verify", tmp_path)
     assert empty.returncode == 1
     assert "is not a snapshot: it has no manifest.json" in empty.stderr
+    (tmp_path / "snapshots").mkdir()
+    assert "is a run's directory that has no snapshot yet" in look("verify", tmp_path).stderr
 
 
 def test_a_reader_that_leaves_gets_no_traceback(finished_run):

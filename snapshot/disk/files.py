@@ -98,6 +98,8 @@ def verify(
         if not folder.is_dir():
             raise SnapshotError(f"{folder} is not a folder")
         if not (folder / MANIFEST).is_file() or (folder / MANIFEST).is_symlink():
+            if snapshots_in(folder).is_dir():
+                raise SnapshotError(f"{folder} is a run's directory that has no snapshot yet")
             raise SnapshotError(f"{folder} is not a snapshot: it has no {MANIFEST}")
         entries = manifest_entries(folder)
         found = names_in(folder) - {MANIFEST}

@@ -23,7 +23,13 @@ from training.distributed.environment import is_local_main_process, launched, re
 from training.distributed.launcher import launcher
 from training.distributed.timeouts import is_lost_peer
 from training.errors import USER_MISTAKES, exit_code_for, is_lasting
-from training.exits import EXIT_DONE, EXIT_INTERRUPTED, RESUME, TrainingStopped
+from training.exits import (
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_USER_MISTAKE,
+    RESUME,
+    TrainingStopped,
+)
 from training.out_of_memory import in_words
 from training.reporting.output import make_output_lossy, say_error
 from training.run.preemption import watch_for_preemption
@@ -160,6 +166,8 @@ def _leave(code: int, lock: RunLock) -> NoReturn:
     and the launcher takes that for a failure. So those leave at once, with everything written.
     """
     code = lock.note_exit(code)
+    if code == EXIT_USER_MISTAKE:
+        lock.remove_made()
     sys.stdout.flush()
     sys.stderr.flush()
     # Threads of the Hub client, and those that read a streamed text: none of them is waited for.

@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 
 from config.schema import ConfigError
 from data.locks import acquire, file_lock
-from snapshot.disk.files import TEMPORARY_PREFIX, snapshots_in
+from snapshot.disk.files import TEMPORARY_PREFIX, remove_leftovers, snapshots_in
 from snapshot.resume import has_steps
 from training.distributed.environment import is_local_main_process
 from training.reporting.output import say_error
@@ -37,6 +37,7 @@ class RunLock:
         self._run_dir: Path | None = None
         """Where to leave an exit code before the lock is held; None: another process leaves it."""
         self._lock: FileLock | None = None
+        self._made = False
         self._code: int | None = None
         self._noted = False
         # The thread that handles signals ends the process: never while the main thread writes.
@@ -58,6 +59,7 @@ class RunLock:
         folder = Path(os.path.realpath(run_dir))
         lock = file_lock(folder / LOCK)
         try:
+            self._made = not folder.exists()
             folder.mkdir(parents=True, exist_ok=True)
             if not has_steps(folder):  # otherwise the run must notice that its snapshots are gone
                 snapshots_in(folder).mkdir(exist_ok=True)
@@ -84,9 +86,24 @@ class RunLock:
         """
         lock = file_lock(run_dir / LOCK)
         with suppress(OSError, Timeout):
+            self._made = not run_dir.exists()
             run_dir.mkdir(parents=True, exist_ok=True)
             if acquire(lock, 0):
                 self._hold(lock)
+
+    def remove_made(self) -> None:
+        """Remove the directory if this attempt has made it and nothing is in it: it was refused."""
+        if self._lock is None or not self._made:
+            return
+        folder = Path(self._lock.lock_file).parent
+        files, snapshots = {folder / EXIT_CODE, folder / LOCK}, snapshots_in(folder)
+        with suppress(OSError):
+            if {*folder.iterdir()} <= {*files, snapshots}:
+                remove_leftovers(snapshots)
+                snapshots.rmdir()  # unless it holds a snapshot
+                for path in files:
+                    path.unlink(missing_ok=True)
+                folder.rmdir()
 
     def release(self) -> None:
         """Let another attempt have the directory."""

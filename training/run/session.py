@@ -22,7 +22,6 @@ from model.causal_lm import LanguageModel
 from snapshot.disk.architecture import layout_of
 from snapshot.disk.state import RunState, restore
 from snapshot.hub.uploader import Uploader
-from snapshot.resume import refuse_other_run
 from snapshot.start import Start
 from training.distributed.agreement import run_on_all, run_on_main
 from training.distributed.environment import is_local_main_process
@@ -50,6 +49,7 @@ from training.run.pretrained import PretrainedModel, find_pretrained, generation
 from training.run.process import set_up_process
 from training.run.records import begin_records
 from training.run.run_lock import RunLock
+from training.run.same_run import refusal_of_others
 from training.run.saving import SnapshotWriter
 from training.run.signals import LAST_WORDS_SECONDS, Phase, Signals, exit_code_of
 from training.run.start import agree_on_start, lock_run_dir, open_run, state_at
@@ -99,12 +99,13 @@ class Session:
         Returns the text at the snapshot's revision. Raises SnapshotError for that of another run.
         """
         accelerator, config = self.accelerator, self.config
-        self.start: Start = agree_on_start(accelerator, config, self._lock)
+        refuse = refusal_of_others(config, corpus)
+        self.start: Start = agree_on_start(accelerator, config, self._lock, refuse)
         base = None if self.pretrained is None else self.pretrained.base
         self.corpus = corpus = text_at(accelerator, config, base, corpus, self.start.state)
         self.state = state_at(self.start, config, corpus, computed_on(accelerator), base)
         if self.start.state is not None:
-            refuse_other_run(self.start.state, self.state.config, self.state.data)
+            refusal_of_others(config, corpus)(self.start.state)
         return begin_stream(corpus, config, self.state)
 
     @property

@@ -17,7 +17,6 @@ from config.schema import Config
 from data.corpus import Corpus, prepare_corpus
 from data.errors import DataError
 from data.tokenizer import CHARACTERS
-from data.urls import redact_urls
 from model.cores import cores
 from snapshot.base import Base
 from snapshot.config_values import changed_values
@@ -27,7 +26,7 @@ from snapshot.disk.state import RunState, check_snapshot, read_state
 from snapshot.errors import SnapshotError
 from snapshot.hub.fetch import remove_partial
 from snapshot.resume import choose_start, folder_for_step
-from snapshot.start import RemoteSnapshot, Start
+from snapshot.start import RemoteSnapshot, Start, StateCheck, any_state
 from snapshot.start_over import check_can_move_aside
 from snapshot.store import fetch_remote_snapshot
 from training.distributed.agreement import (
@@ -44,6 +43,7 @@ from training.reporting.output import say_error
 from training.run.pretrained import PretrainedModel
 from training.run.run_dir import CONFIG_FILE, LOCK, refuse_foreign
 from training.run.run_lock import RunLock, not_writable
+from training.run.same_run import data_facts
 from training.run.streams import is_streamed_text, stream_text
 from training.run.tokenizer import tokenizer_folder
 from training.run.uploading import store_of
@@ -105,14 +105,19 @@ def lock_run_dir(accelerator: Accelerator, config: Config, lock: RunLock) -> Non
         lock.acquire_on_other_machine(run_dir)
 
 
-def agree_on_start(accelerator: Accelerator, config: Config, lock: RunLock) -> Start:
+def agree_on_start(
+    accelerator: Accelerator, config: Config, lock: RunLock, refuse: StateCheck
+) -> Start:
     """Choose the snapshot that this attempt resumes from; the main process chooses and verifies.
 
     Every process must call this. Where machines have disks of their own, one process on each
-    downloads what it lacks from the Hub. Raises SnapshotError where a snapshot cannot be used, and
-    where another machine can neither see nor download the one that the main process chose.
+    downloads what it lacks from the Hub. Raises SnapshotError where a snapshot cannot be used, what
+    `refuse` raises for its state, and SnapshotError where another machine can neither see nor
+    download the one that the main process chose.
     """
-    start, proposed = _propose(accelerator, config, lambda: _choose(config, lock, use_local=True))
+    start, proposed = _propose(
+        accelerator, config, lambda: _choose(config, lock, use_local=True, refuse=refuse)
+    )
     lacks = run_on_all(accelerator, lambda: _lacks(accelerator, proposed, config))
     anybody = accelerator.gather(torch.tensor([int(lacks)], device=accelerator.device)).any()
     can_fetch = proposed is None or proposed["place"] is not None
@@ -120,7 +125,7 @@ def agree_on_start(accelerator: Accelerator, config: Config, lock: RunLock) -> S
         # Only the first machine has that snapshot: take one that all machines can download.
         first = start
         start, proposed = _propose(
-            accelerator, config, lambda: _choose_for_all(config, lock, first)
+            accelerator, config, lambda: _choose_for_all(config, lock, first, refuse)
         )
         lacks = run_on_all(accelerator, lambda: _lacks(accelerator, proposed, config))
     theirs = local_main_first(accelerator, lambda: _same_start(proposed, config, lacks))
@@ -141,7 +146,12 @@ def _propose(
     return None if chosen is None else chosen[0], json.loads(text)
 
 
-def _choose(config: Config, lock: RunLock, use_local: bool) -> Start:
+def _choose(
+    config: Config,
+    lock: RunLock,
+    use_local: bool,
+    refuse: StateCheck = any_state,
+) -> Start:
     run_dir = Path(config.run.dir)
     start = choose_start(
         run_dir,
@@ -150,7 +160,10 @@ def _choose(config: Config, lock: RunLock, use_local: bool) -> Start:
         use_local=use_local,
         timeout=config.hub.timeout_seconds,
         is_restart=lambda state: _is_same_start(state, config, lock),
+        refuse=refuse,
     )
+    if start.state is not None:  # before another machine downloads it
+        refuse(start.state)
     if not (run_dir / LOCK).exists():  # snapshot.resume=never has moved the directory aside
         lock.acquire(run_dir)
     return start
@@ -172,11 +185,13 @@ def _is_same_start(state: RunState, config: Config, lock: RunLock) -> bool:
     return code not in (EXIT_DONE, EXIT_INTERRUPTED)
 
 
-def _choose_for_all(config: Config, lock: RunLock, first: Start | None) -> Start:
+def _choose_for_all(
+    config: Config, lock: RunLock, first: Start | None, refuse: StateCheck
+) -> Start:
     """A start that every machine can download; the first choice is on one machine's disk."""
     assert first is not None
     assert first.state is not None
-    start = _choose(config, lock, use_local=False)
+    start = _choose(config, lock, use_local=False, refuse=refuse)
     if start.state is not None and start.state.run_id == first.state.run_id:
         lost = f"step {first.state.step} is on the first machine's disk only, and not on the Hub"
         return replace(
@@ -280,16 +295,3 @@ def state_at(
         computed_on=computed_on,
         base=None if base is None else base.name,
     )
-
-
-def data_facts(corpus: Corpus) -> dict[str, Any]:
-    """What a snapshot records of its text."""
-    return {
-        "name": redact_urls(corpus.info.name),
-        "fingerprint": corpus.info.fingerprint,
-        "characters": corpus.info.characters,
-        "vocabulary": corpus.tokenizer.vocab_size,
-        "unit": corpus.tokenizer.unit,
-        "held_out_tokens": corpus.info.held_out_targets,
-        "held_out_bytes": corpus.info.held_out_bytes,
-    }

@@ -213,15 +213,24 @@ def text_at(
 
     Every process must call this. Raises DataError as `stream_text` does.
     """
-    if state is None or state.stream is None or not isinstance(corpus.train, StreamedText):
+    if state is None or state.stream is None or not has_begun_otherwise(config, corpus, state):
         return corpus
-    if names_of(config) != [one["source"] for one in state.stream]:  # another text: refused later
-        return corpus
-    before, sources = _begun_as(state.stream), corpus.train.sources
+    return stream_text(accelerator, config, base, _begun_as(state.stream))
+
+
+def has_begun_otherwise(config: Config, corpus: Corpus, state: RunState) -> bool:
+    """Whether a state's stream has the sources of a text, at other revisions or held out otherwise.
+
+    The text must then be read again as the run began, before the two can be compared.
+    """
+    if state.stream is None or not isinstance(corpus.train, StreamedText):
+        return False
+    if names_of(config) != [one["source"] for one in state.stream]:  # another text: refused
+        return False
+    sources = corpus.train.sources
     revisions = [source.listing.revision for source in sources]
-    if before == Begun(revisions, [source.held_out_groups for source in sources]):
-        return corpus
-    return stream_text(accelerator, config, base, before)
+    now = Begun(revisions, [source.held_out_groups for source in sources])
+    return now != _begun_as(state.stream)
 
 
 def begin_stream(corpus: Corpus, config: Config, state: RunState) -> Corpus:
