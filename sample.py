@@ -7,9 +7,12 @@ python sample.py out/chat --chat
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator
 from itertools import takewhile
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +20,7 @@ from numpy.typing import NDArray
 
 from data.chat import ChatTemplate
 from data.errors import DataError
-from data.messages import ChatError, Conversation, Message
+from data.messages import ChatError, Conversation, Message, objects
 from data.printable import printable
 from data.special_tokens import end_ids
 from data.subwords import tokenizer_of
@@ -81,8 +84,11 @@ def chat(options: argparse.Namespace) -> Iterator[str]:
     longest = model.config.block_size - 1
     longest_with_others = longest - min(options.length, longest // 2)
     system = [] if options.system is None else [{"role": "system", "content": options.system}]
+    begin = Conversation(system, {} if options.tools is None else {"tools": options.tools})
+    if template.unwritten(begin):
+        raise DataError(f"--tools: the chat template of {named.name} never writes tools.")
     messages: list[Message] = []
-    stops = template.stops(Conversation(system)).union(end_ids(named.folder))
+    stops = template.stops(begin).union(end_ids(named.folder))
     if sys.stdin is not None:
         sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
     while (question := ask()) is not None:
@@ -91,10 +97,10 @@ def chat(options: argparse.Namespace) -> Iterator[str]:
             continue
         used = [*messages, {"role": "user", "content": question}]
         try:
-            ids = template.encode_prompt(Conversation([*system, *used]))
+            ids = template.encode_prompt(begin.and_then(used))
             while len(used) > 1 and len(ids) > longest_with_others:
                 del used[:2]
-                ids = template.encode_prompt(Conversation([*system, *used]))
+                ids = template.encode_prompt(begin.and_then(used))
             if len(ids) > longest:
                 raise ChatError(f"it has {len(ids):,} tokens, and the context has {longest + 1:,}")
         except ChatError as error:
@@ -186,6 +192,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "--system", type=_some_text, help="with --chat, what the model is told first"
     )
     parser.add_argument(
+        "--tools",
+        type=_tools,
+        metavar="FILE",
+        help="with --chat, a JSON file with a list of the tools that the model may call",
+    )
+    parser.add_argument(
         "--length",
         type=positive_int,
         default=500,
@@ -214,8 +226,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.chat and (options.prompt is not None or options.samples != 1):
         parser.error("--chat reads its questions from the input: leave out --prompt and --samples")
-    if options.system is not None and not options.chat:
-        parser.error("--system is for --chat: add --chat")
+    for name in ("system", "tools"):
+        if getattr(options, name) is not None and not options.chat:
+            parser.error(f"--{name} is for --chat: add --chat")
     return options
 
 
@@ -223,6 +236,17 @@ def _some_text(text: str) -> str:
     if not text:
         raise argparse.ArgumentTypeError("needs at least one character")
     return text
+
+
+def _tools(path: str) -> list[Any]:
+    try:
+        return objects("it", json.loads(Path(path).read_text(encoding="utf-8")))
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:  # BadRow is one
+        raise argparse.ArgumentTypeError(
+            f"{path} has no tools: {error}. Write a JSON list of objects, a JSON schema each"
+        ) from error
 
 
 def _seed(text: str) -> int:

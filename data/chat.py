@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import date
-from functools import partial
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from data.continuing import Tokens
 from data.errors import DataError
 from data.fences import Fences, Part, any_of, fenced
-from data.messages import ASSISTANT, EMPTY, ChatError, Conversation
+from data.messages import ASSISTANT, CALLS, EMPTY, EXTRAS, REASONING, ChatError, Conversation
 from data.pieces import utf8_bytes
 from data.subwords import SubwordTokenizer
 from data.tokenizer import Tokenizer
@@ -94,6 +94,17 @@ class ChatTemplate:
         named = "tool_use" if "tools" in conversation.extras else "default"
         return self.templates.get(named, self.templates["default"])
 
+    def unwritten(self, conversation: Conversation) -> set[str]:
+        """What a conversation has and its template never mentions, so that it is lost."""
+        mentioned = _words(self.template_for(conversation))
+        fields = set(conversation.extras).union(*conversation.messages)
+        optional = [(name,) for name in (*EXTRAS, CALLS)] + [REASONING]
+        return {
+            next(name for name in names if name in fields)
+            for names in optional
+            if not fields.isdisjoint(names) and mentioned.isdisjoint(names)
+        }
+
     def stops(self, conversation: Conversation = EMPTY) -> frozenset[int]:
         """The tokens that end a reply after a conversation and a question.
 
@@ -101,9 +112,8 @@ class ChatTemplate:
         """
         marks = self.tokenizer.marks
         turns = [{"role": "user", "content": "a"}, {"role": ASSISTANT, "content": PROBE}]
-        asked = conversation._replace(messages=[*conversation.messages, *turns])
         try:
-            after = self.render(asked).rpartition(PROBE)[2]
+            after = self.render(conversation.and_then(turns)).rpartition(PROBE)[2]
         except ChatError:  # a template that asks for more than that
             after = ""
         ids = self.tokenizer.encode_marked([after])[0].ids
@@ -273,3 +283,8 @@ class ChatTemplate:
                 text_bytes += utf8_bytes(text)
         trained[:1] = 0  # nothing predicts the first token
         return EncodedChat(np.array(tokens.ids, dtype=self.tokenizer.dtype), trained, text_bytes)
+
+
+@lru_cache
+def _words(template: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", template))

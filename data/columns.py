@@ -12,7 +12,7 @@ from typing import Any
 
 from data.errors import BadRow, DataError
 from data.formats import iconv
-from data.messages import Message
+from data.messages import EXTRAS, conversation_of
 from data.pieces import with_final_newline
 
 PACKED, SEPARATE, CONVERSATIONS = DOCUMENT_MODES = ("packed", "separate", "conversations")
@@ -164,7 +164,8 @@ def _as_texts(column: str, value: Any) -> str:
 class MessagesColumn(Column):
     """A column of conversations, each a list of messages; or two columns, prompt and completion.
 
-    A document is one line of JSON: its messages.
+    With what else a chat template reads of a row, in columns of their names. A document is one line
+    of JSON, see `Conversation`.
     """
 
     @property
@@ -176,6 +177,11 @@ class MessagesColumn(Column):
         return PAIR
 
     def among(self, columns: Collection[str]) -> list[str]:
+        found = self._turns_among(columns)
+        extras = [name for name in EXTRAS if name in columns and name not in found]
+        return [*found, *extras] if found else []
+
+    def _turns_among(self, columns: Collection[str]) -> list[str]:
         chosen = MESSAGES if self.name == DEFAULT_COLUMN else self.name
         if chosen in columns:
             return [chosen]
@@ -192,20 +198,13 @@ class MessagesColumn(Column):
         )
 
     def document(self, row: Mapping[str, Any]) -> str:
-        values = [row[name] for name in self.among(row)]
-        if not values:
+        turns = self._turns_among(row)
+        if not turns:
             return ""
-        messages = values[0] if len(values) == 1 else _turns(*values)
-        try:
-            if not isinstance(messages, list):
-                raise ValueError("no list of messages")
-            checked = [_message(message) for message in messages]
-        except ValueError as error:
-            raise BadRow(
-                f"{error}: {messages!r:.60}",
-                "A message is an object with the texts role and content",
-            ) from error
-        document = json.dumps(checked, ensure_ascii=False, default=str)  # dates of Parquet
+        others = [name for name in self.among(row) if name not in turns]
+        extras = {name: row[name] for name in others if row[name] not in (None, "")}  # "" of CSV
+        conversation = conversation_of([row[name] for name in turns], extras)
+        document = conversation.as_json()
         check_utf8(self.name, document)
         return document + "\n"
 
@@ -217,21 +216,3 @@ class MessagesColumn(Column):
             f"data.documents=conversations needs rows with {MESSAGES}, and data.source={source} is "
             "plain text. Name JSON lines, Parquet or a data set of the Hub."
         )
-
-
-def _turns(prompt: Any, completion: Any) -> list[Message]:
-    """A prompt and its completion as messages; both may be lists of messages already."""
-    if isinstance(prompt, list) and isinstance(completion, list):
-        return prompt + completion
-    return [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
-
-
-def _message(message: Any) -> Message:
-    """A message without what it has not got. Raises ValueError for what is none."""
-    if not isinstance(message, dict):
-        raise ValueError("a message that is not an object")
-    found = {str(key): value for key, value in message.items() if value is not None}
-    for key in ("role", "content"):
-        if not isinstance(found.get(key), str):
-            raise ValueError(f"a message whose {key} is not a text")
-    return found

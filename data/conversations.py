@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import groupby
+from itertools import chain, groupby
 
 import numpy as np
 
@@ -26,7 +26,7 @@ def encoded_chats(
     Raises DataError, with the row, for one that cannot be rendered or encoded.
     """
     for first, documents, held_out in _batches(pieces, cut):
-        conversations = [Conversation(json.loads(document)) for document in documents]
+        conversations = list(map(Conversation.from_json, documents))
         found: list[EncodedChat] = []
         for row, one in enumerate(template.encode(conversations, longest), first + 1):
             if isinstance(one, ChatError):
@@ -45,6 +45,7 @@ def encoded_chats(
                 np.array([one.targets for one in found], dtype=np.int64),
                 len(documents) - len(found),
                 sum(one.is_shortened for one in found),
+                Counter(chain.from_iterable(map(template.unwritten, conversations))),
             ),
         )
 

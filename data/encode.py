@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
@@ -34,6 +34,8 @@ class Chats(NamedTuple):
     """How many conversations are too long even with their first reply alone."""
     shortened: int
     """How many have lost turns, to be short enough."""
+    unwritten: Counter[str]
+    """How many have what their template does not mention, by its name."""
 
 
 class Encoded(NamedTuple):

@@ -32,6 +32,7 @@ from data.errors import BadRow, DataError, TextUnreachable
 from data.files import NamedFile, common_folder
 from data.formats import format_of, suffixes
 from data.locks import NO_LOCKS
+from data.nested import Restore, restorer
 from data.once import temporary_name
 from data.pieces import Piece, pieces_of
 from data.urls import is_transient
@@ -84,16 +85,28 @@ def hub_pieces(
             "login`, or set HF_TOKEN."
         ) from error
     found = column.find(name, rows.column_names or list(next(iter(rows), {})))
-    return partial(_row_pieces, name, rows.select_columns(found), column), str(builder.cache_dir)
+    restores = _restores(rows, found)
+    rows = rows.select_columns(found)
+    return partial(_row_pieces, name, rows, restores, column), str(builder.cache_dir)
 
 
-def _row_pieces(name: str, rows: IterableDataset, column: Column) -> Iterator[Piece]:
+def _restores(rows: IterableDataset, columns: list[str]) -> dict[str, Restore]:
+    """What restores the values of nested columns, by name; `datasets` has decoded their JSON."""
+    schema = rows.features.arrow_schema
+    found = {name: restorer(schema.field(name).type, lambda value: value) for name in columns}
+    return {name: restore for name, restore in found.items() if restore is not None}
+
+
+def _row_pieces(
+    name: str, rows: IterableDataset, restores: dict[str, Restore], column: Column
+) -> Iterator[Piece]:
     """The documents of rows that `datasets` has read. Raises DataError for a row that is none."""
 
     def documents() -> Iterator[str]:
         for number, row in enumerate(rows, start=1):
             try:
-                if document := column.document(row):
+                restored = {key: restore(row[key]) for key, restore in restores.items()}
+                if document := column.document({**row, **restored}):
                     yield document
             except BadRow as error:
                 raise DataError(

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from data.errors import DataError
+from data.errors import BadRow, DataError
 
 Message = dict[str, Any]
 """One turn of a conversation: a `role`, its `content`, and what else a chat template reads."""
 ASSISTANT = "assistant"
+EXTRAS = ("tools", "documents")
+"""What a chat template reads besides the messages: lists of objects."""
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names of one field of a message; transformers gives a template all of them."""
+CALLS = "tool_calls"
+INSTEAD_OF_CONTENT = (CALLS, "function_call", *REASONING)
+"""A message with one of these needs no content."""
 NO_EXTRAS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -24,6 +33,21 @@ class Conversation(NamedTuple):
     messages: Sequence[Message]
     extras: Mapping[str, Any] = NO_EXTRAS
     """`tools` and `documents`, as a chat template gets them."""
+
+    @classmethod
+    def from_json(cls, document: str) -> Conversation:
+        """What `as_json` has written."""
+        found = json.loads(document)
+        return cls(found) if isinstance(found, list) else cls(found.pop("messages"), found)
+
+    def as_json(self) -> str:
+        """The messages; with extras an object of all, by name. Dates of Parquet become texts."""
+        content = {"messages": self.messages, **self.extras} if self.extras else self.messages
+        return json.dumps(content, ensure_ascii=False, default=str)
+
+    def and_then(self, messages: Sequence[Message]) -> Conversation:
+        """It, followed by more messages."""
+        return self._replace(messages=[*self.messages, *messages])
 
     def up_to(self, count: int) -> Conversation:
         """Its first messages."""
@@ -59,3 +83,61 @@ def replaced(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, Mapping):
         return {change(key): replaced(entry, change) for key, entry in value.items()}
     return [replaced(entry, change) for entry in value] if isinstance(value, list) else value
+
+
+def conversation_of(values: Sequence[Any], extras: Mapping[str, Any]) -> Conversation:
+    """A conversation from its messages, or from a prompt and its completion. Raises BadRow."""
+    messages = values[0] if len(values) == 1 else _turns(*values)
+    try:
+        if not isinstance(messages, list):
+            raise ValueError("no list of messages")
+        checked = [_message(message) for message in messages]
+    except ValueError as error:
+        raise BadRow(
+            f"{error}: {messages!r:.60}",
+            "A message is an object with a text as role, and as content a text or a list of parts",
+        ) from error
+    return Conversation(checked, {name: objects(name, extras[name]) for name in extras})
+
+
+def _turns(prompt: Any, completion: Any) -> list[Message]:
+    """A prompt and its completion as messages; both may be lists of messages already."""
+    if isinstance(prompt, list) and isinstance(completion, list):
+        return prompt + completion
+    return [{"role": "user", "content": prompt}, {"role": ASSISTANT, "content": completion}]
+
+
+def _message(message: Any) -> Message:
+    """A message without its null entries, as transformers gives it to a template.
+
+    Raises ValueError for what is none.
+    """
+    if not isinstance(message, dict):
+        raise ValueError("a message that is not an object")
+    found = {str(key): value for key, value in message.items() if value is not None}
+    if not isinstance(found.get("role"), str):
+        raise ValueError("a message whose role is not a text")
+    content = found.get("content")
+    is_absent = content is None and not found.keys().isdisjoint(INSTEAD_OF_CONTENT)
+    if not (is_absent or isinstance(content, str) or _are_objects(content)):
+        raise ValueError("a message whose content is not a text")
+    return found
+
+
+def objects(name: str, value: Any) -> list[Any]:
+    """The tools or documents of a row, perhaps as JSON. Raises BadRow for what they cannot be."""
+    found = value
+    if isinstance(value, str):
+        with suppress(ValueError, RecursionError):
+            found = json.loads(value)
+    if not _are_objects(found):
+        raise BadRow(
+            f"{name} is not a list of objects: {value!r:.60}",
+            f"A chat template reads {name} as a list of objects. Write it as one, or give the "
+            "column another name",
+        )
+    return list(found)
+
+
+def _are_objects(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(entry, dict) for entry in value)

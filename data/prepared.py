@@ -6,7 +6,7 @@ import errno
 import hashlib
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +58,8 @@ class CorpusInfo:
     """Hex digest of where documents end, and of which tokens are targets."""
     first_bytes: int = 0
     """Held-out bytes of first tokens of documents, which nothing predicts in documents=separate."""
+    unwritten: dict[str, int] = field(default_factory=dict)
+    """How many conversations have what their chat template does not mention, by its name."""
 
     def bits_per_byte(self, loss: float) -> float:
         """A held-out loss in nats per token, as bits per byte of the raw text."""
@@ -155,7 +157,8 @@ def _read(folder: Path) -> Prepared:
     size = info.train_bytes, info.held_out_bytes
     has_targets = "trained" in column_names(folder / TOKENS)
     counts = info.held_out_targets, info.first_bytes, info.left_out, info.shortened
-    for number in (info.characters, info.documents, info.tokens, info.split, *size, *counts):
+    numbers = *size, *counts, *info.unwritten.values()
+    for number in (info.characters, info.documents, info.tokens, info.split, *numbers):
         if type(number) is not int:
             raise Damaged(f"{INFO} holds {number!r:.40} instead of a number")
     if info.tokens != len(tokens) or not 0 <= info.split <= len(tokens):

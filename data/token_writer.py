@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -35,6 +36,7 @@ class TokenWriter:
         self._tokens = self._split = self._left_out = self._shortened = 0
         self._bytes = {False: 0, True: 0}  # by whether they are held out
         self._held_out_targets = self._first_bytes = 0
+        self._unwritten: Counter[str] = Counter()
         self._ends: list[NDArray[np.int64]] = []
         self._targets: list[NDArray[np.int64]] = []
         self._digest = begin_fingerprint(tokenizer)
@@ -72,6 +74,7 @@ class TokenWriter:
             self._targets.append(part.chats.targets)
             self._left_out += part.chats.left_out
             self._shortened += part.chats.shortened
+            self._unwritten += part.chats.unwritten
             count = int(part.chats.targets.sum())
         self._writer.write(row)
         self._ends.append(part.ends + self._tokens)
@@ -98,6 +101,7 @@ class TokenWriter:
             held_out_targets=self._held_out_targets,
             left_out=self._left_out,
             shortened=self._shortened,
+            unwritten=dict(self._unwritten),
             fingerprint=end_fingerprint(self._digest, self._split),
             documents_fingerprint=documents_digest(
                 self._all(self._ends), self._all(self._targets), self._trained

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from data.columns import Column
 from data.errors import BrokenText, DataError
+from data.nested import restorer
 from data.streaming.access import URL, Access
 from data.streaming.file_range import FileRange
 from data.streaming.groups import Group, StreamFile
@@ -136,7 +137,9 @@ class Parquet:
         from pyarrow import parquet
 
         footer = footer_of(access, source, file)
-        wanted = column.find(file.of(source), list(_types_of(footer)))
+        types = _types_of(footer)
+        wanted = column.find(file.of(source), list(types))
+        restores = [restorer(types[name]) or _unchanged for name in wanted]
         chunk = FileRange(access, source, file)
         chunk.load(group.begin, group.end)
         opened = parquet.ParquetFile(
@@ -148,7 +151,8 @@ class Parquet:
                 ROWS_AT_ONCE, row_groups=[group.index], columns=wanted, use_threads=False
             ):
                 for values in _values([batch.column(name) for name in wanted]):
-                    yield Row(index, index + 1, dict(zip(wanted, values, strict=True)))
+                    found = [restore(one) for restore, one in zip(restores, values, strict=True)]
+                    yield Row(index, index + 1, dict(zip(wanted, found, strict=True)))
                     index += 1
 
     def columns(
@@ -191,6 +195,10 @@ def _values(columns: list[pa.Array]) -> Iterator[tuple[Any, ...]]:
         yield from (tuple(column[row].as_py() for column in columns) for row in rows)
         return
     yield from zip(*lists, strict=True)
+
+
+def _unchanged(value: Any) -> Any:
+    return value
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -98,6 +98,11 @@ def _print_text(console: Console, corpus: Corpus) -> None:
     if not isinstance(corpus.train, TokenStream | Documents):
         for source in corpus.train.in_words:
             console.say(f"          {source}")
+    for name, count in corpus.info.unwritten.items():
+        have = "conversation has" if count == 1 else "conversations have"
+        console.warn(
+            f"{count:,} {have} {name}, which the chat template never writes: it is not trained on."
+        )
 
 
 def _print_model(console: Console, config: Config, model: LanguageModel, base: str | None) -> None:

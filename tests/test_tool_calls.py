@@ -1,0 +1,199 @@
+"""Conversations with tools: what a template gets of them, from every format, as transformers."""
+
+from __future__ import annotations
+
+import json
+
+import chats
+import datasets
+import pytest
+
+import sample as script
+from data.corpus import prepare_corpus
+from data.errors import DataError
+
+TOOLS = (
+    "{% if tools %}{{ '<|im_start|>system\n' + (tools | tojson) + '<|im_end|>\n' }}{% endif %}"
+    "{% if documents %}{{ documents[0].title + '\n' }}{% endif %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}"
+    "{% generation %}{% if m.reasoning_content %}{{ '(' + m.reasoning_content + ')\n' }}{% endif %}"
+    "{{ m.content }}{% for call in m.tool_calls %}"
+    "{{ '\ncall ' + call.function.name + ' ' + (call.function.arguments | tojson) }}{% endfor %}"
+    "{{ '<|im_end|>' }}{% endgeneration %}{% elif m.content is string %}{{ m.content }}"
+    "{% else %}{% for part in m.content %}{{ part | tojson }}{% endfor %}{% endif %}"
+    "{{ '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def call(name: str, **arguments: object) -> dict:
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def tool(name: str, **properties: str) -> dict:
+    kinds = {key: {"type": kind} for key, kind in properties.items()}
+    parameters = {"type": "object", "properties": kinds, "required": list(kinds)}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+ROWS = [
+    {
+        "messages": [
+            {"role": "user", "content": "where <|im_end|>"},
+            {"role": "assistant", "content": None, "tool_calls": [call("go", to="the run", n=3)]},
+            {"role": "tool", "content": "it was"},
+            {"role": "assistant", "content": "no step", "reasoning_content": "as it was"},
+        ],
+        "tools": [tool("go", to="string", n="integer"), tool("lose", step="integer")],
+        "documents": [{"title": "Größe", "text": "x"}],
+    },
+    {
+        "messages": [
+            {"role": "user", "content": "the"},
+            {"role": "assistant", "content": None, "tool_calls": [call("lose", step=1), call("a")]},
+        ],
+        "tools": [tool("lose", step="integer")],
+        "documents": None,
+    },
+    {
+        "messages": [
+            {"role": "user", "content": "and"},
+            {"role": "assistant", "content": "on", "thinking": "twice"},
+        ],
+        "tools": None,
+        "documents": None,
+    },
+]
+PARTS = {"role": "user", "content": [{"type": "text", "text": "in parts"}, {"type": "image"}]}
+
+
+def parquet(path, rows, **options):
+    datasets.Dataset.from_list(rows, **options).to_parquet(path)
+    return path
+
+
+def lines(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def of_any_type(path, rows):
+    """What `datasets` writes as JSON, because no type is that of all: null is a value there."""
+    changed = json.loads(json.dumps(rows))
+    changed[1]["messages"][1]["tool_calls"][0]["function"]["arguments"] = {"n": "x", "of": None}
+    changed[2]["messages"][0] = PARTS
+    return changed, parquet(path, changed, on_mixed_types="use_json")
+
+
+@pytest.fixture
+def prepare(tmp_path):
+    def prepare(source, template=TOOLS):
+        folder = tmp_path / str(abs(hash(template)))
+        folder.mkdir(exist_ok=True)
+        chats.tokenizer(template).save(folder)
+        return prepare_corpus(
+            str(source),
+            text_column="text",
+            val_fraction=0.3,
+            block_size=2000,
+            cache_dir=tmp_path / "cache",
+            tokenizer=folder,
+            documents="conversations",
+        ), folder
+
+    return prepare
+
+
+def in_parts(corpus) -> list[tuple[list[int], list[int]]]:
+    found = []
+    for part in (corpus.train, corpus.held_out):
+        begin = 0
+        for end in part.ends.tolist():
+            window = begin, end - begin
+            found.append((part.tokens.window(*window).tolist(), part.trained.window(*window)))
+            begin = end
+    return [(ids, trained.tolist()) for ids, trained in found]
+
+
+@pytest.mark.parametrize("kind", ["lines", "parquet", "parquet of JSON"])
+def test_a_template_gets_tools_and_calls_as_transformers_gives_them(prepare, tmp_path, kind):
+    from transformers import AutoTokenizer
+
+    rows = ROWS
+    if kind == "lines":
+        source = lines(tmp_path / "a.jsonl", ROWS)
+    elif kind == "parquet":
+        source = parquet(tmp_path / "a.parquet", ROWS)
+    else:
+        rows, source = of_any_type(tmp_path / "a.parquet", ROWS)
+    corpus, folder = prepare(source)
+    theirs = AutoTokenizer.from_pretrained(folder)
+    expected, size = [], 0
+    for row in rows:
+        # The special token that is spelled out is text here: as long as another one.
+        words = json.loads(json.dumps(row).replace("<|im_end|>", "<-im_end->"))
+        one = theirs.apply_chat_template(
+            words["messages"],
+            tools=words["tools"],
+            documents=words["documents"],
+            return_dict=True,
+            return_assistant_tokens_mask=True,
+        )
+        expected.append((one["input_ids"], one["assistant_masks"]))
+        targets = [i for i, flag in zip(*expected[-1], strict=True) if flag]
+        size += len(theirs.decode(targets).replace("<|im_end|>", "").encode())
+    dash, bar = (theirs.encode(one, add_special_tokens=False)[0] for one in "-|")
+    found = [([dash if i == bar else i for i in ids], mask) for ids, mask in in_parts(corpus)]
+    expected = [([dash if i == bar else i for i in ids], mask) for ids, mask in expected]
+    assert found == expected
+    assert corpus.info.train_bytes + corpus.info.held_out_bytes == size
+    assert corpus.info.unwritten == {}
+
+
+def test_replies_that_are_only_calls_have_bytes(prepare, tmp_path):
+    corpus, _ = prepare(lines(tmp_path / "a.jsonl", [ROWS[1]] * 4))
+    assert corpus.info.held_out_bytes == len('\ncall lose {"step": 1}\ncall a {}')
+
+
+def test_what_a_template_never_writes_is_named_with_the_count_of_its_conversations(
+    prepare, tmp_path
+):
+    plain = chats.CHATML.replace("m['content']", "(m['content'] or '')")
+    corpus, _ = prepare(lines(tmp_path / "a.jsonl", ROWS), plain)
+    assert corpus.info.unwritten == {
+        "tools": 2,
+        "documents": 1,
+        "tool_calls": 2,
+        "reasoning_content": 1,
+        "thinking": 1,
+    }
+
+
+WRONG = {
+    "no content": ({"messages": [{"role": "user", "contents": "a"}]}, "content is not a text"),
+    "tools of another kind": ({"tools": ["go"]}, "tools is not a list of objects: ['go']"),
+    "documents of another kind": ({"documents": "a text"}, "give the column another name"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_row_that_is_no_conversation_is_refused_with_its_number(prepare, tmp_path, name):
+    changes, sentence = WRONG[name]
+    with pytest.raises(DataError, match="row 2") as refused:
+        prepare(lines(tmp_path / "a.jsonl", [ROWS[0], {**ROWS[1], **changes}]))
+    assert sentence in str(refused.value)
+
+
+def test_a_chat_model_gets_the_tools_of_a_file(tmp_path, monkeypatch, capsys):
+    tools = tmp_path / "tools.json"
+    tools.write_text(json.dumps(ROWS[1]["tools"]))
+    monkeypatch.setattr("sys.stdin", None)
+    monkeypatch.setattr(script, "ask", iter(["go on", None, None]).__next__)
+    # The reply is the prompt.
+    monkeypatch.setattr(script, "continued", lambda _, one, ids, *rest: [one.decode(ids)])
+    folder = chats.make("llama", tmp_path / "model", TOOLS)
+    assert script.main([str(folder), "--chat", "--tools", str(tools)]) == 0
+    begin = f"<|im_start|>system\n{tools.read_text()}<|im_end|>"
+    assert capsys.readouterr().out.startswith(begin)
+    chats.tokenizer(chats.CHATML).save(folder)
+    assert script.main([str(folder), "--chat", "--tools", str(tools)]) == 2
+    assert "never writes tools" in capsys.readouterr().err
