@@ -185,18 +185,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         action="store_true",
         help="leave out the token that the tokenizer of some models puts before a prompt",
     )
-    parser.add_argument(
-        "--chat", action="store_true", help="reply to each line of the input, as a chat model does"
-    )
-    parser.add_argument(
-        "--system", type=_some_text, help="with --chat, what the model is told first"
-    )
-    parser.add_argument(
-        "--tools",
-        type=_tools,
-        metavar="FILE",
-        help="with --chat, a JSON file with a list of the tools that the model may call",
-    )
+    _add_chat_options(parser)
     parser.add_argument(
         "--length",
         type=positive_int,
@@ -230,6 +219,21 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         if getattr(options, name) is not None and not options.chat:
             parser.error(f"--{name} is for --chat: add --chat")
     return options
+
+
+def _add_chat_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--chat", action="store_true", help="reply to each line of the input, as a chat model does"
+    )
+    parser.add_argument(
+        "--system", type=_some_text, help="with --chat, what the model is told first"
+    )
+    parser.add_argument(
+        "--tools",
+        type=_tools,
+        metavar="FILE",
+        help="with --chat, a JSON file with a list of the tools that the model may call",
+    )
 
 
 def _some_text(text: str) -> str:

@@ -185,7 +185,7 @@ def test_a_row_that_is_no_conversation_is_refused_with_its_number(prepare, tmp_p
 
 def test_a_chat_model_gets_the_tools_of_a_file(tmp_path, monkeypatch, capsys):
     tools = tmp_path / "tools.json"
-    tools.write_text(json.dumps(ROWS[1]["tools"]))
+    tools.write_text('[{"a": 1}]')
     monkeypatch.setattr("sys.stdin", None)
     monkeypatch.setattr(script, "ask", iter(["go on", None, None]).__next__)
     # The reply is the prompt.
