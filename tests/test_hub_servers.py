@@ -117,10 +117,11 @@ def test_a_takeover_during_an_upload_ends_it_before_its_commit(hub, finished_run
     between = hubs.Interrupted(hubs.REPO, lambda: hubs.put(hub, newest, 40, attempt="another"))
     uploads = hubs.uploader(hub=between)
     uploads.offer(newest, Card("# 30\n"))
-    assert uploads.flush(30)
+    assert not uploads.flush(30)
     told = "another attempt of this run has uploaded step 40"
     assert len([message for message in uploads.messages() if message.startswith(told)]) == 1
-    assert uploads.status().off
+    assert not uploads.status().off
+    assert uploads.status().step == 40
     assert hubs.latest(hub)["attempt_id"] == "another"
     assert hub.count("commit") == 0
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+
+import huggingface_hub  # imports the rest at its first use
 
 from snapshot.errors import SnapshotError
 from snapshot.hub.best import BestCheck
 from snapshot.hub.client import Hub
 from snapshot.hub.errors import HubConflict, HubError, HubNoRevision, HubRefused
+from snapshot.hub.fence import Clock, Fence, Fenced, Held, Pulse
 from snapshot.hub.fetch import read_repo
-from snapshot.hub.latest import Latest
+from snapshot.hub.latest import LATEST, Latest, latest_as_bytes
 from snapshot.hub.pruning import Manifests
 from snapshot.hub.publish import Policy, Upload, latest_for, publish
 from snapshot.hub.remote import Remote
@@ -19,10 +23,6 @@ from snapshot.hub.xet import Transfer
 
 STORAGE_IS_FULL = ("HTTP 402", "HTTP 403", "HTTP 413", "HTTP 507")
 """Statuses that servers send where a repo's storage has no room, among other reasons."""
-
-
-class Fenced(Exception):
-    """Another attempt owns the repo, or it holds other files. The message is a sentence."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,27 @@ class UploadTarget:
 class Attempt:
     """Uploads the snapshots of one attempt, one at a time. Not thread-safe."""
 
-    def __init__(self, hub: Hub, target: UploadTarget, notify: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        target: UploadTarget,
+        notify: Callable[[str], None],
+        clock: Clock = time.monotonic,
+    ) -> None:
         """`notify` receives sentences for the user."""
         self._hub, self._policy, self._notify = hub, target.policy, notify
         self._run_id, self._attempt_id = target.run_id, target.attempt_id
-        self._known_latest = target.known_latest
-        """The `latest.json` that another attempt wrote and that this one may replace."""
         self._ended_attempts = frozenset(target.ended_attempts)
+        self._fence = Fence(
+            hub.repo_id,
+            target.run_id,
+            {target.attempt_id, *target.ended_attempts},
+            target.known_latest,
+            target.policy.takeover,
+            notify,
+            clock,
+        )
+        self._pulse, self._clock = Pulse(clock), clock
         self.repo_was_read = target.repo_was_read
         self._best_check = BestCheck(notify)
         self._unneeded: frozenset[str] = frozenset()
@@ -69,16 +83,18 @@ class Attempt:
         self._upkeep = Upkeep(self._hub, self._policy, notify)
         self._can_squash, self._made_room = True, False
         self._squash_failure_reported = self._records_failure_reported = False
-        self._may_take_over = self._policy.takeover
-        """True until the first upload: later, a takeover by another attempt ends our uploads."""
 
     def upload(self, upload: Upload) -> Transfer:
         """Upload a snapshot, unless the repo has it; returns what was sent.
 
-        Raises Fenced, HubError, and SnapshotError and OSError as `publish` does.
+        Raises Fenced, Held, HubError, and SnapshotError and OSError as `publish` does.
         """
         try:
             return self._upload(upload)
+        except (Fenced, Held):
+            self._head = None
+            self._pulse.stop()
+            raise
         except HubNoRevision as error:  # a replica that lags, or a repo that was created anew
             self._head = None
             raise HubConflict(str(error), "moved on") from error
@@ -102,27 +118,75 @@ class Attempt:
             if refusal := read_repo(self._hub).refusal():
                 raise Fenced(refusal)
             self.repo_was_read = True
-        parent, before = self._parent()
-        commits = self._commits + 1
+        began = self._clock()
+        parent, before = self._parent(upload.step)
+        commits = self._commits_before(before) + 1
         # If this commit is squashed, the next attempt must not count the commits before it.
         counted = 0 if self._is_squash_due(commits) else commits
         upload = self._best_check.checked(upload)
-        latest = latest_for(upload, self._run_id, self._attempt_id, counted, before)
+        silence = 0 if upload.is_last else self._pulse.silence_seconds()
+        ids = self._run_id, self._attempt_id
+        latest = latest_for(upload, *ids, counted, before, silence)
         transfer = Transfer()
-        if before is not None and before == self._known_latest and before.run_id == self._run_id:
+        if before is not None and before == self._fence.known and before.run_id == self._run_id:
             self._upkeep.tag_milestone(before, parent)  # the attempt before may have been killed
-        if before is None or replace(before, commits=latest.commits) != latest:
-            confirm = lambda: self._confirm(parent)  # noqa: E731
+        if not latest.is_same_upload(before):
+            confirm = lambda: self._confirm(parent, upload.step)  # noqa: E731
             about = self._policy.keep, self._manifests, parent
             records, reached = self._new_records(upload.step)
             done = publish(self._hub, upload, latest, before, *about, records, confirm)
             self._head, transfer, self._recorded_step = done.commit, done.transfer, reached
             self._unneeded |= done.unneeded
         else:  # the commit succeeded earlier, and its response was lost
-            self._head = parent
+            assert before is not None
+            self._head, latest = parent, before
         self._upkeep.tag_milestone(latest, self._head)
-        self._commits, self._latest, self._may_take_over = commits, latest, False
+        self._note_commit(latest, commits, began)
         return transfer
+
+    def _note_commit(self, latest: Latest, commits: int, began: float) -> None:
+        self._commits, self._latest, self._fence.may_take_over = commits, latest, False
+        self._pulse.committed(latest.silence_seconds, began)
+
+    def _commits_before(self, before: Latest | None) -> int:
+        """The commits since the last squash, as the attempt counts that made the newest."""
+        if before is None or before.attempt_id == self._attempt_id:
+            return self._commits
+        return before.commits
+
+    def seconds_until_beat(self) -> float:
+        """Until `beat` is due; infinite while this attempt owns nothing."""
+        return self._pulse.seconds_left()
+
+    def beat(self) -> None:
+        """Commit a sign of life: other attempts of this run take over from one that is silent.
+
+        Raises nothing: the next upload reports what fails.
+        """
+        self._pulse.retry()
+        assert self._latest is not None
+        try:
+            parent, before = self._parent(self._latest.step)
+            if before is None or before.attempt_id != self._attempt_id:
+                self._pulse.stop()
+                return
+            began, silence = self._clock(), self._pulse.silence_seconds()
+            commits = self._commits + 1
+            latest = replace(
+                before, commits=commits, heartbeat=before.heartbeat + 1, silence_seconds=silence
+            )
+            self._confirm(parent, latest.step)
+            self._head = self._hub.commit(
+                [huggingface_hub.CommitOperationAdd(LATEST, latest_as_bytes(latest))],
+                f"Step {latest.step} is the newest; training continues",
+                parent,
+            )
+            self._note_commit(latest, commits, began)
+        except (Fenced, Held):
+            self._head = None
+            self._pulse.stop()
+        except (HubError, SnapshotError, OSError):
+            self._head = None
 
     def _new_records(self, step: int) -> tuple[dict[str, bytes], int]:
         """The records that this attempt has not uploaded yet. They never delay a snapshot."""
@@ -134,18 +198,18 @@ class Attempt:
                 self._notify(f"metrics are not uploaded: {str(error).rstrip('.')}.")
             return {}, self._recorded_step
 
-    def _confirm(self, parent: str) -> None:
-        """Raise HubConflict, or Fenced, if `parent` is no longer the head.
+    def _confirm(self, parent: str, step: int) -> None:
+        """Raise HubConflict, Fenced or Held, if `parent` is no longer the head.
 
         The server may ignore the parent of a commit, and the upload took a while.
         """
-        if self._hub.head()[0] != parent and self._parent()[0] != parent:
+        if self._hub.head()[0] != parent and self._parent(step)[0] != parent:
             raise HubConflict(f"{self._hub.repo_id} has moved on meanwhile", "moved on")
 
-    def _parent(self) -> tuple[str, Latest | None]:
-        """The commit to build on, and its `latest.json`.
+    def _parent(self, step: int) -> tuple[str, Latest | None]:
+        """The commit to build on with a snapshot of that step, and its `latest.json`.
 
-        Raises Fenced if another attempt owns the repo.
+        Raises Fenced or Held if another attempt owns the repo.
         """
         head, private = self._hub.head()
         if self._policy.private and not private:
@@ -163,12 +227,8 @@ class Attempt:
                 "file from an earlier commit.",
                 "latest.json",
             ) from error
-        ours = {self._attempt_id, *self._ended_attempts}
-        if not (found is None or found.attempt_id in ours or found == self._known_latest):
-            if not self._may_take_over:
-                raise Fenced(self._owner_message(found))
-            self._known_latest = found  # a later read that shows this again is stale
-            return head, found
+        if self._fence.check(found, step):
+            self._head = None  # another attempt has committed since
         if self._head is not None and self._is_stale(found):
             return self._head, self._latest
         return head, found
@@ -176,19 +236,11 @@ class Attempt:
     def _is_stale(self, found: Latest | None) -> bool:
         """Whether a read of the head shows a state from before our last upload."""
         assert self._latest is not None
-        if found is None or found == self._known_latest:
+        if found is None or found == self._fence.known:
             return True
         if found.attempt_id in self._ended_attempts:
             return True
-        return found.attempt_id == self._attempt_id and found.step < self._latest.step
-
-    def _owner_message(self, found: Latest) -> str:
-        other = "another run" if found.run_id != self._run_id else "another attempt of this run"
-        return (
-            f"{other} has uploaded step {found.step} to {self._hub.repo_id}; this one stops "
-            "uploading. Training continues with local snapshots. To take the repo back, start "
-            "again with hub.takeover=true; to keep both, give one of them another hub.repo_id."
-        )
+        return found.attempt_id == self._attempt_id and found.heartbeat < self._latest.heartbeat
 
     def tidy(self, step: int) -> None:
         """After the upload of a step: free storage that the newest commit does not need.

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from snapshot.disk.files import FILE_NAME, MANIFEST, manifest_entries
-from snapshot.hub.attempt import Fenced, UploadTarget
+from snapshot.hub.attempt import UploadTarget
 from snapshot.hub.best import BestCheck
 from snapshot.hub.bucket import BEST, RECORDS, Bucket, folders_in_bucket, run_of, whole_snapshots
 from snapshot.hub.errors import HubError, HubRefused, HubUnreachable
+from snapshot.hub.fence import Fenced
 from snapshot.hub.fetch import read_repo
 from snapshot.hub.latest import remote_step
 from snapshot.hub.pruning import Manifests
@@ -153,6 +155,13 @@ class BucketAttempt:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(content)
         return files, reached
+
+    def seconds_until_beat(self) -> float:
+        """Infinite: in a bucket no attempt waits for another one, so none commits signs of life."""
+        return math.inf
+
+    def beat(self) -> None:
+        """Do nothing: see `seconds_until_beat`."""
 
     def tidy(self, step: int) -> None:
         """After the upload of a step: delete old snapshots. Raises nothing."""

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 
 from snapshot.disk.files import LARGEST_STEP, MANIFEST, SNAPSHOT_NAME, parse_json
 from snapshot.errors import SnapshotError
@@ -32,9 +32,30 @@ class Latest:
     """The step of the snapshot in `best/`; 0 if there is none."""
     best_loss: float | None = None
     """Its held-out loss, nats per token."""
+    heartbeat: int = 0
+    """Counts the commits of the attempt, so that each of them changes this file."""
+    silence_seconds: int = 3600
+    """While the attempt lives, it commits again within so many seconds; 0: it has ended."""
+
+    def is_same_upload(self, other: Latest | None) -> bool:
+        """Whether both are of one upload, whatever else has been committed since."""
+        return other is not None and self == replace(
+            other,
+            commits=self.commits,
+            heartbeat=self.heartbeat,
+            silence_seconds=self.silence_seconds,
+        )
 
 
-NOT_IN_OLDER_FILES = {"format_version": FORMAT_VERSION, "best_step": 0, "best_loss": None}
+NOT_IN_OLDER_FILES = {
+    "format_version": FORMAT_VERSION,
+    "best_step": 0,
+    "best_loss": None,
+    "heartbeat": 0,
+    "silence_seconds": 3600,
+}
+LONGEST_SILENCE_SECONDS = 24 * 3600
+"""A longer announcement counts as this."""
 
 
 def read_latest(file: bytes, repo_id: str) -> Latest:
@@ -54,12 +75,14 @@ def read_latest(file: bytes, repo_id: str) -> Latest:
         valid = all(type(content[name]) in kinds[str(kind)] for name, kind in names.items())
         valid = valid and content["best_step"] >= 0 and math.isfinite(content["best_loss"] or 0)
         valid = valid and bool(content["run_id"] and content["attempt_id"])
+        valid = valid and content["silence_seconds"] >= 0
     if valid:
         name = SNAPSHOT_NAME.fullmatch(content["folder"].removeprefix(f"{SNAPSHOTS}/"))
         valid = name is not None and int(name[1]) == content["step"] <= LARGEST_STEP
     if not valid or not re.fullmatch("[0-9a-f]{64}", content["manifest_sha256"]):
         raise SnapshotError(f"{LATEST} of {repo_id} is not one of this project's")
-    return Latest(**{name: content[name] for name in names})
+    latest = Latest(**{name: content[name] for name in names})
+    return replace(latest, silence_seconds=min(latest.silence_seconds, LONGEST_SILENCE_SECONDS))
 
 
 def latest_as_bytes(latest: Latest) -> bytes:

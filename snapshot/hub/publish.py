@@ -99,6 +99,8 @@ class Upload:
     card: Card
     best: Best | None = None
     """The snapshot with the lowest held-out loss so far, if that is kept."""
+    is_last: bool = False
+    """Whether the attempt ends with it."""
 
     @property
     def step(self) -> int:
@@ -106,7 +108,12 @@ class Upload:
 
 
 def latest_for(
-    upload: Upload, run_id: str, attempt_id: str, commits: int, before: Latest | None
+    upload: Upload,
+    run_id: str,
+    attempt_id: str,
+    commits: int,
+    before: Latest | None,
+    silence_seconds: int,
 ) -> Latest:
     """`latest.json` for an upload on top of `before`.
 
@@ -126,7 +133,13 @@ def latest_for(
         commits=commits,
         best_step=best[0],
         best_loss=best[1],
+        heartbeat=1 + _heartbeat_of(before, attempt_id),
+        silence_seconds=silence_seconds,
     )
+
+
+def _heartbeat_of(before: Latest | None, attempt_id: str) -> int:
+    return before.heartbeat if before is not None and before.attempt_id == attempt_id else 0
 
 
 def publish(

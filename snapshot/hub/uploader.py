@@ -6,6 +6,7 @@ the spool: what was not uploaded stays there, and the next start uploads it firs
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -14,12 +15,14 @@ from pathlib import Path
 
 from huggingface_hub.utils import disable_progress_bars
 
+from snapshot.disk.files import MANIFEST
 from snapshot.errors import SnapshotError
-from snapshot.hub.attempt import Attempt, Fenced, UploadTarget
+from snapshot.hub.attempt import Attempt, UploadTarget
 from snapshot.hub.bucket import Bucket
 from snapshot.hub.bucket_attempt import BucketAttempt
 from snapshot.hub.client import Hub
 from snapshot.hub.errors import HubConflict, HubError, HubRefused, HubUnreachable
+from snapshot.hub.fence import LOOK_SECONDS, Fenced, Held
 from snapshot.hub.publish import Best, Card, Upload
 from snapshot.hub.status import UploadFailure, UploadStatus
 from snapshot.hub.xet import Transfer
@@ -44,10 +47,12 @@ class Uploader:
         self._changed = threading.Condition()
         self._waiting: list[Upload] = []
         self._in_flight: Upload | None = None
-        self._flushing = False
+        self._flush_ends = math.inf
+        """When the end of the run stops waiting for uploads; infinite before."""
         self._refused_while_flushing = False
         self._off = False
         self._failure: UploadFailure | None = None
+        self._delay = FIRST_DELAY_SECONDS
         self._warned: set[str] = set()
         """Kinds of failures that were reported since the last upload."""
         self._step = None if target.known_latest is None else target.known_latest.step
@@ -60,11 +65,16 @@ class Uploader:
         self._thread = threading.Thread(target=self._work, name="uploader", daemon=True)
         self._thread.start()
 
-    def offer(self, folder: Path, card: Card, best: Best | None = None) -> None:
-        """Queue a finished snapshot. It replaces one that still waits, but no milestone."""
+    def offer(
+        self, folder: Path, card: Card, best: Best | None = None, is_last: bool = False
+    ) -> None:
+        """Queue a finished snapshot. It replaces one that still waits, but no milestone.
+
+        The attempt ends after one that `is_last`.
+        """
         with self._changed:
             if not self._off:
-                upload = Upload(folder, card, best)
+                upload = Upload(folder, card, best, is_last)
                 self._waiting = [*filter(self._is_milestone, self._waiting), upload]
                 self._queued_at[upload.step] = time.monotonic()
                 self._changed.notify_all()
@@ -109,7 +119,7 @@ class Uploader:
         """
         end = time.monotonic() + seconds
         with self._changed:
-            self._flushing = True
+            self._flush_ends = end
             self._changed.notify_all()
             while not (self._refused_while_flushing or self._is_done()):
                 left = end - time.monotonic()
@@ -124,37 +134,68 @@ class Uploader:
     def _is_milestone(self, upload: Upload) -> bool:
         return self._policy.is_milestone(upload.step)
 
+    @property
+    def _flushing(self) -> bool:
+        return self._flush_ends < math.inf
+
     def _work(self) -> None:
-        delay = FIRST_DELAY_SECONDS
+        """Upload until this attempt is fenced. No error ends the thread: it is for the next try."""
         while not self._off:
-            upload = self._next()
-            flushing = self._flushing
-            failure, pause = self._try(upload, delay)
-            delay = FIRST_DELAY_SECONDS if pause is None else min(2 * delay, LONGEST_DELAY_SECONDS)
-            while self._hub.notes:
-                self._notify(self._hub.notes.pop(0))
-            with self._changed:
-                self._failure = failure
-                self._refused_while_flushing = flushing and failure is not None and failure.lasting
-                if pause is None:
-                    self._in_flight = None
-                self._changed.notify_all()
-            if pause is not None:
-                self._pause(pause)
+            try:
+                self._work_once()
+            except BaseException as error:
+                self._note_unexpected(error)
 
-    def _try(self, upload: Upload, delay: float) -> tuple[UploadFailure | None, float | None]:
-        """Upload a snapshot. The failure, if any, and the seconds until the next try, if any.
+    def _work_once(self) -> None:
+        """Wait for a snapshot or a sign of life that is due, and upload it."""
+        upload = self._next()
+        if upload is None:
+            self._attempt.beat()
+            return
+        flushing = self._flushing
+        failure, pause = self._try(upload)
+        while self._hub.notes:
+            self._notify(self._hub.notes.pop(0))
+        with self._changed:
+            self._failure = failure
+            self._refused_while_flushing = flushing and failure is not None and failure.lasting
+            if pause is None:
+                self._in_flight, self._delay = None, FIRST_DELAY_SECONDS
+            self._changed.notify_all()
+        if pause is not None:
+            self._pause(pause)
 
-        `delay` is the pause after a transient failure.
-        """
+    def _note_unexpected(self, error: BaseException) -> None:
+        """Report an error that no other place handles, once, and wait before the next try."""
+        kind = type(error).__name__
+        with self._changed:
+            self._failure = UploadFailure(repr(error), kind)
+        self._warn_once(kind, f"uploads wait: {error!r}. Training continues; retries continue.")
+        self._pause(self._longer_delay())
+
+    def _longer_delay(self) -> float:
+        """The delay after a transient failure; twice as long each time."""
+        delay, self._delay = self._delay, min(2 * self._delay, LONGEST_DELAY_SECONDS)
+        return delay * JITTER.uniform(0.5, 1.5)
+
+    def _try(self, upload: Upload) -> tuple[UploadFailure | None, float | None]:
+        """Upload a snapshot. The failure, if any, and the seconds until the next try, if any."""
         unharmed = f"Training continues; snapshots stay in {upload.folder.parent}"
         try:
             sent = self._attempt.upload(upload)
         except Fenced as error:
             self._stop(str(error))
             return UploadFailure(str(error), "another has the repo"), None
+        except Held as error:
+            with self._changed:
+                self._step = error.step
+            self._warn_once("held", f"{error}. {unharmed}.")
+            lasting = time.monotonic() + error.seconds > self._flush_ends
+            failure = UploadFailure(str(error), "another attempt uploads", lasting)
+            return failure, min(error.seconds, LOOK_SECONDS) if error.seconds < math.inf else None
         except (SnapshotError, OSError) as error:
-            # About this folder alone: the network raises HubError, so the next snapshot may pass.
+            if not _is_about_snapshot(error, upload.folder):
+                return self._transient(error, unharmed)
             self._notify(
                 f"step {upload.step} is not uploaded: {error}. The next snapshot is tried."
             )
@@ -164,21 +205,25 @@ class Uploader:
             self._warn_once(error.short, f"uploads wait: {error} {unharmed}, and {retries}.")
             return UploadFailure(str(error), error.short, lasting=True), REPROBE_SECONDS
         except BaseException as error:  # any error at all (hf_xet can panic): none may end the run
-            failure = UploadFailure(repr(error), type(error).__name__)
-            if isinstance(error, HubError):
-                failure = UploadFailure(str(error), error.short)
-            is_first = self._failure is None
-            if not is_first and not isinstance(error, HubConflict):
-                reason = failure.text.rstrip(".")
-                self._warn_once(
-                    failure.short, f"uploads wait: {reason}. {unharmed}; retries continue."
-                )
-            retry_after = error.retry_after if isinstance(error, HubUnreachable) else None
-            pause = max(delay * JITTER.uniform(0.5, 1.5), retry_after or 0.0)
-            return failure, min(pause, LONGEST_DELAY_SECONDS)
+            return self._transient(error, unharmed)
         self._note_uploaded(upload, sent)
         self._attempt.tidy(upload.step)
         return None, None
+
+    def _transient(
+        self, error: BaseException, unharmed: str
+    ) -> tuple[UploadFailure | None, float | None]:
+        """The failure and the pause after an error that a retry may mend."""
+        failure = UploadFailure(repr(error), type(error).__name__)
+        if isinstance(error, HubError):
+            failure = UploadFailure(str(error), error.short)
+        is_first = self._failure is None
+        if not is_first and not isinstance(error, HubConflict):
+            reason = failure.text.rstrip(".")
+            self._warn_once(failure.short, f"uploads wait: {reason}. {unharmed}; retries continue.")
+        retry_after = error.retry_after if isinstance(error, HubUnreachable) else None
+        pause = max(self._longer_delay(), retry_after or 0.0)
+        return failure, min(pause, LONGEST_DELAY_SECONDS)
 
     def _note_uploaded(self, upload: Upload, sent: Transfer) -> None:
         with self._changed:
@@ -190,13 +235,17 @@ class Uploader:
             for step in [step for step in self._queued_at if step < upload.step]:
                 del self._queued_at[step]
 
-    def _next(self) -> Upload:
+    def _next(self) -> Upload | None:
         """Wait for the next snapshot to upload: the one that failed, unless a newer one waits.
 
-        Milestones are uploaded in any case, in their order.
+        Milestones are uploaded in any case, in their order. None when a sign of life is due.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._in_flight)
+            while not (self._waiting or self._in_flight):
+                left = self._attempt.seconds_until_beat()
+                if left <= 0:
+                    return None
+                self._changed.wait(min(left, threading.TIMEOUT_MAX))
             ready = self._last_commit + self._policy.min_interval
             while not self._flushing and (left := ready - time.monotonic()) > 0:
                 self._changed.wait(left)
@@ -228,6 +277,17 @@ class Uploader:
     def _notify(self, text: str) -> None:
         with self._changed:
             self._messages.append(text)
+
+
+def _is_about_snapshot(error: Exception, folder: Path) -> bool:
+    """Whether an error is about this snapshot alone, so that the next one may pass.
+
+    The network raises HubError. Other errors of the disk, such as a full temporary folder, or too
+    many open files, may pass as well.
+    """
+    if isinstance(error, SnapshotError) and not isinstance(error.__cause__, OSError):
+        return True
+    return not (folder / MANIFEST).is_file()
 
 
 def _attempt_at(target: UploadTarget, notify: Callable[[str], None]) -> Attempt | BucketAttempt:

@@ -132,7 +132,7 @@ class SnapshotWriter:
             self._error = error
             self._written.set()
         else:
-            publish = None if last else lambda: self.publish(sample)
+            publish = None if last else lambda: self.publish(sample, ends=stopping)
             if self._writes and not (last or stopping) and self._has_memory():
                 arguments = (self._snapshot, begun, self._background_stream(), publish)
                 self._thread = Thread(target=self._write, args=arguments, name="snapshot")
@@ -163,15 +163,18 @@ class SnapshotWriter:
             self._report_failure()
             self._best.settle()
 
-    def publish(self, sample: str | None, best_loss: float | None = None) -> None:
-        """Draw the curves, and offer the newest snapshot for upload."""
+    def publish(
+        self, sample: str | None, best_loss: float | None = None, ends: bool = False
+    ) -> None:
+        """Draw the curves, and offer the newest snapshot for upload; the attempt `ends` with it."""
         report = self._report
         if self._accelerator.is_main_process:
             draw_run(report.console, self._config, self._unit)
             saved = report.last_snapshot
             self._best.settle()
             best = self._best.newest
-            hand_over(report.console, report.uploads, self._config, saved, sample, best_loss, best)
+            about = sample, best_loss, best, ends
+            hand_over(report.console, report.uploads, self._config, saved, *about)
 
     def prune(self, newest: int) -> None:
         """Remove the snapshots up to step `newest` that neither the run nor an upload needs."""

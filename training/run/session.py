@@ -250,7 +250,7 @@ class Session:
         assert self._writer is not None
         self.report.clock.enter(END)
         if self._last:
-            self._writer.publish(self._sample, self.state.best_loss)
+            self._writer.publish(self._sample, self.state.best_loss, ends=True)
             summary.print_end(self.console, self.config, self.corpus, self._held_out, self.report)
         else:
             summary.print_stop(self.console, self.config, self.report, self._stop.reason)

@@ -98,11 +98,12 @@ def hand_over(
     sample: str | None = None,
     best_loss: float | None = None,
     best: Best | None = None,
+    is_last: bool = False,
 ) -> None:
     """Offer a finished snapshot for upload, with a model card and the present curves.
 
     `best_loss` goes into the card where it is newer than the snapshot's. `best` is the snapshot
-    with the lowest held-out loss, if that is kept.
+    with the lowest held-out loss, if that is kept. The attempt ends after one that `is_last`.
     """
     if uploads is None or snapshot is None or uploads.status().off:
         return
@@ -126,7 +127,7 @@ def hand_over(
     except Exception as error:  # it was removed or damaged meanwhile; a run matters more
         console.warn(f"{snapshot} is not uploaded: {error}.")
         return
-    uploads.offer(snapshot, Card(text, picture), best)
+    uploads.offer(snapshot, Card(text, picture), best, is_last)
 
 
 def finish_uploads(
@@ -152,7 +153,7 @@ def finish_uploads(
             console.warn(f"{last} is not uploaded to {config.hub.repo_id}: {error}.")
             return
         if to_repo is not None:
-            hand_over(console, to_repo, config, last)
+            hand_over(console, to_repo, config, last, is_last=True)
             _finish(console, config, to_repo, signals, config.hub.repo_id)
 
 

@@ -1,0 +1,92 @@
+"""Promise 4, inside this process: no error at any place of the upload thread ends the uploads."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+import hubs
+import runs
+from loopback_hub import LoopbackHub
+from snapshot.hub.client import Hub
+from snapshot.hub.publish import Best
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Use 'content=:DeprecationWarning"  # huggingface_hub 2.4 calls httpx2 so
+)
+ROOM = str(runs.ROOT / "snapshot" / "hub")
+ERRORS = [
+    lambda: OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+    lambda: OSError(errno.EMFILE, os.strerror(errno.EMFILE)),
+    lambda: PermissionError(errno.EACCES, os.strerror(errno.EACCES)),
+    lambda: MemoryError(),
+    lambda: RuntimeError("can't start new thread"),
+]
+
+
+class Injection:
+    """Raises an error in the upload thread, at one of its calls of a function of snapshot/hub."""
+
+    def __init__(self, number: int | None, error: Callable[[], Exception]) -> None:
+        self.calls, self.number, self.error = 0, number, error
+        self.place = ""
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> None:
+        code = frame.f_code
+        mine = event == "call" and threading.current_thread().name == "uploader"
+        if mine and code.co_filename.startswith(ROOM) and code.co_name != "_work":
+            self.calls += 1
+            if self.calls == self.number:
+                self.place = f"{Path(code.co_filename).name}, {code.co_name}"
+                raise self.error()
+
+
+def uploaded_through(hub: LoopbackHub, finished_run: Path, injection: Injection) -> None:
+    """Three snapshots are offered, one after the other, and the newest gets to the hub."""
+    hub.create(hubs.REPO)
+    threading.settrace(injection)
+    try:
+        uploads = hubs.uploader(Hub(hubs.REPO, 5.0), keep=1, milestone_every=20)
+    finally:
+        threading.settrace(None)
+    folders = [runs.snapshot(finished_run, step) for step in (10, 20, 30)]
+    for folder in folders:
+        uploads.offer(folder, hubs.card(folder), Best(10, 1.0, folders[0]))
+        assert uploads.flush(30), (injection.place, uploads.status(), uploads.messages())
+    status = uploads.status()
+    assert (status.step, status.failure_text, status.off) == (30, None, False), injection.place
+    assert hubs.step_of(hub) == 30, injection.place
+    assert "uploader" in {thread.name for thread in threading.enumerate()}
+    assert "step-00000020" in hub.repo(hubs.REPO).tags
+    hubs.assert_always_whole(hub)
+
+
+@pytest.mark.parametrize(
+    "every", [pytest.param(60, id="some"), pytest.param(1, marks=pytest.mark.slow, id="all")]
+)
+def test_an_error_at_any_place_costs_a_retry(tmp_path, monkeypatch, finished_run, every):
+    """At each place, or at a random one of each 60, in the order of the calls."""
+    monkeypatch.setattr("snapshot.hub.uploader.FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr("snapshot.hub.uploader.FLUSH_DELAY_SECONDS", 0.05)
+    monkeypatch.setattr("snapshot.hub.uploader.REPROBE_SECONDS", 0.05)
+    chosen, folders = random.Random(8), (tmp_path / f"{number}" for number in itertools.count())
+
+    def with_error(number: int | None) -> Injection:
+        injection = Injection(number, chosen.choice(ERRORS))
+        with LoopbackHub(next(folders), new_port=True, use_xet=False) as hub:
+            hubs.lead_here(hub, monkeypatch)
+            uploaded_through(hub, finished_run, injection)
+        return injection
+
+    total = with_error(None).calls
+    places = [with_error(n + chosen.randrange(every)).place for n in range(1, total, every)]
+    print(f"{total} calls; errors in: {'; '.join(places)}")
+    assert total > 100
