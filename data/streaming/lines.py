@@ -31,6 +31,8 @@ GROUP_BYTES = 16 << 20
 """Of a plain file, the bytes of a group."""
 SLACK_BYTES = 1 << 18
 """Read with a group, for the end of its last line."""
+FIRST_BYTES = 16 << 20
+"""Of a file, the rows of which one has to have the column."""
 PIECE_BYTES = 1 << 20
 HEAD_BYTES = 1 << 10
 MOST_COLUMNS = 1000
@@ -88,7 +90,7 @@ class Lines:
 
 
 def check_text(access: Access, source: str, column: Column, file: StreamFile) -> None:
-    """Raise DataError if no row of a file's first group has the column, or of a small file a text.
+    """Raise DataError if no row that a file begins with has the column, or of a small file a text.
 
     A remote file is read for this only once.
     """
@@ -106,7 +108,7 @@ def check_text(access: Access, source: str, column: Column, file: StreamFile) ->
         if URL.match(file.url):
             keep(path, b"")
         return
-    if has_column and not is_compressed(file) and file.size <= GROUP_BYTES:
+    if has_column and not is_compressed(file) and file.size <= FIRST_BYTES:
         raise no_text(source, column, file)
     if seen and not has_column:
         raise without_column(access, source, column, file, seen)
@@ -124,7 +126,7 @@ def without_column(
 def _first_rows(
     access: Access, source: str, column: Column, file: StreamFile
 ) -> Iterator[Mapping[str, Any]]:
-    """The rows that a file begins with, as many as a group has. Raises BrokenText for no row."""
+    """The rows that a file begins with, of `FIRST_BYTES`. Raises BrokenText for what is none."""
     begin = Group(0, 0, None, None, 0, file.size, file.size)
     number = size = 0
 
@@ -140,7 +142,7 @@ def _first_rows(
             except BadRow as error:
                 refuse(number, error)
             size += len(text)
-            if size > GROUP_BYTES:
+            if size > FIRST_BYTES:
                 return
     except UNREADABLE as error:
         if isinstance(error, DataError):

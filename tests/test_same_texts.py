@@ -1,0 +1,119 @@
+"""Every text is what `json`, `csv` and pyarrow read: prepared and streamed, byte by byte.
+
+By hypothesis: a few files by default, 2,000 and more with `-m thorough`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import table_files
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from data.columns import MessagesColumn, TextColumn
+from data.errors import DataError
+from data.sources import open_source
+from data.streaming.access import Access, local_version
+from data.streaming.groups import StreamFile
+from data.streaming.listing import list_source
+from data.streaming.reading import format_for, read_group, rows_of
+
+MADE = {"files": 0, "rows": 0}
+FEW = settings(max_examples=40, deadline=None)
+MANY = settings(
+    max_examples=1_400, deadline=None, suppress_health_check=[HealthCheck.data_too_large]
+)
+
+
+def prepared(source, column, cache):
+    """The documents as a preparation has them."""
+    documents = []
+    for piece in open_source(str(source), column, cache).read():
+        start = 0
+        for end in piece["ends"]:
+            documents.append(piece["text"][start:end])
+            start = end
+    return documents
+
+
+def streamed(source, cache):
+    access = Access(cache)
+    listing = list_source(str(source), "text", access)
+    return [text for group in listing.groups for text in read_group(listing, group, access).texts]
+
+
+def outcome(read, *given):
+    """What is read, or the error."""
+    try:
+        return read(*given)
+    except DataError as error:
+        return error
+
+
+def document(text):
+    return text if text.endswith("\n") else text + "\n"
+
+
+def compare(made, group_bytes):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.multiple(
+            "data.streaming.lines", GROUP_BYTES=group_bytes, SLACK_BYTES=8, PIECE_BYTES=16
+        ),
+    ):
+        (data := Path(folder) / "data").mkdir()
+        table_files.write(data, made)
+        MADE["files"] += len(made)
+        MADE["rows"] += sum(len(rows) for _, _, rows in made)
+        cache = Path(folder) / "cache"
+        is_text = ".txt" in made[0][0]
+        found = outcome(prepared, f"{data}/*", TextColumn("text"), cache)
+        also = found if is_text else outcome(streamed, data, cache)
+        if is_text:
+            expected = [rows[0]["text"] for _, _, rows in made]
+            if len(made) > 1:
+                expected = [document(text) for text in expected]
+        else:
+            texts = [row.get("text") for _, _, rows in made for row in rows]
+            expected = [document(text) for text in texts if text]
+    if isinstance(found, DataError) or isinstance(also, DataError):
+        without = [not any("text" in row for row in rows) for _, _, rows in made]
+        is_empty = not any(content for _, content, _ in made)
+        assert any(without) or is_empty or not any(rows for _, _, rows in made)
+    else:
+        assert found == also == expected
+
+
+@FEW
+@given(table_files.files(), st.sampled_from([1, 40, 1 << 20]))
+def test_texts_are_those_that_json_csv_and_pyarrow_read(made, group_bytes):
+    compare(made, group_bytes)
+
+
+@pytest.mark.thorough
+def test_texts_of_two_thousand_files_are_the_same():
+    MADE.update(files=0, rows=0)
+    MANY(given(table_files.files(), st.sampled_from([1, 40, 1 << 20]))(compare))()
+    print(f"{MADE['files']:,} files, {MADE['rows']:,} rows: no difference")
+    assert MADE["files"] >= 2000
+
+
+@FEW
+@given(table_files.files("messages", ("lines", "array", "parquet")))
+def test_conversations_reach_a_template_as_json_and_pyarrow_have_them(made):
+    column = MessagesColumn("text")
+    with tempfile.TemporaryDirectory() as folder:
+        table_files.write(Path(folder), made)
+        access = Access(Path(folder) / "cache")
+        for name, _, expected in made:
+            path = Path(folder) / name
+            file = StreamFile(str(path), name, *local_version(folder, path))
+            given_file = access, folder, column, file
+            groups = format_for(file).groups(access, folder, column, 0, file)
+            rows = [row for group in groups for row in rows_of(*given_file, group, pytest.fail)]
+            found = [repr(row.values.get("messages")) for row in rows]
+            assert found == [repr(row.get("messages")) for row in expected]
