@@ -13,13 +13,14 @@ from data.encode import Chats, Encoded
 from data.errors import DataError
 from data.messages import ChatError, Conversation
 from data.pieces import Piece
+from data.sources import Source
 
 BATCH = 256
 """Conversations that are encoded at once."""
 
 
 def encoded_chats(
-    pieces: Iterable[Piece], template: ChatTemplate, cut: int, longest: int, name: str
+    pieces: Iterable[Piece], template: ChatTemplate, cut: int, longest: int, source: Source
 ) -> Iterator[Encoded]:
     """Conversations of at most so many tokens; the document that begins at `cut` is held out.
 
@@ -30,7 +31,7 @@ def encoded_chats(
         found: list[EncodedChat] = []
         for row, one in enumerate(template.encode(conversations, longest), first + 1):
             if isinstance(one, ChatError):
-                raise DataError(f"data.source={name}, row {row}: {one}.")
+                raise DataError(f"data.source={source.name}: {source.place(row)}: {one}.")
             if one is not None:
                 found.append(one)
         no_flags = np.zeros(0, dtype=np.uint8)

@@ -77,7 +77,7 @@ def build(
         if template is None or longest is None:
             parts = encoded(source.read(), tokenizer, cut, threads)
         else:
-            parts = encoded_chats(source.read(), template, cut, longest, source.name)
+            parts = encoded_chats(source.read(), template, cut, longest, source)
         writer = _write_tokens(parts, building, tokenizer, template is not None, progress)
     except DataError as error:
         own = chosen == CHARACTERS and isinstance(error, UnknownCharacter)

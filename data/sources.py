@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from data.columns import Column
 from data.errors import BrokenText, DataError
@@ -36,6 +37,9 @@ from data.formats import format_of, mixed_formats, suffixes
 from data.pieces import Piece, pieces_of, with_final_newline
 from data.progress import Progress
 from data.urls import redact_urls
+
+if TYPE_CHECKING:
+    from data.streaming.whole import WholeTables
 
 BUILT_IN = ("python-docs", "python-stdlib")
 """Texts that Python carries."""
@@ -55,6 +59,8 @@ class Source:
     """Returns its pieces, see the module. Raises DataError if there are none."""
     is_unchanged: Callable[[], bool] = lambda: True
     """Whether the text still has this `key`, judged by its files' metadata."""
+    place: Callable[[int], str] = lambda number: f"row {number:,}"
+    """Where document `number` is, counted from 1, for messages."""
     downloaded: Path | None = None
     """The file that was downloaded for it."""
 
@@ -186,16 +192,23 @@ def _files(
             said.add(line)
             progress.say(line)
 
-    def read() -> Iterable[Piece]:
-        if is_text:
-            from data.texts import text_pieces
+    def texts() -> Iterable[Piece]:
+        from data.texts import text_pieces
 
-            return text_pieces(paths)
-        from data.streaming.whole import table_pieces
+        return text_pieces(paths)
 
-        return table_pieces(name, files, column, cache_dir, say_once)
+    def tables() -> WholeTables:
+        from data.streaming.whole import WholeTables
 
-    return Source(name, digest.hexdigest(), read, lambda: stamps_of(name, paths) == stamps)
+        return WholeTables(name, files, column, cache_dir)
+
+    return Source(
+        name,
+        digest.hexdigest(),
+        texts if is_text else lambda: tables().pieces(say_once),
+        lambda: stamps_of(name, paths) == stamps,
+        place=lambda number: tables().place(number),
+    )
 
 
 def _hub_dataset(name: str, column: Column, cache_dir: Path, progress: Progress) -> Source:

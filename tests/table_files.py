@@ -64,6 +64,8 @@ MESSAGES = st.lists(
     min_size=1,
     max_size=3,
 )
+MORE = {"text": "some", "messages": [{"role": "user", "content": "some"}]}
+"""Most files have a row with a text: the others are refused."""
 KINDS = ("lines", "array", "csv", "tsv", "parquet", "text")
 
 
@@ -74,7 +76,9 @@ def rows_of(column, values):
     row = st.tuples(others, own, st.booleans()).map(
         lambda parts: {**parts[0], **parts[1]} if parts[2] else {**parts[1], **parts[0]}
     )
-    return st.lists(row, min_size=1, max_size=8)
+    return st.lists(row, min_size=1, max_size=8).flatmap(
+        lambda rows: st.sampled_from([rows, *([*rows, {column: MORE[column]}] for _ in range(3))])
+    )
 
 
 @st.composite
@@ -116,6 +120,7 @@ def delimited(draw, column, values, suffix):
         lineterminator=draw(st.sampled_from(["\n", "\r\n"])),
         quoting=draw(st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL])),
     )
+    rows.append(["some"] * len(names))
     more = [""] * draw(st.sampled_from([0, 0, 1]))  # as where each line ends with a delimiter
     writer.writerows([[*row, *more] for row in [names, *rows]])
     content = into.getvalue().encode(draw(st.sampled_from(["utf-8", "utf-8-sig"])))
@@ -150,6 +155,7 @@ def parquet_table(draw, column):
     else:
         own, kind = PLAIN_MESSAGES, MESSAGES_TYPE
     arrays = {column: pa.array(draw(st.lists(own, min_size=count, max_size=count)), kind)}
+    arrays[column] = pa.concat_arrays([arrays[column][1:], pa.array([MORE[column]], kind)])
     for name in draw(st.lists(st.sampled_from(sorted(COLUMNS)), unique=True, max_size=3)):
         type_of, values = COLUMNS[name]
         found = draw(st.lists(values, min_size=count, max_size=count))

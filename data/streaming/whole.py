@@ -14,39 +14,53 @@ from data.pieces import Piece, pieces_of
 from data.streaming.access import Access, local_version
 from data.streaming.groups import Group, LeftOut, StreamFile
 from data.streaming.lines import MOST_COLUMNS, without_column
-from data.streaming.places import broken_row, no_text
+from data.streaming.places import broken_row, no_text, row_in_words
 from data.streaming.reading import document_of, format_for, rows_of
 
 
-def table_pieces(
-    name: str,
-    files: Iterable[NamedFile],
-    column: Column,
-    cache_dir: Path,
-    say: Callable[[str], None] = lambda line: None,
-) -> Iterator[Piece]:
-    """The documents of tables of this machine, each file with its name in the data set.
+class WholeTables:
+    """Tables of this machine."""
 
-    `say` prints how many rows have no text, if some have none. Raises DataError if they cannot be
-    read, lack the column or have no rows, or if a file has no text.
-    """
-    tables = [
-        StreamFile(str(file.path), file.name, *local_version(name, file.path)) for file in files
-    ]
-    with closing(Access(cache_dir)) as access:
+    def __init__(
+        self, source: str, files: Iterable[NamedFile], column: Column, cache_dir: Path
+    ) -> None:
+        self._source, self._column = source, column
+        self._files, self._cache_dir = list(files), cache_dir
+
+    def pieces(self, say: Callable[[str], None]) -> Iterator[Piece]:
+        """Their documents. `say` prints how many rows have no text, if some have none.
+
+        Raises DataError if they cannot be read, lack the column or have no rows, or if a file has
+        no text.
+        """
+        return pieces_of(document for document, *_ in self._documents(say))
+
+    def place(self, number: int) -> str:
+        """The row of document `number`, counted from 1: the tables are read again up to it."""
+        documents = self._documents(lambda line: None)
+        _, file, group, row = next(islice(documents, number - 1, None))
+        return row_in_words(file, group, row)
+
+    def _documents(
+        self, say: Callable[[str], None]
+    ) -> Iterator[tuple[str, StreamFile, Group, int]]:
+        """Every document, with the file, the group and the row that it is from."""
+        name = self._source
         read = LeftOut()
-        for number, file in enumerate(tables):
-            documents = _Documents(access, name, column, number, file)
-            yield from pieces_of(documents)
-            read += LeftOut(documents.rows, documents.rows - documents.count)
-    if read.without_text:
-        say(f"warning: data.source={name}: {read.in_words}")
-    if not read.rows:
-        raise BrokenText(f"data.source={name} is empty: it has no rows.")
+        with closing(Access(self._cache_dir)) as access:
+            for number, (named, path) in enumerate(self._files):
+                file = StreamFile(str(path), named, *local_version(name, path))
+                table = _Table(access, name, self._column, number, file)
+                yield from table
+                read += LeftOut(table.rows, table.rows - table.count)
+        if read.without_text:
+            say(f"warning: data.source={name}: {read.in_words}")
+        if not read.rows:
+            raise BrokenText(f"data.source={name} is empty: it has no rows.")
 
 
-class _Documents:
-    """The documents of a table."""
+class _Table:
+    """The documents of one table."""
 
     def __init__(
         self, access: Access, source: str, column: Column, number: int, file: StreamFile
@@ -55,7 +69,7 @@ class _Documents:
         self._number, self._file = number, file
         self.rows = self.count = 0
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[tuple[str, StreamFile, Group, int]]:
         """Raises DataError for a row that is none, and if no row has the column."""
         given = self._access, self._source, self._column
         column, file = self._column, self._file
@@ -73,7 +87,7 @@ class _Documents:
                     seen.update(dict.fromkeys(islice(row.values, MOST_COLUMNS - len(seen))))
                 if document := document_of(column, row, refuse):
                     self.count += 1
-                    yield document
+                    yield document, file, group, row.number
         if seen and not has_column:
             raise without_column(self._access, self._source, column, file, seen)
         if self.rows and not self.count:
