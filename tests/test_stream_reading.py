@@ -110,6 +110,7 @@ def test_a_listing_is_the_same_from_any_folder_and_another_for_other_content(tmp
     write_parquet(first / "deeper" / "a.parquet")
     (first / ".hidden.parquet").write_bytes(b"nothing")
     (first / "README.md").write_text("of another format")
+    (first / "deeper" / "labels.csv").write_text("id,label\n1,a\n")
     shutil.copytree(first, second)
     folder, pattern = list_here(first, tmp_path), list_here(f"{second}/**/*.parquet", tmp_path)
 

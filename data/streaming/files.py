@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import glob
 import hashlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from data.errors import DataError
 from data.fetch import file_name_of
 from data.files import cannot_be_opened, common_folder, looks_like_files, matching_files
-from data.formats import format_of, mixed_formats
+from data.formats import CSV, format_of, mixed_formats
 from data.streaming.access import HTTP, URL, Access, local_version, version_of, with_filesystem
 from data.streaming.groups import TRAIN, StreamFile
 from data.urls import redact_urls
 
 Found = list[tuple[str, StreamFile]]
 """Files in the order of their names, each with what identifies its content on every machine."""
+File = TypeVar("File")
 HUB_URL = "hf://"
 SAMPLE_BYTES = 1 << 16
 """Of both ends of a local file: they identify its content, with its size."""
@@ -49,7 +51,8 @@ def find_files(
     from data.streaming.hub import hub_files
 
     commit, files = hub_files(access, source, revision, split, is_data)
-    return commit, [(file.version, file) for file in files]
+    chosen = files if glob.has_magic(source) else of_folder(files, lambda file: file.name)
+    return commit, [(file.version, file) for file in chosen]
 
 
 def _is_local(source: str) -> bool:
@@ -71,11 +74,8 @@ def _files_of_store(access: Access, source: str) -> Found:
         elif system.isdir(path):
             found = system.find(path, detail=True)
             folder = path.rstrip("/") + "/"
-            found = {
-                name: info
-                for name, info in found.items()
-                if is_data(Path(name.removeprefix(folder)))
-            }
+            names = [name for name in found if is_data(Path(name.removeprefix(folder)))]
+            found = {name: found[name] for name in of_folder(names, str)}
         else:
             found = {path: system.info(path)}
         return {_beginning(source, path) + name: info for name, info in found.items()}
@@ -109,7 +109,7 @@ def _local_files(access: Access, source: str) -> Found:
     folder = Path(source).expanduser()
     if folder.is_dir():
         found = (path for path in folder.rglob("*") if is_data(path.relative_to(folder)))
-        paths = [path for path in found if not path.is_dir()]
+        paths = of_folder([path for path in found if not path.is_dir()], str)
     else:
         paths = matching_files(source)
     names = {path.absolute().as_posix(): path for path in paths}
@@ -120,6 +120,15 @@ def _local_files(access: Access, source: str) -> Found:
     ]
     files.sort(key=lambda file: file.name)
     return [(_sample(access, source, file), file) for file in files]
+
+
+def of_folder(files: Sequence[File], name_of: Callable[[File], str]) -> list[File]:
+    """The data of a folder: beside other tables, CSV is of something else, labels for example."""
+    kinds = [format_of(name_of(file)) for file in files]
+    has_others = any(kind not in (None, CSV) for kind in kinds)
+    return [
+        file for file, kind in zip(files, kinds, strict=True) if not (has_others and kind == CSV)
+    ]
 
 
 def is_data(path: Path) -> bool:
