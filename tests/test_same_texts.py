@@ -116,4 +116,13 @@ def test_conversations_reach_a_template_as_json_and_pyarrow_have_them(made):
             groups = format_for(file).groups(access, folder, column, 0, file)
             rows = [row for group in groups for row in rows_of(*given_file, group, pytest.fail)]
             found = [repr(row.values.get("messages")) for row in rows]
-            assert found == [repr(row.get("messages")) for row in expected]
+            as_written = [row.get("messages") for row in expected]
+            if name.endswith(".parquet"):  # a struct has a null where a message has no such key
+                as_written = [present(one) for one in as_written]
+            assert found == [repr(one) for one in as_written]
+
+
+def present(messages):
+    return messages and [
+        {key: value for key, value in message.items() if value is not None} for message in messages
+    ]
