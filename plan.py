@@ -14,6 +14,7 @@ from dataclasses import asdict, replace
 import torch
 
 from config.compose import load_config
+from config.other_models import settle_rate
 from config.schema import (
     Config,
     ConfigError,
@@ -29,6 +30,7 @@ from model.gpt import parameter_count
 from planning.fake_trace import DTYPES, Shape
 from planning.fits import GIB, Fit, candidates, micro_batch_that_fits
 from snapshot.base import open_base
+from snapshot.command_line import positive_int
 from snapshot.disk.architecture import layout_for
 from snapshot.errors import SnapshotError
 from snapshot.hub.errors import HubError
@@ -62,6 +64,7 @@ def main(arguments: list[str]) -> int:
         model = planned_model(options, config)
         with torch.device("meta"):
             freeze(counted := build_model(model), config.optim.freeze)
+        settle_rate(config, lambda: parameter_count(counted))
     except (ConfigError, SnapshotError, HubError) as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USER_MISTAKE
@@ -154,15 +157,14 @@ def print_plan(
         key = "optim.freeze" if config.optim.freeze else "model.lora_rank"
         value = config.optim.freeze or config.model.lora_rank
         print(f"frozen    {every - trained:,} of them, by {key}={value}")
+    print(f"optimizer {config.optim.name}, learning rate {config.optim.learning_rate:g}")
     print(f"machine   {where}, {options.precision}{checkpointing}")
     batch = config.train.global_batch_size
     print(
         f"step      {batch} sequences: {micro} in a micro-batch x {options.processes} processes x "
         f"{batch // (micro * options.processes)} accumulated"
     )
-    print()
-    print(_table(fits))
-    print()
+    print(f"\n{_table(fits)}\n")
     print(
         "Tensors are counted in a traced update, evaluation and sample, and for a snapshot. They\n"
         "are not all there at once: the peak is less than their sum. 'Outside' is an estimate:\n"
@@ -250,8 +252,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="as for train.py: model=gpt2_xl, ..."
     )
-    parser.add_argument("--processes", type=_count, default=1, help="GPUs, over all machines")
-    parser.add_argument("--machines", type=_count, default=1, help="that the processes run on")
+    parser.add_argument("--processes", type=positive_int, default=1, help="GPUs, over all machines")
+    parser.add_argument(
+        "--machines", type=positive_int, default=1, help="that the processes run on"
+    )
     parser.add_argument(
         "--memory",
         type=_gib,
@@ -262,21 +266,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument(
         "--vocab-size",
-        type=_count,
+        type=positive_int,
         help="default: that of data.tokenizer=bpe:<size>, else 256; GPT-2's is 50257",
     )
     parser.add_argument("--json", action="store_true", help="all figures, in bytes")
     return parser.parse_intermixed_args(arguments)
-
-
-def _count(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number") from None
-    if not 1 <= value <= 10**6:
-        raise argparse.ArgumentTypeError(f"{text} is not between 1 and 1000000")
-    return value
 
 
 def _gib(text: str) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from config.problems import Problems, is_storable, value_of
-from config.schema import TEXT_KEYS, Config
+from config.schema import TEXT_KEYS, Config, other_model
 from config.streaming import check_streaming
 from data.columns import CONVERSATIONS, DOCUMENT_MODES
 from data.printable import printable
@@ -188,10 +188,12 @@ def _check_what_is_trained(found: Problems) -> None:
 
 def _check_optimizer(found: Problems) -> None:
     need, optim = found.need, found.config.optim
-    rate_is_valid = 0 < optim.learning_rate < math.inf
+    by_size = optim.learning_rate == 0 and other_model(found.config.model) is not None
+    rate_is_valid = by_size or 0 < optim.learning_rate < math.inf
     need(rate_is_valid, "optim.learning_rate", "must be above 0 and finite")
+    highest = math.inf if by_size else optim.learning_rate
     need(
-        not rate_is_valid or 0 <= optim.min_learning_rate <= optim.learning_rate,
+        not rate_is_valid or 0 <= optim.min_learning_rate <= highest,
         "optim.min_learning_rate",
         f"must be between 0 and optim.learning_rate={optim.learning_rate}",
     )

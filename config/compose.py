@@ -30,6 +30,7 @@ from config.hints import (
     unknown_key,
     unknown_option,
 )
+from config.other_models import recipe_of
 from config.problems import is_storable
 from config.schema import TEXT_KEYS, Config, ConfigError, other_model
 from data.tokenizer import CHARACTERS
@@ -156,6 +157,7 @@ def _compose_valid(arguments: Sequence[str], mistakes: list[str]) -> DictConfig:
     """Compose the valid arguments; sentences about the others are added to `mistakes`."""
     valid = _valid(list(joined_options(arguments)), _mistake_in_form, mistakes)
     valid = [_quote_text(_as_list(argument)) for argument in valid]
+    valid += recipe_of(valid)
     try:
         return _composed(valid)
     except BAD_VALUE:  # only then compose each one alone, because that is slow

@@ -85,7 +85,7 @@ class ModelConfig:
 @dataclass
 class OptimConfig:
     learning_rate: float = 1e-3
-    """The highest learning rate, reached after the warm-up."""
+    """The highest learning rate, after the warm-up; 0: by the size of a model that is not ours."""
     min_learning_rate: float = 1e-4
     """The learning rate of the last step."""
     warmup_steps: int = 100

@@ -95,10 +95,11 @@ def test_it_is_trained_and_its_snapshot_is_a_model_of_transformers(
     The run then resumes from it.
     """
     folder, run_dir = folder_of(name), tmp_path / "run"
-    words = [word for word in small if not word.startswith("model.n_")]
+    words = [word for word in small if not word.startswith(("model.n_", "optim."))]
     words += [f"model.pretrained={folder}", "train.max_steps=2", "train.sample_every=2"]
     result = runs.train(*words, f"run.dir={run_dir}")
     assert result.returncode == 0, result.stderr
+    assert "optimizer adamw, learning rate 0.0003, by its size" in result.stdout
     assert read_json_line(run_dir / "samples.jsonl")["step"] == 2
     saved = runs.snapshot(run_dir, 2)
     assert_equal_logits(saved)

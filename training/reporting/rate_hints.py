@@ -27,9 +27,8 @@ def rate_too_high(config: Config, parameters: int) -> str | None:
         return None
     return (
         f"optim.name={optim.name} with optim.learning_rate={optim.learning_rate:g} suits random "
-        f"weights, and undoes much of what {model.pretrained} has learned. optim.name=adamw "
-        "optim.learning_rate=3e-5 optim.min_learning_rate=0 suits a pretrained model; "
-        "experiment=finetune_gpt2 has such rates, too."
+        f"weights, and undoes much of what {model.pretrained} has learned. Leave both out: AdamW "
+        "with a rate by the model's size suits it."
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from accelerate import Accelerator
 
 from config.compose import as_plain
+from config.other_models import rate_by_size
 from config.schema import Config
 from data.corpus import Corpus
 from data.rows import Documents
@@ -119,6 +120,9 @@ def _print_model(console: Console, config: Config, model: LanguageModel, base: s
     if base is not None:
         what = "its weights" if config.model.architecture is None else "its architecture"
         console.say(f"from      {base} ({shape.family}): {what}, trained in float32")
+        optim, of_size = config.optim, rate_by_size(config, parameter_count(model))
+        rate = f"{optim.learning_rate:g}" + ", by its size" * (optim.learning_rate == of_size)
+        console.say(f"optimizer {optim.name}, learning rate {rate}; optim.* changes it")
 
 
 def text_in_words(corpus: Corpus) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from accelerate import Accelerator
 from accelerate.big_modeling import init_empty_weights
 from torch import nn
 
+from config.other_models import settle_rate
 from config.schema import Config, ConfigError, lora_of, other_model, too_long
 from data.chat import ChatTemplate
 from data.corpus import Corpus
@@ -66,7 +68,14 @@ def find_pretrained(accelerator: Accelerator, config: Config) -> PretrainedModel
             return found
         return replace(_open(key, where, config, newest_begun(config)), key=name)
 
-    return PretrainedModel(accelerator, config, local_main_first(accelerator, same))
+    base = local_main_first(accelerator, same)
+    settle_rate(config, partial(_parameters, base))
+    return PretrainedModel(accelerator, config, base)
+
+
+def _parameters(base: Base) -> int:
+    sizes = base.config(dropout=0.0, activation_checkpointing=False)
+    return sum(one.numel() for one in layout_for(sizes).parameters().values())
 
 
 def newest_begun(config: Config) -> Path | None:

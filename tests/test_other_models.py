@@ -1,0 +1,64 @@
+"""What a run of a model that is not our own GPT begins from."""
+
+from __future__ import annotations
+
+import pytest
+
+import families
+import plan
+from config.compose import load_config
+from config.other_models import rate_by_size, settle_rate
+from config.schema import ConfigError
+from training.schedule import learning_rate_at
+
+
+@pytest.mark.parametrize("key", ["model.pretrained", "model.architecture"])
+def test_it_does_not_begin_from_the_preset_of_our_own(key):
+    config = load_config([f"{key}=owner/name"])
+    assert (config.optim.name, config.optim.learning_rate) == ("adamw", 0)
+    assert config.train.max_steps == {"pretrained": 1000, "architecture": 2000}[key[6:]]
+    own = load_config([])
+    assert (own.optim.name, own.train.max_steps) == ("muon", 1200)
+
+
+def test_what_is_given_wins_over_the_recipe():
+    words = ["optim.learning_rate=0.02", "model.architecture=a/b", "optim.name=muon"]
+    config = load_config([*words, "train.max_steps=7", "optim.min_learning_rate=0.01"])
+    settle_rate(config, lambda: pytest.fail("the size is not asked for"))
+    optim = config.optim
+    assert (optim.name, optim.learning_rate, config.train.max_steps) == ("muon", 0.02, 7)
+    config = load_config(["experiment=finetune_gpt2", "model.pretrained=a/b", "data.source=x"])
+    assert config.optim.learning_rate == 3e-5
+
+
+@pytest.mark.parametrize(
+    ("words", "parameters", "rate"),
+    [
+        (["model.architecture=a/b"], 8_000_000_000, 1.2e-4),
+        (["model.architecture=a/b"], 124_000_000, 6e-4),
+        (["model.pretrained=a/b"], 8_000_000_000, 1.2e-5),
+        (["model.pretrained=a/b"], 500_000_000, 3e-5),
+        (["model.pretrained=a/b", "model.lora_rank=8"], 8_000_000_000, 1.2e-4),
+        (["model.architecture=a/b"], 10**12, 1e-4),
+    ],
+)
+def test_its_rate_is_one_for_its_size(words, parameters, rate):
+    config = load_config(words)
+    assert rate_by_size(config, parameters) == rate
+    settle_rate(config, lambda: parameters)
+    assert learning_rate_at(100, config.optim, 100_000) <= rate == config.optim.learning_rate
+
+
+def test_a_lowest_rate_above_that_of_the_size_is_refused():
+    config = load_config(["model.pretrained=a/b", "optim.min_learning_rate=1e-3"])
+    with pytest.raises(ConfigError, match=r"min_learning_rate=0\.001 must be at most .* 1\.2e-05"):
+        settle_rate(config, lambda: 8_000_000_000)
+    with pytest.raises(ConfigError, match="must be above 0"):
+        load_config(["optim.learning_rate=0"])
+
+
+def test_the_plan_names_the_optimizer_and_its_rate(tmp_path, capsys):
+    base = families.make("llama", tmp_path / "base")
+    words = [f"model.architecture={base}", "data.block_size=16", "train.global_batch_size=2"]
+    assert plan.main([*words, "--memory", "24", "--device", "cpu"]) == 0
+    assert "optimizer adamw, learning rate 0.003\n" in capsys.readouterr().out
