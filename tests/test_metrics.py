@@ -5,15 +5,25 @@ from __future__ import annotations
 import json
 import random
 import tracemalloc
+from contextlib import suppress
 
 import pytest
 from matplotlib.figure import Figure
 
 from config.compose import load_config
+from config.schema import ConfigError
 from training.reporting import metrics as metrics_file
 from training.reporting.console import Console
 from training.reporting.curves import draw_curves, draw_run
-from training.reporting.metrics import MetricsFile, place_after, read_metrics, sample_metrics
+from training.reporting.metrics import (
+    MetricsFile,
+    as_line,
+    has_step,
+    held_out_at,
+    place_after,
+    read_metrics,
+    sample_metrics,
+)
 
 EVERY = 250
 MOST_PARSED = 10_000
@@ -73,7 +83,8 @@ def test_a_file_is_cut_where_the_later_steps_begin_whatever_it_holds(tmp_path):
         for _ in range(rng.randrange(20)):
             step += rng.choice([0, 1, 1, 1, 9])
             event = rng.choice(["train", "eval"])
-            record = {"event": event, "step": step, "loss": "9" * rng.choice([1, 20, 9000])}
+            record = {"event": event, "step": step, "loss": 1}
+            record["text"] = "9" * rng.choice([1, 20, 9000])
             lines.append((step, json.dumps(record).encode() + b"\n"))
         half = rng.choice([b"", b'{"event"', bytes(5000), b"{" * 20_000])
         asked = rng.randrange(-1, step + 3)
@@ -83,6 +94,47 @@ def test_a_file_is_cut_where_the_later_steps_begin_whatever_it_holds(tmp_path):
             assert place_after(opened, asked) == len(b"".join(kept)), number
         assert MetricsFile(path, asked).size == path.stat().st_size
         assert path.read_bytes() == b"".join(kept)
+
+
+LOST = b"\0" * 4_000
+"""What a power loss leaves of lines that had not reached the disk."""
+
+
+@pytest.mark.parametrize("rest", [b"", b"\n", b'ss": 1.0}\n'])
+@pytest.mark.parametrize("after", [range(0), range(11, 13), range(14, 40)])
+def test_a_hole_behind_the_newest_snapshot_is_cut_off_with_the_lines_there(tmp_path, rest, after):
+    path = tmp_path / "metrics.jsonl"
+    history(path, 10)
+    *kept, _ = path.read_bytes().splitlines(keepends=True)
+    kept = b"".join(kept)
+    evaluated = as_line({"event": "eval", "step": 10, "loss": 1.0})  # it follows the snapshot
+    later = b"".join(as_line({"event": "train", "step": step, "loss": 1.0}) for step in after)
+    path.write_bytes(kept + b'{"event": "eval", "lo' + LOST + rest + evaluated + later)
+    assert has_step(path, 10)
+    assert held_out_at(path, 10) is None
+    MetricsFile(path, 10)
+    assert path.read_bytes() == kept
+
+
+@pytest.mark.parametrize("hole", [1, 5, 9])
+def test_a_hole_before_the_newest_snapshot_costs_no_line_behind_it(tmp_path, hole):
+    path = tmp_path / "metrics.jsonl"
+    history(path, 20)
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[hole] = LOST + b"\n"
+    path.write_bytes(b"".join(lines))
+    with suppress(ConfigError):  # where it is seen
+        MetricsFile(path, 10)
+    content = path.read_bytes()
+    assert all(line in content for number, line in enumerate(lines[:10]) if number != hole)
+
+
+@pytest.mark.parametrize("loss", [f"{10**400}", '"1"', "1.2.3", "1e5-3", "[]", "NaN", "9" * 5000])
+def test_a_number_that_none_is_gets_a_sentence(tmp_path, loss):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"event": "eval", "step": 1, "loss": {loss}}}\n')
+    with pytest.raises(ConfigError, match=r"line 1 of .* is not a line of metrics"):
+        held_out_at(path, 1)
 
 
 def test_the_lines_that_stay_are_not_written_again_so_a_kill_loses_none(tmp_path):

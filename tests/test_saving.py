@@ -201,3 +201,25 @@ def test_the_memory_left_is_that_of_the_control_group_where_it_has_less(tmp_path
     assert available_memory(first) == 5000 - 2000 + 500 + 20
     unlimited = control_group(tmp_path / "0", "0::/\n", "", max="max\n", **current)
     assert available_memory(unlimited) == pytest.approx(machine, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("step", "loss", "valid"),
+    [
+        (1, "1.5", True),
+        (1, "2", True),
+        (1, "NaN", False),
+        (1, f"{10**400}", False),
+        (1, "1e999", False),
+        (10**300, "1.0", False),
+        (-1, "1.0", False),
+        (2, "1.0", False),
+    ],
+)
+def test_a_best_snapshot_that_cannot_be_is_none(tmp_path, step, loss, valid):
+    config = load_config([f"run.dir={tmp_path}", "snapshot.keep_best=true"])
+    (tmp_path / "snapshots" / "step-00000001").mkdir(parents=True)
+    (tmp_path / "best.json").write_text(f'{{"step": {step}, "loss": {loss}}}')
+    state = RunState("run", "attempt", 3, 0, 1337, None, {}, {})
+    best = BestSnapshot(config, True, state, Start(None, None, ""))
+    assert (best.newest is not None) == valid

@@ -6,6 +6,7 @@ import os
 import re
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -374,3 +375,15 @@ def test_those_write_at_once_who_have_shards_and_a_common_disk(tmp_path, monkeyp
 def test_files_are_shared_by_their_bytes():
     members = [Member(rank, 0, 0) for rank in (0, 2)]
     assert shares({"a": 5, "b": 9, "c": 5, "d": 1}, members) == {0: ["b", "d"], 2: ["a", "c"]}
+
+
+def test_a_network_file_system_behind_a_link_is_one(tmp_path, monkeypatch):
+    network = tmp_path / "nfs"
+    (network / "run").mkdir(parents=True)
+    (tmp_path / "out").symlink_to(network / "run")
+    mounts = [SimpleNamespace(mountpoint="/", fstype="ext4")]
+    mounts.append(SimpleNamespace(mountpoint=str(network), fstype="nfs4"))
+    monkeypatch.setattr(ranks.psutil, "disk_partitions", lambda all: mounts)
+    assert ranks.is_coherent(tmp_path / "snapshots")
+    assert not ranks.is_coherent(network / "run" / "snapshots")
+    assert not ranks.is_coherent(tmp_path / "out" / "snapshots")

@@ -32,6 +32,9 @@ SHAPE = GPTConfig(vocab_size=7, block_size=6, n_layer=2, n_head=2, n_embd=8)
 TOKENIZER = CharTokenizer("abcdefg")
 
 
+SCALER = torch.amp.GradScaler("cpu").state_dict()
+
+
 def trained(steps: int, seed: int = 0) -> tuple[GPT, torch.optim.Optimizer]:
     torch.manual_seed(seed)
     model = GPT(SHAPE)
@@ -177,11 +180,16 @@ def test_another_format_version_is_refused(tmp_path):
         {"step": "1"},
         {"seed": -1},
         {"best_loss": float("nan")},
+        {"best_loss": 10**400},
+        {"skipped_steps": 2},
+        {"loss_scaler": {**SCALER, "scale": 10**400}},
+        {"loss_scaler": {**SCALER, "scale": 1e300}},
+        {"loss_scaler": {**SCALER, "_growth_tracker": 2**40}},
         {"config": []},
         {"run_id": None},
         {"attention": "faster"},
     ],
-    ids=str,
+    ids=lambda change: str(change)[:60],
 )
 def test_a_state_that_cannot_be_is_passed_over(tmp_path, change):
     run_dir = tmp_path / "run"

@@ -31,6 +31,8 @@ MANIFEST_FORMAT = 1
 LARGEST_JSON_BYTES = 16 << 20
 MOST_JSON_VALUES = 400_000
 """More than any vocabulary needs. A value of three bytes in a file takes up to 200 in memory."""
+MOST_DIGITS = 300
+"""Of an integer: the largest float has 309. tokenizer_config.json of many models has one of 31."""
 SNAPSHOT_NAME = re.compile(r"step-([0-9]{8,13})")
 LARGEST_STEP = 10**12
 TEMPORARY_PREFIX = ".tmp-"
@@ -77,11 +79,18 @@ def parse_json(content: bytes, name: str) -> Any:
     if count_json_values(content) > MOST_JSON_VALUES:
         raise SnapshotError(f"{name} holds more values than any JSON file of a snapshot")
     try:
-        return json.loads(content.decode("utf-8"))
+        return json.loads(content.decode("utf-8"), parse_int=_whole_number)
     except RecursionError:
         raise SnapshotError(f"{name} cannot be read: it is nested too deeply") from None
     except ValueError as error:
         raise SnapshotError(f"{name} cannot be read: {error}") from error
+
+
+def _whole_number(digits: str) -> int:
+    """An integer of JSON. Raises ValueError for one that no floating-point number can hold."""
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"it holds a number of {len(digits)} digits")
+    return int(digits)
 
 
 def verify(

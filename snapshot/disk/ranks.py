@@ -101,7 +101,7 @@ class Ranks:
 def is_coherent(folder: Path) -> bool:
     """Whether processes of several machines may write neighbouring bytes of one file here."""
     mounts = {Path(one.mountpoint): one.fstype for one in psutil.disk_partitions(all=True)}
-    at = folder.absolute()
+    at = folder.resolve()  # a link may lead to another file system
     kind = next((mounts[place] for place in (at, *at.parents) if place in mounts), "")
     return not kind.startswith(INCOHERENT)
 

@@ -199,7 +199,7 @@ def state_in(content: Any, folder: str) -> RunState:
     state = RunState(**{entry.name: content[entry.name] for entry in fields(RunState)})
     if not 1 <= state.step <= LARGEST_STEP or not 0 <= state.epoch <= LARGEST_STEP:
         raise SnapshotError(f"{folder}/{STATE} has no valid step and epoch")
-    if not 0 <= state.seed < 2**32 or state.skipped_steps < 0:
+    if not 0 <= state.seed < 2**32 or not 0 <= state.skipped_steps <= state.step:
         raise SnapshotError(f"{folder}/{STATE} has no valid seed and skipped_steps")
     if state.best_loss is not None and not math.isfinite(state.best_loss):
         raise SnapshotError(f"{folder}/{STATE} has no valid best_loss")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
@@ -10,15 +9,20 @@ CURSOR = ("epoch", "window", "row", "token", "blocks")
 HELD_OUT_GROUPS = "held_out_groups"
 LARGEST_NUMBER = 2**40
 """Of a cursor."""
+LARGEST_FACTOR = 2.0**127
+"""Of a loss scaler, whose numbers become tensors of 32 bits."""
 COMMIT = re.compile("[0-9a-f]{40}")
 
 
 def is_loss_scaler(content: dict[str, Any]) -> bool:
     """Whether torch's GradScaler can load it."""
-    names = {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}
-    return set(content) == names and all(
-        type(value) in (int, float) and math.isfinite(value) and value >= 0
-        for value in content.values()
+    factors = {"scale", "growth_factor", "backoff_factor"}
+    counts = {"growth_interval", "_growth_tracker"}
+    return (
+        content.keys() == factors | counts
+        and all(type(content[name]) in (int, float) for name in factors)
+        and all(0 <= content[name] <= LARGEST_FACTOR for name in factors)
+        and all(type(content[name]) is int and 0 <= content[name] < 2**31 for name in counts)
     )
 
 

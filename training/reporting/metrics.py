@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO
@@ -23,6 +25,8 @@ MOST_PLACES = 100
 PLACE_BYTES = 3 << 10
 """Bytes read before each of these steps: about twenty lines, whose mean is smooth enough."""
 COUNTED_AT_ONCE = 1 << 20
+HOLE = b"\0"
+"""What a file system leaves where the content of a longer file had not reached the disk."""
 LINE = re.compile(
     rb'\{"event": "(train|eval)", "step": (\d+), "loss": (\d[\d.e+-]*)[,}]'
     rb'(?:[^\n]*?"tokens_per_second": (\d[\d.e+-]*))?'
@@ -105,18 +109,52 @@ def _places(last: int, eval_every: int) -> list[int]:
 def place_after(opened: BinaryIO, step: int, begin: int = 0) -> int:
     """The offset in an opened metrics file where the lines up to `step` end.
 
-    Half a line may follow. The search starts at `begin`, the beginning of a line of an earlier step
-    or the same one. Raises ConfigError for a line that is not a line of metrics.
+    Half a line may follow, or what a power loss has left of lines that had not reached the disk.
+    The search starts at `begin`, the beginning of a line of an earlier step or the same one. Raises
+    ConfigError for a line that is not a line of metrics.
     """
 
     def step_after(offset: int) -> int:
         at, line = _line_after(opened, offset)
-        half = not line.endswith(b"\n")
-        return step + 1 if half else int(figures_at(opened, at, line)["step"])
+        return step + 1 if _is_lost(line) else int(figures_at(opened, at, line)["step"])
 
     size = os.fstat(opened.fileno()).st_size
     offsets = range(begin, max(begin, size))
-    return _line_after(opened, begin + bisect_right(offsets, step, key=step_after))[0]
+    at, line = _line_after(opened, begin + bisect_right(offsets, step, key=step_after))
+    if HOLE in line:  # the search has taken it for later; the lines behind it must be later, too
+        _refuse_earlier(opened, at, step)
+    return at
+
+
+def _place_of(opened: BinaryIO, step: int) -> tuple[int, int]:
+    """Where the lines of a step begin and end; up to the first that a power loss has spoiled.
+
+    The search may pass over one: the evaluation follows the snapshot of its step, and may be there.
+    """
+    begin = place_after(opened, step - 1)
+    end = place_after(opened, step, begin)
+    opened.seek(begin)
+    lines = opened.read(end - begin)
+    if HOLE in lines:
+        end = begin + lines.rfind(b"\n", 0, lines.index(HOLE)) + 1
+    return begin, end
+
+
+def _is_lost(line: bytes) -> bool:
+    """Whether a line is not whole: its end was not written, or not before a power loss."""
+    return not line.endswith(b"\n") or HOLE in line
+
+
+def _refuse_earlier(opened: BinaryIO, at: int, step: int) -> None:
+    """Raise ConfigError for the line at an offset if lines up to `step` follow it."""
+    opened.seek(at)
+    hole, offset = opened.readline(), opened.tell()
+    while line := opened.readline():
+        found = {} if _is_lost(line) else figures_at(opened, offset, line)
+        # The evaluation of the step follows its snapshot, and is repeated.
+        if found and (found["step"], found["event"] == "eval") <= (step, False):
+            _parsed(opened, at, hole)
+        offset += len(line)
 
 
 def held_out_at(path: Path, step: int) -> float | None:
@@ -124,8 +162,7 @@ def held_out_at(path: Path, step: int) -> float | None:
     if not path.exists():
         return None
     with open(path, "rb") as opened:
-        begin = place_after(opened, step - 1)
-        records = _records(opened, begin, place_after(opened, step, begin))
+        records = _records(opened, *_place_of(opened, step))
         return next((float(r["loss"]) for r in records if r["event"] == "eval"), None)
 
 
@@ -134,8 +171,8 @@ def has_step(path: Path, step: int) -> bool:
     if not path.exists():
         return False
     with open(path, "rb") as opened:
-        begin = place_after(opened, step - 1)
-        return place_after(opened, step, begin) > begin
+        begin, end = _place_of(opened, step)
+        return end > begin
 
 
 def write_whole(path: Path, content: str) -> None:
@@ -172,7 +209,7 @@ class MetricsFile:
         self.fault: str | None = None
         """Why the last write failed; None when it did not."""
         with open(path, "a+b") as opened:
-            self.size = opened.truncate(place_after(opened, step))
+            self.size = opened.truncate(_place_of(opened, step)[1])
 
     def append(self, records: Iterable[Record]) -> None:
         """Add lines, as far as the disk accepts them."""
@@ -227,17 +264,30 @@ def _records(
 
 def figures_at(opened: BinaryIO, begin: int, line: bytes) -> Record:
     """Event, step and loss of a line, and the speed if it has one."""
-    if (ours := LINE.match(line)) is None:
-        return _parsed(opened, begin, line)
-    speed = {} if ours[4] is None else {"tokens_per_second": float(ours[4])}
-    return {"event": ours[1].decode(), "step": int(ours[2]), "loss": float(ours[3]), **speed}
+    if (ours := LINE.match(line)) is not None:
+        with suppress(ValueError):  # such as 1.2.3
+            speed = {} if ours[4] is None else {"tokens_per_second": float(ours[4])}
+            return {
+                "event": ours[1].decode(),
+                "step": int(ours[2]),
+                "loss": float(ours[3]),
+                **speed,
+            }
+    return _parsed(opened, begin, line)
+
+
+def is_finite(value: Any) -> bool:
+    """Whether a value of untrusted JSON is a number that a float can hold."""
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 def _parsed(opened: BinaryIO, begin: int, line: bytes) -> Record:
     try:
         record = json.loads(line.decode())
         known = isinstance(record, dict) and type(record.get("step")) is int
-    except ValueError:
+        known = known and is_finite(record.get("loss"))
+        known = known and is_finite(record.get("tokens_per_second", 0))
+    except (ValueError, RecursionError):
         known = False
     if known and record.get("event") in ("train", "eval"):
         return record

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import json
-import math
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -14,7 +13,7 @@ from typing import Any
 from data.printable import printable
 from snapshot.errors import SnapshotError
 from snapshot.hub.records import SEGMENT_STEPS, segment_path
-from training.reporting.metrics import Record, as_line, figures_at, place_after
+from training.reporting.metrics import Record, as_line, figures_at, is_finite, place_after
 
 MOST_SEGMENTS = 16
 """In one upload; a long run that begins to upload late needs several."""
@@ -110,16 +109,12 @@ def _record_in(line: bytes) -> Record | None:
         return None
     if not isinstance(record, dict) or record.get("event") not in ("train", "eval"):
         return None
-    if type(record.get("step")) is not int or not _is_number(record.get("loss")):
+    if type(record.get("step")) is not int or not is_finite(record.get("loss")):
         return None
     if any(NAME.fullmatch(name) is None or not _is_value(v) for name, v in record.items()):
         return None
     return {name: printable(v) if isinstance(v, str) else v for name, v in record.items()}
 
 
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
-
-
 def _is_value(value: Any) -> bool:
-    return value is None or isinstance(value, bool | str) or _is_number(value)
+    return value is None or isinstance(value, bool | str) or is_finite(value)
