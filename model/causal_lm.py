@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -64,6 +64,7 @@ class CausalLMConfig:
     head_size: int
     activation_checkpointing: bool = False
     lora: Lora | None = None
+    in_transformers: ClassVar[bool] = True
 
 
 def causal_lm_config(

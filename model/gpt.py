@@ -27,6 +27,9 @@ from model.lora import Lora
 ACTIVATIONS = {"gelu_new": "tanh", "gelu": "none"}
 """By transformers' name, torch's `approximate`: GPT-2's tanh approximation, and the exact GELU."""
 
+GPT2 = "gpt2"
+"""transformers' name of GPT-2."""
+
 
 @dataclass(frozen=True)
 class GPTConfig:
@@ -44,7 +47,9 @@ class GPTConfig:
     activation_checkpointing: bool = False
     activation_function: str = "gelu_new"
     lora: Lora | None = None
-    family: ClassVar[str] = "gpt2"
+    family: ClassVar[str] = GPT2
+    """The model_type in config.json. A model that computes something else than GPT-2 needs another
+    name, or transformers would load its snapshots as GPT-2 (docs/models.md)."""
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "block_size", "n_layer", "n_head", "n_embd"):
@@ -55,6 +60,11 @@ class GPTConfig:
             raise ValueError(f"activation_function={self.activation_function} must be {known}")
         if self.n_embd % self.n_head:
             raise ValueError(f"n_embd={self.n_embd} is not a multiple of n_head={self.n_head}")
+
+    @property
+    def in_transformers(self) -> bool:
+        """Whether transformers has a class for what config.json describes."""
+        return self.family == GPT2
 
 
 class KeyValueCache:

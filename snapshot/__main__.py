@@ -2,7 +2,8 @@
 
 python -m snapshot list PATH_OR_REPO      list the snapshots, newest first
 python -m snapshot verify PATH_OR_REPO    verify all snapshots of a folder, or the newest of a
-                                          repo: hashes, headers, contents
+                                          repo: hashes, headers, contents, and the logits of the
+                                          newest, which transformers must compute as well
 python -m snapshot merge PATH_OR_REPO FOLDER    write a whole model, where a snapshot holds only
                                                 what was trained (LoRA, snapshot.whole=false)
 python -m snapshot space PATH_OR_REPO --to FOLDER_OR_SPACE    make a page that computes the model
@@ -15,16 +16,21 @@ import argparse
 import os
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import TextIO
 
 from data.errors import DataError
 from data.printable import printable
+from model.causal_lm import ModelConfig
+from snapshot.comparison import OtherModel, compare_logits
 from snapshot.config_values import value_of
+from snapshot.disk.architecture import layout_for
 from snapshot.disk.contents import check_model
 from snapshot.disk.files import manifest_entries, read_json, snapshot_folders, snapshots_in
+from snapshot.disk.frozen import frozen_in
 from snapshot.disk.reference import read_reference
-from snapshot.disk.state import check_snapshot, read_state
+from snapshot.disk.state import RunState, check_snapshot, read_state
 from snapshot.disk.text_facts import loss_in_words, token_unit
 from snapshot.errors import DiskFault, SnapshotError
 from snapshot.hub.errors import HubError
@@ -96,10 +102,12 @@ def _run(command: str, source: str) -> int:
     if remote is None and not path.exists():
         return _failed(f"{source} is neither a folder nor a repo's name.")
     try:
+        if command == "verify":
+            return _verify(path) if remote is None else _verify_remote(*remote)
         if remote is None:
-            (_verify if command == "verify" else _list)(path)
+            _list(path)
         else:
-            (_verify_remote if command == "verify" else _list_remote)(*remote)
+            _list_remote(*remote)
     except DiskFault:
         raise
     except SnapshotError as error:
@@ -125,20 +133,20 @@ def _show(text: str, to: TextIO | None = None) -> None:
     print(shown, file=stream)
 
 
-def _verify(path: Path) -> None:
+def _verify(path: Path) -> int:
     faults, whole = [], []
     for folder in _folders_of(path):
         try:
             check_snapshot(folder)
             whole.append(folder)
         except SnapshotError as error:
-            faults.append(str(error))
-    if whole:
-        _describe(whole[0])
-        for folder in whole[1:]:
-            _show(f"also whole: {folder}")
-    if faults:
-        raise SnapshotError("\nnot whole: ".join(faults))
+            faults.append(error)
+    is_same = not whole or _describe(whole[0])
+    for folder in whole[1:]:
+        _show(f"also whole: {folder}")
+    for fault in faults:
+        _show(f"not whole: {fault}", to=sys.stderr)
+    return 0 if is_same and not faults else 1
 
 
 def _folders_of(path: Path) -> list[Path]:
@@ -146,8 +154,8 @@ def _folders_of(path: Path) -> list[Path]:
     return snapshot_folders(snapshots_in(path)) or snapshot_folders(path) or [path]
 
 
-def _describe(folder: Path) -> None:
-    """Print what a verified snapshot holds."""
+def _describe(folder: Path) -> bool:
+    """Print what a verified snapshot holds; whether it is the same model for transformers."""
     state = read_state(folder)
     shape = check_model(folder)
     entries = manifest_entries(folder)
@@ -168,23 +176,36 @@ def _describe(folder: Path) -> None:
         )
     _show(f"text      {state.data.get('name')}, {str(state.data.get('fingerprint'))[:8]}")
     _show(f"loss      {loss}, the best held out so far")
-    muon = "Muon, the momentum of the matrices of the blocks; of all others: "
-    muon *= value_of(state.config, "optim.name") == "muon"
-    _show(f"optimizer {muon}AdamW, both moments and the step of every weight")
+    _show(f"optimizer {_kept(shape, state)}")
     made_with = read_json(folder / "state.json").get("versions")
     if isinstance(made_with, dict):
         _show(f"versions  {', '.join(f'{name} {found}' for name, found in made_with.items())}")
+    try:
+        _show(f"logits    {compare_logits(folder, shape)}")
+    except OtherModel as error:
+        _show(f"error: {error}.", to=sys.stderr)
+        return False
+    return True
 
 
-def _verify_remote(hub: Remote, revision: str) -> None:
+def _kept(shape: ModelConfig, state: RunState) -> str:
+    """What the optimizer keeps, as 'adamw: exp_avg, exp_avg_sq, step of 28 tensors'."""
+    layout, name = layout_for(shape), value_of(state.config, "optim.name")
+    layout.freeze(frozen_in(state.config))
+    counts = Counter(", ".join(sorted(one)) or "nothing" for one in layout.kept(name).values())
+    return f"{name}: {'; '.join(f'{keys} of {n} tensors' for keys, n in counts.items())}"
+
+
+def _verify_remote(hub: Remote, revision: str) -> int:
     with tempfile.TemporaryDirectory() as folder:
         found = fetch_newest(hub, revision, Path(folder))
         for fault in found.faults:
             _show(f"warning: {fault}")
         assert found.path is not None
-        _describe(found.path)
+        is_same = _describe(found.path)
         if found.faults:
             raise SnapshotError("newer snapshots are damaged, see above")
+        return 0 if is_same else 1
 
 
 def _list(path: Path) -> None:

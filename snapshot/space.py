@@ -53,7 +53,7 @@ def make_space(source: str, target: str, public: bool) -> str:
     if folder is not None:
         _refuse_other_contents(folder)
     named = find_model(source)
-    if not isinstance(named.sizes, GPTConfig):
+    if not isinstance(named.sizes, GPTConfig) or not named.sizes.in_transformers:
         raise SnapshotError(
             f"{named.name} is a {named.sizes.family} that the page of a Space does not compute: it "
             "knows GPT-2 as published. Name a run of this project's own GPT, or a GPT-2."

@@ -1,4 +1,4 @@
-"""The seams: an optimizer or a schedule that somebody adds works in all places, or is refused."""
+"""The seams: a change by a new contributor works in all places, or is refused at the start."""
 
 from __future__ import annotations
 
@@ -7,19 +7,29 @@ from itertools import pairwise
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from config.compose import load_config
+from config.help import PRESETS
 from config.schema import ConfigError, OptimConfig
 from data.tokenizer import CharTokenizer
-from model.gpt import GPT, GPTConfig
+from model.gpt import GPT, MLP, GPTConfig
+from model.lora import Lora
 from optim.optimizers import OPTIMIZERS, decayed_groups, refusal
 from optim.schedules import SCHEDULES, Schedule
 from planning.allocation_log import KINDS
 from planning.fake_trace import Shape, traced_phases
-from snapshot.disk.architecture import layout_of
+from snapshot import comparison
+from snapshot.__main__ import main
+from snapshot.comparison import compare_logits
+from snapshot.disk.architecture import layout_of, model_config
+from snapshot.disk.contents import check_model
+from snapshot.disk.files import read_json
+from snapshot.disk.reference import BaseReference
 from snapshot.disk.state import RunState, begin_snapshot, check_snapshot, restore
 from snapshot.errors import SnapshotError
 from training.optimizer import make_optimizer
+from training.run.pretrained import find_pretrained
 from training.schedule import last_full_step, learning_rate_at
 
 CPU = torch.device("cpu")
@@ -178,3 +188,116 @@ def test_every_schedule_warms_up_and_falls_to_the_lowest_rate(monkeypatch, name)
 def test_an_unknown_schedule_is_an_error_and_no_other_one():
     with pytest.raises(ConfigError, match=r"optim\.schedule=linear must be cosine or wsd"):
         learning_rate_at(50, OptimConfig(schedule="linear"), 100)
+
+
+def no_positions(self) -> None:
+    """As rotary positions would."""
+    del self.transformer.wpe
+
+
+def one_more(self) -> None:
+    self.transformer.h[1].attn.scale = torch.nn.Parameter(torch.ones(()))
+
+
+def renamed(self) -> None:
+    block = self.transformer.h[0]
+    block.norm = block.ln_1
+    del block.ln_1
+
+
+def untied(self) -> None:
+    self.lm_head.weight = torch.nn.Parameter(torch.ones(12, 8))
+
+
+def narrower(self) -> None:
+    self.transformer.h[0].mlp.c_fc.bias = torch.nn.Parameter(torch.ones(16))
+
+
+EDITS = {
+    no_positions: "has no transformer.wpe.weight",
+    one_more: "has transformer.h.1.attn.scale []",
+    renamed: "has no transformer.h.0.ln_1.weight",
+    untied: "has lm_head.weight [12, 8]",
+    narrower: "has transformer.h.0.mlp.c_fc.bias [16]",
+}
+"""Edits of model/gpt.py that make it another model than GPT-2, and what is said of each."""
+
+
+def edit(monkeypatch, change) -> None:
+    original = GPT.__init__
+
+    def edited(self, config):
+        original(self, config)
+        change(self)
+
+    monkeypatch.setattr(GPT, "__init__", edited)
+
+
+SMALL = ["model.n_layer=2", "model.n_head=2", "model.n_embd=8", "data.block_size=8"]
+
+
+@pytest.mark.parametrize("change", EDITS)
+def test_a_model_that_is_not_what_its_config_json_says_is_refused_at_the_start(monkeypatch, change):
+    edit(monkeypatch, change)
+    with pytest.raises(SnapshotError) as raised:
+        find_pretrained(None, load_config(SMALL))  # the first that Session.begin does
+    assert f"model/gpt.py {EDITS[change]}" in str(raised.value)
+    assert "transformers' GPT2LMHeadModel, which config.json names, " in str(raised.value)
+    assert str(raised.value).endswith("a name of its own: GPTConfig.family in model/gpt.py.")
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_is_what_its_config_json_says(preset):
+    assert find_pretrained(None, load_config([f"model={preset}"])) is None
+
+
+def test_a_changed_model_with_a_name_of_its_own_is_trained_and_no_other_program_loads_it(
+    monkeypatch, tmp_path
+):
+    edit(monkeypatch, one_more)
+    monkeypatch.setattr(GPTConfig, "family", "scaled_gpt")
+    assert find_pretrained(None, load_config(SMALL)) is None
+    model, optimizer = attempt("adamw")
+    update(model, optimizer, 1)
+    folder = save(tmp_path, "adamw", model, optimizer, step=1)
+    check_snapshot(folder)
+    resumed, its_optimizer = attempt("adamw")
+    restore(folder, resumed, its_optimizer)
+    sizes = model_config(read_json(folder / "config.json"), "it")
+    assert compare_logits(folder, sizes).endswith("names no class of transformers (scaled_gpt)")
+    with pytest.raises(ValueError, match="scaled_gpt"):
+        AutoModelForCausalLM.from_pretrained(folder)
+    assert check_model(folder) == sizes
+    monkeypatch.undo()
+    with pytest.raises(SnapshotError, match="'scaled_gpt' is not one that"):
+        check_model(folder)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    model, optimizer = attempt("adamw")
+    update(model, optimizer, 1)
+    return save(tmp_path_factory.mktemp("saved"), "adamw", model, optimizer, step=1)
+
+
+def test_verify_compares_logits_with_transformers_and_names_another_model(
+    monkeypatch, saved, capsys
+):
+    assert main(["verify", str(saved)]) == 0
+    assert "logits    as transformers computes them, within" in capsys.readouterr().out
+    monkeypatch.setattr(MLP, "forward", lambda self, x: self.c_proj(self.c_fc(x).relu()))
+    assert main(["verify", str(saved)]) == 1
+    assert "is another model for transformers: its logits differ" in capsys.readouterr().err
+
+
+def test_verify_says_where_it_could_not_compare(monkeypatch, saved):
+    with monkeypatch.context() as absent:
+        absent.setattr(comparison, "find_spec", lambda name: None)
+        assert "transformers is not installed. Install it" in compare_logits(saved, SIZES)
+    with monkeypatch.context() as large:
+        large.setattr(comparison, "ROOM", 1e12)
+        assert "GB of memory, and " in compare_logits(saved, SIZES)
+    with monkeypatch.context() as part:
+        reference = BaseReference("a/base", None, {}, {}, Lora(1, 2))
+        part.setattr(comparison, "read_reference", lambda folder: reference)
+        assert "the snapshot holds only adapters (LoRA)" in compare_logits(saved, SIZES)

@@ -42,7 +42,7 @@ COUNTS = ("layer", "expert")
 
 def is_own(content: dict[str, Any]) -> bool:
     """Whether model/gpt.py computes what this config.json describes."""
-    if content.get("model_type") != "gpt2":
+    if content.get("model_type") != GPTConfig.family:
         return False
     width = content.get("n_embd")
     inner = content.get("n_inner")

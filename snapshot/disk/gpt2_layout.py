@@ -12,10 +12,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from model.gpt import ACTIVATIONS, GPT
+from model.gpt import ACTIVATIONS, GPT, GPT2, GPTConfig
 from snapshot.disk.layout import Layout, Shape, Stored, Written, refuse_unless_tied
 from snapshot.errors import SnapshotError
 
+CLASS = "GPT2LMHeadModel"
 ACTIVATION_NAMES = " or ".join(ACTIVATIONS)
 
 OUTPUT = "lm_head.weight"
@@ -38,10 +39,14 @@ def to_gpt2_layout(name: str, tensor: Tensor) -> Tensor:
 
 
 def gpt2_config(shape: dict[str, Any]) -> dict[str, Any]:
-    """transformers' GPT2Config for a model with the fields of our GPTConfig."""
+    """transformers' GPT2Config for a model with the fields of our GPTConfig.
+
+    A GPTConfig of another `family` names no class of transformers, which then refuses to load it.
+    """
+    described = {"architectures": [CLASS]} if GPTConfig.family == GPT2 else {}
     return {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
+        **described,
+        "model_type": GPTConfig.family,
         "vocab_size": shape["vocab_size"],
         "n_positions": shape["block_size"],
         "n_ctx": shape["block_size"],
@@ -64,6 +69,34 @@ def gpt2_config(shape: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def gpt2_tensors(config: dict[str, Any]) -> dict[str, Shape]:
+    """Names and shapes of the tensors that transformers expects with such a config.json."""
+    width: int = config["n_embd"]
+    inner = 4 * width
+    block: dict[str, Shape] = {
+        "ln_1.weight": (width,),
+        "ln_1.bias": (width,),
+        "attn.c_attn.weight": (width, 3 * width),
+        "attn.c_attn.bias": (3 * width,),
+        "attn.c_proj.weight": (width, width),
+        "attn.c_proj.bias": (width,),
+        "ln_2.weight": (width,),
+        "ln_2.bias": (width,),
+        "mlp.c_fc.weight": (width, inner),
+        "mlp.c_fc.bias": (inner,),
+        "mlp.c_proj.weight": (inner, width),
+        "mlp.c_proj.bias": (width,),
+    }
+    layers = range(config["n_layer"])
+    return {
+        "transformer.wte.weight": (config["vocab_size"], width),
+        "transformer.wpe.weight": (config["n_positions"], width),
+        **{f"transformer.h.{i}.{name}": shape for i in layers for name, shape in block.items()},
+        "transformer.ln_f.weight": (width,),
+        "transformer.ln_f.bias": (width,),
+    }
+
+
 def gpt_shape(config: dict[str, Any]) -> dict[str, Any]:
     """The fields of our GPTConfig from a config.json. Raises SnapshotError for another model."""
     names = {
@@ -73,8 +106,8 @@ def gpt_shape(config: dict[str, Any]) -> dict[str, Any]:
         "n_head": "n_head",
         "n_embd": "n_embd",
     }
-    if not isinstance(config, dict) or config.get("model_type") != "gpt2":
-        raise SnapshotError("config.json is not that of a GPT-2")
+    if not isinstance(config, dict) or config.get("model_type") != GPTConfig.family:
+        raise SnapshotError(f"config.json is not that of a {GPTConfig.family}")
     if any(type(config.get(theirs)) is not int for theirs in names.values()):
         raise SnapshotError(f"config.json lacks one of {', '.join(names.values())}")
     activation = config.get("activation_function")
@@ -88,6 +121,10 @@ def gpt_shape(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _has(shapes: Mapping[str, Shape], name: str) -> str:
+    return f"has {name} {list(shapes[name])}" if name in shapes else f"has no {name}"
+
+
 class GPT2Layout(Layout):
     """The layout of our GPT: GPT-2's."""
 
@@ -96,6 +133,21 @@ class GPT2Layout(Layout):
 
     def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
         return self._model.named_parameters()
+
+    def refuse_undescribed(self) -> None:
+        config = gpt2_config(vars(self._model.config))
+        if config["model_type"] != GPT2:
+            return
+        has = {name: shape for one in self.written() for name, shape in one.shapes.items()}
+        expected = gpt2_tensors(config)
+        for name in [*expected, *has]:
+            if has.get(name) != expected.get(name):
+                raise SnapshotError(
+                    f"model/gpt.py {_has(has, name)}, and transformers' {CLASS}, which config.json "
+                    f"names, {_has(expected, name)}. So transformers would load another model from "
+                    "each snapshot. Give a model that is not GPT-2 a name of its own: "
+                    "GPTConfig.family in model/gpt.py."
+                )
 
     def is_transposed(self, name: str) -> bool:
         return is_transposed(name)

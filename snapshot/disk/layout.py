@@ -118,6 +118,9 @@ class Layout(ABC):
             if is_frozen(name, patterns):
                 parameter.requires_grad_(False)
 
+    def refuse_undescribed(self) -> None:  # noqa: B027
+        """Raise SnapshotError where the config.json of a snapshot would describe other tensors."""
+
     def is_transposed(self, name: str) -> bool:
         """Whether files hold this parameter, and so its moments, transposed."""
         return False

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from model.gpt import GPT2
 from model.lora import Lora
 from snapshot.config_values import value_of
 from snapshot.disk.files import read_json, write_json
@@ -27,7 +28,6 @@ WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
 """Files of a whole model that hold weights."""
 LARGEST_RANK = 2**16
 LONGEST_NAME = 3_900
-GPT2 = "gpt2"
 """The architecture whose files hold projections as (inputs, outputs)."""
 
 

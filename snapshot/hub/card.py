@@ -76,7 +76,7 @@ def card_text(
         parts.append(_merge(repo_id))
     elif stem == ADAPTERS and _base_model(state) is None:
         parts.append("The base is no repo of the Hub, but a folder of the machine that trained it.")
-    else:
+    elif shape.in_transformers:
         parts.append(_generate_text(repo_id, shape, sample, unit))
     parts.append(_continue_training(repo_id))
     if events:
@@ -95,8 +95,9 @@ def _files_at_the_top(state: RunState) -> str:
 def _metadata(repo_id: str, state: RunState, shape: ModelConfig) -> huggingface_hub.ModelCardData:
     """The fields that the Hub shows, and filters by."""
     name, unit = _public_name(state.data["name"]), token_unit(state.data)
+    has_adapters = configured_stem(state.config) == ADAPTERS
     return huggingface_hub.ModelCardData(
-        library_name="peft" if configured_stem(state.config) == ADAPTERS else "transformers",
+        library_name="peft" if has_adapters else "transformers" if shape.in_transformers else None,
         pipeline_tag="text-generation",
         license=state.config["hub"].get("license"),
         language=state.config["hub"].get("language") or LANGUAGES.get(name),
@@ -105,7 +106,7 @@ def _metadata(repo_id: str, state: RunState, shape: ModelConfig) -> huggingface_
         tags=[
             shape.family,
             *(["character-level"] if unit == "character" else []),
-            *(["lora"] if configured_stem(state.config) == ADAPTERS else []),
+            *(["lora"] if has_adapters else []),
             "accelerate",
         ],
         model_name=repo_id.partition("/")[2],

@@ -14,7 +14,7 @@ from accelerate.big_modeling import init_empty_weights
 from torch import nn
 
 from config.other_models import settle_rate
-from config.schema import Config, ConfigError, lora_of, other_model, too_long
+from config.schema import Config, ConfigError, gpt_config, lora_of, other_model, too_long
 from data.chat import ChatTemplate
 from data.corpus import Corpus
 from data.tokenizer import Tokenizer, refuse_larger_than
@@ -53,9 +53,11 @@ def find_pretrained(accelerator: Accelerator, config: Config) -> PretrainedModel
     process of each machine downloads configuration and tokenizer. A run that has a snapshot needs
     nothing else, so it also resumes where the model's repo cannot be reached.
 
-    Raises SnapshotError for what is not such a model, HubError if the Hub cannot be reached.
+    Raises SnapshotError for what is not such a model, and where model/gpt.py is not what snapshots
+    would say; HubError if the Hub cannot be reached.
     """
     if (named := other_model(config.model)) is None:
+        layout_for(gpt_config(config, vocab_size=1)).refuse_undescribed()
         return None
     key, value = named
     begun = newest_begun(config)
@@ -153,8 +155,9 @@ class PretrainedModel:
             untied = run_on_main(accelerator, lambda: str(check_weights(base, sizes)))
             if broadcast_text(accelerator, untied) == str(True):
                 sizes = base.config(keys.dropout, keys.activation_checkpointing, untied=True)
-        parameters = layout_for(sizes).parameters().values()
-        count = sum(map(torch.numel, parameters))
+        layout = layout_for(sizes)
+        layout.refuse_undescribed()
+        count = sum(map(torch.numel, layout.parameters().values()))
         check_parameters_fit(count, self._config.optim.name, f"{base.key} needs")
         if start.folder is None and not self._has_weights:
             return build_model(sizes)

@@ -1,0 +1,109 @@
+"""Whether transformers computes from a snapshot what this project computes."""
+
+from __future__ import annotations
+
+import gc
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor
+
+from model.causal_lm import ModelConfig, build_model
+from model.lora import INSTALL
+from snapshot.disk.architecture import layout_for
+from snapshot.disk.layout import FLOAT_BYTES
+from snapshot.disk.reference import read_reference
+from snapshot.disk.state import restore_weights
+from snapshot.errors import SnapshotError
+
+TOKENS = 64
+TOLERANCE = 1e-4
+"""Of the largest logit, or of 1: kernels that sum in another order differ by much less."""
+ROOM = 1.2
+"""Memory that loading a model takes, as a multiple of its weights."""
+
+
+class OtherModel(SnapshotError):
+    """A whole snapshot that is another model for transformers: a sentence with the difference."""
+
+
+@torch.no_grad()
+def compare_logits(folder: Path, sizes: ModelConfig) -> str:
+    """Compare the logits of a verified snapshot with those of transformers, in words.
+
+    Where that is not possible the words say why. Raises OtherModel if they differ.
+    """
+    if (reason := _why_not(folder, sizes)) is not None:
+        return f"not compared with transformers: {reason}"
+    ids = (torch.arange(min(TOKENS, sizes.block_size)) * 7919 % sizes.vocab_size)[None]  # (1, T)
+    ours = _our_logits(folder, sizes, ids)
+    gc.collect()  # two models do not need to be in memory at once
+    theirs = _their_logits(folder, ids)
+    scale = max(1.0, ours.abs().max().item())
+    difference = (ours - theirs).abs().max().item()
+    if not difference <= TOLERANCE * scale:
+        raise OtherModel(
+            f"{folder} is another model for transformers: its logits differ by up to "
+            f"{difference:.2g}, where the largest is {scale:.2g}. The code of the model does not "
+            "compute what config.json describes. docs/models.md says how to name another model"
+        )
+    return f"as transformers computes them, within {difference:.0e}"
+
+
+def _why_not(folder: Path, sizes: ModelConfig) -> str | None:
+    if (reference := read_reference(folder)) is not None:
+        held = "adapters (LoRA)" if reference.lora is not None else "what was trained"
+        return (
+            f"the snapshot holds only {held}. python -m snapshot merge writes the whole model, "
+            "which transformers loads"
+        )
+    if not sizes.in_transformers:
+        return f"its config.json names no class of transformers ({sizes.family})"
+    if find_spec("transformers") is None:
+        return f"transformers is not installed. {INSTALL}"
+    weights = FLOAT_BYTES * sum(one.numel() for one in layout_for(sizes).parameters().values())
+    free = psutil.virtual_memory().available
+    if ROOM * weights > free:
+        return (
+            f"that needs {ROOM * weights / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} are free"
+        )
+    return None
+
+
+def _our_logits(folder: Path, sizes: ModelConfig, ids: Tensor) -> Tensor:
+    model = build_model(sizes).eval()
+    restore_weights(folder, model)
+    logits: Tensor = model(ids)
+    return logits
+
+
+def _their_logits(folder: Path, ids: Tensor) -> Tensor:
+    """Raises OtherModel where names or shapes are not those that transformers expects."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (KeyboardInterrupt, MemoryError):
+        raise
+    except Exception as error:  # each architecture raises its own types
+        what = (str(error).splitlines() or [""])[0]
+        raise OtherModel(f"transformers cannot load {folder}: {what:.200}") from error
+    model, found = loaded
+    for what, names in (("lacks", "missing_keys"), ("holds", "unexpected_keys")):
+        if others := sorted(found[names]):
+            raise OtherModel(f"{folder} {what} {others[0]!r} for transformers: it is another model")
+    logits: Tensor = model.eval()(ids).logits
+    return logits
