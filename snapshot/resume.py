@@ -61,14 +61,15 @@ def choose_start(
     store: Store | None = None,
     use_local: bool = True,
     timeout: float = 60.0,
-    is_restart: Callable[[RunState], bool] = lambda state: False,
+    is_restart: Callable[[RunState | None], bool] = lambda state: False,
     refuse: StateCheck = any_state,
 ) -> Start:
     """The start that `snapshot.resume` (auto, never, a folder or a repo) means for this run.
 
     `store` is the run's own repo. With `use_local` false, snapshots on this disk are ignored.
     `timeout` is that of requests to a named repo, in seconds. `never` starts over once: if the same
-    command began the run of a state, and that run has not ended (`is_restart`), it resumes.
+    command began the run of a state, and that run has not ended (`is_restart`), it resumes; one
+    without a state begins again.
     `refuse` raises OtherRun for a state before the rest of its snapshot is downloaded.
 
     Only the process that writes to `run_dir` may call this: it removes what a killed process left.
@@ -81,8 +82,9 @@ def choose_start(
     remove_leftovers(root)
     if resume == "never":
         state = newest_state(root, store, use_local)
-        if state is None or not is_restart(state):
-            return start_over(run_dir, root, store)
+        again = is_restart(state)
+        if state is None or not again:
+            return start_over(run_dir, root, store, again)
         try:
             own = _own_newest(root, store, use_local, refuse)
         except SnapshotError:  # no snapshot is whole, so a resume would also start from scratch

@@ -16,6 +16,7 @@ from snapshot.store import Store, start_in_empty_repo
 
 METRICS = "metrics.jsonl"
 """In a run's directory: the metrics of its steps."""
+AS_ASKED = "the beginning, as snapshot.resume=never asks"
 RESUMES_INSTEAD = (
     "this same command began the run with snapshot.resume=never, and it has not ended: it resumes. "
     "To start over all the same, name another run.name, or move {run_dir} away and name another "
@@ -55,16 +56,19 @@ def check_can_move_aside(run_dir: Path) -> None:
             )
 
 
-def start_over(run_dir: Path, root: Path, store: Store | None) -> Start:
+def start_over(run_dir: Path, root: Path, store: Store | None, again: bool = False) -> Start:
     """Move the run's directory aside if it holds a run. Nothing is deleted.
 
+    It stays if this command starts `again` what it began itself and has no snapshot of.
     Raises SnapshotError if it cannot be moved, or if the run's own repo holds a run.
     """
     start = Start(None, None, "")
     if store is not None:
         start = start_in_empty_repo(store)
     if not (run_dir / METRICS).exists() and not snapshot_folders(root):
-        return replace(start, reason="the beginning, as snapshot.resume=never asks")
+        return replace(start, reason=AS_ASKED)
+    if again and not snapshot_folders(root):
+        return replace(start, reason=f"{AS_ASKED}: the attempt before had no snapshot yet")
     folder = run_dir.resolve()  # of a link, the target moves, and is created again
     aside = unused_name(folder)
     try:
@@ -76,5 +80,5 @@ def start_over(run_dir: Path, root: Path, store: Store | None) -> Start:
         ) from error
     return replace(
         start,
-        reason=f"the beginning, as snapshot.resume=never asks; the earlier run is now {aside}",
+        reason=f"{AS_ASKED}; the earlier run is now {aside}",
     )

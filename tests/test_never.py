@@ -13,13 +13,16 @@ from test_snapshot import TOKENIZER, state_at, trained
 
 import hubs
 import runs
-from config.compose import as_plain, load_config
+from config.compose import as_plain, as_yaml, load_config
 from config.schema import Config
 from snapshot.disk.state import begin_snapshot
 from snapshot.errors import SnapshotError
+from snapshot.hub.records import EVENTS
 from snapshot.resume import ATTEMPTS, record_attempt
 from snapshot.start import Start
 from snapshot.start_over import check_can_move_aside
+from training.reporting.events import Events
+from training.reporting.metrics import as_line
 from training.run import start
 from training.run.run_lock import RunLock
 
@@ -62,6 +65,8 @@ def ended(config: Config, step: int, code: int | None) -> Path:
         (0, STEPS, 0, False),  # done
         (None, STEPS, 0, False),
         (130, 7, 0, False),  # a person's Ctrl-C
+        (2, 7, 0, True),  # a start that was refused, of a run that was killed
+        (2, STEPS, 0, False),  # ... and of one that was done
         (None, STEPS, 1, True),  # the launcher's restart of a run that failed at its very end
     ],
 )
@@ -75,6 +80,53 @@ def test_the_same_command_goes_on_with_the_run_that_it_began(
     assert found.folder == (newest if resumes else None)
     assert (tmp_path / "run.old-1").exists() != resumes
     assert any("To start over all the same" in warning for warning in found.warnings) == resumes
+
+
+@pytest.mark.parametrize("code", [2, None])  # refused since then; removed by cloud.attempts
+@pytest.mark.parametrize("cause", ["Ctrl-C", "SIGTERM"])
+def test_a_run_that_a_person_stopped_has_ended_whatever_was_refused_since(tmp_path, code, cause):
+    config = config_of(tmp_path / "run")
+    ended(config, 7, code)
+    events = Events(tmp_path / "run" / EVENTS, "0123456789")
+    events.add("start", 0)
+    events.add("stop", 7, cause)
+    events.add("warning", 7, "something else")
+    assert (chosen(config)[0].folder is None) == (cause == "Ctrl-C")
+
+
+def without_snapshot(run_dir: Path, config: Config, steps: int) -> None:
+    """A run that this configuration began, and that was killed before its first snapshot."""
+    (run_dir / "snapshots").mkdir(parents=True)
+    (run_dir / "config.yaml").write_text(as_yaml(config))
+    lines = (as_line({"event": "train", "step": n + 1, "loss": 1.0}) for n in range(steps))
+    (run_dir / "metrics.jsonl").write_bytes(b"".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("code", "steps", "other", "moved"),
+    [
+        (None, 0, (), False),
+        (1, 3, (), False),
+        (2, 3, (), False),
+        (75, 3, (), False),
+        (130, 3, (), True),  # a person's Ctrl-C
+        (1, 4, (), True),  # its snapshots are gone
+        (1, 3, ("train.seed=0",), True),
+    ],
+)
+def test_restarts_before_the_first_snapshot_begin_again_in_place(
+    tmp_path, code, steps, other, moved
+):
+    run_dir = tmp_path / "run"
+    without_snapshot(run_dir, config_of(run_dir, "snapshot.every=4"), steps)
+    if code is not None:
+        (run_dir / "exit_code").write_text(f"{code}\n")
+    for _ in range(2):
+        start, lock = chosen(config_of(run_dir, "snapshot.every=4", *other))
+        lock.release()
+        assert start.folder is None
+        assert (tmp_path / "run.old-1").exists() == moved
+    assert not (tmp_path / "run.old-2").exists()
 
 
 @pytest.mark.parametrize("restarts", [0, 1])

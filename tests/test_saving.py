@@ -77,7 +77,7 @@ class Trained:
     """A model after a step, on this process alone, and where its snapshots go."""
 
     def __init__(self, folder: Path, save_tokenizer) -> None:
-        config = load_config([f"run.dir={folder}", "hub.repo_id=null"])
+        config = load_config([f"run.dir={folder}", "hub.repo_id=null", "optim.name=adamw"])
         model = GPT(GPTConfig(7, 6, 2, 2, 8))
         optimizer = make_optimizer(model, config.optim, torch.device("cpu"), "no")
         ids = torch.randint(7, (2, 6))

@@ -19,7 +19,6 @@ from data.errors import DataError
 from data.tokenizer import CHARACTERS
 from model.cores import cores
 from snapshot.base import Base
-from snapshot.config_values import changed_values
 from snapshot.disk.files import manifest_sha256, remove_leftovers, snapshots_in
 from snapshot.disk.pruning import prune
 from snapshot.disk.state import RunState, check_snapshot, read_state
@@ -36,11 +35,10 @@ from training.distributed.agreement import (
     run_on_all,
     run_on_main,
 )
-from training.distributed.environment import restarted_by_launcher
-from training.exits import EXIT_DONE, EXIT_INTERRUPTED
 from training.reporting.metrics import MetricsFile, write_whole
 from training.reporting.output import say_error
 from training.run.pretrained import PretrainedModel
+from training.run.restart import is_restart
 from training.run.run_dir import CONFIG_FILE, LOCK, refuse_foreign
 from training.run.run_lock import RunLock, not_writable
 from training.run.same_run import data_facts
@@ -159,7 +157,7 @@ def _choose(
         store_of(config),
         use_local=use_local,
         timeout=config.hub.timeout_seconds,
-        is_restart=lambda state: _is_same_start(state, config, lock),
+        is_restart=lambda state: is_restart(state, config, lock.code_before),
         refuse=refuse,
     )
     if start.state is not None:  # before another machine downloads it
@@ -167,22 +165,6 @@ def _choose(
     if not (run_dir / LOCK).exists():  # snapshot.resume=never has moved the directory aside
         lock.acquire(run_dir)
     return start
-
-
-def _is_same_start(state: RunState, config: Config, lock: RunLock) -> bool:
-    """Whether this command began the run of a state, and the run has not ended.
-
-    Then a launcher, a job or a loop starts the next attempt. A run that is done, or that a person
-    stopped with Ctrl-C, has ended.
-    """
-    if changed_values(state.config, as_plain(config)):
-        return False
-    if restarted_by_launcher():
-        return True
-    code = lock.code_before
-    if code is None:  # the attempt was killed, or the run is only on the Hub
-        return state.step < config.train.max_steps
-    return code not in (EXIT_DONE, EXIT_INTERRUPTED)
 
 
 def _choose_for_all(
