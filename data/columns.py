@@ -131,7 +131,7 @@ class TextColumn(Column):
 
     def document(self, row: Mapping[str, Any]) -> str:
         text = row.get(self.name)
-        if not isinstance(text, str | None):
+        if text is not None and not isinstance(text, str):
             raise BadRow(
                 f"data.text_column={self.name} holds {type(text).__name__}, not text: {text!r:.40}",
                 f"Write it as a text{_as_texts(self.name, text)}, leave the row out, or name "

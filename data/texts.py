@@ -44,7 +44,10 @@ def _decoded(file: str) -> Iterator[str]:
             if undecoded:
                 raise _not_utf8(file, offset - undecoded)
     except BROKEN_COMPRESSION as error:
-        raise BrokenText(f"data.source: {file} cannot be read to its end: {error}.") from error
+        raise BrokenText(
+            f"data.source: {file} cannot be read to its end: {error}. It is damaged or "
+            "incomplete: copy it again."
+        ) from error
 
 
 def _not_utf8(file: str, offset: int) -> BrokenText:

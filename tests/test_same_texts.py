@@ -5,6 +5,7 @@ By hypothesis: a few files by default, 2,000 and more with `-m thorough`.
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 from pathlib import Path
 from unittest import mock
@@ -15,12 +16,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data.columns import MessagesColumn, TextColumn
+from data.corpus import prepare_corpus
 from data.errors import DataError
 from data.sources import open_source
 from data.streaming.access import Access, local_version
 from data.streaming.groups import StreamFile
 from data.streaming.listing import list_source
 from data.streaming.reading import format_for, read_group, rows_of
+from stream_data import TEXTS, lines_of, parquet_of
 
 COMPARED = {"files": 0, "rows": 0}
 FEW = settings(max_examples=40, deadline=None)
@@ -126,3 +129,27 @@ def present(messages):
     return messages and [
         {key: value for key, value in message.items() if value is not None} for message in messages
     ]
+
+
+def test_texts_that_were_right_before_keep_their_fingerprints(tmp_path, monkeypatch):
+    """Runs that began with the former readers resume: the same text, rows and held-out rows."""
+    (tmp_path / "a.jsonl").write_bytes(lines_of(TEXTS))
+    (tmp_path / "b.csv").write_text("text\n" + "".join(f'"{text}"\n' for text in TEXTS))
+    (tmp_path / "c.parquet").write_bytes(parquet_of())
+    for path in sorted(tmp_path.iterdir()):
+        corpus = prepare_corpus(
+            str(path),
+            text_column="text",
+            val_fraction=0.1,
+            block_size=4,
+            cache_dir=tmp_path / "cache",
+        )
+        assert corpus.info.fingerprint.startswith("99224e6c02587cacc88ef67d6ae458c5319b6fe8")
+
+    monkeypatch.setattr("data.streaming.lines.GROUP_BYTES", 1000)
+    access = Access(tmp_path / "cache")
+    listing = list_source(str(tmp_path / "a.jsonl"), "text", access)
+    found = [read_group(listing, group, access) for group in listing.groups]
+    rows = repr([(group.texts, group.rows) for group in found])
+    assert listing.fingerprint.startswith("b4e20bc1347ec657a44b20e826a21e58258d21f310b6cb00")
+    assert hashlib.sha256(rows.encode()).hexdigest().startswith("64ffa5cd0c8a1b271b3fbdaef5bd")

@@ -22,27 +22,12 @@ from loopback_texts import serving
 TEXT = "First line, é ü 日本 🙂\nsecond line\r\nthird line without an end"
 ROWS = ["the first row", 'second, with "quotes"\n', "日本 and\ntwo lines", "last of four"]
 JOINED = 'the first row\nsecond, with "quotes"\n日本 and\ntwo lines\nlast of four\n'
-COMPRESS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
-
-
-# datasets 5.2 leaves every .csv that it reads open.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed file .*[.]csv:ResourceWarning")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def garbage_is_that_of_these_tests():
-    """So that collecting it after a test does not look through all libraries: 0.2 s."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-@pytest.fixture(autouse=True)
-def csv_files_are_closed_before_the_next_test(request):
-    yield
-    if "csv" in request.node.name or "table" in request.node.name:
-        gc.collect()
+COMPRESS = {
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zst": lambda content: pa.compress(content, "zstd", asbytes=True),
+}
 
 
 @pytest.fixture(autouse=True)

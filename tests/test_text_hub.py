@@ -101,7 +101,6 @@ def test_a_data_set_in_another_encoding_is_refused(hub_dataset, repository):
         hub_dataset(folder, "text")
 
 
-@pytest.mark.filterwarnings("ignore:unclosed file .*[.]csv:ResourceWarning")
 def test_a_table_of_the_hub_is_read_as_one_on_this_disk(hub_dataset, repository, tmp_path):
     words = ["NA", "None", "007", "and a sentence"]
     folder = repository(train_csv="n,text\n" + "".join(f"1,{word}\n" for word in words))
@@ -109,6 +108,24 @@ def test_a_table_of_the_hub_is_read_as_one_on_this_disk(hub_dataset, repository,
     assert text_of(hub_dataset(folder, "text")) == "\n".join(words) + "\n"
     local = open_source(f"{folder}/train.csv", TextColumn("text"), tmp_path)
     assert text_of(local) == "\n".join(words) + "\n"
+
+
+def test_json_of_the_hub_is_read_from_its_files(hub_dataset, repository):
+    rows = [{"text": one, "n": n} for n, one in enumerate(['say "yes"', "2024-01-27", "a\\nb"])]
+    rows[1]["n"] = {"a": 1}  # `datasets` would write all of the column as JSON
+    folder = repository(train_jsonl="\n".join(map(json.dumps, rows)), test_jsonl="never")
+
+    assert text_of(hub_dataset(folder, "text")) == 'say "yes"\n2024-01-27\na\\nb\n'
+    with pytest.raises(DataError, match=r"row 1 of train\.jsonl cannot be read: .*holds int"):
+        text_of(hub_dataset(folder, "n"))
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file .*[.]csv:ResourceWarning")
+def test_a_table_with_options_is_read_by_datasets(hub_dataset, repository):
+    card = "---\nconfigs:\n- config_name: default\n  data_files: '*.csv'\n  sep: '|'\n---\n"
+    folder = repository(train_csv="n|text\n1|NA\n2|007\n", README_md=card)
+
+    assert text_of(hub_dataset(folder, "text")) == "NA\n007\n"
     gc.collect()  # datasets 5.2 leaves every .csv that it reads open
 
 
@@ -214,7 +231,6 @@ def prepared(tmp_path, **environment):
     return dict(line.split() for line in result.stdout.splitlines()), result.stderr
 
 
-@pytest.mark.filterwarnings("ignore:unclosed file .*[.]csv:ResourceWarning")
 @pytest.mark.thorough
 def test_a_text_has_one_fingerprint_from_the_hub_from_a_file_and_without_a_network(tmp_path):
     with serving(hub_s_answer) as (address, _):
@@ -236,7 +252,6 @@ def test_a_text_has_one_fingerprint_from_the_hub_from_a_file_and_without_a_netwo
             cache_dir=tmp_path / "other",
         )
         local[name] = corpus.info.fingerprint
-    gc.collect()  # datasets 5.2 leaves every .csv that it reads open
 
     assert there == later == local
     assert "warning: me/words is read from an earlier download" in said

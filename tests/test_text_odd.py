@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bz2
-import gc
 import gzip
 import io
 import json
@@ -198,7 +197,6 @@ def test_the_case_of_a_name_does_not_matter_for_texts(prepare, tmp_path, name):
 @pytest.mark.parametrize(
     "name", ["a.ndjson", "A.JSONL", "A.Json", "A.NDJSON.GZ", "a.ndjson.bz2", "A.CSV", "A.CSV.GZ"]
 )
-@pytest.mark.filterwarnings("ignore:unclosed file .*[.]CSV:ResourceWarning")
 def test_the_case_of_a_name_does_not_matter_for_tables(prepare, tmp_path, name):
     content = ROWS if "JS" in name.upper() else "text\n" + "".join(f"row {i}\n" for i in range(9))
     pack = {"gz": gzip.compress, "bz2": bz2.compress}
@@ -208,7 +206,6 @@ def test_the_case_of_a_name_does_not_matter_for_tables(prepare, tmp_path, name):
 
     assert corpus.info.documents == 9
     assert corpus.info.characters == len("row 0\n") * 9
-    gc.collect()  # datasets 5.2 leaves every .csv that it reads open
 
 
 def test_what_a_name_looks_like_does_not_depend_on_its_case(complaint):

@@ -266,7 +266,7 @@ def _lines_of(content: IO[bytes]) -> Iterator[bytes]:
     while piece := content.read(PIECE_BYTES):
         *lines, last = piece.split(b"\n")
         for line in lines:
-            yield bytes(rest) + line
+            yield bytes(rest + line) if rest else line
             rest.clear()
         rest += last
         check_length(len(rest))

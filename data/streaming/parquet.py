@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from data.columns import Column
 from data.errors import BrokenText, DataError
-from data.nested import restorer
+from data.nested import Restore, restorer
 from data.streaming.access import URL, Access
 from data.streaming.file_range import FileRange
 from data.streaming.groups import Group, StreamFile
@@ -139,7 +139,7 @@ class Parquet:
         footer = footer_of(access, source, file)
         types = _types_of(footer)
         wanted = column.find(file.of(source), list(types))
-        restores = [restorer(types[name]) or _unchanged for name in wanted]
+        restores = [restorer(types[name]) for name in wanted]
         chunk = FileRange(access, source, file)
         chunk.load(group.begin, group.end)
         opened = parquet.ParquetFile(
@@ -150,9 +150,8 @@ class Parquet:
             for batch in opened.iter_batches(
                 ROWS_AT_ONCE, row_groups=[group.index], columns=wanted, use_threads=False
             ):
-                for values in _values([batch.column(name) for name in wanted]):
-                    found = [restore(one) for restore, one in zip(restores, values, strict=True)]
-                    yield Row(index, index + 1, dict(zip(wanted, found, strict=True)))
+                for values in _values([batch.column(name) for name in wanted], restores):
+                    yield Row(index, index + 1, dict(zip(wanted, values, strict=True)))
                     index += 1
 
     def columns(
@@ -186,19 +185,17 @@ def _is_empty(chunk: ColumnChunkMetaData) -> bool:
     return found is not None and found.has_null_count and found.null_count == chunk.num_values
 
 
-def _values(columns: list[pa.Array]) -> Iterator[tuple[Any, ...]]:
-    """The values of each row. Raises ValueError at the row that is not UTF-8."""
+def _values(columns: list[pa.Array], restores: list[Restore | None]) -> Iterator[tuple[Any, ...]]:
+    """The values of each row, restored. Raises ValueError at the row that is not UTF-8."""
     try:
-        lists = [column.to_pylist() for column in columns]
+        lists: list[Iterable[Any]] = [column.to_pylist() for column in columns]
     except UnicodeDecodeError:
-        rows = range(len(columns[0]))
-        yield from (tuple(column[row].as_py() for column in columns) for row in rows)
-        return
-    yield from zip(*lists, strict=True)
-
-
-def _unchanged(value: Any) -> Any:
-    return value
+        lists = [(value.as_py() for value in column) for column in columns]  # up to that row
+    restored = (
+        values if restore is None else map(restore, values)
+        for values, restore in zip(lists, restores, strict=True)
+    )
+    yield from zip(*restored, strict=True)
 
 
 def _is_text(kind: pa.DataType) -> bool:
