@@ -292,7 +292,7 @@ def test_a_file_that_cannot_be_streamed_is_reported_before_any_training(
     tmp_path, monkeypatch, name, case
 ):
     if case == "huge row groups":
-        monkeypatch.setattr("data.streaming.parquet.MOST_GROUP_BYTES", 100)
+        monkeypatch.setattr("data.streaming.listing.MOST_GROUP_BYTES", 100)
     write, reason = CONTENTS[name][case]
     write(tmp_path / name)
     with pytest.raises(DataError, match=reason) as caught:

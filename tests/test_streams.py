@@ -110,3 +110,8 @@ def test_a_source_is_streamed_unasked_if_it_is_large(tmp_path, monkeypatch):
     text = tmp_path / "text.txt"
     text.write_text("text " * 1000)
     assert not is_large(load_config([f"data.source={text}", *here]))
+    table = tmp_path / "table.csv"
+    table.write_text("text\n" + "words\n" * 1000)
+    assert is_large(load_config([f"data.source={table}", *here]))
+    monkeypatch.setattr("training.run.streams.MOST_AT_ONCE_BYTES", 1000)
+    assert not is_large(load_config([f"data.source={table}", *here]))

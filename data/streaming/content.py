@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import IO
 
-from data.formats import BROKEN_COMPRESSION, HEAD_BYTES, open_bytes, refuse_content, suffixes
+from data.formats import (
+    BROKEN_COMPRESSION,
+    CSV,
+    HEAD_BYTES,
+    format_of,
+    open_bytes,
+    refuse_content,
+    suffixes,
+)
 from data.streaming.access import URL, Access
 from data.streaming.file_range import FileRange
 from data.streaming.groups import Group, StreamFile
@@ -14,6 +22,8 @@ AHEAD_BYTES = 32 << 20
 PACKED_RATIO = 3
 """How much larger a compressed text is in memory, about."""
 MOST_ROW_BYTES = 256 << 20
+MOST_GROUP_BYTES = 4 << 30
+"""Of text, in what is streamed at once; a table that is prepared is read row by row."""
 UNREADABLE = (ValueError, *BROKEN_COMPRESSION)
 """Raised by what decodes a broken file, pyarrow among it, whose errors are ValueErrors."""
 
@@ -24,6 +34,11 @@ def whole_file(number: int, file: StreamFile) -> list[Group]:
         return []
     text_bytes = file.size * (PACKED_RATIO if is_compressed(file) else 1)
     return [Group(number, 0, None, None, 0, file.size, text_bytes)]
+
+
+def is_one_group(file: StreamFile) -> bool:
+    """Whether its name says that it is streamed at once, however large it is."""
+    return is_compressed(file) or format_of(file.name) == CSV
 
 
 def is_compressed(file: StreamFile) -> bool:

@@ -14,9 +14,11 @@ from data.errors import BrokenText, DataError
 from data.formats import LINES, format_of
 from data.progress import Progress
 from data.streaming.access import Access
+from data.streaming.content import MOST_GROUP_BYTES, is_compressed
 from data.streaming.files import Found, check_formats, find_files
 from data.streaming.groups import TRAIN, Group, Listing, StreamFile
 from data.streaming.lines import check_text
+from data.streaming.places import too_large
 from data.streaming.reading import format_for
 from data.urls import redact_urls
 
@@ -72,6 +74,10 @@ def _groups(
         if groups and format_of(numbered[1].name) == LINES:
             with suppress(*(BrokenText,) if skip_broken else ()):
                 check_text(access, name, column, numbered[1])
+        for group in groups:
+            # How much a compressed text has is known when it is read.
+            if group.bytes > MOST_GROUP_BYTES and not is_compressed(numbered[1]):
+                raise too_large(name, numbered[1], group)
         return groups
 
     pool = ThreadPoolExecutor(READERS)

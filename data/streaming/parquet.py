@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from data.columns import Column
-from data.errors import BrokenText, DataError
+from data.errors import BrokenText
 from data.nested import Restore, restorer
 from data.streaming.access import URL, Access
 from data.streaming.file_range import FileRange
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 FOOTER_BYTES = 1 << 16
 """What is read of a file's end at first: most footers are smaller."""
 MAGIC = b"PAR1"
-MOST_GROUP_BYTES = 4 << 30
 KEPT_FOOTERS = 64
 """Footers in memory."""
 ROWS_AT_ONCE = 1024
@@ -108,11 +107,6 @@ class Parquet:
             begin = min(map(_begin, chunks))
             end = max(_begin(chunk) + chunk.total_compressed_size for chunk in chunks)
             size = sum(chunk.total_uncompressed_size for chunk in chunks)
-            if size > MOST_GROUP_BYTES:
-                raise DataError(
-                    f"data.source={source}: row group {index} of {file.name} has {size / 1e9:.1f} "
-                    "GB of text, and is read at once. Write the file again with smaller row groups."
-                )
             if group.num_rows:
                 groups.append(Group(number, index, row, group.num_rows, begin, end, size))
             row += group.num_rows

@@ -9,6 +9,7 @@ from __future__ import annotations
 from data.columns import Column
 from data.errors import BadRow, BrokenText
 from data.streaming.access import URL
+from data.streaming.content import MOST_GROUP_BYTES
 from data.streaming.groups import Group, StreamFile
 
 PIECE_BYTES = 1 << 20
@@ -41,6 +42,15 @@ def no_text(source: str, column: Column, file: StreamFile) -> BrokenText:
     return BrokenText(
         f"data.source={source}: no row of {file.name} has a text in {column.name}. Leave the file "
         "out, or name another column with data.text_column."
+    )
+
+
+def too_large(source: str, file: StreamFile, group: Group) -> BrokenText:
+    """The error for a group that does not fit into memory."""
+    return BrokenText(
+        f"data.source={source}: the text of {group_in_words(file, group)} has more than "
+        f"{MOST_GROUP_BYTES / 1e9:.0f} GB, and is streamed at once. Write it as several files, of "
+        "Parquet with smaller row groups, or set data.streaming=false."
     )
 
 

@@ -9,17 +9,18 @@ from data.columns import Column, TextColumn
 from data.errors import BadRow, BrokenText, DataError
 from data.formats import CSV, LINES, PARQUET, format_of
 from data.streaming.access import URL, Access
-from data.streaming.content import UNREADABLE
+from data.streaming.content import MOST_GROUP_BYTES, UNREADABLE
 from data.streaming.delimited import Delimited
 from data.streaming.groups import Group, GroupText, Listing, StreamFile
 from data.streaming.lines import Lines
-from data.streaming.parquet import MOST_GROUP_BYTES, Parquet
+from data.streaming.parquet import Parquet
 from data.streaming.places import (
     broken_row,
     group_in_words,
     no_text,
     reason_of,
     row_in_words,
+    too_large,
     unreadable,
 )
 from data.streaming.table import Format, OnBroken, Row
@@ -87,10 +88,7 @@ def _read(listing: Listing, group: Group, access: Access, on_broken: OnBroken) -
         if text:
             size += len(text)  # at least as many bytes
             if size > MOST_GROUP_BYTES:
-                raise BrokenText(
-                    f"data.source={listing.name}: {group_in_words(file, group)} have more than "
-                    f"{MOST_GROUP_BYTES / 1e9:.0f} GB of text, and are read at once. Divide it."
-                )
+                raise too_large(listing.name, file, group)
             texts.append(text)
             rows.append(row.place)
         else:

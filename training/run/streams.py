@@ -20,6 +20,7 @@ from data.corpus import Corpus
 from data.errors import DataError
 from data.sources import BUILT_IN
 from data.streaming.access import Access
+from data.streaming.content import is_one_group
 from data.streaming.corpus import fixed_tokenizer, stream_corpus
 from data.streaming.files import check_formats, find_files
 from data.streaming.groups import TRAIN, Listing
@@ -48,6 +49,8 @@ from training.run.uploading import store_of
 
 LARGE_BYTES = 5_000_000_000
 """Of files: preparing more takes minutes, and two to four times the disk."""
+MOST_AT_ONCE_BYTES = 1_000_000_000
+"""Of a file that is one group of rows."""
 Revisions = list[str | None]
 """The commits of the sources; None for one that has no commits."""
 
@@ -102,15 +105,20 @@ def begun_state(config: Config) -> RunState | None:
 
 
 def is_large(config: Config) -> bool:
-    """Whether a source can be streamed, and has more bytes than are prepared unasked."""
+    """Whether a source can be streamed, and has more bytes than are prepared unasked.
+
+    A large file that is streamed at once is prepared, which reads it row by row.
+    """
     access, source = Access(Path(config.data.cache_dir)), config.data.source
     try:
         with access.waiting.at_start():
             _, files = find_files(access, source, None)
             check_formats(source, [file for _, file in files])
+            at_once = [file.size for _, file in files if is_one_group(file)]
     except DataError:  # preparing it finds what is wrong
         return False
-    return sum(file.size for _, file in files) > LARGE_BYTES
+    is_bounded = max(at_once, default=0) < MOST_AT_ONCE_BYTES
+    return is_bounded and sum(file.size for _, file in files) > LARGE_BYTES
 
 
 def stream_text(
