@@ -22,12 +22,13 @@ from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.hub.attempt import UploadTarget
 from snapshot.hub.bucket import Bucket
+from snapshot.hub.client import Hub
 from snapshot.hub.errors import HubRefused
 from snapshot.hub.publish import Best, Card, Policy
 from snapshot.hub.uploader import Uploader
 from snapshot.resume import choose_start
 from snapshot.start import Start
-from snapshot.store import Store, newest_of_disk_and_repo
+from snapshot.store import Store, check_model_repo, newest_of_disk_and_repo
 
 BUCKET = "me/run"
 STEPS = 30
@@ -272,6 +273,24 @@ def test_a_hundred_snapshots_stay_within_four(near_hub, snapshot_of):
     print(f"{most / size:.2f} snapshots at most, the present files of a bucket")
 
 
+def test_the_best_snapshot_is_uploaded_even_if_newer_ones_were_first(near_hub, snapshot_of):
+    bucket = near_hub.create_bucket(BUCKET)
+    uploads, best = uploader(keep=1), Best(2, 1.0, snapshot_of(2))
+    upload(uploads, snapshot_of(1))
+    upload(uploads, snapshot_of(3), best=best)  # step 2 was not uploaded: the newest wins
+    upload(uploads, *map(snapshot_of, (4, 5)), best=best)
+    assert steps_in(near_hub) == [2, 5]
+    assert json.loads(bucket.read(f"{RUN}/{FIRST}/best.json")) == {"step": 2, "loss": 1.0}
+    # A later attempt that keeps none leaves it there, and the one after still knows it.
+    for attempt, steps in ((SECOND, (6, 7)), ("c" * 32, (8,))):
+        remote = Bucket(BUCKET, 1.0)
+        known = remote.latest("", remote.files())
+        assert (known.best_step, known.best_loss) == (2, 1.0)
+        upload(uploader(attempt_id=attempt, keep=1, known_latest=known), *map(snapshot_of, steps))
+    assert steps_in(near_hub) == [2, 8]
+    assert_always_whole(near_hub)
+
+
 @pytest.mark.thorough
 def test_two_writers_of_a_run_damage_nothing_and_the_higher_step_is_continued(
     near_hub, snapshot_of, tmp_path
@@ -396,6 +415,37 @@ def test_a_run_goes_on_from_its_bucket_on_another_machine(finished_run, small, t
     branch = runs.train(*small, *new, "train.max_steps=40", **hub.environment())
     assert branch.returncode == 0, branch.stderr
     assert "from hf://buckets/me/run, step 30, as snapshot.resume asks" in branch.stdout
+
+
+def test_a_model_repo_of_something_else_is_refused_before_the_first_step(small, tmp_path, hub):
+    hub.create("me/model")
+    hub.commit_files("me/model", {"config.json": b"{}"})
+    mine = words(tmp_path / "run", "train.max_steps=10", "hub.repo_id=me/model")
+    result = runs.train(*small, *mine, **hub.environment())
+    assert result.returncode == 2, (result.stdout, result.stderr)
+    assert "hub.repo_id=me/model holds config.json, which no run of this project" in result.stderr
+    assert "step 1/" not in result.stdout
+    assert steps_in(hub) == []
+
+
+def test_a_model_repo_of_another_run_or_out_of_reach_is_told_at_the_start(near_hub, finished_run):
+    newest = runs.snapshot(finished_run, 30)
+    here = Start(newest, read_state(newest), "")
+    new = Store(Hub("me/new", 1.0), private=True, takeover=False)
+    assert check_model_repo(new, here).warnings == ()
+    assert near_hub.repo("me/new").private
+    model_repo = replace(new, hub=Hub("me/model", 1.0))
+    hubs.seed(near_hub, newest, repo_id="me/model")
+    assert check_model_repo(model_repo, here).warnings == ()
+    with pytest.raises(
+        SnapshotError, match=r"me/model, which gets the last snapshot, holds anothe"
+    ):
+        check_model_repo(model_repo, Start(None, None, ""))
+    replaced = replace(model_repo, takeover=True)
+    assert check_model_repo(replaced, Start(None, None, "")).warnings == ()
+    near_hub.down()
+    for start in (here, Start(None, None, "")):
+        assert "The run continues without it" in check_model_repo(model_repo, start).warnings[0]
 
 
 @pytest.mark.parametrize(

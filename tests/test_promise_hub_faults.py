@@ -738,6 +738,18 @@ def test_a_repo_that_was_not_there_is_made_when_the_hub_is_back(near_hub, finish
     hubs.assert_always_whole(near_hub)
 
 
+@pytest.mark.thorough
+def test_the_other_processes_wait_for_the_last_upload(small, tmp_path, hub):
+    """As long as hub.flush_seconds, whatever the timeouts of the process group are."""
+    hub.create(hubs.REPO)
+    hub.fault("commit", "hang", times=3)
+    file = runs.rehearsal("ddp_cpu.yaml", tmp_path, 2)
+    short = ["run.start_timeout_seconds=8", "run.collective_timeout_seconds=8"]
+    words = overrides(small, tmp_path / "run", "snapshot.every=30", *short)
+    result = runs.run(runs.launch_command(file, *words), **hub.environment())
+    assert_uploaded(hub, result)
+
+
 @pytest.mark.slow
 def test_a_run_that_began_without_the_hub_finds_it_later(small, tmp_path, hub):
     """The repo is made when the Hub is back, in the middle of the run."""

@@ -10,10 +10,10 @@ a folder of its own, and a snapshot's manifest.json comes last.
 from __future__ import annotations
 
 import json
-import math
 import re
 import time
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -29,7 +29,7 @@ from snapshot.disk.files import (
 )
 from snapshot.errors import SnapshotError
 from snapshot.hub.errors import BUCKETS, HubMissing, HubRefused, HubUnreachable, translate_errors
-from snapshot.hub.latest import Latest, remote_step
+from snapshot.hub.latest import Latest, best_in, remote_step
 from snapshot.hub.remote import BRANCH, Remote, RemoteFile
 from snapshot.hub.xet import NoXet, Sent, Transfer, XetFile, is_available
 
@@ -120,8 +120,10 @@ class Bucket(Remote):
             except SnapshotError as error:
                 raise SnapshotError(str(error).replace(place, self.name)) from error
             digest = manifest_sha256(Path(place) / folder)
-            best = _best_in(Path(place) / run / attempt / BEST)
-        return Latest(run, attempt, remote_step(folder), folder, digest, 0, *best)
+            best = None
+            with suppress(SnapshotError):
+                best = best_in(read_json(Path(place) / run / attempt / BEST))
+        return Latest(run, attempt, remote_step(folder), folder, digest, 0, *(best or (0, None)))
 
     def records_prefix(self, latest: Latest) -> str:
         """Before the paths of the records, which each attempt has below its own folder."""
@@ -202,18 +204,6 @@ class Bucket(Remote):
                 f"failed: {reason})",
                 "batch in part",
             )
-
-
-def _best_in(path: Path) -> tuple[int, float | None]:
-    """Step and held-out loss of the best snapshot, from untrusted JSON; 0 and None without."""
-    try:
-        found = read_json(path)
-    except SnapshotError:
-        return 0, None
-    step, loss = (found.get(name) if isinstance(found, dict) else None for name in ("step", "loss"))
-    if not isinstance(step, int) or not isinstance(loss, float):
-        return 0, None
-    return (step, loss) if 0 < step <= LARGEST_STEP and math.isfinite(loss) else (0, None)
 
 
 def folders_in_bucket(paths: Iterable[str]) -> set[str]:

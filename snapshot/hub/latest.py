@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 
@@ -89,6 +90,18 @@ def latest_as_bytes(latest: Latest) -> bytes:
     """The content of `latest.json`."""
     content = {"format_version": FORMAT_VERSION, **asdict(latest)}
     return (json.dumps(content, indent=2) + "\n").encode()
+
+
+def best_in(content: object) -> tuple[int, float] | None:
+    """Step and held-out loss of the best snapshot, from untrusted JSON; None if it names none."""
+    if not isinstance(content, dict):
+        return None
+    step, loss = content.get("step"), content.get("loss")
+    if type(step) is not int or type(loss) not in (int, float):
+        return None
+    # No loss is below NaN, and an integer of JSON may be larger than any float.
+    valid = 0 < step <= LARGEST_STEP and abs(loss) <= sys.float_info.max
+    return (step, float(loss)) if valid else None
 
 
 def folders_in(paths: Iterable[str]) -> list[str]:

@@ -45,9 +45,12 @@ class ProcessGroupTimeouts:
         )
         self.relax()  # the groups of hybrid sharding were created with another timeout
 
-    def relax(self) -> None:
-        """Use the long timeout: one process may work while the others wait."""
-        self._set(self._long)
+    def relax(self, more_seconds: float = 0.0) -> None:
+        """Use the long timeout: one process may work while the others wait.
+
+        `more_seconds` is what that process may take for something with a limit of its own.
+        """
+        self._set(self._long + timedelta(seconds=more_seconds))
 
     def tighten(self) -> None:
         """Use the short timeout: no process has a reason to be late."""

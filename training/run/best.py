@@ -7,16 +7,16 @@ import math
 from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 from config.schema import Config
-from snapshot.disk.files import LARGEST_STEP, folder_name, read_json, snapshots_in
+from snapshot.disk.files import folder_name, read_json, snapshots_in
 from snapshot.disk.state import RunState
 from snapshot.errors import SnapshotError
+from snapshot.hub.latest import best_in
 from snapshot.hub.publish import Best
 from snapshot.start import Start
 from snapshot.start_over import METRICS
-from training.reporting.metrics import held_out_at, is_finite, write_whole
+from training.reporting.metrics import held_out_at, write_whole
 
 BEST = "best.json"
 """In a run's directory: step and held-out loss of its best snapshot."""
@@ -63,16 +63,11 @@ class BestSnapshot:
                     write_whole(self._path, json.dumps({"step": step, "loss": loss}) + "\n")
 
     def _read(self) -> tuple[int, float]:
-        try:
-            found = read_json(self._path)
-        except SnapshotError:
-            return 0, math.inf
-        content: dict[str, Any] = found if isinstance(found, dict) else {}
-        step: Any = content.get("step")
-        loss: Any = content.get("loss")
-        if type(step) is not int or not 1 <= step <= LARGEST_STEP or not is_finite(loss):
-            return 0, math.inf
-        return (step, loss) if (self._root / folder_name(step)).is_dir() else (0, math.inf)
+        with suppress(SnapshotError):
+            found = best_in(read_json(self._path))
+            if found is not None and (self._root / folder_name(found[0])).is_dir():
+                return found
+        return 0, math.inf
 
 
 def _of_repo(state: RunState, start: Start) -> tuple[int, float]:

@@ -56,7 +56,7 @@ from training.run.start import agree_on_start, lock_run_dir, open_run, state_at
 from training.run.stop import Stop
 from training.run.streams import begin_stream, blocks_of, stream_after, text_at
 from training.run.tracking import Trackers
-from training.run.uploading import begin_uploads, finish_uploads
+from training.run.uploading import begin_uploads, finish_uploads, longest_finish_seconds
 from training.sampling import Sample, sample_text
 
 
@@ -254,6 +254,7 @@ class Session:
             summary.print_end(self.console, self.config, self.corpus, self._held_out, self.report)
         else:
             summary.print_stop(self.console, self.config, self.report, self._stop.reason)
+        self._timeouts.relax(longest_finish_seconds(self.config))  # for the barrier below
         with self.report.clock.within(UPLOAD):
             finish_uploads(*uploads, self.report.last_snapshot if self._last else None)
         self._writer.prune(self.state.step)  # what an upload needed until now

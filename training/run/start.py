@@ -27,7 +27,7 @@ from snapshot.hub.fetch import remove_partial
 from snapshot.resume import choose_start, folder_for_step
 from snapshot.start import RemoteSnapshot, Start, StateCheck, any_state
 from snapshot.start_over import check_can_move_aside
-from snapshot.store import fetch_remote_snapshot
+from snapshot.store import check_model_repo, fetch_remote_snapshot
 from training.distributed.agreement import (
     broadcast_text,
     equal_on_all,
@@ -44,7 +44,7 @@ from training.run.run_lock import RunLock, not_writable
 from training.run.same_run import data_facts
 from training.run.streams import is_streamed_text, stream_text
 from training.run.tokenizer import tokenizer_folder
-from training.run.uploading import store_of
+from training.run.uploading import model_repo_of, store_of
 
 
 def prepare_text(
@@ -164,7 +164,8 @@ def _choose(
         refuse(start.state)
     if not (run_dir / LOCK).exists():  # snapshot.resume=never has moved the directory aside
         lock.acquire(run_dir)
-    return start
+    model_repo = model_repo_of(config)
+    return start if model_repo is None else check_model_repo(model_repo, start)
 
 
 def _choose_for_all(

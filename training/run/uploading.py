@@ -21,6 +21,7 @@ from snapshot.hub.errors import HubError, is_offline
 from snapshot.hub.fetch import read_repo
 from snapshot.hub.publish import Best, Card, Policy
 from snapshot.hub.records import EVENTS
+from snapshot.hub.remote import Remote
 from snapshot.hub.uploader import Uploader
 from snapshot.resume import record_attempt
 from snapshot.start import Start
@@ -39,6 +40,14 @@ def store_of(config: Config) -> Store | None:
     if hub.repo_id is not None:
         return Store(Hub(hub.repo_id, hub.timeout_seconds), hub.private, hub.takeover)
     return None
+
+
+def model_repo_of(config: Config) -> Store | None:
+    """The model repo that gets the last snapshot of a run whose store is a bucket, if any."""
+    hub = config.hub
+    if hub.bucket is None or hub.repo_id is None:
+        return None
+    return Store(Hub(hub.repo_id, hub.timeout_seconds), hub.private, hub.takeover)
 
 
 def begin_uploads(
@@ -130,6 +139,15 @@ def hand_over(
     uploads.offer(snapshot, Card(text, picture), best, is_last)
 
 
+def longest_finish_seconds(config: Config) -> float:
+    """The most that `finish_uploads` takes, during which the other processes wait."""
+    if store_of(config) is None:
+        return 0.0
+    if model_repo_of(config) is None:
+        return config.hub.flush_seconds
+    return 2 * config.hub.flush_seconds + config.hub.timeout_seconds
+
+
 def finish_uploads(
     console: Console,
     config: Config,
@@ -146,22 +164,24 @@ def finish_uploads(
     if uploads is None or store is None:
         return
     _finish(console, config, uploads, signals, store.hub.name)
-    if last is not None and config.hub.bucket is not None and config.hub.repo_id is not None:
+    model_repo = model_repo_of(config)
+    if last is not None and model_repo is not None:
+        name = model_repo.hub.name
         try:
-            to_repo = _begin_upload_to_model_repo(config, last)
+            to_repo = _begin_upload_to_model_repo(config, model_repo.hub, last)
         except (SnapshotError, OSError) as error:
-            console.warn(f"{last} is not uploaded to {config.hub.repo_id}: {error}.")
+            console.warn(f"{last} is not uploaded to {name}: {error}.")
             return
         if to_repo is not None:
             hand_over(console, to_repo, config, last, is_last=True)
-            _finish(console, config, to_repo, signals, config.hub.repo_id)
+            _finish(console, config, to_repo, signals, name)
 
 
-def _begin_upload_to_model_repo(config: Config, last: Path) -> Uploader | None:
-    """Begin the upload of one snapshot to `hub.repo_id`; None if the repo has it."""
-    hub = Hub(str(config.hub.repo_id), config.hub.timeout_seconds)
+def _begin_upload_to_model_repo(config: Config, hub: Remote, last: Path) -> Uploader | None:
+    """Begin the upload of one snapshot to a model repo; None if the repo has it."""
     state, known = read_state(last), None
-    with suppress(HubError, SnapshotError):  # what is wrong is told when the upload is tried
+    # What is wrong is reported when the upload is tried.
+    with suppress(HubError, SnapshotError), hub.waiting.limit():
         known = read_repo(hub).latest
     if known is not None and known.manifest_sha256 == manifest_sha256(last):
         return None
