@@ -80,7 +80,7 @@ def newest_of_disk_and_repo(
     what `refuse` raises for the state of a snapshot, before the rest of that is downloaded.
     """
     local = Start(newest, state, f"{newest}, the newest of this run", warnings)
-    repo, faults = _open_repo(store, can_do_without=newest is not None)
+    repo, faults = open_repo(store, can_do_without=newest is not None)
     local = replace(local, warnings=warnings + faults)
     if repo is None:
         return local
@@ -147,7 +147,7 @@ def start_in_empty_repo(store: Store) -> Start:
 
     Raises as `newest_of_disk_and_repo` does.
     """
-    repo, faults = _open_repo(store, can_do_without=False, is_new=True)
+    repo, faults = open_repo(store, can_do_without=False, is_new=True)
     if repo is None:
         return Start(None, None, "", faults)
     if repo.latest is not None and not store.takeover:
@@ -156,23 +156,6 @@ def start_in_empty_repo(store: Store) -> Start:
             "a new repo; hub.takeover=true replaces what is in this one."
         )
     return Start(None, None, "", faults, repo=repo)
-
-
-def check_model_repo(store: Store, start: Start) -> Start:
-    """Check at the start that a run's last snapshot can go to a repo, which is not its store.
-
-    Returns the start, with a warning if the repo cannot be read. Raises SnapshotError if it holds
-    something else or another run; HubError if it is refused and this disk has no snapshot.
-    """
-    repo, faults = _open_repo(store, can_do_without=start.folder is not None, is_new=True)
-    latest = None if repo is None else repo.latest
-    mine = start.state is not None and latest is not None and latest.run_id == start.state.run_id
-    if latest is not None and not mine and not store.takeover:
-        raise SnapshotError(
-            f"{store.key}, which gets the last snapshot, holds another run, at step {latest.step}. "
-            "Name another repo; hub.takeover=true replaces what is in this one."
-        )
-    return replace(start, warnings=start.warnings + faults)
 
 
 @dataclass(frozen=True)
@@ -235,7 +218,7 @@ def _first_whole(
     return Fetched(None, None, tuple(faults))
 
 
-def _open_repo(
+def open_repo(
     store: Store, can_do_without: bool, is_new: bool = False
 ) -> tuple[RepoContents | None, tuple[str, ...]]:
     """The contents of the repo, which is created if it does not exist; or None and a warning.

@@ -120,11 +120,15 @@ def test_from_the_start_every_group_has_the_long_patience(monkeypatch):
     monkeypatch.setattr(type(c10d._world), "pg_map", {"all": None, "shards": None})
     run = load_config(["run.start_timeout_seconds=700"]).run
 
-    timeouts = ProcessGroupTimeouts(SimpleNamespace(num_processes=2), run)
+    waited = []
+    accelerator = SimpleNamespace(
+        num_processes=2, wait_for_everyone=lambda: waited.append(dict(waits))
+    )
+    timeouts = ProcessGroupTimeouts(accelerator, run)
 
     assert waits == dict.fromkeys(("all", "shards"), timedelta(seconds=700))
-    timeouts.relax(240.5)  # for the last upload
-    assert waits == dict.fromkeys(("all", "shards"), timedelta(seconds=940.5))
+    timeouts.wait_for_everyone(240.5)  # for the last upload
+    assert waited == [dict.fromkeys(("all", "shards"), timedelta(seconds=940.5))]
 
 
 def test_processes_do_not_trust_the_pace_of_the_first_steps(monkeypatch):

@@ -26,9 +26,10 @@ from snapshot.hub.client import Hub
 from snapshot.hub.errors import HubRefused
 from snapshot.hub.publish import Best, Card, Policy
 from snapshot.hub.uploader import Uploader
+from snapshot.model_repo import check_model_repo
 from snapshot.resume import choose_start
 from snapshot.start import Start
-from snapshot.store import Store, check_model_repo, newest_of_disk_and_repo
+from snapshot.store import Store, newest_of_disk_and_repo
 
 BUCKET = "me/run"
 STEPS = 30

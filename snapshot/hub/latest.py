@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 from snapshot.disk.files import LARGEST_STEP, MANIFEST, SNAPSHOT_NAME, parse_json
 from snapshot.errors import SnapshotError
@@ -96,7 +97,8 @@ def best_in(content: object) -> tuple[int, float] | None:
     """Step and held-out loss of the best snapshot, from untrusted JSON; None if it names none."""
     if not isinstance(content, dict):
         return None
-    step, loss = content.get("step"), content.get("loss")
+    step: Any = content.get("step")
+    loss: Any = content.get("loss")
     if type(step) is not int or type(loss) not in (int, float):
         return None
     # No loss is below NaN, and an integer of JSON may be larger than any float.

@@ -38,19 +38,22 @@ class ProcessGroupTimeouts:
 
     def __init__(self, accelerator: Accelerator, run: RunConfig) -> None:
         """The timeout is long from now on."""
-        self._alone = accelerator.num_processes == 1
+        self._accelerator, self._alone = accelerator, accelerator.num_processes == 1
         self._short = timedelta(seconds=run.collective_timeout_seconds)
         self._long = timedelta(
             seconds=max(run.start_timeout_seconds, run.collective_timeout_seconds)
         )
         self.relax()  # the groups of hybrid sharding were created with another timeout
 
-    def relax(self, more_seconds: float = 0.0) -> None:
-        """Use the long timeout: one process may work while the others wait.
+    def relax(self) -> None:
+        """Use the long timeout: one process may work while the others wait."""
+        self._set(self._long)
 
-        `more_seconds` is what that process may take for something with a limit of its own.
-        """
-        self._set(self._long + timedelta(seconds=more_seconds))
+    def wait_for_everyone(self, seconds: float) -> None:
+        """Wait for all processes, one of which may work for so long in addition to the long
+        timeout. Every process must call this."""
+        self._set(self._long + timedelta(seconds=seconds))
+        self._accelerator.wait_for_everyone()
 
     def tighten(self) -> None:
         """Use the short timeout: no process has a reason to be late."""

@@ -254,14 +254,13 @@ class Session:
             summary.print_end(self.console, self.config, self.corpus, self._held_out, self.report)
         else:
             summary.print_stop(self.console, self.config, self.report, self._stop.reason)
-        self._timeouts.relax(longest_finish_seconds(self.config))  # for the barrier below
         with self.report.clock.within(UPLOAD):
             finish_uploads(*uploads, self.report.last_snapshot if self._last else None)
         self._writer.prune(self.state.step)  # what an upload needed until now
         self._trackers.end(self.signals.seconds_left() - LAST_WORDS_SECONDS)
         summary.print_times(self.console, self.report.clock)
         # When the first process leaves, the launcher ends the others.
-        self.accelerator.wait_for_everyone()
+        self._timeouts.wait_for_everyone(longest_finish_seconds(self.config))
         self.accelerator.end_training()
         return EXIT_DONE if self._last else self._stop.exit_code
 
