@@ -119,10 +119,11 @@ def transfer(timeout: float) -> Iterator[tuple[float, Callable[[], None]]]:
     """A download that makes its requests itself.
 
     Yields the seconds that it may stall, at most `timeout`, and what it must call when bytes come.
+    Of a start's time it is half of what is left, so that a download that stalls is tried again.
     """
     waiting = CURRENT.get()
     if waiting is None:
         yield timeout, lambda: None
         return
-    yield min(timeout, waiting.begin()), waiting.progress
+    yield min(timeout, waiting.begin() / 2), waiting.progress
     waiting.end()
