@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from config.checks import problems
+from config.evaluation import batches_of_evaluation
 from config.hints import (
     SWEEP_HINT,
     joined_options,
@@ -59,6 +60,7 @@ OmegaConf.register_new_resolver(
     ),
     replace=True,
 )
+OmegaConf.register_new_resolver("eval_batches", batches_of_evaluation, replace=True)
 
 
 def _name_of(source: str) -> str:

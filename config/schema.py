@@ -116,8 +116,8 @@ class TrainConfig:
     """Sequences one process feeds forward at once; null: its whole share of the global batch."""
     eval_every: int = 250
     """Steps between evaluations; there is always one at the end."""
-    eval_batches: int | None = 200
-    """Evaluate on at most this many global batches of held-out text; null: on all of it."""
+    eval_batches: int | None = 75
+    """Evaluate on at most so many global batches; null: all; by default a tenth of steps' work."""
     log_every: int = 20
     """Steps between lines on the console; metrics.jsonl has every step."""
     sample_every: int = 500

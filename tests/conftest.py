@@ -125,6 +125,7 @@ def small(text_file, tmp_path_factory) -> list[str]:
         "train.global_batch_size=8",
         "train.max_steps=30",
         "train.eval_every=15",
+        "train.eval_batches=200",
         "train.log_every=1",
         "snapshot.every=10",
         "run.emulate_bf16=true",  # what is tested in bf16 is tested on any CPU

@@ -74,6 +74,7 @@ def test_every_launch_on_a_cpu_trains(command, text_file, finished_run, tmp_path
             config.rsplit("/", 1)[-1],
             *taken,
             "train.max_steps=2",
+            "optim.warmup_steps=1",
             "train.eval_batches=1",
             f"run.dir={tmp_path / 'run'}",
             f"data.cache_dir={tmp_path / 'cache'}",

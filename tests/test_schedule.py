@@ -10,7 +10,7 @@ import runs
 from config.compose import load_config
 from config.schema import OptimConfig
 from snapshot.disk.state import RunState
-from training.reporting.rate_hints import rate_jump, rate_too_high
+from training.reporting.rate_hints import never_falls, rate_jump, rate_too_high, twice_as_long
 from training.schedule import learning_rate_at
 
 WSD = OptimConfig(
@@ -98,6 +98,40 @@ def test_a_rate_that_has_fallen_to_zero_rises_and_cannot_be_kept(schedule):
     assert words is not None
     assert "rises from 0 to" in words
     assert "keep it" not in words
+
+
+@pytest.mark.parametrize(
+    ("steps", "warmup", "hinted"), [(20, 100, True), (100, 100, True), (101, 100, False)]
+)
+def test_a_warm_up_as_long_as_the_run_is_said_before_and_after(steps, warmup, hinted):
+    words = [f"train.max_steps={steps}", f"optim.warmup_steps={warmup}"]
+    config = load_config([*words, "optim.learning_rate=0.001", "optim.min_learning_rate=0"])
+    hint = never_falls(config)
+    assert (hint is not None) == hinted
+    if hint is not None:
+        rate = 0.001 * steps / warmup
+        assert f"rises to {rate:.2g} at its last step, of 0.001, and never falls" in hint
+        assert f"optim.warmup_steps={steps // 10} suits {steps} steps" in hint
+    after = twice_as_long(config)
+    assert ("warm-up of optim.warmup_steps=100" in after) == (steps < warmup)
+    assert ("middle of the longer cosine" in after) == (steps >= warmup)
+
+
+@pytest.mark.parametrize(
+    ("words", "batches"),
+    [
+        ([], 75),  # of 250 steps, whose work is that of 750 evaluated batches
+        (["train.eval_every=100"], 30),
+        (["train.max_steps=8"], 5),
+        (["train.eval_every=100000", "train.max_steps=100000"], 200),
+        (["train.eval_batches=12"], 12),
+        (["train.eval_batches=null"], None),
+        (["experiment=finetune_gpt2", "data.source=my.txt"], 10),
+    ],
+)
+def test_an_evaluation_takes_a_tenth_of_the_work_of_the_steps_before_it(words, batches):
+    """Counted in batches and not in seconds: the held-out loss is the same on every machine."""
+    assert load_config(words).train.eval_batches == batches
 
 
 @pytest.mark.parametrize(

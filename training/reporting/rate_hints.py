@@ -32,6 +32,19 @@ def rate_too_high(config: Config, parameters: int) -> str | None:
     )
 
 
+def never_falls(config: Config) -> str | None:
+    """A hint that the warm-up is as long as the run; None where it is shorter."""
+    optim, steps = config.optim, config.train.max_steps
+    if optim.warmup_steps < steps or steps == 1:
+        return None
+    last = learning_rate_at(steps, optim, steps)
+    return (
+        f"optim.warmup_steps={optim.warmup_steps} is as long as the run: the learning rate rises "
+        f"to {last:.2g} at its last step, of {optim.learning_rate:g}, and never falls. "
+        f"optim.warmup_steps={steps // 10} suits {steps:,} steps."
+    )
+
+
 def rate_jump(state: RunState, config: Config) -> str | None:
     """A hint that the next learning rate is much higher than the last one; None where it is not.
 
@@ -67,6 +80,11 @@ def twice_as_long(config: Config) -> str:
     """How a finished run continues, and at which rate: what follows 'Continue training: '."""
     optim, longer = config.optim, 2 * config.train.max_steps
     rate = learning_rate_at(config.train.max_steps + 1, optim, longer)
+    if config.train.max_steps < optim.warmup_steps:
+        return (
+            f"the same command with train.max_steps={longer}. Its learning rate continues at "
+            f"{rate:.2g}, in the\n{'':<19}warm-up of optim.warmup_steps={optim.warmup_steps}."
+        )
     schedule = "schedule" if schedule_of(optim).is_stable_first else optim.schedule
     least = optim.min_learning_rate
     kept = f"; optim.learning_rate={least:g} as well keeps it at the last {least:g}" * (least > 0)

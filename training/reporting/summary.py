@@ -26,7 +26,7 @@ from training.distributed.environment import shutdown_timeout
 from training.reporting.clock import PhaseClock
 from training.reporting.console import Console, counted
 from training.reporting.machine import computed_on, machine_hints, machine_line
-from training.reporting.rate_hints import rate_jump, rate_too_high, twice_as_long
+from training.reporting.rate_hints import never_falls, rate_jump, rate_too_high, twice_as_long
 from training.reporting.report import Report
 
 WAYS_IN_WORDS = {PRODUCTS: "matrix products", KERNEL: "torch's kernel"}
@@ -63,22 +63,16 @@ def print_header(
         f"step      {batch * block:,} tokens: {micro} sequences x "
         f"{counted(accelerator.num_processes, 'process')} x {accumulation} accumulated; {steps}"
     )
+    _print_evaluation(console, config, corpus)
     console.say(f"run       {config.run.dir}, from {start.reason}")
     for warning in start.warnings:
         console.warn(warning)
     if start.state is not None:
-        for change in changed_values(start.state.config, as_plain(config)):
-            console.say(f"changed   {change}")
-        before, now = start.state.computed_on, computed_on(accelerator)
-        if before not in (None, now):
-            console.say(
-                f"hint      computed on {now}, before on {before}: it resumes from the same state, "
-                "but the last bits of its sums may differ."
-            )
-        if jump := rate_jump(start.state, config):
-            console.say(f"hint      {jump}")
+        _print_changes(console, start.state, config, computed_on(accelerator))
     elif high := rate_too_high(config, parameter_count(model)):
         console.say(f"hint      {high}")
+    if short := never_falls(config):
+        console.say(f"hint      {short}")
     for hint in machine_hints(accelerator, config.run):
         console.say(f"hint      {hint}")
     reason = why_not_compiled(config)
@@ -91,6 +85,28 @@ def print_header(
             f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={config.run.grace_seconds + 5:.0f} in its environment."
         )
     console.say()
+
+
+def _print_changes(console: Console, before: RunState, config: Config, now: str) -> None:
+    """Print what is not as in the snapshot: keys, what it is computed on, the learning rate."""
+    for change in changed_values(before.config, as_plain(config)):
+        console.say(f"changed   {change}")
+    if before.computed_on not in (None, now):
+        console.say(
+            f"hint      computed on {now}, before on {before.computed_on}: it resumes from the "
+            "same state, but the last bits of its sums may differ."
+        )
+    if jump := rate_jump(before, config):
+        console.say(f"hint      {jump}")
+
+
+def _print_evaluation(console: Console, config: Config, corpus: Corpus) -> None:
+    """Print how often the run evaluates, and on what."""
+    every, batches = config.train.eval_every, config.train.eval_batches
+    bound = "" if batches is None else f" (train.eval_batches={batches})"
+    console.say(
+        f"evaluate  every {every:,} steps and at the end, over {_evaluated(config, corpus)}{bound}"
+    )
 
 
 def _print_text(console: Console, corpus: Corpus) -> None:
