@@ -26,7 +26,13 @@ from snapshot.hub.errors import HubError, HubUnreachable
 from snapshot.hub.latest import remote_step
 from snapshot.hub.names import named_remote
 from snapshot.start import Start, StateCheck, any_state
-from snapshot.start_over import METRICS, RESUMES_INSTEAD, newest_state, start_over
+from snapshot.start_over import (
+    METRICS,
+    RESUMES_INSTEAD,
+    has_steps,
+    newest_state,
+    start_over,
+)
 from snapshot.store import Store, fetch_newest, newest_of_disk_and_repo
 
 ATTEMPTS = "attempts.txt"
@@ -258,13 +264,6 @@ def _own_newest(root: Path, store: Store | None, use_local: bool, refuse: StateC
             start = replace(start, warnings=(*start.warnings, _without_snapshots(root)))
         return replace(start, reason="the beginning: no snapshot yet")
     return start
-
-
-def has_steps(run_dir: Path) -> bool:
-    """Whether a run has recorded metrics in its directory, with or without snapshots."""
-    with suppress(OSError):
-        return (run_dir / METRICS).stat().st_size > 0
-    return False
 
 
 def _without_snapshots(root: Path) -> str:

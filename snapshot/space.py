@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -96,7 +97,7 @@ def _refuse_other_contents(folder: Path) -> None:
         kind = "a link" if folder.is_symlink() else "a file"
         raise SnapshotError(f"--to {folder} is {kind}. Name a new folder.")
     names = names_in(folder)
-    if names and SPACE not in names:
+    if names and not _is_description(folder / SPACE):
         raise SnapshotError(
             f"--to {folder} has files, and is no Space that this command made. Name a new folder."
         )
@@ -105,6 +106,14 @@ def _refuse_other_contents(folder: Path) -> None:
             f"--to {folder} would be replaced, and {others[0]} in it is not of this command. Move "
             "it away, or name a new folder."
         )
+
+
+def _is_description(path: Path) -> bool:
+    """Whether a file is the space.json of this command."""
+    with suppress(SnapshotError):
+        found = read_json(path)
+        return isinstance(found, dict) and {"title", "weights"} <= found.keys()
+    return False
 
 
 def _replace(folder: Path) -> None:

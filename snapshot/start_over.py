@@ -42,6 +42,13 @@ def newest_state(root: Path, store: Store | None, use_local: bool) -> RunState |
     return None
 
 
+def has_steps(run_dir: Path) -> bool:
+    """Whether a run has recorded metrics in its directory, with or without snapshots."""
+    with suppress(OSError):
+        return (run_dir / METRICS).stat().st_size > 0
+    return False
+
+
 def check_can_move_aside(run_dir: Path) -> None:
     """Raise SnapshotError if `run_dir` holds more than a run, so that it must not be moved."""
     folder = run_dir.resolve()
@@ -65,7 +72,7 @@ def start_over(run_dir: Path, root: Path, store: Store | None, again: bool = Fal
     start = Start(None, None, "")
     if store is not None:
         start = start_in_empty_repo(store)
-    if not (run_dir / METRICS).exists() and not snapshot_folders(root):
+    if not has_steps(run_dir) and not snapshot_folders(root):
         return replace(start, reason=AS_ASKED)
     if again and not snapshot_folders(root):
         return replace(start, reason=f"{AS_ASKED}: the attempt before had no snapshot yet")

@@ -219,6 +219,9 @@ def test_commands_that_write_a_folder_replace_none(finished_run, tmp_path, capsy
     (tmp_path / "link").symlink_to(space)
     assert main(["space", str(finished_run), "--to", str(tmp_path / "link")]) == 2
     assert "is a link" in capsys.readouterr().err
+    (space / "space.json").write_text("{}")  # of another program
+    assert main(["space", str(finished_run), "--to", str(space)]) == 2
+    assert "is no Space that this command made" in capsys.readouterr().err
     (tmp_path / "run-trace").symlink_to(finished_run)
     with pytest.raises(ConfigError, match="holds a run with snapshots"):
         load_traced_config([f"run.dir={tmp_path / 'run'}"])

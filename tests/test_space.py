@@ -236,6 +236,10 @@ def test_a_second_one_replaces_the_files_and_deletes_those_that_are_gone(near_hu
     make_space(str(model), SPACE, public=False)
     repo = near_hub.repo(STORED)
     assert "older.js" not in repo.files(repo.head)
+    near_hub.commit_files(STORED, {"thesis.txt": b"mine"})
+    with pytest.raises(SnapshotError, match=r"holds thesis\.txt, which this command has not made"):
+        make_space(str(model), SPACE, public=False)
+    assert "thesis.txt" in repo.files(repo.head)
     assert json.loads(repo.read(repo.head, "config.json"))["model_type"] == "gpt2"
 
 
