@@ -18,10 +18,12 @@ from loopback_hub import LoopbackHub
 from snapshot.disk.files import folder_name, write_json
 from snapshot.disk.writing import atomic_snapshot
 from snapshot.hub.attempt import Attempt, UploadTarget
+from snapshot.hub.client import Hub
 from snapshot.hub.errors import HubConflict
 from snapshot.hub.fence import Fenced, Held
 from snapshot.hub.fetch import read_repo
 from snapshot.hub.publish import Policy, Upload
+from snapshot.hub.uploader import Uploader
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Use 'content=:DeprecationWarning"  # huggingface_hub 2.4 calls httpx2 so
@@ -249,6 +251,25 @@ def test_the_uploads_of_one_attempt_alone_are_its_only_commits(near_hub, tmp_pat
     scene.start()
     scene.wait(120, train=True)
     assert len(hubs.all_latest(near_hub)) == 12
+
+
+def test_an_owner_shows_that_it_lives_while_a_snapshot_waits_for_its_time(
+    near_hub, tmp_path, monkeypatch
+):
+    """With hub.min_interval_seconds=7200, in the real thread; a second stands for an hour."""
+    for name in ("SHORTEST", "USUAL"):
+        monkeypatch.setattr(f"snapshot.hub.fence.{name}_SILENCE_SECONDS", 1)
+    near_hub.create(hubs.REPO)
+    policy = Policy(3, 7200.0, None, private=True, takeover=False)
+    uploads = Uploader(UploadTarget(Hub(hubs.REPO, 5.0), policy, "run", "A"))
+    for step in (10, 20):
+        uploads.offer(tiny(tmp_path, step), hubs.Card("# card\n"))
+        near_hub.wait_for(lambda: hubs.step_of(near_hub) == 10)
+    near_hub.wait_for(lambda: hubs.latest(near_hub)["heartbeat"] >= 3)
+    assert hubs.step_of(near_hub) == 10
+    uploads.offer(tiny(tmp_path, 30), hubs.Card("# card\n"), is_last=True)
+    assert uploads.flush(30)
+    assert (hubs.step_of(near_hub), hubs.latest(near_hub)["silence_seconds"]) == (30, 0)
 
 
 def test_another_run_is_never_taken_over_by_waiting(near_hub, tmp_path):

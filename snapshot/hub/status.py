@@ -1,9 +1,13 @@
-"""How far the Hub lags behind a run, for the progress line and the metrics."""
+"""How far the Hub lags behind a run, for the progress line and the metrics; and why."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from snapshot.disk.files import MANIFEST
+from snapshot.errors import SnapshotError
+from snapshot.hub.errors import HubError, HubRefused
 from snapshot.hub.xet import Transfer
 
 
@@ -17,6 +21,13 @@ class UploadFailure:
     """One or two words, for the progress line."""
     lasting: bool = False
     """Whether it persists until somebody changes something."""
+
+    @classmethod
+    def of(cls, error: BaseException) -> UploadFailure:
+        """The failure that an error of any kind is."""
+        if isinstance(error, HubError):
+            return cls(str(error), error.short, isinstance(error, HubRefused))
+        return cls(repr(error), type(error).__name__)
 
 
 @dataclass(frozen=True)
@@ -52,3 +63,14 @@ class UploadStatus:
             seconds = int(self.age_seconds)
             words += f", {seconds // 60}:{seconds % 60:02d} old"
         return words if self.failure is None else f"{words}, last error: {self.failure.short}"
+
+
+def is_about_snapshot(error: Exception, folder: Path) -> bool:
+    """Whether an error is about this snapshot alone, so that the next one may pass.
+
+    The network raises HubError. Other errors of the disk, such as a full temporary folder, or too
+    many open files, may pass as well.
+    """
+    if isinstance(error, SnapshotError) and not isinstance(error.__cause__, OSError):
+        return True
+    return not (folder / MANIFEST).is_file()

@@ -15,16 +15,15 @@ from pathlib import Path
 
 from huggingface_hub.utils import disable_progress_bars
 
-from snapshot.disk.files import MANIFEST
 from snapshot.errors import SnapshotError
 from snapshot.hub.attempt import Attempt, UploadTarget
 from snapshot.hub.bucket import Bucket
 from snapshot.hub.bucket_attempt import BucketAttempt
 from snapshot.hub.client import Hub
-from snapshot.hub.errors import HubConflict, HubError, HubRefused, HubUnreachable
+from snapshot.hub.errors import HubConflict, HubRefused, HubUnreachable
 from snapshot.hub.fence import LOOK_SECONDS, Fenced, Held
 from snapshot.hub.publish import Best, Card, Upload
-from snapshot.hub.status import UploadFailure, UploadStatus
+from snapshot.hub.status import UploadFailure, UploadStatus, is_about_snapshot
 from snapshot.hub.xet import Transfer
 
 FIRST_DELAY_SECONDS = 1.0
@@ -167,10 +166,11 @@ class Uploader:
 
     def _note_unexpected(self, error: BaseException) -> None:
         """Report an error that no other place handles, once, and wait before the next try."""
-        kind = type(error).__name__
         with self._changed:
-            self._failure = UploadFailure(repr(error), kind)
-        self._warn_once(kind, f"uploads wait: {error!r}. Training continues; retries continue.")
+            self._failure = failure = UploadFailure.of(error)
+        self._warn_once(
+            failure.short, f"uploads wait: {error!r}. Training continues; retries continue."
+        )
         self._pause(self._longer_delay())
 
     def _longer_delay(self) -> float:
@@ -194,7 +194,7 @@ class Uploader:
             failure = UploadFailure(str(error), "another attempt uploads", lasting)
             return failure, min(error.seconds, LOOK_SECONDS) if error.seconds < math.inf else None
         except (SnapshotError, OSError) as error:
-            if not _is_about_snapshot(error, upload.folder):
+            if not is_about_snapshot(error, upload.folder):
                 return self._transient(error, unharmed)
             self._notify(
                 f"step {upload.step} is not uploaded: {error}. The next snapshot is tried."
@@ -203,7 +203,7 @@ class Uploader:
         except HubRefused as error:
             retries = f"the upload is tried every {REPROBE_SECONDS / 60:.0f} minutes"
             self._warn_once(error.short, f"uploads wait: {error} {unharmed}, and {retries}.")
-            return UploadFailure(str(error), error.short, lasting=True), REPROBE_SECONDS
+            return UploadFailure.of(error), REPROBE_SECONDS
         except BaseException as error:  # any error at all (hf_xet can panic): none may end the run
             return self._transient(error, unharmed)
         self._note_uploaded(upload, sent)
@@ -214,9 +214,7 @@ class Uploader:
         self, error: BaseException, unharmed: str
     ) -> tuple[UploadFailure | None, float | None]:
         """The failure and the pause after an error that a retry may mend."""
-        failure = UploadFailure(repr(error), type(error).__name__)
-        if isinstance(error, HubError):
-            failure = UploadFailure(str(error), error.short)
+        failure = UploadFailure.of(error)
         is_first = self._failure is None
         if not is_first and not isinstance(error, HubConflict):
             reason = failure.text.rstrip(".")
@@ -241,18 +239,23 @@ class Uploader:
         Milestones are uploaded in any case, in their order. None when a sign of life is due.
         """
         with self._changed:
-            while not (self._waiting or self._in_flight):
-                left = self._attempt.seconds_until_beat()
-                if left <= 0:
+            while (left := self._seconds_until_upload()) > 0:
+                beat = self._attempt.seconds_until_beat()
+                if beat <= 0:
                     return None
-                self._changed.wait(min(left, threading.TIMEOUT_MAX))
-            ready = self._last_commit + self._policy.min_interval
-            while not self._flushing and (left := ready - time.monotonic()) > 0:
-                self._changed.wait(left)
+                self._changed.wait(min(left, beat, threading.TIMEOUT_MAX))
             if self._waiting and not (self._in_flight and self._is_milestone(self._in_flight)):
                 self._in_flight = self._waiting.pop(0)
             assert self._in_flight is not None
             return self._in_flight
+
+    def _seconds_until_upload(self) -> float:
+        """Infinite if no snapshot waits."""
+        if not (self._waiting or self._in_flight):
+            return math.inf
+        if self._flushing:
+            return 0.0
+        return self._last_commit + self._policy.min_interval - time.monotonic()
 
     def _pause(self, seconds: float) -> None:
         """Wait, but only briefly while the end of the run waits."""
@@ -277,17 +280,6 @@ class Uploader:
     def _notify(self, text: str) -> None:
         with self._changed:
             self._messages.append(text)
-
-
-def _is_about_snapshot(error: Exception, folder: Path) -> bool:
-    """Whether an error is about this snapshot alone, so that the next one may pass.
-
-    The network raises HubError. Other errors of the disk, such as a full temporary folder, or too
-    many open files, may pass as well.
-    """
-    if isinstance(error, SnapshotError) and not isinstance(error.__cause__, OSError):
-        return True
-    return not (folder / MANIFEST).is_file()
 
 
 def _attempt_at(target: UploadTarget, notify: Callable[[str], None]) -> Attempt | BucketAttempt:
