@@ -30,6 +30,7 @@ def _decoded(file: str) -> Iterator[str]:
     refuse_other_content(file)
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset = 0  # of this piece, in bytes
+    has_begun = False  # a decompressor may give less than one character at first
     try:
         with open_bytes(file, file) as opened:
             while piece := opened.read(PIECE_BYTES):
@@ -38,7 +39,8 @@ def _decoded(file: str) -> Iterator[str]:
                     text = decoder.decode(piece)
                 except UnicodeDecodeError as error:
                     raise _not_utf8(file, offset - undecoded + error.start) from error
-                yield text.removeprefix("\ufeff") if offset == 0 else text
+                yield text if has_begun else text.removeprefix("\ufeff")
+                has_begun |= text != ""
                 offset += len(piece)
             undecoded = len(decoder.getstate()[0])
             if undecoded:

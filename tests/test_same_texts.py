@@ -34,12 +34,13 @@ MANY = settings(
 
 def prepared(source, column, cache):
     """The documents as a preparation has them."""
-    documents = []
+    documents, rest = [], ""
     for piece in open_source(str(source), column, cache).read():
         start = 0
         for end in piece["ends"]:
-            documents.append(piece["text"][start:end])
-            start = end
+            documents.append(rest + piece["text"][start:end])
+            start, rest = end, ""
+        rest += piece["text"][start:]
     return documents
 
 
@@ -67,6 +68,9 @@ def compare(made, group_bytes):
         mock.patch.multiple(
             "data.streaming.lines", GROUP_BYTES=group_bytes, SLACK_BYTES=8, PIECE_BYTES=16
         ),
+        mock.patch("data.streaming.array.PIECE_BYTES", group_bytes),
+        mock.patch("data.streaming.content.AHEAD_BYTES", 16 * group_bytes),
+        mock.patch("data.texts.PIECE_BYTES", group_bytes),
     ):
         (data := Path(folder) / "data").mkdir()
         table_files.write(data, made)

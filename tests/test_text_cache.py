@@ -450,6 +450,8 @@ def test_what_the_cache_holds_is_json_and_tokens(source, tmp_path):
         "train_bytes",
         "held_out_bytes",
         "held_out_targets",
+        "first_bytes",
+        "unwritten",
         "left_out",
         "shortened",
         "fingerprint",
