@@ -28,6 +28,7 @@ from training.run import session as session_file
 from training.run.accelerator import Accelerator
 from training.run.command import run_command
 from training.run.saving import SnapshotWriter
+from training.sampling import Sample
 
 FIRST_MEASURED = 3
 """DDP builds its buckets and AdamW creates its state before it."""
@@ -41,14 +42,14 @@ def local_bytes(tensors) -> int:
     )
 
 
-def last_characters(accelerator, model, *_, **__) -> str:
+def last_characters(accelerator, model, *_, **__) -> Sample:
     """The end of a sample, when the context is full and the window slides."""
     model = accelerator.unwrap_model(model, keep_torch_compile=False)
     length = model.config.block_size - 1
     prompt = torch.zeros(1, length, dtype=torch.int64, device=accelerator.device)
     for _ in generate(model, prompt, 4, temperature=0.8, top_k=200):
         pass
-    return ""
+    return Sample("")
 
 
 class PeakMemory:
