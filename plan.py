@@ -36,7 +36,8 @@ from snapshot.errors import SnapshotError
 from snapshot.hub.errors import HubError
 from training.optimizer import freeze
 
-EXIT_NOTHING_FITS = 1
+EXIT_NOTHING_FITS = 3
+"""Not 1, with which Python ends a program that has failed."""
 EXIT_USER_MISTAKE = 2
 PEAK_IN = {
     "evaluation": "in the evaluation",
@@ -47,7 +48,7 @@ CHARACTERS_PLANNED = 256
 
 
 def main(arguments: list[str]) -> int:
-    """Print the plan; return the exit code: 1 if nothing fits, 2 for a user error."""
+    """Print the plan; return the exit code: 3 if nothing fits, 2 for a user error."""
     options = parse(arguments)
     try:
         config = load_config(options.overrides)
@@ -247,7 +248,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     """Parse the command line; argparse exits with 2 and a usage line for a mistake."""
     parser = argparse.ArgumentParser(
         description="Will it fit? The memory of each process under each strategy. Needs no GPU.",
-        epilog="Exit codes: 0 it fits, 1 nothing fits, 2 a mistake in the input.",
+        epilog="Exit codes: 0 it fits, 1 plan.py failed, 2 a mistake in the input, 3 nothing fits.",
     )
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="as for train.py: model=gpt2_xl, ..."

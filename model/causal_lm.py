@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from model.dropout_places import with_dropout
+from model.experts import IN_AUTOCAST, in_autocast
 from model.gpt import GPT, GPTConfig
 from model.head import mean_loss
 from model.lora import INSTALL, Lora, add_adapters
@@ -36,6 +37,8 @@ PACKING = (
 """Families whose attention ends where positions begin again; tests/test_rows.py measures each."""
 GROWING_ROTATIONS = ("dynamic", "longrope")
 """Rotary embeddings that depend on the largest position of a batch."""
+GROUPED = "grouped_mm"
+"""How transformers computes all experts of a layer at once, where an architecture can."""
 UNBOUNDED = 1 << 20
 """The context length of an architecture that has no longest one."""
 
@@ -59,8 +62,6 @@ class CausalLMConfig:
     n_layer: int
     n_head: int
     n_embd: int
-    cached_heads: int
-    """Heads of the keys and values in a cache."""
     head_size: int
     activation_checkpointing: bool = False
     lora: Lora | None = None
@@ -107,7 +108,6 @@ def causal_lm_config(
         n_layer=int(sizes.num_hidden_layers),
         n_head=heads,
         n_embd=int(sizes.hidden_size),
-        cached_heads=int(getattr(sizes, "num_key_value_heads", None) or heads),
         head_size=int(getattr(sizes, "head_dim", None) or sizes.hidden_size // max(1, heads)),
         activation_checkpointing=activation_checkpointing,
     )
@@ -179,6 +179,11 @@ class CausalLM(nn.Module):
             raise UnknownArchitecture(
                 f"transformers cannot build it: {_first_line(error)}"
             ) from error
+        if getattr(self.lm.config, "_experts_implementation", None) == GROUPED:
+            from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS as FORWARDS
+
+            FORWARDS.register(IN_AUTOCAST, in_autocast(FORWARDS[GROUPED]))
+            self.lm.set_experts_implementation(IN_AUTOCAST)
         self._no_split_modules = tuple(self.lm._no_split_modules or ())
         """The classes that FSDP wraps if the accelerate config file names none."""
         if config.activation_checkpointing:

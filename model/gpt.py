@@ -79,7 +79,7 @@ class KeyValueCache:
         first = self.layers[0]
         return 0 if first is None else first[0].size(2)
 
-    def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def update(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """Append new positions (B, H, T, D) and return all of them."""
         cached = self.layers[layer]
         if cached is not None:
@@ -120,7 +120,7 @@ class Attention(nn.Module):
             for part in self.c_attn(x).split(channels, dim=2)
         )  # each (B, H, T, D)
         if cache is not None:
-            key, value = cache.extend(self.layer, key, value)
+            key, value = cache.update(key, value, self.layer)
         # A single new position attends to all cached ones. Several positions need the causal mask,
         # which is correct only for an empty cache; GPT.forward ensures that.
         by_products = use_matmul_attention(query, self.way)

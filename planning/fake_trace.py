@@ -8,7 +8,7 @@ the operations for which CUDA saves other tensors for the backward pass.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,12 +22,19 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._pytree import tree_leaves
 
 from config.schema import OptimConfig
 from model.causal_lm import LanguageModel, ModelConfig, build_model
-from model.gpt import GPT, GPTConfig, KeyValueCache
+from model.gpt import GPT
 from planning.allocation_log import LiveBytes
-from planning.kernels import cuda_kernels, without_moving, without_offsets, without_packing
+from planning.kernels import (
+    cuda_kernels,
+    grouped_products,
+    without_moving,
+    without_offsets,
+    without_packing,
+)
 from training.distributed.precision import sums_in_float32
 from training.distributed.strategy import DDP_OPTIONS, grads_in_buckets
 from training.optimizer import freeze, make_optimizer
@@ -77,6 +84,7 @@ def traced_phases(config: ModelConfig, micro_batch_size: int, shape: Shape) -> L
         _fake_process_group(shape) as mesh,
         FakeTensorMode(allow_non_fake_inputs=True),
         without_packing(config),
+        grouped_products(config),
         without_offsets(),
     ):
         bare = _bare_model(config, shape)
@@ -132,22 +140,13 @@ def _forward(model: nn.Module, shape: Shape, *inputs: Tensor, **options: Any) ->
 
 def _sample(model: LanguageModel, shape: Shape) -> None:
     """The last tokens of a sample, as `model.generate` does: they use the most memory."""
-    config, dtype = model.config, DTYPES[shape.precision]
-    cached = min(config.block_size, TOKENS) - 1
-    if isinstance(config, GPTConfig):
-        heads, head_size = config.n_head, config.n_embd // config.n_head
-    else:
-        heads, head_size = config.cached_heads, config.head_size
-    cache: Any = model.new_cache()
-    for layer in range(config.n_layer if cached else 0):
-        size = (1, heads, cached, head_size)
-        keys, values = torch.empty(size, dtype=dtype), torch.empty(size, dtype=dtype)
-        if isinstance(cache, KeyValueCache):
-            cache.extend(layer, keys, values)
-        else:
-            cache.update(keys, values, layer)
-        del keys, values
+    config, cache = model.config, model.new_cache()
     window = torch.zeros(1, config.block_size, dtype=torch.int64)
+    _fill(
+        cache,
+        min(config.block_size, TOKENS) - 1,
+        lambda one: _forward(model, shape, window[:, :1], cache=one),
+    )
     logits = _forward(model, shape, window[:, :1], cache=cache)
     if config.block_size <= TOKENS:  # the window slides, and the cache stays in memory
         for _ in range(2):  # the previous logits are still in memory
@@ -159,6 +158,26 @@ def _sample(model: LanguageModel, shape: Shape) -> None:
     del logits
 
 
+def _fill(cache: Any, positions: int, forward: Callable[[Any], Tensor]) -> None:
+    """Add so many positions to a cache, of which the first is computed: it has their shapes."""
+    first: dict[int, tuple[Tensor, Tensor]] = {}
+    update = cache.update
+
+    def note(keys: Tensor, values: Tensor, layer: int, *more: Any, **options: Any) -> Any:
+        first[layer] = keys, values
+        return update(keys, values, layer, *more, **options)
+
+    if positions:
+        cache.update = note
+        forward(cache)
+        del cache.update
+    for layer, of_layer in first.items():
+        more = [one.new_empty(1, one.size(1), positions - 1, one.size(3)) for one in of_layer]
+        cache.update(*more, layer)
+        del more, of_layer
+    first.clear()
+
+
 def _track_layers(blocks: list[nn.Module], tracker: LiveBytes) -> None:
     """Set the tracker's place in each block, in the forward and the backward pass."""
 
@@ -166,12 +185,13 @@ def _track_layers(blocks: list[nn.Module], tracker: LiveBytes) -> None:
         if torch._C._current_graph_task_id() == -1:  # not in recomputation
             tracker.place = ("forward", tracker.place[1], layer)
 
-    def leave(layer: int, output: Tensor) -> None:
-        if torch._C._current_graph_task_id() != -1 or not output.requires_grad:
+    def leave(layer: int, output: Any) -> None:
+        hidden: Tensor = tree_leaves(output)[0]  # some blocks return a tuple that begins with it
+        if torch._C._current_graph_task_id() != -1 or not hidden.requires_grad:
             return
         if layer == len(blocks) - 1:
             tracker.place = ("head", tracker.place[1])
-        output.register_hook(lambda _: descend(layer))
+        hidden.register_hook(lambda _: descend(layer))
 
     def descend(layer: int) -> None:
         tracker.place = ("backward", tracker.place[1], layer)

@@ -38,6 +38,25 @@ def without_packing(config: ModelConfig) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def grouped_products(config: ModelConfig) -> Iterator[None]:
+    """Have transformers multiply experts with its own operation, whose fake has every dtype.
+
+    That of torch's grouped_mm has bf16 alone. Both save the same tensors.
+    """
+    if isinstance(config, GPTConfig):
+        yield
+        return
+    from transformers.integrations import moe
+
+    original = moe._can_use_grouped_mm
+    moe._can_use_grouped_mm = lambda *_: False
+    try:
+        yield
+    finally:
+        moe._can_use_grouped_mm = original
+
+
+@contextlib.contextmanager
 def without_moving() -> Iterator[None]:
     """Have peft leave adapters on their device: the parameters of a fake module cannot be moved."""
     original = nn.Module.to

@@ -53,6 +53,32 @@ FAMILIES: dict[str, dict] = {
     },
 }
 """By name, the entries of config.json."""
+OTHERS: dict[str, dict] = {
+    "qwen3 moe": {
+        "model_type": "qwen3_moe",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        **ROTARY,
+    },
+    "olmoe": {
+        "model_type": "olmoe",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "eos_token_id": 0,
+        **ROTARY,
+    },
+    # Their blocks return a tuple; the first has one head of keys.
+    "falcon": {
+        "model_type": "falcon",
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        **SIZES,
+    },
+    "bloom": {"model_type": "bloom", "hidden_size": 32, "n_layer": 2, "n_head": 4, **SIZES},
+}
+"""More mixtures, and other kinds of blocks. Their rows are not packed."""
 
 
 def make(
@@ -60,7 +86,7 @@ def make(
 ) -> Path:
     """Save a random model of a family; with `pieces` in several files. Returns the folder."""
     torch.manual_seed(7)
-    content = {**FAMILIES[family], **entries}
+    content = {**{**FAMILIES, **OTHERS}[family], **entries}
     config = AutoConfig.for_model(content.pop("model_type"), **content)
     model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     model.save_pretrained(folder, max_shard_size="30KB" if pieces else "1GB")

@@ -330,13 +330,13 @@ def test_the_plan_says_what_fits_and_what_to_run():
 
 
 @pytest.mark.thorough
-def test_nothing_that_fits_is_exit_code_1_with_a_remedy():
+def test_nothing_that_fits_is_exit_code_3_with_a_remedy():
     result = plan("model=gpt2", "--memory", "1")
-    assert result.returncode == 1
+    assert result.returncode == 3
     assert "Nothing fits" in result.stdout
     assert "model.activation_checkpointing=true" in result.stdout
     result = plan("train.micro_batch_size=12", "data.block_size=1024", "--memory", "1")
-    assert result.returncode == 1
+    assert result.returncode == 3
     assert "train.micro_batch_size=12 does not fit. one process takes" in result.stdout
 
 

@@ -18,6 +18,7 @@ from data.stream import TokenStream
 from model.attention import KERNEL, PRODUCTS
 from model.causal_lm import LanguageModel
 from model.gpt import parameter_count
+from model.lora import experts_of
 from snapshot.config_values import changed_values
 from snapshot.disk.state import RunState
 from snapshot.start import Start
@@ -133,6 +134,8 @@ def _print_model(console: Console, config: Config, model: LanguageModel, base: s
         key = "optim.freeze" if config.optim.freeze else "model.lora_rank"
         value = config.optim.freeze or config.model.lora_rank
         console.say(f"frozen    {frozen:,} of them, by {key}={value}")
+    if config.model.lora_rank is not None and (experts := sum(experts_of(model.blocks).values())):
+        console.say(f"          {experts:,} of these are of experts, which get no adapters")
     if base is not None:
         what = "its weights" if config.model.architecture is None else "its architecture"
         console.say(f"from      {base} ({shape.family}): {what}, trained in float32")

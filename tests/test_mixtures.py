@@ -1,0 +1,128 @@
+"""Mixtures of experts, and every family that is trained: planned, traced, sampled and resumed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import families
+import runs
+from model.causal_lm import build_model
+from model.lora import Lora, LoraError, experts_of
+from planning.fake_trace import Shape, traced_phases
+from snapshot.disk.architecture import model_config
+
+EVERY = {**families.FAMILIES, **families.OTHERS}
+MIXTURES = ("mixtral", "qwen3 moe", "olmoe")
+THOROUGH = pytest.mark.thorough
+
+
+def each(quick: set[str]) -> list:
+    return [name if name in quick else pytest.param(name, marks=THOROUGH) for name in EVERY]
+
+
+def sizes_of(family: str):
+    return replace(model_config(dict(EVERY[family]), family), block_size=16)
+
+
+class Products(TorchDispatchMode):
+    """The dtypes of the operands of grouped products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "grouped_mm" in str(func):
+            self.found |= {one.dtype for one in args[:2]}
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_experts_compute_in_the_precision_of_the_run(family):
+    """In bf16 their products are in bf16, forward and backward; the loss is near float32's."""
+    torch.manual_seed(1)
+    model = build_model(sizes_of(family))
+    ids = torch.randint(families.VOCABULARY, (2, 16))
+    losses, gradients = {}, {}
+    for enabled in (False, True):
+        model.zero_grad()
+        with Products() as products:
+            with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+                loss = model(ids, ids)
+            loss.backward()
+        assert products.found == {torch.bfloat16 if enabled else torch.float32}
+        weights = {n: one for n, one in model.named_parameters() if one.dim() == 3}
+        losses[enabled] = loss.item()
+        gradients[enabled] = torch.cat([one.grad.flatten() for one in weights.values()])
+        assert len(weights) == 4
+        assert {one.grad.dtype for one in weights.values()} == {torch.float32}
+    assert losses[True] == pytest.approx(losses[False], rel=1e-3)
+    assert (gradients[True] - gradients[False]).norm() < 0.05 * gradients[False].norm()
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [Shape("cuda", "bf16", 2, 2), pytest.param(Shape("cpu", "no"), marks=THOROUGH)],
+    ids=str,
+)
+@pytest.mark.parametrize("family", each({"mixtral", "falcon"}))
+def test_every_family_is_planned(family, shape):
+    totals = traced_phases(sizes_of(family), 1, shape).log.totals()
+    weights = sum(one.numel() for one in build_model(sizes_of(family)).parameters())
+    assert totals.sum(axis=1).max() > 3 * 4 * weights / shape.shards
+
+
+@THOROUGH
+@pytest.mark.parametrize("family", EVERY)
+def test_every_family_is_trained_resumed_verified_sampled_and_evaluated(small, family, tmp_path):
+    base, run_dir = families.make(family, tmp_path / "base"), tmp_path / "run"
+    own = [word for word in small if not word.startswith(("model.n_", "train.max_steps"))]
+    words = [*own, f"model.pretrained={base}", "snapshot.every=2", f"run.dir={run_dir}"]
+    for steps in (2, 4):
+        result = runs.train(*words, f"train.max_steps={steps}")
+        assert result.returncode == 0, result.stderr
+    assert "step-00000002, the newest of this run" in result.stdout
+    verified = runs.run([*runs.MODULE, "verify", str(run_dir)])
+    assert verified.returncode == 0, verified.stderr
+    assert "logits    as transformers computes them" in verified.stdout
+    for script, more in (("sample.py", ["--length", "5"]), ("evaluate.py", [])):
+        result = runs.run(runs.command(str(run_dir), *more, script=script))
+        assert result.returncode == 0, result.stderr
+
+
+@THOROUGH
+@pytest.mark.parametrize("family", EVERY)
+def test_every_family_is_traced(small, family, tmp_path):
+    base = families.make(family, tmp_path / "base")
+    own = [word for word in small if not word.startswith("model.n_")]
+    words = [*own, f"model.pretrained={base}", f"run.dir={tmp_path / 'run'}"]
+    result = runs.run(runs.command(*words, script="trace.py"))
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "run-trace" / "trace.html").exists()
+
+
+def test_experts_get_no_adapters_and_that_is_said(small, tmp_path):
+    """In the header; and naming them is refused with the reason."""
+    blocks = build_model(sizes_of("mixtral")).blocks
+    count = sum(one.numel() for one in blocks.parameters() if one.dim() == 3)
+    assert experts_of(blocks).keys() == {"gate_up_proj", "down_proj"}
+    assert sum(experts_of(blocks).values()) == count
+    with pytest.raises(LoraError, match="'down_proj' holds the weights of experts, which get no "):
+        Lora(2, 4, ("q_proj", "down_proj")).of(blocks)
+    base = families.make("mixtral", tmp_path / "base")
+    own = [word for word in small if not word.startswith(("model.n_", "train.max_steps"))]
+    words = [*own, f"model.pretrained={base}", "model.lora_rank=2", "train.max_steps=1"]
+    result = runs.train(*words, f"run.dir={tmp_path / 'run'}")
+    assert result.returncode == 0, result.stderr
+    assert f"{count:,} of these are of experts, which get no adapters" in result.stdout
+
+
+def test_a_plan_that_fails_does_not_say_that_nothing_fits():
+    """Python's exit code for a program that has failed is 1."""
+    from plan import EXIT_NOTHING_FITS
+
+    assert EXIT_NOTHING_FITS not in (0, 1, 2)
