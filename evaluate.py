@@ -103,6 +103,7 @@ def evaluate(options: argparse.Namespace) -> dict[str, Any]:
         "held_out": not is_whole(options),
         "loss": loss,
         "bits_per_byte": corpus.info.bits_per_byte(loss),
+        "lost": corpus.info.lost_in_words,
         "perplexity": math.exp(loss),
         "unit": corpus.tokenizer.unit,
         "tokens": int(count),
@@ -221,7 +222,9 @@ def show(figures: dict[str, Any], as_json: bool) -> None:
     held_out = "held-out " if figures["held_out"] else ""
     tokens, of = figures["tokens"], figures["tokens_of_text"]
     part = f"all {of:,}" if tokens == of else f"{tokens:,} of {of:,}"
-    loss = f"{figures['loss']:.4f} nats per {unit}, {figures['bits_per_byte']:.4f} bits per byte"
+    loss, per_byte = f"{figures['loss']:.4f} nats per {unit}", figures["bits_per_byte"]
+    if per_byte is not None:
+        loss += f", {per_byte:.4f} bits per byte"
     lines = {
         "model": f"{figures['model']}: {step}{figures['parameters']:,} parameters",
         "text": f"{figures['text']}, {held_out or 'whole '}text in windows of "
@@ -229,6 +232,8 @@ def show(figures: dict[str, Any], as_json: bool) -> None:
         "loss": f"{loss}, perplexity {figures['perplexity']:,.2f}, over {part} {held_out}{unit}s",
         "speed": f"{figures['tokens_per_second']:,.0f} tokens/s on {device}, in float32",
     }
+    if figures["lost"] is not None:
+        lines["lost"] = figures["lost"]
     if figures["trained_on"] is not None:
         lines["trained"] = f"on {figures['trained_on'][:200]}"
     for name, line in lines.items():

@@ -21,6 +21,7 @@ from data.errors import DataError
 from data.fences import Fences, Part, any_of, fenced
 from data.messages import ASSISTANT, CALLS, EMPTY, EXTRAS, REASONING, ChatError, Conversation
 from data.pieces import utf8_bytes
+from data.round_trip import RoundTrip, is_checked, round_trip
 from data.subwords import SubwordTokenizer
 from data.tokenizer import Tokenizer
 
@@ -50,6 +51,8 @@ class EncodedChat(NamedTuple):
     """1 for each token that is a target: the assistant's, but for the very first; else 0."""
     text_bytes: int
     """Of the text of the targets, in UTF-8; special tokens have none."""
+    trip: RoundTrip
+    """What of the text does not come back, if it was decoded again."""
     is_shortened: bool = False
 
     @property
@@ -87,6 +90,7 @@ class ChatTemplate:
         self.templates = templates
         self.today = today
         self._marks = any_of(tokenizer.marks)
+        self._encoded = 0  # conversations
         self._ends: frozenset[str] | None = None
 
     def template_for(self, conversation: Conversation) -> str:
@@ -282,7 +286,16 @@ class ChatTemplate:
                 text = part.text if part.as_text else self._marks.sub("", part.text)
                 text_bytes += utf8_bytes(text)
         trained[:1] = 0  # nothing predicts the first token
-        return EncodedChat(np.array(tokens.ids, dtype=self.tokenizer.dtype), trained, text_bytes)
+        ids = np.array(tokens.ids, dtype=self.tokenizer.dtype)
+        return EncodedChat(ids, trained, text_bytes, self._round_trip(rendered, tokens))
+
+    def _round_trip(self, rendered: Rendered, tokens: Tokens) -> RoundTrip:
+        self._encoded += 1
+        if not is_checked(self._encoded - 1):
+            return RoundTrip()
+        fences, text = rendered.fences, rendered.text
+        plain = text if fences is None else fences.without(text)
+        return round_trip(plain, self.tokenizer.decode(tokens.ids), may_add=True)
 
 
 @lru_cache

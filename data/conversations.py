@@ -13,6 +13,7 @@ from data.encode import Chats, Encoded
 from data.errors import DataError
 from data.messages import ChatError, Conversation
 from data.pieces import Piece
+from data.round_trip import RoundTrip
 from data.sources import Source
 
 BATCH = 256
@@ -48,6 +49,7 @@ def encoded_chats(
                 sum(one.is_shortened for one in found),
                 Counter(chain.from_iterable(map(template.unwritten, conversations))),
             ),
+            trip=sum((one.trip for one in found), RoundTrip()),
         )
 
 

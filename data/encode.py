@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -12,7 +13,8 @@ from numpy.typing import NDArray
 
 from data.chunks import Chunk, batches_of, chunks_of
 from data.pieces import Piece, utf8_bytes
-from data.subwords import SubwordTokenizer
+from data.round_trip import RoundTrip, is_checked, round_trip
+from data.subwords import EncodedTexts, SubwordTokenizer
 from data.tokenizer import CharTokenizer, Tokenizer
 
 MOST_THREADS = 4
@@ -52,6 +54,8 @@ class Encoded(NamedTuple):
     """For conversations, of which `text_bytes` are those of the targets."""
     first_bytes: int = 0
     """Bytes of the first tokens of held-out documents, which nothing predicts in a document."""
+    trip: RoundTrip = RoundTrip()
+    """What of the text the tokens do not hold, as far as it was decoded again."""
 
 
 def encoded(
@@ -102,16 +106,43 @@ def _first_bytes(text: str, ends: NDArray[np.int64], begins: bool) -> int:
 def _encoded_subwords(
     pieces: Iterable[Piece], tokenizer: SubwordTokenizer, cut: int, cores: int
 ) -> Iterator[Encoded]:
-    def encode(batch: list[Chunk]) -> Encoded:
+    def encode(numbered: tuple[int, list[Chunk]]) -> Encoded:
+        first_number, batch = numbered
         texts, ends_document = ([chunk.text for chunk in batch], [c.ends_document for c in batch])
-        tokens, ends = tokenizer.encode_chunks(texts, ends_document, [one.before for one in batch])
+        found = tokenizer.encode_chunks(texts, ends_document, [one.before for one in batch])
         characters, size = sum(map(len, texts)), sum(map(utf8_bytes, texts))
         begins = [one.text for one in batch if one.held_out and one.begins]
         first = sum(map(tokenizer.first_token_bytes, begins))
-        return Encoded(tokens, characters, size, batch[0].held_out, ends, None, first)
+        trip = _round_trip(tokenizer, first_number, batch, found)
+        held_out = batch[0].held_out
+        return Encoded(found.ids, characters, size, held_out, found.ends, None, first, trip)
 
     chunks = chunks_of(pieces, cut, tokenizer.seams)
-    return in_order(encode, batches_of(chunks, cores), BATCHES_AT_ONCE)
+    return in_order(encode, _numbered(batches_of(chunks, cores)), BATCHES_AT_ONCE)
+
+
+def _numbered(batches: Iterable[list[Chunk]]) -> Iterator[tuple[int, list[Chunk]]]:
+    """Batches with the number of their first chunk."""
+    number = 0
+    for batch in batches:
+        yield number, batch
+        number += len(batch)
+
+
+def _round_trip(
+    tokenizer: SubwordTokenizer, first_number: int, batch: list[Chunk], found: EncodedTexts
+) -> RoundTrip:
+    """What does not come back of the chunks that are decoded again."""
+    trips = []
+    for number, chunk in enumerate(batch):
+        # A decoder drops the space before a text, which is no text where one continues another.
+        if is_checked(first_number + number) and (chunk.begins or chunk.before):
+            begin, stop = found.starts[number : number + 2]
+            own = tokenizer.seams.own(chunk.before) if chunk.before else []
+            ids = [*own, *found.ids[begin : stop - chunk.ends_document].tolist()]
+            trip = round_trip(chunk.before + chunk.text, tokenizer.decode(ids))
+            trips.append(replace(trip, checked=len(chunk.text)))
+    return sum(trips, RoundTrip())
 
 
 def in_order(

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.progress import Progress
+from data.round_trip import NEGLIGIBLE, RoundTrip, lost_in_words
 from data.rows import Documents
 from data.stream import TokenStream, column_names
 from data.subwords import load_tokenizer
@@ -60,9 +61,45 @@ class CorpusInfo:
     """Held-out bytes of first tokens of documents, which nothing predicts in documents=separate."""
     unwritten: dict[str, int] = field(default_factory=dict)
     """How many conversations have what their chat template does not mention, by its name."""
+    different: int = 0
+    """How many different tokens occur."""
+    unknown: int = 0
+    """How many tokens are the one for what the tokenizer does not know; of a stream, held-out ones.
+    """
+    checked: int = 0
+    """How many characters were decoded again."""
+    lost: int = 0
+    """How many of these did not come back."""
+    which: str = ""
+    """Some of them."""
 
-    def bits_per_byte(self, loss: float) -> float:
-        """A held-out loss in nats per token, as bits per byte of the raw text."""
+    @property
+    def trip(self) -> RoundTrip:
+        """What of the text the tokens do not hold."""
+        return RoundTrip(self.checked, self.lost, self.which)
+
+    @property
+    def unknown_share(self) -> float:
+        """The share of unknown tokens."""
+        return self.unknown / max(1, self.tokens or self.held_out_targets)
+
+    @property
+    def lost_in_words(self) -> str | None:
+        """What of the text the tokens do not hold; None if that is nothing."""
+        return lost_in_words(self.unknown_share, self.trip)
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether more is lost than bits per byte, with the digits that are printed, allow."""
+        return max(self.unknown_share, self.lost / max(1, self.checked)) > NEGLIGIBLE
+
+    def bits_per_byte(self, loss: float) -> float | None:
+        """A held-out loss in nats per token, as bits per byte of the raw text.
+
+        None if the tokens do not hold the text, or have none.
+        """
+        if self.is_lossy or not self.held_out_bytes:
+            return None
         return loss / math.log(2) * self.held_out_targets / self.held_out_bytes
 
     @property
@@ -158,6 +195,7 @@ def _read(folder: Path) -> Prepared:
     has_targets = "trained" in column_names(folder / TOKENS)
     counts = info.held_out_targets, info.first_bytes, info.left_out, info.shortened
     numbers = *size, *counts, *info.unwritten.values()
+    numbers += info.different, info.unknown, info.checked, info.lost
     for number in (info.characters, info.documents, info.tokens, info.split, *numbers):
         if type(number) is not int:
             raise Damaged(f"{INFO} holds {number!r:.40} instead of a number")

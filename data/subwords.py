@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from tokenizers import Tokenizer as RustTokenizer
 from data.continuing import NEUTRAL, Tokens, first_token_bytes, tokens_after
 from data.decoding import decode_stream
 from data.errors import DataError
+from data.round_trip import unknown_id
 from data.seams import Seams
 from data.special_tokens import (
     SPECIAL_TOKENS,
@@ -48,6 +49,16 @@ FIXED_SETTINGS = {
 }
 FIRST_CHARACTERS = 64
 """Of a text: its first token ends there."""
+
+
+class EncodedTexts(NamedTuple):
+    """The tokens of texts, one after another."""
+
+    ids: NDArray
+    ends: NDArray[np.int64]
+    """How many ids there are up to each end-of-text token, itself included."""
+    starts: list[int]
+    """How many there are before each text, and in all."""
 
 
 class SubwordTokenizer(Tokenizer):
@@ -91,6 +102,10 @@ class SubwordTokenizer(Tokenizer):
     def vocab_size(self) -> int:
         return self._vocab_size
 
+    @cached_property
+    def unknown(self) -> int | None:
+        return unknown_id(self._content, self.end_of_text)
+
     @property
     def special_tokens(self) -> dict[str, str]:
         """The texts of the special tokens by name, as a chat template uses them."""
@@ -130,12 +145,11 @@ class SubwordTokenizer(Tokenizer):
 
     def encode_chunks(
         self, texts: Sequence[str], ends: Sequence[bool], before: Sequence[str] | None = None
-    ) -> tuple[NDArray, NDArray[np.int64]]:
-        """Token ids of texts, one after another; an end-of-text token follows where `ends` is true.
+    ) -> EncodedTexts:
+        """The tokens of texts; an end-of-text token follows where `ends` is true.
 
-        With them the number of ids up to each such token, itself included. Each text continues one
-        of `before`. The texts are shared between all cores. Raises DataError if one has no
-        encoding.
+        Each text continues one of `before`. The texts are shared between all cores. Raises
+        DataError if one has no encoding.
         """
         whole = [a + b for a, b in zip(before, texts, strict=True)] if before else list(texts)
         with self._refusing():
@@ -145,14 +159,18 @@ class SubwordTokenizer(Tokenizer):
                 encoded = self._rust.encode_batch_fast(whole, add_special_tokens=False)
         ids = array(self.dtype.char)  # filled from lists faster than numpy converts them
         after: list[int] = []
+        starts: list[int] = []
         leading = before or repeat("", len(texts))
         for encoding, leads, ends_document in zip(encoded, leading, ends, strict=True):
+            starts.append(len(ids))
             ids.fromlist(encoding.ids[len(self.seams.own(leads)) :] if leads else encoding.ids)
             if ends_document:
                 assert self.end_of_text is not None
                 ids.append(self.end_of_text)
                 after.append(len(ids))
-        return np.frombuffer(ids, dtype=self.dtype), np.array(after, dtype=np.int64)
+        starts.append(len(ids))
+        tokens = np.frombuffer(ids, dtype=self.dtype)
+        return EncodedTexts(tokens, np.array(after, dtype=np.int64), starts)
 
     @cached_property
     def seams(self) -> Seams:

@@ -22,6 +22,7 @@ from data.prepared import (
     documents_digest,
     end_fingerprint,
 )
+from data.round_trip import RoundTrip
 from data.tokenizer import Tokenizer
 
 ENDS_IN_LIST = 1 << 16
@@ -37,6 +38,10 @@ class TokenWriter:
         self._bytes = {False: 0, True: 0}  # by whether they are held out
         self._held_out_targets = self._first_bytes = 0
         self._unwritten: Counter[str] = Counter()
+        self._unknown = tokenizer.unknown
+        self._seen = np.zeros(tokenizer.vocab_size, dtype=bool)
+        self._unknown_tokens = 0
+        self._trip = RoundTrip()
         self._ends: list[NDArray[np.int64]] = []
         self._targets: list[NDArray[np.int64]] = []
         self._digest = begin_fingerprint(tokenizer)
@@ -67,6 +72,10 @@ class TokenWriter:
         row: dict[str, NDArray] = {"tokens": part.tokens}
         self._digest.update(part.tokens.data)
         count = len(part.tokens)
+        self._seen[part.tokens] = True
+        if self._unknown is not None:
+            self._unknown_tokens += int(np.count_nonzero(part.tokens == self._unknown))
+        self._trip += part.trip
         if part.chats is not None:
             assert self._trained is not None
             row["trained"] = part.chats.trained
@@ -102,6 +111,11 @@ class TokenWriter:
             left_out=self._left_out,
             shortened=self._shortened,
             unwritten=dict(self._unwritten),
+            different=int(self._seen.sum()),
+            unknown=self._unknown_tokens,
+            checked=self._trip.checked,
+            lost=self._trip.lost,
+            which=self._trip.which,
             fingerprint=end_fingerprint(self._digest, self._split),
             documents_fingerprint=documents_digest(
                 self._all(self._ends), self._all(self._targets), self._trained

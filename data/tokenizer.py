@@ -95,6 +95,11 @@ class Tokenizer(ABC):
         """One more than the largest id."""
 
     @property
+    def unknown(self) -> int | None:
+        """The token for whatever has none of its own; None if there is nothing of the kind."""
+        return None
+
+    @property
     @abstractmethod
     def identity(self) -> bytes:
         """What the fingerprint of a text begins with: it differs if any encoding may differ."""

@@ -54,12 +54,12 @@ def corpus(folder: Path, *sources: Path, weights: tuple[float, ...] = (1.0,), **
         "cache_bytes": 1_000_000,
         "held_out_bytes": 1000,
         "cache_dir": folder,
+        "tokenizer": fixed_tokenizer(OF_BYTES),
         **settings,
     }
     return stream_corpus(
         [list_source(str(source), "text", access) for source in sources],
         weights,
         partial(read_group, access=access),
-        fixed_tokenizer(OF_BYTES),
         **options,
     )

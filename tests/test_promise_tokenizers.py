@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import shutil
 
 import pytest
@@ -44,7 +45,8 @@ def test_the_numbers_are_those_of_tokens_and_of_bytes(single):
     said = (single.parent / "said").read_text()
     state = read_json(runs.snapshot(single, 30) / "state.json")["data"]
     tokens, size = state["held_out_tokens"], state["held_out_bytes"]
-    assert f"tokens, 300 different, {tokens:,} held out" in said
+    (different,) = re.findall(rf"tokens, (\d+) different, {tokens:,} held out", said)
+    assert 200 < int(different) < 300  # those that occur: no UTF-8 has the bytes from 245 on
     assert state["unit"] == "token"
     for record in runs.metrics(single, "eval"):
         expected = record["loss"] / math.log(2) * tokens / size

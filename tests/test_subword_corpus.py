@@ -338,10 +338,10 @@ FORKING = """
 import os
 from subword_folders import trained
 tokenizer = trained()
-tokens, _ = tokenizer.encode_chunks(["the run"] * 1000, [True] * 1000)
+tokens, *_ = tokenizer.encode_chunks(["the run"] * 1000, [True] * 1000)
 child = os.fork()
 if child == 0:
-    again, _ = tokenizer.encode_chunks(["the run"] * 1000, [True] * 1000)
+    again, *_ = tokenizer.encode_chunks(["the run"] * 1000, [True] * 1000)
     os._exit(0 if (again == tokens).all() else 1)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """

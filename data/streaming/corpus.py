@@ -9,11 +9,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from data.bpe import train_bpe
 from data.corpus import Corpus
 from data.errors import DataError, cache_error
-from data.prepared import CorpusInfo
+from data.prepared import PIECE_TOKENS, CorpusInfo
 from data.progress import Progress
+from data.round_trip import RoundTrip
 from data.stream import TokenStream
 from data.streaming.cache import TokenCache
 from data.streaming.groups import Group, GroupText, LeftOut, Listing
@@ -96,7 +99,14 @@ def stream_corpus(
     except OSError as error:
         raise cache_error(cache_dir, error) from error
     tokens = TokenStream([one.tokens for one in held])
-    info = _info(text, tokens, sum(one.text_bytes for one in held), held_out)
+    trip = sum((one.trip for one in held), RoundTrip())
+    info = replace(
+        _info(text, tokens, sum(one.text_bytes for one in held), held_out),
+        unknown=_count(tokens, tokenizer.unknown),
+        checked=trip.checked,
+        lost=trip.lost,
+        which=trip.which,
+    )
     return Corpus(info, tokenizer, text, tokens)
 
 
@@ -145,6 +155,15 @@ def _hold(
                     "data.val_fraction, name another data.held_out_split, or use more text."
                 )
     return held
+
+
+def _count(tokens: TokenStream, wanted: int | None) -> int:
+    """How often a token occurs."""
+    windows = (
+        tokens.window(first, min(PIECE_TOKENS, len(tokens) - first))
+        for first in range(0, 0 if wanted is None else len(tokens), PIECE_TOKENS)
+    )
+    return sum(int(np.count_nonzero(window == wanted)) for window in windows)
 
 
 def _info(

@@ -15,6 +15,7 @@ from data.encode import encoded, in_order
 from data.errors import TextLost, cache_error
 from data.order import permuted
 from data.pieces import pieces_of, utf8_bytes
+from data.round_trip import RoundTrip
 from data.streaming.cache import TokenCache
 from data.streaming.groups import Group, GroupText, LeftOut, Listing
 from data.streaming.shuffle import (
@@ -31,7 +32,7 @@ from data.tokenizer import Tokenizer
 
 FORMAT = 1
 """Of a text's fingerprint; increase it when a data set would have other rows or another order."""
-CACHE_FORMAT = 3
+CACHE_FORMAT = 4
 """Part of the names of files in the cache; increase it when they would hold something else."""
 READS_AT_ONCE = 8
 """Groups of a window, each a request or several: a network answers them in parallel."""
@@ -179,13 +180,16 @@ class StreamSource:
         tokens = [np.zeros(0, dtype=tokenizer.dtype)]
         ends = [np.zeros(0, dtype=np.int64)]
         count = text_bytes = 0
+        trip = RoundTrip()
         for part in encoded(pieces_of(texts), tokenizer, sys.maxsize, threads):
             tokens.append(part.tokens)
             ends.append(part.ends + count)
             count += len(part.tokens)
             text_bytes += part.text_bytes
+            trip += part.trip
         all_left_out = sum(left_out, LeftOut())
-        return EncodedRows(np.concatenate(tokens), np.concatenate(ends), text_bytes, all_left_out)
+        ids = np.concatenate(tokens)
+        return EncodedRows(ids, np.concatenate(ends), text_bytes, all_left_out, trip)
 
     @cached_property
     def _held_out_key(self) -> str:

@@ -2,7 +2,7 @@
 
 It holds five numbers (int64: rows, tokens, bytes of the text, bytes of a token, bytes of a list),
 the SHA-256 of what follows, the ends of the rows (int64), the tokens, and the list: what of the
-window was left out, as JSON.
+window was left out, and what of its text the tokens do not hold, as JSON.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.locks import NO_LOCKS
+from data.round_trip import RoundTrip
 from data.stream import TokenFile, TokensInFile
 from data.streaming.groups import LeftOut
 
@@ -39,6 +40,8 @@ class EncodedRows:
     text_bytes: int
     left_out: LeftOut = field(default_factory=LeftOut)
     """What of the rows of the window is not among them."""
+    trip: RoundTrip = field(default_factory=RoundTrip)
+    """What of their text the tokens do not hold."""
 
     @property
     def size(self) -> int:
@@ -47,7 +50,7 @@ class EncodedRows:
 
     @property
     def _list(self) -> bytes:
-        return json.dumps(astuple(self.left_out)).encode()
+        return json.dumps([astuple(self.left_out), astuple(self.trip)]).encode()
 
     def write(self, path: Path) -> None:
         """Write the file, and flush it to the disk."""
@@ -82,7 +85,8 @@ class HeldFile:
         self.tokens = tokens_in(self._file, dtype)
         end = HEADER_BYTES + 8 * rows + dtype.itemsize * tokens
         listed = self._file.read(end, size, np.dtype(np.uint8))
-        rows_read, without_text, broken = json.loads(listed.tobytes())
+        (rows_read, without_text, broken), trip = json.loads(listed.tobytes())
+        self.trip = RoundTrip(*trip)
         self.left_out = LeftOut(rows_read, without_text, tuple(broken))
         self.ends = self._file.read(HEADER_BYTES, rows, np.dtype(np.int64))
         os.utime(path)  # the cache removes what was not used for longest

@@ -31,3 +31,9 @@ def loss_in_words(data: Mapping[str, Any], loss: float, separator: str = ", ") -
     if per_byte is not None:
         parts.append(f"{per_byte:.4f} bits per byte")
     return separator.join(parts)
+
+
+def lost_facts(data: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """A row of the model card: what of the text its tokens do not hold, if that is known."""
+    lost = data.get("lost")
+    return [("not in the tokens", lost)] if isinstance(lost, str) else []

@@ -17,7 +17,7 @@ from model.causal_lm import ModelConfig
 from snapshot.config_values import value_of
 from snapshot.disk.reference import ADAPTERS, TRAINED, WHOLE, configured_stem
 from snapshot.disk.state import RunState
-from snapshot.disk.text_facts import bits_per_byte, loss_in_words, token_unit
+from snapshot.disk.text_facts import bits_per_byte, loss_in_words, lost_facts, token_unit
 from snapshot.hub.client import REPO_ID
 from snapshot.hub.names import NAMED_REPO
 from snapshot.hub.publish import CURVES, Best
@@ -184,6 +184,7 @@ def _facts_table(
 ) -> str:
     facts = [
         *_text_facts(state),
+        *lost_facts(state.data),
         ("vocabulary", f"{shape.vocab_size:,} {token_unit(state.data)}s"),
         ("tokenizer", _public_name(str(value_of(state.config, "data.tokenizer")))),
         (

@@ -170,9 +170,10 @@ class Report:
         """Report an evaluation. Raises TrainingStopped when its loss is not finite."""
         self.refuse_broken(step, loss)
         per_byte = text.bits_per_byte(loss)
-        record = {"event": "eval", "step": step, "loss": loss, "bits_per_byte": per_byte}
-        self.record([record])
-        self.console.say(f"step {step}: held-out loss {loss:.4f}, {per_byte:.4f} bits per byte")
+        record = {"event": "eval", "step": step, "loss": loss}
+        self.record([record if per_byte is None else record | {"bits_per_byte": per_byte}])
+        words = "" if per_byte is None else f", {per_byte:.4f} bits per byte"
+        self.console.say(f"step {step}: held-out loss {loss:.4f}{words}")
 
     def refuse_broken(self, step: int, loss: float) -> None:
         """Raise TrainingStopped when the held-out loss after a step is not finite."""

@@ -116,6 +116,20 @@ def _print_text(console: Console, corpus: Corpus) -> None:
     if not isinstance(corpus.train, TokenStream | Documents):
         for source in corpus.train.in_words:
             console.say(f"          {source}")
+    _say_what_is_lost(console, corpus)
+
+
+def _say_what_is_lost(console: Console, corpus: Corpus) -> None:
+    """Print what of the text is not trained on, because its tokens do not have it."""
+    lost = corpus.info.lost_in_words
+    if lost is not None and corpus.info.is_lossy:
+        console.warn(
+            f"{lost}: the tokenizer does not hold this text. Bits per byte are left out, because "
+            "they would be those of another text. Tokenizers of bytes hold every text: bpe:8000, "
+            "or that of GPT-2."
+        )
+    elif lost is not None:
+        console.say(f"          {lost}")
     for name, count in corpus.info.unwritten.items():
         have = "conversation has" if count == 1 else "conversations have"
         console.warn(
@@ -162,7 +176,7 @@ def text_in_words(corpus: Corpus) -> str:
         )
     tokens = "" if tokenizer.unit == "character" else f" in {info.tokens:,} tokens"
     return (
-        f"{info.characters:,} characters{tokens}, {tokenizer.vocab_size:,} different, "
+        f"{info.characters:,} characters{tokens}, {info.different:,} different, "
         f"{len(corpus.held_out):,} held out"
     )
 
@@ -172,10 +186,11 @@ def loss_text(loss: float, corpus: Corpus) -> str:
 
     A loss of characters is in bits per character as well.
     """
-    per_byte = f"{corpus.info.bits_per_byte(loss):.4f} bits per byte"
+    per_byte = corpus.info.bits_per_byte(loss)
+    words = "" if per_byte is None else f", {per_byte:.4f} bits per byte"
     if corpus.tokenizer.unit == "character":
-        return f"{loss:.4f} nats, {loss / math.log(2):.4f} bits per character, {per_byte}"
-    return f"{loss:.4f} nats per token, {per_byte}"
+        return f"{loss:.4f} nats, {loss / math.log(2):.4f} bits per character{words}"
+    return f"{loss:.4f} nats per token{words}"
 
 
 def _evaluated(config: Config, corpus: Corpus) -> str:

@@ -31,12 +31,14 @@ def refusal_of_others(config: Config, corpus: Corpus) -> StateCheck:
 
 def data_facts(corpus: Corpus) -> dict[str, Any]:
     """What a snapshot records of its text."""
-    return {
-        "name": redact_urls(corpus.info.name),
-        "fingerprint": corpus.info.fingerprint,
-        "characters": corpus.info.characters,
+    info = corpus.info
+    facts: dict[str, Any] = {
+        "name": redact_urls(info.name),
+        "fingerprint": info.fingerprint,
+        "characters": info.characters,
         "vocabulary": corpus.tokenizer.vocab_size,
         "unit": corpus.tokenizer.unit,
-        "held_out_tokens": corpus.info.held_out_targets,
-        "held_out_bytes": corpus.info.held_out_bytes,
     }
+    if not info.is_lossy:  # or bits per byte would be computed from them
+        facts |= {"held_out_tokens": info.held_out_targets, "held_out_bytes": info.held_out_bytes}
+    return facts if info.lost_in_words is None else facts | {"lost": info.lost_in_words}

@@ -1,0 +1,157 @@
+"""A tokenizer that does not hold the text is reported, and has no bits per byte."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+
+import chats
+import pytest
+import streams
+import tokenizer_kinds
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers.decoders import Metaspace
+
+import evaluate as script
+import families
+import runs
+from data.corpus import prepare_corpus
+from data.subwords import SubwordTokenizer
+from snapshot.disk.state import read_state
+from training.reporting.summary import text_in_words
+
+WORDS = ["the run ", "goes on.\n", "Größe ", "日本語 ", "  indented\n", "① ", "e\u0301 "]
+TEXT = "".join(random.Random(2).choices(WORDS, k=10_000))  # some 60,000 characters
+
+
+def ascii_only(template: str = "{{ messages }}") -> SubwordTokenizer:
+    """A tokenizer of SentencePiece without tokens for bytes: what is not a letter is unknown."""
+    pieces = [
+        ("<unk>", 0.0),
+        ("</s>", -9.0),
+        *((piece, -4.0) for piece in "▁abcdefghiklmnoprstuvx.\n"),
+    ]
+    rust = Tokenizer(models.Unigram(pieces, 0, False))
+    rust.pre_tokenizer = pre_tokenizers.Metaspace()
+    rust.decoder = Metaspace()
+    rust.add_special_tokens(list(tokenizer_kinds.MARKS))
+    settings = {"eos_token": "</s>", "unk_token": "<unk>", "chat_template": template}
+    return SubwordTokenizer(rust.to_str().encode(), settings, "here")
+
+
+def normalizing() -> SubwordTokenizer:
+    """Bytes of a text after NFKC, which knows no circled digits."""
+    rust = Tokenizer.from_buffer(chats.tokenizer()._content)
+    rust.normalizer = normalizers.NFKC()
+    return SubwordTokenizer(rust.to_str().encode(), {"eos_token": "<|im_end|>"}, "here")
+
+
+def prepared(tmp_path, tokenizer: SubwordTokenizer, text: str, **changes):
+    folder = tmp_path / "tokenizer"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    tokenizer.save(folder)
+    (tmp_path / "a.txt").write_text(text)
+    options = {"text_column": "text", "val_fraction": 0.1, "block_size": 8, "documents": "packed"}
+    source = changes.pop("source", tmp_path / "a.txt")
+    cache = tmp_path / "cache"
+    return prepare_corpus(str(source), cache_dir=cache, tokenizer=folder, **{**options, **changes})
+
+
+def all_tokens(corpus) -> list[int]:
+    return [
+        *corpus.train.window(0, len(corpus.train)),
+        *corpus.held_out.window(0, len(corpus.held_out)),
+    ]
+
+
+@pytest.mark.parametrize("kind", tokenizer_kinds.ALL)
+def test_a_tokenizer_that_holds_every_text_loses_nothing(tmp_path, kind):
+    tokenizer = tokenizer_kinds.tokenizer(kind, chats.CHATML.replace("<|im_end|>", "</s>"))
+    corpus = prepared(tmp_path, tokenizer, TEXT)
+    assert corpus.info.lost_in_words is None
+    assert corpus.info.checked == len(TEXT)
+    assert corpus.info.bits_per_byte(1.0) is not None
+    assert corpus.info.different == len(set(all_tokens(corpus)))
+    assert f", {corpus.info.different:,} different, " in text_in_words(corpus)
+    source = chats.write(
+        tmp_path / "a.jsonl", [chats.said(TEXT[i : i + 90], "so") for i in range(9)]
+    )
+    corpus = prepared(
+        tmp_path, tokenizer, "", source=source, documents="conversations", block_size=400
+    )
+    assert corpus.info.lost_in_words is None
+    assert corpus.info.checked > 800
+
+
+def test_unknown_tokens_and_lost_characters_are_counted_and_there_are_no_bits_per_byte(tmp_path):
+    corpus = prepared(tmp_path, ascii_only(), TEXT)
+    found, tokens = corpus.info, all_tokens(corpus)
+    assert found.unknown == tokens.count(corpus.tokenizer.unknown) > 0
+    foreign = sum(TEXT.count(character) for character in "Göß日本語①\u0301")
+    assert foreign <= found.lost < 1.01 * foreign  # and a space before some chunk
+    assert set(found.which) <= set("Göß日本語①\u0301")
+    assert f"{found.unknown / len(tokens):.2g}"[2:] in found.lost_in_words
+    assert found.bits_per_byte(1.0) is None
+
+
+def test_characters_that_a_normalizer_changes_are_named(tmp_path):
+    found = prepared(tmp_path, normalizing(), TEXT).info
+    assert (found.unknown, set(found.which)) == (0, {"①", "e", "\u0301"})
+    assert found.lost == TEXT.count("①") + 2 * TEXT.count("e\u0301")
+    assert found.bits_per_byte(1.0) is None
+    rare = prepared(tmp_path, normalizing(), "①" + "the run goes on\n" * 20_000).info
+    assert "0.00031 % of 320,001 characters" in rare.lost_in_words
+    assert rare.bits_per_byte(1.0) is not None
+
+
+def test_the_first_space_that_sentencepiece_takes_for_its_own_is_lost(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in [" the run", "on"] * 40))
+    found = prepared(tmp_path, ascii_only(), "", source=rows).info
+    assert (found.unknown, found.which) == (0, " ")
+    assert 0 < found.lost <= 40
+
+
+def test_a_long_text_is_decoded_in_part_and_unknown_tokens_are_counted_in_all(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("data.chunks.CHUNK_CHARACTERS", 100)
+    found = prepared(tmp_path, ascii_only(), TEXT).info
+    assert len(TEXT) / 20 < found.checked < len(TEXT) / 5
+    assert found.unknown == prepared(tmp_path, ascii_only(), TEXT).info.unknown
+
+
+def test_held_out_rows_of_a_stream_are_checked_also_when_they_are_cached(tmp_path):
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    rows = [json.dumps({"text": TEXT[i : i + 50]}) for i in range(0, 20_000, 50)]
+    (folder / "a.jsonl").write_text("\n".join(rows))
+    for _ in range(2):
+        found = streams.corpus(tmp_path, folder, tokenizer=ascii_only()).info
+        assert found.unknown > 0
+        assert found.lost_in_words is not None
+        assert found.bits_per_byte(1.0) is None
+    assert streams.corpus(tmp_path, folder).info.lost_in_words is None
+
+
+def test_a_run_and_its_evaluation_say_it(small, tmp_path, capsys):
+    folder = families.make("llama", tmp_path / "model")
+    ascii_only().save(folder)
+    (tmp_path / "a.txt").write_text(TEXT[:9000])
+    own = [word for word in small if not word.startswith("model.n_")]
+    words = [f"data.source={tmp_path / 'a.txt'}", f"model.pretrained={folder}", "train.max_steps=2"]
+    run_dir = tmp_path / "run"
+    result = runs.train(*own, *words, f"run.dir={run_dir}", f"data.cache_dir={tmp_path}")
+    assert result.returncode == 0, result.stderr
+    said = result.stdout + result.stderr
+    assert "the tokenizer does not hold this text" in said
+    assert "bits per byte" not in said.replace("Bits per byte are left out", "")
+    assert all("bits_per_byte" not in one for one in runs.metrics(run_dir, "eval"))
+    facts = read_state(runs.snapshot(run_dir, 2)).data
+    assert "of the tokens are unknown" in facts["lost"]
+    assert "held_out_bytes" not in facts
+    assert script.main([str(run_dir), "--cache-dir", str(tmp_path), "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert (figures["bits_per_byte"], figures["lost"]) == (None, facts["lost"])
