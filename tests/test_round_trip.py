@@ -23,6 +23,8 @@ from training.reporting.summary import text_in_words
 
 WORDS = ["the run ", "goes on.\n", "Größe ", "日本語 ", "  indented\n", "① ", "e\u0301 "]
 TEXT = "".join(random.Random(2).choices(WORDS, k=10_000))  # some 60,000 characters
+TEXT += "." * next(i for i in range(99) if TEXT[int((len(TEXT) + i) * 0.9)] != " ")
+"""The held-out part does not begin with a space, which SentencePiece would drop."""
 
 
 def ascii_only(template: str = "{{ messages }}") -> SubwordTokenizer:
