@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from data.continuing import Tokens
 from data.errors import DataError
 from data.fences import Fences, Part, any_of, fenced
-from data.messages import ASSISTANT, CALLS, EMPTY, EXTRAS, REASONING, ChatError, Conversation
+from data.messages import ASSISTANT, EMPTY, ChatError, Conversation
 from data.pieces import utf8_bytes
 from data.round_trip import RoundTrip, is_checked, round_trip
 from data.subwords import SubwordTokenizer
@@ -90,7 +90,7 @@ class ChatTemplate:
         self.templates = templates
         self.today = today
         self._marks = any_of(tokenizer.marks)
-        self._encoded = 0  # conversations
+        self._conversations = self._characters = 0  # that were encoded
         self._ends: frozenset[str] | None = None
 
     def template_for(self, conversation: Conversation) -> str:
@@ -100,14 +100,7 @@ class ChatTemplate:
 
     def unwritten(self, conversation: Conversation) -> set[str]:
         """What a conversation has and its template never mentions, so that it is lost."""
-        mentioned = _words(self.template_for(conversation))
-        fields = set(conversation.extras).union(*conversation.messages)
-        optional = [(name,) for name in (*EXTRAS, CALLS)] + [REASONING]
-        return {
-            next(name for name in names if name in fields)
-            for names in optional
-            if not fields.isdisjoint(names) and mentioned.isdisjoint(names)
-        }
+        return conversation.fields_but(_words(self.template_for(conversation)))
 
     def stops(self, conversation: Conversation = EMPTY) -> frozenset[int]:
         """The tokens that end a reply after a conversation and a question.
@@ -290,11 +283,11 @@ class ChatTemplate:
         return EncodedChat(ids, trained, text_bytes, self._round_trip(rendered, tokens))
 
     def _round_trip(self, rendered: Rendered, tokens: Tokens) -> RoundTrip:
-        self._encoded += 1
-        if not is_checked(self._encoded - 1):
+        text, number, begin = rendered.text, self._conversations, self._characters
+        self._conversations, self._characters = number + 1, begin + len(text)
+        if not is_checked(number, begin):
             return RoundTrip()
-        fences, text = rendered.fences, rendered.text
-        plain = text if fences is None else fences.without(text)
+        plain = rendered.fences.without(text) if rendered.fences else text
         return round_trip(plain, self.tokenizer.decode(tokens.ids), may_add=True)
 
 

@@ -106,42 +106,48 @@ def _first_bytes(text: str, ends: NDArray[np.int64], begins: bool) -> int:
 def _encoded_subwords(
     pieces: Iterable[Piece], tokenizer: SubwordTokenizer, cut: int, cores: int
 ) -> Iterator[Encoded]:
-    def encode(numbered: tuple[int, list[Chunk]]) -> Encoded:
-        first_number, batch = numbered
+    def encode(placed: tuple[int, int, list[Chunk]]) -> Encoded:
+        first_number, begin, batch = placed
         texts, ends_document = ([chunk.text for chunk in batch], [c.ends_document for c in batch])
         found = tokenizer.encode_chunks(texts, ends_document, [one.before for one in batch])
         characters, size = sum(map(len, texts)), sum(map(utf8_bytes, texts))
         begins = [one.text for one in batch if one.held_out and one.begins]
         first = sum(map(tokenizer.first_token_bytes, begins))
-        trip = _round_trip(tokenizer, first_number, batch, found)
+        trip = _round_trip(tokenizer, first_number, begin, batch, found)
         held_out = batch[0].held_out
         return Encoded(found.ids, characters, size, held_out, found.ends, None, first, trip)
 
     chunks = chunks_of(pieces, cut, tokenizer.seams)
-    return in_order(encode, _numbered(batches_of(chunks, cores)), BATCHES_AT_ONCE)
+    return in_order(encode, _placed(batches_of(chunks, cores)), BATCHES_AT_ONCE)
 
 
-def _numbered(batches: Iterable[list[Chunk]]) -> Iterator[tuple[int, list[Chunk]]]:
-    """Batches with the number of their first chunk."""
-    number = 0
+def _placed(batches: Iterable[list[Chunk]]) -> Iterator[tuple[int, int, list[Chunk]]]:
+    """Batches, with the number of their first chunk and with its first character."""
+    number = begin = 0
     for batch in batches:
-        yield number, batch
+        yield number, begin, batch
         number += len(batch)
+        begin += sum(len(chunk.text) for chunk in batch)
 
 
 def _round_trip(
-    tokenizer: SubwordTokenizer, first_number: int, batch: list[Chunk], found: EncodedTexts
+    tokenizer: SubwordTokenizer,
+    first_number: int,
+    begin: int,
+    batch: list[Chunk],
+    found: EncodedTexts,
 ) -> RoundTrip:
     """What does not come back of the chunks that are decoded again."""
     trips = []
     for number, chunk in enumerate(batch):
         # A decoder drops the space before a text, which is no text where one continues another.
-        if is_checked(first_number + number) and (chunk.begins or chunk.before):
-            begin, stop = found.starts[number : number + 2]
+        if is_checked(first_number + number, begin) and (chunk.begins or chunk.before):
+            first, stop = found.starts[number : number + 2]
             own = tokenizer.seams.own(chunk.before) if chunk.before else []
-            ids = [*own, *found.ids[begin : stop - chunk.ends_document].tolist()]
+            ids = [*own, *found.ids[first : stop - chunk.ends_document].tolist()]
             trip = round_trip(chunk.before + chunk.text, tokenizer.decode(ids))
             trips.append(replace(trip, checked=len(chunk.text)))
+        begin += len(chunk.text)
     return sum(trips, RoundTrip())
 
 

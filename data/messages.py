@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -52,6 +52,16 @@ class Conversation(NamedTuple):
     def up_to(self, count: int) -> Conversation:
         """Its first messages."""
         return self._replace(messages=self.messages[:count])
+
+    def fields_but(self, known: Collection[str]) -> set[str]:
+        """Names of its optional fields without one that is among the known."""
+        fields = set(self.extras).union(*self.messages)
+        optional = [(name,) for name in (*EXTRAS, CALLS)] + [REASONING]
+        return {
+            next(name for name in names if name in fields)
+            for names in optional
+            if not fields.isdisjoint(names) and not any(name in known for name in names)
+        }
 
     @property
     def ends_of_replies(self) -> list[int]:

@@ -14,7 +14,7 @@ from tokenizers import Encoding
 from data import chunks
 from data.continuing import NEUTRAL
 
-AROUND = 128
+AROUND = 64
 """Characters on each side that are tried."""
 TRIED = 8
 """Line ends, spaces, and then characters that are tried."""
@@ -65,11 +65,16 @@ class Seams:
 
 
 def _places(text: str, start: int) -> Iterator[int]:
-    """The places that are tried: the usual one, and then ends of lines, of words, and any."""
+    """The places that are tried: ends of lines, of words, and any.
+
+    Not within white space, which most tokenizers join.
+    """
     most = start + chunks.CHUNK_CHARACTERS
-    yield chunks.plain_end(text, start)[0]
-    yield from islice(_found(text, "\n", start, most, 1), TRIED)
-    yield from islice(_found(text, " ", start + 1, most, 0), TRIED)
+    lines = _found(text, "\n", start, most, 1)
+    words = _found(text, " ", start + 1, most, 0)
+    apart = (i for i in lines if not text[i - 2].isspace() and not text[i].isspace())
+    yield from islice(apart, TRIED)
+    yield from islice((place for place in words if not text[place - 1].isspace()), TRIED)
     yield from range(most, max(start, most - TRIED), -1)
 
 

@@ -104,7 +104,7 @@ def test_characters_that_a_normalizer_changes_are_named(tmp_path):
     assert found.lost == TEXT.count("①") + 2 * TEXT.count("e\u0301")
     assert found.bits_per_byte(1.0) is None
     rare = prepared(tmp_path, normalizing(), "①" + "the run goes on\n" * 20_000).info
-    assert "0.00031 % of 320,001 characters" in rare.lost_in_words
+    assert "0.00035 % of" in rare.lost_in_words
     assert rare.bits_per_byte(1.0) is not None
 
 
@@ -120,8 +120,9 @@ def test_a_long_text_is_decoded_in_part_and_unknown_tokens_are_counted_in_all(
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr("data.chunks.CHUNK_CHARACTERS", 100)
+    monkeypatch.setattr("data.round_trip.FIRST_CHARACTERS", 1000)
     found = prepared(tmp_path, ascii_only(), TEXT).info
-    assert len(TEXT) / 20 < found.checked < len(TEXT) / 5
+    assert len(TEXT) / 20 < found.checked < len(TEXT) / 10
     assert found.unknown == prepared(tmp_path, ascii_only(), TEXT).info.unknown
 
 
