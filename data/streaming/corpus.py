@@ -99,14 +99,7 @@ def stream_corpus(
     except OSError as error:
         raise cache_error(cache_dir, error) from error
     tokens = TokenStream([one.tokens for one in held])
-    trip = sum((one.trip for one in held), RoundTrip())
-    info = replace(
-        _info(text, tokens, sum(one.text_bytes for one in held), held_out),
-        unknown=_count(tokens, tokenizer.unknown),
-        checked=trip.checked,
-        lost=trip.lost,
-        which=trip.which,
-    )
+    info = _info(text, tokens, held, held_out)
     return Corpus(info, tokenizer, text, tokens)
 
 
@@ -167,7 +160,10 @@ def _count(tokens: TokenStream, wanted: int | None) -> int:
 
 
 def _info(
-    text: StreamedText, tokens: TokenStream, held_out_bytes: int, held_out: Sequence[Listing]
+    text: StreamedText,
+    tokens: TokenStream,
+    held: Sequence[HeldFile],
+    held_out: Sequence[Listing],
 ) -> CorpusInfo:
     listings, settings = [source.listing for source in text.sources], text.sources[0].settings
     of_groups = [source.held_out_groups for source in text.sources]
@@ -182,6 +178,7 @@ def _info(
         *(listing.fingerprint for listing in held_out),
     )
     train_bytes = sum(source.text_bytes for source in text.sources)
+    trip = sum((one.trip for one in held), RoundTrip())
     return CorpusInfo(
         name=listings[0].name if len(listings) == 1 else f"{len(listings)} sources",
         characters=0,  # nobody has counted them, nor documents and tokens
@@ -189,10 +186,14 @@ def _info(
         tokens=0,
         split=0,
         train_bytes=int(train_bytes * (1 - settings.held_out_share)),
-        held_out_bytes=held_out_bytes,
+        held_out_bytes=sum(one.text_bytes for one in held),
         held_out_targets=len(tokens),
         left_out=0,
         shortened=0,
         fingerprint=hashlib.sha256(json.dumps(facts).encode()).hexdigest(),
         documents_fingerprint="",
+        unknown=_count(tokens, settings.tokenizer.unknown),
+        checked=trip.checked,
+        lost=trip.lost,
+        which=trip.which,
     )
