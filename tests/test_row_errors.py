@@ -210,3 +210,21 @@ def test_a_parquet_file_with_other_columns_is_read_with_the_others(tmp_path, rea
         pa.table({"n": [[1.5]], "text": ["a"], "x": [{"y": 1}]}), tmp_path / "b.parquet"
     )
     assert texts_of(reader, tmp_path / "*.parquet", tmp_path / "cache") == "a\na\n"
+
+
+SKIPPED = {
+    "a.csv": b'text,n\na,1\na,b,2\n"a"b,3\na,4\n',
+    "a.json": json.dumps([A, 3, {"text": 3}, A]).encode(),
+    "a.jsonl.gz": gzip.compress(lines(A, "oops\n", {"text": [1]}, A)),
+}
+
+
+@pytest.mark.parametrize("name", SKIPPED)
+def test_broken_rows_alone_are_skipped_and_the_others_keep_their_numbers(tmp_path, name):
+    (tmp_path / name).write_bytes(SKIPPED[name])
+    access = Access(tmp_path / "cache")
+    listing = list_source(str(tmp_path / name), "text", access, skip_broken=True)
+    (found,) = (read_group(listing, group, access, True) for group in listing.groups)
+    assert (found.texts, found.rows) == (["a\n", "a\n"], [0, 3])
+    assert found.broken.startswith(f"row 2 of {name} (")
+    assert found.broken.endswith(") and 1 more after it")

@@ -38,7 +38,10 @@ class WholeTables:
     def place(self, number: int) -> str:
         """The row of document `number`, counted from 1: the tables are read again up to it."""
         documents = self._documents(lambda line: None)
-        _, file, group, row = next(islice(documents, number - 1, None))
+        found = next(islice(documents, number - 1, None), None)
+        if found is None:  # the tables have changed meanwhile
+            return f"conversation {number:,}"
+        _, file, group, row = found
         return row_in_words(file, group, row)
 
     def _documents(
