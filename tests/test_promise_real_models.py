@@ -14,6 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import hubs
 import runs
 import sample
 from data.subwords import tokenizer_of
@@ -170,6 +171,25 @@ def test_a_file_that_holds_the_tied_tensor_as_the_output_layer_loads(tmp_path):
         tensors["lm_head.weight"] = tensors.pop(old)
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})
         assert_equal_logits(folder)
+
+
+@pytest.mark.thorough
+def test_its_repo_tells_other_programs_where_it_stops(folder_of, small, tmp_path, hub):
+    """generation_config.json: at the top, in best/ and in snapshots; another machine resumes."""
+    folder = folder_of("Phi-3-mini-4k-instruct")
+    there = {**hub.environment(), "HF_HOME": str(tmp_path / "home")}
+    words = [word for word in small if not word.startswith("model.n_")]
+    words += [f"model.pretrained={folder}", f"hub.repo_id={hubs.REPO}", "snapshot.keep_best=true"]
+    words += ["train.eval_every=1", "snapshot.every=1"]
+    for number, steps in enumerate((2, 3)):
+        more = [f"run.dir={tmp_path / str(number) / 'run'}", f"train.max_steps={steps}"]
+        result = runs.train(*words, *more, **there)
+        assert result.returncode == 0, result.stderr
+    files = set(hub.repo(hubs.REPO).files("main"))
+    assert {f"{place}generation_config.json" for place in ("", "best/")} <= files
+    assert "snapshots/step-00000003/generation_config.json" in files
+    newest = runs.snapshot(tmp_path / "1" / "run", 3)
+    assert ends_of(theirs(newest)) == ends_of(theirs(folder))
 
 
 def _two(folder):
