@@ -66,10 +66,10 @@ def main(arguments: list[str]) -> int:
         with torch.device("meta"):
             freeze(counted := build_model(model), config.optim.freeze)
         settle_rate(config, lambda: parameter_count(counted))
+        found = candidates(model, shape, options.machines, config.snapshot.staging_bytes)
     except (ConfigError, SnapshotError, HubError) as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USER_MISTAKE
-    found = candidates(model, shape, options.machines, config.snapshot.staging_bytes)
     share = config.train.global_batch_size // options.processes
     requested = config.train.micro_batch_size
     micro = micro_batch_that_fits(found, share, memory) if requested is None else requested

@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves
 
-from config.schema import OptimConfig
+from config.schema import ConfigError, OptimConfig
 from model.causal_lm import LanguageModel, ModelConfig, build_model
 from model.gpt import GPT
 from planning.allocation_log import LiveBytes
@@ -105,7 +106,7 @@ def traced_phases(config: ModelConfig, micro_batch_size: int, shape: Shape) -> L
             else:
                 for parameter in parameters:
                     parameter.grad = torch.zeros_like(parameter)
-            optimizer.step()
+            _first_update(optimizer, shape)
             optimizer.zero_grad(set_to_none=not grads_in_buckets(model))
             tracker.traffic.clear()
             for state in optimizer.state.values():
@@ -129,6 +130,18 @@ def traced_phases(config: ModelConfig, micro_batch_size: int, shape: Shape) -> L
                 tracker.place = ("start", "sampling")
                 _sample(bare, shape)
     return tracker
+
+
+def _first_update(optimizer: Optimizer, shape: Shape) -> None:
+    """Raise ConfigError for an optimizer whose update is not possible without numbers."""
+    try:
+        optimizer.step()
+    except Exception as error:  # each optimizer raises its own types
+        sharded = ", sharded," if shape.shards > 1 else ""
+        raise ConfigError(
+            f"optim.name={shape.optimizer} cannot be planned: its update{sharded} fails on tensors "
+            f"without numbers ({type(error).__name__}). Plan another one that keeps as much."
+        ) from error
 
 
 def _forward(model: nn.Module, shape: Shape, *inputs: Tensor, **options: Any) -> Tensor:

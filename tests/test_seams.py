@@ -124,6 +124,12 @@ def test_plans_count_what_every_optimizer_keeps(monkeypatch, name):
     assert traced[:, KINDS.index("optimizer")].max() == sum(one.nbytes for one in kept)
 
 
+def test_an_optimizer_that_cannot_be_planned_gets_a_sentence(monkeypatch):
+    add(monkeypatch, "ASGD")
+    with pytest.raises(ConfigError, match=r"optim\.name=ASGD cannot be planned: its update fails"):
+        traced_phases(SIZES, 1, Shape("cpu", "no", optimizer="ASGD"))
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_an_optimizer_that_cannot_be_resumed_is_refused_at_the_start(monkeypatch, name):
     add(monkeypatch, name)
