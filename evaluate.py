@@ -20,9 +20,11 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from config.stored import with_folders
 from data.columns import CONVERSATIONS, DOCUMENT_MODES, PACKED
 from data.corpus import Corpus, prepare_corpus
 from data.errors import DataError, UnknownCharacter
+from data.formats import suffixes
 from data.loader import HeldOutBatches, window_loader, windows_of
 from data.prepared import ALL_HELD_OUT
 from data.printable import printable
@@ -37,6 +39,7 @@ from snapshot.named_model import NamedModel, find_model
 from snapshot.run_stream import parts_of_run, stream_of_run
 from snapshot.run_text import RunText, text_of_run
 
+CONFIG_FILE = "config.yaml"
 LONGEST_BLOCK = 1024
 """The default context for a model that no run of this project has trained."""
 OPTIONS = {
@@ -62,7 +65,7 @@ def main(arguments: list[str]) -> int:
 def evaluate(options: argparse.Namespace) -> dict[str, Any]:
     """The figures of the model over the text, by name: the content of `--json`."""
     device = usable_device(options.device)
-    named = find_model(options.model)
+    named = with_places(find_model(options.model))
     run = None if named.state is None else text_of_run(named.state, named.folder)
     longest = named.sizes.block_size
     default = LONGEST_BLOCK if run is None else run.block_size
@@ -116,6 +119,15 @@ def evaluate(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def with_places(named: NamedModel) -> NamedModel:
+    """A run on this disk says in its directory where its text lies; its snapshots do not."""
+    if named.state is None or named.from_hub:
+        return named
+    path = named.folder.absolute().parent.parent / CONFIG_FILE
+    state = replace(named.state, config=with_folders(named.state.config, path))
+    return replace(named, state=state)
+
+
 def is_whole(options: argparse.Namespace) -> bool:
     """Whether all of a text is evaluated, and not the part that the run holds out."""
     return options.source is not None and not options.held_out
@@ -143,6 +155,7 @@ def text_for(
                 assert run is not None
                 source = run.source
                 refuse_unasked(named, source, f"add --source {source} --held-out")
+                refuse_unplaced(source)
             corpus = prepare_corpus(
                 source,
                 text_column=options.column or (own.text_column if own else "text"),
@@ -174,6 +187,14 @@ def refuse_unasked(named: NamedModel, source: str, remedy: str) -> None:
         raise DataError(f"{what}: {remedy}.")
 
 
+def refuse_unplaced(source: str) -> None:
+    """Raise DataError for a file of which a snapshot knows only the name."""
+    is_bare = "/" not in source and suffixes(source)[0] != ""
+    if is_bare and not Path(source).exists():
+        what = f"the run's text is {source}, and snapshots do not say in which folder that lies"
+        raise DataError(f"{what}: add --source <folder>/{source} --held-out.")
+
+
 def held_out_stream(
     named: NamedModel,
     run: RunText,
@@ -192,6 +213,7 @@ def held_out_stream(
     if options.source is None:
         for part in parts:
             refuse_unasked(named, part.source, "download the repo and evaluate its folder")
+            refuse_unplaced(part.source)
     elif len(parts) > 1:
         raise DataError(
             f"--source {options.source} is one source, and the run has {len(parts)}. Leave out "

@@ -10,9 +10,8 @@ import difflib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -35,7 +34,6 @@ from config.other_models import recipe_of
 from config.problems import is_storable
 from config.schema import TEXT_KEYS, Config, ConfigError, other_model
 from data.tokenizer import CHARACTERS
-from data.urls import redact_urls
 
 CONFIG_DIR = Path(__file__).resolve().parent
 GROUPS = ("data", "model", "experiment")
@@ -111,25 +109,6 @@ def run_dir_of(arguments: Sequence[str]) -> Path | None:
             return Path(_expand_home(_compose_valid(arguments, []).run.dir))
         except (*BAD_VALUE, ValueError):
             return None
-
-
-def as_yaml(config: Config) -> str:
-    """The resolved configuration as YAML, without the secrets of a URL."""
-    return OmegaConf.to_yaml(_public(config))
-
-
-def as_plain(config: Config) -> dict[str, Any]:
-    """The resolved configuration as dictionaries and lists, without the secrets of a URL."""
-    plain = OmegaConf.to_container(_public(config))
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
-
-
-def _public(config: Config) -> DictConfig:
-    """The configuration without secrets, which may be stored, shown and uploaded."""
-    mix = [replace(part, source=redact_urls(part.source)) for part in config.data.mix]
-    data = replace(config.data, source=redact_urls(config.data.source), mix=mix)
-    return OmegaConf.structured(replace(config, data=data))
 
 
 def _expand_home(path: str) -> str:

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from data.public_names import public_name
 from data.special_tokens import GENERATION
 from data.tokenizer import TOKENIZER_FILES, lacks_file
 from model.causal_lm import ModelConfig
@@ -109,17 +110,21 @@ class Base:
         with readable(path):
             return path.stat().st_size == file.size and file.sha256 in (None, sha256_of(path))
 
-    def reference(self, config: dict[str, Any], lora: Lora | None) -> BaseReference:
+    def reference(
+        self, config: dict[str, Any], lora: Lora | None, is_uploaded: bool
+    ) -> BaseReference:
         """What a snapshot says of this base, whose weights are there: their hashes, too.
 
-        `config` is the content of its config.json. Raises SnapshotError for unreadable files.
+        `config` is the content of its config.json. What `is_uploaded` does not say where a folder
+        lies. Raises SnapshotError for unreadable files.
         """
         with readable(self.folder):
             names = [one.name for one in self.folder.iterdir() if WEIGHTS.fullmatch(one.name)]
             paths = [self.folder / name for name in sorted(names)]
             files = {path.name: (path.stat().st_size, sha256_of(path)) for path in paths}
         if self.repo is None:
-            return BaseReference(str(self.folder.absolute()), None, files, config, lora)
+            name = public_name(self.name) if is_uploaded else str(self.folder.absolute())
+            return BaseReference(name, None, files, config, lora)
         return BaseReference(self.repo.repo_id, self.commit, files, config, lora)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from data.urls import redact_urls
+from data.public_names import public_config
 
 LEGACY_VALUES = {
     "model.activation_function": "gelu_new",
@@ -44,13 +44,9 @@ def as_argument(value: Any) -> str:
 
 def changed_values(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """'key: old -> new' for every value that differs between two configurations."""
-
-    def public(config: dict[str, Any], key: str) -> Any:
-        value = value_of(config, key)  # older snapshots may hold a URL with its secrets
-        return redact_urls(value) if isinstance(value, str) else value
-
+    before = public_config(before)  # older snapshots hold folders, and URLs with their secrets
     return [
         f"{key}: {as_argument(old)} -> {as_argument(new)}"
         for key in (f"{section}.{name}" for section, group in now.items() for name in group)
-        if (old := public(before, key)) != (new := public(now, key))
+        if (old := value_of(before, key)) != (new := value_of(now, key))
     ]

@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from snapshot.config_values import as_argument, value_of
+from data.public_names import public_config, public_resume
+from snapshot.config_values import value_of
 from snapshot.disk.files import (
     TEMPORARY_PREFIX,
     folder_name,
@@ -39,26 +40,6 @@ ATTEMPTS = "attempts.txt"
 """In a run's directory: the ids of the attempts that ran there, to compare with latest.json."""
 ORIGIN = f"{TEMPORARY_PREFIX}origin"
 """The temporary folder for another run's snapshot, until this run has loaded its weights."""
-MUST_MATCH = (
-    "model.pretrained",
-    "model.architecture",
-    "data.block_size",
-    "data.documents",
-    "model.n_layer",
-    "model.n_head",
-    "model.n_embd",
-    "model.activation_function",
-    "model.lora_rank",
-    "model.lora_alpha",
-    "model.lora_targets",
-    "optim.freeze",
-    "optim.name",
-    "snapshot.whole",
-    "train.global_batch_size",
-    "train.seed",
-)
-"""Keys that decide the model, the optimizer's state and the global batches: with another value it
-is another run."""
 
 
 def choose_start(
@@ -99,9 +80,14 @@ def choose_start(
     own = _own_newest(root, store, use_local, refuse)
     if resume == "auto":
         return own
-    if own.state is not None and value_of(own.state.config, "snapshot.resume") == resume:
+    if own.state is not None and _began_from(own.state) == public_resume(resume):
         return own  # an earlier attempt of this command started there; the named one may be gone
     return _branch(own, _named_snapshot(resume, root, timeout, store, refuse), run_dir, resume)
+
+
+def _began_from(state: RunState) -> Any:
+    """What `snapshot.resume` was when the run began."""
+    return value_of(public_config(state.config), "snapshot.resume")
 
 
 def _branch(own: Start, named: Start, run_dir: Path, resume: str) -> Start:
@@ -129,58 +115,15 @@ def _branch(own: Start, named: Start, run_dir: Path, resume: str) -> Start:
         else f"already holds another run, at step {own.state.step}"
     )
     where = run_dir if own.repo is None or own.remote is None else own.repo.hub.key
-    raise SnapshotError(
-        f"snapshot.resume={resume}, but {where} {relation}. Give the new run another run.name "
-        "(and another hub.repo_id); to return to that step in this run, remove its newer "
-        f"snapshots from {snapshots_in(run_dir)} and leave snapshot.resume=auto."
-    )
-
-
-def refuse_other_run(state: RunState, config: dict[str, Any], data: dict[str, Any] | None) -> None:
-    """Raise OtherRun with all differences, if the snapshot belongs to another run.
-
-    `data` is what is known of the text; None if it cannot be compared yet.
-    """
-    part = value_of(state.config, "model.lora_rank") or not value_of(state.config, "snapshot.whole")
-    checked = {"model.pretrained"} if part else set()  # by hash; it may lie in another place now
-    differences = [
-        f"{key}: {as_argument(before)} in the snapshot, {as_argument(now)} now"
-        for key in MUST_MATCH
-        if (before := value_of(state.config, key)) != (now := value_of(config, key))
-        and key not in checked
-    ]
-    differences += [] if data is None else _differences_of_text(state, config, data)
-    if differences:
-        raise OtherRun(
-            f"the snapshot of step {state.step} belongs to another run:\n  "
-            + "\n  ".join(differences)
-            + "\nRestore these values, or give the new run another run.name (and hub.repo_id). "
-            "With model.pretrained=<this run or repo> that one begins from these weights."
+    remedy = "A new run can begin there: give it another run.name (and run.dir, if that is set)"
+    if own.repo is not None:  # which has the newer snapshots as well, and a start fetches them
+        remedy += f", and another {own.repo.hub.key.partition('=')[0]}"
+    elif own.state.run_id == named.state.run_id:
+        remedy += (
+            ". To return to that step in this run, remove its newer snapshots from "
+            f"{snapshots_in(run_dir)} and leave snapshot.resume out"
         )
-
-
-def _differences_of_text(
-    state: RunState, config: dict[str, Any], data: dict[str, Any]
-) -> list[str]:
-    """How the text and its tokens differ from those of a snapshot."""
-    differences = []
-    known = state.data.get("vocabulary")
-    if known != data["vocabulary"]:
-        differences.append(f"vocabulary: {known} tokens in the snapshot, {data['vocabulary']} now")
-    if state.data.get("fingerprint") == data["fingerprint"]:
-        return differences
-    before, now = (value_of(values, "data.tokenizer") for values in (state.config, config))
-    if before != now:  # the fingerprint is that of tokens, so the text may be the same
-        known_as = f"{as_argument(before)} in the snapshot, {as_argument(now)} now"
-        return [*differences, f"data.tokenizer: {known_as}"]
-    of_streams = ", data.window_bytes or data.mix, or data.held_out_split"
-    keys = of_streams if state.stream is not None else ""
-    return [
-        *differences,
-        f"text: {state.data.get('name')} ({str(state.data.get('fingerprint'))[:8]}) in the "
-        f"snapshot, {data['name']} ({data['fingerprint'][:8]}) now, "
-        f"or another data.val_fraction{keys}",
-    ]
+    raise SnapshotError(f"snapshot.resume={resume}, but {where} {relation}. {remedy}.")
 
 
 def newest_snapshot(path: Path) -> Path:

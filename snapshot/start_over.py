@@ -19,8 +19,8 @@ METRICS = "metrics.jsonl"
 AS_ASKED = "the beginning, as snapshot.resume=never asks"
 RESUMES_INSTEAD = (
     "this same command began the run with snapshot.resume=never, and it has not ended: it resumes. "
-    "To start over all the same, name another run.name, or move {run_dir} away and name another "
-    "hub.repo_id, if there is one."
+    "To start over all the same, move {run_dir} away, or name another run.name (and run.dir, if "
+    "that is set); with a repo or a bucket, name another one as well."
 )
 
 

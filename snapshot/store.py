@@ -92,9 +92,10 @@ def newest_of_disk_and_repo(
         if store.takeover:
             return local
         raise SnapshotError(
-            f"{store.key} holds another run than {root.parent}, at step {latest.step}. Name "
-            "another repo, or give the new run another run.name; hub.takeover=true replaces what "
-            "is in the repo."
+            f"{store.key} holds another run than {root.parent}, at step {latest.step}. To continue "
+            "the run that is here, name another repo, or replace what is there with "
+            "hub.takeover=true; to continue the one in the repo, give another run.name (and "
+            "run.dir, if that is set)."
         )
     if newest is not None and latest.step <= local_step:
         reason = f"{local.reason}; {store.hub.name} has step {latest.step}"

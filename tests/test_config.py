@@ -13,7 +13,7 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from config.checks import RANGES, problems
-from config.compose import all_keys, as_plain, as_yaml, load_config, run_dir_of
+from config.compose import all_keys, load_config, run_dir_of
 from config.help import key_rows
 from config.hints import ALIASES, LAUNCHER_OPTIONS, quoted
 from config.problems import value_of
@@ -25,6 +25,7 @@ from config.schema import (
     accumulation_steps,
     gpt_config,
 )
+from config.stored import as_plain, as_yaml
 from model.gpt import GPT, parameter_count
 from snapshot.config_values import changed_values
 from tracked import tracked

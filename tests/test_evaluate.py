@@ -95,10 +95,14 @@ def test_the_loss_of_a_run_is_the_one_that_it_has_reported(finished_run, figures
     assert (found["unit"], found["block_size"]) == ("character", T)
 
 
-def test_neither_batch_nor_place_changes_the_loss(finished_run, figures, tmp_path):
+def test_neither_batch_nor_place_changes_the_loss(
+    finished_run, text_file, figures, refused, tmp_path
+):
     copy = shutil.copytree(runs.snapshot(finished_run, 30), tmp_path / "step-00000030")
+    text = ["--source", text_file, "--held-out"]  # a snapshot does not say where that lies
     for words in (["--batch-size", 3], ["--batch-size", 10**9]):
-        assert_as_reported(figures(copy, *words), finished_run)
+        assert_as_reported(figures(copy, *words, *text), finished_run)
+    assert "add --source <folder>/text.txt --held-out" in refused(copy)
 
 
 def test_an_earlier_snapshot_has_another_loss(finished_run, figures):
@@ -202,10 +206,12 @@ def test_the_run_s_text_in_another_place_is_held_out_as_in_the_run(
     )
 
 
-def test_a_repo_has_the_number_of_its_run(near_hub, finished_run, figures, tmp_path, monkeypatch):
+def test_a_repo_has_the_number_of_its_run(
+    near_hub, finished_run, text_file, figures, tmp_path, monkeypatch
+):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     hubs.seed(near_hub, runs.snapshot(finished_run, 10), runs.snapshot(finished_run, 30))
-    found = figures(hubs.REPO)
+    found = figures(hubs.REPO, "--source", text_file, "--held-out")
     assert_as_reported(found, finished_run)
     assert found["model"].startswith(f"{hubs.REPO}@")
 
@@ -231,7 +237,8 @@ def test_an_address_that_a_repo_names_is_not_opened(
 
 def changed(run_dir, folder, **data: object):
     """A copy of a snapshot whose state has other values in `data`, and a manifest that fits."""
-    copy = shutil.copytree(runs.snapshot(run_dir, 30), folder / "step-00000030")
+    copy = shutil.copytree(runs.snapshot(run_dir, 30), runs.snapshot(folder / "changed", 30))
+    shutil.copy(run_dir / "config.yaml", folder / "changed")  # it says where the text lies
     state = read_json(copy / "state.json")
     state["config"]["data"] |= data
     (copy / "state.json").write_text(json.dumps(state))

@@ -13,8 +13,9 @@ from test_snapshot import TOKENIZER, state_at, trained
 
 import hubs
 import runs
-from config.compose import as_plain, as_yaml, load_config
+from config.compose import load_config
 from config.schema import Config
+from config.stored import as_plain, as_yaml
 from snapshot.disk.state import begin_snapshot
 from snapshot.errors import SnapshotError
 from snapshot.hub.records import EVENTS

@@ -10,12 +10,14 @@ import pytest
 
 import runs
 from config.checks import problems
-from config.compose import all_keys, as_plain, load_config
+from config.compose import all_keys, load_config
 from config.schema import Config
+from config.stored import as_plain
 from snapshot.config_values import LEGACY_VALUES, changed_values, value_of
 from snapshot.disk.state import RunState
 from snapshot.errors import SnapshotError
-from snapshot.resume import MUST_MATCH, refuse_other_run
+from snapshot.other_run import refuse_other_run
+from snapshot.resume import MUST_MATCH
 
 DATA = {"vocabulary": 7, "fingerprint": "f", "name": "text"}
 FALSY = {

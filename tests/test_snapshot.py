@@ -25,7 +25,8 @@ from snapshot.disk.pruning import prune
 from snapshot.disk.state import RunState, begin_snapshot, read_state, restore
 from snapshot.disk.writing import atomic_snapshot
 from snapshot.errors import SnapshotError
-from snapshot.resume import choose_start, newest_snapshot, refuse_other_run
+from snapshot.other_run import refuse_other_run
+from snapshot.resume import choose_start, newest_snapshot
 from training.optimizer import make_optimizer
 
 SHAPE = GPTConfig(vocab_size=7, block_size=6, n_layer=2, n_head=2, n_embd=8)

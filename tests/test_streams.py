@@ -8,8 +8,9 @@ import pytest
 import streams
 
 import runs
-from config.compose import as_plain, load_config
+from config.compose import load_config
 from config.schema import ConfigError
+from config.stored import as_plain
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from training.run.streams import is_large, parts_of

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from data.errors import DataError, TextLost
+from data.public_names import public_name
 from data.stream import TokenFile, TokensInFile
 from data.streaming.cache import TokenCache
 from data.streaming.mix import Mix
@@ -88,7 +89,7 @@ class StreamedText:
         cursors = self._order.finish(step)
         return [
             {
-                "source": source.listing.name,
+                "source": public_name(source.listing.name),
                 "revision": source.listing.revision,
                 "held_out_groups": source.held_out_groups,
                 **vars(cursor),

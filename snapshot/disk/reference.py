@@ -36,7 +36,7 @@ class BaseReference:
     """A model whose weights a snapshot does not repeat."""
 
     name: str
-    """A folder, or a repo of the Hub."""
+    """A folder, or a repo of the Hub. Of a folder the name alone, if the snapshot is uploaded."""
     commit: str | None
     """The commit of the repo; None for a folder."""
     files: dict[str, tuple[int, str]] = field(repr=False)
@@ -106,9 +106,7 @@ def read_reference(folder: Path) -> BaseReference | None:
         raise fault
     name, commit, files, config = (content[key] for key in ("name", "commit", "files", "config"))
     is_commit = isinstance(commit, str) and COMMIT.fullmatch(commit) is not None
-    if not isinstance(name, str) or not 0 < len(name.encode(errors="replace")) <= LONGEST_NAME:
-        raise fault
-    if "\0" in name or not (commit is None or is_commit):
+    if not isinstance(name, str) or not is_name(name) or not (commit is None or is_commit):
         raise fault
     if not isinstance(config, dict) or not isinstance(files, list) or not files:
         raise fault
@@ -125,6 +123,11 @@ def read_reference(folder: Path) -> BaseReference | None:
         entries[file] = (size, digest)
     found = BaseReference(name, commit, entries, config)
     return replace(found, lora=_read_lora(folder, found))
+
+
+def is_name(name: str) -> bool:
+    """Whether a text may be the name of a base."""
+    return 0 < len(name.encode(errors="replace")) <= LONGEST_NAME and "\0" not in name
 
 
 def _read_lora(folder: Path, found: BaseReference) -> Lora | None:

@@ -6,13 +6,12 @@ import html
 import math
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import PurePath
 from typing import Any
 
 import huggingface_hub  # imports the rest at its first use
 
-from data.formats import TABLES, TEXT_SUFFIXES, suffixes
 from data.printable import printable
+from data.public_names import public_name
 from model.causal_lm import ModelConfig
 from snapshot.config_values import value_of
 from snapshot.disk.reference import ADAPTERS, TRAINED, WHOLE, configured_stem
@@ -94,7 +93,7 @@ def _files_at_the_top(state: RunState) -> str:
 
 def _metadata(repo_id: str, state: RunState, shape: ModelConfig) -> huggingface_hub.ModelCardData:
     """The fields that the Hub shows, and filters by."""
-    name, unit = _public_name(state.data["name"]), token_unit(state.data)
+    name, unit = _shown_name(state.data["name"]), token_unit(state.data)
     has_adapters = configured_stem(state.config) == ADAPTERS
     return huggingface_hub.ModelCardData(
         library_name="peft" if has_adapters else "transformers" if shape.in_transformers else None,
@@ -121,7 +120,7 @@ def _sources(state: RunState) -> list[str]:
 
 def _is_dataset(source: str) -> bool:
     """Whether a source is a data set of the Hub."""
-    return source == _public_name(source) and REPO_ID.fullmatch(source) is not None
+    return source == _shown_name(source) and REPO_ID.fullmatch(source) is not None
 
 
 def _base_model(state: RunState) -> str | None:
@@ -186,7 +185,7 @@ def _facts_table(
         *_text_facts(state),
         *lost_facts(state.data),
         ("vocabulary", f"{shape.vocab_size:,} {token_unit(state.data)}s"),
-        ("tokenizer", _public_name(str(value_of(state.config, "data.tokenizer")))),
+        ("tokenizer", _shown_name(str(value_of(state.config, "data.tokenizer")))),
         (
             "model",
             f"{FAMILIES.get(shape.family, shape.family)}, {shape.n_layer} layers, {shape.n_head} "
@@ -207,12 +206,12 @@ def _facts_table(
 def _text_facts(state: RunState) -> list[tuple[str, str]]:
     """What was trained on: a text, or the blocks of each source of a stream."""
     if state.stream is None:
-        name = _public_name(state.data["name"])
+        name = _shown_name(state.data["name"])
         return [("text", f"{name}, {state.data['characters']:,} characters")]
     return [
         (
             "streamed text",
-            f"{_public_name(one['source'])}{'@' * bool(one['revision'])}{one['revision'] or ''}: "
+            f"{_shown_name(one['source'])}{'@' * bool(one['revision'])}{one['revision'] or ''}: "
             f"{one['blocks']:,} blocks, to row {one['row']:,} of window {one['window']:,} in "
             f"epoch {one['epoch'] + 1:,}",
         )
@@ -262,19 +261,9 @@ def _value(config: Mapping[str, Any], key: str) -> str:
     return str(config.get(section, {}).get(name, "unknown"))
 
 
-def _public_name(source: str) -> str:
-    """`data.source` without the folders of this machine and without credentials in a URL."""
-    if re.match(r"https?://", source):
-        return re.sub(r"^(https?://)(?:[^/?#]*@)?([^?#]*).*", r"\1\2", source, flags=re.DOTALL)
-    suffix, compression = suffixes(source)
-    is_path = (
-        source.startswith(("/", "~", "."))
-        or source.count("/") > 1
-        or any(mark in source for mark in "*?[")
-        or suffix in (*TEXT_SUFFIXES, *TABLES)
-        or compression != ""
-    )
-    return PurePath(source).name if is_path else source
+def _shown_name(source: str) -> str:
+    """The name of a source; of a URL without the sign for what followed `?`."""
+    return public_name(source).removesuffix("?***").removesuffix("#***")
 
 
 def _cell(text: str) -> str:

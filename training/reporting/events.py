@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePath
 from threading import Lock
 from typing import Any
 
@@ -30,8 +31,10 @@ FOLDERS = re.compile(r"\S*/")
 class Events:
     """Appends the events of an attempt. A disk that refuses one costs that event, not the run."""
 
-    def __init__(self, path: Path, attempt_id: str) -> None:
+    def __init__(self, path: Path, attempt_id: str, places: Iterable[str] = ()) -> None:
+        """`places`: paths of this machine, which no text shows, whatever characters they have."""
         self.path, self._attempt = path, attempt_id[:8]
+        self._folders = _folders_of(places)
         self._lock = Lock()  # warnings come from several threads
 
     def add(self, event: str, step: int, text: str = "") -> None:
@@ -42,10 +45,15 @@ class Events:
             "attempt": self._attempt,
             "event": event,
             "step": step,
-            "text": FOLDERS.sub("", printable(redact_urls(text)))[:LONGEST_TEXT],
+            "text": self._without_folders(printable(redact_urls(text)))[:LONGEST_TEXT],
         }
         with self._lock, suppress(OSError), open(self.path, "a", encoding="utf-8") as opened:
             opened.write(f"{json.dumps(line)}\n")
+
+    def _without_folders(self, text: str) -> str:
+        for folder in self._folders:
+            text = text.replace(f"{folder}/", "").replace(folder, PurePath(folder).name)
+        return FOLDERS.sub("", text)
 
     def merge(self, fetched: bytes) -> None:
         """Add the events of other machines, in the order of their times. Raises OSError."""
@@ -53,6 +61,15 @@ class Events:
             lines = {json.dumps(one) for one in (*parse_events(fetched), *read_events(self.path))}
             ordered = sorted(map(json.loads, lines), key=_time_and_place)
             write_whole(self.path, as_text(ordered[-MOST_EVENTS:]))
+
+
+def _folders_of(places: Iterable[str]) -> list[str]:
+    """The folders of paths as they are written and as absolute ones, the longest first."""
+    found: set[str] = set()
+    for place in filter(None, places):
+        for path in (PurePath(place), Path(place).expanduser().absolute()):
+            found.update(str(one) for one in (path, *path.parents) if len(one.parts) > 1)
+    return sorted(found, key=len, reverse=True)
 
 
 def read_events(path: Path) -> list[Event]:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
-from config.compose import as_plain
 from config.other_models import rate_by_size
 from config.schema import Config
+from config.stored import as_plain
 from data.corpus import Corpus
 from data.rows import Documents
 from data.stream import TokenStream

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from accelerate.state import PartialState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
@@ -26,6 +26,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from config.schema import ConfigError, RunConfig
+from data.public_names import public_config
 from snapshot.disk.files import snapshot_folders, snapshots_in
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
@@ -71,7 +72,9 @@ def send(run_dir: Path, name: str, run_id: str, ended: threading.Event) -> None:
     folder.mkdir(exist_ok=True)
     with FileLock(folder / f"{name}.lock"):  # the process of the attempt before may still send
         cursor = Cursor(folder / f"{name}.json")
-        config = OmegaConf.load(run_dir / "config.yaml")
+        # A tracker may be a service: the folders of this machine are none of its business.
+        plain = OmegaConf.to_container(OmegaConf.load(run_dir / "config.yaml"))
+        config = OmegaConf.create(public_config(cast("dict[str, Any]", plain)))
         tracker = open_tracker(name, run_dir, config, run_id, cursor.step)
         rows = Rows(run_dir, own_step(tracker, cursor.step), cursor.event)
         if rows.step == 0:

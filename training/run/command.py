@@ -13,9 +13,10 @@ from typing import NoReturn
 
 from accelerate.state import PartialState
 
-from config.compose import as_yaml, load_config, run_dir_of
+from config.compose import load_config, run_dir_of
 from config.help import help_text
 from config.schema import Config, ConfigError
+from config.stored import as_yaml
 from data.errors import TextLost
 from data.streaming.prefetch import PREFETCH
 from training.distributed.agreement import FailedElsewhere

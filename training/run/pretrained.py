@@ -17,6 +17,7 @@ from config.other_models import settle_rate
 from config.schema import Config, ConfigError, gpt_config, lora_of, other_model, too_long
 from data.chat import ChatTemplate
 from data.corpus import Corpus
+from data.public_names import public_name
 from data.tokenizer import Tokenizer, refuse_larger_than
 from model.causal_lm import (
     CausalLMConfig,
@@ -179,7 +180,7 @@ class PretrainedModel:
             content, run_dir = config_json(model.config), Path(self._config.run.dir)
 
             def refer() -> BaseReference:
-                return keep_base(self.base, run_dir).reference(content, lora)
+                return keep_base(self.base, run_dir).reference(content, lora, self._is_uploaded)
 
             made = run_on_main(accelerator, refer)
             # What the other processes need of it is which files they help to write.
@@ -197,8 +198,16 @@ class PretrainedModel:
 
         found = local_main_first(accelerator, find)
         self._weights = found.folder
-        name = reference.name if found.repo is not None else str(found.folder.absolute())
+        name = reference.name
+        if found.repo is None:
+            own = str(found.folder.absolute())
+            name = public_name(name) if self._is_uploaded else own
         self.reference = replace(reference, name=name, lora=lora)
+
+    @property
+    def _is_uploaded(self) -> bool:
+        """Whether others may read the run's snapshots, which then say no folder of this machine."""
+        return (self._config.hub.repo_id or self._config.hub.bucket) is not None
 
     def load(self, model: LanguageModel) -> None:
         """Read the base's weights, if they are needed, into a prepared model. All call this.

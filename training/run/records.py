@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 
-from config.compose import as_plain
 from config.schema import Config, ConfigError
+from config.stored import as_plain
+from data.public_names import public_name
 from snapshot.config_values import changed_values
 from snapshot.disk.files import snapshots_in
 from snapshot.disk.state import RunState
@@ -22,9 +24,6 @@ from training.reporting.events import Events, as_text, read_events
 from training.reporting.metrics import has_step
 from training.reporting.records import merge_metrics, segments
 
-OF_THIS_MACHINE = ("run.dir", "data.cache_dir", "data.source", "snapshot.resume")
-"""Keys whose values may be paths, which the records do not show."""
-
 
 def begin_records(
     console: Console, config: Config, start: Start, state: RunState, code_before: int | None
@@ -33,14 +32,24 @@ def begin_records(
 
     Only the main process calls this. `code_before` is the exit code of the attempt before.
     """
-    console.events = Events(Path(config.run.dir) / EVENTS, state.attempt_id)
+    console.events = Events(Path(config.run.dir) / EVENTS, state.attempt_id, _places(config))
     fetch_missing(console, console.events, config, start, state)
     console.note("start", state.step, _origin(config, start, code_before))
     console.note("machine", state.step, state.computed_on or "")
     if start.state is not None:
         for change in changed_values(start.state.config, as_plain(config)):
-            if not change.startswith(OF_THIS_MACHINE):
-                console.note("changed", state.step, change)
+            console.note("changed", state.step, change)
+
+
+def _places(config: Config) -> list[str]:
+    """Paths of this machine that messages may hold."""
+    named = [config.data.source, *(part.source for part in config.data.mix)]
+    named += [config.data.tokenizer or "", config.model.pretrained or ""]
+    named += [config.model.architecture or "", config.snapshot.resume]
+    paths = [one for one in named if public_name(one) != one and "://" not in one]
+    with suppress(OSError, RuntimeError):  # a user without a home, no usable temporary folder
+        paths += [gettempdir(), str(Path.home())]
+    return [config.run.dir, config.data.cache_dir, *paths, str(Path.cwd() / "file")]
 
 
 def _origin(config: Config, start: Start, code_before: int | None) -> str:

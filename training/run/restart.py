@@ -10,8 +10,8 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-from config.compose import as_plain
 from config.schema import Config, ConfigError
+from config.stored import as_plain
 from snapshot.config_values import changed_values
 from snapshot.disk.state import RunState
 from snapshot.hub.records import EVENTS

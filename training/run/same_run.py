@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from config.compose import as_plain
 from config.schema import Config
+from config.stored import as_plain
 from data.corpus import Corpus
-from data.urls import redact_urls
+from data.public_names import public_name
 from snapshot.disk.state import RunState
-from snapshot.resume import refuse_other_run
+from snapshot.other_run import refuse_other_run
 from snapshot.start import StateCheck
 from training.run.streams import has_begun_otherwise
 
@@ -33,7 +33,7 @@ def data_facts(corpus: Corpus) -> dict[str, Any]:
     """What a snapshot records of its text."""
     info = corpus.info
     facts: dict[str, Any] = {
-        "name": redact_urls(info.name),
+        "name": public_name(info.name),
         "fingerprint": info.fingerprint,
         "characters": info.characters,
         "vocabulary": corpus.tokenizer.vocab_size,

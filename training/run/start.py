@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from config.compose import as_plain, as_yaml
 from config.schema import Config
+from config.stored import as_plain, as_yaml
 from data.corpus import Corpus, prepare_corpus
 from data.errors import DataError
+from data.public_names import public_name
 from data.tokenizer import CHARACTERS
 from model.cores import cores
 from snapshot.base import Base
@@ -277,5 +278,5 @@ def state_at(
         config=plain,
         data=facts,
         computed_on=computed_on,
-        base=None if base is None else base.name,
+        base=None if base is None else public_name(base.name),
     )

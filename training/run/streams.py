@@ -18,6 +18,7 @@ from config.streaming import is_streamed
 from data.columns import PACKED
 from data.corpus import Corpus
 from data.errors import DataError
+from data.public_names import public_name
 from data.sources import BUILT_IN
 from data.streaming.access import Access
 from data.streaming.content import is_one_group
@@ -28,7 +29,6 @@ from data.streaming.listing import list_source
 from data.streaming.reading import read_group
 from data.streaming.text import StreamedText
 from data.tokenizer import CHARACTERS, OF_BYTES, bpe_size
-from data.urls import redact_urls
 from model.cores import cores
 from snapshot.base import Base
 from snapshot.disk.state import RunState, read_state
@@ -71,7 +71,12 @@ def parts_of(config: Config) -> Sequence[MixPart]:
 
 def names_of(config: Config) -> list[str]:
     """The sources of a streamed text, as a snapshot names them."""
-    return [redact_urls(part.source) for part in parts_of(config)]
+    return [public_name(part.source) for part in parts_of(config)]
+
+
+def _names_in(stream: list[dict[str, Any]]) -> list[str]:
+    """The sources in a state; those of older snapshots have their folders."""
+    return [public_name(one["source"]) for one in stream]
 
 
 def is_streamed_text(accelerator: Accelerator, config: Config) -> bool:
@@ -233,7 +238,7 @@ def has_begun_otherwise(config: Config, corpus: Corpus, state: RunState) -> bool
     """
     if state.stream is None or not isinstance(corpus.train, StreamedText):
         return False
-    if names_of(config) != [one["source"] for one in state.stream]:  # another text: refused
+    if names_of(config) != _names_in(state.stream):  # another text: refused
         return False
     sources = corpus.train.sources
     revisions = [source.listing.revision for source in sources]
@@ -275,7 +280,7 @@ def _begun(config: Config) -> Begun:
     state = begun_state(config)
     stream = [] if state is None else state.stream or []
     names = names_of(config)
-    if [one["source"] for one in stream] == names:
+    if _names_in(stream) == names:
         return _begun_as(stream)
     return Begun([None] * len(names), None)
 

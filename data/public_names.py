@@ -1,0 +1,82 @@
+"""What may leave this machine of a configuration: names, and not the folders in which things lie.
+
+Snapshots are uploaded, perhaps to a public repo. A resume takes the folders from its own command.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+from data.formats import TABLES, TEXT_SUFFIXES, suffixes
+from data.urls import redact_urls
+
+URL = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+NAME_ON_HUB = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[\w./-]+)?")
+"""`owner/name@revision`; a relative path of two names looks the same."""
+FOLDERS = (("run", "dir"), ("data", "cache_dir"))
+"""Keys whose values are always folders."""
+NAMES = (
+    ("data", "source"),
+    ("data", "tokenizer"),
+    ("model", "pretrained"),
+    ("model", "architecture"),
+)
+"""Keys whose values may be paths."""
+RESUME = ("snapshot", "resume")
+
+
+def public_name(source: str) -> str:
+    """A source without the folders of this machine, and without credentials in a URL.
+
+    Of a path that is its last part; names on the Hub and URLs stay.
+    """
+    if URL.match(source):
+        return redact_urls(source)
+    suffix, compression = suffixes(source)
+    is_path = (
+        NAME_ON_HUB.fullmatch(source) is None
+        or suffix in (*TEXT_SUFFIXES, *TABLES)
+        or compression != ""
+    )
+    return (PurePath(source).name or ".") if is_path else source
+
+
+def public_resume(resume: str) -> str:
+    """`public_name` of another run's snapshot: of two paths with one name, which it is.
+
+    Four digits tell paths apart, and are too few to find out a path.
+    """
+    name = public_name(resume)
+    if name == resume or URL.match(resume) or re.search(r"#[0-9a-f]{4}$", resume):
+        return name
+    return f"{name}#{hashlib.sha256(resume.encode(errors='replace')).hexdigest()[:4]}"
+
+
+def public_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration, or an older snapshot's, as snapshots hold it: without folders."""
+    found = {name: dict(part) if isinstance(part, dict) else part for name, part in config.items()}
+    kinds = ((FOLDERS, _last_part), (NAMES, public_name), ((RESUME,), public_resume))
+    for keys, public in kinds:
+        for section, name in keys:
+            part = found.get(section)
+            if isinstance(part, dict) and isinstance(part.get(name), str):
+                part[name] = public(part[name])
+    data = found.get("data")
+    if isinstance(data, dict) and isinstance(data.get("mix"), list):
+        data["mix"] = [_public_part(part) for part in data["mix"]]
+    return found
+
+
+def _last_part(folder: str) -> str:
+    return PurePath(folder).name or "."
+
+
+def _public_part(part: Any) -> Any:
+    """A source of `data.mix`."""
+    if not isinstance(part, dict) or not isinstance(part.get("source"), str):
+        return part
+    return {**part, "source": public_name(part["source"])}

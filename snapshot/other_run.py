@@ -1,0 +1,80 @@
+"""Which differences make it another run than the one that wrote a snapshot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from data.public_names import public_config
+from snapshot.config_values import as_argument, value_of
+from snapshot.disk.state import RunState
+from snapshot.errors import OtherRun
+
+MUST_MATCH = (
+    "model.pretrained",
+    "model.architecture",
+    "data.block_size",
+    "data.documents",
+    "model.n_layer",
+    "model.n_head",
+    "model.n_embd",
+    "model.activation_function",
+    "model.lora_rank",
+    "model.lora_alpha",
+    "model.lora_targets",
+    "optim.freeze",
+    "optim.name",
+    "snapshot.whole",
+    "train.global_batch_size",
+    "train.seed",
+)
+"""Keys that decide the model, the optimizer's state and the global batches: with another value it
+is another run."""
+
+
+def refuse_other_run(state: RunState, config: dict[str, Any], data: dict[str, Any] | None) -> None:
+    """Raise OtherRun with all differences, if the snapshot belongs to another run.
+
+    `data` is what is known of the text; None if it cannot be compared yet.
+    """
+    state = replace(state, config=public_config(state.config))
+    part = value_of(state.config, "model.lora_rank") or not value_of(state.config, "snapshot.whole")
+    checked = {"model.pretrained"} if part else set()  # by hash; it may lie in another place now
+    differences = [
+        f"{key}: {as_argument(before)} in the snapshot, {as_argument(now)} now"
+        for key in MUST_MATCH
+        if (before := value_of(state.config, key)) != (now := value_of(config, key))
+        and key not in checked
+    ]
+    differences += [] if data is None else _differences_of_text(state, config, data)
+    if differences:
+        raise OtherRun(
+            f"the snapshot of step {state.step} belongs to another run:\n  "
+            + "\n  ".join(differences)
+            + "\nRestore these values, or give the new run another run.name (and hub.repo_id). "
+            "With model.pretrained=<this run or repo> that one begins from these weights."
+        )
+
+
+def _differences_of_text(
+    state: RunState, config: dict[str, Any], data: dict[str, Any]
+) -> list[str]:
+    """How the text and its tokens differ from those of a snapshot."""
+    differences = []
+    known = state.data.get("vocabulary")
+    if known != data["vocabulary"]:
+        differences.append(f"vocabulary: {known} tokens in the snapshot, {data['vocabulary']} now")
+    if state.data.get("fingerprint") == data["fingerprint"]:
+        return differences
+    before, now = (value_of(values, "data.tokenizer") for values in (state.config, config))
+    if before != now:  # the fingerprint is that of tokens, so the text may be the same
+        known_as = f"{as_argument(before)} in the snapshot, {as_argument(now)} now"
+        return [*differences, f"data.tokenizer: {known_as}"]
+    of_streams = ", data.window_bytes or data.mix, or data.held_out_split"
+    keys = of_streams if state.stream is not None else ""
+    return [
+        *differences,
+        f"text: {state.data.get('name')} ({str(state.data.get('fingerprint'))[:8]}) in the "
+        f"snapshot, {data['name']} ({data['fingerprint'][:8]}) now, "
+        f"or another data.val_fraction{keys}",
+    ]

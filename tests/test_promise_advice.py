@@ -1,0 +1,174 @@
+"""Each advice about snapshots and repos works: here it is followed, as it is printed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from test_hostile_snapshots import seal
+
+import hubs
+import runs
+from config.compose import load_config
+from config.schema import Config
+from config.stored import as_plain
+from snapshot.disk.state import read_state
+from snapshot.errors import SnapshotError
+from snapshot.start import Start
+from training.run import start
+from training.run.run_lock import RunLock
+
+HERE, THERE = "hub.repo_id=me/run", "hub.repo_id=me/other"
+
+
+@pytest.fixture
+def begins(small, tmp_path, monkeypatch):
+    """What the command with these words begins with: step and run; the text says where."""
+    monkeypatch.chdir(tmp_path)
+
+    def begun(*words: str) -> Start:
+        config = load_config([*small, "hub.timeout_seconds=5", *words])
+        return chosen(config)
+
+    return begun
+
+
+def chosen(config: Config) -> Start:
+    lock = RunLock()
+    lock.acquire(Path(config.run.dir))
+    try:
+        return start._choose(config, lock, use_local=True)
+    finally:
+        lock.release()
+
+
+@pytest.fixture
+def refused(begins):
+    """The sentence with which it is refused."""
+
+    def sentence(*words: str) -> str:
+        with pytest.raises(SnapshotError) as caught:
+            begins(*words)
+        return str(caught.value)
+
+    return sentence
+
+
+@pytest.fixture
+def a_run(finished_run, tmp_path):
+    """A run in the default directory of its name, with the snapshots of the steps 10 to 30."""
+    run_dir = tmp_path / "out" / "mine"
+    for step in (10, 20, 30):
+        shutil.copytree(runs.snapshot(finished_run, step), runs.snapshot(run_dir, step))
+    return run_dir
+
+
+@pytest.fixture
+def in_repo(near_hub, a_run):
+    """The same run in its repo."""
+    hubs.seed(near_hub, *(runs.snapshot(a_run, step) for step in (10, 20, 30)))
+    return near_hub
+
+
+def damage(snapshot: Path) -> None:
+    (snapshot / "model.safetensors").write_bytes(b"damaged")
+
+
+def test_to_return_to_an_earlier_step(a_run, begins, refused):
+    early = runs.snapshot(a_run, 10)
+    said = refused("run.name=mine", f"snapshot.resume={early}")
+    assert "give it another run.name" in said
+    new = begins("run.name=new", f"snapshot.resume={early}").state
+    assert new.step == 10
+    assert new.run_id != read_state(early).run_id
+    assert f"remove its newer snapshots from {Path('out/mine/snapshots')}" in said
+    shutil.rmtree(runs.snapshot(a_run, 20))
+    shutil.rmtree(runs.snapshot(a_run, 30))
+    assert begins("run.name=mine").state.step == 10
+
+
+def test_to_return_to_an_earlier_step_of_a_run_with_a_repo(in_repo, a_run, begins, refused):
+    early = f"snapshot.resume={runs.snapshot(a_run, 10)}"
+    said = refused("run.name=mine", HERE, early)
+    assert "another run.name (and run.dir, if that is set), and another hub.repo_id." in said
+    assert "remove its newer" not in said  # they would come back from the repo
+    assert begins("run.name=new", THERE, early).state.step == 10
+
+
+def test_of_two_runs_at_one_repo(in_repo, a_run, finished_run, begins, refused, tmp_path):
+    other = runs.snapshot(tmp_path / "out" / "other", 10)
+    shutil.copytree(runs.snapshot(finished_run, 10), other)
+    state = (other / "state.json").read_text()
+    run_id = read_state(other).run_id
+    (other / "state.json").write_text(state.replace(run_id, "f" * 32))
+    seal(other)
+    said = refused("run.name=other", HERE)
+    assert "name another repo, or replace what is there with hub.takeover=true" in said
+    assert begins("run.name=other", THERE).state.run_id == "f" * 32
+    assert begins("run.name=other", HERE, "hub.takeover=true").state.run_id == "f" * 32
+    assert "to continue the one in the repo, give another run.name" in said
+    assert begins("run.name=third", HERE).state.run_id == run_id
+
+
+def test_no_whole_snapshot_here(a_run, begins, refused):
+    for step in (10, 20, 30):
+        damage(runs.snapshot(a_run, step))
+    said = refused("run.name=mine")
+    assert "start over with snapshot.resume=never (the existing run is moved aside" in said
+    assert begins("run.name=mine", "snapshot.resume=never").folder is None
+    assert (a_run.parent / "mine.old-1" / "snapshots" / "step-00000030").is_dir()
+
+
+def test_no_whole_snapshot_in_the_repo(near_hub, a_run, finished_run, begins, refused, tmp_path):
+    copy = shutil.copytree(runs.snapshot(finished_run, 10), tmp_path / "copy" / "step-00000010")
+    (copy / "optimizer.safetensors").write_bytes(b"damaged")
+    hubs.put(near_hub, copy, 10, run=read_state(copy).run_id)
+    said = refused("run.name=new", HERE)
+    assert (
+        "Start again in another repo, or with snapshot.resume=never and hub.takeover=true" in said
+    )
+    assert begins("run.name=new", THERE).folder is None
+    again = ("snapshot.resume=never", "hub.takeover=true")
+    assert begins("run.name=new", HERE, *again).folder is None
+
+
+def test_to_start_over_in_a_repo_that_holds_a_run(in_repo, begins, refused):
+    said = refused("run.name=new", HERE, "snapshot.resume=never")
+    assert "Name a new repo; hub.takeover=true replaces what is in this one" in said
+    assert begins("run.name=new", THERE, "snapshot.resume=never").folder is None
+    again = ("snapshot.resume=never", "hub.takeover=true")
+    assert begins("run.name=new", HERE, *again).folder is None
+
+
+def test_to_start_over_all_the_same(near_hub, a_run, small, begins, tmp_path):
+    words = ("run.name=mine", HERE, "snapshot.resume=never", "train.max_steps=40")
+    config = load_config([*small, "hub.timeout_seconds=5", *words])
+    for step in (10, 20, 30):
+        place = runs.snapshot(a_run, step)
+        state = read_state(place)
+        state.config = as_plain(config)
+        content = json.loads((place / "state.json").read_text())
+        (place / "state.json").write_text(json.dumps(content | asdict(state)))
+        seal(place)
+    hubs.seed(near_hub, runs.snapshot(a_run, 30))
+    resumed = begins(*words)
+    said = " ".join(resumed.warnings)
+    assert resumed.state.step == 30
+    assert f"move {Path('out/mine')} away, or name another run.name" in said
+    assert "with a repo or a bucket, name another one as well" in said
+    new = ("run.name=new", THERE, "snapshot.resume=never", "train.max_steps=40")
+    assert begins(*new).folder is None
+    a_run.rename(tmp_path / "away")
+    assert begins(*words[:1], "hub.repo_id=me/third", *words[2:]).folder is None
+
+
+def test_a_named_run_that_is_not_whole(in_repo, begins, refused, a_run):
+    damage(runs.snapshot(a_run, 30))
+    said = refused("run.name=new", f"snapshot.resume={runs.snapshot(a_run, 30)}")
+    assert "Name a snapshot that is whole, a run's folder, or its repo" in said
+    for other in (runs.snapshot(a_run, 20), a_run):
+        assert begins("run.name=new", f"snapshot.resume={other}").state.step == 20
+    assert begins("run.name=new", "snapshot.resume=me/run").state.step == 30

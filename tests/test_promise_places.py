@@ -1,0 +1,140 @@
+"""Nothing that is uploaded says where the user's files lie, and a resume needs none of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import hubs
+import runs
+from data.public_names import public_config, public_name, public_resume
+from snapshot.config_values import changed_values
+from snapshot.disk.state import read_state
+from snapshot.named_model import find_model
+from snapshot.other_run import refuse_other_run
+from training.reporting.events import Events, read_events
+
+SECRET = "Zebra Clinic"
+
+
+def uploaded(hub, repo_id: str) -> dict[str, bytes]:
+    """All that every commit of a repo has, by path."""
+    repo = hub.repo(repo_id)
+    found = {}
+    for commit in repo.every_head:
+        for path in repo.files(commit):
+            found[f"{commit}/{path}"] = repo.read(commit, path)
+    return found
+
+
+def words_at(place: Path, small: list[str], base: Path, *more: str) -> list[str]:
+    """A run of which everything lies in a folder, which has a space in its name."""
+    kept = [word for word in small if not word.startswith(("data.", "model."))]
+    return [
+        *kept,
+        *hubs.words(place / "my run"),
+        f"data.source={place / 'my text.txt'}",
+        f"data.cache_dir={place / 'my cache'}",
+        f"model.pretrained={base}",
+        "data.block_size=16",
+        *more,
+    ]
+
+
+def made_at(place: Path, text_file: Path, finished_run: Path) -> Path:
+    """The user's files in a folder; the model to begin from."""
+    (place / "my models").mkdir(parents=True)
+    shutil.copyfile(text_file, place / "my text.txt")
+    return shutil.copytree(runs.snapshot(finished_run, 30), place / "my models" / "the base")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [(), pytest.param(("optim.name=adamw", "model.lora_rank=2"), marks=pytest.mark.thorough)],
+    ids=["whole", "adapters"],
+)
+def test_no_uploaded_file_names_a_folder_and_another_machine_resumes(
+    finished_run, text_file, small, tmp_path, hub, more
+):
+    here, there = tmp_path / SECRET, tmp_path / "another place"
+    base = made_at(here, text_file, finished_run)
+    first = words_at(here, small, base, "train.max_steps=20", *more)
+    result = runs.train(*first, **hub.environment())
+    assert result.returncode == 0, result.stderr
+    shutil.rmtree(here)
+    base = made_at(there, text_file, finished_run)
+    again = words_at(there, small, base, "train.max_steps=30", *more)
+    result = runs.train(*again, **hub.environment())
+    assert result.returncode == 0, result.stderr
+    assert f"fetched from {hubs.REPO}@" in result.stdout
+    changes = [line for line in result.stdout.splitlines() if line.startswith("changed ")]
+    assert changes == ["changed   train.max_steps: 20 -> 30"]
+    files = uploaded(hub, hubs.REPO)
+    assert any(path.endswith("/state.json") for path in files)
+    assert any(path.endswith("/events.jsonl") for path in files)
+    places = [SECRET, "another place", "my models", str(tmp_path), str(tmp_path.parent)]
+    saying = [
+        (path, place)
+        for path, content in files.items()
+        for place in places
+        if place.encode() in content
+    ]
+    assert saying == []
+    state = read_state(runs.snapshot(there / "my run", 30)).config
+    assert state["data"]["source"] == "my text.txt"
+    # On this machine the run's directory knows the rest.
+    assert find_model(str(there / "my run")).load() is not None
+
+
+def test_an_older_snapshot_names_folders_and_resumes_all_the_same(finished_run, text_file, small):
+    state = read_state(runs.snapshot(finished_run, 30))
+    now = state.config
+    old = json.loads(json.dumps(now))
+    old["data"] |= {"source": str(text_file), "cache_dir": f"/a/{now['data']['cache_dir']}"}
+    old["run"]["dir"] = f"/elsewhere/{now['run']['dir']}"
+    assert changed_values(old, now) == []
+    state.config = old | {"snapshot": {**old["snapshot"], "resume": "/x/step-00000010"}}
+    refuse_other_run(state, now, state.data)
+    assert public_config(public_config(old)) == public_config(old)
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        ("/home/me/My Texts/a.txt", "a.txt"),
+        ("my texts/all", "all"),
+        ("texts/*.jsonl", "*.jsonl"),
+        ("~/x", "x"),
+        ("file:///home/me/a.txt", "a.txt"),
+        ("python-docs", "python-docs"),
+        ("bpe:8000", "bpe:8000"),
+        ("owner/name", "owner/name"),
+        ("owner/name@refs/pr/1", "owner/name@refs/pr/1"),
+        ("hf://datasets/a/b/c.parquet", "hf://datasets/a/b/c.parquet"),
+    ],
+)
+def test_a_name_is_shown_without_its_folders(source, shown):
+    assert public_name(source) == shown
+
+
+def test_two_snapshots_of_one_name_are_told_apart():
+    one, other = public_resume("/a/step-00000010"), public_resume("/b/step-00000010")
+    assert one != other
+    assert one == public_resume("/a/step-00000010") == public_resume(one)
+    assert "step-00000010" in one
+    assert public_resume("auto") == "auto"
+
+
+def test_events_name_no_folder_with_a_space(tmp_path):
+    place = tmp_path / SECRET
+    events = Events(tmp_path / "events.jsonl", "0" * 32, [str(place / "a run"), "rel one/my.txt"])
+    events.add("warning", 1, f"{place}/a run/metrics.jsonl cannot be written, nor {place}/other x")
+    events.add("warning", 1, "rel one/my.txt is gone; see docs/hub.md")
+    texts = [event["text"] for event in read_events(events.path)]
+    assert texts == [
+        "metrics.jsonl cannot be written, nor other x",
+        "my.txt is gone; see hub.md",
+    ]
