@@ -21,9 +21,11 @@ def card(finished_run):
     state = read_state(folder)
     shape = GPTConfig(**gpt_shape(read_json(folder / "config.json")))
 
-    def with_changes(name: str = "plain", source: str = "python-docs", sample: str = "") -> str:
+    def with_changes(
+        name: str = "plain", source: str = "python-docs", sample: str = "", **facts: str
+    ) -> str:
         config = {**state.config, "run": {**state.config["run"], "name": name}}
-        changed = replace(state, config=config, data={**state.data, "name": source})
+        changed = replace(state, config=config, data={**state.data, **facts, "name": source})
         return card_text("me/run", changed, shape, {"torch": "1"}, sample=sample)
 
     return with_changes
@@ -47,6 +49,12 @@ def test_the_text_is_named_without_folders_and_credentials(card, source, shown):
     assert f"{shown}, " in text
     assert "secret" not in text
     assert "token=" not in text
+
+
+def test_what_the_tokens_do_not_hold_is_named(card):
+    assert "not in the tokens" not in card()
+    lost = "44 % of the tokens are unknown to the tokenizer"
+    assert f"| not in the tokens | {lost} |" in card(lost=lost)
 
 
 def test_a_name_is_shown_as_it_is_and_never_is_markup(card):
