@@ -57,8 +57,9 @@ def test_memory_that_was_freed_is_not_taken_from_the_system_again():
 THREADS = """
 import resource, threading
 import torch
-from training.memory import keep_freed_memory
+from training.memory import keep_freed_memory, use_one_heap
 
+use_one_heap()
 keep_freed_memory()
 torch.ones(5_000_000)  # 20 MB, which stay for the next
 
@@ -85,3 +86,35 @@ def test_what_one_thread_has_freed_another_uses_again():
         [sys.executable, "-c", THREADS], cwd=ROOT, capture_output=True, check=True, text=True
     )
     assert int(result.stdout) < 40_000  # KB; eight heaps would have 160,000
+
+
+START = """
+import json
+import psutil, torch
+from config.schema import RunConfig
+from training.memory import keep_freed_memory
+from training.run.process import set_up_process
+
+def left(computes_on_cpu):
+    torch.accelerator.is_available = lambda: not computes_on_cpu
+    set_up_process(RunConfig())
+    before = psutil.Process().memory_info().rss
+    weights = [(torch.ones(2_000_000), torch.ones(100)) for _ in range(25)]  # 200 MB
+    few = [small for _, small in weights]  # what stays lies between
+    del weights  # to the device, or sharded
+    if computes_on_cpu:
+        keep_freed_memory()  # as before the first step
+    return psutil.Process().memory_info().rss - before
+
+print(json.dumps([left(False), left(True)]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library is not glibc")
+def test_weights_that_have_left_the_process_do_not_stay_in_its_memory():
+    """Neither where a GPU computes, nor on a CPU where FSDP has sharded them."""
+    result = subprocess.run(
+        [sys.executable, "-c", START], cwd=ROOT, capture_output=True, check=True, text=True
+    )
+    for left in json.loads(result.stdout):
+        assert left < 40_000_000

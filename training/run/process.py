@@ -7,7 +7,7 @@ import torch
 from config.schema import RunConfig
 from model.cores import limit_threads
 from training.distributed.environment import on_cpu, processes_here
-from training.memory import keep_freed_memory
+from training.memory import use_one_heap
 from training.reproducibility import compute_reproducibly
 
 
@@ -17,7 +17,8 @@ def set_up_process(run: RunConfig) -> int:
     Returns the launcher's number of threads.
     """
     compute_reproducibly()
-    keep_freed_memory()
+    if on_cpu():
+        use_one_heap()
     threads = torch.get_num_threads()
     if run.adapt_threads and on_cpu():
         limit_threads(processes_here())

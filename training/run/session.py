@@ -31,6 +31,7 @@ from training.distributed.threads import Threads
 from training.distributed.timeouts import ProcessGroupTimeouts
 from training.evaluation import first_window, held_out_loss
 from training.exits import EXIT_DONE, RESUME, WRITING_SECONDS
+from training.memory import keep_freed_memory
 from training.reporting import summary
 from training.reporting.clock import END, UPDATE, UPLOAD
 from training.reporting.console import Console
@@ -146,6 +147,8 @@ class Session:
             run_on_all(accelerator, lambda: restore(folder, bare_model, optimizer))
             if accelerator.scaler is not None and state.loss_scaler is not None:
                 accelerator.scaler.load_state_dict(state.loss_scaler)
+        if accelerator.device.type == "cpu":
+            keep_freed_memory()  # not before: the whole weights are sharded now, and freed
         metrics = run_on_main(accelerator, lambda: open_run(Path(config.run.dir), config, start))
         self._trackers = Trackers(self.console, config, state.run_id, accelerator.is_main_process)
         size = layout_of(bare_model).snapshot_bytes(config.optim.name, config.saves_only_trained)
