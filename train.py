@@ -44,7 +44,7 @@ def main(config: Config, session: Session) -> int:
     # The model: our own, or one of the Hub. New weights are a function of the seed.
     reseed(train.seed, step=0, process=0)
     if session.pretrained is None:
-        sizes = check_fits(gpt_config(config, corpus.tokenizer.vocab_size), optim.name)
+        sizes = check_fits(accelerator, gpt_config(config, corpus.tokenizer.vocab_size), optim.name)
         model: LanguageModel = GPT(sizes)
     else:
         model = session.pretrained.build(session.start, corpus.tokenizer)

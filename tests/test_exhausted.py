@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import errno
 import sys
-from types import SimpleNamespace
 
-import psutil
 import pytest
 import torch
 
+import training.memory
 import training.out_of_memory
 from config.schema import ConfigError
 from model.gpt import GPT, GPTConfig, parameter_count
@@ -98,12 +97,19 @@ def test_a_model_that_this_machine_cannot_hold_is_refused_before_it_is_made(
 ):
     config = GPTConfig(vocab_size=11, block_size=7, n_layer=3, n_head=2, n_embd=8)
     needed = 4 * parameter_count(GPT(config)) * (4 if in_training else 1)
-    left = needed - 100
-    monkeypatch.setattr(training.out_of_memory, "available_memory", lambda: left)
-    monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(free=100))
+    left = needed
+    monkeypatch.setattr(training.memory, "available_memory", lambda with_swap: left)
+    monkeypatch.setattr(training.out_of_memory, "run_on_all", lambda accelerator, work: work())
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setenv("ACCELERATE_USE_FSDP", str(not in_training))
-    check_fits(config, "adamw")
+    monkeypatch.setenv("WORLD_SIZE", "1" if in_training else "4")
+    check_fits(None, config, "adamw")
     left -= 1
     with pytest.raises(ConfigError, match=r"model\.n_layer=3 and model\.n_embd=8 need .* GB"):
-        check_fits(config, "adamw")
+        check_fits(None, config, "adamw")
+    left = 8 * needed - 1
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")  # which share it
+    with pytest.raises(ConfigError, match=r"its share of 8 processes, are left"):
+        check_fits(None, config, "adamw")
+    left += 1
+    check_fits(None, config, "adamw")

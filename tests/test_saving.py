@@ -160,7 +160,7 @@ def test_numbers_of_no_use_are_not_written_over_good_snapshots(tmp_path, capsys,
 
 
 def test_without_memory_for_both_the_step_waits_which_is_said_once(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(saving, "available_memory", lambda: 1000)
+    monkeypatch.setattr(saving, "memory_left", lambda device: 1000)
     trained = Trained(tmp_path, CharTokenizer("abcdefg").save)
     for _ in range(2):
         trained.begin()
@@ -184,12 +184,12 @@ def control_group(root: Path, lines: str, group: str, **files: str) -> Path:
 
 def test_the_memory_left_is_that_of_the_control_group_where_it_has_less(tmp_path):
     machine = psutil.virtual_memory().available
-    nothing = available_memory(tmp_path / "no Linux")
+    nothing = available_memory(root=tmp_path / "no Linux")
     assert nothing == pytest.approx(machine, rel=0.2)
     current = {"current": "900\n", "stat": "anon 500\ninactive_file 300\nactive_file 50\n"}
     second = control_group(tmp_path / "2", "0::/job/step\n", "job", max="1000\n", **current)
     control_group(second, "0::/job/step\n", "job/step", max="max\n", **current)
-    assert available_memory(second) == 1000 - 900 + 300 + 50
+    assert available_memory(root=second) == 1000 - 900 + 300 + 50
     first = control_group(
         tmp_path / "1",
         "4:memory:/docker/1234\n3:cpuset:/\n0::/\n",
@@ -198,9 +198,9 @@ def test_the_memory_left_is_that_of_the_control_group_where_it_has_less(tmp_path
         usage_in_bytes="2000\n",
         stat="inactive_file 7\ntotal_inactive_file 500\nactive_file 9\ntotal_active_file 20\n",
     )
-    assert available_memory(first) == 5000 - 2000 + 500 + 20
+    assert available_memory(root=first) == 5000 - 2000 + 500 + 20
     unlimited = control_group(tmp_path / "0", "0::/\n", "", max="max\n", **current)
-    assert available_memory(unlimited) == pytest.approx(machine, rel=0.2)
+    assert available_memory(root=unlimited) == pytest.approx(machine, rel=0.2)
 
 
 @pytest.mark.parametrize(

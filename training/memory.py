@@ -1,4 +1,4 @@
-"""Memory of this machine: freed memory stays with the process; how much is available."""
+"""Memory: how much this process may take, and what it keeps of what it frees."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import ctypes
 from pathlib import Path
 
 import psutil
+import torch
 
 from model.cores import control_groups
+from training.distributed.environment import processes_here
 
-M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 """Of glibc's malloc.h."""
+LARGEST_IN_HEAP = 32 << 20
+"""Bytes: the most that glibc accepts."""
 MEMORY_FILES = (
     ("memory.max", "memory.current"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -36,7 +40,9 @@ def keep_freed_memory() -> None:
     copy of the weights that has left for the device or was sharded would stay for ever.
     """
     _call_glibc("malloc_trim", 0)
-    _call_glibc("mallopt", M_MMAP_MAX, 0)  # otherwise each large tensor is a mapping of its own
+    # Smaller tensors share the heap. Larger ones in it would leave holes that nothing else fits:
+    # up to 1.2 GB more in a process that trains 135 M parameters under FSDP.
+    _call_glibc("mallopt", M_MMAP_THRESHOLD, LARGEST_IN_HEAP)
     _call_glibc("mallopt", M_TRIM_THRESHOLD, -1)  # never
 
 
@@ -46,18 +52,33 @@ def _call_glibc(name: str, *arguments: int) -> None:
         function(*arguments)
 
 
-def available_memory(root: Path = Path("/")) -> int:
-    """Bytes that this process can still allocate, limited by the machine and its control groups.
+def memory_left(device: torch.device, with_swap: bool = False) -> int:
+    """Bytes that this process may still take: on a CUDA device, or else of this machine.
+
+    On CUDA it is what is free there, or cached by torch without use. Of the machine it is an equal
+    share for each process that the launcher started on it; `with_swap` for what may be slow.
+    """
+    if device.type == "cuda":
+        idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0] + idle)
+    return available_memory(with_swap) // processes_here()
+
+
+def available_memory(with_swap: bool = False, root: Path = Path("/")) -> int:
+    """Bytes that the processes of this machine can still allocate, within their control groups.
 
     The system kills a container or a Slurm job that exceeds its control group's limit, even when
     the machine has memory left. psutil only knows the machine.
     """
+    machine = psutil.virtual_memory().available
+    if with_swap:
+        machine += psutil.swap_memory().free
     left = [
         _left_in(group, *names)
         for group in control_groups("memory", root)
         for names in MEMORY_FILES
     ]
-    return min([psutil.virtual_memory().available, *(each for each in left if each is not None)])
+    return min([machine, *(each for each in left if each is not None)])
 
 
 def _left_in(group: Path, limit: str, use: str) -> int | None:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import errno
 import re
 
-import psutil
 import torch
+from accelerate import Accelerator
 
 from config.schema import ConfigError
 from model.gpt import GPTConfig
 from optim.optimizers import moments_of
-from training.distributed.environment import fsdp_requested, on_cpu
+from training.distributed.agreement import run_on_all
+from training.distributed.environment import (
+    fsdp_requested,
+    on_cpu,
+    processes_here,
+    started_processes,
+)
 from training.exits import OutOfMemory
-from training.memory import available_memory
+from training.memory import memory_left
 
 FAILURES = re.compile(
     r"out of memory|not enough memory|allocate memory|ALLOC_FAILED|Storage size calculation overfl",
@@ -30,31 +36,45 @@ SMALLER = (
 )
 
 
-def check_fits(config: GPTConfig, optimizer: str) -> GPTConfig:
-    """Return the sizes; raise ConfigError where a process needs more memory than this machine has.
+def check_fits(accelerator: Accelerator, config: GPTConfig, optimizer: str) -> GPTConfig:
+    """Return the sizes; raise ConfigError where a process needs more memory than its share.
 
-    Each process creates the weights. On a CPU without FSDP, their gradients and what the
-    `optimizer` keeps of them stay in the same memory; most of it is of matrices. The system
-    promises more memory than it has: later it would end the process without a message.
+    Every process must call this. Each creates the weights. On a CPU, weights, gradients and what
+    the `optimizer` keeps of them stay in the same memory, of FSDP's processes a part each; most of
+    it is of matrices. The system promises more memory than it has: later it would end the process
+    without a message.
     """
     width, layers = config.n_embd, config.n_layer
     embedded = config.vocab_size + config.block_size + 2
     parameters = 12 * layers * width**2 + (13 * layers + embedded) * width
     what_needs = f"model.n_layer={layers} and model.n_embd={width} need"
-    check_parameters_fit(parameters, optimizer, what_needs)
+    check_parameters_fit(accelerator, parameters, optimizer, what_needs)
     return config
 
 
-def check_parameters_fit(parameters: int, optimizer: str, what_needs: str) -> None:
-    """`check_fits` by the number of parameters; `what_needs` begins the message."""
-    numbers = 2 + moments_of(optimizer) if on_cpu() and not fsdp_requested() else 1
-    needed = FLOAT_BYTES * numbers * parameters
-    left = available_memory() + psutil.swap_memory().free
-    if needed > left:
-        raise ConfigError(
-            f"{what_needs} {needed / 1e9:,.1f} GB of this machine's memory for each process, and "
-            f"{left / 1e9:,.1f} GB are left, at any train.micro_batch_size. {PLAN}"
-        )
+def check_parameters_fit(
+    accelerator: Accelerator, parameters: int, optimizer: str, what_needs: str, created: bool = True
+) -> None:
+    """`check_fits` by the number of parameters; `what_needs` begins the message.
+
+    Every process must call this. Without `created`, no process creates the whole weights.
+    """
+
+    def check() -> None:
+        kept = FLOAT_BYTES * (2 + moments_of(optimizer)) * parameters if on_cpu() else 0
+        if fsdp_requested():
+            kept //= started_processes()
+        needed = max(kept, FLOAT_BYTES * parameters if created else 0)
+        left = memory_left(torch.device("cpu"), with_swap=True)
+        if needed > left:
+            processes = processes_here()
+            share = f", its share of {processes} processes," if processes > 1 else ""
+            raise ConfigError(
+                f"{what_needs} {needed / 1e9:,.1f} GB of this machine's memory for each process, "
+                f"and {left / 1e9:,.1f} GB{share} are left, at any train.micro_batch_size. {PLAN}"
+            )
+
+    run_on_all(accelerator, check)  # nobody takes memory before all have looked how much is left
 
 
 def in_words(error: Exception, begun: bool) -> Exception:

@@ -19,7 +19,7 @@ from model.gpt import parameter_count
 from model.sharded import reshard
 from training.distributed.strategy import is_compiled, unwrapped
 from training.exits import TrainingStopped
-from training.memory import available_memory
+from training.memory import memory_left
 
 TOKENS, MOST_SECONDS = 400, 20.0
 TOGETHER = 16
@@ -94,7 +94,7 @@ def _unsharded_blocks(accelerator: Accelerator, model: LanguageModel) -> Iterato
         yield
         return
     width = 4 if accelerator.mixed_precision == "no" else 2
-    free = torch.tensor([_free_bytes(accelerator)], device=accelerator.device)
+    free = torch.tensor([memory_left(accelerator.device)], device=accelerator.device)
     if 2 * width * parameter_count(model) > accelerator.gather(free).min():
         yield
         return
@@ -109,12 +109,3 @@ def _unsharded_blocks(accelerator: Accelerator, model: LanguageModel) -> Iterato
 def _reshard_blocks_after_forward(model: LanguageModel, value: bool) -> None:
     for block in model.blocks:
         block.set_reshard_after_forward(value)  # type: ignore[operator]
-
-
-def _free_bytes(accelerator: Accelerator) -> int:
-    """Memory of this process's device that is free, or that torch caches without use."""
-    device = accelerator.device
-    if device.type == "cuda":
-        idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + idle
-    return available_memory() // accelerator.num_processes

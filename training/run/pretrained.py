@@ -159,8 +159,10 @@ class PretrainedModel:
         layout = layout_for(sizes)
         layout.refuse_undescribed()
         count = sum(map(torch.numel, layout.parameters().values()))
-        check_parameters_fit(count, self._config.optim.name, f"{base.key} needs")
-        if start.folder is None and not self._has_weights:
+        is_new = start.folder is None and not self._has_weights
+        what, optimizer = f"{base.key} needs", self._config.optim.name
+        check_parameters_fit(accelerator, count, optimizer, what, created=is_new)
+        if is_new:
             return build_model(sizes)
         model = _empty_model(sizes)
         if self._config.saves_only_trained:

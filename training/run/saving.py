@@ -27,10 +27,9 @@ from snapshot.disk.state import RunState, begin_snapshot
 from snapshot.disk.text_facts import token_unit
 from snapshot.errors import SnapshotError
 from training.distributed.agreement import raise_if_any_failed
-from training.distributed.environment import processes_here
 from training.distributed.strategy import unwrapped
 from training.exits import TrainingStopped
-from training.memory import available_memory
+from training.memory import memory_left
 from training.reporting.clock import EVALUATION, SNAPSHOT
 from training.reporting.curves import draw_run
 from training.reporting.machine import computed_on
@@ -41,6 +40,7 @@ from training.run.uploading import hand_over
 
 MEMORY_FACTOR = 2
 """Free memory that writing in the background requires, as a multiple of what writing takes."""
+CPU = torch.device("cpu")
 NO_ROOM = "Make room and start the same command again."
 NO_NUMBERS = (
     "A lower optim.learning_rate or a lower optim.max_grad_norm may carry it past this step."
@@ -49,7 +49,7 @@ NO_NUMBERS = (
 
 def _room_for_copies() -> int:
     """Bytes that this process may use for copies: its share of half of what is free."""
-    return available_memory() // (MEMORY_FACTOR * processes_here())
+    return memory_left(CPU) // MEMORY_FACTOR
 
 
 class SnapshotWriter:
@@ -208,14 +208,14 @@ class SnapshotWriter:
             self._thread.join(seconds)
 
     def _has_memory(self) -> bool:
-        """Whether this machine has the memory for a step and the writing of a snapshot at once."""
+        """Whether this process may take the memory for writing a snapshot beside a step."""
         if self._accelerator.device.type not in ("cpu", "cuda"):
             return False  # others may have no streams
         moments = [tensor for state in self._optimizer.state.values() for tensor in state.values()]
         if any(map(is_sharded, moments)):
             return True  # what is converted has been gathered and written already
         largest = max((tensor.nbytes for tensor in moments), default=0)
-        available = available_memory()
+        available = memory_left(CPU)
         if available < MEMORY_FACTOR * largest and not self._hinted:
             self._hinted = True
             self._report.console.say(
