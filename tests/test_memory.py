@@ -17,7 +17,7 @@ import torch
 from training.memory import keep_freed_memory
 
 if sys.argv[1] == "keep":
-    keep_freed_memory()
+    keep_freed_memory(False)
 
 def passes():
     for _ in range(20):
@@ -60,7 +60,7 @@ import torch
 from training.memory import keep_freed_memory, use_one_heap
 
 use_one_heap()
-keep_freed_memory()
+keep_freed_memory(False)
 torch.ones(5_000_000)  # 20 MB, which stay for the next
 
 def work(barrier):
@@ -95,18 +95,20 @@ from config.schema import RunConfig
 from training.memory import keep_freed_memory
 from training.run.process import set_up_process
 
-def left(computes_on_cpu):
+def left(computes_on_cpu, sharded=False):
     torch.accelerator.is_available = lambda: not computes_on_cpu
     set_up_process(RunConfig())
+    if sharded:
+        keep_freed_memory(True)  # what steps gather is not kept
     before = psutil.Process().memory_info().rss
     weights = [(torch.ones(2_000_000), torch.ones(100)) for _ in range(25)]  # 200 MB
     few = [small for _, small in weights]  # what stays lies between
     del weights  # to the device, or sharded
-    if computes_on_cpu:
-        keep_freed_memory()  # as before the first step
+    if computes_on_cpu and not sharded:
+        keep_freed_memory(False)  # as before the first step
     return psutil.Process().memory_info().rss - before
 
-print(json.dumps([left(False), left(True)]))
+print(json.dumps([left(False), left(True), left(True, sharded=True)]))
 """
 
 

@@ -148,7 +148,8 @@ class Session:
             if accelerator.scaler is not None and state.loss_scaler is not None:
                 accelerator.scaler.load_state_dict(state.loss_scaler)
         if accelerator.device.type == "cpu":
-            keep_freed_memory()  # not before: the whole weights are sharded now, and freed
+            # Not before: the whole weights are sharded now, and freed.
+            keep_freed_memory(accelerator.is_fsdp2)
         metrics = run_on_main(accelerator, lambda: open_run(Path(config.run.dir), config, start))
         self._trackers = Trackers(self.console, config, state.run_id, accelerator.is_main_process)
         size = layout_of(bare_model).snapshot_bytes(config.optim.name, config.saves_only_trained)
