@@ -31,7 +31,6 @@ from training.distributed.threads import Threads
 from training.distributed.timeouts import ProcessGroupTimeouts
 from training.evaluation import first_window, held_out_loss
 from training.exits import EXIT_DONE, RESUME, WRITING_SECONDS
-from training.memory import keep_freed_memory
 from training.reporting import summary
 from training.reporting.clock import END, UPDATE, UPLOAD
 from training.reporting.console import Console
@@ -47,7 +46,7 @@ from training.run.best import BestSnapshot
 from training.run.due import Due, due_after
 from training.run.pending_evaluation import evaluation_is_pending
 from training.run.pretrained import PretrainedModel, find_pretrained, generation
-from training.run.process import set_up_process
+from training.run.process import keep_memory_of_steps, set_up_process
 from training.run.records import begin_records
 from training.run.run_lock import RunLock
 from training.run.same_run import refusal_of_others
@@ -147,9 +146,7 @@ class Session:
             run_on_all(accelerator, lambda: restore(folder, bare_model, optimizer))
             if accelerator.scaler is not None and state.loss_scaler is not None:
                 accelerator.scaler.load_state_dict(state.loss_scaler)
-        if accelerator.device.type == "cpu":
-            # Not before: the whole weights are sharded now, and freed.
-            keep_freed_memory(accelerator.is_fsdp2)
+        keep_memory_of_steps(accelerator)
         metrics = run_on_main(accelerator, lambda: open_run(Path(config.run.dir), config, start))
         self._trackers = Trackers(self.console, config, state.run_id, accelerator.is_main_process)
         size = layout_of(bare_model).snapshot_bytes(config.optim.name, config.saves_only_trained)
