@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import torch
-from accelerate import Accelerator
 
 from config.schema import RunConfig
 from model.cores import limit_threads
 from training.distributed.environment import on_cpu, processes_here
-from training.memory import keep_freed_memory, use_one_heap
+from training.memory import use_one_heap
 from training.reproducibility import compute_reproducibly
 
 
@@ -24,12 +23,3 @@ def set_up_process(run: RunConfig) -> int:
     if run.adapt_threads and on_cpu():
         limit_threads(processes_here())
     return threads
-
-
-def keep_memory_of_steps(accelerator: Accelerator) -> None:
-    """Keep what a step frees for the next one, if it is computed on the CPU.
-
-    Call this after the weights have been prepared and read: whole ones that were sharded are freed.
-    """
-    if accelerator.device.type == "cpu":
-        keep_freed_memory(accelerator.is_fsdp2)

@@ -20,10 +20,10 @@ from config.schema import Config
 from data.corpus import Corpus
 from model.causal_lm import LanguageModel
 from snapshot.disk.architecture import layout_of
-from snapshot.disk.state import RunState, restore
+from snapshot.disk.state import RunState
 from snapshot.hub.uploader import Uploader
 from snapshot.start import Start
-from training.distributed.agreement import run_on_all, run_on_main
+from training.distributed.agreement import run_on_main
 from training.distributed.environment import is_local_main_process
 from training.distributed.launcher import launcher
 from training.distributed.strategy import refuse_other_blocks, unwrapped
@@ -46,7 +46,7 @@ from training.run.best import BestSnapshot
 from training.run.due import Due, due_after
 from training.run.pending_evaluation import evaluation_is_pending
 from training.run.pretrained import PretrainedModel, find_pretrained, generation
-from training.run.process import keep_memory_of_steps, set_up_process
+from training.run.process import set_up_process
 from training.run.records import begin_records
 from training.run.run_lock import RunLock
 from training.run.same_run import refusal_of_others
@@ -57,6 +57,7 @@ from training.run.stop import Stop
 from training.run.streams import begin_stream, blocks_of, stream_after, text_at
 from training.run.tracking import Trackers
 from training.run.uploading import begin_uploads, finish_uploads, longest_finish_seconds
+from training.run.weights import read_weights
 from training.sampling import Sample, sample_text
 
 
@@ -140,13 +141,7 @@ class Session:
         """
         accelerator, config, start, state = self.accelerator, self.config, self.start, self.state
         self._model, bare_model, corpus = model, unwrapped(accelerator, model), self.corpus
-        if self.pretrained is not None:
-            self.pretrained.load(bare_model)
-        if (folder := start.folder) is not None:
-            run_on_all(accelerator, lambda: restore(folder, bare_model, optimizer))
-            if accelerator.scaler is not None and state.loss_scaler is not None:
-                accelerator.scaler.load_state_dict(state.loss_scaler)
-        keep_memory_of_steps(accelerator)
+        read_weights(accelerator, self.pretrained, start, state, bare_model, optimizer)
         metrics = run_on_main(accelerator, lambda: open_run(Path(config.run.dir), config, start))
         self._trackers = Trackers(self.console, config, state.run_id, accelerator.is_main_process)
         size = layout_of(bare_model).snapshot_bytes(config.optim.name, config.saves_only_trained)

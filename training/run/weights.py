@@ -1,0 +1,36 @@
+"""The weights that a run begins with, in a model that accelerate has prepared."""
+
+from __future__ import annotations
+
+from accelerate import Accelerator
+from torch.optim import Optimizer
+
+from model.causal_lm import LanguageModel
+from snapshot.disk.state import RunState, restore
+from snapshot.start import Start
+from training.distributed.agreement import run_on_all
+from training.memory import keep_freed_memory
+from training.run.pretrained import PretrainedModel
+
+
+def read_weights(
+    accelerator: Accelerator,
+    pretrained: PretrainedModel | None,
+    start: Start,
+    state: RunState,
+    model: LanguageModel,
+    optimizer: Optimizer,
+) -> None:
+    """Read weights and optimizer state of the snapshot, or else the weights of a base.
+
+    Every process must call this. On a CPU what steps free is kept from here on: whole weights that
+    were sharded are freed by now. Raises SnapshotError.
+    """
+    if pretrained is not None:
+        pretrained.load(model)
+    if (folder := start.folder) is not None:
+        run_on_all(accelerator, lambda: restore(folder, model, optimizer))
+        if accelerator.scaler is not None and state.loss_scaler is not None:
+            accelerator.scaler.load_state_dict(state.loss_scaler)
+    if accelerator.device.type == "cpu":
+        keep_freed_memory(accelerator.is_fsdp2)
