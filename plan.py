@@ -27,6 +27,7 @@ from config.schema import (
 from data.tokenizer import bpe_size
 from model.causal_lm import ModelConfig, build_model
 from model.gpt import parameter_count
+from planning.advice import advise, within_machine
 from planning.fake_trace import DTYPES, Shape
 from planning.fits import GIB, Fit, candidates, micro_batch_that_fits
 from snapshot.base import open_base
@@ -34,9 +35,9 @@ from snapshot.command_line import positive_int
 from snapshot.disk.architecture import layout_for
 from snapshot.errors import SnapshotError
 from snapshot.hub.errors import HubError
+from training.memory import available_memory
 from training.optimizer import freeze
 
-EXIT_NOTHING_FITS = 3
 """Not 1, with which Python ends a program that has failed."""
 EXIT_USER_MISTAKE = 2
 PEAK_IN = {
@@ -74,7 +75,10 @@ def main(arguments: list[str]) -> int:
     requested = config.train.micro_batch_size
     micro = micro_batch_that_fits(found, share, memory) if requested is None else requested
     fits = [candidate.fit(memory, micro, share // micro) for candidate in found]
-    advice, code = advise(fits, model, requested, "" if micro == share else f"={micro}")
+    here = options.processes // options.machines
+    if options.memory is None:  # the plan is for this machine
+        fits = within_machine(fits, here, available_memory())
+    advice, code = advise(fits, model, requested, "" if micro == share else f"={micro}", here)
     parameters = parameter_count(counted)
     saved = sum(one.numel() for one in counted.parameters() if one.requires_grad)
     if options.json:
@@ -107,30 +111,6 @@ def planned_model(options: argparse.Namespace, config: Config) -> ModelConfig:
 def vocabulary_of(options: argparse.Namespace, config: Config) -> int:
     """The size of the vocabulary: as given, or as `data.tokenizer` says, or of many characters."""
     return options.vocab_size or bpe_size(str(config.data.tokenizer)) or CHARACTERS_PLANNED
-
-
-def advise(
-    fits: list[Fit], model: ModelConfig, requested: int | None, chosen: str
-) -> tuple[str, int]:
-    """The advice as a sentence, and the exit code. The first strategy that fits is the fastest.
-
-    `requested` is train.micro_batch_size; `chosen` is "=N" for another one, or empty.
-    """
-    for row in fits:
-        if row.fits:
-            words = f" train.micro_batch_size{chosen}" if chosen and requested is None else ""
-            config = f"accelerate_configs/{row.strategy.config}"
-            return f"It fits: accelerate launch --config_file {config} train.py ...{words}", 0
-    for row in fits:
-        if row.largest_micro_batch:
-            return (
-                f"train.micro_batch_size={requested} does not fit. {row.strategy.name} takes "
-                f"{row.largest_micro_batch}."
-            ), EXIT_NOTHING_FITS
-    remedies = ["more processes", "more memory", "a smaller model or data.block_size"]
-    if not model.activation_checkpointing:
-        remedies.insert(0, "model.activation_checkpointing=true")
-    return f"Nothing fits, not even one sequence. Try {', '.join(remedies)}.", EXIT_NOTHING_FITS
 
 
 def print_plan(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import product
 from pathlib import Path
 
@@ -26,10 +26,11 @@ from model.dropout import Dropout
 from model.generate import generate
 from model.gpt import GPT, GPTConfig
 from model.lora import Lora
+from planning.advice import EXIT_NOTHING_FITS, advise, within_machine
 from planning.allocation_log import LiveBytes
 from planning.estimate import estimate_memory
 from planning.fake_trace import DTYPES, Shape, traced_phases
-from planning.fits import GIB, Candidate, Strategy, candidates, strategies
+from planning.fits import GIB, Candidate, Fit, Strategy, candidates, strategies
 from planning.kernels import cuda_kernels
 from snapshot.disk.architecture import layout_for
 from snapshot.disk.state import RunState, begin_snapshot
@@ -309,6 +310,19 @@ def test_the_table_names_a_shipped_config_for_each_strategy():
 def test_what_train_py_refuses_is_not_offered():
     found = [strategy.name for strategy in strategies(Shape("cuda", "fp16", 4), 1)]
     assert found == ["DDP", "FSDP"]
+
+
+def test_offloading_fits_where_the_machine_has_the_memory_for_all_its_processes():
+    shape = Shape("cuda", "bf16", 8)
+    offload = Strategy("FSDP, offload", "fsdp_offload.yaml", shape, offload=True)
+    sizes = dict.fromkeys((field.name for field in fields(Fit)), 0.0)
+    row = Fit(**sizes | {"strategy": offload, "on_cpu": 131 * GIB, "writer": GIB, "fits": True})
+    advice, code = advise([row], TINY, 1, "", here=8)
+    assert code == 0
+    assert "It fits where each machine has 1,056.0 GiB of memory left for its 8 proc" in advice
+    assert within_machine([row], 8, 1056 * GIB) == [row]
+    (refused,) = within_machine([row], 8, 1055 * GIB)
+    assert advise([refused], TINY, 1, "", here=8)[1] == EXIT_NOTHING_FITS
 
 
 @pytest.mark.thorough
