@@ -13,7 +13,7 @@ MOST_WAITING = 64
 def decode_stream(
     decode: Callable[[Sequence[int]], str], ids: Iterable[int], after: Sequence[int]
 ) -> Iterator[str]:
-    """Yield the texts of ids, which follow `after`: together what decoding all at once gives.
+    """Yield the texts of ids, which follow `after`: joined, what decoding all at once gives.
 
     A token may be a part of a character, and some decoders drop the space before the first
     token: so what is new is what the text of the tokens before does not have.

@@ -73,7 +73,7 @@ class _Text:
                 if self._ended or not is_cut:
                     raise ValueError(f"an element is not JSON ({error.msg})") from error
             else:
-                if end < len(self._text) or self._ended:  # a number may go on
+                if end < len(self._text) or self._ended:  # a number may continue
                     start, self._at = self._at, end
                     return value, self._text[start:end]
             self._read()

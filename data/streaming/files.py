@@ -123,7 +123,7 @@ def _local_files(access: Access, source: str) -> Found:
 
 
 def of_folder(files: Sequence[File], name_of: Callable[[File], str]) -> list[File]:
-    """The data of a folder: beside other tables, CSV is of something else, labels for example."""
+    """The data of a folder: next to other tables, CSV is of something else, labels for example."""
     kinds = [format_of(name_of(file)) for file in files]
     has_others = any(kind not in (None, CSV) for kind in kinds)
     return [

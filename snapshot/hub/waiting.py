@@ -15,7 +15,7 @@ SHORTEST_TIMEOUT_SECONDS = 0.1
 
 
 class WaitingTime:
-    """The seconds that requests may wait, all of them together, without a byte of an answer.
+    """The seconds that all requests may wait in sum without a byte of an answer.
 
     Time in which bytes arrive does not count, so a long download has no limit.
     """

@@ -121,7 +121,7 @@ def place_after(opened: BinaryIO, step: int, begin: int = 0) -> int:
     size = os.fstat(opened.fileno()).st_size
     offsets = range(begin, max(begin, size))
     at, line = _line_after(opened, begin + bisect_right(offsets, step, key=step_after))
-    if HOLE in line:  # the search has taken it for later; the lines behind it must be later, too
+    if _has_hole(line):  # the search has taken it for later; the lines behind it must be later, too
         _refuse_earlier(opened, at, step)
     return at
 
@@ -142,7 +142,12 @@ def _place_of(opened: BinaryIO, step: int) -> tuple[int, int]:
 
 def _is_lost(line: bytes) -> bool:
     """Whether a line is not whole: its end was not written, or not before a power loss."""
-    return not line.endswith(b"\n") or HOLE in line
+    return not line.endswith(b"\n") or _has_hole(line)
+
+
+def _has_hole(line: bytes) -> bool:
+    """Whether bytes of a line that this file wrote, which is ASCII, had not reached the disk."""
+    return HOLE in line and line.isascii()
 
 
 def _refuse_earlier(opened: BinaryIO, at: int, step: int) -> None:

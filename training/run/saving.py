@@ -208,7 +208,7 @@ class SnapshotWriter:
             self._thread.join(seconds)
 
     def _has_memory(self) -> bool:
-        """Whether this process may take the memory for writing a snapshot beside a step."""
+        """Whether this process may take the memory for writing a snapshot in the background."""
         if self._accelerator.device.type not in ("cpu", "cuda"):
             return False  # others may have no streams
         moments = [tensor for state in self._optimizer.state.values() for tensor in state.values()]
