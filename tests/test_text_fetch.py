@@ -144,7 +144,7 @@ BROKEN = {
     "an archive": ("a.txt", b"PK\x03\x04" + bytes(range(256)), "ZIP"),
     "no gzip": ("a.txt.gz", TEXT, "cannot be read"),
     "no table": ("a.jsonl", b"oops", "row 1 of a.jsonl cannot be read: it is not JSON"),
-    "rows without text": ("a.jsonl", b'{"text": ""}\n', "is empty"),
+    "rows without text": ("a.jsonl", b'{"text": ""}\n', "no row of a.jsonl has a text"),
 }
 
 
