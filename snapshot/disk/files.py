@@ -56,6 +56,20 @@ def write_json(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
+def write_whole(path: Path, content: str) -> None:
+    """Replace a file atomically: the new one is flushed, then renamed."""
+    partial = path.with_name(f"{path.name}.new")
+    try:
+        with open(partial, "w", encoding="utf-8") as opened:
+            opened.write(content)
+            opened.flush()
+            os.fsync(opened.fileno())
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
 def read_json(path: Path) -> Any:
     """Read JSON of bounded size. Raises SnapshotError if it is larger, unreadable or not JSON."""
     try:

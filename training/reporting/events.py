@@ -17,7 +17,7 @@ from typing import Any
 
 from data.printable import printable
 from data.urls import redact_urls
-from training.reporting.metrics import write_whole
+from snapshot.disk.files import write_whole
 
 Event = dict[str, Any]
 KINDS = ("start", "machine", "changed", "warning", "stop", "end")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from data.printable import printable
-from training.reporting.metrics import write_whole
+from snapshot.disk.files import write_whole
 
 MOST_INTERVALS = 6
 """Between the ticks of an axis."""

@@ -180,20 +180,6 @@ def has_step(path: Path, step: int) -> bool:
         return end > begin
 
 
-def write_whole(path: Path, content: str) -> None:
-    """Replace a file atomically: the new one is flushed, then renamed."""
-    partial = path.with_name(f"{path.name}.new")
-    try:
-        with open(partial, "w", encoding="utf-8") as opened:
-            opened.write(content)
-            opened.flush()
-            os.fsync(opened.fileno())
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
-
-
 def as_line(record: Record) -> bytes:
     """A record as a line of the file."""
     return json.dumps(record, allow_nan=False).encode() + b"\n"

@@ -27,11 +27,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from config.schema import ConfigError, RunConfig
 from data.public_names import public_config
-from snapshot.disk.files import snapshot_folders, snapshots_in
+from snapshot.disk.files import snapshot_folders, snapshots_in, write_whole
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from training.reporting.events import Event
-from training.reporting.metrics import write_whole
 from training.reporting.rows import Rows
 
 FOLDER = "trackers"

@@ -9,14 +9,14 @@ from operator import itemgetter
 from pathlib import Path
 
 from config.schema import Config
-from snapshot.disk.files import folder_name, read_json, snapshots_in
+from snapshot.disk.files import folder_name, read_json, snapshots_in, write_whole
 from snapshot.disk.state import RunState
 from snapshot.errors import SnapshotError
 from snapshot.hub.latest import best_in
 from snapshot.hub.publish import Best
 from snapshot.start import Start
 from snapshot.start_over import METRICS
-from training.reporting.metrics import held_out_at, write_whole
+from training.reporting.metrics import held_out_at
 
 BEST = "best.json"
 """In a run's directory: step and held-out loss of its best snapshot."""

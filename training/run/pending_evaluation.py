@@ -8,12 +8,12 @@ from pathlib import Path
 from accelerate import Accelerator
 
 from config.schema import Config
-from snapshot.disk.files import snapshots_in
+from snapshot.disk.files import snapshots_in, write_whole
 from snapshot.disk.state import RunState
 from snapshot.start import Start
 from training.distributed.agreement import broadcast_text
 from training.reporting.console import Console
-from training.reporting.metrics import held_out_at, write_whole
+from training.reporting.metrics import held_out_at
 
 TRIES = "evaluation_tries"
 """A file in the run's directory: a step, and how often a resume has begun its evaluation."""

@@ -20,7 +20,7 @@ from data.public_names import public_name
 from data.tokenizer import CHARACTERS
 from model.cores import cores
 from snapshot.base import Base
-from snapshot.disk.files import manifest_sha256, remove_leftovers, snapshots_in
+from snapshot.disk.files import manifest_sha256, remove_leftovers, snapshots_in, write_whole
 from snapshot.disk.pruning import prune
 from snapshot.disk.state import RunState, check_snapshot, read_state
 from snapshot.errors import SnapshotError
@@ -37,7 +37,7 @@ from training.distributed.agreement import (
     run_on_all,
     run_on_main,
 )
-from training.reporting.metrics import MetricsFile, write_whole
+from training.reporting.metrics import MetricsFile
 from training.reporting.output import say_error
 from training.run.pretrained import PretrainedModel
 from training.run.restart import is_restart
