@@ -33,6 +33,7 @@ from snapshot.disk.reference import read_reference
 from snapshot.disk.state import RunState, check_snapshot, read_state
 from snapshot.disk.text_facts import loss_in_words, token_unit
 from snapshot.errors import DiskFault, SnapshotError
+from snapshot.fetched import fetch_newest
 from snapshot.hub.errors import HubError
 from snapshot.hub.fetch import RepoContents, read_repo
 from snapshot.hub.latest import remote_step
@@ -41,7 +42,6 @@ from snapshot.hub.remote import Remote
 from snapshot.hub.retries import with_retries
 from snapshot.merge import merge
 from snapshot.space import make_space
-from snapshot.store import fetch_newest
 
 COMMANDS = ("verify", "list", "merge", "space")
 BROKEN_PIPE = 141
@@ -141,7 +141,7 @@ def _verify(path: Path) -> int:
             whole.append(folder)
         except SnapshotError as error:
             faults.append(error)
-    is_same = not whole or _describe(whole[0])
+    is_same = not whole or _describe(whole[0], str(whole[0]))
     for folder in whole[1:]:
         _show(f"also whole: {folder}")
     for fault in faults:
@@ -154,15 +154,18 @@ def _folders_of(path: Path) -> list[Path]:
     return snapshot_folders(snapshots_in(path)) or snapshot_folders(path) or [path]
 
 
-def _describe(folder: Path) -> bool:
-    """Print what a verified snapshot holds; whether it is the same model for transformers."""
+def _describe(folder: Path, place: str) -> bool:
+    """Print what a verified snapshot holds; whether it is the same model for transformers.
+
+    `place` is what the user knows of where it is.
+    """
     state = read_state(folder)
     shape = check_model(folder)
     entries = manifest_entries(folder)
     size = sum(size for size, _ in entries.values())
     loss = "unknown" if state.best_loss is None else loss_in_words(state.data, state.best_loss)
     name = value_of(state.config, "run.name")
-    _show(f"snapshot  {folder}: whole, {len(entries)} files, {size:,} bytes, every hash right")
+    _show(f"snapshot  {place}: whole, {len(entries)} files, {size:,} bytes, every hash right")
     _show(f"run       {name}, {state.run_id[:8]}, attempt {state.attempt_id[:8]}")
     _show(f"step      {state.step:,}, epoch {state.epoch + 1}, seed {state.seed}")
     print(
@@ -183,7 +186,7 @@ def _describe(folder: Path) -> bool:
     try:
         _show(f"logits    {compare_logits(folder, shape)}")
     except OtherModel as error:
-        _show(f"error: {error}.", to=sys.stderr)
+        _show(f"error: {str(error).replace(str(folder), place)}.", to=sys.stderr)
         return False
     return True
 
@@ -200,12 +203,13 @@ def _verify_remote(hub: Remote, revision: str) -> int:
     with tempfile.TemporaryDirectory() as folder:
         found = fetch_newest(hub, revision, Path(folder))
         for fault in found.faults:
-            _show(f"warning: {fault}")
-        assert found.path is not None
-        is_same = _describe(found.path)
-        if found.faults:
-            raise SnapshotError("newer snapshots are damaged, see above")
-        return 0 if is_same else 1
+            _show(f"not whole: {fault}.", to=sys.stderr)
+        is_same = _describe(found.path, f"{found.repo.name} {found.folder}")
+    folders = found.repo.folders()
+    older = folders[folders.index(found.folder) + 1 :]
+    if older:
+        _show(f"older     {', '.join(older)}: not downloaded, so not verified")
+    return 0 if is_same and not found.faults else 1
 
 
 def _list(path: Path) -> None:

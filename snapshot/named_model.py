@@ -14,8 +14,9 @@ from snapshot.disk.reference import CONFIG, BaseReference, read_config, read_ref
 from snapshot.disk.state import RunState, read_state, restore_weights
 from snapshot.errors import SnapshotError
 from snapshot.hub.client import Hub
-from snapshot.hub.fetch import newest_whole, read_repo
+from snapshot.hub.fetch import fetch_for_sampling, read_repo
 from snapshot.hub.names import NAMED_BUCKET, named_repo
+from snapshot.hub.newest import newest_whole
 from snapshot.referenced_base import open_reference
 from snapshot.resume import newest_snapshot
 
@@ -74,8 +75,9 @@ def find_model(name: str) -> NamedModel:
     if (named := named_repo(name)) is not None:
         repo = read_repo(Hub(named[0], TIMEOUT_SECONDS), named[1])
         if repo.folders():
-            folder = newest_whole(repo)
-            return _ours(f"{repo.name}, {folder.name}", folder, from_hub=True)
+            found = newest_whole(repo, fetch_for_sampling)
+            name = f"{found.repo.name}, {found.path.name}"
+            return _ours(name, found.path, from_hub=True)
     return _other(name)
 
 

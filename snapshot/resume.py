@@ -23,6 +23,7 @@ from snapshot.disk.files import (
 from snapshot.disk.reading import visible
 from snapshot.disk.state import RunState, check_snapshot, read_state
 from snapshot.errors import DiskFault, OtherRun, SnapshotError
+from snapshot.fetched import fetch_newest, remote_snapshot, skipped
 from snapshot.hub.errors import HubError, HubUnreachable
 from snapshot.hub.latest import remote_step
 from snapshot.hub.names import named_remote
@@ -34,7 +35,7 @@ from snapshot.start_over import (
     newest_state,
     start_over,
 )
-from snapshot.store import Store, fetch_newest, newest_of_disk_and_repo
+from snapshot.store import Store, newest_of_disk_and_repo
 
 ATTEMPTS = "attempts.txt"
 """In a run's directory: the ids of the attempts that ran there, to compare with latest.json."""
@@ -179,10 +180,10 @@ def _named_snapshot(
             f"snapshot.resume={resume}: {str(error).rstrip('.')}. Name a snapshot that is whole, "
             "a run's folder, or its repo."
         ) from error
-    assert found.path is not None
-    assert found.remote is not None
-    reason = f"{resume}, step {remote_step(found.remote.folder)}, as snapshot.resume asks"
-    return Start(found.path, read_state(found.path), reason, found.faults, remote=found.remote)
+    reason = f"{resume}, step {remote_step(found.folder)}, as snapshot.resume asks"
+    place = remote_snapshot(found.repo, found.folder)
+    state = read_state(found.path)
+    return Start(found.path, state, reason, skipped(found.faults), remote=place)
 
 
 def _own_newest(root: Path, store: Store | None, use_local: bool, refuse: StateCheck) -> Start:

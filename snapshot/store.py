@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from huggingface_hub import get_token
 
 from snapshot.disk.files import manifest_sha256
 from snapshot.disk.state import RunState, read_state
-from snapshot.errors import DiskFault, OtherRun, SnapshotError
-from snapshot.hub.bucket import Bucket
-from snapshot.hub.client import Hub
+from snapshot.errors import DiskFault, SnapshotError
+from snapshot.fetched import fetch_newer, remote_snapshot, skipped
 from snapshot.hub.errors import (
     HubError,
     HubMissing,
@@ -22,11 +20,11 @@ from snapshot.hub.errors import (
     HubUnreachable,
     HubUnsupported,
 )
-from snapshot.hub.fetch import RepoContents, fetch, fetch_state, read_repo
-from snapshot.hub.latest import remote_step
+from snapshot.hub.fetch import RepoContents, fetch_state, read_repo
+from snapshot.hub.newest import Fetched, NoneWhole
 from snapshot.hub.remote import Remote
 from snapshot.hub.retries import with_retries
-from snapshot.start import RemoteSnapshot, Start, StateCheck, any_state
+from snapshot.start import Start, StateCheck, any_state
 
 
 @dataclass(frozen=True)
@@ -100,46 +98,39 @@ def newest_of_disk_and_repo(
     if newest is not None and latest.step <= local_step:
         reason = f"{local.reason}; {store.hub.name} has step {latest.step}"
         same = latest.manifest_sha256 == manifest_sha256(newest)
-        remote = _remote_snapshot(repo, latest.folder) if same else None
+        remote = remote_snapshot(repo, latest.folder) if same else None
         return replace(local, reason=reason, remote=remote)
-    newer = [folder for folder in repo.folders() if remote_step(folder) > local_step]
     try:
-        found = _first_whole(repo, newer, root, latest.run_id, refuse)
+        found = fetch_newer(repo, local_step, root, refuse)
+    except NoneWhole as error:
+        if newest is None:
+            raise SnapshotError(
+                f"{str(error).rstrip('.')}. Start again in another repo, or with "
+                "snapshot.resume=never and hub.takeover=true."
+            ) from error
+        return replace(local, warnings=local.warnings + skipped(error.faults))
     except (HubError, DiskFault) as error:
         if newest is None:
             raise
         fault = f"step {latest.step} of {repo.name} could not be fetched: {str(error).rstrip('.')}."
         return replace(local, warnings=(*local.warnings, fault))
-    local = replace(local, warnings=local.warnings + found.faults)
-    if found.path is None:
-        if newest is None:
-            raise _none_whole(repo, found.faults)
-        return local
     why = "there is none here" if newest is None else f"newer than step {local_step} here"
-    return _fetched_start(local, repo, found, why)
+    return _fetched_start(local, found, why)
 
 
-def _fetched_start(local: Start, repo: RepoContents, found: Fetched, why: str) -> Start:
-    assert found.path is not None
-    assert found.remote is not None
-    place = repo.name  # which attempt of several: a bucket's folders tell
-    if found.remote.is_bucket:
-        place = f"{repo.name}/{found.remote.folder.rpartition('/')[0]}"
+def _fetched_start(local: Start, found: Fetched, why: str) -> Start:
+    place, remote = found.repo.name, remote_snapshot(found.repo, found.folder)
+    if remote.is_bucket:  # which attempt of several: its folders tell
+        place = f"{place}/{found.folder.rpartition('/')[0]}"
     return replace(
         local,
         folder=found.path,
         state=read_state(found.path),
         reason=f"{found.path}, fetched from {place}: {why}",
+        warnings=local.warnings + skipped(found.faults),
         fetched=True,
-        remote=found.remote,
-    )
-
-
-def _none_whole(repo: RepoContents, faults: tuple[str, ...]) -> SnapshotError:
-    what = faults[0] if faults else "there is none left."
-    return SnapshotError(
-        f"none of the snapshots in {repo.name} is whole: {what} Start again in another repo, or "
-        "with snapshot.resume=never and hub.takeover=true."
+        remote=remote,
+        repo=found.repo,
     )
 
 
@@ -157,66 +148,6 @@ def start_in_empty_repo(store: Store) -> Start:
             "a new repo; hub.takeover=true replaces what is in this one."
         )
     return Start(None, None, "", faults, repo=repo)
-
-
-@dataclass(frozen=True)
-class Fetched:
-    """The result of a search for a whole snapshot in a repo."""
-
-    path: Path | None
-    remote: RemoteSnapshot | None
-    faults: tuple[str, ...]
-    """What is wrong with those that were tried before it."""
-
-
-def fetch_newest(hub: Remote, revision: str, root: Path, refuse: StateCheck = any_state) -> Fetched:
-    """The newest whole snapshot of any repo, downloaded to `root`.
-
-    Raises SnapshotError if there is none, HubError if the download fails, and what `refuse` raises
-    for a state.
-    """
-    repo = with_retries(hub, lambda: read_repo(hub, revision))
-    run_id = None if repo.latest is None else repo.latest.run_id
-    found = _first_whole(repo, repo.folders(), root, run_id, refuse)
-    if found.path is None:
-        what = f"is whole: {found.faults[0]}" if found.faults else "is there."
-        raise SnapshotError(f"no snapshot in {repo.name} {what}")
-    return found
-
-
-def fetch_remote_snapshot(remote: RemoteSnapshot, root: Path) -> Path:
-    """Download a snapshot to `root`. Raises as `fetch_newest` does."""
-    make = Bucket if remote.is_bucket else Hub
-    hub = make(remote.repo_id, remote.timeout)
-    files = with_retries(hub, lambda: hub.files(remote.commit))
-    return fetch(RepoContents(hub, remote.commit, True, files, None), remote.folder, root)
-
-
-def _remote_snapshot(repo: RepoContents, folder: str) -> RemoteSnapshot:
-    hub = repo.hub
-    is_bucket = isinstance(hub, Bucket)
-    return RemoteSnapshot(hub.repo_id, repo.commit, folder, hub.timeout, is_bucket)
-
-
-def _first_whole(
-    repo: RepoContents, folders: list[str], root: Path, run_id: str | None, refuse: StateCheck
-) -> Fetched:
-    def check(state: RunState) -> None:
-        if run_id is not None and state.run_id != run_id:
-            raise SnapshotError(f"step {state.step} of {repo.name} belongs to another run")
-        refuse(state)
-
-    faults = []
-    for folder in folders:
-        try:
-            path = with_retries(repo.hub, partial(_fetch_checked, repo, folder, root, check))
-        except (DiskFault, OtherRun):
-            raise
-        except SnapshotError as error:
-            faults.append(f"{str(error).rstrip('.')}; skipped.")
-        else:
-            return Fetched(path, _remote_snapshot(repo, folder), tuple(faults))
-    return Fetched(None, None, tuple(faults))
 
 
 def open_repo(
@@ -286,15 +217,3 @@ def _check_token(store: Store) -> None:
     """
     with suppress(HubUnreachable, HubUnsupported), store.hub.waiting.limit_to(1 / 4):
         store.hub.check_token()
-
-
-def _fetch_checked(repo: RepoContents, folder: str, root: Path, check: StateCheck) -> Path:
-    """`fetch`, after a check of the state: nothing of another run comes to this disk."""
-    state = None
-    with suppress(SnapshotError, OSError):  # perhaps damaged in transit: `fetch` tries twice
-        state = fetch_state(repo, folder)
-    if state is not None:
-        check(state)
-    path = fetch(repo, folder, root)
-    check(read_state(path))
-    return path

@@ -17,7 +17,8 @@ from snapshot.disk.state import read_state
 from snapshot.errors import DiskFault
 from snapshot.hub.bucket import Bucket
 from snapshot.hub.client import Hub
-from snapshot.hub.fetch import newest_whole, read_repo
+from snapshot.hub.fetch import fetch_for_sampling, read_repo
+from snapshot.hub.newest import newest_whole
 from snapshot.resume import choose_start
 from snapshot.store import Store, newest_of_disk_and_repo, newest_state
 from training.run.uploading import begin_uploads
@@ -82,7 +83,7 @@ def test_a_disk_that_refuses_a_download_is_not_the_repo_s_fault(
 ):
     hubs.seed(near_hub, runs.snapshot(finished_run, 10), runs.snapshot(finished_run, 30))
     with pytest.raises(DiskFault) as caught:
-        newest_whole(read_repo(Hub(hubs.REPO, 5.0)))
+        newest_whole(read_repo(Hub(hubs.REPO, 5.0)), fetch_for_sampling)
     assert str(caught.value) == (
         f"the Hub client's cache, {tmp_path / 'home' / 'hub'}, cannot be written: Read-only file "
         "system. Free some space there, or set HF_HOME to a folder that can be written."

@@ -13,12 +13,14 @@ from loopback_deviations import ALL, Deviations
 from loopback_hub import LoopbackHub
 from snapshot.disk.files import manifest_sha256
 from snapshot.disk.state import read_state
+from snapshot.fetched import fetch_remote_snapshot
 from snapshot.hub.client import Hub
 from snapshot.hub.errors import HubError, HubUnreachable
-from snapshot.hub.fetch import fetch, newest_whole, read_repo
+from snapshot.hub.fetch import fetch, fetch_for_sampling, read_repo
+from snapshot.hub.newest import newest_whole
 from snapshot.hub.publish import Card
 from snapshot.resume import choose_start
-from snapshot.store import fetch_remote_snapshot, newest_of_disk_and_repo
+from snapshot.store import newest_of_disk_and_repo
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Use 'content=:DeprecationWarning"  # huggingface_hub 2.4 calls httpx2 so
@@ -54,7 +56,10 @@ def test_a_run_is_uploaded_to_and_fetched_from_a_server_with(hub, finished_run, 
         manifest_sha256(fetch(remote, remote.folders()[0], tmp_path))
         == remote.latest.manifest_sha256
     )
-    assert newest_whole(read_repo(Hub(hubs.REPO, 5.0), "main")).name == "step-00000030"
+    assert (
+        newest_whole(read_repo(Hub(hubs.REPO, 5.0), "main"), fetch_for_sampling).path.name
+        == "step-00000030"
+    )
 
 
 @pytest.mark.parametrize("hub", [Deviations()], indirect=True)
@@ -64,7 +69,7 @@ def test_the_weights_of_several_commits_are_kept_once_where_hf_cache_finds_them(
     folders = []
     for step in (10, 20):
         hubs.put(hub, runs.snapshot(finished_run, 30), step)
-        folders.append(newest_whole(read_repo(Hub(hubs.REPO), "main")))
+        folders.append(newest_whole(read_repo(Hub(hubs.REPO), "main"), fetch_for_sampling).path)
     assert [folder.name for folder in folders] == ["step-00000010", "step-00000020"]
     weights = {(folder / "model.safetensors").resolve() for folder in folders}
     assert len(weights) == 1
@@ -83,10 +88,12 @@ def test_a_file_that_was_damaged_in_the_cache_is_downloaded_again(hub, finished_
         lambda content: content[: len(content) // 2],
         lambda content: content[:-2] + b"!}",
     ):
-        file = newest_whole(read_repo(Hub(hubs.REPO), "main")) / name
+        file = newest_whole(read_repo(Hub(hubs.REPO), "main"), fetch_for_sampling).path / name
         sound = file.read_bytes()
         file.resolve().write_bytes(damage(sound))
-        assert newest_whole(read_repo(Hub(hubs.REPO), "main")) / name == file
+        assert (
+            newest_whole(read_repo(Hub(hubs.REPO), "main"), fetch_for_sampling).path / name == file
+        )
         assert file.read_bytes() == sound
 
 
@@ -98,7 +105,10 @@ def test_what_is_damaged_on_the_hub_itself_is_an_error_and_the_one_before_is_tak
     path = "snapshots/step-00000020/config.json"
     repo = hub.repo(hubs.REPO)
     hub.commit_files(hubs.REPO, {path: repo.read(repo.head, path).replace(b"32", b"23")})
-    assert newest_whole(read_repo(Hub(hubs.REPO), "main")).name == "step-00000010"
+    assert (
+        newest_whole(read_repo(Hub(hubs.REPO), "main"), fetch_for_sampling).path.name
+        == "step-00000010"
+    )
 
 
 @pytest.mark.parametrize(
@@ -244,7 +254,7 @@ def test_every_request_of_a_start_ends_at_the_run_s_own_timeout(hub, finished_ru
     found = newest_of_disk_and_repo(hubs.store(4.5), None, None, finished_run.parent / "other", ())
     assert found.remote.timeout == 4.5
     asked = []
-    monkeypatch.setattr("snapshot.store.Hub", lambda *names: asked.append(names) or Hub(*names))
+    monkeypatch.setattr("snapshot.fetched.Hub", lambda *names: asked.append(names) or Hub(*names))
     assert manifest_sha256(
         fetch_remote_snapshot(found.remote, finished_run.parent / "third")
     ) == manifest_sha256(newest)

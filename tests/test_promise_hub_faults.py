@@ -32,7 +32,8 @@ from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.hub.client import Hub
 from snapshot.hub.errors import HubUnreachable
-from snapshot.hub.fetch import newest_whole, read_repo
+from snapshot.hub.fetch import fetch_for_sampling, read_repo
+from snapshot.hub.newest import newest_whole
 from snapshot.hub.uploader import Uploader
 from snapshot.resume import choose_start
 from snapshot.start import Start
@@ -315,7 +316,7 @@ def test_a_download_for_sampling_that_fails_once_is_made_again(
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     hubs.seed(near_hub, runs.snapshot(finished_run, 10))
     fault, begun = near_hub.fault("xorb-get", kind), time.monotonic()
-    folder = newest_whole(read_repo(Hub(hubs.REPO, 1.0), "main"))
+    folder = newest_whole(read_repo(Hub(hubs.REPO, 1.0), "main"), fetch_for_sampling).path
     weights = (folder / "model.safetensors").read_bytes()
     assert fault.hits
     assert weights == (runs.snapshot(finished_run, 10) / "model.safetensors").read_bytes()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import tracemalloc
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +21,8 @@ from snapshot.hub.records import EVENTS, SEGMENT_STEPS, fetch_records, replaced_
 from training.reporting.events import LONGEST_TEXT, MOST_EVENTS, Events, parse_events, read_events
 from training.reporting.metrics import read_metrics
 from training.reporting.records import MOST_SEGMENTS, merge_metrics, segments
+from training.reporting.samples import SAMPLES, read_samples
+from training.run.records import fetch_missing
 
 GOOD = {"event": "train", "step": 1, "loss": 1.5, "learning_rate": 0.1, "hub_error": None}
 
@@ -181,15 +186,70 @@ def test_records_that_are_not_as_the_repo_lists_them_are_refused(hub, tmp_path, 
     path, line = "metrics/from-00000001.jsonl", json.dumps(GOOD).encode() + b"\n"
     hub.commit_files(hubs.REPO, {path: line, EVENTS: b"{}\n"})
     repo = read_repo(hubs.store().hub)
-    found, events = fetch_records(repo, 5, tmp_path / "a")
-    assert [one.read_bytes() for one in found] == [line]
-    assert events is not None
+    found = fetch_records(repo, 5, tmp_path / "a")
+    assert [one.read_bytes() for one in found.segments] == [line]
+    assert found.events is not None
     hub.fault("resolve-get", "corrupted")
     with pytest.raises(SnapshotError, match="was damaged on its way"):
         fetch_records(repo, 5, tmp_path / "b")
     hub.commit_files(hubs.REPO, {path: b"\n" * (17 << 20)})
     with pytest.raises(SnapshotError, match="has 17,825,792 bytes"):
         fetch_records(read_repo(hubs.store().hub), 5, tmp_path / "c")
+
+
+def test_a_start_fetches_a_bounded_number_of_segments(near_hub, small, tmp_path, monkeypatch):
+    near_hub.create(hubs.REPO)
+    content = history(tmp_path / "metrics.jsonl", 1, 60_000, eval_every=10_000).read_bytes()
+    lines = content.splitlines(keepends=True)
+    cut = range(0, len(lines), SEGMENT_STEPS + 1)  # an evaluation in each segment
+    for number, at in enumerate(cut):
+        path = f"metrics/from-{number * SEGMENT_STEPS + 1:08d}.jsonl"
+        near_hub.commit_files(hubs.REPO, {path: b"".join(lines[at : at + SEGMENT_STEPS + 1])})
+    monkeypatch.setattr("snapshot.hub.records.MOST_METRICS_BYTES", 1 << 20, raising=False)
+    config = load_config([*small, f"run.dir={tmp_path / 'run'}"])
+    (tmp_path / "run" / "snapshots").mkdir(parents=True)
+    described = Latest("run", "a", 60_000, "", "")
+    repo = replace(read_repo(hubs.store().hub), latest=described)
+    said: list[str] = []
+    state = SimpleNamespace(step=60_000, run_id="run")
+    fetch_missing(
+        SimpleNamespace(warn=said.append),
+        Events(tmp_path / "events.jsonl", "a" * 32),
+        config,
+        SimpleNamespace(repo=repo),
+        state,
+    )
+    steps = [record["step"] for record in read_metrics(tmp_path / "run" / "metrics.jsonl")]
+    assert (steps[0], steps[-1]) == (40_001, 60_000)
+    (warning,) = said
+    assert warning.startswith(f"the metrics of the steps before 40,001 stay in {repo.name}: ")
+
+
+@pytest.mark.parametrize("name", [EVENTS, SAMPLES])
+def test_a_file_that_grows_with_its_run_costs_the_same_at_any_length(tmp_path, name):
+    def lines(first: int, last: int) -> bytes:
+        begin = {"time": "2026-01-01T00:00:00Z", "attempt": "01234567", "event": "warning"}
+        return b"".join(
+            json.dumps({**begin, "step": step, "text": "x" * 390}).encode() + b"\n"
+            for step in range(first, last)
+        )
+
+    path = tmp_path / name
+    with open(path, "wb") as opened:
+        opened.truncate(64 << 20)
+        opened.seek(0, 2)
+        opened.write(b"\n" + lines(0, 20_000))
+    read = read_events if name == EVENTS else read_samples
+    tracemalloc.start()
+    found = read(path if name == EVENTS else tmp_path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    steps = [one["step"] for one in found] if name == EVENTS else list(found)
+    assert steps == list(range(20_000 - len(steps), 20_000))
+    assert len(steps) > 3_000
+    assert peak < 32 << 20
+    path.write_bytes(lines(0, 2))
+    assert len(read(path if name == EVENTS else tmp_path)) == 2
 
 
 def test_metrics_that_cannot_be_fetched_cost_a_warning(small, tmp_path, hub):

@@ -20,6 +20,7 @@ from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_st
 from snapshot.errors import DiskFault, SnapshotError
 from snapshot.hub.errors import (
     HubMissing,
+    HubNoFile,
     HubNoRevision,
     HubRefused,
     translate_errors,
@@ -118,7 +119,7 @@ class Hub(Remote):
         url = huggingface_hub.hf_hub_url(self.repo_id, path, revision=commit)
         content = b""
         with (
-            translate_errors(self.repo_id, commit),
+            translate_errors(self.repo_id, commit, HubNoFile),
             get_session().stream("GET", url, headers=build_hf_headers()) as response,
         ):
             hf_raise_for_status(response)
@@ -134,7 +135,7 @@ class Hub(Remote):
         With `again`, a cached file is replaced. Raises OSError for a folder that cannot be written,
         DiskFault for such a cache.
         """
-        with _naming_cache(folder), translate_errors(self.repo_id, commit):
+        with _naming_cache(folder), translate_errors(self.repo_id, commit, HubNoFile):
             return Path(
                 huggingface_hub.hf_hub_download(
                     self.repo_id, path, revision=commit, local_dir=folder, force_download=again

@@ -40,6 +40,8 @@ REMEDY = "Log in with `hf auth login`, or set HF_TOKEN, with a token that may wr
 COMMIT_ID = re.compile("[0-9a-f]{7,64}")
 CLIENT_ERRORS = (ValueError, LookupError, TypeError, AttributeError)
 """Raised by the Hub client before a request, or for a response in an unexpected format."""
+NOT_A_FILE = (RepositoryNotFoundError, BucketNotFoundError, RevisionNotFoundError, GatedRepoError)
+"""The errors of HTTP 404 that are about more than one file."""
 TRANSIENT_STATUSES = (408, 409, 425, 429)
 """Statuses below 500 after which a retry may succeed."""
 
@@ -88,6 +90,10 @@ class HubMissing(HubRefused):
 
 class HubNoRevision(HubRefused):
     """The repo exists, but not the commit or branch."""
+
+
+class HubNoFile(HubRefused):
+    """A file that a revision lists is not there: its snapshot was pruned, or its content lost."""
 
 
 class HubUnsupported(HubRefused):
@@ -210,6 +216,8 @@ def _translate_response(
             f"what exists: `python -m snapshot list {repo_id}`.",
             short,
         )
+    if status == 404 and not_found is HubNoFile and not isinstance(error, NOT_A_FILE):
+        return lost_file(repo_id, revision, short)
     if isinstance(error, GatedRepoError):
         return HubMissing(
             f"{repo_id} is gated ({short}): request access on its page of the Hub, then log in "
@@ -238,6 +246,16 @@ def _translate_response(
     if status < 500 and status not in TRANSIENT_STATUSES:
         return HubRefused(f"the Hub rejects the request ({answer}).", short)
     return HubUnreachable(f"the Hub answers {answer}", short, _retry_after(error))
+
+
+def lost_file(name: str, revision: str, short: str) -> HubNoFile:
+    """The error for a file that a revision lists and the Hub does not have."""
+    return HubNoFile(
+        f"{name} lists a file at {revision[:8] or 'its head'} that is gone ({short}): that "
+        f"snapshot was pruned, or its content is lost. To list what exists: `python -m snapshot "
+        f"list {name}`.",
+        short,
+    )
 
 
 def _status_text(status: int, server_message: str | None) -> str:

@@ -47,6 +47,8 @@ class RepoContents:
     latest: Latest | None
     fault: str | None = None
     """What is wrong with its latest.json, if anything."""
+    revision: str = BRANCH
+    """The branch, tag or commit that was read."""
 
     @property
     def name(self) -> str:
@@ -84,8 +86,8 @@ def read_repo(hub: Remote, revision: str = BRANCH) -> RepoContents:
     try:
         latest = hub.latest(commit, files)
     except SnapshotError as error:
-        return RepoContents(hub, commit, private, files, None, str(error))
-    return RepoContents(hub, commit, private, files, latest)
+        return RepoContents(hub, commit, private, files, None, str(error), revision)
+    return RepoContents(hub, commit, private, files, latest, revision=revision)
 
 
 def fetch(repo: RepoContents, folder: str, root: Path) -> Path:
@@ -167,21 +169,6 @@ def _read_json(repo: RepoContents, path: str) -> bytes:
     if path not in repo.files or repo.files[path].size > LARGEST_JSON_BYTES:
         raise SnapshotError(f"{repo.name} has no {path} of a valid size")
     return repo.hub.read(repo.commit, path, LARGEST_JSON_BYTES)
-
-
-def newest_whole(repo: RepoContents) -> Path:
-    """`fetch_for_sampling` of the newest whole snapshot. Raises as `fetch` does."""
-    faults = []
-    for folder in repo.folders():
-        try:
-            return fetch_for_sampling(repo, folder)
-        except DiskFault:
-            raise
-        except SnapshotError as error:
-            faults.append(str(error).rstrip("."))
-    raise SnapshotError(
-        f"{repo.name} has no whole snapshot: {'; '.join(faults) or 'it holds none at all'}."
-    )
 
 
 def is_for_sampling(name: str) -> bool:

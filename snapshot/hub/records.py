@@ -11,6 +11,8 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from snapshot.disk.reading import sha256_of
@@ -24,6 +26,8 @@ SEGMENT_STEPS = 10_000
 LARGEST_BYTES = {"metrics": 16 << 20, EVENTS: 4 << 20}
 """By the first part of a path. A segment of this project has about 2 MB."""
 SEGMENT = re.compile(r"metrics/from-([0-9]{8,13})\.jsonl")
+MOST_METRICS_BYTES = 256 << 20
+"""Of all segments together: more than a million steps. Older ones are not fetched."""
 GIT_OID = re.compile("[0-9a-f]{40}")
 
 
@@ -51,16 +55,31 @@ def replaced_segments(
     ]
 
 
-def fetch_records(repo: RepoContents, step: int, folder: Path) -> tuple[list[Path], Path | None]:
-    """Download the records up to a step to `folder`: the segments in order, and the events.
+@dataclass(frozen=True)
+class Records:
+    """Downloaded records, whose lines have not been checked."""
 
-    Their lines have not been checked. Raises SnapshotError for a file that is too large or not the
-    one that the repo lists, HubError and OSError if a download fails.
+    segments: list[Path]
+    """In order."""
+    begin: int
+    """The first step that they may have; steps before it are only in the repo."""
+    events: Path | None
+
+
+def fetch_records(repo: RepoContents, step: int, folder: Path) -> Records:
+    """Download the records up to a step to `folder`: the newest segments, and the events.
+
+    Raises SnapshotError for a file that is too large or not the one that the repo lists, HubError
+    and OSError if a download fails.
     """
     prefix = "" if repo.latest is None else repo.hub.records_prefix(repo.latest)
     there = {path.removeprefix(prefix) for path in repo.files if path.startswith(prefix)}
-    paths = [path for first, path in segments_in(there).items() if first <= step]
-    paths += [EVENTS] if EVENTS in there else []
+    found = {first: path for first, path in segments_in(there).items() if first <= step}
+    totals = accumulate(repo.files[prefix + path].size for path in reversed(found.values()))
+    count = sum(total <= MOST_METRICS_BYTES for total in totals)
+    newest = list(found)[-max(1, count) :]
+    begin = 1 if len(newest) == len(found) else newest[0]
+    paths = [found[first] for first in newest] + [EVENTS] * (EVENTS in there)
     files = {prefix + path: repo.files[prefix + path] for path in paths}
     for path, file in files.items():
         if file.size > LARGEST_BYTES[path.removeprefix(prefix).partition("/")[0]]:
@@ -69,8 +88,8 @@ def fetch_records(repo: RepoContents, step: int, folder: Path) -> tuple[list[Pat
     for path, file in files.items():
         if not _is_as_listed(folder / path, file):
             raise SnapshotError(f"{path} of {repo.name} was damaged on its way")
-    found = [folder / path for path in files]
-    return (found[:-1], found[-1]) if EVENTS in there else (found, None)
+    here = [folder / path for path in files]
+    return Records(here[:-1], begin, here[-1]) if EVENTS in there else Records(here, begin, None)
 
 
 def _is_as_listed(path: Path, file: RemoteFile) -> bool:

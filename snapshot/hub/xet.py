@@ -26,11 +26,13 @@ from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_st
 
 from data.printable import printable
 from snapshot.hub.errors import (
+    BUCKETS,
     DISK_ERRORS,
     TRANSIENT_STATUSES,
     HubError,
     HubRefused,
     HubUnreachable,
+    lost_file,
     redact_secrets,
     translate_errors,
 )
@@ -110,6 +112,7 @@ class XetStorage:
         """`timeout`: seconds after which a transfer ends if no byte moves."""
         self.repo_id, self.timeout = repo_id, timeout
         self._kind = "buckets" if is_bucket else "models"
+        self._name = f"hf://{BUCKETS}{repo_id}" if is_bucket else repo_id
 
     def upload(self, paths: Sequence[Path], revision: str = "") -> tuple[list[Sent], Transfer]:
         """Upload files; returns the hashes of each, computed from what was sent."""
@@ -139,7 +142,7 @@ class XetStorage:
             path.parent.mkdir(parents=True, exist_ok=True)
         connection = self._connection("read", revision)
         session = hf_xet.XetSession(_config())
-        with self._translated(), transfer(self.timeout) as (timeout, progress):
+        with self._translated(revision), transfer(self.timeout) as (timeout, progress):
 
             def moved(size: int) -> None:
                 progress()
@@ -182,8 +185,11 @@ class XetStorage:
             }
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
-        """Turn the errors of hf_xet, which are few built-in types, into a HubError."""
+    def _translated(self, downloading: str | None = None) -> Iterator[None]:
+        """Turn the errors of hf_xet, which are few built-in types, into a HubError.
+
+        `downloading` is the revision that files are downloaded from.
+        """
         try:
             yield
         except HubError:
@@ -195,6 +201,8 @@ class XetStorage:
                 raise OSError(int(on_disk[1]), os.strerror(int(on_disk[1]))) from error
             found = STATUS.search(reason)
             status = int(found[1]) if found else 0
+            if status == 404 and downloading is not None:
+                raise lost_file(self._name, downloading, "HTTP 404") from error
             if 400 <= status < 500 and status not in (RENEWED, *TRANSIENT_STATUSES):
                 raise HubRefused(
                     f"the Hub's storage refuses (HTTP {status}). Check the token's permissions on "

@@ -18,6 +18,7 @@ from typing import Any
 from data.printable import printable
 from data.urls import redact_urls
 from snapshot.disk.files import write_whole
+from training.reporting.tail import newest_lines
 
 Event = dict[str, Any]
 KINDS = ("start", "machine", "changed", "warning", "stop", "end")
@@ -74,9 +75,7 @@ def _folders_of(places: Iterable[str]) -> list[str]:
 
 def read_events(path: Path) -> list[Event]:
     """The newest events of a file; none where it cannot be read."""
-    with suppress(OSError):
-        return parse_events(path.read_bytes())
-    return []
+    return parse_events(newest_lines(path))
 
 
 def parse_events(content: bytes) -> list[Event]:

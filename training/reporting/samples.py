@@ -6,6 +6,8 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
+from training.reporting.tail import newest_lines
+
 SAMPLES = "samples.jsonl"
 
 
@@ -17,11 +19,10 @@ def add_sample(run_dir: Path, step: int, text: str) -> None:
 
 
 def read_samples(run_dir: Path) -> dict[int, str]:
-    """The samples by step; of a step that was repeated after a restart, the newest."""
+    """The newest samples by step; of a step that was repeated after a restart, the newest one."""
     found: dict[int, str] = {}
-    with suppress(OSError):
-        for line in (run_dir / SAMPLES).read_bytes().splitlines():
-            with suppress(ValueError, KeyError, TypeError):
-                entry = json.loads(line)
-                found[int(entry["step"])] = str(entry["text"])
+    for line in newest_lines(run_dir / SAMPLES).splitlines():
+        with suppress(ValueError, KeyError, TypeError):
+            entry = json.loads(line)
+            found[int(entry["step"])] = str(entry["text"])
     return found

@@ -15,7 +15,7 @@ from snapshot.disk.files import snapshots_in
 from snapshot.disk.state import RunState
 from snapshot.errors import SnapshotError
 from snapshot.hub.errors import HubError
-from snapshot.hub.records import EVENTS, fetch_records
+from snapshot.hub.records import EVENTS, MOST_METRICS_BYTES, fetch_records
 from snapshot.hub.retries import with_retries
 from snapshot.start import Start
 from snapshot.start_over import METRICS
@@ -79,9 +79,15 @@ def fetch_missing(
             return
         with TemporaryDirectory(prefix=".tmp-", dir=snapshots_in(run_dir)) as folder:
             found = with_retries(repo.hub, lambda: fetch_records(repo, state.step, Path(folder)))
-            merge_metrics(run_dir / METRICS, found[0], state.step)
-            if found[1] is not None:
-                events.merge(found[1].read_bytes())
+            merge_metrics(run_dir / METRICS, found.segments, state.step)
+            if found.events is not None:
+                events.merge(found.events.read_bytes())
+        if found.begin > 1:
+            console.warn(
+                f"the metrics of the steps before {found.begin:,} stay in {repo.name}: at "
+                f"most {MOST_METRICS_BYTES >> 20} MB are fetched. The curves of this run begin "
+                "there."
+            )
     except (SnapshotError, HubError, ConfigError, OSError) as error:
         console.warn(
             f"the metrics of the steps before are not fetched from {repo.name}: "

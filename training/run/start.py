@@ -24,12 +24,12 @@ from snapshot.disk.files import manifest_sha256, remove_leftovers, snapshots_in,
 from snapshot.disk.pruning import prune
 from snapshot.disk.state import RunState, check_snapshot, read_state
 from snapshot.errors import SnapshotError
+from snapshot.fetched import fetch_remote_snapshot
 from snapshot.hub.fetch import remove_partial
 from snapshot.model_repo import check_model_repo
 from snapshot.resume import choose_start, folder_for_step
 from snapshot.start import RemoteSnapshot, Start, StateCheck, any_state
 from snapshot.start_over import check_can_move_aside
-from snapshot.store import fetch_remote_snapshot
 from training.distributed.agreement import (
     broadcast_text,
     equal_on_all,

@@ -1,0 +1,116 @@
+"""A reader whose snapshot is pruned while it downloads it reads the head again."""
+
+from __future__ import annotations
+
+import pytest
+
+import hubs
+import runs
+from snapshot.__main__ import main
+from snapshot.disk.state import read_state
+from snapshot.errors import SnapshotError
+from snapshot.hub.bucket import Bucket
+from snapshot.hub.client import Hub
+from snapshot.named_model import find_model
+from snapshot.resume import choose_start
+from snapshot.store import Store
+
+pytestmark = pytest.mark.filterwarnings(  # huggingface_hub 2.4 calls httpx2 so
+    "ignore:Use 'content=:DeprecationWarning"
+)
+
+
+@pytest.fixture
+def pruned_meanwhile(near_hub, finished_run, monkeypatch):
+    """A function: for a store of one snapshot, the next one is uploaded while that is downloaded.
+
+    It takes the store's class and how often that happens.
+    """
+
+    def begin(make: type, times: int = 1) -> None:
+        if make is Bucket:
+            near_hub.create_bucket(hubs.REPO)
+        else:
+            near_hub.create(hubs.REPO)
+        snapshots = [runs.snapshot(finished_run, step) for step in (10, 20, 30)]
+        run_id = read_state(snapshots[0]).run_id
+        uploads = hubs.uploader(make(hubs.REPO, 5.0), run_id=run_id, attempt_id="a" * 32, keep=1)
+        waiting = snapshots[1 : 1 + times]
+        # A bucket has the contents by their hashes still, but not the list of a snapshot's files.
+        name = "download_all" if make is Hub else "download"
+        download = getattr(make, name)
+
+        def upload(snapshot) -> None:
+            uploads.offer(snapshot, hubs.card(snapshot))
+            assert uploads.flush(30), uploads.status()
+
+        def download_late(self, commit, files, *rest):
+            if waiting and ("model.safetensors" in str(files) or make is Bucket):
+                upload(waiting.pop(0))
+            return download(self, commit, files, *rest)
+
+        upload(snapshots[0])
+        monkeypatch.setattr("snapshot.__main__.compare_logits", lambda *_: "", raising=False)
+        monkeypatch.setattr(make, name, download_late)
+
+    return begin
+
+
+def of_sample(tmp_path, store) -> int:
+    return find_model(hubs.REPO).state.step
+
+
+def of_verify(tmp_path, store) -> int:
+    return 0 if main(["verify", hubs.REPO]) else 20
+
+
+def of_own(tmp_path, store) -> int:
+    start = choose_start(tmp_path / "empty", "auto", store)
+    assert start.warnings == ()
+    assert start.known_latest.step == start.state.step  # what its first upload may replace
+    return start.state.step
+
+
+def of_named(tmp_path, store) -> int:
+    name = store.hub.name if isinstance(store.hub, Hub) else f"hf://{store.hub.name}"
+    return choose_start(tmp_path / "new", name).state.step
+
+
+@pytest.mark.parametrize(
+    ("near_hub", "make", "read"),
+    [
+        ("LFS", Hub, of_sample),
+        ("LFS", Hub, of_verify),
+        ("LFS", Hub, of_own),
+        ("Xet", Hub, of_own),
+        ("Xet", Bucket, of_named),
+    ],
+    indirect=["near_hub"],
+)
+def test_a_snapshot_that_is_pruned_while_it_is_downloaded_has_a_successor(
+    near_hub, pruned_meanwhile, tmp_path, make, read, capsys
+):
+    pruned_meanwhile(make)
+    assert read(tmp_path, Store(make(hubs.REPO, 5.0), private=True, takeover=False)) == 20
+    if read is of_verify:
+        assert f"snapshot  {hubs.REPO}@" in capsys.readouterr().out
+
+
+def test_a_run_that_prunes_faster_than_a_reader_reads_is_named(
+    near_hub, pruned_meanwhile, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("snapshot.hub.newest.MOST_HEADS", 2)
+    pruned_meanwhile(Hub, times=2)
+    with pytest.raises(SnapshotError, match=r"pruned 2 snapshots.*\(hub\.keep\)"):
+        of_named(tmp_path, hubs.store())
+
+
+def test_a_commit_that_is_named_and_has_been_pruned(near_hub, pruned_meanwhile, tmp_path):
+    pruned_meanwhile(Hub)
+    commit = near_hub.repo(hubs.REPO).head
+    with pytest.raises(SnapshotError) as caught:
+        find_model(f"{hubs.REPO}@{commit}")
+    said = str(caught.value)
+    assert said.startswith(f"none of the snapshots in {hubs.REPO}@{commit[:8]} is whole: ")
+    assert "is gone (HTTP 404): that snapshot was pruned, or its content is lost" in said
+    assert said.count(f"`python -m snapshot list {hubs.REPO}`") == 1
