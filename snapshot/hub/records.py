@@ -27,7 +27,7 @@ LARGEST_BYTES = {"metrics": 16 << 20, EVENTS: 4 << 20}
 """By the first part of a path. A segment of this project has about 2 MB."""
 SEGMENT = re.compile(r"metrics/from-([0-9]{8,13})\.jsonl")
 MOST_METRICS_BYTES = 256 << 20
-"""Of all segments together: more than a million steps. Older ones are not fetched."""
+"""Of all segments, which is more than a million steps. Older ones are not fetched."""
 GIT_OID = re.compile("[0-9a-f]{40}")
 
 
