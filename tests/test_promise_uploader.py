@@ -35,13 +35,17 @@ ERRORS = [
 class Injection:
     """Raises an error in the upload thread, at one of its calls of a function of snapshot/hub."""
 
-    def __init__(self, number: int | None, error: Callable[[], Exception]) -> None:
-        self.calls, self.number, self.error = 0, number, error
+    def __init__(
+        self, number: int | None, error: Callable[[], Exception], function: str = ""
+    ) -> None:
+        """At the call of that number, from 1: of all, or of those of a function of that name."""
+        self.calls, self.number, self.error, self.function = 0, number, error, function
         self.place = ""
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> None:
         code = frame.f_code
         mine = event == "call" and threading.current_thread().name == "uploader"
+        mine = mine and self.function in ("", code.co_name)
         if mine and code.co_filename.startswith(ROOM) and code.co_name != "_work":
             self.calls += 1
             if self.calls == self.number:
@@ -90,3 +94,15 @@ def test_an_error_at_any_place_costs_a_retry(tmp_path, monkeypatch, finished_run
     places = [with_error(n + chosen.randrange(every)).place for n in range(1, total, every)]
     print(f"{total} calls; errors in: {'; '.join(places)}")
     assert total > 100
+
+
+@pytest.mark.parametrize("call", [1, 2])
+def test_an_error_between_a_commit_and_its_tag_leaves_one_commit(
+    near_hub, monkeypatch, finished_run, call
+):
+    """The first commit, too, after which the repo is no longer one that nobody owns."""
+    monkeypatch.setattr("snapshot.hub.uploader.FIRST_DELAY_SECONDS", 0.01)
+    injection = Injection(call, ERRORS[0], "tag_milestone")
+    uploaded_through(near_hub, finished_run, injection)
+    assert injection.place == "upkeep.py, tag_milestone"
+    assert [one["step"] for one in hubs.all_latest(near_hub)] == [10, 20, 30]

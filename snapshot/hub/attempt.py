@@ -73,9 +73,9 @@ class Attempt:
         self._unneeded: frozenset[str] = frozenset()
         """Large files that our last commit removed."""
         self._head: str | None = None
-        """The commit of our last upload."""
+        """Our last commit; None if it is unknown whether it is the newest."""
         self._latest = target.known_latest
-        """The newest `latest.json` that we know of."""
+        """The `latest.json` of that commit, and before there is one, what the start found."""
         self._commits = 0 if self._latest is None else self._latest.commits
         self._records, self._recorded_step = target.records, 0
         """The step up to which this attempt has uploaded the records."""
@@ -135,17 +135,19 @@ class Attempt:
             about = self._policy.keep, self._manifests, parent
             records, reached = self._new_records(upload.step)
             done = publish(self._hub, upload, latest, before, *about, records, confirm)
-            self._head, transfer, self._recorded_step = done.commit, done.transfer, reached
+            self._head, self._latest = done.commit, latest
+            transfer, self._recorded_step = done.transfer, reached
             self._unneeded |= done.unneeded
         else:  # the commit succeeded earlier, and its response was lost
             assert before is not None
-            self._head, latest = parent, before
+            latest = before
+            self._head, self._latest = parent, latest
         self._upkeep.tag_milestone(latest, self._head)
         self._note_commit(latest, commits, began)
         return transfer
 
     def _note_commit(self, latest: Latest, commits: int, began: float) -> None:
-        self._commits, self._latest, self._fence.may_take_over = commits, latest, False
+        self._commits, self._fence.may_take_over = commits, False
         self._pulse.committed(latest.silence_seconds, began)
 
     def _commits_before(self, before: Latest | None) -> int:
@@ -176,11 +178,12 @@ class Attempt:
                 before, commits=commits, heartbeat=before.heartbeat + 1, silence_seconds=silence
             )
             self._confirm(parent, latest.step)
-            self._head = self._hub.commit(
+            commit = self._hub.commit(
                 [huggingface_hub.CommitOperationAdd(LATEST, latest_as_bytes(latest))],
                 f"Step {latest.step} is the newest; training continues",
                 parent,
             )
+            self._head, self._latest = commit, latest
             self._note_commit(latest, commits, began)
         except (Fenced, Held):
             self._head = None
