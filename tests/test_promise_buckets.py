@@ -292,6 +292,19 @@ def test_the_best_snapshot_is_uploaded_even_if_newer_ones_were_first(near_hub, s
     assert_always_whole(near_hub)
 
 
+def test_a_best_json_whose_snapshot_a_bucket_has_not_is_ignored(near_hub, snapshot_of, tmp_path):
+    """Or the next best one would have to be better than a loss that no snapshot has."""
+    near_hub.create_bucket(BUCKET)
+    upload(uploader(), snapshot_of(3))
+    remote, path = Bucket(BUCKET, 1.0), f"{RUN}/{FIRST}/best.json"
+    for step, best in ((2, (0, None)), (3, (3, 1.0))):
+        (tmp_path / "best.json").write_text(f'{{"step": {step}, "loss": 1.0}}')
+        sent, _ = remote.upload({path: tmp_path / "best.json"})
+        remote.add({path: sent[path].file})
+        found = remote.latest("", remote.files())
+        assert (found.step, found.best_step, found.best_loss) == (3, *best)
+
+
 @pytest.mark.thorough
 def test_two_writers_of_a_run_damage_nothing_and_the_higher_step_is_continued(
     near_hub, snapshot_of, tmp_path

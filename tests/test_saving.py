@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -17,6 +18,7 @@ from data.tokenizer import CharTokenizer
 from model.gpt import GPT, GPTConfig
 from snapshot.disk.files import verify
 from snapshot.disk.state import RunState
+from snapshot.hub.publish import Best
 from snapshot.start import Start
 from training.exits import TrainingStopped
 from training.memory import available_memory
@@ -211,6 +213,9 @@ def test_the_memory_left_is_that_of_the_control_group_where_it_has_less(tmp_path
         (1, "NaN", False),
         (1, f"{10**400}", False),
         (1, "1e999", False),
+        (1, "-1.0", False),
+        (1, '"1.0"', False),
+        ("null", "1.0", False),
         (10**300, "1.0", False),
         (-1, "1.0", False),
         (2, "1.0", False),
@@ -223,3 +228,17 @@ def test_a_best_snapshot_that_cannot_be_is_none(tmp_path, step, loss, valid):
     state = RunState("run", "attempt", 3, 0, 1337, None, {}, {})
     best = BestSnapshot(config, True, state, Start(None, None, ""))
     assert (best.newest is not None) == valid
+    (tmp_path / "snapshots" / "step-00000003").mkdir()
+    best.evaluated(3, 0.5)
+    best.settle()
+    assert best.newest == Best(3, 0.5, tmp_path / "snapshots" / "step-00000003")
+    assert json.loads((tmp_path / "best.json").read_text()) == {"step": 3, "loss": 0.5}
+
+
+@pytest.mark.parametrize("content", [None, "", "[" * 100_000, "[1, 2.0]", "\x00"])
+def test_a_file_that_is_not_best_json_is_as_none(tmp_path, content):
+    if content is not None:
+        (tmp_path / "best.json").write_text(content)
+    config = load_config([f"run.dir={tmp_path}", "snapshot.keep_best=true"])
+    state = RunState("run", "attempt", 3, 0, 1337, None, {}, {})
+    assert BestSnapshot(config, True, state, Start(None, None, "")).newest is None

@@ -18,6 +18,7 @@ from loopback_hub import LoopbackHub
 from snapshot.disk.files import read_json
 from snapshot.disk.state import read_state
 from snapshot.hub.client import Hub
+from snapshot.hub.fetch import read_repo
 from snapshot.hub.publish import Best, Card
 from snapshot.hub.uploader import Uploader
 from snapshot.start_over import METRICS
@@ -291,11 +292,28 @@ def test_a_best_snapshot_that_is_damaged_delays_no_upload(near_hub, snapshot_of)
     best = Best(1, 2.0, snapshot_of(1))
     (best.folder / "model.safetensors").write_bytes(b"damaged")
     uploads = hubs.uploader()
-    upload(uploads, snapshot_of(2), best=best)
+    upload(uploads, snapshot_of(2), snapshot_of(3), best=best)
     (message,) = uploads.messages()
     assert "the best snapshot is not uploaded" in message
     assert hubs.latest(near_hub)["best_step"] == 0
-    assert hubs.step_of(near_hub) == 2
+    assert hubs.step_of(near_hub) == 3
+
+
+@pytest.mark.parametrize("lost", [{"delete": ["best/"]}, {"loss": float("nan")}, {"loss": -1.0}])
+def test_a_best_snapshot_that_the_repo_has_not_is_none(near_hub, snapshot_of, lost):
+    """Or the next best one would have to be better than a loss that no snapshot has."""
+    near_hub.create(hubs.REPO)
+    upload(hubs.uploader(), snapshot_of(2), best=Best(1, 2.0, snapshot_of(1)))
+    hub = Hub(hubs.REPO, 5.0)
+    assert (read_repo(hub).latest.best_step, read_repo(hub).latest.best_loss) == (1, 2.0)
+    changed = {**hubs.latest(near_hub), "best_loss": lost.get("loss", 2.0)}
+    files = {"latest.json": json.dumps(changed).encode()}
+    near_hub.commit_files(hubs.REPO, files, lost.get("delete", ()))
+    seen = read_repo(hub).latest
+    assert (seen.step, seen.best_step, seen.best_loss) == (2, 0, None)
+    later = hubs.uploader(attempt_id="b", seen=seen)
+    upload(later, snapshot_of(3), best=Best(3, 5.0, snapshot_of(3)))
+    assert read_json_of(near_hub.repo(hubs.REPO), "best/state.json")["step"] == 3
 
 
 def read_json_of(repo, path: str) -> dict:

@@ -17,18 +17,22 @@ class BestCheck:
     def __init__(self, notify: Callable[[str], None]) -> None:
         """`notify` receives sentences for the user."""
         self._notify = notify
-        self._whole: Path | None = None
-        """The best snapshot that was verified."""
+        self._is_whole: dict[Path, bool] = {}
+        """The best snapshot that was verified last."""
 
     def checked(self, upload: Upload) -> Upload:
         """The upload, without its best snapshot if that is damaged."""
         folder = None if upload.best is None else upload.best.folder
-        if folder is None or folder == self._whole:
+        if folder is None:
             return upload
+        if folder not in self._is_whole:
+            self._is_whole = {folder: self._verify(folder)}
+        return upload if self._is_whole[folder] else replace(upload, best=None)
+
+    def _verify(self, folder: Path) -> bool:
         try:
             verify(folder)
         except SnapshotError as error:
             self._notify(f"the best snapshot is not uploaded: {str(error).rstrip('.')}.")
-            return replace(upload, best=None)
-        self._whole = folder
-        return upload
+            return False
+        return True

@@ -123,7 +123,9 @@ class Bucket(Remote):
             best = None
             with suppress(SnapshotError):
                 best = best_in(read_json(Path(place) / run / attempt / BEST))
-        return Latest(run, attempt, remote_step(folder), folder, digest, 0, *(best or (0, None)))
+        latest = Latest(run, attempt, remote_step(folder), folder, digest, 0, *(best or (0, None)))
+        steps = {remote_step(one) for one in self.folders(files, latest)}
+        return latest if latest.best_step in steps else latest.without_best()
 
     def records_prefix(self, latest: Latest) -> str:
         """Before the paths of the records, which each attempt has below its own folder."""

@@ -17,6 +17,7 @@ import huggingface_hub  # imports the rest at its first use, which a run without
 from huggingface_hub import constants
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
+from snapshot.disk.files import MANIFEST
 from snapshot.errors import DiskFault, SnapshotError
 from snapshot.hub.errors import (
     HubMissing,
@@ -25,7 +26,7 @@ from snapshot.hub.errors import (
     HubRefused,
     translate_errors,
 )
-from snapshot.hub.latest import LATEST, Latest, folders_in, read_latest
+from snapshot.hub.latest import BEST, LATEST, Latest, folders_in, read_latest
 from snapshot.hub.remote import BRANCH, Remote, RemoteFile
 from snapshot.hub.xet import NoXet, Transfer, is_available
 
@@ -100,6 +101,7 @@ class Hub(Remote):
     def latest(self, commit: str, files: Mapping[str, RemoteFile]) -> Latest | None:
         """`latest.json` of a commit that holds `files`; None if it is not among them.
 
+        It names a best snapshot only where that is among them.
         Raises SnapshotError if it is not a `latest.json` of this project.
         """
         if LATEST not in files:
@@ -107,9 +109,10 @@ class Hub(Remote):
         if files[LATEST].size > LARGEST_LATEST_BYTES:
             raise SnapshotError(f"{LATEST} of {self.repo_id} has {files[LATEST].size:,} bytes")
         try:
-            return self._read_latest(commit)
+            latest = self._read_latest(commit)
         except SnapshotError:  # perhaps damaged in transit
-            return self._read_latest(commit)
+            latest = self._read_latest(commit)
+        return latest if f"{BEST}{MANIFEST}" in files else latest.without_best()
 
     def _read_latest(self, commit: str) -> Latest:
         return read_latest(self.read(commit, LATEST, LARGEST_LATEST_BYTES), self.repo_id)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import sys
 from collections.abc import Iterable
@@ -17,6 +16,8 @@ LATEST = "latest.json"
 FORMAT_VERSION = 1
 SNAPSHOTS = "snapshots"
 """The folder of a repo that holds its snapshots."""
+BEST = "best/"
+"""The folder of a repo with the snapshot that has the lowest held-out loss."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,10 @@ class Latest:
     """Counts the commits of the attempt, so that each of them changes this file."""
     silence_seconds: int = 3600
     """While the attempt lives, it commits again within so many seconds; 0: it has ended."""
+
+    def without_best(self) -> Latest:
+        """The same, where there is no best snapshot."""
+        return replace(self, best_step=0, best_loss=None)
 
     def is_same_upload(self, other: Latest | None) -> bool:
         """Whether both are of one upload, whatever else has been committed since."""
@@ -75,7 +80,6 @@ def read_latest(file: bytes, repo_id: str) -> Latest:
     if valid:
         kinds = {"str": (str,), "int": (int,), "float | None": (float, type(None))}
         valid = all(type(content[name]) in kinds[str(kind)] for name, kind in names.items())
-        valid = valid and content["best_step"] >= 0 and math.isfinite(content["best_loss"] or 0)
         valid = valid and bool(content["run_id"] and content["attempt_id"])
         valid = valid and content["silence_seconds"] >= 0
     if valid:
@@ -84,6 +88,8 @@ def read_latest(file: bytes, repo_id: str) -> Latest:
     if not valid or not re.fullmatch("[0-9a-f]{64}", content["manifest_sha256"]):
         raise SnapshotError(f"{LATEST} of {repo_id} is not one of this project's")
     latest = Latest(**{name: content[name] for name in names})
+    if best_in({"step": latest.best_step, "loss": latest.best_loss}) is None:
+        latest = latest.without_best()
     return replace(latest, silence_seconds=min(latest.silence_seconds, LONGEST_SILENCE_SECONDS))
 
 
@@ -101,8 +107,9 @@ def best_in(content: object) -> tuple[int, float] | None:
     loss: Any = content.get("loss")
     if type(step) is not int or type(loss) not in (int, float):
         return None
-    # No loss is below NaN, and an integer of JSON may be larger than any float.
-    valid = 0 < step <= LARGEST_STEP and abs(loss) <= sys.float_info.max
+    # What is below all losses, or cannot be compared, would stay the best for good. An integer of
+    # JSON may be larger than any float.
+    valid = 0 < step <= LARGEST_STEP and 0 <= loss <= sys.float_info.max
     return (step, float(loss)) if valid else None
 
 

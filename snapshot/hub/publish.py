@@ -23,12 +23,7 @@ from snapshot.disk.reference import ADAPTER_CONFIG, BASE, CONFIG
 from snapshot.errors import SnapshotError
 from snapshot.hub.client import OWN_FILES, Hub
 from snapshot.hub.errors import HubError, HubRefused
-from snapshot.hub.latest import (
-    LATEST,
-    SNAPSHOTS,
-    Latest,
-    latest_as_bytes,
-)
+from snapshot.hub.latest import BEST, LATEST, SNAPSHOTS, Latest, latest_as_bytes
 from snapshot.hub.pruning import (
     WEIGHTS,
     Manifests,
@@ -41,8 +36,6 @@ from snapshot.hub.xet import Transfer
 
 CONFIGS = (CONFIG, BASE, ADAPTER_CONFIG, GENERATION)
 CURVES = "curves.png"
-BEST = "best/"
-"""The folder of the snapshot with the lowest held-out loss."""
 
 
 @dataclass(frozen=True)
