@@ -22,6 +22,8 @@ class Deviations:
     no_squash: bool = False
     no_deletion: bool = False
     """Large files cannot be deleted one by one."""
+    no_pull_requests: bool = False
+    """Nothing is said of them among the refs."""
     no_xet: bool = False
     """Nothing answers for Xet, and nobody has told the client so."""
 
@@ -38,4 +40,4 @@ class Deviations:
         return missing.get(endpoint, False)
 
 
-ALL = Deviations(*[True] * 9)
+ALL = Deviations(*[True] * 10)

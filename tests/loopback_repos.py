@@ -20,6 +20,8 @@ from loopback_routes import (
 )
 
 ROUTES = Routes()
+PULL = "pr/"
+"""Branches of that name stand for pull requests."""
 
 
 @ROUTES.answers("whoami", "GET", "/api/whoami-v2")
@@ -117,8 +119,11 @@ def _refs(call: Call) -> Answer:
         ]
         for kind, (place, found) in kinds.items()
     }
-    others = ["converts", "pullRequests"] if "include_prs" in call.query else ["converts"]
-    return json_answer({**refs, **{kind: [] for kind in others}})
+    pulls = [one for one in refs["branches"] if one["name"].startswith(PULL)]
+    refs["branches"] = [one for one in refs["branches"] if one not in pulls]
+    if "include_prs" in call.query and not call.hub.deviations.no_pull_requests:
+        refs["pullRequests"] = [{**one, "ref": f"refs/{one['name']}"} for one in pulls]
+    return json_answer({**refs, "converts": []})
 
 
 @ROUTES.answers("commits", "GET", "/api/models/{repo}/commits/{revision}")

@@ -81,6 +81,39 @@ def test_what_a_tag_or_a_branch_holds_is_not_deleted(near_hub, snapshot_of):
     assert repo.contents.bytes_of_large() < 3 * size
 
 
+@pytest.mark.parametrize("says", [True, False], ids=["pull requests", "a server without them"])
+def test_what_a_pull_request_holds_is_not_deleted(near_hub, snapshot_of, says):
+    near_hub.deviations = Deviations(no_pull_requests=not says)
+    near_hub.create(hubs.REPO)
+    uploads = hubs.uploader(keep=1)
+    upload(uploads, snapshot_of(1))
+    HfApi().create_branch(hubs.REPO, branch="pr/1")  # what the loopback hub lists as one
+    upload(uploads, snapshot_of(2))
+    assert (near_hub.count("lfs-delete") == 0) == says
+    if says:
+        assert_refs_whole(near_hub)
+    assert uploads.messages() == []
+
+
+def test_a_tag_of_somebody_else_is_not_moved(near_hub, snapshot_of):
+    near_hub.create(hubs.REPO)
+    uploads = hubs.uploader(milestone_every=1)
+    upload(uploads, snapshot_of(1))
+    tags = {}
+    for name, deleted in (("step-00000002", ()), ("step-00000003", ("latest.json",))):
+        HfApi().create_branch(hubs.REPO, branch=name)
+        mine = {"mine.txt": b"mine"}
+        tags[name] = near_hub.commit_files(hubs.REPO, mine, deleted, branch=name)
+        HfApi().create_tag(hubs.REPO, tag=name, revision=tags[name])
+    upload(uploads, *map(snapshot_of, (2, 3, 4)))
+    repo = near_hub.repo(hubs.REPO)
+    assert {name: repo.tags[name] for name in tags} == tags
+    assert repo.tags["step-00000004"] == repo.head
+    said = uploads.messages()
+    assert len(said) == 2
+    assert "tag step-00000002 on a commit that no upload of step 2 has made" in said[0]
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("fault", "message"),

@@ -222,11 +222,17 @@ class Hub(Remote):
         return str(created.oid)
 
     def refs(self) -> dict[str, str]:
-        """The commits of all tags and of all branches but `main`, by `tags/name`, `heads/name`."""
+        """The commits of all tags, of all branches but `main`, and of pull requests.
+
+        By `tags/name`, `heads/name`, `pr/1`.
+        """
         with translate_errors(self.repo_id, BRANCH):
-            found = self._api.list_repo_refs(self.repo_id)
-        refs = {one.ref.removeprefix("refs/"): one.target_commit for one in found.tags}
-        refs |= {one.ref.removeprefix("refs/"): one.target_commit for one in found.branches}
+            try:
+                found = self._api.list_repo_refs(self.repo_id, include_pull_requests=True)
+            except KeyError:  # of a server that has no pull requests
+                found = self._api.list_repo_refs(self.repo_id)
+        all_refs = (*found.tags, *found.branches, *found.converts, *(found.pull_requests or ()))
+        refs = {one.ref.removeprefix("refs/"): one.target_commit for one in all_refs}
         refs.pop(f"heads/{BRANCH}", None)
         return refs
 

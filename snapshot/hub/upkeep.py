@@ -15,7 +15,7 @@ from snapshot.hub.publish import Policy
 class Upkeep:
     """Tags milestones, and deletes the contents of pruned snapshots from the repo's storage.
 
-    Nothing that a tag or another branch holds is deleted. Not thread-safe.
+    Nothing that a tag, another branch or a pull request holds is deleted. Not thread-safe.
     """
 
     def __init__(self, hub: Hub, policy: Policy, notify: Callable[[str], None]) -> None:
@@ -25,7 +25,7 @@ class Upkeep:
         """By tag, the commit and the snapshot that it is for."""
         self._unneeded: set[str] = set()
         self._held: dict[str, frozenset[str]] = {}
-        """By commit of the head, a tag or a branch, the contents that it holds."""
+        """By commit of the head or of a ref, the contents that it holds."""
         self.can_delete = policy.squash_every is None
         """Whether contents can be deleted one by one; a history that is squashed frees them all."""
         self._reported: set[str] = set()
@@ -49,13 +49,24 @@ class Upkeep:
             self._report_once("tag", f"{names} of {self._hub.repo_id} has no tag yet: {error}")
 
     def _tag(self, name: str, target: str, snapshot: Latest, found: str | None) -> None:
-        """Tag a commit, unless a commit with the same snapshot has that tag."""
+        """Tag a commit, unless a commit with the same snapshot has that tag, or somebody's commit.
+
+        A tag of ours leads to a commit whose newest snapshot has that step.
+        """
         if found is not None:
             try:
                 tagged = self._hub.latest(found, self._hub.files(found))
             except SnapshotError:
                 tagged = None
-            if tagged is not None and tagged.manifest_sha256 == snapshot.manifest_sha256:
+            if tagged is None or tagged.step != snapshot.step:
+                self._report_once(
+                    name,
+                    f"{self._hub.repo_id} has a tag {name} on a commit that no upload of step "
+                    f"{snapshot.step} has made. It stays there, so the snapshot of that step has "
+                    "no tag, and stays as long as hub.keep says.",
+                )
+                return
+            if tagged.manifest_sha256 == snapshot.manifest_sha256:
                 return
         self._hub.tag(name, target, replace=found is not None)
 
