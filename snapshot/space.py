@@ -24,11 +24,10 @@ from snapshot.disk.writing import atomic_folder
 from snapshot.errors import SnapshotError
 from snapshot.hub.names import NAMED_REPO, named_repo
 from snapshot.hub.remote import PREFIX
-from snapshot.hub.space import OF_SPACES, SPACE, upload_space
+from snapshot.hub.space import PAGE, SPACE, files_made, upload_space
 from snapshot.merge import write_model
 from snapshot.named_model import TIMEOUT_SECONDS, NamedModel, find_model
 
-PAGE = Path(__file__).parent / "page"
 PIECE_BYTES = 200_000_000
 """Bytes of the largest file, which the page reads at once."""
 KNOWN_BPE = {
@@ -96,24 +95,22 @@ def _refuse_other_contents(folder: Path) -> None:
     if folder.is_symlink() or not folder.is_dir():
         kind = "a link" if folder.is_symlink() else "a file"
         raise SnapshotError(f"--to {folder} is {kind}. Name a new folder.")
-    names = names_in(folder)
-    if names and not _is_description(folder / SPACE):
+    names, made = names_in(folder), _files_made(folder / SPACE)
+    if names and not made:
         raise SnapshotError(
             f"--to {folder} has files, and is no Space that this command made. Name a new folder."
         )
-    if others := sorted(name for name in names if not OF_SPACES.fullmatch(name)):
+    if others := sorted(set(names) - made):
         raise SnapshotError(
             f"--to {folder} would be replaced, and {others[0]} in it is not of this command. Move "
             "it away, or name a new folder."
         )
 
 
-def _is_description(path: Path) -> bool:
-    """Whether a file is the space.json of this command."""
+def _files_made(path: Path) -> set[str]:
     with suppress(SnapshotError):
-        found = read_json(path)
-        return isinstance(found, dict) and {"title", "weights"} <= found.keys()
-    return False
+        return files_made(read_json(path))
+    return set()
 
 
 def _replace(folder: Path) -> None:
@@ -133,6 +130,7 @@ def _write_space(folder: Path, named: NamedModel, tokenizer: Tokenizer, source: 
     found = named_repo(source)
     repo = None if found is None else found[0]
     title = _title(named, repo)
+    (folder / "README.md").write_text(_card(named, title, repo), encoding="utf-8")
     write_json(
         folder / SPACE,
         {
@@ -141,9 +139,9 @@ def _write_space(folder: Path, named: NamedModel, tokenizer: Tokenizer, source: 
             "beginning": tokenizer.beginning,
             "end_of_text": tokenizer.end_of_text,
             "weights": [path.name for path in tensor_files(folder, WHOLE)],
+            "files": sorted({*names_in(folder), SPACE}),
         },
     )
-    (folder / "README.md").write_text(_card(named, title, repo), encoding="utf-8")
 
 
 def _title(named: NamedModel, repo: str | None) -> str:

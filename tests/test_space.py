@@ -16,7 +16,7 @@ import runs
 from data.subwords import SubwordTokenizer
 from data.tokenizer import CharTokenizer
 from snapshot.__main__ import main
-from snapshot.disk.files import read_json
+from snapshot.disk.files import read_json, write_json
 from snapshot.errors import SnapshotError
 from snapshot.space import PAGE, _target_repo, _unknown_in, make_space
 from spaces import in_node, random_model, space_of
@@ -69,6 +69,7 @@ def test_a_run_becomes_a_folder_with_the_page_and_the_model_and_no_optimizer(
         "beginning": "\n",
         "end_of_text": None,
         "weights": ["model.safetensors"],
+        "files": sorted(path.name for path in folder.iterdir()),
     }
     AutoModelForCausalLM.from_pretrained(folder)
     AutoTokenizer.from_pretrained(folder)
@@ -166,9 +167,18 @@ def test_a_space_is_replaced_and_anything_else_is_kept(model, tmp_path, capsys):
     assert main(["space", str(model), "--to", str(other / "thesis.txt")]) == 2
     assert "is a file" in capsys.readouterr().err
     space = space_of(model, tmp_path / "space")
-    (space / "of an older version.js").write_text("")
+    (space / "mine.js").write_text("")
+    assert main(["space", str(model), "--to", str(space)]) == 2
+    assert "mine.js in it is not of this command" in capsys.readouterr().err
+    description = read_json(space / "space.json")
+    write_json(space / "space.json", {**description, "files": [*description["files"], "mine.js"]})
     space_of(model, space)
-    assert not (space / "of an older version.js").exists()
+    assert not (space / "mine.js").exists()
+    # Older versions did not list them.
+    del description["files"]
+    write_json(space / "space.json", description)
+    space_of(model, space)
+    assert read_json(space / "space.json")["files"] == sorted(path.name for path in space.iterdir())
 
 
 def test_a_full_disk_leaves_the_former_space(model, tmp_path, monkeypatch, capsys):
@@ -232,23 +242,31 @@ def test_one_commit_makes_a_private_static_space(near_hub, model, tmp_path, caps
 
 def test_a_second_one_replaces_the_files_and_deletes_those_that_are_gone(near_hub, model, tmp_path):
     make_space(str(model), SPACE, public=False)
-    near_hub.commit_files(STORED, {"older.js": b"", "config.json": b"{}"})
-    make_space(str(model), SPACE, public=False)
     repo = near_hub.repo(STORED)
+    described = json.loads(repo.read(repo.head, "space.json"))
+    described["files"].append("older.js")
+    older = {"older.js": b"", "space.json": json.dumps(described).encode(), "config.json": b"{}"}
+    near_hub.commit_files(STORED, older)
+    make_space(str(model), SPACE, public=False)
     assert "older.js" not in repo.files(repo.head)
-    near_hub.commit_files(STORED, {"thesis.txt": b"mine"})
-    with pytest.raises(SnapshotError, match=r"holds thesis\.txt, which this command has not made"):
-        make_space(str(model), SPACE, public=False)
-    assert "thesis.txt" in repo.files(repo.head)
+    for mine in ("mine.js", "thesis.txt"):
+        near_hub.commit_files(STORED, {mine: b"mine"})
+        with pytest.raises(SnapshotError, match=f"holds {mine}, which this command has not made"):
+            make_space(str(model), SPACE, public=False)
+        assert mine in repo.files(repo.head)
+        near_hub.commit_files(STORED, {}, [mine])
     assert json.loads(repo.read(repo.head, "config.json"))["model_type"] == "gpt2"
 
 
-@pytest.mark.parametrize("file", ["app.py", "index.html"])
-def test_a_space_of_somebody_else_s_program_is_refused(near_hub, model, capsys, file):
+@pytest.mark.parametrize(
+    ("file", "first"),
+    [("app.py", "app.py"), ("index.html", "index.html"), ("space.json", "index.html")],
+)
+def test_a_space_of_somebody_else_s_program_is_refused(near_hub, model, capsys, file, first):
     near_hub.create(STORED)
     near_hub.commit_files(STORED, {file: b"mine"})
     assert main(["space", str(model), "--to", SPACE]) == 2
-    assert f"holds {file}, and is no Space that this command made" in capsys.readouterr().err
+    assert f"holds {first}, and is no Space that this command made" in capsys.readouterr().err
     assert near_hub.repo(STORED).read("main", file) == b"mine"
 
 

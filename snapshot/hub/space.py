@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import re
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from huggingface_hub import (
     CommitOperation,
     CommitOperationAdd,
     CommitOperationDelete,
+    HfApi,
     constants,
 )
 from huggingface_hub.hf_api import RepoFile
 
-from snapshot.disk.reference import WEIGHTS
+from data.tokenizer import TOKENIZER_FILES
+from snapshot.disk.files import LARGEST_JSON_BYTES, read_json
+from snapshot.disk.reference import CONFIG
 from snapshot.errors import SnapshotError
 from snapshot.hub.client import OWN_FILES
 from snapshot.hub.errors import translate_errors
@@ -21,15 +25,22 @@ from snapshot.hub.http import hub_api
 from snapshot.hub.remote import BRANCH
 
 SPACE = "space.json"
-"""The file by which a Space of this project is known."""
-OF_SPACES = re.compile(
-    rf".+\.js|index\.html|style\.css|README\.md|\.gitattributes|{re.escape(SPACE)}|config\.json|"
-    rf"tokenizer(_config)?\.json|special_tokens_map\.json|{WEIGHTS.pattern}"
-)
-"""Names of the files of a Space of this project, of any version; the page is written in .js."""
+"""The file by which a Space of this project is known. It lists the others."""
+PAGE = Path(__file__).parents[1] / "page"
 TEMPLATE = {"index.html", "style.css"}
 """What the first commit of a static Space may hold."""
 KIND = "space"
+
+
+def files_made(description: object) -> set[str]:
+    """The files of a Space of this command, by the content of its space.json; none of any other."""
+    if not isinstance(description, dict) or not {"title", "weights"} <= description.keys():
+        return set()
+    of_older = [*OWN_FILES, SPACE, CONFIG, *TOKENIZER_FILES, *(one.name for one in PAGE.iterdir())]
+    listed = [description["weights"], description.get("files", of_older)]
+    if not all(isinstance(names, list) for names in listed):
+        return set()
+    return {name for names in listed for name in names if isinstance(name, str)}
 
 
 def upload_space(repo_id: str, folder: Path, private: bool, timeout: float) -> str:
@@ -42,21 +53,23 @@ def upload_space(repo_id: str, folder: Path, private: bool, timeout: float) -> s
     address = f"{constants.ENDPOINT}/spaces/{repo_id}"
     with translate_errors(repo_id, BRANCH):
         api.create_repo(repo_id, repo_type=KIND, space_sdk="static", private=private, exist_ok=True)
-        is_private = bool(api.repo_info(repo_id, repo_type=KIND).private)
-        tree = list(api.list_repo_tree(repo_id, repo_type=KIND, recursive=True))
+        info = api.repo_info(repo_id, repo_type=KIND)
+        head = str(info.sha)
+        tree = list(api.list_repo_tree(repo_id, repo_type=KIND, recursive=True, revision=head))
         is_new = len(api.list_repo_commits(repo_id, repo_type=KIND)) == 1
-    there = {entry.path for entry in tree if isinstance(entry, RepoFile)}
-    others = sorted(there - OWN_FILES - (TEMPLATE if is_new else set()))
-    if others and SPACE not in there:
+    there = {entry.path: entry.size for entry in tree if isinstance(entry, RepoFile)}
+    made = _files_made_there(api, repo_id, head, there.get(SPACE))
+    others = sorted(there.keys() - OWN_FILES - (TEMPLATE if is_new else set()))
+    if others and not made:
         raise SnapshotError(
             f"{address} holds {others[0]}, and is no Space that this command made. Name a new one."
         )
-    if foreign := [path for path in others if not OF_SPACES.fullmatch(path)]:
+    if foreign := [path for path in others if path not in made]:
         raise SnapshotError(
             f"{address} holds {foreign[0]}, which this command has not made and would delete. Move "
             "it away, or name a new Space."
         )
-    if private and not is_private:
+    if private and not info.private:
         raise SnapshotError(
             f"{address} is public. Add --public, or make it private in its settings."
         )
@@ -65,10 +78,29 @@ def upload_space(repo_id: str, folder: Path, private: bool, timeout: float) -> s
     operations: list[CommitOperation] = [
         CommitOperationAdd(name, path) for name, path in paths.items()
     ]
-    gone = sorted(there - paths.keys() - OWN_FILES)
+    gone = sorted(there.keys() - paths.keys() - OWN_FILES)
     operations += [CommitOperationDelete(path, is_folder=False) for path in gone]
     with translate_errors(repo_id, BRANCH):
         api.create_commit(
-            repo_id, operations, commit_message="Model in the browser", repo_type=KIND
+            repo_id,
+            operations,
+            commit_message="Model in the browser",
+            repo_type=KIND,
+            # What somebody commits meanwhile is not deleted. The client takes no other ids.
+            parent_commit=head if constants.REGEX_COMMIT_OID.fullmatch(head) else None,
         )
     return address
+
+
+def _files_made_there(api: HfApi, repo_id: str, head: str, size: int | None) -> set[str]:
+    """`files_made` of a Space on the Hub, whose space.json has that size, if there is one."""
+    if size is None or size > LARGEST_JSON_BYTES:
+        return set()
+    with TemporaryDirectory() as folder:
+        with translate_errors(repo_id, head):
+            path = api.hf_hub_download(
+                repo_id, SPACE, repo_type=KIND, revision=head, local_dir=folder
+            )
+        with suppress(SnapshotError):
+            return files_made(read_json(Path(path)))
+    return set()
