@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import hubs
+from config.compose import load_config
 from loopback_hub import LoopbackHub
 from snapshot.disk.files import folder_name, write_json
 from snapshot.disk.writing import atomic_snapshot
@@ -24,6 +27,8 @@ from snapshot.hub.fence import Fenced, Held
 from snapshot.hub.fetch import read_repo
 from snapshot.hub.publish import Policy, Upload
 from snapshot.hub.uploader import Uploader
+from training.reporting.console import Console
+from training.run.uploading import finish_uploads
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Use 'content=:DeprecationWarning"  # huggingface_hub 2.4 calls httpx2 so
@@ -70,7 +75,7 @@ class Trainer:
 
 
 class Scene:
-    """Attempts of one run, a repo, and a clock."""
+    """Attempts of one run, whose clocks differ by hours, and a repo."""
 
     def __init__(self, hub: LoopbackHub, folder: Path) -> None:
         hub.create(hubs.REPO)
@@ -85,7 +90,8 @@ class Scene:
         known = read_repo(client).latest
         policy = Policy(3, 0.0, None, private=True, takeover=False)
         target = UploadTarget(client, policy, "run", name, known)
-        attempt = Attempt(client, target, self.told.append, lambda: self.now)
+        wrong = len(self.trainers) * 60 * MINUTE
+        attempt = Attempt(client, target, self.told.append, lambda: self.now - wrong)
         step = 0 if known is None else known.step
         trainer = Trainer(name, attempt, client, self.folder / name, step, self.now)
         self.trainers.append(trainer)
@@ -270,6 +276,35 @@ def test_an_owner_shows_that_it_lives_while_a_snapshot_waits_for_its_time(
     uploads.offer(tiny(tmp_path, 30), hubs.Card("# card\n"), is_last=True)
     assert uploads.flush(30)
     assert (hubs.step_of(near_hub), hubs.latest(near_hub)["silence_seconds"]) == (30, 0)
+
+
+@pytest.mark.parametrize("step", [20, 40])
+@pytest.mark.parametrize("ends", [False, True], ids=["lives", "has ended"])
+def test_the_end_of_a_run_says_what_the_repo_has_instead(near_hub, tmp_path, capsys, step, ends):
+    """It waits for no owner that lives, and the next start loses nothing of either."""
+    near_hub.create(hubs.REPO)
+    policy = Policy(3, 0.0, None, private=True, takeover=False)
+    owner, other = (
+        Uploader(UploadTarget(Hub(hubs.REPO, 5.0), policy, "run", name)) for name in "AB"
+    )
+    owner.offer(tiny(tmp_path / "A", step), hubs.Card("# card\n"), is_last=ends)
+    assert owner.flush(30)
+    other.offer(mine := tiny(tmp_path / "B" / "snapshots", 30), hubs.Card("# card\n"), None, True)
+    config = load_config([f"run.dir={tmp_path / 'B'}", f"hub.repo_id={hubs.REPO}"])
+    begun = time.monotonic()
+    finish_uploads(Console(True, 30, 0), config, other, SimpleNamespace(seconds_left=lambda: 1e9))
+    assert time.monotonic() - begun < config.hub.flush_seconds / 2
+    said = capsys.readouterr().out.splitlines()[-1]
+    if ends and step < 30:
+        assert "me/run has step 30; uploads sent" in said
+    elif step < 30:
+        assert "me/run has step 20, not the newest" in said
+        assert said.endswith("The same command uploads it at its next start.")
+    else:
+        assert "me/run has step 40 of another attempt, not step 30 of this" in said
+        assert said.endswith("The same command continues from the later one.")
+    assert mine.is_dir()
+    assert hubs.step_of(near_hub) == max(step, 30 if ends else 0)
 
 
 def test_another_run_is_never_taken_over_by_waiting(near_hub, tmp_path):

@@ -14,6 +14,7 @@ from snapshot.hub.status import UploadFailure, UploadStatus
 from training.run.uploading import finish_uploads
 
 HTTP_503 = UploadFailure("the Hub answers HTTP 503: maintenance", "HTTP 503")
+HELD = UploadFailure("another attempt has uploaded it", "another attempt uploads", is_held=True)
 
 
 def said_at_the_end(tmp_path, status: UploadStatus) -> str:
@@ -63,8 +64,20 @@ def said_at_the_end(tmp_path, status: UploadStatus) -> str:
             "hub at step 20, uploads off",
             "me/run does not have the end of this run: its uploads ended before",
         ),
+        (
+            UploadStatus(20, None, HELD, off=False, offered=30),
+            "hub at step 20, last error: another attempt uploads",
+            "me/run has step 20, not the newest: another attempt has uploaded it. The same command "
+            "uploads it at its next start.",
+        ),
+        (
+            UploadStatus(40, None, HELD, off=False, offered=30),
+            "hub at step 40, last error: another attempt uploads",
+            "me/run has step 40 of another attempt, not step 30 of this: another attempt has "
+            "uploaded it. The same command continues from the later one.",
+        ),
     ],
-    ids=["done", "behind", "empty", "never reached", "never asked", "fenced"],
+    ids=["done", "behind", "empty", "never reached", "never asked", "fenced", "held", "overtaken"],
 )
 def test_what_is_known_of_the_hub_is_said_and_no_more(tmp_path, status, words, at_the_end):
     assert status.as_words() == words

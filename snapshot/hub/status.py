@@ -21,6 +21,8 @@ class UploadFailure:
     """One or two words, for the progress line."""
     lasting: bool = False
     """Whether it persists until somebody changes something."""
+    is_held: bool = False
+    """Whether another attempt of the run owns the repo."""
 
     @classmethod
     def of(cls, error: BaseException) -> UploadFailure:
@@ -46,6 +48,14 @@ class UploadStatus:
     """Whether the repo has been read at least once."""
     sent: Transfer = field(default_factory=Transfer)
     """What the uploads of this attempt have sent."""
+    offered: int | None = None
+    """The newest step of this attempt; None if it has offered none."""
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether another attempt owns the repo, with a later step than this one's, or the same."""
+        is_held = self.failure is not None and self.failure.is_held
+        return is_held and (self.step or 0) >= (self.offered or 0)
 
     @property
     def failure_text(self) -> str | None:

@@ -97,6 +97,7 @@ class Uploader:
                 self._off,
                 self._attempt.repo_was_read,
                 self._all_sent,
+                max(self._queued_at, default=None),
             )
 
     def messages(self) -> list[str]:
@@ -191,7 +192,7 @@ class Uploader:
                 self._step = error.step
             self._warn_once("held", f"{error}. {unharmed}.")
             lasting = time.monotonic() + error.seconds > self._flush_ends
-            failure = UploadFailure(str(error), "another attempt uploads", lasting)
+            failure = UploadFailure(str(error), "another attempt uploads", lasting, is_held=True)
             return failure, min(error.seconds, LOOK_SECONDS) if error.seconds < math.inf else None
         except (SnapshotError, OSError) as error:
             if not is_about_snapshot(error, upload.folder):

@@ -218,10 +218,16 @@ def _finish(
         )
     else:
         reached = "has nothing yet" if status.repo_was_read else "was never reached"
+        then = "uploads it at its next start"
         if status.step is not None:
             reached = f"has step {status.step}, not the newest"
+        if status.is_ahead:
+            reached = (
+                f"has step {status.step} of another attempt, not step {status.offered} of this"
+            )
+            then = "continues from the later one"
         reason = f": {status.failure_text.rstrip('.')}" if status.failure_text else ""
-        console.warn(f"{name} {reached}{reason}. The same command uploads it at its next start.")
+        console.warn(f"{name} {reached}{reason}. The same command {then}.")
 
 
 def _is_behind(start: Start) -> bool:
