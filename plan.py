@@ -24,6 +24,7 @@ from config.schema import (
     other_model,
     too_long,
 )
+from data.command import EXIT_USER_MISTAKE, exit_code_of, say_error
 from data.tokenizer import bpe_size
 from model.causal_lm import ModelConfig, build_model
 from model.gpt import parameter_count
@@ -38,8 +39,6 @@ from snapshot.hub.errors import HubError
 from training.memory import available_memory
 from training.optimizer import freeze
 
-"""Not 1, with which Python ends a program that has failed."""
-EXIT_USER_MISTAKE = 2
 PEAK_IN = {
     "evaluation": "in the evaluation",
     "sampling": "in the sample",
@@ -51,6 +50,11 @@ CHARACTERS_PLANNED = 256
 def main(arguments: list[str]) -> int:
     """Print the plan; return the exit code: 3 if nothing fits, 2 for a user error."""
     options = parse(arguments)
+    return exit_code_of(lambda: plan(options))
+
+
+def plan(options: argparse.Namespace) -> int:
+    """Print the plan; return the exit code."""
     try:
         config = load_config(options.overrides)
         memory = GIB * memory_of(options)
@@ -69,7 +73,7 @@ def main(arguments: list[str]) -> int:
         settle_rate(config, lambda: parameter_count(counted))
         found = candidates(model, shape, options.machines, config.snapshot.staging_bytes)
     except (ConfigError, SnapshotError, HubError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        say_error(str(error))
         return EXIT_USER_MISTAKE
     share = config.train.global_batch_size // options.processes
     requested = config.train.micro_batch_size

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from config.problems import Problems, is_storable, value_of
+from config.problems import Problems, is_storable, value_of, why_not_storable
 from config.schema import TEXT_KEYS, Config, other_model
 from config.streaming import check_streaming
 from data.columns import CONVERSATIONS, DOCUMENT_MODES
@@ -114,7 +114,8 @@ def _check_texts(found: Problems) -> None:
         text = value_of(found.config, key)
         if text is None or (key == "run.dir" and text == f"out/{found.config.run.name}"):
             continue  # derived from run.name, which is checked itself
-        need(is_storable(text), key, "has bytes that are not valid UTF-8")
+        if not is_storable(text):
+            need(False, key, why_not_storable(text))
         if key in NEVER_EMPTY:
             need(text.strip() != "", key, "is empty")
             need("://" in text or _is_path(text), key, TOO_LONG)

@@ -23,7 +23,9 @@ from omegaconf.errors import OmegaConfBaseException
 from config.checks import problems
 from config.evaluation import batches_of_evaluation
 from config.hints import (
+    EXPANDED,
     SWEEP_HINT,
+    is_expanded,
     joined_options,
     quoted,
     quoted_argument,
@@ -31,7 +33,7 @@ from config.hints import (
     unknown_option,
 )
 from config.other_models import recipe_of
-from config.problems import is_storable
+from config.problems import is_storable, why_not_storable
 from config.schema import TEXT_KEYS, Config, ConfigError, other_model
 from data.tokenizer import CHARACTERS
 
@@ -73,6 +75,8 @@ def load_config(arguments: Sequence[str]) -> Config:
     Raises ConfigError with all mistakes, one sentence a line: malformed arguments, and invalid
     values of the others.
     """
+    if any(map(is_expanded, arguments)):
+        raise ConfigError(EXPANDED)  # what else is wrong comes from that
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         mistakes: list[str] = []
         try:
@@ -212,7 +216,9 @@ def _unreadable(key: str, text: str) -> str:
     def read(argument: str) -> object:
         return OmegaConf.select(_composed([argument]), key)
 
-    argument = quoted_argument(key, text, read) if is_storable(text) else None
+    if not is_storable(text):
+        return f"{key}={text} {why_not_storable(text)}."
+    argument = quoted_argument(key, text, read)
     remedy = "Use another name." if argument is None else f"In a shell write {argument} instead."
     return f"Hydra does not parse {key}={text} as a single text. {remedy}"
 

@@ -15,6 +15,7 @@ from itertools import groupby
 import config.schema
 from config.compose import load_config
 from config.schema import Config
+from data.command import exit_code_of
 
 PRESETS = ("tiny", "baby", "gpt2", "gpt2_medium", "gpt2_large", "gpt2_xl")
 """What `model=` takes, from the smallest."""
@@ -103,5 +104,11 @@ def markdown() -> str:
     return "\n".join(lines)
 
 
-if __name__ == "__main__":
+def main() -> int:
+    """Print all keys; return the exit code."""
     print(markdown() if sys.argv[1:] == ["--markdown"] else help_text())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code_of(main))

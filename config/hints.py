@@ -59,11 +59,21 @@ LAUNCHER_HINT = (
     "launch`, before train.py, or entries of its config file."
 )
 
+EXPANDED = (
+    "data.mix is not as you typed it: the shell has expanded its braces. Quote it: "
+    "'data.mix=[{source:a,weight:0.7},{source:b,weight:0.3}]'."
+)
+
 SWEEP_OPTIONS = "multirun m"
 SWEEP_HINT = (
     "A sweep is a loop in the shell, with a name for each run: for rate in 0.001 0.003; do "
     "accelerate launch train.py optim.learning_rate=$rate run.name=rate-$rate; done."
 )
+
+
+def is_expanded(argument: str) -> bool:
+    """Whether an argument is a piece of a `data.mix` whose braces a shell has expanded."""
+    return re.match(r"data\.mix=\[(source|weight|text_column):[^{]*$", argument) is not None
 
 
 def joined_options(arguments: Sequence[str]) -> Iterator[str]:

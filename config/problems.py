@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 from config.schema import Config
@@ -37,6 +38,19 @@ def value_of(config: Config, key: str) -> Any:
 def _short(value: object) -> str:
     text = "null" if value is None else str(value)
     return text if len(text) <= 60 else f"{text[:50]}... ({len(text)} characters)"
+
+
+def why_not_storable(text: str) -> str:
+    """What a text that is not storable has, and what to do, after its key and value."""
+    if "\0" in text:
+        return "has a zero byte. Use another name"
+    encoding = sys.getfilesystemencoding()
+    if encoding == "utf-8":
+        return "has bytes that are not valid UTF-8. Use another name"
+    return (
+        f"has characters that the encoding of this locale, {encoding}, lacks: set PYTHONUTF8=1 in "
+        "the environment"
+    )
 
 
 def is_storable(text: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from config.problems import Problems, is_storable
+from config.problems import Problems, is_storable, why_not_storable
 from config.schema import Config, other_model
 from data.columns import PACKED
 from data.sources import BUILT_IN
@@ -24,7 +24,9 @@ def check_streaming(found: Problems) -> None:
     need(data.streaming is not False or not data.mix, "data.streaming", "and data.mix: leave one")
     for number, part in enumerate(data.mix):
         key = f"data.mix[{number}]"
-        if not part.source.strip() or not is_storable(part.source):
+        if not is_storable(part.source):
+            found.sentences.append(f"{key}.source {why_not_storable(part.source)}.")
+        if not part.source.strip():
             found.sentences.append(f"{key} names no source.")
         if not 0 < part.weight < math.inf:
             found.sentences.append(f"{key}.weight={part.weight} must be above 0 and finite.")

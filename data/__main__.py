@@ -6,13 +6,14 @@ python -m data inspect SOURCE    list files, rows, columns, first rows, tokens a
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
+from data.command import EXIT_FAILED, EXIT_USER_MISTAKE, exit_code_of, say_error
 from data.errors import DataError, TextUnreachable
 from data.printable import printable
 from data.streaming.inspection import inspect
+from data.tokenizer import OF_BYTES
 
 COMMANDS = ("inspect",)
 ARGUMENTS = {"data.text_column": "--text-column", "data.source": "SOURCE"}
@@ -22,9 +23,11 @@ ARGUMENTS = {"data.text_column": "--text-column", "data.source": "SOURCE"}
 def main(arguments: list[str]) -> int:
     """Print what a source holds; the exit code: 1 if it cannot be reached, 2 for a user error."""
     options = parse(arguments)
+    return exit_code_of(lambda: _inspect(options))
+
+
+def _inspect(options: argparse.Namespace) -> int:
     run = (options.max_steps, options.global_batch_size, options.block_size)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         for line in inspect(
             options.source,
@@ -35,15 +38,12 @@ def main(arguments: list[str]) -> int:
             lambda line: print(printable(line), file=sys.stderr),
         ):
             print(printable(line), flush=True)
-    except (KeyboardInterrupt, BrokenPipeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 130
     except DataError as error:
         message = str(error)
         for key, argument in ARGUMENTS.items():
             message = message.replace(f"{key}=", f"{argument}=")
-        print(f"error: {printable(message, multiline=True)}", file=sys.stderr)
-        return 1 if isinstance(error, TextUnreachable) else 2
+        say_error(message)
+        return EXIT_FAILED if isinstance(error, TextUnreachable) else EXIT_USER_MISTAKE
     return 0
 
 
@@ -54,7 +54,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("source", metavar="SOURCE", help="as data.source with data.streaming=true")
     parser.add_argument("--text-column", default="text", help="data.text_column (default: text)")
     parser.add_argument(
-        "--tokenizer", type=Path, help="a folder with a tokenizer; otherwise a token is a byte"
+        "--tokenizer", help=f"a folder with a tokenizer; default {OF_BYTES}, whose tokens are bytes"
     )
     for key, default in (("max-steps", 1200), ("global-batch-size", 12), ("block-size", 64)):
         parser.add_argument(f"--{key}", type=int, default=default, help=f"default: {default}")

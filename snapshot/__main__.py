@@ -13,13 +13,13 @@ python -m snapshot space PATH_OR_REPO --to FOLDER_OR_SPACE    make a page that c
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import TextIO
 
+from data.command import exit_code_of
 from data.errors import DataError
 from data.printable import printable
 from model.causal_lm import ModelConfig
@@ -44,33 +44,12 @@ from snapshot.merge import merge
 from snapshot.space import make_space
 
 COMMANDS = ("verify", "list", "merge", "space")
-BROKEN_PIPE = 141
-"""The exit code that a shell shows for a program that SIGPIPE ended."""
 
 
 def main(arguments: list[str]) -> int:
     """Run the command; the exit code: 1 for a snapshot that is not whole, 2 for a user error."""
     options = parse(arguments)
-    try:
-        if options.command == "merge":
-            named = merge(options.source, Path(options.folder))
-            _show(f"merged    {named.name} and its base, in float32: {options.folder}")
-            return 0
-        if options.command == "space":
-            _show(f"space     {make_space(options.source, options.to, options.public)}")
-            return 0
-        code = _run(options.command, options.source)
-        sys.stdout.flush()  # a closed pipe raises here, not while Python exits
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE
-    except KeyboardInterrupt:
-        return 130
-    except (SnapshotError, HubError, DataError) as error:
-        return _failed(str(error))
-    except OSError as error:
-        return _failed(f"{error.filename or 'the output'}: {error.strerror}.")
-    return code
+    return exit_code_of(lambda: _run(options))
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -97,7 +76,21 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
-def _run(command: str, source: str) -> int:
+def _run(options: argparse.Namespace) -> int:
+    try:
+        if options.command == "merge":
+            named = merge(options.source, Path(options.folder))
+            _show(f"merged    {named.name} and its base, in float32: {options.folder}")
+            return 0
+        if options.command == "space":
+            _show(f"space     {make_space(options.source, options.to, options.public)}")
+            return 0
+        return _look(options.command, options.source)
+    except (SnapshotError, HubError, DataError) as error:
+        return _failed(str(error))
+
+
+def _look(command: str, source: str) -> int:
     path, remote = Path(source), named_remote(source)
     if remote is None and not path.exists():
         return _failed(f"{source} is neither a folder nor a repo's name.")

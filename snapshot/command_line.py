@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable
 
+import data.command
+from data.command import EXIT_USER_MISTAKE, say_error
 from data.errors import DataError
-from data.printable import printable
 from model.device import DeviceError
 from model.generate import BrokenModel
 from snapshot.errors import SnapshotError
@@ -19,28 +19,16 @@ USER_ERRORS = (SnapshotError, HubError, DataError, DeviceError, BrokenModel)
 
 def exit_code_of(command: Callable[[], None]) -> int:
     """Run a command; an error is a sentence on stderr. The exit code: 2 for a user error."""
-    for stream in filter(None, (sys.stdout, sys.stderr)):  # None if it is closed
-        stream.reconfigure(errors="backslashreplace")
-    try:
-        command()
-    except USER_ERRORS as error:
-        print(f"error: {printable(str(error), multiline=True)}", file=sys.stderr)
-        return 2
-    except (KeyboardInterrupt, BrokenPipeError):
-        _discard_output()
-        return 130
-    except OSError as error:
-        _discard_output()
-        what = f"{error.filename or 'the output'}: {error.strerror or error}"
-        print(f"error: {printable(what)}", file=sys.stderr)
-        return 1 if error.filename is None else 2
-    return 0
 
+    def code() -> int:
+        try:
+            command()
+        except USER_ERRORS as error:
+            say_error(str(error))
+            return EXIT_USER_MISTAKE
+        return 0
 
-def _discard_output() -> None:
-    """Discard buffered output, or the interpreter would fail to flush it at exit."""
-    if sys.stdout is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return data.command.exit_code_of(code)
 
 
 def on_terminal() -> bool:

@@ -19,10 +19,11 @@ from snapshot.hub.errors import (
     HubRefused,
     HubUnreachable,
     HubUnsupported,
+    translate_errors,
 )
 from snapshot.hub.fetch import RepoContents, fetch_state, read_repo
 from snapshot.hub.newest import Fetched, NoneWhole
-from snapshot.hub.remote import Remote
+from snapshot.hub.remote import BRANCH, Remote
 from snapshot.hub.retries import with_retries
 from snapshot.start import Start, StateCheck, any_state
 
@@ -198,7 +199,9 @@ def _unknown(store: Store, error: HubError) -> HubUnreachable:
 
 
 def _read_or_create(store: Store) -> RepoContents:
-    if not get_token():
+    with translate_errors(store.hub.name, BRANCH):
+        token = get_token()
+    if not token:
         store.hub.check_token()  # raises without a request
     try:
         found = read_repo(store.hub)

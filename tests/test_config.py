@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import random
 import shlex
+import subprocess
+import sys
 from dataclasses import fields
 
 import pytest
@@ -27,6 +30,7 @@ from config.schema import (
 )
 from config.stored import as_plain, as_yaml
 from model.gpt import GPT, parameter_count
+from runs import ROOT
 from snapshot.config_values import changed_values
 from tracked import tracked
 
@@ -246,6 +250,45 @@ def test_all_mistakes_are_reported_together():
     assert len(mistakes("train.max_step=1", "optim.lr=2", "model.n_layer=x")) == 3
     assert len(mistakes("model.n_layer=0", "model.dropout=2", "snapshot.keep=1")) == 3
     assert len(mistakes("train.max_steps=-5", "train.seed=a", "foo=3")) == 3
+
+
+def test_braces_that_a_shell_has_expanded_are_to_be_quoted():
+    typed = "data.mix=[{source:a,weight:0.7},{source:b,weight:0.3}]"
+    show = ["bash", "-c", f"printf '%s\\n' {typed}"]
+    words = subprocess.run(show, capture_output=True, text=True, check=True).stdout.split()
+    assert words != [typed]
+    with pytest.raises(ConfigError) as caught:
+        load_config([*words, "data.tokenizer=bpe:257"])
+    advice = str(caught.value).partition("Quote it: ")[2].rstrip(".")
+    assert advice == f"'{typed}'"
+    words = subprocess.run(
+        ["bash", "-c", f"printf '%s\\n' {advice}"], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert len(load_config([*words, "data.tokenizer=bpe:257"]).data.mix) == 2
+
+
+def test_a_locale_that_lacks_characters_is_named_with_the_way_out():
+    script = (
+        "import sys; from config.compose import load_config\n"
+        "try: load_config(sys.argv[1:])\n"
+        "except ValueError as error: print(str(error).encode('ascii', 'backslashreplace').decode())"
+    )
+    words = [sys.executable, "-c", script, 'data.source="caf\u00e9.txt"', "run.name=caf\u00e9"]
+
+    def said(utf8: str) -> str:
+        ascii_only = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": utf8}
+        result = subprocess.run(
+            words, env={**os.environ, **ascii_only}, cwd=ROOT, capture_output=True, text=True
+        )
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    sentences = said("0").splitlines()
+    assert len(sentences) == 2
+    for sentence in sentences:
+        assert "has characters that the encoding of this locale, ascii, lacks" in sentence
+        assert sentence.endswith("set PYTHONUTF8=1 in the environment.")
+    assert "encoding" not in said("1")
 
 
 def test_every_key_has_a_meaning():

@@ -11,6 +11,7 @@ from huggingface_hub import constants
 
 import hubs
 import runs
+import sample
 from config.compose import load_config
 from disks import Tmpfs, mounted
 from snapshot.disk.state import read_state
@@ -98,6 +99,37 @@ def test_a_disk_that_refuses_a_download_is_not_the_repo_s_fault(
     for resume in ("auto", "me/run"):
         with pytest.raises(DiskFault, match=r"No space left on device\. Free some space there\.$"):
             choose_start(small_disk.folder / "other", resume, hubs.store())
+
+
+@pytest.mark.parametrize("fault", ["a file", "read-only"])
+def test_a_home_that_cannot_be_used_is_named_once(
+    near_hub, finished_run, tmp_path, monkeypatch, fault, capsys
+):
+    """HF_HOME below a file, or one that nobody may write to, is no fault of the repo."""
+    hubs.seed(near_hub, *(runs.snapshot(finished_run, step) for step in (10, 20, 30)))
+    home = tmp_path / "home"
+    with mounted(home, lambda: Tmpfs(home, 1)) as disk:
+        if fault == "read-only":
+            disk.make_read_only()
+        else:
+            home = home / "file" / "x"
+            home.parent.touch()
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
+        assert sample.main([hubs.REPO]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(
+            f"error: the Hub client's cache, {home / 'hub'}, cannot be written: "
+        )
+        assert said.endswith(" there, or set HF_HOME to a folder that can be written.\n")
+        assert said.count("cannot be written") == 1
+        if fault == "read-only":
+            return
+        monkeypatch.delenv("HF_TOKEN")
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))
+        start = choose_start(finished_run, "auto", hubs.store())
+        (warning,) = start.warnings
+        assert warning.startswith(f"the file of the token, {home / 'token'}, cannot be read: ")
+        assert "Set HF_TOKEN, or HF_HOME to a folder that can be used." in warning
 
 
 def test_a_process_without_the_hub_says_so_once_and_waits_for_nothing(

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
-import subprocess
 
-import preload
 import runs
 from snapshot.__main__ import main
 
@@ -68,22 +65,6 @@ def test_what_is_no_snapshot_gets_a_sentence(tmp_path):
     assert "is not a snapshot: it has no manifest.json" in empty.stderr
     (tmp_path / "snapshots").mkdir()
     assert "is a run's directory that has no snapshot yet" in look("verify", tmp_path).stderr
-
-
-def test_a_reader_that_leaves_gets_no_traceback(finished_run):
-    read, write = os.pipe()
-    os.close(read)
-    with os.fdopen(write, "wb") as left:
-        process = preload.Process(
-            [*runs.MODULE, "list", str(finished_run)],
-            stdout=left,
-            stderr=subprocess.PIPE,
-            cwd=runs.ROOT,
-            env=runs.environment(),
-        )
-    _, errors = process.communicate(timeout=runs.DEADLINE_SECONDS)
-    assert process.returncode == 141
-    assert errors == b""
 
 
 def test_what_stands_in_a_snapshot_never_acts_on_the_terminal(finished_run, tmp_path, capsys):

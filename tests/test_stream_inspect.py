@@ -48,6 +48,21 @@ def test_files_rows_columns_and_tokens_of_parquet(inspect, tmp_path):
     assert shown["epochs"] == f"{100 * 8 * 32 / tokens:.3g} in 100 steps of 8 x 32 tokens"
 
 
+def test_a_tokenizer_of_bytes_is_bpe_257_and_others_get_a_sentence(inspect, tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(lines_of(TEXTS))
+    code, shown, _ = inspect(tmp_path / "a.jsonl", "--tokenizer", "bpe:257")
+    assert (code, shown["tokens"]) == (
+        0,
+        f"about {BYTES + WITH_TEXT:,} in an epoch, by bpe:257",
+    )
+    remedies = {"bpe:8000": "or bpe:257", "char": "or bpe:257", "gpt2": "hf download gpt2"}
+    for name, remedy in remedies.items():
+        code, _, error = inspect(tmp_path / "a.jsonl", "--tokenizer", name)
+        assert code == 2
+        assert error.startswith(f"error: --tokenizer {name} is ")
+        assert remedy in error
+
+
 def test_a_tokenizer_s_own_tokens_are_counted(inspect, tmp_path):
     tokenizer = trained()
     (tmp_path / "tokenizer").mkdir()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data.columns import TextColumn
+from data.errors import DataError
 from data.formats import CSV, LINES, PARQUET
 from data.pieces import utf8_bytes
 from data.progress import Progress
@@ -15,6 +16,7 @@ from data.streaming.groups import Group, Listing
 from data.streaming.listing import list_source
 from data.streaming.reading import format_for, read_group
 from data.subwords import tokenizer_of
+from data.tokenizer import CHARACTERS, OF_BYTES, Tokenizer, bpe_size
 
 SHOWN_FILES, SHOWN_ROWS, SHOWN_CHARACTERS = 5, 3, 100
 SAMPLE_BYTES = 16 << 20
@@ -37,7 +39,7 @@ class Sample:
 def inspect(
     source: str,
     column: str,
-    tokenizer: Path | None,
+    tokenizer: str | None,
     tokens_of_run: tuple[int, int, int],
     cache_dir: Path,
     say: Callable[[str], None] | None,
@@ -46,13 +48,14 @@ def inspect(
 
     Raises DataError if it cannot be streamed.
     """
+    opened = _opened(tokenizer)
     access = Access(cache_dir, say)
     try:
         listing = list_source(source, column, access)
         yield from _described(listing, access)
         with access.waiting.at_start(), Progress(say) as progress:
             progress.doing(f"reading a sample of {listing.name}")
-            sample = _sample(listing, access, tokenizer)
+            sample = _sample(listing, access, opened)
     finally:
         access.close()
     of_all = sum(group.bytes for group in listing.groups) / max(sample.of_groups, 1)
@@ -94,9 +97,26 @@ def _columns(listing: Listing, access: Access) -> list[str]:
     return [f"{name} ({kind})" for name, kind in columns.items()]
 
 
-def _sample(listing: Listing, access: Access, folder: Path | None) -> Sample:
+def _opened(name: str | None) -> Tokenizer | None:
+    """The tokenizer that is named; None if its tokens are bytes. Raises DataError."""
+    if name in (None, OF_BYTES):
+        return None
+    if name == CHARACTERS or bpe_size(name) is not None:
+        raise DataError(
+            f"--tokenizer {name} is trained on the text, of which only a sample is read. Name a "
+            f"folder with a tokenizer, or {OF_BYTES}, whose tokens are bytes."
+        )
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        raise DataError(
+            f"--tokenizer {name} is no folder. To count with that of a repo, run `hf download "
+            f"{name} --include 'tokenizer*' --local-dir tokenizer`, and name that folder."
+        )
+    return tokenizer_of(folder)
+
+
+def _sample(listing: Listing, access: Access, tokenizer: Tokenizer | None) -> Sample:
     """Groups in equal distances until there are enough bytes; broken ones count nothing."""
-    tokenizer = None if folder is None else tokenizer_of(folder)
     of_groups = rows = text_bytes = tokens = 0
     texts: list[str] = []
     for group in _spread(listing.groups):

@@ -32,7 +32,10 @@ from data.urls import redact_urls
 RETRY_AFTER = "hidden_retry_after"
 """The extension of a response that holds a delay which is hidden from the Hub client."""
 CARD_VALIDATION_PATH = "/api/validate-yaml"
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOENT, errno.EIO)
+DISK_ERRORS = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO),
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG),
+)
 """Errors of the local disk, not of the Hub."""
 BUCKETS = "buckets/"
 """Before the name of a bucket, where a repo has its name alone."""
@@ -111,7 +114,9 @@ def is_offline() -> bool:
 
 def redact_secrets(text: str) -> str:
     """A text without tokens, and without passwords and signatures in URLs."""
-    token = get_token()
+    token = None
+    with suppress(OSError):  # its file cannot be read, which is reported elsewhere
+        token = get_token()
     if token:
         text = text.replace(token, "hf_***")
     return redact_urls(re.sub(r"hf_\w+", "hf_***", text))
@@ -131,6 +136,12 @@ def translate_errors(
         raise
     except Exception as error:
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+            if error.filename == constants.HF_TOKEN_PATH:
+                raise HubRefused(
+                    f"the file of the token, {error.filename}, cannot be read: {error.strerror}. "
+                    "Set HF_TOKEN, or HF_HOME to a folder that can be used.",
+                    "no token",
+                ) from error
             raise
         translated = _translate(error, repo_id, revision, not_found)
         translated.about_card = _is_about_card(error)
