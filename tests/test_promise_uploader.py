@@ -96,13 +96,20 @@ def test_an_error_at_any_place_costs_a_retry(tmp_path, monkeypatch, finished_run
     assert total > 100
 
 
-@pytest.mark.parametrize("call", [1, 2])
-def test_an_error_between_a_commit_and_its_tag_leaves_one_commit(
-    near_hub, monkeypatch, finished_run, call
+@pytest.mark.parametrize(
+    ("function", "call"),
+    [
+        *[(name, 1) for name in ("_next", "_try", "_note_uploaded", "tidy")],
+        # Between a commit and its tag. After the first, the repo is no longer nobody's.
+        *[("tag_milestone", call) for call in (1, 2)],
+    ],
+)
+def test_an_error_beside_the_upload_itself_ends_no_uploads(
+    near_hub, monkeypatch, finished_run, function, call
 ):
-    """The first commit, too, after which the repo is no longer one that nobody owns."""
+    """Each snapshot is committed once."""
     monkeypatch.setattr("snapshot.hub.uploader.FIRST_DELAY_SECONDS", 0.01)
-    injection = Injection(call, ERRORS[0], "tag_milestone")
+    injection = Injection(call, ERRORS[0], function)
     uploaded_through(near_hub, finished_run, injection)
-    assert injection.place == "upkeep.py, tag_milestone"
+    assert injection.place.endswith(f", {function}")
     assert [one["step"] for one in hubs.all_latest(near_hub)] == [10, 20, 30]
