@@ -184,6 +184,23 @@ def test_full_storage_is_freed_by_squashing_where_nothing_else_can(near_hub, sna
     assert len(near_hub.repo(hubs.REPO).commits) == 2
 
 
+def test_a_history_with_commits_of_somebody_else_is_not_squashed_unasked(near_hub, snapshot_of):
+    near_hub.deviations = Deviations(no_deletion=True)
+    near_hub.create(hubs.REPO)
+    uploads = hubs.uploader(keep=1)
+    upload(uploads, snapshot_of(1))
+    mine = near_hub.commit_files(hubs.REPO, {"notes.txt": b"mine"}, title="My notes")
+    near_hub.commit_files(hubs.REPO, {}, ["notes.txt"])
+    upload(uploads, snapshot_of(2))
+    near_hub.fault("commit", "status", status=403, message="Private repository storage limit")
+    uploads.offer(snapshot_of(3), Card("# 3\n"))
+    assert not uploads.flush(60)
+    assert near_hub.count("squash") == 0
+    assert near_hub.repo(hubs.REPO).read(mine, "notes.txt") == b"mine"
+    said = " ".join(uploads.messages())
+    assert "it has a commit of somebody else (Commit by somebody else)" in said
+
+
 @pytest.mark.thorough
 def test_every_milestone_is_uploaded_and_tagged(near_hub, snapshot_of, tmp_path):
     """Uploads are slower than the run; the history is squashed five times."""

@@ -105,12 +105,25 @@ class Attempt:
             return self._upload(upload)
 
     def _makes_room(self, error: HubError, step: int) -> bool:
-        """Squash the history where storage may be full, and only that frees some. At most once."""
+        """Squash the history where storage may be full, and only that frees some. At most once.
+
+        Not if it has commits of somebody else, who has not asked for that.
+        """
         full = isinstance(error, HubRefused) and error.short in STORAGE_IS_FULL
         if not full or self._upkeep.can_delete or not self._can_squash or self._made_room:
             return False
         self._made_room = True
-        return self._squash(step)
+        try:
+            title = self._hub.title_of_other_commit()
+        except HubError:
+            return False
+        if title is not None:
+            self._notify(
+                f"the storage of {self._hub.repo_id} may be full. Its history is not squashed, "
+                f"because it has a commit of somebody else ({title:.80}). hub.squash_every=10 "
+                "squashes that, too."
+            )
+        return title is None and self._squash(step)
 
     def _upload(self, upload: Upload) -> Transfer:
         if not self.repo_was_read:

@@ -34,6 +34,8 @@ MOST_FILES = 100_000
 """More than any run has; a longer listing is cut off."""
 OWN_FILES = {"README.md", ".gitattributes"}
 """Files that a repo may hold before a run uploads to it."""
+OWN_TITLES = re.compile(r"Snapshot of step \d|Step \d+ is the newest|initial commit", re.IGNORECASE)
+"""How the titles of a run's commits begin, and that of the Hub."""
 LARGEST_LATEST_BYTES = 10_000
 REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 COMMIT_ID = re.compile(r"[A-Za-z0-9]{5,128}")
@@ -248,6 +250,12 @@ class Hub(Remote):
         files = [_lfs_file(digest) for digest in sorted(digests)]
         with translate_errors(self.repo_id, BRANCH):
             self._api.permanently_delete_lfs_files(self.repo_id, files, rewrite_history=False)
+
+    def title_of_other_commit(self) -> str | None:
+        """The title of the newest commit that no run and no creation of a repo made, if any."""
+        with translate_errors(self.repo_id, BRANCH):
+            titles = [one.title for one in self._api.list_repo_commits(self.repo_id)]
+        return next((title for title in titles if not OWN_TITLES.match(title)), None)
 
     def squash(self, message: str) -> None:
         """Squash the history, so that the Hub can free files which only earlier commits need."""
