@@ -26,7 +26,7 @@ from config.schema import (
 )
 from data.command import EXIT_USER_MISTAKE, exit_code_of, say_error
 from data.tokenizer import bpe_size
-from model.causal_lm import ModelConfig, build_model
+from model.causal_lm import ModelConfig, build_model, quiet_transformers
 from model.gpt import parameter_count
 from planning.advice import advise, within_machine
 from planning.fake_trace import DTYPES, Shape
@@ -103,6 +103,7 @@ def planned_model(options: argparse.Namespace, config: Config) -> ModelConfig:
     sizes = config.model
     if (named := other_model(sizes)) is None:
         return gpt_config(config, vocabulary_of(options, config))
+    quiet_transformers()
     base = open_base(*named, config.hub.timeout_seconds, with_weights=False)
     model = base.config(sizes.dropout, sizes.activation_checkpointing)
     if config.data.block_size > model.block_size:

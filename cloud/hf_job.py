@@ -10,7 +10,7 @@
 #     "httpx2>=2.0,<3",
 #     "huggingface_hub>=2.4,<3",
 #     "hydra-core>=1.3.2,<1.4",
-#     "matplotlib>=3.9,<4",
+#     "matplotlib>=3.10.7,<4",
 #     "numpy>=2.0,<3",
 #     "omegaconf>=2.3,<2.4",
 #     "psutil>=6,<8",

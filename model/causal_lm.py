@@ -129,6 +129,15 @@ def with_layers(config: ModelConfig, n_layer: int) -> ModelConfig:
     return replace(config, content=content, n_layer=n_layer)
 
 
+def quiet_transformers() -> None:
+    """Keep transformers' own messages and progress bars out of a command's output."""
+    if find_spec("transformers") is not None:
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+
+
 def _transformers_config(content: dict[str, Any]) -> Any:
     """transformers' configuration object. Raises UnknownArchitecture."""
     if find_spec("transformers") is None:
@@ -173,6 +182,9 @@ class CausalLM(nn.Module):
         attention = "sdpa" if has_sdpa else "eager"  # never a kernel that a config names
         try:
             self.lm = AutoModelForCausalLM.from_config(built, attn_implementation=attention)
+            if config.activation_checkpointing:
+                # Restores the generator's state, so that the recomputed dropout is the same.
+                self.lm.activation_checkpointing_enable({"use_reentrant": False})
         except (KeyboardInterrupt, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # each architecture raises its own types
@@ -186,9 +198,6 @@ class CausalLM(nn.Module):
             self.lm.set_experts_implementation(IN_AUTOCAST)
         self._no_split_modules = tuple(self.lm._no_split_modules or ())
         """The classes that FSDP wraps if the accelerate config file names none."""
-        if config.activation_checkpointing:
-            # Restores the generator's state, so that the recomputed dropout is the same.
-            self.lm.gradient_checkpointing_enable({"use_reentrant": False})
         # The residual stream is float32 even if FSDP's weights have 16 bits, as in `GPT`.
         self.lm.get_input_embeddings().register_forward_hook(lambda _, __, output: output.float())
 

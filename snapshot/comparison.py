@@ -11,7 +11,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from model.causal_lm import ModelConfig, build_model
+from model.causal_lm import ModelConfig, build_model, quiet_transformers
 from model.lora import INSTALL
 from snapshot.disk.architecture import layout_for
 from snapshot.disk.layout import FLOAT_BYTES
@@ -83,10 +83,8 @@ def _our_logits(folder: Path, sizes: ModelConfig, ids: Tensor) -> Tensor:
 def _their_logits(folder: Path, ids: Tensor) -> Tensor:
     """Raises OtherModel where names or shapes are not those that transformers expects."""
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    quiet_transformers()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,

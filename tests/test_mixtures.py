@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.utils import logging
 
 import families
+import plan
 import runs
 from model.causal_lm import build_model
 from model.lora import Lora, LoraError, experts_of
@@ -66,7 +68,7 @@ def test_experts_compute_in_the_precision_of_the_run(family):
 
 @pytest.mark.parametrize(
     "shape",
-    [Shape("cuda", "bf16", 2, 2), pytest.param(Shape("cpu", "no"), marks=THOROUGH)],
+    [Shape("cpu", "no"), pytest.param(Shape("cuda", "bf16", 2, 2), marks=THOROUGH)],
     ids=str,
 )
 @pytest.mark.parametrize("family", each({"mixtral", "falcon"}))
@@ -74,6 +76,20 @@ def test_every_family_is_planned(family, shape):
     totals = traced_phases(sizes_of(family), 1, shape).log.totals()
     weights = sum(one.numel() for one in build_model(sizes_of(family)).parameters())
     assert totals.sum(axis=1).max() > 3 * 4 * weights / shape.shards
+
+
+def test_a_plan_prints_its_own_lines_alone(tmp_path, capfd):
+    """Nothing of transformers: not that a call is deprecated, nor that entries are odd."""
+    base = families.make("gpt2 other", tmp_path / "base")
+    words = [f"model.pretrained={base}", "model.activation_checkpointing=true"]
+    words += ["data.block_size=16", "train.global_batch_size=4", "--memory=1"]
+    logging.set_verbosity_warning()
+    capfd.readouterr()
+    assert plan.main(words) == 0
+    printed = capfd.readouterr()
+    assert printed.err == ""
+    assert printed.out.startswith("model     ")
+    assert logging.get_verbosity() == logging.ERROR  # pytest does not capture its messages
 
 
 @THOROUGH
