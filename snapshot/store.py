@@ -180,7 +180,7 @@ def open_repo(
     if store.private and not repo.private:
         raise SnapshotError(
             f"{store.key} is a public repo, and hub.private=true. Make it private, name another, "
-            "or allow it with hub.private=false."
+            "or allow it with hub.private=false (a server without private repos needs that)."
         )
     if refusal := repo.refusal():
         raise SnapshotError(refusal)
@@ -208,7 +208,14 @@ def _read_or_create(store: Store) -> RepoContents:
     except HubMissing:
         _check_token(store)
         store.hub.create(store.private)
-        return read_repo(store.hub)
+        found = read_repo(store.hub)
+        if store.private and not found.private:
+            raise SnapshotError(
+                f"{store.key}: the server has created a public repo, although a private one was "
+                "requested (hub.private=true). Nothing was uploaded. Make it private there, or "
+                "allow a public one with hub.private=false."
+            ) from None
+        return found
     _check_token(store)
     return found
 

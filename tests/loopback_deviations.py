@@ -26,6 +26,8 @@ class Deviations:
     """Nothing is said of them among the refs."""
     no_xet: bool = False
     """Nothing answers for Xet, and nobody has told the client so."""
+    private_ignored: bool = False
+    """Every repo is public, whatever its creation asks for."""
 
     def without(self, endpoint: str) -> bool:
         """Whether nothing answers there."""

@@ -62,6 +62,7 @@ def _create(call: Call) -> Answer:
         error = "You already created this model repo"
         return json_answer({"error": error, **answer}, 409, X_Error_Message=error)
     private = wanted.get("visibility") == "private" or bool(wanted.get("private"))
+    private = private and not call.hub.deviations.private_ignored
     call.hub.create(repo_id, private=private)
     return json_answer(answer)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 
 import pytest
@@ -9,10 +10,12 @@ from huggingface_hub import CommitOperationAdd, constants, scan_cache_dir
 
 import hubs
 import runs
+from config.compose import load_config
 from loopback_deviations import ALL, Deviations
 from loopback_hub import LoopbackHub
 from snapshot.disk.files import manifest_sha256
 from snapshot.disk.state import read_state
+from snapshot.errors import SnapshotError
 from snapshot.fetched import fetch_remote_snapshot
 from snapshot.hub.client import Hub
 from snapshot.hub.errors import HubError, HubUnreachable
@@ -20,7 +23,11 @@ from snapshot.hub.fetch import fetch, fetch_for_sampling, read_repo
 from snapshot.hub.newest import newest_whole
 from snapshot.hub.publish import Card
 from snapshot.resume import choose_start
+from snapshot.start import Start
 from snapshot.store import newest_of_disk_and_repo
+from training.reporting.console import Console
+from training.reporting.events import Events, read_events
+from training.run.uploading import begin_uploads
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Use 'content=:DeprecationWarning"  # huggingface_hub 2.4 calls httpx2 so
@@ -36,7 +43,9 @@ def hub(tmp_path, request, monkeypatch):
         yield hub
 
 
-NAMES = [name for name in Deviations.__dataclass_fields__ if name != "no_squash"]
+NAMES = [
+    name for name in Deviations.__dataclass_fields__ if name not in ("no_squash", "private_ignored")
+]
 ONE_EACH = [pytest.param(Deviations(**{name: True}), id=name) for name in NAMES]
 
 
@@ -174,6 +183,50 @@ def test_a_server_that_is_down_is_not_taken_for_one_without_xet(hub, finished_ru
         server.upload_contents([CommitOperationAdd("model.safetensors", weights)])
     assert constants.HF_HUB_DISABLE_XET is False
     assert server.notes == []
+
+
+@pytest.mark.parametrize(
+    "hub", [Deviations(no_deletion=True, no_xet=True, no_squash=True)], indirect=True
+)
+def test_what_a_server_lacks_is_said_once_in_a_run_with_a_remedy(
+    hub, finished_run, small, tmp_path, monkeypatch
+):
+    hub.create(hubs.REPO)
+    run_dir = shutil.copytree(finished_run, tmp_path / "run")
+    (run_dir / "events.jsonl").unlink()
+    config = load_config([*small, *hubs.words(run_dir), "hub.keep=1"])
+    state = read_state(runs.snapshot(run_dir, 30))
+    for attempt, steps in {"a": (10, 20), "b": (30,)}.items():
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
+        console = Console(shown=False, max_steps=30, step=0)
+        console.events = Events(run_dir / "events.jsonl", attempt * 32)
+        state.attempt_id = attempt * 32
+        start = Start(None, None, "", repo=read_repo(Hub(hubs.REPO, 5.0)))
+        uploads = begin_uploads(console, config, start, state)
+        for step in steps:
+            uploads.offer(runs.snapshot(run_dir, step), Card("#"), is_last=step == steps[-1])
+            assert uploads.flush(30), uploads.status()
+        for message in uploads.messages():
+            console.warn(message)
+    texts = [one["text"] for one in read_events(run_dir / "events.jsonl")]
+    assert len(texts) == 2, texts
+    xet, deletion = texts
+    assert "has no Xet storage" in xet
+    assert "cannot be deleted one by one: the server does not support that (HTTP 404)" in deletion
+    assert "hub.squash_every=10" in deletion
+    assert "Check hub.repo_id" not in deletion
+
+
+@pytest.mark.parametrize("hub", [Deviations(private_ignored=True)], indirect=True)
+def test_a_server_that_makes_a_private_repo_public_is_named(hub, tmp_path):
+    with pytest.raises(SnapshotError) as caught:
+        choose_start(tmp_path / "run", "auto", hubs.store())
+    said = str(caught.value)
+    assert "the server has created a public repo, although a private one was requested" in said
+    with pytest.raises(SnapshotError, match="a server without private repos needs that"):
+        choose_start(tmp_path / "run", "auto", hubs.store())
+    assert "hub.private=false" in said
+    assert choose_start(tmp_path / "run", "auto", hubs.store(private=False)).repo is not None
 
 
 @pytest.mark.parametrize("status", [None, 403, 503])

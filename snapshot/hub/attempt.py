@@ -11,7 +11,7 @@ import huggingface_hub  # imports the rest at its first use
 from snapshot.errors import SnapshotError
 from snapshot.hub.best import BestCheck
 from snapshot.hub.client import Hub
-from snapshot.hub.errors import HubConflict, HubError, HubNoRevision, HubRefused
+from snapshot.hub.errors import HubConflict, HubError, HubNoRevision, HubRefused, HubUnsupported
 from snapshot.hub.fence import Clock, Fence, Fenced, Held, Pulse
 from snapshot.hub.fetch import read_repo
 from snapshot.hub.latest import LATEST, Latest, latest_as_bytes
@@ -42,6 +42,8 @@ class UploadTarget:
     up to which they reach. May raise OSError and ValueError."""
     repo_was_read: bool = True
     """False if the Hub could not be reached at the start; the repo may not even exist."""
+    said_before: Callable[[str], bool] = lambda text: False
+    """Whether an earlier attempt has said this about the server."""
 
 
 class Attempt:
@@ -230,7 +232,7 @@ class Attempt:
         head, private = self._hub.head()
         if self._policy.private and not private:
             raise HubRefused(
-                f"{self._hub.repo_id} has become public, and hub.private=true. Make it private, or "
+                f"{self._hub.repo_id} is public now, and hub.private=true. Make it private, or "
                 "start with hub.private=false."
             )
         if head == self._head:
@@ -282,9 +284,9 @@ class Attempt:
             self._can_squash = not isinstance(error, HubRefused)
             if not self._squash_failure_reported:
                 self._squash_failure_reported = True
-                reason = str(error).rstrip(".")
-                self._notify(
-                    f"the history of {self._hub.repo_id} is not squashed: {reason}. Uploads "
+                notify = self._hub.note if isinstance(error, HubUnsupported) else self._notify
+                notify(
+                    f"the history of {self._hub.repo_id} is not squashed: {error.reason}. Uploads "
                     "continue, but files of earlier commits still use storage there."
                 )
             return False

@@ -187,7 +187,7 @@ class Hub(Remote):
         except NoXet as error:
             # huggingface_hub reads the environment only once, but this constant at every upload.
             constants.HF_HUB_DISABLE_XET = True
-            self.notes.append(str(error))
+            self.note(str(error))
             return None
         uploaded = dict(zip(paths, sent, strict=True))
         for one in additions:

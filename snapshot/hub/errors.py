@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import httpx2
-from huggingface_hub import constants, get_token
+from huggingface_hub import constants
 from huggingface_hub.errors import (
     BucketNotFoundError,
     FileMetadataError,
@@ -24,13 +24,10 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.utils import parse_ratelimit_headers
 
 from data.printable import printable
-from data.urls import redact_urls
+from snapshot.hub.answers import requested_delay, short_text, status_text
 
-RETRY_AFTER = "hidden_retry_after"
-"""The extension of a response that holds a delay which is hidden from the Hub client."""
 CARD_VALIDATION_PATH = "/api/validate-yaml"
 DISK_ERRORS = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO),
@@ -56,6 +53,11 @@ class HubError(Exception):
         super().__init__(printable(message))
         self.short = short
         """The error in one or two words, for the progress line."""
+
+    @property
+    def reason(self) -> str:
+        """Why something optional could not be done, without a full stop."""
+        return str(self).rstrip(".")
 
     about_card = False
     """Whether the Hub rejected README.md, or could not validate it."""
@@ -102,6 +104,11 @@ class HubNoFile(HubRefused):
 class HubUnsupported(HubRefused):
     """The server does not support the request: it is an older one, or another implementation."""
 
+    @property
+    def reason(self) -> str:
+        """Without the remedy for a server that cannot even do what is needed."""
+        return f"the server does not support that ({self.short})"
+
 
 class HubConflict(HubError):
     """Another commit came first."""
@@ -110,16 +117,6 @@ class HubConflict(HubError):
 def is_offline() -> bool:
     """Whether this process must not use the Hub; that lasts as long as the process."""
     return bool(constants.HF_HUB_OFFLINE)
-
-
-def redact_secrets(text: str) -> str:
-    """A text without tokens, and without passwords and signatures in URLs."""
-    token = None
-    with suppress(OSError):  # its file cannot be read, which is reported elsewhere
-        token = get_token()
-    if token:
-        text = text.replace(token, "hf_***")
-    return redact_urls(re.sub(r"hf_\w+", "hf_***", text))
 
 
 @contextmanager
@@ -164,7 +161,7 @@ def _translate(
                 f"{key}={name} needs a token, and there is none. {REMEDY}", "no token"
             )
         if isinstance(found, HFValidationError):
-            return HubRefused(f"{repo_id} is not a name that the Hub allows: {_short(found)}.")
+            return HubRefused(f"{repo_id} is not a name that the Hub allows: {short_text(found)}.")
         if isinstance(found, OfflineModeIsEnabled):
             return HubOffline("HF_HUB_OFFLINE is set, so the Hub is not used", "offline")
         if isinstance(found, HfHubHTTPError) and found.response is not None:
@@ -173,9 +170,9 @@ def _translate(
         if isinstance(found, httpx2.TimeoutException):
             return HubUnreachable("the Hub did not answer in time", "no answer in time")
         if isinstance(found, httpx2.TransportError | ConnectionError):
-            return HubUnreachable(f"the Hub cannot be reached ({_short(found)})")
+            return HubUnreachable(f"the Hub cannot be reached ({short_text(found)})")
     last = chain[-1]
-    reason = f"{type(last).__name__}: {_short(last)}"
+    reason = f"{type(last).__name__}: {short_text(last)}"
     if isinstance(last, json.JSONDecodeError):
         return HubUnreachable(
             "the server is not a Hub: its response is not JSON (a proxy's page, or a wrong "
@@ -207,7 +204,7 @@ def _translate_response(
     error: HfHubHTTPError, repo_id: str, revision: str, not_found: type[HubRefused]
 ) -> HubError:
     status = error.response.status_code
-    short, answer = f"HTTP {status}", _status_text(status, error.server_message)
+    short, answer = f"HTTP {status}", status_text(status, error.server_message)
     if status == 412:
         return HubConflict(f"{repo_id} has moved on (HTTP 412)", "moved on")
     if status == 404 and "X-Error-Code" not in error.response.headers:
@@ -256,7 +253,7 @@ def _translate_response(
         )
     if status < 500 and status not in TRANSIENT_STATUSES:
         return HubRefused(f"the Hub rejects the request ({answer}).", short)
-    return HubUnreachable(f"the Hub answers {answer}", short, _retry_after(error))
+    return HubUnreachable(f"the Hub answers {answer}", short, requested_delay(error))
 
 
 def lost_file(name: str, revision: str, short: str) -> HubNoFile:
@@ -267,33 +264,3 @@ def lost_file(name: str, revision: str, short: str) -> HubNoFile:
         f"list {name}`.",
         short,
     )
-
-
-def _status_text(status: int, server_message: str | None) -> str:
-    """`HTTP 403: quota exceeded`, or the number alone if the server sends no message."""
-    message, number = _short(server_message or ""), f"HTTP {status}"
-    return number if message in ("", number) else f"{number}: {message}"
-
-
-def _retry_after(error: HfHubHTTPError) -> float | None:
-    hidden = error.response.extensions.get(RETRY_AFTER)
-    return retry_after_seconds(error.response.headers) if hidden is None else float(hidden)
-
-
-def retry_after_seconds(headers: httpx2.Headers) -> float | None:
-    """The delay that a response requests, in seconds; None if it requests none."""
-    limit = parse_ratelimit_headers(headers)
-    if limit is not None and limit.remaining == 0:
-        return float(limit.reset_in_seconds)
-    value = headers.get("Retry-After", "")
-    return float(value) if value.isdigit() else None
-
-
-def _short(text: object) -> str:
-    """The first line of a message; of XML and HTML, the code, message and title."""
-    message = str(text).strip()
-    if message.startswith("<"):  # object storage: the rest holds keys, signatures and host names
-        parts = re.findall(r"<(?:Code|Message|title)>([^<]*)</", message, re.IGNORECASE)
-        message = ": ".join(parts)
-    lines = redact_secrets(message).strip().splitlines()
-    return printable(lines[0][:200].rstrip(".")) if lines else ""

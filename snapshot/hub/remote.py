@@ -43,7 +43,7 @@ class Remote(ABC):
         """`timeout`: seconds that a request waits for data."""
         self.repo_id, self.timeout = repo_id, timeout
         self.notes: list[str] = []
-        """Sentences about the server for the user, each once."""
+        """Sentences about what the server lacks, each for the user once in a run."""
         self.waiting = WaitingTime(timeout)
         """What a start has left to wait for answers; uploads do not use it."""
         self._api = hub_api(timeout)
@@ -111,6 +111,10 @@ class Remote(ABC):
         self, commit: str, files: Mapping[str, RemoteFile], folder: Path | None, again: bool = False
     ) -> None:
         """`download` of several files, those in Xet storage all at once. Raises OSError, too."""
+
+    def note(self, text: str) -> None:
+        """Add a sentence about what the server lacks."""
+        self.notes.append(text)
 
     def check_token(self) -> None:
         """Raise HubRefused if there is no token, or a read-only one."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from snapshot.disk.files import folder_name
 from snapshot.errors import SnapshotError
 from snapshot.hub.client import Hub
-from snapshot.hub.errors import HubError, HubRefused
+from snapshot.hub.errors import HubError, HubRefused, HubUnsupported
 from snapshot.hub.latest import Latest
 from snapshot.hub.publish import Policy
 
@@ -46,7 +46,8 @@ class Upkeep:
                 del self._untagged[name]
         except HubRefused as error:
             names = ", ".join(self._untagged)
-            self._report_once("tag", f"{names} of {self._hub.repo_id} has no tag yet: {error}")
+            text = f"{names} of {self._hub.repo_id} has no tag yet: {error.reason}."
+            self._report_once("tag", text, error)
 
     def _tag(self, name: str, target: str, snapshot: Latest, found: str | None) -> None:
         """Tag a commit, unless a commit with the same snapshot has that tag, or somebody's commit.
@@ -86,11 +87,12 @@ class Upkeep:
             self._unneeded.clear()
         except HubError as error:
             self.can_delete = not isinstance(error, HubRefused)
-            reason = str(error).rstrip(".")
             self._report_once(
                 "delete",
-                f"files of pruned snapshots still use storage of {self._hub.repo_id}: {reason}. "
-                "Uploads continue; hub.squash_every=10 frees it where the server can squash.",
+                f"files of pruned snapshots still use storage of {self._hub.repo_id}, because they "
+                f"cannot be deleted one by one: {error.reason}. Uploads continue; "
+                "hub.squash_every=10 frees it where the server can squash.",
+                error,
             )
 
     def _held_by(self, commits: set[str]) -> frozenset[str]:
@@ -102,7 +104,7 @@ class Upkeep:
         self._held = held
         return frozenset().union(*held.values())
 
-    def _report_once(self, kind: str, text: str) -> None:
+    def _report_once(self, kind: str, text: str, error: HubError | None = None) -> None:
         if kind not in self._reported:
             self._reported.add(kind)
-            self._notify(text)
+            (self._hub.note if isinstance(error, HubUnsupported) else self._notify)(text)

@@ -43,6 +43,7 @@ class Uploader:
     def __init__(self, target: UploadTarget) -> None:
         """Start the thread."""
         self._hub, self._policy = target.hub, target.policy
+        self._said_before = target.said_before
         self._changed = threading.Condition()
         self._waiting: list[Upload] = []
         self._in_flight: Upload | None = None
@@ -155,7 +156,8 @@ class Uploader:
         flushing = self._flushing
         failure, pause = self._try(upload)
         while self._hub.notes:
-            self._notify(self._hub.notes.pop(0))
+            if not self._said_before(note := self._hub.notes.pop(0)):
+                self._notify(note)
         with self._changed:
             self._failure = failure
             self._refused_while_flushing = flushing and failure is not None and failure.lasting

@@ -25,6 +25,7 @@ from huggingface_hub import constants
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
 from data.printable import printable
+from snapshot.hub.answers import redact_secrets
 from snapshot.hub.errors import (
     BUCKETS,
     DISK_ERRORS,
@@ -33,7 +34,6 @@ from snapshot.hub.errors import (
     HubRefused,
     HubUnreachable,
     lost_file,
-    redact_secrets,
     translate_errors,
 )
 from snapshot.hub.waiting import transfer

@@ -46,10 +46,19 @@ class Events:
             "attempt": self._attempt,
             "event": event,
             "step": step,
-            "text": self._without_folders(printable(redact_urls(text)))[:LONGEST_TEXT],
+            "text": self._shown(text),
         }
         with self._lock, suppress(OSError), open(self.path, "a", encoding="utf-8") as opened:
             opened.write(f"{json.dumps(line)}\n")
+
+    def has_warning(self, text: str) -> bool:
+        """Whether the newest events have a warning with this text, of any attempt."""
+        shown = self._shown(text)
+        newest = read_events(self.path)
+        return any(one["event"] == "warning" and one["text"] == shown for one in newest)
+
+    def _shown(self, text: str) -> str:
+        return self._without_folders(printable(redact_urls(text)))[:LONGEST_TEXT]
 
     def _without_folders(self, text: str) -> str:
         for folder in self._folders:

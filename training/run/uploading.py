@@ -74,6 +74,7 @@ def begin_uploads(
             start.ended_attempts,
             records_for_upload(config),
             start.repo is not None,
+            lambda text: console.events is not None and console.events.has_warning(text),
         )
     )
     root = snapshots_in(Path(config.run.dir))
