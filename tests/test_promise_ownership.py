@@ -177,10 +177,11 @@ def test_what_no_manifest_names_stays_in_a_run_s_repo(near_hub, snapshot_of, tak
     assert repo.contents.bytes_of_large() == kept
 
 
-def bucket_uploads(run_id: str, attempt_id: str, **more) -> Uploader:
+def bucket_uploads(run_id: str, attempt_id: str, ended: tuple[str, ...] = (), **more) -> Uploader:
     policy = Policy(keep=1, min_interval=0.0, squash_every=None, private=True, takeover=False)
     policy = replace(policy, **more)
-    return Uploader(UploadTarget(Bucket(hubs.REPO, 1.0), policy, run_id, attempt_id))
+    bucket = Bucket(hubs.REPO, 1.0)
+    return Uploader(UploadTarget(bucket, policy, run_id, attempt_id, ended_attempts=ended))
 
 
 def put(bucket: Bucket, folder: Path, files: dict[str, bytes]) -> None:
@@ -206,6 +207,21 @@ def test_what_no_manifest_names_stays_in_a_bucket(near_hub, snapshot_of, tmp_pat
     assert {path: there.read(path) for path in mine} == mine
     snapshots = {path for path in there.files if "/step-" in path} - mine.keys()
     assert {path.split("/")[2] for path in snapshots} == {"step-00000005"}
+
+
+def test_of_an_upload_that_was_cut_off_only_what_a_run_writes_is_deleted(
+    near_hub, snapshot_of, tmp_path
+):
+    there = near_hub.create_bucket(hubs.REPO)
+    upload(bucket_uploads(RUN, FIRST, keep=3), snapshot_of(1), snapshot_of(2))
+    cut = f"{RUN}/{FIRST}/step-00000001/"
+    Bucket(hubs.REPO, 1.0).delete([f"{cut}manifest.json"])
+    mine = {f"{cut}notes.json": b"{}", f"{cut}lora.safetensors": b"mine"}
+    put(Bucket(hubs.REPO, 1.0), tmp_path / "mine", mine)
+    written = {path.name for path in snapshot_of(1).iterdir()} - {"manifest.json"}
+    assert {path.removeprefix(cut) for path in there.files if path.startswith(cut)} > written
+    upload(bucket_uploads(RUN, SECOND, (FIRST,)), *map(snapshot_of, (4, 5)))
+    assert {path for path in there.files if path.startswith(cut)} == set(mine)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from snapshot.disk.files import FILE_NAME, MANIFEST, manifest_entries
+from data.tokenizer import TOKENIZER_FILES
+from snapshot.disk.contents import STATE
+from snapshot.disk.files import MANIFEST, manifest_entries
 from snapshot.hub.attempt import UploadTarget
 from snapshot.hub.best import BestCheck
 from snapshot.hub.bucket import BEST, RECORDS, Bucket, folders_in_bucket, run_of, whole_snapshots
@@ -16,8 +18,8 @@ from snapshot.hub.errors import HubError, HubRefused, HubUnreachable
 from snapshot.hub.fence import Fenced
 from snapshot.hub.fetch import read_repo
 from snapshot.hub.latest import remote_step
-from snapshot.hub.pruning import Manifests
-from snapshot.hub.publish import Best, Upload, check_digests
+from snapshot.hub.pruning import OPTIMIZER, WEIGHTS, Manifests
+from snapshot.hub.publish import CONFIGS, Best, Upload, check_digests
 from snapshot.hub.remote import RemoteFile
 from snapshot.hub.xet import Transfer, XetFile
 
@@ -121,12 +123,9 @@ class BucketAttempt:
                 f"{self._bucket.repo_id}; this one does not upload. Training continues with local "
                 "snapshots. Name another hub.bucket; hub.takeover=true replaces what is there."
             )
-        for folder in folders_in_bucket(listed) - set(there):
-            if self._is_ended(folder):
-                paths = [path for path in listed if path.startswith(f"{folder}/")]
-                self._added[folder] = [
-                    path for path in paths if FILE_NAME.fullmatch(path.rpartition("/")[2])
-                ]
+        for folder in filter(self._is_ended, folders_in_bucket(listed) - set(there)):
+            paths = [path for path in listed if path.startswith(f"{folder}/")]
+            self._added[folder] = [path for path in paths if is_written(path.rpartition("/")[2])]
         self._known, self._has_begun = frozenset(there), True
 
     def _check_listed(self, contents: dict[str, XetFile]) -> None:
@@ -258,3 +257,9 @@ def _best_of(target: UploadTarget) -> Best | None:
     if known is None or known.run_id != target.run_id or known.best_loss is None:
         return None
     return Best(known.best_step, known.best_loss, None)
+
+
+def is_written(name: str) -> bool:
+    """Whether a run writes files of that name to a snapshot: all else there is somebody's."""
+    weights = WEIGHTS.fullmatch(name) or OPTIMIZER.fullmatch(name)
+    return bool(weights) or name in (*CONFIGS, *TOKENIZER_FILES, STATE)

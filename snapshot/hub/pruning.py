@@ -15,7 +15,9 @@ from snapshot.hub.latest import Latest, folders_in, remote_step
 from snapshot.hub.remote import Remote, RemoteFile
 
 LARGEST_MANIFEST_BYTES = 4 << 20
-WEIGHTS = re.compile(r"(adapter_)?model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
+PARTS = r"(-\d+-of-\d+)?\.safetensors(\.index\.json)?"
+WEIGHTS = re.compile(rf"(adapter_)?model{PARTS}")
+OPTIMIZER = re.compile(rf"optimizer{PARTS}")
 
 Entries = Mapping[str, tuple[int, str]]
 """Size and SHA-256 by file name."""
