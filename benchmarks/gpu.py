@@ -157,7 +157,8 @@ def code_digest() -> str:
     digest = hashlib.sha256()
     for pattern in SOURCES:
         for path in sorted(ROOT.glob(pattern)):
-            if path.relative_to(ROOT).parts[0] not in ("out", ".venv"):
+            folder = path.relative_to(ROOT).parts[0]
+            if folder != "out" and not folder.startswith("."):
                 digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 

@@ -31,6 +31,7 @@ def pytest_rows(settings: Settings) -> list[Row]:
     """The project's tests that need a CUDA device; without one they are skipped."""
     report = Path(settings.folder, "tests.xml")
     command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-p", "no:cacheprovider"]
+    command += ["-p", "no:benchmark"]  # pytest-benchmark, where it is installed, warns of -n
     done = subprocess.run(
         [*command, "-n", "2", "-m", "gpu", f"--junitxml={report}", "tests/test_gpu.py"],
         cwd=ROOT,

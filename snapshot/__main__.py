@@ -156,7 +156,10 @@ def _describe(folder: Path, place: str) -> bool:
     shape = check_model(folder)
     entries = manifest_entries(folder)
     size = sum(size for size, _ in entries.values())
-    loss = "unknown" if state.best_loss is None else loss_in_words(state.data, state.best_loss)
+    best = state.best_loss
+    loss = "nothing held out was evaluated before it"
+    if best is not None:
+        loss = f"{loss_in_words(state.data, best)}, the best held out so far"
     name = value_of(state.config, "run.name")
     _show(f"snapshot  {place}: whole, {len(entries)} files, {size:,} bytes, every hash right")
     _show(f"run       {name}, {state.run_id[:8]}, attempt {state.attempt_id[:8]}")
@@ -171,7 +174,7 @@ def _describe(folder: Path, place: str) -> bool:
             f"base      {base.name}{f'@{base.commit[:12]}' if base.commit else ''}; here is {what}"
         )
     _show(f"text      {state.data.get('name')}, {str(state.data.get('fingerprint'))[:8]}")
-    _show(f"loss      {loss}, the best held out so far")
+    _show(f"loss      {loss}")
     _show(f"optimizer {_kept(shape, state)}")
     made_with = read_json(folder / "state.json").get("versions")
     if isinstance(made_with, dict):

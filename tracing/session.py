@@ -48,7 +48,7 @@ def load_traced_config(arguments: list[str]) -> Config:
         )
     config.run.tracker, config.hub.repo_id, config.hub.bucket = None, None, None
     config.snapshot.resume, config.snapshot.every = "auto", NEVER
-    config.train.eval_every, config.train.sample_every, config.train.log_every = NEVER, 0, NEVER
+    config.train.sample_every, config.train.log_every = 0, NEVER
     config.train.max_steps = max(config.train.max_steps, STEPS + 2)
     return config
 
