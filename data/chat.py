@@ -170,6 +170,8 @@ class ChatTemplate:
         conversation, fences = self._fenced(conversation, reply=False)
         if GENERATION.search(self.template_for(conversation)):
             rendered = self._render(conversation, reply=False, track=True)
+            if not rendered.spans:
+                raise ChatError("the chat template marks no text of its replies as the assistant's")
             return Rendered(
                 rendered.text, [one for one in rendered.spans if one[0] < one[1]], fences
             )
@@ -239,8 +241,6 @@ class ChatTemplate:
             rendered = self.with_spans(conversation.up_to(replies[-1]))
         except ChatError as error:
             return error
-        if not rendered.spans:
-            return ChatError("the chat template marks no text of its replies as the assistant's")
         return rendered
 
     def _encode(self, conversations: Sequence[Rendered]) -> list[EncodedChat]:

@@ -59,6 +59,11 @@ class Column(ABC):
         """Raise DataError if a column of a table with types cannot have what is read."""
 
     @property
+    def shown(self) -> str:
+        """The name for messages."""
+        return self.name
+
+    @property
     def texts(self) -> tuple[str, ...]:
         """Columns whose values are texts."""
         return (self.name,)
@@ -173,6 +178,10 @@ class MessagesColumn(Column):
         return f"conversations\0{self.name}"
 
     @property
+    def shown(self) -> str:
+        return f"{MESSAGES} or {' and '.join(PAIR)}" if self.name == DEFAULT_COLUMN else self.name
+
+    @property
     def texts(self) -> tuple[str, ...]:
         return PAIR
 
@@ -199,7 +208,7 @@ class MessagesColumn(Column):
 
     def document(self, row: Mapping[str, Any]) -> str:
         turns = self._turns_among(row)
-        if not turns:
+        if all(row[name] is None for name in turns):  # as where a row has no such column
             return ""
         others = [name for name in self.among(row) if name not in turns]
         extras = {name: row[name] for name in others if row[name] not in (None, "")}  # "" of CSV

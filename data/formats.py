@@ -5,8 +5,10 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import re
 import shlex
 import zlib
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
@@ -41,6 +43,13 @@ COMPRESSIONS: dict[str, Any] = {
 """By the end of a name, what opens a path or an open file of bytes."""
 BROKEN_COMPRESSION = (OSError, EOFError, lzma.LZMAError, zlib.error)
 """Raised by reading a broken compressed file."""
+MAGIC = {
+    ".gz": rb"\x1f\x8b",
+    ".bz2": rb"BZh",
+    ".xz": rb"\xfd7zXZ|\x5d\x00\x00",
+    ".zst": rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18",
+}
+"""What a file of this compression begins with, as a pattern."""
 UNPACKERS = {".gz": "gzip -dc <", ".bz2": "bzip2 -dc <", ".xz": "xz -dc <", ".zst": "zstd -dc"}
 HEAD_BYTES = 512
 UNPACK = "Unpack it first: "
@@ -56,6 +65,9 @@ OTHER_FORMATS = (
     (0, b"\xfd7zXZ\x00", "compressed by xz", UNPACK + "xz -dc < {file} > {bare}"),
     (0, b"%PDF-", "a PDF document", "Convert it first: pdftotext {file} text.txt"),
     (0, b"PAR1", "a Parquet table", "Give it a name that ends in .parquet."),
+    (0, b"ARROW1", "an Arrow table", "Write it as Parquet first."),
+    (0, b"\xff\xff\xff\xff", "a stream of Arrow", "Write it as Parquet first."),
+    (0, b"version https://git-lfs", "a pointer of Git LFS", "Fetch the file itself: git lfs pull"),
     (0, bytes(HEAD_BYTES), "NUL bytes at its beginning", "Copy it again: it is incomplete."),
 )
 """Offset, bytes at it, the format that they indicate, and how to convert it to a text."""
@@ -102,12 +114,25 @@ def open_bytes(name: str, file: Any) -> IO[bytes]:
 
 def refuse_other_content(file: str) -> None:
     """Raise BrokenText if the first bytes indicate another format; the message has the remedy."""
+    with suppress(OSError), open(file, "rb") as raw:
+        refuse_uncompressed(file, raw.read(HEAD_BYTES))
     try:
         with open_bytes(file, file) as opened:
             head = opened.read(HEAD_BYTES)
     except BROKEN_COMPRESSION:
         return  # the reader of the whole file reports it
     refuse_content(file, head)
+
+
+def refuse_uncompressed(file: str, head: bytes, source: str = "") -> None:
+    """Raise BrokenText if a file that begins so is not compressed as its name says."""
+    compression = suffixes(file)[1]
+    if compression and head and not re.match(MAGIC[compression], head):
+        refuse_content(file, head)
+        raise BrokenText(
+            f"data.source{'=' * bool(source)}{source}: {file} cannot be read: it is not compressed "
+            f"as its name says. Copy it again, or give it a name without {compression}."
+        )
 
 
 def refuse_content(file: str, head: bytes) -> None:

@@ -195,7 +195,7 @@ def _files(
     def texts() -> Iterable[Piece]:
         from data.texts import text_pieces
 
-        return text_pieces(paths)
+        return text_pieces(paths, say_once)
 
     def tables() -> WholeTables:
         from data.streaming.whole import WholeTables

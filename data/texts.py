@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from data.errors import BrokenText
@@ -13,11 +15,19 @@ from data.pieces import Piece, with_final_newline
 PIECE_BYTES = 1 << 20
 
 
-def text_pieces(files: list[Path]) -> Iterator[Piece]:
-    """Files, each a document, decoded as UTF-8 in pieces. Byte order marks are removed."""
+def text_pieces(files: list[Path], say: Callable[[str], None]) -> Iterator[Piece]:
+    """Files, each a document, decoded as UTF-8 in pieces. Byte order marks are removed.
+
+    `say` prints a line about a file that seems to be a table.
+    """
     for file in files:
         last = ""
-        for text in _decoded(str(file)):
+        for number, text in enumerate(_decoded(str(file))):
+            if number == 0 and _begins_with_row(text):
+                say(
+                    f"warning: data.source: {file} is read as plain text, although its first line "
+                    "is an object of JSON. To read its rows, give it a name that ends in .jsonl."
+                )
             if last:
                 yield {"text": last, "ends": []}
             last = text
@@ -50,6 +60,12 @@ def _decoded(file: str) -> Iterator[str]:
             f"data.source: {file} cannot be read to its end: {error}. It is damaged or "
             "incomplete: copy it again."
         ) from error
+
+
+def _begins_with_row(text: str) -> bool:
+    with suppress(ValueError, RecursionError):
+        return text.startswith("{") and isinstance(json.loads(text.partition("\n")[0]), dict)
+    return False
 
 
 def _not_utf8(file: str, offset: int) -> BrokenText:

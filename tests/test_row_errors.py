@@ -45,14 +45,20 @@ def lines(*rows):
     return "".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows).encode()
 
 
-def table(*arrays):
+def packed(table):
     into = pa.BufferOutputStream()
-    parquet.write_table(pa.table({"text": pa.array(arrays)}), into, row_group_size=2)
+    parquet.write_table(table, into, row_group_size=2)
     return into.getvalue().to_pybytes()
+
+
+def table(*arrays):
+    return packed(pa.table({"text": pa.array(arrays)}))
 
 
 A = {"text": "a"}
 QUOTED = "Quote a field that has commas in it, or name every column"
+LONG_ZSTD = bytes.fromhex("28b52ffd04a8010000")
+"""A header that asks for a window of 2 GB, as `zstd --long=31` writes it."""
 LATIN = "text,n\na,1\nb,2\ncafé,3\n".encode("latin-1")
 WRONG = {
     "a number": ("a.jsonl", lines(A, A, {"text": 3}), "row 3 of a.jsonl .* int, not text: 3.* jq"),
@@ -99,6 +105,33 @@ WRONG = {
         "a.jsonl.gz cannot be read: Compressed file ended .* copy it again",
     ),
     "a number in Parquet": ("a.parquet", table(1, 2), "a.parquet holds int64, not text"),
+    "a value that is nested too deeply": (
+        "a.json",
+        b'[{"text": "a"}, {"text": "a", "n": ' + b"[" * 10**5 + b"]" * 10**5 + b"}]",
+        "what follows row 1 of a.json .* nested too deeply",
+    ),
+    "a column twice in Parquet": (
+        "a.parquet",
+        packed(pa.Table.from_arrays([pa.array(["a"])] * 2, names=["text", "text"])),
+        r"a\.parquet has text twice\. Rename one column\.",
+    ),
+    "only empty texts in Parquet": ("a.parquet", table("", None, ""), "no row of a.parquet has"),
+    "only nulls in Parquet": ("a.parquet", table(None, None), "no row of a.parquet has a text"),
+    "a pointer of Git LFS": (
+        "a.csv",
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
+        "a.csv is a pointer of Git LFS.* git lfs pull",
+    ),
+    "not compressed": (
+        "a.jsonl.gz",
+        lines(A),
+        r"a.jsonl.gz .*: it is not compressed as its name says\. .* a name without \.gz",
+    ),
+    "Zstandard with a long window": (
+        "a.jsonl.zst",
+        LONG_ZSTD,
+        r"requires too much memory.*\. Compress it anew: zstd -dc --long=31 \S+ \| zstd > short-a",
+    ),
     "Zstandard by another name": (
         "a.jsonl",
         pa.compress(lines(A), "zstd", asbytes=True),

@@ -134,6 +134,8 @@ CONTENTS = {
     "bz2.txt": (bz2.compress(TEXT.encode()), "bzip2", "bzip2 -dc < {file}"),
     "xz.txt": (lzma.compress(TEXT.encode()), "xz", "xz -dc < {file}"),
     "pdf": (b"%PDF-1.7\n%\xe2\xe3", "a PDF", "pdftotext {file}"),
+    "arrow": (b"ARROW1" + bytes(99), "an Arrow table", "as Parquet"),
+    "md": (b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS", "git lfs pull"),
     "data": (b"PAR1" + bytes(99), "a Parquet table", "ends in .parquet"),
     "jsonl": (archive("zip"), "a ZIP archive", "unzip {file}"),
     "hole": (bytes(5000) + TEXT.encode(), "NUL bytes", "Copy it again"),
@@ -148,7 +150,7 @@ def test_what_is_no_text_is_called_what_it_is(complaint, tmp_path, ending):
 
     sentence = complaint(path)
     assert (
-        f"{path} is {'' if what.startswith(('a ', 'NUL')) else 'compressed by '}{what}" in sentence
+        f"{path} is {'' if what.startswith(('a', 'NUL')) else 'compressed by '}{what}" in sentence
     )
     assert remedy.format(file=path) in sentence
     assert "LATIN1" not in sentence
@@ -295,6 +297,16 @@ def test_what_is_quick_is_done_without_a_word(prepare, tmp_path, monkeypatch):
 
     assert lines == []
     assert not [thread for thread in threading.enumerate() if "_report" in thread.name]
+
+
+@pytest.mark.parametrize("name", ["a.jsonlines", "download.txt.gz"])
+def test_rows_of_json_that_are_read_as_plain_text_are_told(prepare, tmp_path, name):
+    content = b'{"text": "the run goes on"}\n' * 40
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    lines: list[str] = []
+    prepare(tmp_path / name, say=lines.append)
+    (said,) = [line for line in lines if line.startswith("warning")]
+    assert f"{name} is read as plain text, although its first line is an object of JSON" in said
 
 
 @pytest.mark.parametrize("pass_name", ["first", "second"])

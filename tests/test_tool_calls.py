@@ -168,6 +168,21 @@ def test_what_a_template_never_writes_is_named_with_the_count_of_its_conversatio
     }
 
 
+@pytest.mark.parametrize("write", [lines, parquet])
+def test_rows_without_messages_and_replies_without_text_are_left_out(prepare, tmp_path, write):
+    """A template may mark an empty reply with nothing; a table has null for what is absent."""
+    unended = chats.CHATML.replace(
+        "m['content'] + '<|im_end|>' }}{% endgeneration %}",
+        "m['content'] }}{% endgeneration %}{{ '<|im_end|>' }}",
+    )
+    assert unended != chats.CHATML
+    told = [chats.said("the run", "goes on"), chats.said("where", ""), None]
+    rows = [{"messages": one} for one in told * 9]
+    name = "a.jsonl" if write is lines else "a.parquet"
+    info = prepare(write(tmp_path / name, rows), unended)[0].info
+    assert (info.documents, info.left_out) == (9, 9)
+
+
 WRONG = {
     "no content": ({"messages": [{"role": "user", "contents": "a"}]}, "content is not a text"),
     "tools of another kind": ({"tools": ["go"]}, "tools is not a list of objects: ['go']"),

@@ -67,6 +67,8 @@ class _Text:
         while True:
             try:
                 value, end = self._json.raw_decode(self._text, self._at)
+            except RecursionError as error:
+                raise ValueError("an element is nested too deeply") from error
             except json.JSONDecodeError as error:
                 is_cut = error.msg.startswith("Unterminated")
                 is_cut |= error.pos > len(self._text) - CUT_TOKEN

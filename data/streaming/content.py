@@ -11,6 +11,7 @@ from data.formats import (
     format_of,
     open_bytes,
     refuse_content,
+    refuse_uncompressed,
     suffixes,
 )
 from data.streaming.access import URL, Access
@@ -55,8 +56,10 @@ def open_content(
     as its name says.
     """
     raw = FileRange(access, source, file, ahead=ahead or AHEAD_BYTES)
-    head = open_bytes(file.name, raw).read(HEAD_BYTES)
-    refuse_content(file.name if URL.match(file.url) else file.url, head)
+    where = file.name if URL.match(file.url) else file.url
+    refuse_uncompressed(where, raw.read(HEAD_BYTES), source)
+    head = open_bytes(file.name, raw.reopened()).read(HEAD_BYTES)
+    refuse_content(where, head)
     return open_bytes(file.name, raw.reopened()), head  # not every decompressor can seek
 
 

@@ -14,6 +14,7 @@ from data.formats import suffixes
 from data.streaming.access import Access
 from data.streaming.content import MOST_ROW_BYTES, open_content, whole_file
 from data.streaming.groups import Group, StreamFile
+from data.streaming.places import twice
 from data.streaming.table import OnBroken, Row
 
 DELIMITERS = {".csv": (",", ";", "\t"), ".tsv": ("\t",)}
@@ -113,9 +114,7 @@ class Delimited:
         header = headers[delimiter]
         for name in column.find(file.of(source), header) if header else ():
             if header.count(name) > 1:
-                raise BrokenText(
-                    f"data.source={source}: the header of {file.name} has {name} twice. Rename one."
-                )
+                raise twice(source, file, name)
         return Opened(header, records, delimiter)
 
 

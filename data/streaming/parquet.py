@@ -16,7 +16,7 @@ from data.streaming.access import URL, Access
 from data.streaming.file_range import FileRange
 from data.streaming.groups import Group, StreamFile
 from data.streaming.kept import digest_of, keep, kept
-from data.streaming.places import no_text
+from data.streaming.places import no_text, twice
 from data.streaming.table import OnBroken, Row
 
 if TYPE_CHECKING:
@@ -96,7 +96,10 @@ class Parquet:
         types = _types_of(footer)
         where = file.of(source)
         wanted = column.find(where, list(types))
+        names = footer.schema.to_arrow_schema().names
         for name in wanted:
+            if names.count(name) > 1:
+                raise twice(source, file, name)
             column.check_type(where, name, str(types[name]), _is_text(types[name]))
         paths = [footer.schema.column(i).path for i in range(footer.num_columns)]
         leaves = [i for i, path in enumerate(paths) if _top(path, types) in wanted]
@@ -111,7 +114,8 @@ class Parquet:
                 groups.append(Group(number, index, row, group.num_rows, begin, end, size))
             row += group.num_rows
         all_chunks = [footer.row_group(g.index).column(leaf) for g in groups for leaf in leaves]
-        if groups and all(map(_is_empty, all_chunks)):
+        is_null = all(pa.types.is_null(types[name]) for name in wanted)
+        if groups and (is_null or all(map(_is_empty, all_chunks))):
             raise no_text(source, column, file)
         return groups
 
@@ -174,9 +178,12 @@ def _begin(chunk: ColumnChunkMetaData) -> int:
 
 
 def _is_empty(chunk: ColumnChunkMetaData) -> bool:
-    """Whether the footer says that a column has no value in a row group."""
+    """Whether the footer says that a column has no value in a row group, or only empty texts."""
     found = chunk.statistics
-    return found is not None and found.has_null_count and found.null_count == chunk.num_values
+    if found is None:
+        return False
+    is_null = found.has_null_count and found.null_count == chunk.num_values
+    return is_null or (found.has_min_max and found.max_raw == b"")
 
 
 def _values(columns: list[pa.Array], restores: list[Restore | None]) -> Iterator[tuple[Any, ...]]:

@@ -6,6 +6,9 @@ header, of Parquet the rows of the file.
 
 from __future__ import annotations
 
+import shlex
+from pathlib import PurePosixPath
+
 from data.columns import Column
 from data.errors import BadRow, BrokenText
 from data.streaming.access import URL
@@ -13,6 +16,8 @@ from data.streaming.content import MOST_GROUP_BYTES
 from data.streaming.groups import Group, StreamFile
 
 PIECE_BYTES = 1 << 20
+LONG_WINDOW = "Frame requires too much memory"
+"""What Zstandard says of a file that was compressed with more than `--long=27`."""
 
 
 def broken_row(
@@ -31,18 +36,25 @@ def unreadable(
     what = group_in_words(file, group)
     if after:
         what = f"what follows {row_in_words(file, group, after)}"
-    return BrokenText(
-        f"data.source={source}: {what} cannot be read: {reason_of(error)}. "
-        "It is damaged or incomplete: copy it again, or leave it out."
-    )
+    remedy = "It is damaged or incomplete: copy it again, or leave it out"
+    if LONG_WINDOW in str(error):
+        packed = shlex.quote(file.name if URL.match(file.url) else file.url)
+        name = shlex.quote(f"short-{PurePosixPath(file.name).name}")
+        remedy = f"Compress it anew: zstd -dc --long=31 {packed} | zstd > {name}"
+    return BrokenText(f"data.source={source}: {what} cannot be read: {reason_of(error)}. {remedy}.")
 
 
 def no_text(source: str, column: Column, file: StreamFile) -> BrokenText:
     """The error for a file of which no row has a text."""
     return BrokenText(
-        f"data.source={source}: no row of {file.name} has a text in {column.name}. Leave the file "
+        f"data.source={source}: no row of {file.name} has a text in {column.shown}. Leave the file "
         "out, or name another column with data.text_column."
     )
+
+
+def twice(source: str, file: StreamFile, name: str) -> BrokenText:
+    """The error for a table with two columns of the name that is read."""
+    return BrokenText(f"data.source={source}: {file.name} has {name} twice. Rename one column.")
 
 
 def too_large(source: str, file: StreamFile, group: Group) -> BrokenText:

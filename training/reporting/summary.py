@@ -163,7 +163,7 @@ def text_in_words(corpus: Corpus) -> str:
     info, tokenizer = corpus.info, corpus.tokenizer
     if corpus.marks:
         lost = f"; {info.shortened:,} shortened" * bool(info.shortened)
-        lost += f"; {info.left_out:,} left out, too long" * bool(info.left_out)
+        lost += f"; {info.left_out:,} left out, too long or without a reply" * bool(info.left_out)
         return (
             f"{info.documents:,} conversations in {info.tokens:,} tokens, "
             f"{len(corpus.held_out):,} held out{lost}"
