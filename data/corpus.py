@@ -36,6 +36,8 @@ class Corpus:
     tokenizer: Tokenizer
     train: TokenStream | Documents | EndlessText
     held_out: TokenStream | Documents
+    ends: frozenset[int] = frozenset()
+    """Tokens at which the model that is trained ends a text, besides the tokenizer's own."""
 
     def prompt(self) -> NDArray:
         """Tokens (T,) after which a sample begins: of conversations the first held-out question."""

@@ -61,7 +61,10 @@ def test_a_sample_of_broken_weights_is_a_sentence_in_the_loop_too():
     model.transformer.wte.weight.data[0] = math.inf  # of a character that no probe may hold
     tokenizer = CharTokenizer("\na")
     corpus = SimpleNamespace(
-        tokenizer=tokenizer, prompt=lambda: tokenizer.encode("\n"), marks=frozenset()
+        tokenizer=tokenizer,
+        prompt=lambda: tokenizer.encode("\n"),
+        marks=frozenset(),
+        ends=frozenset(),
     )
     with pytest.raises(TrainingStopped, match="its weights are not finite"):
         sample_text(Accelerator(cpu=True), model, corpus, seed=1)

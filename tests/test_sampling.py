@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import chats
 import pytest
 import torch
 from accelerate import Accelerator
+from safetensors.torch import load_file, save_file
 
+import families
+import runs
 import subword_folders
 import training.sampling as sampling
 from config.compose import load_config
@@ -24,7 +28,9 @@ def drawn(monkeypatch):
     tokenizer = subword_folders.trained(300)
     model = GPT(GPTConfig(vocab_size=300, block_size=8, n_layer=1, n_head=1, n_embd=4))
     beginning = tokenizer.encode("\n")
-    corpus = SimpleNamespace(tokenizer=tokenizer, prompt=lambda: beginning, marks=frozenset())
+    corpus = SimpleNamespace(
+        tokenizer=tokenizer, prompt=lambda: beginning, marks=frozenset(), ends=frozenset()
+    )
 
     def draw(tokens: list[int]) -> sampling.Sample:
         made = (torch.tensor([one]) for one in tokens)
@@ -38,6 +44,25 @@ def test_a_sample_of_a_packed_text_ends_where_the_model_ends_its_text(drawn):
     tokenizer, draw = drawn
     before, after = tokenizer.encode("the run").tolist(), tokenizer.encode("goes on").tolist()
     assert draw([*before, tokenizer.end_of_text, *after]) == ("the run", "")
+
+
+def test_a_sample_of_a_packed_text_ends_where_the_models_files_end_one(small, tmp_path):
+    """At each end that generation_config.json names, as transformers does."""
+    end = 290  # the tokenizer has another one
+    base = families.make("gpt2", tmp_path / "base")
+    tensors = load_file(base / "model.safetensors")
+    tensors["transformer.ln_f.weight"].zero_()
+    tensors["transformer.ln_f.bias"].fill_(1)
+    tensors["transformer.wte.weight"][end] = 10  # so the model writes nothing else
+    save_file(tensors, base / "model.safetensors", {"format": "pt"})
+    (base / "generation_config.json").write_text(json.dumps({"eos_token_id": [end]}))
+    words = [word for word in small if not word.startswith(("model.n_", "optim."))]
+    words += [f"model.pretrained={base}", "train.max_steps=1", "train.sample_every=1"]
+    words += ["optim.learning_rate=1e-9", "optim.min_learning_rate=0"]
+    result = runs.train(*words, f"run.dir={tmp_path / 'run'}")
+    assert result.returncode == 0, result.stderr
+    samples = (tmp_path / "run" / "samples.jsonl").read_text().splitlines()
+    assert [json.loads(one)["text"] for one in samples] == [""]
 
 
 def test_a_sample_that_takes_too_long_ends_and_says_so(drawn, monkeypatch, capsys):

@@ -37,12 +37,12 @@ class Sample(NamedTuple):
 def sample_text(accelerator: Accelerator, model: nn.Module, corpus: Corpus, seed: int) -> Sample:
     """Generate a short text, the same on every process. Every process must call this.
 
-    It ends with the text that the model writes, a reply to the first held-out question with the
-    model's turn, and any after `MOST_SECONDS`. Raises TrainingStopped where the weights are not
-    finite.
+    It ends with the text that the model writes, at any end of the tokenizer or of the model's own
+    files; a reply to the first held-out question with the model's turn; and any after
+    `MOST_SECONDS`. Raises TrainingStopped where the weights are not finite.
     """
     tokenizer, marks = corpus.tokenizer, corpus.marks
-    stops, deadline = {*marks, tokenizer.end_of_text}, time.monotonic() + MOST_SECONDS
+    stops, deadline = {*marks, *corpus.ends, tokenizer.end_of_text}, time.monotonic() + MOST_SECONDS
     bare_model = unwrapped(accelerator, model)
     beginning = corpus.prompt().astype("int64")
     prompt = torch.from_numpy(beginning)[None].to(accelerator.device)

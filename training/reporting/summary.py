@@ -41,8 +41,12 @@ def print_header(
     model: LanguageModel,
     start: Start,
     state: RunState,
+    is_untied: bool = False,
 ) -> None:
-    """Print the text, the model, the machine, the step and the snapshot that the run resumes."""
+    """Print the text, the model, the machine, the step and the snapshot that the run resumes.
+
+    `is_untied`: the weights that it begins from have an output layer that their config.json ties.
+    """
     info, train = corpus.info, config.train
     batch = train.global_batch_size
     accumulation = accelerator.gradient_accumulation_steps
@@ -55,7 +59,7 @@ def print_header(
         text_bytes = train.max_steps * batch * block * info.held_out_bytes / info.held_out_targets
         steps += f" are about {text_bytes / max(1, info.train_bytes):.2g} epochs"
     _print_text(console, corpus)
-    _print_model(console, config, model, state.base)
+    _print_model(console, config, model, state.base, is_untied)
     console.say(f"machine   {machine_line(accelerator)}")
     if state.attention is not None:
         console.say(f"kernels   attention by {WAYS_IN_WORDS[state.attention]}")
@@ -137,7 +141,9 @@ def _say_what_is_lost(console: Console, corpus: Corpus) -> None:
         )
 
 
-def _print_model(console: Console, config: Config, model: LanguageModel, base: str | None) -> None:
+def _print_model(
+    console: Console, config: Config, model: LanguageModel, base: str | None, is_untied: bool
+) -> None:
     """Print the sizes of the model, what of it is trained, and what it begins from."""
     shape = model.config
     console.say(
@@ -153,6 +159,11 @@ def _print_model(console: Console, config: Config, model: LanguageModel, base: s
     if base is not None:
         what = "its weights" if config.model.architecture is None else "its architecture"
         console.say(f"from      {base} ({shape.family}): {what}, trained in float32")
+        if is_untied:
+            console.say(
+                "          its output layer differs from the embedding, to which its config.json "
+                "ties it: not tied, as in transformers"
+            )
         optim, of_size = config.optim, rate_by_size(config, parameter_count(model))
         rate = f"{optim.learning_rate:g}" + ", by its size" * (optim.learning_rate == of_size)
         console.say(f"optimizer {optim.name}, learning rate {rate}; optim.* changes it")

@@ -18,6 +18,7 @@ from config.schema import Config, ConfigError, gpt_config, lora_of, other_model,
 from data.chat import ChatTemplate
 from data.corpus import Corpus
 from data.public_names import public_name
+from data.special_tokens import end_ids
 from data.tokenizer import Tokenizer, refuse_larger_than
 from model.causal_lm import (
     CausalLMConfig,
@@ -115,6 +116,8 @@ class PretrainedModel:
         self.base = base
         self.reference: BaseReference | None = None
         """What snapshots say of the base, if they hold only what is trained."""
+        self.is_untied = False
+        """Whether the base's weights have an output layer that its config.json ties away."""
         self._accelerator, self._config = accelerator, config
         self._has_weights = config.model.pretrained is not None
         self._weights: Path | None = None
@@ -154,7 +157,8 @@ class PretrainedModel:
             here = accelerator.is_local_main_process
             self._weights = local_main_first(accelerator, lambda: base.fetch_weights(here))
             untied = run_on_main(accelerator, lambda: str(check_weights(base, sizes)))
-            if broadcast_text(accelerator, untied) == str(True):
+            self.is_untied = broadcast_text(accelerator, untied) == str(True)
+            if self.is_untied:
                 sizes = base.config(keys.dropout, keys.activation_checkpointing, untied=True)
         layout = layout_for(sizes)
         layout.refuse_undescribed()
@@ -230,6 +234,11 @@ def generation(pretrained: PretrainedModel | None, corpus: Corpus) -> dict[str, 
     if corpus.marks:
         stops = ChatTemplate(corpus.tokenizer, corpus.info.name).stops()
     return generation_of(None if pretrained is None else pretrained.base.folder, stops)
+
+
+def ends_of(pretrained: PretrainedModel | None) -> frozenset[int]:
+    """The tokens that end a text of the model which the run began from, as in transformers."""
+    return frozenset() if pretrained is None else frozenset(end_ids(pretrained.base.folder))
 
 
 def _empty_model(sizes: ModelConfig) -> LanguageModel:

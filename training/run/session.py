@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from accelerate import Accelerator
@@ -45,7 +46,7 @@ from training.run.attention import choose_attention
 from training.run.best import BestSnapshot
 from training.run.due import Due, due_after
 from training.run.pending_evaluation import evaluation_is_pending
-from training.run.pretrained import PretrainedModel, find_pretrained, generation
+from training.run.pretrained import PretrainedModel, ends_of, find_pretrained, generation
 from training.run.process import set_up_process
 from training.run.records import begin_records
 from training.run.run_lock import RunLock
@@ -103,7 +104,8 @@ class Session:
         refuse = refusal_of_others(config, corpus)
         self.start: Start = agree_on_start(accelerator, config, self._lock, refuse)
         base = None if self.pretrained is None else self.pretrained.base
-        self.corpus = corpus = text_at(accelerator, config, base, corpus, self.start.state)
+        corpus = text_at(accelerator, config, base, corpus, self.start.state)
+        self.corpus = corpus = replace(corpus, ends=ends_of(self.pretrained))
         self.state = state_at(self.start, config, corpus, computed_on(accelerator), base)
         if self.start.state is not None:
             refusal_of_others(config, corpus)(self.start.state)
@@ -123,7 +125,9 @@ class Session:
         console.speed = speed_of(model, config, accelerator)
         run_on_main(accelerator, lambda: begin_records(console, config, start, state, code))
         choose_attention(accelerator, config, model, state)
-        summary.print_header(console, accelerator, config, self.corpus, model, start, state)
+        is_untied = self.pretrained is not None and self.pretrained.is_untied
+        about = self.corpus, model, start, state, is_untied
+        summary.print_header(console, accelerator, config, *about)
         self._uploads = run_on_main(
             accelerator, lambda: begin_uploads(console, config, start, state)
         )
