@@ -114,3 +114,24 @@ def test_a_commit_that_is_named_and_has_been_pruned(near_hub, pruned_meanwhile, 
     assert said.startswith(f"none of the snapshots in {hubs.REPO}@{commit[:8]} is whole: ")
     assert "is gone (HTTP 404): that snapshot was pruned, or its content is lost" in said
     assert said.count(f"`python -m snapshot list {hubs.REPO}`") == 1
+
+
+def test_verify_says_which_snapshots_it_has_looked_at(
+    near_hub, finished_run, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr("snapshot.__main__.compare_logits", lambda *_: "", raising=False)
+    hubs.seed(near_hub, *(runs.snapshot(finished_run, step) for step in (10, 20, 30)))
+    head = near_hub.repo(hubs.REPO).head[:8]
+    assert main(["verify", hubs.REPO]) == 0
+    said = capsys.readouterr().out
+    assert f"snapshot  {hubs.REPO}@{head} snapshots/step-00000030: whole, " in said
+    older = "snapshots/step-00000020, snapshots/step-00000010"
+    assert f"older     {older}: not downloaded, so not verified" in said
+    path = "snapshots/step-00000030/optimizer.safetensors"
+    near_hub.commit_files(hubs.REPO, {path: b"damaged"})
+    assert main(["verify", hubs.REPO]) == 1
+    said, errors = capsys.readouterr()
+    assert errors.startswith("not whole: snapshots/step-00000030 of me/run@")
+    assert " snapshots/step-00000020: whole, " in said
+    assert "older     snapshots/step-00000010: " in said
+    assert str(tmp_path.parent.parent) not in said + errors
