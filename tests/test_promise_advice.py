@@ -15,8 +15,10 @@ import runs
 from config.compose import load_config
 from config.schema import Config
 from config.stored import as_plain
+from snapshot.__main__ import main
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
+from snapshot.hub.errors import HubError
 from snapshot.start import Start
 from training.run import start
 from training.run.run_lock import RunLock
@@ -50,7 +52,7 @@ def refused(begins):
     """The sentence with which it is refused."""
 
     def sentence(*words: str) -> str:
-        with pytest.raises(SnapshotError) as caught:
+        with pytest.raises((SnapshotError, HubError)) as caught:
             begins(*words)
         return str(caught.value)
 
@@ -70,6 +72,15 @@ def a_run(finished_run, tmp_path):
 def in_repo(near_hub, a_run):
     """The same run in its repo."""
     hubs.seed(near_hub, *(runs.snapshot(a_run, step) for step in (10, 20, 30)))
+    return near_hub
+
+
+@pytest.fixture
+def put_in_repo(near_hub, a_run):
+    """Its last two snapshots in its repo, without the client."""
+    run_id = read_state(runs.snapshot(a_run, 30)).run_id
+    for step in (20, 30):
+        hubs.put(near_hub, runs.snapshot(a_run, step), step, run=run_id)
     return near_hub
 
 
@@ -172,3 +183,152 @@ def test_a_named_run_that_is_not_whole(in_repo, begins, refused, a_run):
     for other in (runs.snapshot(a_run, 20), a_run):
         assert begins("run.name=new", f"snapshot.resume={other}").state.step == 20
     assert begins("run.name=new", "snapshot.resume=me/run").state.step == 30
+
+
+def nothing(hub, run_dir: Path) -> None:
+    """The run lies on this disk and in its repo."""
+
+
+def damaged_latest(hub, run_dir: Path) -> None:
+    hub.commit_files(hubs.REPO, {"latest.json": b"{"})
+
+
+def restored_latest(hub, run_dir: Path) -> None:
+    repo = hub.repo(hubs.REPO)
+    earlier = next(one for one in reversed(repo.every_head[:-1]) if one != repo.head)
+    hub.commit_files(hubs.REPO, {"latest.json": repo.read(earlier, "latest.json")})
+
+
+def foreign_file(hub, run_dir: Path) -> None:
+    hub.create("me/foreign")
+    hub.commit_files("me/foreign", {"notes.txt": b"mine"})
+
+
+def public_repo(hub, run_dir: Path) -> None:
+    hub.create("me/public", private=False)
+
+
+def hub_down(hub, run_dir: Path) -> None:
+    hub.down()
+
+
+def hub_up(hub, run_dir: Path) -> None:
+    hub.up()
+
+
+def snapshots_gone(hub, run_dir: Path) -> None:
+    line = {"event": "train", "step": 1, "loss": 1.0}
+    (run_dir / "metrics.jsonl").write_text(f"{json.dumps(line)}\n")
+    (run_dir / "snapshots").rename(run_dir.parent / "copy")
+
+
+def snapshots_restored(hub, run_dir: Path) -> None:
+    (run_dir.parent / "copy").rename(run_dir / "snapshots")
+
+
+def folder_of_that_name(hub, run_dir: Path) -> None:
+    Path("me").mkdir()
+
+
+NEVER, RESUME = "snapshot.resume=never", "snapshot.resume=me/run"
+FOLLOWED = {
+    "a latest.json that is damaged: elsewhere": (
+        damaged_latest,
+        ["run.name=new", HERE],
+        "continue from its snapshots with snapshot.resume=hf://me/run, another run.name and a new",
+        nothing,
+        (["run.name=third", THERE, "snapshot.resume=hf://me/run"], 30),
+    ),
+    "a latest.json that is damaged: restored": (
+        damaged_latest,
+        ["run.name=new", HERE],
+        "If a run owns it, restore that file",
+        restored_latest,
+        (["run.name=new", HERE], 30),
+    ),
+    "a repo of something else": (
+        foreign_file,
+        ["run.name=new", "hub.repo_id=me/foreign"],
+        "Name one that is new or empty",
+        nothing,
+        (["run.name=new", THERE], None),
+    ),
+    "a public repo: allowed": (
+        public_repo,
+        ["run.name=new", "hub.repo_id=me/public"],
+        "or allow it with hub.private=false",
+        nothing,
+        (["run.name=new", "hub.repo_id=me/public", "hub.private=false"], None),
+    ),
+    "no Hub: a new run": (
+        hub_down,
+        ["run.name=new", HERE],
+        "a run that is new can begin with snapshot.resume=never",
+        nothing,
+        (["run.name=new", THERE, NEVER], None),
+    ),
+    "no Hub: later": (
+        hub_down,
+        ["run.name=new", HERE],
+        "Start again when the Hub can be reached",
+        hub_up,
+        (["run.name=new", HERE], 30),
+    ),
+    "no snapshots: restored": (
+        snapshots_gone,
+        ["run.name=mine"],
+        "Restore that from a copy",
+        snapshots_restored,
+        (["run.name=mine"], 30),
+    ),
+    "no snapshots: anew": (
+        snapshots_gone,
+        ["run.name=mine"],
+        "or start over with snapshot.resume=never",
+        nothing,
+        (["run.name=mine", NEVER], None),
+    ),
+    "a folder with the owner's name": (
+        folder_of_that_name,
+        ["run.name=new", "snapshot.resume=me/run"],
+        "for the repo of that name on the Hub write hf://me/run",
+        nothing,
+        (["run.name=new", "snapshot.resume=hf://me/run"], 30),
+    ),
+    "another name is no folder and no repo": (
+        nothing,
+        ["run.name=new", "snapshot.resume=nowhere"],
+        "(owner/name or owner/name@revision)",
+        nothing,
+        (["run.name=new", RESUME], 30),
+    ),
+    "a run with a snapshot that is not whole": (
+        lambda hub, run_dir: damage(runs.snapshot(run_dir, 30)),
+        ["run.name=new", "snapshot.resume=out/mine/snapshots/step-00000030"],
+        "Name a snapshot that is whole, a run's folder, or its repo",
+        nothing,
+        (["run.name=new", "snapshot.resume=out/mine"], 20),
+    ),
+}
+"""By case: what has happened, a command that is refused, its advice, what that asks for, and the
+command that follows it with the step that it begins at."""
+
+
+@pytest.mark.parametrize("case", FOLLOWED)
+def test_advice_is_followed(put_in_repo, a_run, begins, refused, case):
+    happens, words, advice, then, (corrected, step) = FOLLOWED[case]
+    happens(put_in_repo, a_run)
+    assert advice in refused(*words)
+    then(put_in_repo, a_run)
+    state = begins(*corrected).state
+    assert (None if state is None else state.step) == step
+
+
+def test_a_revision_that_is_not_there_is_looked_up_as_the_sentence_says(
+    put_in_repo, refused, capsys
+):
+    said = refused("run.name=new", "snapshot.resume=me/run@none")
+    command = said.partition("`python -m snapshot ")[2].partition("`")[0]
+    assert command == "list me/run"
+    assert main(command.split()) == 0
+    assert "step         30" in capsys.readouterr().out
