@@ -1,5 +1,7 @@
 """The errors of this package that users can resolve."""
 
+import errno
+
 
 class SnapshotError(ValueError):
     """A snapshot that cannot be used. The message names the folder, the fault and the remedy."""
@@ -11,3 +13,8 @@ class DiskFault(SnapshotError):
 
 class OtherRun(SnapshotError):
     """A snapshot of another run than the one that starts, whatever else holds of it."""
+
+
+def is_full(error: OSError) -> bool:
+    """Whether a disk refuses for lack of space, and not because nobody may write there."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -18,7 +18,7 @@ from huggingface_hub import constants
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
 from snapshot.disk.files import MANIFEST
-from snapshot.errors import DiskFault, SnapshotError
+from snapshot.errors import DiskFault, SnapshotError, is_full
 from snapshot.hub.errors import (
     HubMissing,
     HubNoFile,
@@ -271,10 +271,10 @@ def _naming_cache(folder: Path | None) -> Iterator[None]:
     except OSError as error:
         if folder is not None:
             raise
+        remedy = "Free some space there, or set" if is_full(error) else "Set"
         raise DiskFault(
             f"the Hub client's cache, {constants.HF_HUB_CACHE}, cannot be written: "
-            f"{error.strerror}. Free some space there, or set HF_HOME to a folder that can be "
-            "written."
+            f"{error.strerror}. {remedy} HF_HOME to a folder that can be written."
         ) from error
 
 

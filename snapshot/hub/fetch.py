@@ -25,7 +25,7 @@ from snapshot.disk.numbers import NumberChecks
 from snapshot.disk.reading import check_file
 from snapshot.disk.state import RunState, check_snapshot, state_in
 from snapshot.disk.writing import atomic_folder, make_way
-from snapshot.errors import DiskFault, SnapshotError
+from snapshot.errors import DiskFault, SnapshotError, is_full
 from snapshot.hub.latest import Latest, remote_step
 from snapshot.hub.pruning import LARGEST_MANIFEST_BYTES
 from snapshot.hub.remote import BRANCH, Remote, RemoteFile
@@ -112,9 +112,9 @@ def fetch(repo: RepoContents, folder: str, root: Path) -> Path:
         remove_partial(root)
         raise
     except OSError as error:
+        remedy = "Free some space there" if is_full(error) else "Make that folder writable"
         raise DiskFault(
-            f"{folder} of {repo.name} cannot be written to {root}: {error.strerror}. Free some "
-            "space there."
+            f"{folder} of {repo.name} cannot be written to {root}: {error.strerror}. {remedy}."
         ) from error
 
 
