@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import dataclass
+from decimal import Decimal
 
 FIRST_CHARACTERS = 1 << 18
 EVERY = 16
@@ -78,4 +79,4 @@ def lost_in_words(unknown_share: float, found: RoundTrip) -> str | None:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.2g} %"
+    return f"{Decimal(f'{100 * share:.2g}'):f} %"  # never as 1e+02

@@ -17,6 +17,7 @@ import evaluate as script
 import families
 import runs
 from data.corpus import prepare_corpus
+from data.round_trip import RoundTrip, lost_in_words
 from data.subwords import SubwordTokenizer
 from snapshot.disk.state import read_state
 from training.reporting.summary import text_in_words
@@ -106,6 +107,7 @@ def test_characters_that_a_normalizer_changes_are_named(tmp_path):
     rare = prepared(tmp_path, normalizing(), "①" + "the run goes on\n" * 20_000).info
     assert "0.00035 % of" in rare.lost_in_words
     assert rare.bits_per_byte(1.0) is not None
+    assert lost_in_words(0.9996, RoundTrip()) == "100 % of the tokens are unknown to the tokenizer"
 
 
 def test_the_first_space_that_sentencepiece_takes_for_its_own_is_lost(tmp_path):

@@ -258,6 +258,6 @@ def test_broken_rows_alone_are_skipped_and_the_others_keep_their_numbers(tmp_pat
     access = Access(tmp_path / "cache")
     listing = list_source(str(tmp_path / name), "text", access, skip_broken=True)
     (found,) = (read_group(listing, group, access, True) for group in listing.groups)
-    assert (found.texts, found.rows) == (["a\n", "a\n"], [0, 3])
+    assert (found.texts, found.rows, found.without_text) == (["a\n", "a\n"], [0, 3], 0)
     assert found.broken.startswith(f"row 2 of {name} (")
     assert found.broken.endswith(") and 1 more after it")

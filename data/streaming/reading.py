@@ -85,6 +85,8 @@ def _read(listing: Listing, group: Group, access: Access, on_broken: OnBroken) -
     size = without_text = 0
     for row in rows_of(access, listing.name, column, file, group, on_broken):
         text = document_of(column, row, on_broken)
+        if text is None:
+            continue
         if text:
             size += len(text)  # at least as many bytes
             if size > MOST_GROUP_BYTES:
@@ -118,10 +120,10 @@ def rows_of(
         raise unreadable(source, file, group, after, error) from error
 
 
-def document_of(column: Column, row: Row, on_broken: OnBroken) -> str:
-    """The document of a row; empty if it has none, or is reported as broken."""
+def document_of(column: Column, row: Row, on_broken: OnBroken) -> str | None:
+    """The document of a row, empty if it has none; None if it is reported as broken."""
     try:
         return column.document(row.values)
     except BadRow as error:
         on_broken(row.number, error)
-        return ""
+        return None
