@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from data.errors import BadRow, DataError
-from data.formats import iconv
+from data.formats import LATIN, iconv
 from data.messages import EXTRAS, conversation_of
 from data.pieces import with_final_newline
 
@@ -102,7 +102,7 @@ class NotUtf8(BadRow):
 
     def remedy_for(self, file: str) -> str:
         """The command that converts the file."""
-        return f"Convert the file first, for example, if it is Latin-1: {iconv('LATIN1', file)}"
+        return f"Convert the file first, for example, {LATIN}: {iconv('CP1252', file)}"
 
 
 def check_utf8(column: str, text: str) -> None:

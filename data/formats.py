@@ -79,6 +79,10 @@ BYTE_ORDER_MARKS = (
 )
 
 
+LATIN = "if it is Windows-1252 or Latin-1"
+"""Windows has quotation marks where Latin-1 has control characters, which no text has."""
+
+
 def suffixes(path: str) -> tuple[str, str]:
     """The suffixes of format and compression, '' for none.
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from data.errors import BrokenText
-from data.formats import BROKEN_COMPRESSION, iconv, open_bytes, refuse_other_content
+from data.formats import BROKEN_COMPRESSION, LATIN, iconv, open_bytes, refuse_other_content
 from data.pieces import Piece, with_final_newline
 
 PIECE_BYTES = 1 << 20
@@ -71,5 +71,5 @@ def _begins_with_row(text: str) -> bool:
 def _not_utf8(file: str, offset: int) -> BrokenText:
     return BrokenText(
         f"data.source: {file} is not UTF-8: byte {offset} (counted from 0) is not valid. "
-        f"Convert it first, for example, if it is Latin-1: {iconv('LATIN1', file)}"
+        f"Convert it first, for example, {LATIN}: {iconv('CP1252', file)}"
     )

@@ -91,7 +91,7 @@ WRONG = {
     ),
     "a stray quote": ("a.csv", b'text,n\na,1\n"b"c,2\n', "row 2 of a.csv .* quotes"),
     "a quote that never ends": ("a.csv", b'text,n\na,1\n"b,2\n', "row 2 of a.csv .* quotes"),
-    "Latin-1": ("a.csv", LATIN, r"row 3 of a.csv .* byte 0xe9\. Convert .* LATIN1 .* > utf8\.csv"),
+    "Latin-1": ("a.csv", LATIN, r"row 3 of a.csv .* byte 0xe9\. Convert .* CP1252 .* > utf8\.csv"),
     "UTF-16": ("a.csv", "text\na\n".encode("utf-16"), r"UTF-16\. .* iconv -f UTF-16 .* utf8\.csv"),
     "no such column": ("a.csv", b"txt,n\na,1\n", r"Its columns: txt, n\. Is it txt\?"),
     "very many columns": (
@@ -169,6 +169,7 @@ def test_the_advised_commands_make_a_file_that_is_read(tmp_path):
     """In a folder of its own: they write to the present one."""
     cases = {
         "latin.csv": (LATIN, "a\nb\ncafé\n"),
+        "windows.csv": ("text\n“a”\n".encode("cp1252"), "“a”\n"),
         "numbers.jsonl": (lines(A, {"text": 3}, {"text": None}), "a\n3\n"),
         "geo.json": (json.dumps({"features": [A, A]}).encode(), "a\na\n"),
     }

@@ -153,7 +153,7 @@ def test_what_is_no_text_is_called_what_it_is(complaint, tmp_path, ending):
         f"{path} is {'' if what.startswith(('a', 'NUL')) else 'compressed by '}{what}" in sentence
     )
     assert remedy.format(file=path) in sentence
-    assert "LATIN1" not in sentence
+    assert "CP1252" not in sentence
 
 
 @pytest.mark.parametrize("name", ["a b.txt", "a b.txt.gz", "a b.jsonl", "a b.csv"])
