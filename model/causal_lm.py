@@ -99,6 +99,8 @@ def causal_lm_config(
     used = with_dropout(used, built.to_dict(), dropout)
     built = _transformers_config(used)
     sizes = built.get_text_config()
+    if getattr(sizes, "is_heterogeneous", False):
+        raise UnknownArchitecture("its layers differ in size, which is not supported here")
     heads = int(getattr(sizes, "num_attention_heads", 0) or 0)
     return CausalLMConfig(
         content=used,

@@ -46,6 +46,14 @@ CONFIGS = {
         {"model_type": "nobody", "auto_map": {"AutoModel": "x.Y"}},
         "asks for code of its own (auto_map)",
     ),
+    "layers of several sizes": (
+        {
+            "model_type": "gemma4_text",
+            "architectures": None,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+        "its layers differ in size",
+    ),
     "quantized": ({"quantization_config": {"bits": 4}}, "its weights are quantized"),
     "an unknown architecture": ({"model_type": "nobody"}, "model_type 'nobody' is not one that"),
     "no causal model": (
