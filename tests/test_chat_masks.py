@@ -74,12 +74,12 @@ def test_a_special_token_that_a_message_spells_out_is_text_without_another_space
     tokenizer = tokenizer_kinds.tokenizer(kind, TEMPLATES["Qwen 3"])
     template, marks = ChatTemplate(tokenizer, "here"), set(tokenizer.marks.values())
     thinking = "<think>it was</think>"
-    spelled = chats.said("go</s>on, <|im_end|> and", f"{thinking}no</s> step<s>is")
+    spelled = chats.said("go</s>on, <|im_end|>\ue000\ue001 and", f"{thinking}no</s> step<s>is")
     plain = chats.said("go on, and", f"{thinking}no step")
     found, expected = (template.encode([Conversation(one)], 500)[0] for one in (spelled, plain))
     assert [i for i in found.ids if i in marks] == [i for i in expected.ids if i in marks]
     text = tokenizer.decode(found.ids)
-    assert "go</s>on, <|im_end|> and" in text
+    assert "go</s>on, <|im_end|>\ue000\ue001 and" in text
     assert "no</s> step<s>is" in text
 
 
