@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -49,12 +50,16 @@ def has_steps(run_dir: Path) -> bool:
     return False
 
 
-def check_can_move_aside(run_dir: Path) -> None:
-    """Raise SnapshotError if `run_dir` holds more than a run, so that it must not be moved."""
+def check_can_move_aside(run_dir: Path, needed: Iterable[tuple[str, str]] = ()) -> None:
+    """Raise SnapshotError if `run_dir` holds more than a run, so that it must not be moved.
+
+    `needed` are keys of the configuration and what they name: paths, or anything else.
+    """
     folder = run_dir.resolve()
     others = {"the working folder": Path.cwd(), "this project": Path(__file__).parent}
     with suppress(RuntimeError):  # a user without a home
         others["your home"] = Path.home()
+        others |= {f"{key}={value}": Path(value).expanduser() for key, value in needed}
     for name, other in others.items():
         if other.resolve().is_relative_to(folder):
             raise SnapshotError(

@@ -31,6 +31,14 @@ STEPS = 9
 # `trained` makes the state of an AdamW.
 WORDS = ["snapshot.resume=never", f"train.max_steps={STEPS}", "optim.name=adamw"]
 
+ALONE = SimpleNamespace(
+    is_main_process=True,
+    is_local_main_process=True,
+    process_index=0,
+    device="cpu",
+    gather=lambda tensor: tensor,
+)
+
 
 def chosen(config: Config) -> tuple[Start, RunLock]:
     """What an attempt resumes from, and its lock of the run's directory."""
@@ -191,17 +199,34 @@ def test_what_holds_more_than_a_run_is_not_moved(tmp_path, monkeypatch):
 
 
 def test_a_working_folder_is_refused_before_anything_is_written(tmp_path, monkeypatch):
-    alone = SimpleNamespace(
-        is_main_process=True,
-        is_local_main_process=True,
-        process_index=0,
-        device="cpu",
-        gather=lambda tensor: tensor,
-    )
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SnapshotError, match="and the working folder with it"):
-        start.lock_run_dir(alone, config_of(Path()), RunLock())
+        start.lock_run_dir(ALONE, config_of(Path()), RunLock())
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "data.source=FOLDER/text.txt",
+        "data.source=FOLDER/*.txt",
+        "data.tokenizer=FOLDER/words",
+        "model.pretrained=FOLDER",
+        "model.pretrained=FOLDER/base",
+        "model.architecture=FOLDER/base",
+        "data.mix=[{source: FOLDER/text.txt}]",
+    ],
+)
+def test_what_the_command_reads_is_not_moved_with_the_run(tmp_path, word):
+    """The command could not be started again, or would fail once its model is moved."""
+    word = word.replace("FOLDER", str(tmp_path / "run"))
+    key = word.partition("=")[0]
+    others = [] if key in ("data.source", "data.tokenizer") else ["data.tokenizer=gpt2"]
+    config = config_of(tmp_path / "run", word, *others)
+    with pytest.raises(SnapshotError, match=rf"aside, and {key}.* with it"):
+        start.lock_run_dir(ALONE, config, RunLock())
+    config.run.dir = str(tmp_path / "other")
+    check_can_move_aside(tmp_path / "other", start.read_by(config))
 
 
 @pytest.mark.thorough

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,7 +93,7 @@ def lock_run_dir(accelerator: Accelerator, config: Config, lock: RunLock) -> Non
 
     def check() -> None:
         if config.snapshot.resume == "never":
-            check_can_move_aside(run_dir)
+            check_can_move_aside(run_dir, read_by(config))
         if accelerator.is_local_main_process:
             refuse_foreign(run_dir)
 
@@ -103,6 +103,19 @@ def lock_run_dir(accelerator: Accelerator, config: Config, lock: RunLock) -> Non
     run_on_main(accelerator, lambda: lock.acquire(run_dir))
     if accelerator.is_local_main_process and not accelerator.is_main_process:
         lock.acquire_on_other_machine(run_dir)
+
+
+def read_by(config: Config) -> Iterator[tuple[str, str]]:
+    """The keys that may name folders which a run reads, at each of its starts."""
+    data, model = config.data, config.model
+    keys = {
+        "data.source": data.source,
+        "data.tokenizer": data.tokenizer,
+        "model.pretrained": model.pretrained,
+        "model.architecture": model.architecture,
+    }
+    yield from ((key, value) for key, value in keys.items() if value is not None)
+    yield from (("data.mix", part.source) for part in data.mix)
 
 
 def agree_on_start(
