@@ -102,14 +102,16 @@ def planned_model(options: argparse.Namespace, config: Config) -> ModelConfig:
     """
     sizes = config.model
     if (named := other_model(sizes)) is None:
-        return gpt_config(config, vocabulary_of(options, config))
+        ours = gpt_config(config, vocabulary_of(options, config))
+        layout_for(ours).refuse_undescribed()
+        return ours
     quiet_transformers()
     base = open_base(*named, config.hub.timeout_seconds, with_weights=False)
     model = base.config(sizes.dropout, sizes.activation_checkpointing)
     if config.data.block_size > model.block_size:
         raise ConfigError(too_long(config, base.key, model.block_size))
     model = replace(model, block_size=config.data.block_size, lora=lora_of(sizes))
-    layout_for(model)  # raises for adapters that the model cannot have
+    layout_for(model).refuse_undescribed()  # building it raises for adapters it cannot have
     return model
 
 

@@ -16,7 +16,9 @@ import runs
 from config.compose import load_config
 from data.errors import DataError
 from data.subwords import tokenizer_of
+from model.causal_lm import causal_lm_config
 from snapshot.base import check_weights, open_base
+from snapshot.disk.architecture import layout_for
 from snapshot.errors import SnapshotError
 from training.run.tokenizer import tokenizer_folder
 
@@ -96,6 +98,15 @@ def test_a_refusal_ends_a_run_before_it_writes_anything(small, base, tmp_path):
     assert result.returncode == 2, result.stderr
     assert f"error: model.pretrained={folder}: its config.json" in result.stderr
     assert not list((tmp_path / "run").glob("snapshots/*"))
+
+
+def test_a_model_with_values_besides_its_parameters_is_refused():
+    sizes = {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, "n_routed_experts": 4}
+    config = causal_lm_config({"model_type": "deepseek_v3", **sizes, **families.ROTARY})
+    with pytest.raises(SnapshotError, match=r"besides its parameters \(.*e_score_correction_bias\)"):
+        layout_for(config).refuse_undescribed()
+    for family in families.FAMILIES.values():
+        layout_for(causal_lm_config(family)).refuse_undescribed()
 
 
 def without_safetensors(folder):

@@ -40,6 +40,18 @@ class TransformersLayout(Layout):
     def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
         return self._lm.named_parameters()
 
+    def refuse_undescribed(self) -> None:
+        """Raise SnapshotError for a model whose files hold more than parameters, as snapshots do.
+
+        Of a buffer transformers would invent the values, and so would a run that resumes.
+        """
+        parameters = {name for name, _ in self._lm.named_parameters(remove_duplicate=False)}
+        if buffers := [name for name in self._lm.state_dict() if name not in parameters]:
+            raise SnapshotError(
+                f"the model {self._model.config.family} has values besides its parameters "
+                f"({buffers[0]}), which snapshots do not hold. It cannot be trained here"
+            )
+
     def written(self) -> list[Written]:
         shapes = {
             name: torch.empty(one.shape, device="meta") for name, one in self.parameters().items()
