@@ -103,7 +103,7 @@ def test_a_refusal_ends_a_run_before_it_writes_anything(small, base, tmp_path):
 def test_a_model_with_values_besides_its_parameters_is_refused():
     sizes = {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, "n_routed_experts": 4}
     config = causal_lm_config({"model_type": "deepseek_v3", **sizes, **families.ROTARY})
-    with pytest.raises(SnapshotError, match=r"besides its parameters \(.*e_score_correction_bias\)"):
+    with pytest.raises(SnapshotError, match=r"parameters \(.*e_score_correction_bias\)"):
         layout_for(config).refuse_undescribed()
     for family in families.FAMILIES.values():
         layout_for(causal_lm_config(family)).refuse_undescribed()
