@@ -12,10 +12,12 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
+from huggingface_hub.utils import get_session
 
 import hubs
 import runs
 from loopback_hub import LoopbackHub
+from snapshot.hub.bucket import Bucket
 from snapshot.hub.client import Hub
 from snapshot.hub.publish import Best
 
@@ -113,3 +115,16 @@ def test_an_error_beside_the_upload_itself_ends_no_uploads(
     uploaded_through(near_hub, finished_run, injection)
     assert injection.place.endswith(f", {function}")
     assert [one["step"] for one in hubs.all_latest(near_hub)] == [10, 20, 30]
+
+
+def test_no_request_is_cut_off_when_the_store_is_named_again():
+    """The end of a run does that, and all requests of a process share one HTTP client."""
+    Hub(hubs.REPO, 5.0)
+    client = get_session()
+    Hub("me/model", 5.0)
+    Bucket("me/bucket", 5.0)
+    assert get_session() is client
+    assert not client.is_closed
+    assert client.timeout.read == 5.0
+    Hub(hubs.REPO, 6.0)
+    assert get_session().timeout.read == 6.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import httpx2
 import huggingface_hub  # imports HfApi at its first use, which a run without a Hub has not
 from huggingface_hub.utils import logging
@@ -17,8 +19,18 @@ LONGEST_SLEEP_SECONDS = 10.0
 def hub_api(timeout: float) -> huggingface_hub.HfApi:
     """The Hub client: quiet, and `timeout` is the seconds that a request waits for data."""
     logging.set_verbosity_error()  # its warnings would break our progress line
-    set_client_factory(lambda: client(timeout))
+    _use_timeout(timeout)
     return huggingface_hub.HfApi()
+
+
+@lru_cache(maxsize=1)
+def _use_timeout(timeout: float) -> None:
+    """Change the timeout of all requests, if it is another one.
+
+    All of a process's requests share one HTTP client, and a change closes the one before, with the
+    requests of other threads: an upload would be cut off.
+    """
+    set_client_factory(lambda: client(timeout))
 
 
 def client(timeout: float) -> httpx2.Client:

@@ -87,13 +87,17 @@ class Upkeep:
             self._unneeded.clear()
         except HubError as error:
             self.can_delete = not isinstance(error, HubRefused)
-            self._report_once(
-                "delete",
-                f"files of pruned snapshots still use storage of {self._hub.repo_id}, because they "
-                f"cannot be deleted one by one: {error.reason}. Uploads continue; "
-                "hub.squash_every=10 frees it where the server can squash.",
-                error,
-            )
+            left = f"files of pruned snapshots still use storage of {self._hub.repo_id}"
+            if self.can_delete:
+                text = f"{left}: {error.reason}. The next upload of this run tries again."
+                self._report_once("delete later", text)
+            else:
+                self._report_once(
+                    "delete",
+                    f"{left}, because they cannot be deleted one by one: {error.reason}. Uploads "
+                    "continue; hub.squash_every=10 frees it where the server can squash.",
+                    error,
+                )
 
     def _held_by(self, commits: set[str]) -> frozenset[str]:
         """The large files of commits; what an earlier call could not delete may be back in one."""
