@@ -100,7 +100,7 @@ def _refuse_other_contents(folder: Path) -> None:
         raise SnapshotError(
             f"--to {folder} has files, and is no Space that this command made. Name a new folder."
         )
-    if others := sorted(set(names) - made):
+    if others := sorted(name for name in names if name not in made or (folder / name).is_dir()):
         raise SnapshotError(
             f"--to {folder} would be replaced, and {others[0]} in it is not of this command. Move "
             "it away, or name a new folder."

@@ -215,6 +215,11 @@ def test_commands_that_write_a_folder_replace_none(finished_run, tmp_path, capsy
     assert main(["space", str(finished_run), "--to", str(space)]) == 2
     assert "thesis.txt in it is not of this command" in capsys.readouterr().err
     mine.rename(tmp_path / "thesis.txt")
+    (space / "style.css").unlink()
+    mine = put(space / "style.css" / "thesis.txt")
+    assert main(["space", str(finished_run), "--to", str(space)]) == 2
+    assert "style.css in it is not of this command" in capsys.readouterr().err
+    shutil.rmtree(mine.parent)
     assert main(["space", str(finished_run), "--to", str(space)]) == 0
     (tmp_path / "link").symlink_to(space)
     assert main(["space", str(finished_run), "--to", str(tmp_path / "link")]) == 2
