@@ -82,7 +82,8 @@ def plan(options: argparse.Namespace) -> int:
     here = options.processes // options.machines
     if options.memory is None:  # the plan is for this machine
         fits = within_machine(fits, here, available_memory())
-    advice, code = advise(fits, model, requested, "" if micro == share else f"={micro}", here)
+    chosen = "" if micro == share else f"={micro}"
+    advice, code = advise(fits, model, requested, chosen, here, options.overrides)
     parameters = parameter_count(counted)
     saved = sum(one.numel() for one in counted.parameters() if one.requires_grad)
     if options.json:

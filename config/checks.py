@@ -120,7 +120,8 @@ def _check_texts(found: Problems) -> None:
             need(text.strip() != "", key, "is empty")
             need("://" in text or _is_path(text), key, TOO_LONG)
         if key in NEVER_EMPTY and key != "run.name":
-            need(_has_home(text), key, f"names the home of an unknown user: write ./{text}")
+            here = Path.cwd() / text  # ./~ is ~ for pathlib
+            need(_has_home(text), key, f"names the home of an unknown user: write {here}")
         if key in ("data.cache_dir", "run.name", "run.dir"):
             need(printable(text) == text, key, "has control characters, which a terminal executes")
     for key, (*most, last) in CHOICES.items():
@@ -240,8 +241,8 @@ def _check_hub_and_run(found: Problems) -> None:
     need(
         run.max_minutes is None or run.grace_seconds < 60 * run.max_minutes < 1e9,
         "run.max_minutes",
-        f"must be more than run.grace_seconds={run.grace_seconds:g}, which is reserved for the end "
-        "of the run, or null",
+        f"must be more than {run.grace_seconds / 60:.3g}, or null: "
+        f"run.grace_seconds={run.grace_seconds:g} are reserved for the end of the run",
     )
 
 

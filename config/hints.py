@@ -49,6 +49,12 @@ ALIASES = {
     "model.activation_function": "activation",
 }
 """By key, its names in other programs."""
+OTHER_VALUES = (
+    "epochs max_epochs num_epochs num_train_epochs gradient_accumulation_steps accumulation_steps"
+    " beta1 beta2 adam_beta1 adam_beta2 vocab vocab_size bpe packing pack sft chat conversations"
+    " wandb tensorboard wandb_log push_to_hub freeze_layers"
+)
+"""Names of other programs whose value is another one there, as epochs are no steps."""
 LAUNCHER_OPTIONS = (
     "num_processes num_machines machine_rank mixed_precision precision dtype bf16 fp16 device gpus"
     " gpu_ids cpu use_cpu multi_gpu use_fsdp fsdp ddp nproc_per_node world_size config_file"
@@ -98,7 +104,11 @@ def unknown_option(option: str, keys: Sequence[str]) -> str:
     elif name in SWEEP_OPTIONS.split():
         known = f"A run has one value for each key. {SWEEP_HINT}"
     elif key := _key_for(name, keys):
-        known = f"Write {shlex.quote(f'{key}={value}')}." if has_value else f"The key is {key}."
+        known = f"The key is {key}."
+        if name in OTHER_VALUES.split():
+            known += " It takes another value: see --help."
+        elif has_value:
+            known = f"Write {shlex.quote(f'{key}={value}')}."
     return f"There is no option '{written}'. {known}"
 
 

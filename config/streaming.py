@@ -63,6 +63,6 @@ def check_streaming(found: Problems) -> None:
         f"with a tokenizer, such as data.tokenizer=gpt2, or {OF_BYTES}, whose tokens are bytes",
     )
     least = data.window_bytes * max(1, len(data.mix))
-    need(data.prefetch_bytes >= least, "data.prefetch_bytes", f"is less than a window: {least:,}")
+    need(data.prefetch_bytes >= least, "data.prefetch_bytes", f"is less than a window: {least}")
     least = 4 * data.prefetch_bytes
-    need(data.stream_cache_bytes >= least, "data.stream_cache_bytes", f"must be at least {least:,}")
+    need(data.stream_cache_bytes >= least, "data.stream_cache_bytes", f"must be at least {least}")

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+
+from omegaconf import OmegaConf
 
 from model.causal_lm import ModelConfig
 from planning.fits import GIB, Fit
 
 EXIT_NOTHING_FITS = 3
+CONFIGS = "accelerate_configs"
 
 
 def within_machine(fits: list[Fit], here: int, memory: int) -> list[Fit]:
@@ -21,19 +27,24 @@ def within_machine(fits: list[Fit], here: int, memory: int) -> list[Fit]:
 
 
 def advise(
-    fits: list[Fit], model: ModelConfig, requested: int | None, chosen: str, here: int
+    fits: list[Fit],
+    model: ModelConfig,
+    requested: int | None,
+    chosen: str,
+    here: int,
+    overrides: Sequence[str] = (),
 ) -> tuple[str, int]:
     """The advice as a sentence, and the exit code. The first strategy that fits is the fastest.
 
     `requested` is train.micro_batch_size; `chosen` is "=N" for another one, or empty. `here` is the
-    number of processes on a machine.
+    number of processes on a machine; `overrides` are what was planned, in the form of train.py.
     """
     for row in fits:
         if row.fits:
-            words = f" train.micro_batch_size{chosen}" if chosen and requested is None else ""
-            config = f"accelerate_configs/{row.strategy.config}"
-            command = f"accelerate launch --config_file {config} train.py ...{words}"
-            return f"It fits{_where(row, here)}: {command}", 0
+            words = [*overrides]
+            if chosen and requested is None:
+                words.append(f"train.micro_batch_size{chosen}")
+            return f"It fits{_where(row, here)}: {_command(row, here, words)}", 0
     for row in fits:
         if row.largest_micro_batch:
             return (
@@ -44,6 +55,29 @@ def advise(
     if not model.activation_checkpointing:
         remedies.insert(0, "model.activation_checkpointing=true")
     return f"Nothing fits, not even one sequence. Try {', '.join(remedies)}.", EXIT_NOTHING_FITS
+
+
+def _command(row: Fit, here: int, words: list[str]) -> str:
+    """The command of a strategy, with options for what its config file has otherwise."""
+    config, shape = f"{CONFIGS}/{row.strategy.config}", row.strategy.shape
+    machines = shape.processes // here
+    planned = {
+        "num_processes": shape.processes,
+        "num_machines": machines,
+        "mixed_precision": shape.precision,
+        "parallelism_config_dp_replicate_size": machines,
+        "parallelism_config_dp_shard_size": here,
+    }
+    file = OmegaConf.to_container(OmegaConf.load(Path(__file__).parent.parent / config))
+    assert isinstance(file, dict)
+    written = file | file.get("parallelism_config", {})
+    options = [
+        f"--{name}={planned[name]}"
+        for name in planned.keys() & written.keys()
+        if written[name] != planned[name]
+    ]
+    command = ["accelerate", "launch", "--config_file", config, *sorted(options, reverse=True)]
+    return shlex.join([*command, "train.py", *words])
 
 
 def _where(row: Fit, here: int) -> str:

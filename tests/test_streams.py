@@ -60,7 +60,7 @@ def test_a_mix_has_sources_weights_and_columns():
         ),
         (["data.streaming=perhaps"], "data.streaming=perhaps is not true, false or null"),
         ([TWO, OF_BYTES, "data.prefetch_bytes=1000000"], "data.prefetch_bytes=1000000 is less"),
-        ([TWO, OF_BYTES, "data.stream_cache_bytes=100000000"], "must be at least 512,000,000"),
+        ([TWO, OF_BYTES, "data.stream_cache_bytes=100000000"], "must be at least 512000000"),
     ],
 )
 def test_what_cannot_be_streamed_gets_a_sentence(words, said):

@@ -1,0 +1,253 @@
+"""Each value, argument and command that a sentence about the words of a run names is accepted."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from accelerate.commands.launch import launch_command_parser
+
+import plan as plan_script
+from config.checks import CHOICES, RANGES
+from config.compose import all_keys, load_config
+from config.hints import ALIASES, EXPANDED, OTHER_VALUES, SWEEP_HINT, unknown_key, unknown_option
+from config.problems import value_of
+from config.schema import Config, ConfigError, accumulation_steps
+from snapshot.config_values import as_argument
+from training.reporting.rate_hints import twice_as_long
+from training.schedule import learning_rate_at
+
+STREAMED = ["data.streaming=true", "data.source=me/texts", "data.tokenizer=gpt2"]
+NAMED = {
+    "heads": (["model.n_embd=130"], "model.n_embd", r"nearest: (\d+) or (\d+)"),
+    "milestones": (["hub.milestone_every=1300"], "hub.milestone_every", r"(\d+) or (\d+)\.$"),
+    "a fraction": (["data.val_fraction=0.7"], "data.val_fraction", r"at most ([\d.]+\d)"),
+    "a rate": (
+        ["optim.learning_rate=1e-5"],
+        "optim.min_learning_rate",
+        r"between (0) and optim.learning_rate=([\de.-]+\d)",
+    ),
+    "a learned tokenizer": (
+        ["data.tokenizer=bpe:9"],
+        "data.tokenizer",
+        r"such as (bpe:\d+)",
+    ),
+    "a tokenizer of a stream": (
+        [*STREAMED[:2], "data.tokenizer=bpe:8000"],
+        "data.tokenizer",
+        r"data\.tokenizer=(\w+), or (bpe:\d+)",
+    ),
+    "what is read ahead": (
+        [*STREAMED, "data.window_bytes=40000000", "data.prefetch_bytes=30000000"],
+        "data.prefetch_bytes",
+        r"less than a window: (.+)\.$",
+    ),
+    "the cache of a stream": (
+        [*STREAMED, "data.stream_cache_bytes=1000"],
+        "data.stream_cache_bytes",
+        r"at least (.+)\.$",
+    ),
+    "documents of a stream": (
+        [*STREAMED, "data.documents=separate"],
+        "data.streaming",
+        r"data\.streaming=(false)",
+    ),
+    "a held-out split": (
+        ["data.held_out_split=validation", "data.source=me/texts", "data.tokenizer=gpt2"],
+        "data.streaming",
+        r"Set data\.streaming=(true)",
+    ),
+    "a license": (["hub.license=MIT"], "hub.license", r"such as (\S+) or (\S+),"),
+    "a language": (["hub.language=English"], "hub.language", r"such as (\S+) or (\S+),"),
+    "targets of no adapters": (["model.lora_alpha=8"], "model.lora_alpha", None),
+    "a preset": (["model=gtp2"], "model", r"nearest is (\w+)"),
+    "a text of one's own": (["data=my.txt"], "data.source", r"is data\.source=(\S+)\. All"),
+    "an added key": (["+train.max_steps=7"], "train.max_steps", None),
+    "trackers": (["run.tracker=5"], "run.tracker", r"such as (\S+), or"),
+    "frozen parameters": (["optim.freeze=5"], "optim.freeze", r"such as (\S+):"),
+    "betas": (["optim.betas=5"], "optim.betas", r"such as (\S+):"),
+    "a mix": (["data.mix=5", "data.tokenizer=gpt2"], "data.mix", r"such as (\S+):"),
+}
+"""By case: the words that are refused, the key to give, and the values that the sentence names;
+None: the key is one to leave out, or to write without what stands before it."""
+
+
+def refusal(*words: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(words)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("case", NAMED)
+def test_each_value_that_a_sentence_names_is_accepted(case):
+    words, key, pattern = NAMED[case]
+    said = refusal(*words)
+    others = [word for word in words if word.lstrip("+").partition("=")[0] not in (key, "data")]
+    if key == "model":
+        others = []
+    if pattern is None:
+        value = said.partition(f"write {key}=")[1]
+        load_config([*others, f"{key}=7"] if value else others)
+        return
+    found = re.search(pattern, said)
+    assert found, said
+    for value in found.groups():
+        (word,) = shlex.split(f"{key}={value}")  # as a shell hands it over
+        load_config([*others, word])
+
+
+def test_the_least_and_the_most_of_each_key_are_as_said():
+    """All at once: the sentences are independent of each other."""
+    keys = [key for key in RANGES if not key.startswith(("model.lora", "hub.milestone"))]
+    for bound, outside in (("least", -1), ("most", 10**16)):
+        said = refusal(*(f"{key}={outside}" for key in keys))
+        named = {
+            key: number
+            for key in keys
+            for number in re.findall(rf"{key}=\S+ must be at {bound} (\d+)", said)
+        }
+        assert named.keys() == {*keys}
+        words = [f"{key}={number}" for key, number in named.items()]
+        if bound == "most":  # n_embd is to be a multiple of n_head
+            words += ["model.n_head=10000"]
+        load_config(words)
+
+
+@pytest.mark.parametrize("key", CHOICES)
+def test_each_choice_that_is_listed_is_accepted(key):
+    (listed,) = re.findall(rf"{key}=none-of-them must be (.+)\.", refusal(f"{key}=none-of-them"))
+    for choice in re.split(", | or ", listed):
+        more = ["data.tokenizer=a/chat"] if choice == "conversations" else []
+        assert value_of(load_config([f"{key}={choice}", *more]), key) == choice
+
+
+def test_the_batches_that_are_named_can_be_divided():
+    train = replace(Config().train, global_batch_size=12, micro_batch_size=5)
+    with pytest.raises(ConfigError) as caught:
+        accumulation_steps(train, 1)
+    sizes, micros = re.findall(r"(?:is: |size=)(\d+) or (\d+)", str(caught.value))
+    for size in map(int, sizes):
+        accumulation_steps(replace(train, global_batch_size=size), 1)
+    for micro in map(int, micros):
+        accumulation_steps(replace(train, micro_batch_size=micro), 1)
+    train = replace(Config().train, global_batch_size=7)
+    with pytest.raises(ConfigError) as caught:
+        accumulation_steps(train, 2)
+    for size in map(int, re.findall(r"\d+", str(caught.value).partition("nearest")[2])):
+        accumulation_steps(replace(train, global_batch_size=size), 2)
+
+
+def test_the_least_time_is_in_the_unit_of_its_key():
+    (least,) = re.findall(r"more than ([\d.]+\d)", refusal("run.max_minutes=0.1"))
+    load_config([f"run.max_minutes={float(least) + 0.01}"])
+
+
+def test_each_other_name_of_a_key_leads_to_an_argument_that_means_the_same():
+    keys, given, usual = [*all_keys()], {}, load_config([])
+    for key, names in ALIASES.items():
+        value = as_argument(value_of(usual, key))
+        for name in names.split():
+            assert re.findall(r"nearest key is (\S+)\.", unknown_key(name, keys)) == [key]
+            said = unknown_option(f"--{name}={value}", keys)
+            if name in OTHER_VALUES.split():
+                assert "Write" not in said, said
+                continue
+            (given[key],) = shlex.split(said.partition("Write ")[2].rstrip("."))
+    found = load_config([*given.values()])
+    assert all(value_of(found, key) == value_of(usual, key) for key in given)
+
+
+def test_a_name_that_hydra_cannot_parse_is_given_as_the_sentence_says():
+    """Each refusal names the next argument, until there is none."""
+    word = "data.cache_dir=~nobody-of-that-name/a b"
+    for _ in range(3):
+        try:
+            config = load_config([word])
+            break
+        except ConfigError as error:
+            said = str(error)
+        quoted = said.partition("In a shell write ")[2].partition(" instead.")[0]
+        named = said.partition(": write ")[2].rstrip(".")
+        (word,) = shlex.split(quoted) if quoted else [f'data.cache_dir="{named}"']
+    assert config.data.cache_dir == str(Path.cwd() / "~nobody-of-that-name" / "a b")
+
+
+def test_the_quoted_mix_and_the_loop_of_a_sweep_work_in_a_shell():
+    def words_of(command: str) -> list[str]:
+        script = f'accelerate() {{ shift 2; printf "%s\\n" "$@"; }}; {command}'
+        return subprocess.check_output(["bash", "-c", script], text=True).splitlines()
+
+    quoted = EXPANDED.partition("Quote it: ")[2].rstrip(".")
+    mix = load_config([*words_of(f"accelerate launch train.py {quoted}"), STREAMED[2]]).data.mix
+    assert [part.source for part in mix] == ["a", "b"]
+    loop = SWEEP_HINT.partition("each run: ")[2].rstrip(".")
+    words = words_of(loop)
+    runs = [load_config(words[place : place + 2]) for place in (0, 2)]
+    assert [one.optim.learning_rate for one in runs] == [0.001, 0.003]
+    assert len({one.run.dir for one in runs}) == 2
+
+
+@pytest.mark.parametrize("more", [[], ["optim.warmup_steps=500"], ["optim.schedule=wsd"]])
+def test_a_finished_run_continues_with_the_words_that_it_prints(more):
+    words = ["train.max_steps=100", "optim.warmup_steps=10", *more]
+    config = load_config(words)
+    said = twice_as_long(config)
+    (longer,) = re.findall(r"train\.max_steps=\d+", said)
+    continued = load_config([*words, longer])
+    rate = float(re.search(r"(?:begins|continues) at ([\de.-]+),", said)[1])
+    now = learning_rate_at(101, continued.optim, continued.train.max_steps)
+    assert now == pytest.approx(rate, rel=0.05)
+    if kept := re.search(r"(optim\.learning_rate=\S+) as well keeps it", said):
+        continued = load_config([*words, longer, kept[1]])
+        for step in (101, 150, 200):
+            now = learning_rate_at(step, continued.optim, continued.train.max_steps)
+            assert now == pytest.approx(config.optim.min_learning_rate)
+
+
+PLANS = {
+    "one": ["--memory=8"],
+    "two": ["--processes=2", "--memory=8", "data.source=my text.txt", "train.global_batch_size=8"],
+    "of a CPU": ["--processes=4", "--device=cpu", "--memory=8", "train.global_batch_size=8"],
+    "machines": ["--processes=16", "--machines=2", "--memory=8", "train.global_batch_size=16"],
+    "fp16": ["--processes=4", "--precision=fp16", "--memory=8", "train.global_batch_size=8"],
+}
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.thorough] * (case != "two")) for case in PLANS]
+)
+def test_the_command_of_a_plan_starts_what_was_planned(case, capsys):
+    words = [*PLANS[case], "model.n_layer=1", "model.n_embd=32"]
+    planned = plan_script.parse(words)
+    assert plan_script.main(words) == 0
+    said = capsys.readouterr().out.splitlines()[-1]
+    started = launched(said)
+    assert int(started.num_processes) == planned.processes
+    assert int(started.num_machines) == planned.machines
+    assert started.mixed_precision == planned.precision
+    assert started.training_script == "train.py"
+    config = load_config(started.training_script_args)
+    assert config.data.source == load_config(planned.overrides).data.source
+    assert accumulation_steps(config.train, planned.processes) >= 1
+
+
+def launched(said: str):
+    """What `accelerate launch` makes of the command of a plan."""
+    from accelerate.commands.launch import _validate_launch_command
+
+    program, verb, *rest = shlex.split(said.partition(": ")[2])
+    assert (program, verb) == ("accelerate", "launch")
+    return _validate_launch_command(launch_command_parser().parse_args(rest))[0]
+
+
+def test_what_does_not_fit_fits_as_the_plan_says(capsys):
+    words = ["data.block_size=1024", "model.n_layer=2", "train.global_batch_size=64"]
+    words += ["--memory=1.2"]
+    assert plan_script.main([*words, "train.micro_batch_size=64"]) == 3
+    (takes,) = re.findall(r"one process takes (\d+)\.$", capsys.readouterr().out.strip())
+    fits = max(size for size in range(1, int(takes) + 1) if 64 % size == 0)
+    assert plan_script.main([*words, f"train.micro_batch_size={fits}"]) == 0
