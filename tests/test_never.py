@@ -14,7 +14,7 @@ from test_snapshot import TOKENIZER, state_at, trained
 import hubs
 import runs
 from config.compose import load_config
-from config.schema import Config
+from config.schema import Config, ConfigError
 from config.stored import as_plain, as_yaml
 from snapshot.disk.state import begin_snapshot
 from snapshot.errors import SnapshotError
@@ -166,6 +166,24 @@ def test_what_a_new_run_notes_is_in_its_own_folder(tmp_path):
     assert (run_dir / ATTEMPTS).read_text() == "new\n"
     assert (run_dir / "exit_code").read_text() == "75\n"
     assert not (tmp_path / "run.old-1" / ATTEMPTS).exists()
+
+
+def test_another_start_that_takes_the_place_of_a_moved_run_keeps_it(tmp_path, monkeypatch):
+    """A process that waits for the lock makes the directory anew, when its moment comes."""
+    config = config_of(tmp_path / "run")
+    ended(config, 7, 0)
+    other, choose = RunLock(), start.choose_start
+
+    def choose_slowly(*args, **kwargs) -> Start:
+        found = choose(*args, **kwargs)
+        other.acquire(tmp_path / "run")
+        return found
+
+    monkeypatch.setattr(start, "choose_start", choose_slowly)
+    monkeypatch.setattr("training.run.run_lock.NOTICE_SECONDS", 0.1)
+    monkeypatch.setattr("training.run.run_lock.WAIT_SECONDS", 0.2)
+    with pytest.raises(ConfigError, match="another process trains in it"):
+        chosen(config)
 
 
 def test_a_run_behind_a_link_is_moved_and_the_link_leads_to_the_new_one(tmp_path):

@@ -41,7 +41,7 @@ from training.reporting.metrics import MetricsFile
 from training.reporting.output import say_error
 from training.run.pretrained import PretrainedModel
 from training.run.restart import is_restart
-from training.run.run_dir import CONFIG_FILE, LOCK, refuse_foreign
+from training.run.run_dir import CONFIG_FILE, refuse_foreign
 from training.run.run_lock import RunLock, not_writable
 from training.run.same_run import data_facts
 from training.run.streams import is_streamed_text, stream_text
@@ -177,7 +177,7 @@ def _choose(
     )
     if start.state is not None:  # before another machine downloads it
         refuse(start.state)
-    if not (run_dir / LOCK).exists():  # snapshot.resume=never has moved the directory aside
+    if not lock.is_in(run_dir):  # snapshot.resume=never has moved the directory aside
         lock.acquire(run_dir)
     model_repo = model_repo_of(config)
     return start if model_repo is None else check_model_repo(model_repo, start)
