@@ -38,8 +38,8 @@ def value_of(config: dict[str, Any], key: str) -> Any:
 
 
 def as_argument(value: Any) -> str:
-    """A value as the command line expects it: null, true, 0.1, a text."""
-    return value if isinstance(value, str) else json.dumps(value)
+    """A value as the command line expects it: null, true, 0.1, a text, a list without spaces."""
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
 
 
 def changed_values(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

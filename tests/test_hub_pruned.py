@@ -24,17 +24,17 @@ pytestmark = pytest.mark.filterwarnings(  # huggingface_hub 2.4 calls httpx2 so
 def pruned_meanwhile(near_hub, finished_run, monkeypatch):
     """A function: for a store of one snapshot, the next one is uploaded while that is downloaded.
 
-    It takes the store's class and how often that happens.
+    It takes the store's class, how often that happens, and how many snapshots the run keeps.
     """
 
-    def begin(make: type, times: int = 1) -> None:
+    def begin(make: type, times: int = 1, keep: int = 1) -> None:
         if make is Bucket:
             near_hub.create_bucket(hubs.REPO)
         else:
             near_hub.create(hubs.REPO)
         snapshots = [runs.snapshot(finished_run, step) for step in (10, 20, 30)]
         run_id = read_state(snapshots[0]).run_id
-        uploads = hubs.uploader(make(hubs.REPO, 5.0), run_id=run_id, attempt_id="a" * 32, keep=1)
+        uploads = hubs.uploader(make(hubs.REPO, 5.0), run_id=run_id, attempt_id="a" * 32, keep=keep)
         waiting = snapshots[1 : 1 + times]
         # A bucket has the contents by their hashes still, but not the list of a snapshot's files.
         name = "download_all" if make is Hub else "download"
@@ -103,6 +103,14 @@ def test_a_run_that_prunes_faster_than_a_reader_reads_is_named(
     pruned_meanwhile(Hub, times=2)
     with pytest.raises(SnapshotError, match=r"pruned 2 snapshots.*\(hub\.keep\)"):
         of_named(tmp_path, hubs.store())
+
+
+def test_a_run_that_keeps_more_is_read_as_the_sentence_says(
+    near_hub, pruned_meanwhile, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("snapshot.hub.newest.MOST_HEADS", 2)
+    pruned_meanwhile(Hub, times=2, keep=3)
+    assert of_named(tmp_path, hubs.store()) == 10
 
 
 def test_a_commit_that_is_named_and_has_been_pruned(near_hub, pruned_meanwhile, tmp_path):

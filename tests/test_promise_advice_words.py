@@ -146,6 +146,7 @@ def test_the_least_time_is_in_the_unit_of_its_key():
     load_config([f"run.max_minutes={float(least) + 0.01}"])
 
 
+@pytest.mark.thorough
 def test_each_other_name_of_a_key_leads_to_an_argument_that_means_the_same():
     keys, given, usual = [*all_keys()], {}, load_config([])
     for key, names in ALIASES.items():
@@ -244,6 +245,7 @@ def launched(said: str):
     return _validate_launch_command(launch_command_parser().parse_args(rest))[0]
 
 
+@pytest.mark.thorough
 def test_what_does_not_fit_fits_as_the_plan_says(capsys):
     words = ["data.block_size=1024", "model.n_layer=2", "train.global_batch_size=64"]
     words += ["--memory=1.2"]

@@ -51,7 +51,7 @@ def test_two_processes_have_the_losses_of_one(small, frozen_run, tmp_path, confi
 def test_another_choice_is_another_run(small, frozen_run):
     result = runs.train(*small, f"run.dir={frozen_run}")
     assert result.returncode == 2
-    assert 'optim.freeze: ["*.wpe.*", "*.h.0.*"] in the snapshot, [] now' in result.stderr
+    assert 'optim.freeze: ["*.wpe.*","*.h.0.*"] in the snapshot, [] now' in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,248 @@
+"""Each advice about a run's folder, other runs, buckets and models works: it is followed here."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from functools import partial
+from pathlib import Path
+
+import pytest
+from test_hostile_snapshots import seal
+
+import hubs
+import runs
+from config.compose import load_config
+from config.schema import ConfigError
+from config.stored import as_plain
+from snapshot.base import open_base
+from snapshot.disk.state import read_state
+from snapshot.errors import OtherRun, SnapshotError
+from snapshot.hub.bucket import Bucket
+from snapshot.hub.errors import HubError
+from snapshot.merge import merge
+from snapshot.other_run import refuse_other_run
+from snapshot.start_over import check_can_move_aside
+from training.run import start
+from training.run.run_dir import refuse_foreign
+from training.run.run_lock import RunLock
+
+HERE, THERE, BUCKET = "hub.repo_id=me/run", "hub.repo_id=me/other", "hub.bucket=me/run"
+NEVER = "snapshot.resume=never"
+
+
+@pytest.fixture
+def begins(small, tmp_path, monkeypatch):
+    """The step that a command with these words begins after; None at the beginning."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("training.run.run_lock.NOTICE_SECONDS", 0.1)
+    monkeypatch.setattr("training.run.run_lock.WAIT_SECONDS", 0.2)
+
+    def begun(*words: str) -> int | None:
+        config = load_config([*small, "hub.timeout_seconds=5", *words])
+        refuse = partial(refuse_other_run, config=as_plain(config), data=None)
+        lock, run_dir = RunLock(), Path(config.run.dir)
+        refuse_foreign(run_dir)
+        if config.snapshot.resume == "never":
+            check_can_move_aside(run_dir, start.read_by(config))
+        lock.acquire(run_dir)
+        try:
+            state = start._choose(config, lock, use_local=True, refuse=refuse).state
+        finally:
+            lock.release()
+        return None if state is None else state.step
+
+    return begun
+
+
+@pytest.fixture
+def refused(begins):
+    """The sentence with which it is refused."""
+
+    def sentence(*words: str) -> str:
+        with pytest.raises((ConfigError, SnapshotError, HubError)) as caught:
+            begins(*words)
+        return str(caught.value)
+
+    return sentence
+
+
+@pytest.fixture
+def a_run(finished_run, tmp_path):
+    """A run in the default directory of its name, with the snapshots of the steps 10 to 30."""
+    run_dir = tmp_path / "out" / "mine"
+    for step in (10, 20, 30):
+        shutil.copytree(runs.snapshot(finished_run, step), runs.snapshot(run_dir, step))
+    return run_dir
+
+
+def of_another_run(finished_run, folder: Path) -> Path:
+    """A snapshot of step 10 with the id of another run."""
+    shutil.copytree(runs.snapshot(finished_run, 10), folder)
+    state = (folder / "state.json").read_text()
+    (folder / "state.json").write_text(state.replace(read_state(folder).run_id, "f" * 32))
+    seal(folder)
+    return folder
+
+
+def test_of_another_configuration(a_run, begins, refused):
+    said = refused("run.name=mine", "model.n_layer=1", "train.seed=7")
+    lines = [line.split(": ") for line in said.splitlines() if line.startswith("  ")]
+    words = [f"{key.strip()}={values.partition(' in the')[0]}" for key, values in lines]
+    assert words == ["model.n_layer=2", "train.seed=1337"]
+    assert "Restore these values, or give the new run another run.name" in said
+    assert begins("run.name=mine", *words) == 30
+    assert begins("run.name=new", "model.n_layer=1", "train.seed=7") is None
+    assert "With model.pretrained=<this run or repo>" in said
+    assert open_base("model.pretrained", str(a_run), 5.0).key == f"model.pretrained={a_run}"
+
+
+ODD = {
+    "data.block_size": "8",
+    "data.documents": "separate",
+    "model.activation_function": "gelu_new",
+    "optim.freeze": '["*.wte.*","*.h.0.*"]',
+    "optim.name": "adamw",
+    "train.global_batch_size": "6",
+    "model.n_head": "2",
+}
+
+
+def test_each_value_of_a_snapshot_is_given_as_a_shell_takes_it(finished_run):
+    state = read_state(runs.snapshot(finished_run, 30))
+    state.config = as_plain(load_config([f"{key}={value}" for key, value in ODD.items()]))
+    now = load_config(["optim.name=muon"])
+    with pytest.raises(OtherRun) as caught:
+        refuse_other_run(state, as_plain(now), None)
+    lines = [line.strip() for line in str(caught.value).splitlines() if line.startswith("  ")]
+    keys = {line.partition(": ")[0]: line for line in lines}
+    assert keys.keys() == ODD.keys()
+    words = [
+        word
+        for key, line in keys.items()
+        for word in shlex.split(f"{key}={line.partition(': ')[2].partition(' in the')[0]}")
+    ]
+    refuse_other_run(state, as_plain(load_config(words)), None)
+
+
+def test_where_the_folder_would_take_others_with_it(a_run, begins, refused):
+    for words in (["run.dir=."], ["run.name=mine", "data.source=out/mine/text.txt"]):
+        said = refused(*words, NEVER)
+        word = said.partition("such as ")[2].rstrip(".")
+        assert word == "run.dir=out/new", said
+        assert begins(*words, word, NEVER) is None
+
+
+def test_where_a_run_cannot_be_moved_aside(a_run, begins, refused, monkeypatch, tmp_path):
+    def busy(self, target):
+        raise OSError(16, "Device or resource busy")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", busy)
+        said = refused("run.name=mine", NEVER)
+    assert "Move its content yourself, or give the run another run.dir" in said
+    assert begins("run.name=mine", "run.dir=out/other", NEVER) is None
+    (away := tmp_path / "away").mkdir()
+    for path in a_run.iterdir():
+        path.rename(away / path.name)
+    assert begins("run.name=mine", NEVER) is None
+    assert read_state(runs.snapshot(away, 30)).step == 30
+
+
+def test_a_folder_with_files_of_somebody_else(begins, refused, tmp_path):
+    (folder := tmp_path / "out" / "mine").mkdir(parents=True)
+    (folder / "report.html").write_text("mine")
+    said = refused("run.name=mine")
+    assert "Give the run a folder of its own, or move report.html away" in said
+    assert begins("run.name=mine", "run.dir=out/own") is None
+    (folder / "report.html").rename(tmp_path / "report.html")
+    assert begins("run.name=mine") is None
+
+
+def test_a_folder_in_use_or_not_to_be_written(a_run, begins, refused, tmp_path):
+    lock = RunLock()
+    lock.acquire(a_run)
+    said = refused("run.name=mine")
+    assert "Wait for it or stop it, or give this run another run.name" in said
+    assert begins("run.name=new") is None
+    lock.release()
+    assert begins("run.name=mine") == 30
+    (tmp_path / "file").write_text("")
+    assert "Name a folder in which you may write" in refused("run.dir=file/run")
+    assert begins("run.dir=out/third") is None
+
+
+def test_the_repo_of_a_bucket_s_run(near_hub, begins, refused, finished_run, tmp_path):
+    hubs.put(near_hub, of_another_run(finished_run, tmp_path / "other"), 10, run="f" * 32)
+    said = refused("run.name=new", "hub.bucket=me/new", HERE)
+    assert "Name another repo; hub.takeover=true replaces what is in this one" in said
+    assert begins("run.name=new", "hub.bucket=me/new", THERE) is None
+    assert begins("run.name=new", "hub.bucket=me/new", HERE, "hub.takeover=true") is None
+
+
+def in_bucket(hub, name: str, snapshot: Path | None, private: bool = True) -> None:
+    """A bucket with a snapshot, or with notes."""
+    bucket = hub.create_bucket(name, private)
+    content = Bucket(name, 5.0)
+    files = {"notes.txt": Path(__file__)}
+    if snapshot is not None:
+        place = f"{read_state(snapshot).run_id}/{'a' * 32}/step-00000010"
+        files = {f"{place}/{path.name}": path for path in snapshot.iterdir()}
+    sent, _ = content.upload(files)
+    content.add({path: one.file for path, one in sent.items()})
+    assert bucket.files
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("near_hub", ["Xet"], indirect=True)
+def test_a_bucket_of_another_run(near_hub, a_run, begins, refused, finished_run, tmp_path):
+    in_bucket(near_hub, "me/run", of_another_run(finished_run, tmp_path / "other"))
+    said = refused("run.name=mine", BUCKET)
+    assert "name another repo, or replace what is there with hub.takeover=true" in said
+    assert begins("run.name=mine", "hub.bucket=me/other") == 30
+    assert begins("run.name=mine", BUCKET, "hub.takeover=true") == 30
+    assert "to continue the one in the repo, give another run.name" in said
+    assert begins("run.name=third", BUCKET) == 10
+    said = refused("run.name=fourth", BUCKET, NEVER)
+    assert "Name a new repo; hub.takeover=true replaces what is in this one" in said
+    assert begins("run.name=fourth", "hub.bucket=me/other", NEVER) is None
+    assert begins("run.name=fourth", BUCKET, NEVER, "hub.takeover=true") is None
+    named = "snapshot.resume=hf://buckets/me/run"
+    assert begins("run.name=fifth", "hub.bucket=me/fifth", named) == 10
+
+
+@pytest.mark.parametrize("near_hub", ["Xet"], indirect=True)
+def test_a_bucket_of_something_else_or_public(near_hub, begins, refused):
+    in_bucket(near_hub, "me/run", None)
+    assert "Name one that is new or empty" in refused("run.name=new", BUCKET)
+    assert begins("run.name=new", "hub.bucket=me/new") is None
+    near_hub.create_bucket("me/public", private=False)
+    said = refused("run.name=public", "hub.bucket=me/public")
+    assert "Make it private, name another, or allow it with hub.private=false" in said
+    assert begins("run.name=public", "hub.bucket=me/public", "hub.private=false") is None
+    assert begins("run.name=public", "hub.bucket=me/another") is None
+
+
+def test_what_is_not_to_be_merged(a_run, tmp_path):
+    with pytest.raises(SnapshotError, match="is whole already: transformers loads it as it is"):
+        merge(str(a_run), tmp_path / "merged")
+    assert (runs.snapshot(a_run, 30) / "config.json").is_file()
+    open_base("model.pretrained", str(a_run), 5.0).fetch_weights()
+
+
+@pytest.mark.thorough
+def test_what_the_end_of_a_run_advises(small, tmp_path):
+    words = [*small, f"run.dir={tmp_path / 'my run'}", "train.max_steps=4", "run.tracker=null"]
+    said = runs.train(*words).stdout
+    (sample,) = re.findall(r"Generate text: +python (.+)", said)
+    script, *arguments = shlex.split(sample)
+    result = runs.run(runs.command(*arguments, script=script))
+    assert (result.returncode, len(result.stdout) > 10) == (0, True), result.stderr
+    (longer,) = re.findall(r"Continue training: the same command with (train\.max_steps=\d+)", said)
+    again = runs.train(*words)
+    assert "A larger train.max_steps extends it." in again.stdout
+    result = runs.train(*words, longer)
+    assert result.returncode == 0, result.stderr
+    assert longer == "train.max_steps=8"
+    assert len(runs.losses(tmp_path / "my run")) == 8
