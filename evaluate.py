@@ -35,7 +35,7 @@ from model.generate import BrokenModel
 from model.gpt import parameter_count
 from model.head import IGNORED
 from snapshot.command_line import exit_code_of, on_terminal, positive_int
-from snapshot.named_model import NamedModel, find_model
+from snapshot.named_model import BASE_HELP, NamedModel, find_model
 from snapshot.run_stream import parts_of_run, stream_of_run
 from snapshot.run_text import RunText, text_of_run
 
@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
 def evaluate(options: argparse.Namespace) -> dict[str, Any]:
     """The figures of the model over the text, by name: the content of `--json`."""
     device = usable_device(options.device)
-    named = with_places(find_model(options.model))
+    named = with_places(find_model(options.model, options.base))
     run = None if named.state is None else text_of_run(named.state, named.folder)
     longest = named.sizes.block_size
     default = LONGEST_BLOCK if run is None else run.block_size
@@ -276,6 +276,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--block-size", type=positive_int, help="tokens of a window; default the run's, or 1024")
     add("--batch-size", type=positive_int, default=8, help="windows that are computed at once")
     add("--batches", type=positive_int, help="at most so many; default all, or as many as the run")
+    add("--base", help=BASE_HELP)
     add("--device", default=default_device())
     add("--cache-dir", default="out/data", help="the cache of prepared texts")
     add("--json", action="store_true", help="print one object of JSON")

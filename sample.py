@@ -29,7 +29,7 @@ from model.causal_lm import LanguageModel
 from model.device import default_device, usable_device
 from model.generate import generate
 from snapshot.command_line import exit_code_of, positive_int, whole_number
-from snapshot.named_model import NamedModel, find_model
+from snapshot.named_model import BASE_HELP, NamedModel, find_model
 
 SMALLEST = 1e-30
 """Smaller temperatures count as 0, because a division by them overflows float32."""
@@ -162,7 +162,7 @@ def show(text: str) -> None:
 
 def find(options: argparse.Namespace) -> tuple[NamedModel, Tokenizer]:
     """The model that is named, and its tokenizer. Raises SnapshotError, HubError and DataError."""
-    named = find_model(options.model)
+    named = find_model(options.model, options.base)
     tokenizer = tokenizer_of(named.folder)
     refuse_larger_than(named.sizes.vocab_size, tokenizer, str(named.folder))
     return named, tokenizer
@@ -211,6 +211,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--seed", type=_seed, default=1337, help="the same seed gives the same text"
     )
+    parser.add_argument("--base", help=BASE_HELP)
     parser.add_argument("--device", default=default_device())
     options = parser.parse_args(arguments)
     if options.chat and (options.prompt is not None or options.samples != 1):

@@ -41,6 +41,7 @@ from snapshot.hub.names import named_remote
 from snapshot.hub.remote import Remote
 from snapshot.hub.retries import with_retries
 from snapshot.merge import merge
+from snapshot.named_model import BASE_HELP
 from snapshot.space import make_space
 
 COMMANDS = ("verify", "list", "merge", "space")
@@ -62,6 +63,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         help="a folder, owner/name[@revision], or hf://buckets/owner/name",
     )
     parser.add_argument("folder", nargs="?", help="of merge: the new folder of the whole model")
+    parser.add_argument("--base", help=f"of merge: {BASE_HELP}")
     parser.add_argument("--to", help="of space: a folder, or owner/name of a Space of the Hub")
     parser.add_argument(
         "--public", action="store_true", help="of space: everybody may see it on the Hub"
@@ -71,6 +73,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         parser.error("merge needs a FOLDER to write, and the others none")
     if (options.command == "space") != (options.to is not None):
         parser.error("space needs --to FOLDER_OR_SPACE, and the others do not take it")
+    if options.base is not None and options.command != "merge":
+        parser.error("--base is for merge")
     if options.public and options.command != "space":
         parser.error("--public is for space")
     return options
@@ -79,7 +83,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def _run(options: argparse.Namespace) -> int:
     try:
         if options.command == "merge":
-            named = merge(options.source, Path(options.folder))
+            named = merge(options.source, Path(options.folder), options.base)
             _show(f"merged    {named.name} and its base, in float32: {options.folder}")
             return 0
         if options.command == "space":

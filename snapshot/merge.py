@@ -24,13 +24,14 @@ PIECE_BYTES = 2_000_000_000
 """Bytes of the largest file, as in a snapshot."""
 
 
-def merge(source: str, folder: Path) -> NamedModel:
+def merge(source: str, folder: Path, base: str | None = None) -> NamedModel:
     """Write the model to a new folder, which transformers loads and `model.pretrained` takes.
 
-    The weights are float32. Raises SnapshotError for a snapshot that is whole and for a folder that
-    exists, HubError if something cannot be downloaded, OSError if the folder cannot be written.
+    `base` is as for `find_model`. The weights are float32. Raises SnapshotError for a snapshot that
+    is whole and for a folder that exists, HubError if something cannot be downloaded, OSError if
+    the folder cannot be written.
     """
-    named = find_model(source)
+    named = find_model(source, base)
     if named.reference is None:
         raise SnapshotError(f"{named.name} is whole already: transformers loads it as it is.")
     if os.path.lexists(folder):

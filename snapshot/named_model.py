@@ -22,6 +22,7 @@ from snapshot.resume import newest_snapshot
 
 KEY = "model"
 TIMEOUT_SECONDS = 60.0
+BASE_HELP = "where a base is now that is a folder, of a snapshot that holds only what was trained"
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class NamedModel:
     base: Base | None = None
     reference: BaseReference | None = None
     """Where the weights are that a run did not train, if its snapshot does not hold them."""
+    base_folder: str | None = None
+    """Where these are now, if `reference` does not lead there."""
 
     def load(self) -> LanguageModel:
         """The model with its weights, on the CPU. Raises SnapshotError and HubError."""
@@ -49,7 +52,7 @@ class NamedModel:
                 sizes = self.base.config(dropout=0.0, activation_checkpointing=False, untied=True)
         base = None
         if self.reference is not None:  # before a model is built whose sizes nobody has checked
-            base = open_reference(self.reference, self.folder, TIMEOUT_SECONDS)
+            base = open_reference(self.reference, self.folder, TIMEOUT_SECONDS, self.base_folder)
             base.fetch_weights()
             check_weights(base, replace(self.sizes, lora=None))
         model = build_model(sizes)
@@ -59,11 +62,19 @@ class NamedModel:
         return model
 
 
-def find_model(name: str) -> NamedModel:
+def find_model(name: str, base: str | None = None) -> NamedModel:
     """The newest whole snapshot of a run or a repo, a snapshot, or any other model, by its name.
 
-    Raises SnapshotError for what is none of these, and HubError if the Hub cannot be reached.
+    `base` is the folder of what a run did not train, where its snapshot does not hold it. Raises
+    SnapshotError for what is none of these, and HubError if the Hub cannot be reached.
     """
+    found = _find(name)
+    if base is not None and found.reference is None:
+        raise SnapshotError(f"--base {base}: {found.name} holds its own weights. Leave it out.")
+    return replace(found, base_folder=base)
+
+
+def _find(name: str) -> NamedModel:
     if NAMED_BUCKET.fullmatch(name):
         raise SnapshotError(f"{name} is a bucket. Name a folder, or a repo of the Hub.")
     path = visible(Path(name).expanduser())

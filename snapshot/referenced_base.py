@@ -59,8 +59,8 @@ def open_reference(
         except SnapshotError as error:
             changed = error
     raise changed or SnapshotError(
-        f"{key} is not there. Restore it, or link it as {where.parent.parent / OWN_BASE}. A resume "
-        "also takes the folder where it is now: model.pretrained=<folder>."
+        f"{key} is not there. Say in which folder it is now: a resume takes "
+        "model.pretrained=<folder>, sample.py, evaluate.py and snapshot merge --base <folder>."
     )
 
 

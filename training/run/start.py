@@ -109,10 +109,10 @@ def read_by(config: Config) -> Iterator[tuple[str, str]]:
     """The keys that may name folders which a run reads, at each of its starts."""
     data, model = config.data, config.model
     keys = {
-        "data.source": data.source,
-        "data.tokenizer": data.tokenizer,
         "model.pretrained": model.pretrained,
         "model.architecture": model.architecture,
+        "data.source": data.source,
+        "data.tokenizer": data.tokenizer,  # perhaps derived from the model
     }
     yield from ((key, value) for key, value in keys.items() if value is not None)
     yield from (("data.mix", part.source) for part in data.mix)
