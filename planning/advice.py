@@ -49,7 +49,7 @@ def advise(
         if row.largest_micro_batch:
             return (
                 f"train.micro_batch_size={requested} does not fit. {row.strategy.name} takes "
-                f"{row.largest_micro_batch}."
+                f"{row.largest_micro_batch} at most."
             ), EXIT_NOTHING_FITS
     remedies = ["more processes", "more memory", "a smaller model or data.block_size"]
     if not model.activation_checkpointing:

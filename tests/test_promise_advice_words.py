@@ -146,6 +146,15 @@ def test_the_least_time_is_in_the_unit_of_its_key():
     load_config([f"run.max_minutes={float(least) + 0.01}"])
 
 
+@pytest.mark.parametrize("name", ["epochs", "gradient-accumulation-steps", "vocab_size"])
+def test_an_option_whose_value_means_something_else_is_not_written_as_ours(name):
+    """As --epochs=3, which is no train.max_steps=3."""
+    said = unknown_option(f"--{name}=3", [*all_keys()])
+    assert "It takes another value" in said
+    assert "=3'" not in said.partition(". ")[2]
+    assert "Write" not in said
+
+
 @pytest.mark.thorough
 def test_each_other_name_of_a_key_leads_to_an_argument_that_means_the_same():
     keys, given, usual = [*all_keys()], {}, load_config([])
@@ -250,6 +259,6 @@ def test_what_does_not_fit_fits_as_the_plan_says(capsys):
     words = ["data.block_size=1024", "model.n_layer=2", "train.global_batch_size=64"]
     words += ["--memory=1.2"]
     assert plan_script.main([*words, "train.micro_batch_size=64"]) == 3
-    (takes,) = re.findall(r"one process takes (\d+)\.$", capsys.readouterr().out.strip())
+    (takes,) = re.findall(r"one process takes (\d+) at most\.$", capsys.readouterr().out.strip())
     fits = max(size for size in range(1, int(takes) + 1) if 64 % size == 0)
     assert plan_script.main([*words, f"train.micro_batch_size={fits}"]) == 0
