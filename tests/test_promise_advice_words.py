@@ -75,6 +75,9 @@ NAMED = {
 """By case: the words that are refused, the key to give, and the values that the sentence names;
 None: the key is one to leave out, or to write without what stands before it."""
 
+QUICK = {"heads", "a rate", "what is read ahead", "the cache of a stream", "a preset", "a mix"}
+"""The others need no other code of the reader of words."""
+
 
 def refusal(*words: str) -> str:
     with pytest.raises(ConfigError) as caught:
@@ -82,7 +85,10 @@ def refusal(*words: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("case", NAMED)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[pytest.mark.thorough] * (case not in QUICK)) for case in NAMED],
+)
 def test_each_value_that_a_sentence_names_is_accepted(case):
     words, key, pattern = NAMED[case]
     said = refusal(*words)
@@ -117,6 +123,7 @@ def test_the_least_and_the_most_of_each_key_are_as_said():
         load_config(words)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("key", CHOICES)
 def test_each_choice_that_is_listed_is_accepted(key):
     (listed,) = re.findall(rf"{key}=none-of-them must be (.+)\.", refusal(f"{key}=none-of-them"))
