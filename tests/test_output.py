@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import pty
+import re
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ import pytest
 import runs
 from training.reporting.console import Console
 from training.reporting.output import LossyFile, make_output_lossy, say_error
+from training.reporting.summary import print_finished
 
 
 class Terminal(io.StringIO):
@@ -72,6 +74,32 @@ def test_a_terminal_that_is_gone_raises_nothing(lossy):
         console.close()
         say_error("a line")
     os.close(theirs)
+
+
+def test_the_bar_has_the_time_left_and_the_figures_that_a_line_takes(monkeypatch):
+    for columns, figures in (
+        (80, "loss 1.1075, 6.05k tokens/s, norm 0.52"),
+        (120, "loss 1.1075, 6.05k tokens/s, norm 0.52, rate 0.0011"),
+    ):
+        terminal = Terminal()
+        monkeypatch.setattr(sys, "stderr", terminal)
+        monkeypatch.setenv("COLUMNS", str(columns))
+        console = Console(shown=True, max_steps=1200, step=1000)
+        console.progress(1018, 1.1075, 6050.0, 1.0, 0.0011, 0.52)
+        console.close()
+        _bar, last = terminal.getvalue().strip().split("\r")[-1].split(" | step ")
+        assert re.fullmatch(r"1018/1200 \[00:0\d<00:0\d\], " + re.escape(figures), last)
+        assert len(f"100%|#| step {last}") <= columns
+
+
+def test_the_bar_of_a_finished_run_is_full_and_ends_before_the_sentence(monkeypatch, capfd):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    console = Console(shown=True, max_steps=1200, step=1446)  # max_steps was larger before
+    print_finished(console, 1446)
+    assert terminal.getvalue().endswith("\n")
+    assert "| step 1446/1446 [" in terminal.getvalue()
+    assert capfd.readouterr().out.startswith("The run is finished at step 1446.")
 
 
 def test_a_pipe_that_does_not_wait_is_waited_for():
@@ -142,7 +170,7 @@ def test_a_log_has_the_steps_while_a_terminal_has_the_bar(monkeypatch, tmp_path)
     assert (
         tmp_path / "log"
     ).read_text() == "step 2/3, loss 1.5000, norm 0.50, rate 0.001, 10 tokens/s, 0:01 left\n"
-    assert "step 2/3, loss 1.5000" in terminal.getvalue()
+    assert re.search(r"step 2/3 \[.*\], loss 1.5000", terminal.getvalue())
 
 
 def test_a_pipe_has_the_steps_and_no_bar_disturbs_them(monkeypatch):

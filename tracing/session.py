@@ -120,6 +120,7 @@ class TracedSession(Session):
         self.accelerator.wait_for_everyone()
         self.accelerator.end_training()
         if self.accelerator.is_main_process:
+            self.console.close()
             report(result, Path(self.config.run.dir), self.console.say)
         return EXIT_DONE
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import sys
 from dataclasses import dataclass
@@ -15,7 +16,9 @@ from training.reporting.output import shown
 from training.reporting.samples import add_sample
 from training.reporting.speed import Speed
 
-BAR = "{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt}{postfix} [{elapsed}<{remaining}]"
+BAR = "{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"
+BAR_COLUMNS = len("100%|#| step / [00:00<00:00], ")
+"""What a line has besides the figures and two numbers of steps."""
 
 
 @dataclass
@@ -36,7 +39,10 @@ class Console:
         """The last one that was printed."""
         if self.shown and sys.stderr.isatty() and not _is_pipe(sys.stdout):
             self.bar = tqdm(
-                total=self.max_steps, initial=self.step, bar_format=BAR, dynamic_ncols=True
+                total=max(self.max_steps, self.step),  # resumed after a larger train.max_steps
+                initial=self.step,
+                bar_format=BAR,
+                dynamic_ncols=True,
             )
 
     def say(self, text: str = "") -> None:
@@ -89,16 +95,22 @@ class Console:
         run were `skipped`, and the Hub's lag.
         """
         self.tokens_per_second = tokens_per_second
-        figures = f"loss {loss:.4f}, norm {norm:.2f}, rate {rate:.2g}, {self.speed_in_words()}"
-        if skipped:
-            figures += f", {skipped} skipped"
-        if hub_status:
-            figures += f", {hub_status}"
+        first, speed = f"loss {loss:.4f}", f"{self.speed_in_words()}"
+        others = [f"norm {norm:.2f}", f"rate {rate:.2g}"]
+        faults = [f"{skipped} skipped"] * bool(skipped) + [hub_status] * bool(hub_status)
+        figures = ", ".join([first, *others, speed, *faults])
         if self.bar is not None:
-            self.bar.set_postfix_str(shown(figures), refresh=False)
+            self.bar.set_postfix_str(shown(self._fit([first, speed, *faults], others)), False)
             self.bar.update(step - self.bar.n)
         if self.bar is None or not sys.stdout.isatty():
             self.say(f"step {step}/{self.max_steps}, {figures}, {_duration(seconds_left)} left")
+
+    def _fit(self, figures: list[str], others: list[str]) -> str:
+        """The figures, and as many of the others as a line of the terminal takes."""
+        room = shutil.get_terminal_size().columns - BAR_COLUMNS - 2 * len(str(self.max_steps))
+        while others and len(", ".join([*figures, *others])) > room:
+            others = others[:-1]
+        return ", ".join([*figures, *others])
 
     def speed_in_words(self) -> str | None:
         """The last speed, with its share of the machine's peak where that is known."""

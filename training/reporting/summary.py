@@ -237,6 +237,7 @@ def print_times(console: Console, clock: PhaseClock) -> None:
 
 def print_finished(console: Console, step: int) -> None:
     """Print that a run has taken all of its steps before this attempt."""
+    console.close()
     console.say(f"The run is finished at step {step}. A larger train.max_steps extends it.")
 
 
