@@ -56,7 +56,7 @@ value is a typing error, and would exhaust the memory, overflow a clock or never
 REMARKS = {
     "train.micro_batch_size": ", or null",
     "train.eval_batches": ", or null for the whole held-out text",
-    "snapshot.keep": ": the second is the spare",
+    "snapshot.keep": ", in case the newest is damaged",
 }
 NEVER_EMPTY = (
     "data.source",
@@ -72,8 +72,8 @@ NEVER_EMPTY = (
 PART_BYTES, PATH_BYTES = 255, 3_900
 """The limits of file systems for names, and of the system for paths, less a run's own files."""
 CARD_FIELDS = {
-    "hub.license": "must be a license as the Hub names it, such as mit or apache-2.0, or null",
-    "hub.language": "must be the code of a language, such as en or de, or null",
+    "hub.license": "must be a license identifier of the Hub, such as mit or apache-2.0, or null",
+    "hub.language": "must be a language code, such as en or de, or null",
 }
 CHOICES: dict[str, Collection[str]] = {
     "data.documents": DOCUMENT_MODES,
@@ -85,7 +85,7 @@ CHOICES: dict[str, Collection[str]] = {
 }
 """By key, the texts that it may be."""
 WORD = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
-TOO_LONG = f"is too long: a name has {PART_BYTES} bytes at most, and a path {PATH_BYTES}"
+TOO_LONG = f"is too long: at most {PART_BYTES} bytes for a name, {PATH_BYTES} for a path"
 
 
 def problems(config: Config) -> list[str]:
@@ -117,13 +117,13 @@ def _check_texts(found: Problems) -> None:
         if not is_storable(text):
             need(False, key, why_not_storable(text))
         if key in NEVER_EMPTY:
-            need(text.strip() != "", key, "is empty")
+            need(text.strip() != "", key, "is empty. Leave it out for its default")
             need("://" in text or _is_path(text), key, TOO_LONG)
         if key in NEVER_EMPTY and key != "run.name":
             here = Path.cwd() / text  # ./~ is ~ for pathlib
-            need(_has_home(text), key, f"names the home of an unknown user: write {here}")
+            need(_has_home(text), key, f"names the home of an unknown user. Write {here}")
         if key in ("data.cache_dir", "run.name", "run.dir"):
-            need(printable(text) == text, key, "has control characters, which a terminal executes")
+            need(printable(text) == text, key, "has control characters. Use another name")
     for key, (*most, last) in CHOICES.items():
         valid = value_of(found.config, key) in CHOICES[key]
         need(valid, key, f"must be {', '.join(most)} or {last}")
@@ -142,8 +142,8 @@ def _check_data_and_model(found: Problems) -> None:
     need(
         model.pretrained is None or not (is_trained or tokenizer == CHARACTERS),
         "data.tokenizer",
-        f"numbers other tokens than model.pretrained={model.pretrained} has learned. Leave it out: "
-        "the model has its own",
+        f"cannot replace the tokenizer that model.pretrained={model.pretrained} was trained with. "
+        "Leave it out",
     )
     own = tokenizer in ("", CHARACTERS) and model.pretrained is None and model.architecture is None
     need(
@@ -175,16 +175,17 @@ def _check_what_is_trained(found: Problems) -> None:
     need, config = found.need, found.config
     model, whole = config.model, config.snapshot.whole
     if model.lora_rank is not None:
-        named = "needs model.pretrained=<a model> to add adapters to"
+        named = "needs model.pretrained, the model to add adapters to. Set it as well"
         need(model.pretrained is not None, "model.lora_rank", named)
-        others = f"and model.lora_rank={model.lora_rank}: LoRA trains no others. Leave it out"
+        others = f"has no effect: with model.lora_rank={model.lora_rank} only adapters are trained"
+        others += ". Leave it out"
         need(not config.optim.freeze, "optim.freeze", others)
     else:
-        needs_rank = "needs model.lora_rank=<a rank, such as 8>"
+        needs_rank = "applies only to LoRA. Set model.lora_rank, such as 8, as well"
         need(model.lora_alpha is None, "model.lora_alpha", needs_rank)
         need(not model.lora_targets, "model.lora_targets", needs_rank)
         is_part = model.pretrained is not None and bool(config.optim.freeze)
-        what = "needs a base (model.pretrained) and a part of it that is not trained (optim.freeze)"
+        what = "needs model.pretrained, and optim.freeze or model.lora_rank. Leave it out"
         need(whole or is_part, "snapshot.whole", what)
 
 
@@ -215,9 +216,9 @@ def _check_optimizer(found: Problems) -> None:
 def _check_hub_and_run(found: Problems) -> None:
     need, hub, run = found.need, found.config.hub, found.config.run
     if hub.repo_id is not None:
-        need(_is_repo_id(hub.repo_id), "hub.repo_id", "is not of the form owner/name")
+        need(_is_repo_id(hub.repo_id), "hub.repo_id", "must have the form owner/name")
     if hub.bucket is not None:
-        need(_is_repo_id(hub.bucket), "hub.bucket", "is not of the form owner/name")
+        need(_is_repo_id(hub.bucket), "hub.bucket", "must have the form owner/name")
     every, milestone = found.config.snapshot.every, hub.milestone_every
     if milestone is not None and every >= 1:
         near = sorted({max(1, milestone // every) * every, (milestone // every + 1) * every})
@@ -230,9 +231,9 @@ def _check_hub_and_run(found: Problems) -> None:
     for key, rule in CARD_FIELDS.items():
         need(WORD.fullmatch(getattr(hub, key[4:]) or "none") is not None, key, rule)
     for key in ("hub.min_interval_seconds", "hub.flush_seconds"):
-        need(0 <= getattr(hub, key[4:]) < 1e6, key, "must be at least 0, and below 1000000")
-    need(0 < hub.timeout_seconds < 1e6, "hub.timeout_seconds", "must be above 0, below 1000000")
-    need(1 <= run.grace_seconds < 1e6, "run.grace_seconds", "must be at least 1, below 1000000")
+        need(0 <= getattr(hub, key[4:]) < 1e6, key, "must be at least 0 and below 1000000")
+    need(0 < hub.timeout_seconds < 1e6, "hub.timeout_seconds", "must be above 0 and below 1000000")
+    need(1 <= run.grace_seconds < 1e6, "run.grace_seconds", "must be at least 1 and below 1000000")
     need(
         run.metadata_address is None or run.metadata_address.startswith("http://"),
         "run.metadata_address",
@@ -242,7 +243,7 @@ def _check_hub_and_run(found: Problems) -> None:
         run.max_minutes is None or run.grace_seconds < 60 * run.max_minutes < 1e9,
         "run.max_minutes",
         f"must be more than {run.grace_seconds / 60:.3g}, or null: "
-        f"run.grace_seconds={run.grace_seconds:g} are reserved for the end of the run",
+        f"run.grace_seconds={run.grace_seconds:g} is reserved for the last snapshot",
     )
 
 

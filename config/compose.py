@@ -103,7 +103,7 @@ def _unused_sizes(arguments: Sequence[str], config: Config) -> Iterator[str]:
     for argument in arguments:
         if argument.partition("=")[0] in OWN_SIZES:
             named = "=".join(other)
-            yield f"{argument} has no effect with {named}, which has its own. Leave it out."
+            yield f"{argument} has no effect with {named}, which has its own sizes. Leave it out."
 
 
 def run_dir_of(arguments: Sequence[str]) -> Path | None:
@@ -198,15 +198,15 @@ def _mistake_in_form(argument: str) -> str | None:
     if key not in (*keys, *GROUPS):
         return unknown_key(key, keys)
     if override.package is not None or override.is_add() or override.is_delete():
-        return f"'{argument}' adds, moves or deletes; every key exists, so write {key}=value."
+        return f"'{argument}' adds, moves or deletes a key. Keys are only set: write {key}=value."
     if key in TEXT_KEYS and not isinstance(value, str | int | float | None):
         return _unreadable(key, text)
     if override.is_sweep_override():
-        return f"'{argument}' names several values, and a run has one. {SWEEP_HINT}"
+        return f"'{argument}' gives several values, and a run takes one. {SWEEP_HINT}"
     if key in GROUPS:
         return _unknown_option(key, str(value))
     if argument.endswith("=???"):
-        return f"{key}=??? is not a value."
+        return f"{key}=??? is not a value. Give it one, or leave it out."
     return None
 
 

@@ -72,7 +72,7 @@ EXPANDED = (
 
 SWEEP_OPTIONS = "multirun m"
 SWEEP_HINT = (
-    "A sweep is a loop in the shell, with a name for each run: for rate in 0.001 0.003; do "
+    "For a sweep, loop in the shell and name each run: for rate in 0.001 0.003; do "
     "accelerate launch train.py optim.learning_rate=$rate run.name=rate-$rate; done."
 )
 
@@ -98,11 +98,11 @@ def unknown_option(option: str, keys: Sequence[str]) -> str:
     """The mistake of an argument that begins with `-`."""
     written, has_value, value = option.partition("=")
     name = written.lstrip("-").replace("-", "_")
-    known = "There are --help and --show, and key=value."
+    known = "The options are --help and --show; everything else is key=value."
     if name.rpartition(".")[2] in LAUNCHER_OPTIONS.split():
         known = LAUNCHER_HINT
     elif name in SWEEP_OPTIONS.split():
-        known = f"A run has one value for each key. {SWEEP_HINT}"
+        known = f"A run takes one value for each key. {SWEEP_HINT}"
     elif key := _key_for(name, keys):
         known = f"The key is {key}."
         if name in OTHER_VALUES.split():
@@ -121,7 +121,7 @@ def unknown_key(key: str, keys: Sequence[str]) -> str:
     if near is None:
         last = {known.rpartition(".")[2]: known for known in keys}
         near = next((last[match] for match in _similar(name, last, 0.5)), None)
-    hint = f"The nearest key is {near}." if near else "A new key is a field of config/schema.py."
+    hint = f"The nearest key is {near}." if near else "None is similar."
     return f"There is no key '{key}'. {hint} All keys: --help."
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from typing import Any
@@ -36,7 +37,8 @@ def value_of(config: Config, key: str) -> Any:
 
 
 def _short(value: object) -> str:
-    text = "null" if value is None else str(value)
+    is_written_otherwise = value is None or isinstance(value, bool | list)
+    text = json.dumps(value) if is_written_otherwise else str(value)
     return text if len(text) <= 60 else f"{text[:50]}... ({len(text)} characters)"
 
 

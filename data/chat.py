@@ -64,8 +64,8 @@ class EncodedChat(NamedTuple):
 def no_template(where: str) -> DataError:
     """The error for a tokenizer without a chat template."""
     return DataError(
-        f"{where} has no chat template, which says how a conversation becomes text. Name a model "
-        "or a tokenizer that has one: often its name ends in -Instruct or -it."
+        f"{where} has no chat template, which formats conversations as text. Name a model or a "
+        "tokenizer that has one; their names often end in -Instruct or -it."
     )
 
 
@@ -171,7 +171,7 @@ class ChatTemplate:
         if GENERATION.search(self.template_for(conversation)):
             rendered = self._render(conversation, reply=False, track=True)
             if not rendered.spans:
-                raise ChatError("the chat template marks no text of its replies as the assistant's")
+                raise ChatError("the chat template marks no assistant text by {% generation %}")
             return Rendered(
                 rendered.text, [one for one in rendered.spans if one[0] < one[1]], fences
             )
@@ -183,7 +183,7 @@ class ChatTemplate:
             if not after.startswith(before) or not whole.startswith(after):
                 raise ChatError(
                     f"the chat template writes turn {end} differently when others follow, "
-                    "so the assistant's text cannot be told. Mark it in the template with "
+                    "so the assistant's text cannot be located. Mark it in the template with "
                     "{% generation %} and {% endgeneration %}"
                 )
             spans.append((len(before), len(after)))

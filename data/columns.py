@@ -80,7 +80,7 @@ def no_column(source: str, name: str, columns: Iterable[str]) -> DataError:
     """The error for a column that does not exist."""
     names = list(columns)
     alike = difflib.get_close_matches(name, names, n=1)
-    meant = f" Is it {alike[0]:.{SHOWN_NAME}}?" if alike else ""
+    meant = f" Did you mean {alike[0]:.{SHOWN_NAME}}?" if alike else ""
     return DataError(
         f"data.text_column={name} is not a column of {source}. Its columns: {_listed(names)}."
         f"{meant}"
@@ -139,7 +139,7 @@ class TextColumn(Column):
         if text is not None and not isinstance(text, str):
             raise BadRow(
                 f"data.text_column={self.name} holds {type(text).__name__}, not text: {text!r:.40}",
-                f"Write it as a text{_as_texts(self.name, text)}, leave the row out, or name "
+                f"Convert it to text{_as_texts(self.name, text)}, remove the row, or name "
                 "another column with data.text_column",
             )
         if not text:
@@ -154,7 +154,7 @@ class TextColumn(Column):
         if not is_text:
             raise DataError(
                 f"data.text_column={column} of {source} holds {kind}, not text. Name another "
-                "column, or write this one as texts."
+                "column, or convert this one to text."
             )
 
 
@@ -163,7 +163,7 @@ def _as_texts(column: str, value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return ""
     command = shlex.quote(f"(.[{json.dumps(column)}] | numbers) |= tostring")
-    return f" (of JSON lines: jq -c {command})"
+    return f" (in JSON lines: jq -c {command})"
 
 
 class MessagesColumn(Column):

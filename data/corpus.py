@@ -197,7 +197,7 @@ def _check_size(
         raise DataError(
             f"data.source={opened.where} has {len(train):,} {unit} to train on "
             f"({everything:,} less the held-out ones), but data.block_size={block_size} needs at "
-            f"least {block_size + 1:,}. Use more text or a smaller block."
+            f"least {block_size + 1:,}. Use more text or a smaller data.block_size."
         )
     if len(held_out) < 2 and not prepared.has_targets:
         remedy = "Use" if block_size is None else "Raise data.val_fraction or use"

@@ -21,7 +21,7 @@ class BrokenText(DataError):
 class BadRow(ValueError):
     """A row that is no document. The message is the reason; the reader adds file and row."""
 
-    def __init__(self, reason: str, remedy: str = "Repair the file, or leave the row out") -> None:
+    def __init__(self, reason: str, remedy: str = "Repair the file, or remove the row") -> None:
         super().__init__(reason)
         self.remedy = remedy
 

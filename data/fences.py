@@ -109,5 +109,5 @@ def fenced(
         return found, fences
     raise ChatError(
         f"the chat template changes a message that spells out {' or '.join(sorted(spelled))}, so "
-        "it cannot be encoded as text. Write it in another way"
+        "it cannot be encoded as text. Reword the message"
     )

@@ -90,8 +90,8 @@ def file_name_of(url: str) -> str:
         ) from error
     if parsed.username is not None:
         raise DataError(
-            f"data.source={redact_urls(url)} has a user or a password before its host, which "
-            "are not sent. Download the file by other means and give its path."
+            f"data.source={redact_urls(url)} has a user name or password before its host, which "
+            "is never sent. Download the file by other means and give its path."
         )
     return re.sub(r"[^A-Za-z0-9._-]", "_", Path(parsed.path).name)[-100:].lstrip(".") or "text.txt"
 

@@ -49,14 +49,14 @@ def matching_files(source: str) -> list[Path]:
     if not any(mark in source for mark in "*?["):
         streamed = ""
         if re.fullmatch(r"[\w.-]+/[\w.-]+@[\w./-]+", source):
-            streamed = " A revision of a data set of the Hub is streamed: data.streaming=true."
+            streamed = " For a revision of a data set of the Hub, set data.streaming=true."
         raise DataError(f"data.source={source}: there is no such file. Check the path.{streamed}")
     _check_folder_is_readable(path)
     files = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
     files = [file for file in files if not file.is_dir()]
     if not files:
         raise DataError(
-            f"data.source={source} matches no file. Check the pattern; ** matches folders too."
+            f"data.source={source} matches no file. Check the pattern; ** includes subfolders."
         )
     return files
 
@@ -64,7 +64,7 @@ def matching_files(source: str) -> list[Path]:
 def cannot_be_opened(source: str, error: OSError | RuntimeError) -> DataError:
     """The error for a path that cannot be looked up."""
     reason = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
-    return DataError(f"data.source={source} cannot be opened: {reason}. Check it.")
+    return DataError(f"data.source={source} cannot be opened: {reason}. Check the path.")
 
 
 def _check_folder_is_readable(pattern: Path) -> None:

@@ -64,11 +64,11 @@ OTHER_FORMATS = (
     (0, b"BZh91AY&SY", "compressed by bzip2", UNPACK + "bzip2 -dc < {file} > {bare}"),
     (0, b"\xfd7zXZ\x00", "compressed by xz", UNPACK + "xz -dc < {file} > {bare}"),
     (0, b"%PDF-", "a PDF document", "Convert it first: pdftotext {file} text.txt"),
-    (0, b"PAR1", "a Parquet table", "Give it a name that ends in .parquet."),
-    (0, b"ARROW1", "an Arrow table", "Write it as Parquet first."),
-    (0, b"\xff\xff\xff\xff", "a stream of Arrow", "Write it as Parquet first."),
-    (0, b"version https://git-lfs", "a pointer of Git LFS", "Fetch the file itself: git lfs pull"),
-    (0, bytes(HEAD_BYTES), "NUL bytes at its beginning", "Copy it again: it is incomplete."),
+    (0, b"PAR1", "a Parquet table", "Rename it to a name that ends in .parquet."),
+    (0, b"ARROW1", "an Arrow table", "Convert it to Parquet first."),
+    (0, b"\xff\xff\xff\xff", "an Arrow stream", "Convert it to Parquet first."),
+    (0, b"version https://git-lfs", "a Git LFS pointer", "Fetch the file itself: git lfs pull"),
+    (0, bytes(HEAD_BYTES), "full of NUL bytes", "Copy it again: it is incomplete."),
 )
 """Offset, bytes at it, the format that they indicate, and how to convert it to a text."""
 BYTE_ORDER_MARKS = (
@@ -148,8 +148,8 @@ def refuse_content(file: str, head: bytes) -> None:
     encoding = _wide_encoding(head)
     if encoding is not None:
         raise BrokenText(
-            f"data.source: {file} is not UTF-8: byte 0 (counted from 0) begins a text in "
-            f"{encoding}. Convert it first, for example: {iconv(encoding, file)}"
+            f"data.source: {file} is {encoding} and not UTF-8, by its first bytes. Convert it "
+            f"first, for example: {iconv(encoding, file)}"
         )
 
 

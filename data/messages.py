@@ -100,12 +100,12 @@ def conversation_of(values: Sequence[Any], extras: Mapping[str, Any]) -> Convers
     messages = values[0] if len(values) == 1 else _turns(*values)
     try:
         if not isinstance(messages, list):
-            raise ValueError("no list of messages")
+            raise ValueError("it has no list of messages")
         checked = [_message(message) for message in messages]
     except ValueError as error:
         raise BadRow(
             f"{error}: {messages!r:.60}",
-            "A message is an object with a text as role, and as content a text or a list of parts",
+            "A message is an object: role is a text, content a text or a list of parts",
         ) from error
     return Conversation(checked, {name: objects(name, extras[name]) for name in extras})
 
@@ -123,14 +123,14 @@ def _message(message: Any) -> Message:
     Raises ValueError for what is none.
     """
     if not isinstance(message, dict):
-        raise ValueError("a message that is not an object")
+        raise ValueError("it has a message that is not an object")
     found = {str(key): value for key, value in message.items() if value is not None}
     if not isinstance(found.get("role"), str):
-        raise ValueError("a message whose role is not a text")
+        raise ValueError("it has a message whose role is not a text")
     content = found.get("content")
     is_absent = content is None and not found.keys().isdisjoint(INSTEAD_OF_CONTENT)
     if not (is_absent or isinstance(content, str) or _are_objects(content)):
-        raise ValueError("a message whose content is not a text")
+        raise ValueError("it has a message whose content is not a text")
     return found
 
 
@@ -143,8 +143,8 @@ def objects(name: str, value: Any) -> list[Any]:
     if not _are_objects(found):
         raise BadRow(
             f"{name} is not a list of objects: {value!r:.60}",
-            f"A chat template reads {name} as a list of objects. Write it as one, or give the "
-            "column another name",
+            f"A chat template reads {name} as a list of objects. Convert it to one, or rename the "
+            "column",
         )
     return list(found)
 

@@ -72,8 +72,7 @@ def lost_in_words(unknown_share: float, found: RoundTrip) -> str | None:
         which = ", ".join(map(repr, found.which))
         share = _percent(found.lost / max(1, found.checked))
         parts.append(
-            f"{share} of {found.checked:,} characters that were decoded again do not come back "
-            f"({which})"
+            f"{share} of {found.checked:,} sampled characters are lost when decoded ({which})"
         )
     return " and ".join(parts) or None
 

@@ -237,11 +237,11 @@ class SubwordTokenizer(Tokenizer):
         path = folder / TOKENIZER_FILES[1]
         settings = read_json(path)
         if any(settings.pop(name, None) != value for name, value in FIXED_SETTINGS.items()):
-            raise DataError(f"{path} has entries that no tokenizer here needs")
+            raise DataError(f"{path} has entries that no tokenizer here has")
         kept = kept_settings(settings)
         loaded = cls(read(folder / TOKENIZER_FILES[0]), kept, str(folder))
         if kept != settings or loaded._settings != kept:
-            raise DataError(f"{path} has entries that its tokenizer does not need or lacks")
+            raise DataError(f"{path} lacks entries of its tokenizer, or has others")
         return loaded
 
     @classmethod

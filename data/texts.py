@@ -26,7 +26,7 @@ def text_pieces(files: list[Path], say: Callable[[str], None]) -> Iterator[Piece
             if number == 0 and _begins_with_row(text):
                 say(
                     f"warning: data.source: {file} is read as plain text, although its first line "
-                    "is an object of JSON. To read its rows, give it a name that ends in .jsonl."
+                    "is a JSON object. To read its rows, rename it to end in .jsonl."
                 )
             if last:
                 yield {"text": last, "ends": []}

@@ -62,12 +62,12 @@ def lacks_file(
     others = [name for name in OTHER_TOKENIZERS if name in names]
     if not others:
         return (
-            f"{where} has no {TOKENIZER_FILES[0]}. Name a folder or a repo that has one with "
-            f"data.tokenizer, or {CHARACTERS}, or bpe:<size>."
+            f"{where} has no {TOKENIZER_FILES[0]}. Set data.tokenizer to a folder or a repo that "
+            f"has one, to {CHARACTERS}, or to bpe:<size>."
         )
     return (
         f"{where} has its tokenizer as {' and '.join(others)} and not as {TOKENIZER_FILES[0]}. "
-        f"transformers converts it: AutoTokenizer.from_pretrained({value!r})"
+        f"Convert it with transformers: AutoTokenizer.from_pretrained({value!r})"
         f".save_pretrained('tokenizer'). Then {then}."
     )
 

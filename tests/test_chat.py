@@ -279,7 +279,10 @@ def test_a_damaged_mask_is_found_and_prepared_again(prepare, tmp_path):
 WRONG = {
     "empty messages": ([*FEW, []], "row 7 of chat.jsonl: it has no messages"),
     "no content": ([*FEW, [{"role": "user"}]], "row 7 of chat.jsonl cannot be read: a message"),
-    "no list": ([*FEW, "go"], "row 7 of chat.jsonl cannot be read: no list of messages: 'go'."),
+    "no list": (
+        [*FEW, "go"],
+        "row 7 of chat.jsonl cannot be read: it has no list of messages: 'go'.",
+    ),
     "only empty replies": ([chats.said("a", "")] * 4, "all held-out replies are empty"),
     "one alone": (FEW[:1], "has one conversation. Use two or more"),
     "all too long": (

@@ -404,8 +404,8 @@ def test_quotes_keep_any_text_to_the_letter():
         (["data=my.txt"], "A text of your own is data.source=my.txt."),
         (["--num_processes", "2"], "options of `accelerate launch`, before train.py"),
         (["precision=bf16"], "options of `accelerate launch`, before train.py"),
-        (["--multirun"], "A sweep is a loop in the shell"),
-        (["--verbose"], "There are --help and --show, and key=value."),
+        (["--multirun"], "For a sweep, loop in the shell"),
+        (["--verbose"], "The options are --help and --show; everything else is key=value."),
     ],
 )
 def test_an_option_of_another_program_names_our_key(words, argument):

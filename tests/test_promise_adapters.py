@@ -298,7 +298,7 @@ def test_keys_that_contradict_each_other_are_refused():
     config.model.lora_rank = 4
     assert "model.lora_rank=4 needs model.pretrained" in problems(config)[0]
     config.model.pretrained, config.optim.freeze = "somewhere", ["*.wte.*"]
-    assert "LoRA trains no others" in problems(config)[0]
+    assert "only adapters are trained" in problems(config)[0]
     config.model.lora_rank, config.model.lora_alpha = None, 8
     assert "model.lora_alpha=8 needs model.lora_rank" in problems(config)[0]
     config.model.lora_alpha, config.optim.freeze = None, []

@@ -577,7 +577,7 @@ REFUSALS = {
     "somebody else's name": ({}, ["hub.repo_id=you/run"], "the Hub refuses (HTTP 403"),
     "a public repo": ({}, ["hub.repo_id=me/public"], "me/public is a public repo"),
     "a repo of something else": ({}, ["hub.repo_id=me/other"], "holds config.json"),
-    "no repo's name": ({}, ["hub.repo_id=run"], "is not of the form owner/name"),
+    "no repo's name": ({}, ["hub.repo_id=run"], "must have the form owner/name"),
     "a repo that is not there": (
         {},
         ["snapshot.resume=me/none", "hub.repo_id=null"],

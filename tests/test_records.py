@@ -292,6 +292,6 @@ def test_a_repo_tells_the_whole_run(small, tmp_path, hub):
 
 
 def test_a_license_that_the_hub_cannot_show_is_refused():
-    with pytest.raises(ValueError, match=r"hub\.license=MIT License must be a license as the Hub"):
+    with pytest.raises(ValueError, match=r"hub\.license=MIT License must be a license identifier"):
         load_config(["hub.license='MIT License'"])
     assert load_config(["hub.license=cc-by-4.0", "hub.language=en"]).hub.license == "cc-by-4.0"

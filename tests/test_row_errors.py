@@ -65,7 +65,7 @@ WRONG = {
     "a number in an array": (
         "a.json",
         json.dumps([A, {"text": 1.5}]).encode(),
-        r"row 2 of a\.json .* holds float, not text: 1\.5\. Write it as a text",
+        r"row 2 of a\.json .* holds float, not text: 1\.5\. Convert it to text",
     ),
     "after blank lines": ("a.jsonl", lines(A, "\n", "{\n"), "row 3 of a.jsonl .* not JSON"),
     "a key twice": (
@@ -73,7 +73,7 @@ WRONG = {
         lines(A, '{"text": "a", "text": "b"}\n'),
         "row 2 of a.jsonl .* has text twice",
     ),
-    "an array that is cut": ("a.json", b'[{"text": "a"}, {"te', "what follows row 1 of a.json"),
+    "an array that is cut": ("a.json", b'[{"text": "a"}, {"te', "the part after row 1 of a.json"),
     "GeoJSON": (
         "a.json",
         json.dumps({"type": "FeatureCollection", "features": [{"properties": A}]}).encode(),
@@ -93,7 +93,7 @@ WRONG = {
     "a quote that never ends": ("a.csv", b'text,n\na,1\n"b,2\n', "row 2 of a.csv .* quotes"),
     "Latin-1": ("a.csv", LATIN, r"row 3 of a.csv .* byte 0xe9\. Convert .* CP1252 .* > utf8\.csv"),
     "UTF-16": ("a.csv", "text\na\n".encode("utf-16"), r"UTF-16\. .* iconv -f UTF-16 .* utf8\.csv"),
-    "no such column": ("a.csv", b"txt,n\na,1\n", r"Its columns: txt, n\. Is it txt\?"),
+    "no such column": ("a.csv", b"txt,n\na,1\n", r"Its columns: txt, n\. Did you mean txt\?"),
     "very many columns": (
         "a.jsonl",
         lines({f"column {number}": 1 for number in range(3000)}),
@@ -108,7 +108,7 @@ WRONG = {
     "a value that is nested too deeply": (
         "a.json",
         b'[{"text": "a"}, {"text": "a", "n": ' + b"[" * 10**5 + b"]" * 10**5 + b"}]",
-        "what follows row 1 of a.json .* nested too deeply",
+        "the part after row 1 of a.json .* nested too deeply",
     ),
     "a column twice in Parquet": (
         "a.parquet",
@@ -120,7 +120,7 @@ WRONG = {
     "a pointer of Git LFS": (
         "a.csv",
         b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
-        "a.csv is a pointer of Git LFS.* git lfs pull",
+        "a.csv is a Git LFS pointer.* git lfs pull",
     ),
     "not compressed": (
         "a.jsonl.gz",
@@ -130,7 +130,7 @@ WRONG = {
     "Zstandard with a long window": (
         "a.jsonl.zst",
         LONG_ZSTD,
-        r"requires too much memory.*\. Compress it anew: zstd -dc --long=31 \S+ \| zstd > short-a",
+        r"requires too much memory.*\. Recompress it: zstd -dc --long=31 \S+ \| zstd > short-a",
     ),
     "Zstandard by another name": (
         "a.jsonl",
@@ -162,7 +162,7 @@ def test_a_row_in_the_midst_of_a_file_and_of_several_has_its_own_number(
     into = [pa.array(["a"] * 7 + [b"caf\xe9"], pa.binary()).view(pa.string())]
     parquet.write_table(pa.table(into, ["text"]), tmp_path / "c.parquet", row_group_size=3)
     sentence = complaint(reader, tmp_path / "c.parquet", tmp_path / "cache")
-    assert "what follows row 7 of c.parquet cannot be read: 'utf-8'" in sentence
+    assert "the part after row 7 of c.parquet cannot be read: 'utf-8'" in sentence
 
 
 def test_the_advised_commands_make_a_file_that_is_read(tmp_path):

@@ -254,7 +254,7 @@ def test_a_missing_file_is_named(complaint, tmp_path):
     assert "there is no such file" in complaint(tmp_path / "missing.txt")
     assert "there is no such file" in complaint("missing.jsonl")
     assert "there is no such file" in complaint("not a name of anything")
-    assert "is streamed: data.streaming=true" in complaint("owner/name@refs/pr/1")
+    assert "of the Hub, set data.streaming=true" in complaint("owner/name@refs/pr/1")
 
 
 def test_a_directory_is_told_how_to_name_its_files(complaint, tmp_path):

@@ -206,7 +206,7 @@ def test_a_run_waits_for_a_server_that_is_down_with_a_line_and_reads_on(
     assert found == [BOTH]
     waits = [line for line in access.lines if line.startswith("waiting")]
     assert len(waits) == 1  # the next after a minute
-    assert waits[0].startswith(f"waiting for data.source={FILES} since ")
+    assert waits[0].startswith(f"waiting for data.source={FILES}, ")
 
 
 def test_a_start_does_not_wait_for_long(dataset_hub, access, monkeypatch):
@@ -270,7 +270,7 @@ def test_a_wait_is_one_line_a_minute(monkeypatch, every, lines):
 
     Waiting(shown.append).until_answered("data.source=a", attempt)
     assert len(shown) == lines
-    assert shown[0] == "waiting for data.source=a since 0 s: HTTP 503"
+    assert shown[0] == "waiting for data.source=a, 0 s so far: HTTP 503"
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ def test_a_named_split_is_listed_at_the_same_commit_and_no_other_has_its_rows(da
     assert texts_of(held_out, access) == ["held out\n"]
     with pytest.raises(DataError, match=r"no split 'test', but: train, validation\. Set data"):
         list_source(DATASET, "text", access, split="test")
-    with pytest.raises(DataError, match=r"data\.held_out_split=test is a split of a data set of"):
+    with pytest.raises(DataError, match=r"data\.held_out_split=test applies only to a data set of"):
         list_source(FILES, "text", access, split="test")
 
 
@@ -426,7 +426,7 @@ def test_a_server_without_ranges_is_reported_at_the_start(served, access):
     address, _, _, answers = served
     body = lines_of(TEXTS)
     answers[0] = lambda path: (200, {"Content-Length": str(len(body))}, [body])
-    with pytest.raises(DataError, match=r"sends no ranges of bytes\. Set data\.streaming=false"):
+    with pytest.raises(DataError, match=r"sends no byte ranges\. Set data\.streaming=false"):
         list_source(f"{address}/a.jsonl", "text", access)
 
 
@@ -460,7 +460,7 @@ def test_an_error_names_a_url_without_its_secrets(served, access):
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        ("http://me:secret@127.0.0.1:1/a.parquet", "a user or a password before its host"),
+        ("http://me:secret@127.0.0.1:1/a.parquet", "a user name or password before its host"),
         ("http://[::1/a.parquet", "is not a valid URL"),
         ("http://127.0.0.1:port/a.parquet", "is not a valid URL"),
     ],

@@ -266,7 +266,7 @@ CONTENTS = {
         "a number": (lambda path: path.write_bytes(b"3\n"), "not an object"),
         "an array that is cut": (
             lambda path: path.write_bytes(b'[\n{"body": "a"}, {"body":'),
-            "what follows row 1 of a.jsonl cannot be read",
+            "the part after row 1 of a.jsonl cannot be read",
         ),
         "an object with lists": (
             lambda path: path.write_bytes(b'{"rows":\n [{"text": "a"}]}'),
@@ -359,7 +359,7 @@ BROKEN = {
     "cut gzip": (
         "a.jsonl.gz",
         lambda path: path.write_bytes(gzip.compress(lines_of(TEXTS))[:-20]),
-        r"what follows row \d+ of a.jsonl.gz cannot be read: Compressed file ended before",
+        r"the part after row \d+ of a.jsonl.gz cannot be read: Compressed file ended before",
         0,
     ),
 }

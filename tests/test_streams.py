@@ -34,16 +34,16 @@ def test_a_mix_has_sources_weights_and_columns():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([TWO], "data.tokenizer=null is learned from the text"),
-        ([TWO, "data.tokenizer=char"], "data.tokenizer=char is learned from the text"),
+        ([TWO], "data.tokenizer=null is built from the whole text"),
+        ([TWO, "data.tokenizer=char"], "data.tokenizer=char is built from the whole text"),
         (
             ["data.streaming=true", "data.source=a/b", "data.tokenizer=bpe:300"],
-            "bpe:300 is learned from the text",
+            "bpe:300 is built from the whole text",
         ),
         ([TWO, OF_BYTES, "data.streaming=false"], "data.streaming=False and data.mix"),
         (
             ["data.held_out_split=validation"],
-            "held_out_split=validation is of a streamed text",
+            "held_out_split=validation applies only to streamed data sets",
         ),
         ([TWO, OF_BYTES, "data.held_out_split=train"], "data.held_out_split=train is trained on"),
         ([TWO, OF_BYTES, "data.documents=separate"], "data.documents=separate is not possible"),

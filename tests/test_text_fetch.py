@@ -277,7 +277,7 @@ def test_a_password_in_an_address_is_neither_sent_nor_shown(tmp_path, served, us
     with pytest.raises(DataError) as caught:
         open_source(address.replace("//", f"//{user}") + "/a.txt", TextColumn("text"), tmp_path)
     assert asked == []
-    assert "has a user or a password before its host, which are not sent" in str(caught.value)
+    assert "has a user name or password before its host, which is never sent" in str(caught.value)
     assert "secret" not in str(caught.value)
 
 

@@ -135,7 +135,7 @@ CONTENTS = {
     "xz.txt": (lzma.compress(TEXT.encode()), "xz", "xz -dc < {file}"),
     "pdf": (b"%PDF-1.7\n%\xe2\xe3", "a PDF", "pdftotext {file}"),
     "arrow": (b"ARROW1" + bytes(99), "an Arrow table", "as Parquet"),
-    "md": (b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS", "git lfs pull"),
+    "md": (b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer", "git lfs pull"),
     "data": (b"PAR1" + bytes(99), "a Parquet table", "ends in .parquet"),
     "jsonl": (archive("zip"), "a ZIP archive", "unzip {file}"),
     "hole": (bytes(5000) + TEXT.encode(), "NUL bytes", "Copy it again"),
@@ -306,7 +306,7 @@ def test_rows_of_json_that_are_read_as_plain_text_are_told(prepare, tmp_path, na
     lines: list[str] = []
     prepare(tmp_path / name, say=lines.append)
     (said,) = [line for line in lines if line.startswith("warning")]
-    assert f"{name} is read as plain text, although its first line is an object of JSON" in said
+    assert f"{name} is read as plain text, although its first line is a JSON object" in said
 
 
 @pytest.mark.parametrize("pass_name", ["first", "second"])

@@ -76,7 +76,7 @@ class Access:
             how = "changed" if isinstance(error, Changed) else "vanished"
             raise DataError(
                 f"data.source={source}: {file.name} has {how} since the run listed it. Restore it, "
-                "or begin another run with the files that there are."
+                "or start another run on the files as they are."
             ) from error
         return into
 

@@ -31,7 +31,7 @@ def elements_of(content: IO[bytes]) -> Iterator[tuple[Any, str]]:
         yield text.value()
     text.take("]")
     if text.next_character():
-        raise ValueError("something follows the end of its array")
+        raise ValueError("more data follows the end of its array")
 
 
 class _Text:

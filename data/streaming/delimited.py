@@ -73,7 +73,7 @@ class Delimited:
                 return
             except csv.Error as error:
                 index += 1
-                reason = f"its quotes are not those of a CSV file ({error})"
+                reason = f"its quoting is not valid CSV ({error})"
                 on_broken(index + 1, BadRow(reason, 'Quote a field that has quotes: "say ""yes"""'))
             except BadRow as error:
                 on_broken(index + 1, error)

@@ -34,9 +34,9 @@ def find_files(
     """
     if split != TRAIN and (URL.match(source) or _is_local(source)):
         raise DataError(
-            f"data.held_out_split={split} is a split of a data set of the Hub (owner/name), and "
-            f"data.source={redact_urls(source)} is none. Leave it out: data.val_fraction of the "
-            "rows are held out then."
+            f"data.held_out_split={split} applies only to a data set of the Hub (owner/name), and "
+            f"data.source={redact_urls(source)} is not one. Leave it out; data.val_fraction of "
+            "the rows is held out instead."
         )
     if HTTP.match(source):
         return None, _http_file(access, source)
@@ -150,7 +150,7 @@ def check_formats(source: str, files: list[StreamFile]) -> str:
         raise DataError(
             f"data.source={source} names no file of Parquet, JSON lines or CSV. Check the name; a "
             "folder or a pattern needs files that end in .parquet, .jsonl, .json, .csv or .tsv, "
-            "or of these but .parquet with .gz, .bz2, .xz or .zst."
+            "and all but .parquet also with .gz, .bz2, .xz or .zst."
         )
     kinds = {format_of(file.name) for file in files}
     if len(kinds) > 1:

@@ -25,7 +25,7 @@ TRIES_WITHOUT_RANGE = 3
 OID = "oid:"
 """Before the version of a file of the Hub: a commit does not change, so answers have no other."""
 NO_RANGES = (
-    "cannot be streamed: the server sends no ranges of bytes. Set data.streaming=false, which "
+    "cannot be streamed: the server sends no byte ranges. Set data.streaming=false, which "
     "downloads it, or give the path of a copy."
 )
 LOG_IN = "For a private data set of the Hub log in with `hf auth login`, or set HF_TOKEN."
@@ -181,7 +181,7 @@ def _check(response: httpx2.Response) -> None:
     check_transient(status, response.headers)
     if status in (401, 403):
         raise Refused(
-            f"is refused (HTTP {status}). {LOG_IN} A signature in a URL may have expired."
+            f"is refused (HTTP {status}). {LOG_IN} The signature of a URL may have expired."
         )
     if status in (404, 410):
         raise Refused(

@@ -44,8 +44,8 @@ def hub_files(
     found = NAME.fullmatch(source) or HF.fullmatch(source)
     if found is None:
         raise DataError(
-            f"data.source={source} names no file or folder here and no files of the Hub, which "
-            "look like owner/name, owner/name@revision or "
+            f"data.source={source} is neither a file or folder here nor a name of the Hub: "
+            "owner/name, owner/name@revision or "
             "hf://datasets/owner/name@revision/folder/*.parquet."
         )
     name, path = found["name"], found.groupdict().get("path")
@@ -142,7 +142,7 @@ def _paths_of_split(access: Access, source: str, name: str, commit: str, split: 
             f"Name its files instead, for example data.source=hf://datasets/{name}/test*.parquet."
         )
         raise DataError(
-            f"data.source={source} has no split {split!r}, but: "
+            f"data.source={source} has no split {split!r}. Its splits: "
             f"{', '.join(map(str, files or {}))}. "
             + (remedy if split == TRAIN else "Set data.held_out_split to one of them, or to null.")
         )

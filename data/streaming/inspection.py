@@ -103,13 +103,13 @@ def _opened(name: str | None) -> Tokenizer | None:
         return None
     if name == CHARACTERS or bpe_size(name) is not None:
         raise DataError(
-            f"--tokenizer {name} is trained on the text, of which only a sample is read. Name a "
-            f"folder with a tokenizer, or {OF_BYTES}, whose tokens are bytes."
+            f"--tokenizer {name} would be built from the whole text, but only a sample is read. "
+            f"Name a folder with a tokenizer, or {OF_BYTES}, whose tokens are bytes."
         )
     folder = Path(name).expanduser()
     if not folder.is_dir():
         raise DataError(
-            f"--tokenizer {name} is no folder. To count with that of a repo, run `hf download "
+            f"--tokenizer {name} is not a folder. For the tokenizer of a repo, run `hf download "
             f"{name} --include 'tokenizer*' --local-dir tokenizer`, and name that folder."
         )
     return tokenizer_of(folder)

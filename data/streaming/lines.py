@@ -39,7 +39,7 @@ MOST_COLUMNS = 1000
 """Names that are collected for an error."""
 MOST_ADVISED_BYTES = 64 << 20
 """Of a file that is read whole to find out where its rows may be."""
-REMEDY = "Each row has to be an object in a line of its own, or all of them in one array"
+REMEDY = "Each row must be an object on a line of its own, or all rows one array of objects"
 Parsed = tuple[int, int, Any, str]
 """Index and number of a row, its value, and its JSON."""
 

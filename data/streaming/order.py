@@ -107,7 +107,8 @@ class Walk:
             raise DataError(
                 f"data.source={self._source.listing.name} has no row {start.row} with a token "
                 f"{start.token} in window {start.window} of epoch {start.epoch}, where the "
-                "snapshot ends: it, or the tokenizer, is not what the run has read."
+                "snapshot ends: the data or the tokenizer has changed. Restore it, or give the "
+                "new run another run.name."
             )
         self._offset = max(0, self._offset)  # an empty first window has no row 0
         self._skip_ended()

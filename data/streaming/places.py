@@ -35,12 +35,12 @@ def unreadable(
     """The error for a group that cannot be decoded after so many of its rows."""
     what = group_in_words(file, group)
     if after:
-        what = f"what follows {row_in_words(file, group, after)}"
+        what = f"the part after {row_in_words(file, group, after)}"
     remedy = "It is damaged or incomplete: copy it again, or leave it out"
     if LONG_WINDOW in str(error):
         packed = shlex.quote(file.name if URL.match(file.url) else file.url)
         name = shlex.quote(f"short-{PurePosixPath(file.name).name}")
-        remedy = f"Compress it anew: zstd -dc --long=31 {packed} | zstd > {name}"
+        remedy = f"Recompress it: zstd -dc --long=31 {packed} | zstd > {name}"
     return BrokenText(f"data.source={source}: {what} cannot be read: {reason_of(error)}. {remedy}.")
 
 
@@ -61,8 +61,8 @@ def too_large(source: str, file: StreamFile, group: Group) -> BrokenText:
     """The error for a group that does not fit into memory."""
     return BrokenText(
         f"data.source={source}: the text of {group_in_words(file, group)} has more than "
-        f"{MOST_GROUP_BYTES / 1e9:.0f} GB, and is streamed at once. Write it as several files, of "
-        "Parquet with smaller row groups, or set data.streaming=false."
+        f"{MOST_GROUP_BYTES / 1e9:.0f} GB, and is read as a whole. Split it into several files "
+        "(Parquet: smaller row groups), or set data.streaming=false."
     )
 
 

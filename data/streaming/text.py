@@ -48,9 +48,8 @@ class StreamedText:
         blocks = [cursor.blocks for cursor in self._start]
         if blocks != self.mix.counts(sum(blocks)):
             raise DataError(
-                f"data.mix: the snapshot has read {blocks} blocks of its sources, which are not "
-                "the shares of these weights. Restore the weights, or give the new run another "
-                "run.name."
+                f"data.mix: the run has read {blocks} blocks of its sources, which does not match "
+                "these weights. Restore the weights, or give the new run another run.name."
             )
 
     def sequences(self, block_size: int) -> StreamedBlocks:

@@ -130,7 +130,7 @@ class HeldFile:
         rows, tokens, _, itemsize, listed = self._numbers()
         said = HEADER_BYTES + 8 * rows + itemsize * tokens + listed
         if itemsize != dtype.itemsize or size != said:
-            raise ValueError(f"{path} has another size than it says")
+            raise ValueError(f"{path} has another size than its header says")
         digest, byte = hashlib.sha256(), np.dtype(np.uint8)
         for first in range(HEADER_BYTES, size, PIECE_BYTES):
             digest.update(self._file.read(first, min(PIECE_BYTES, size - first), byte).data)

@@ -88,13 +88,13 @@ class Waiting:
             delay = max(delay, min(named, LONGEST_RETRY_AFTER_SECONDS))
             most = max(most, START_RATE_LIMIT_SECONDS)
         if waited + delay > most:
-            remedy = "Check the network, and start again." if named is None else "Start after it."
+            remedy = "Check the network, and" if named is None else "Wait that long, and"
             raise TextUnreachable(
                 f"{what} cannot be reached: {reason}. Tried for {waited:,.0f} s, of {most:,.0f} s "
-                f"at most. {remedy}"
+                f"at most. {remedy} start again."
             )
         if waited + delay > SHOWN_AFTER_SECONDS:
-            self._show(f"waiting for {what} since {waited:.0f} s: {reason}")
+            self._show(f"waiting for {what}, {waited:.0f} s so far: {reason}")
         self._closed.wait(delay)
 
     def _show(self, line: str) -> None:
