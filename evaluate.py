@@ -72,11 +72,11 @@ def evaluate(options: argparse.Namespace) -> dict[str, Any]:
     block_size = options.block_size or min(default, longest)
     if block_size > longest:
         what = f"--block-size={block_size} is longer than the context of {named.name}"
-        raise DataError(f"{what}, {longest} tokens. Use at most that.")
+        raise DataError(f"{what}, {longest} tokens. Use at most {longest}.")
     own_chats = run is not None and not is_whole(options) and run.documents == CONVERSATIONS
     if run is not None and own_chats and block_size != run.block_size:
-        what = f"--block-size={block_size} is not that of the run, {run.block_size}"
-        raise DataError(f"{what}, for which its conversations were shortened. Leave it out.")
+        what = f"--block-size={block_size} is not the run's data.block_size={run.block_size}"
+        raise DataError(f"{what}, to which its conversations were shortened. Leave it out.")
     corpus = text_for(named, run, options, block_size)
     most = None if run is None or is_whole(options) else run.most_windows
     if options.batches is not None:
@@ -96,7 +96,8 @@ def evaluate(options: argparse.Namespace) -> dict[str, Any]:
     seconds = time.perf_counter() - begun
     loss = loss_sum / count
     if not loss < LARGEST_LOSS:
-        raise BrokenModel(f"the loss is {loss} nats per token: the weights cannot be used.")
+        what = f"the loss is {loss} nats per token: the weights are broken"
+        raise BrokenModel(f"{what}. Evaluate another snapshot.")
     return {
         "model": named.name,
         "parameters": parameter_count(model),
@@ -143,8 +144,8 @@ def text_for(
     source, whole = options.source, is_whole(options)
     if run is None and not whole:
         named_by = "" if source is None else ", without --held-out"
-        what = f"{options.model} is not of a run of this project, whose text is known"
-        raise DataError(f"{what}: name a text with --source{named_by}.")
+        what = f"{options.model} is not a run of this project, so it has no text of its own"
+        raise DataError(f"{what}. Name a text with --source{named_by}.")
     own = None if whole else run
     say = (lambda line: print(printable(line), file=sys.stderr)) if on_terminal() else None
     try:
@@ -183,7 +184,7 @@ def text_for(
 def refuse_unasked(named: NamedModel, source: str, remedy: str) -> None:
     """Raise DataError if a repo of the Hub names an address outside the Hub."""
     if named.from_hub and ADDRESS.match(source):
-        what = f"the run's text is {source}. An address that a repo names is not opened unasked"
+        what = f"the run's text is {source}. For safety, an address from a repo is not opened"
         raise DataError(f"{what}: {remedy}.")
 
 
@@ -191,7 +192,7 @@ def refuse_unplaced(source: str) -> None:
     """Raise DataError for a file of which a snapshot knows only the name."""
     is_bare = "/" not in source and suffixes(source)[0] != ""
     if is_bare and not Path(source).exists():
-        what = f"the run's text is {source}, and snapshots do not say in which folder that lies"
+        what = f"the run's text is {source}, and a snapshot does not record its folder"
         raise DataError(f"{what}: add --source <folder>/{source} --held-out.")
 
 
@@ -207,7 +208,7 @@ def held_out_stream(
     """
     assert named.state is not None
     if options.documents not in (None, run.documents):
-        what = f"--documents {options.documents} is not that of the run, {run.documents}"
+        what = f"--documents {options.documents} is not the run's data.documents={run.documents}"
         raise DataError(f"{what}. Leave it out.")
     parts = parts_of_run(named.state, named.folder)
     if options.source is None:

@@ -227,8 +227,8 @@ def memory_of(options: argparse.Namespace) -> float:
     if options.device == "cuda" and torch.cuda.is_available():
         return torch.cuda.get_device_properties(0).total_memory / GIB
     raise ConfigError(
-        "there is no GPU here: give the GiB of each process with --memory, such as --memory 24 for "
-        "GPUs of 24 GiB."
+        "no GPU was found. Give the memory of each process, in GiB, such as --memory 24 for GPUs "
+        "of 24 GiB."
     )
 
 

@@ -57,7 +57,7 @@ def generate_texts(options: argparse.Namespace) -> Iterator[str]:
     beginning = tokenizer.beginning if options.prompt is None else options.prompt
     ids = tokenizer.encode(beginning)
     if not len(ids):
-        raise DataError(f"--prompt {beginning!r} has no tokens: the tokenizer leaves it out.")
+        raise DataError(f"--prompt {beginning!r} has no tokens in this tokenizer. Use another.")
     if not options.no_bos:
         ids = np.array([*tokenizer.before_text, *ids])
     model = named.load().to(device)
@@ -86,7 +86,8 @@ def chat(options: argparse.Namespace) -> Iterator[str]:
     system = [] if options.system is None else [{"role": "system", "content": options.system}]
     begin = Conversation(system, {} if options.tools is None else {"tools": options.tools})
     if template.unwritten(begin):
-        raise DataError(f"--tools: the chat template of {named.name} never writes tools.")
+        what = f"--tools: the chat template of {named.name} never writes tools"
+        raise DataError(f"{what}. Leave it out.")
     messages: list[Message] = []
     stops = template.stops(begin).union(end_ids(named.folder))
     if sys.stdin is not None:
@@ -109,8 +110,8 @@ def chat(options: argparse.Namespace) -> Iterator[str]:
         forgotten = (len(messages) + 1 - len(used)) // 2
         messages = used
         if forgotten:
-            lost = "1 question is" if forgotten == 1 else f"{forgotten} questions are"
-            yield f"(The context is full: {lost} forgotten.)\n"
+            lost = "question is" if forgotten == 1 else f"{forgotten} questions are"
+            yield f"(The context is full: the oldest {lost} forgotten.)\n"
         reply = ""
         seed = options.seed + len(messages)
         for text in continued(model, tokenizer, ids, stops, options, seed):
@@ -250,7 +251,7 @@ def _tools(path: str) -> list[Any]:
         raise argparse.ArgumentTypeError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # BadRow is one
         raise argparse.ArgumentTypeError(
-            f"{path} has no tools: {error}. Write a JSON list of objects, a JSON schema each"
+            f"{path} has no tools: {error}. Write a JSON list of objects, each a JSON schema"
         ) from error
 
 
@@ -268,7 +269,7 @@ def _number(text: str) -> float:
 def _at_least_zero(text: str) -> float:
     value = _number(text)
     if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 up")
+        raise argparse.ArgumentTypeError(f"{text} is not a finite number of at least 0")
     return value if value >= SMALLEST else 0.0
 
 

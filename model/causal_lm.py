@@ -93,14 +93,14 @@ def causal_lm_config(
         for key in CODE_KEYS:
             if content.get(key):
                 raise UnknownArchitecture(
-                    f"it asks for code of its own ({key}), and code from a repo is never executed"
+                    f"it needs code from its repo ({key}), which is never executed"
                 ) from error
         raise
     used = with_dropout(used, built.to_dict(), dropout)
     built = _transformers_config(used)
     sizes = built.get_text_config()
     if getattr(sizes, "is_heterogeneous", False):
-        raise UnknownArchitecture("its layers differ in size, which is not supported here")
+        raise UnknownArchitecture("its layers differ in size, which is not supported")
     heads = int(getattr(sizes, "num_attention_heads", 0) or 0)
     return CausalLMConfig(
         content=used,
@@ -150,7 +150,7 @@ def _transformers_config(content: dict[str, Any]) -> Any:
     family = content.get("model_type")
     if not isinstance(family, str) or family not in CONFIG_MAPPING:
         raise UnknownArchitecture(
-            f"its model_type {family!r:.80} is not one that the installed transformers knows"
+            f"the installed transformers does not know its model_type {family!r:.80}"
         )
     wanted = content.get("architectures") or [NAMES.get(family)]
     if family not in NAMES or wanted != [NAMES[family]] or "vision_config" in content:

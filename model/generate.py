@@ -31,7 +31,7 @@ def next_token_probabilities(
     Raises ValueError for a negative temperature, top_k < 1, or top_p outside (0, 1].
     """
     if not 0 <= temperature < math.inf:
-        raise ValueError(f"temperature={temperature} must be a number from 0 up")
+        raise ValueError(f"temperature={temperature} must be at least 0 and finite")
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k={top_k} must be at least 1")
     if top_p is not None and not 0 < top_p <= 1:

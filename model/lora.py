@@ -52,13 +52,13 @@ class Lora:
             if target in experts_of(blocks):
                 raise LoraError(
                     f"model.lora_targets={list(self.targets)}: {target!r} holds the weights of "
-                    "experts, which get no adapters here. Those that can have some are "
+                    "experts, which cannot have adapters. These layers can: "
                     f"{', '.join(sorted(layers))}."
                 )
             if target not in layers:
                 raise LoraError(
-                    f"model.lora_targets={list(self.targets)}: {target!r} is no linear layer of "
-                    f"the model's blocks. They are {', '.join(sorted(layers))}."
+                    f"model.lora_targets={list(self.targets)}: {target!r} is not a linear layer "
+                    f"of the model's blocks. They are {', '.join(sorted(layers))}."
                 )
         return replace(self, targets=tuple(sorted(self.targets or layers)))
 

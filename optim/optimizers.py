@@ -132,12 +132,12 @@ def _kept_of_kind(name: Any, joined: int, dimensions: int, settings: Settings) -
         if not isinstance(value, Tensor) or value.dtype != torch.float32:
             what = value.dtype if isinstance(value, Tensor) else type(value).__name__
             raise OptimizerError(
-                f"keeps {key!r} of a parameter as {what}, and snapshots hold float32 tensors alone"
+                f"keeps {key!r} of a parameter as {what}, but snapshots hold only float32 tensors"
             )
         if value.shape not in (shape, ()):
             raise OptimizerError(
                 f"keeps {key!r} in the shape {list(value.shape)} of a parameter in the shape "
-                f"{list(shape)}, and a snapshot holds one number for each weight, or one for all"
+                f"{list(shape)}, but a snapshot holds one number for each weight, or one for all"
             )
         found[key] = value.shape == shape and key != STEP
     return found
@@ -156,8 +156,8 @@ def refusal(name: str, settings: Settings) -> str | None:
         if kept != expected:
             keeps, reads = (" and ".join(one) or "nothing" for one in (kept, expected))
             return (
-                f"keeps {keeps} of a parameter with these settings, and a snapshot is read with "
-                f"{reads}"
+                f"keeps {keeps} of a parameter with these optim.* values, but resuming from a "
+                f"snapshot expects {reads}"
             )
     return None
 

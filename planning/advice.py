@@ -48,8 +48,8 @@ def advise(
     for row in fits:
         if row.largest_micro_batch:
             return (
-                f"train.micro_batch_size={requested} does not fit. {row.strategy.name} takes "
-                f"{row.largest_micro_batch} at most."
+                f"train.micro_batch_size={requested} does not fit. {row.strategy.name} fits at "
+                f"most {row.largest_micro_batch}."
             ), EXIT_NOTHING_FITS
     remedies = ["more processes", "more memory", "a smaller model or data.block_size"]
     if not model.activation_checkpointing:

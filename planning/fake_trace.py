@@ -140,7 +140,7 @@ def _first_update(optimizer: Optimizer, shape: Shape) -> None:
         sharded = ", sharded," if shape.shards > 1 else ""
         raise ConfigError(
             f"optim.name={shape.optimizer} cannot be planned: its update{sharded} fails on tensors "
-            f"without numbers ({type(error).__name__}). Plan another one that keeps as much."
+            f"without data ({type(error).__name__}). Plan with an optimizer of as much state."
         ) from error
 
 

@@ -70,13 +70,13 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     options = parser.parse_args(arguments)
     if (options.command == "merge") != (options.folder is not None):
-        parser.error("merge needs a FOLDER to write, and the others none")
+        parser.error("merge needs a FOLDER to write; the other commands take none")
     if (options.command == "space") != (options.to is not None):
-        parser.error("space needs --to FOLDER_OR_SPACE, and the others do not take it")
+        parser.error("space needs --to FOLDER_OR_SPACE; the other commands do not take it")
     if options.base is not None and options.command != "merge":
-        parser.error("--base is for merge")
+        parser.error("--base applies only to merge")
     if options.public and options.command != "space":
-        parser.error("--public is for space")
+        parser.error("--public applies only to space")
     return options
 
 
@@ -97,7 +97,7 @@ def _run(options: argparse.Namespace) -> int:
 def _look(command: str, source: str) -> int:
     path, remote = Path(source), named_remote(source)
     if remote is None and not path.exists():
-        return _failed(f"{source} is neither a folder nor a repo's name.")
+        return _failed(f"{source} is neither a folder nor the name of a repo. Check it.")
     try:
         if command == "verify":
             return _verify(path) if remote is None else _verify_remote(*remote)

@@ -191,7 +191,8 @@ def _local(named: str, path: Path, with_weights: bool) -> Base:
     if with_weights:
         _refuse_part(named, [file.name for file in path.iterdir()] if path.is_dir() else [])
     if not (path / CONFIG).is_file() and not (path / BASE).is_file():
-        raise SnapshotError(f"{named} has no {CONFIG}: it is no model, and no run with snapshots.")
+        what = "it is neither a model nor a run with snapshots"
+        raise SnapshotError(f"{named} has no {CONFIG}: {what}. Check the path.")
     if with_weights:
         _refuse_without_safetensors(named, [file.name for file in path.iterdir()])
     return Base(named, str(path), path)
@@ -220,7 +221,8 @@ def _fetch_small(
         raise SnapshotError(f"{named} has no {needed}.")
     for name in SMALL_FILES:
         if name in files and files[name].size > LARGEST_SMALL_BYTES:
-            raise SnapshotError(f"{named}: {name} has {files[name].size:,} bytes: too many.")
+            size = f"{files[name].size:,} bytes, over the limit of {LARGEST_SMALL_BYTES:,}"
+            raise SnapshotError(f"{named}: {name} has {size}.")
     paths = [hub.download(commit, name, None) for name in SMALL_FILES if name in files]
     return paths[0].parent
 
@@ -230,20 +232,20 @@ def _refuse_part(named: str, names: Collection[str]) -> None:
         return
     if BASE in names:
         raise SnapshotError(
-            f"{named} holds only what a run has trained, and not its base. Name the folder that "
-            "python -m snapshot merge <it> <folder> has written."
+            f"{named} holds only the trained weights, and not their base. Write a whole model "
+            "with `python -m snapshot merge <it> <folder>`, and name that folder."
         )
     if ADAPTER_CONFIG in names:
         raise SnapshotError(
-            f"{named} is an adapter and not a model. Name a model that it has been merged into, "
-            "by peft's merge_and_unload."
+            f"{named} is an adapter and not a model. Merge it into its base with peft's "
+            "merge_and_unload, and name the result."
         )
     if packed := sorted(name for name in names if name.endswith(GGUF)):
         value = named.partition("=")[2] or named
         file = f"from_pretrained({value!r}, gguf_file={packed[0]!r}).save_pretrained('unpacked')"
         raise SnapshotError(
-            f"{named} has its weights as {packed[0]} and no {CONFIG}. transformers unpacks them, "
-            f"with the package gguf: AutoModelForCausalLM.{file}, and AutoTokenizer.{file}. Then "
+            f"{named} has its weights as {packed[0]} and no {CONFIG}. Convert them with "
+            f"transformers and gguf: AutoModelForCausalLM.{file}, and AutoTokenizer.{file}. Then "
             "name the folder unpacked."
         )
 
@@ -256,7 +258,7 @@ def _refuse_without_safetensors(named: str, names: list[str]) -> None:
         raise SnapshotError(
             f"{named} has its weights as {others[0]} and not as safetensors; such files can "
             "execute code, or are quantized, and are not read. Name a repo or a revision with "
-            "safetensors (for many repos refs/pr/... of the Hub's own conversion)."
+            "safetensors (many repos have one at refs/pr/..., converted by the Hub)."
         )
     raise SnapshotError(f"{named} has no weights (model.safetensors).")
 

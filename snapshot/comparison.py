@@ -47,7 +47,7 @@ def compare_logits(folder: Path, sizes: ModelConfig) -> str:
     if not difference <= TOLERANCE * scale:
         raise OtherModel(
             f"{folder} is another model for transformers: its logits differ by up to "
-            f"{difference:.2g}, where the largest is {scale:.2g}. The code of the model does not "
+            f"{difference:.2g} (largest logit {scale:.2g}). The code of the model does not "
             "compute what config.json describes. docs/models.md says how to name another model"
         )
     return f"as transformers computes them, within {difference:.0e}"
@@ -68,7 +68,7 @@ def _why_not(folder: Path, sizes: ModelConfig) -> str | None:
     free = psutil.virtual_memory().available
     if ROOM * weights > free:
         return (
-            f"that needs {ROOM * weights / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} are free"
+            f"it needs {ROOM * weights / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB is free"
         )
     return None
 

@@ -51,8 +51,8 @@ def refuse_other_run(state: RunState, config: dict[str, Any], data: dict[str, An
         raise OtherRun(
             f"the snapshot of step {state.step} belongs to another run:\n  "
             + "\n  ".join(differences)
-            + "\nRestore these values, or give the new run another run.name (and hub.repo_id). "
-            "With model.pretrained=<this run or repo> that one begins from these weights."
+            + "\nRestore these values, or give the new run another run.name (and hub.repo_id). To "
+            "begin that one from these weights, set model.pretrained=<this run or repo>."
         )
 
 

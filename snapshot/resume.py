@@ -116,7 +116,7 @@ def _branch(own: Start, named: Start, run_dir: Path, resume: str) -> Start:
         else f"already holds another run, at step {own.state.step}"
     )
     where = run_dir if own.repo is None or own.remote is None else own.repo.hub.key
-    remedy = "A new run can begin there: give it another run.name (and run.dir, if that is set)"
+    remedy = "To start a new run there, give it another run.name (and run.dir, if that is set)"
     if own.repo is not None:  # which has the newer snapshots as well, and a start fetches them
         remedy += f", and another {own.repo.hub.key.partition('=')[0]}"
     elif own.state.run_id == named.state.run_id:

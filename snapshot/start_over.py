@@ -19,9 +19,9 @@ METRICS = "metrics.jsonl"
 """In a run's directory: the metrics of its steps."""
 AS_ASKED = "the beginning, as snapshot.resume=never asks"
 RESUMES_INSTEAD = (
-    "this same command began the run with snapshot.resume=never, and it has not ended: it resumes. "
-    "To start over all the same, move {run_dir} away, or name another run.name (and run.dir, if "
-    "that is set); with a repo or a bucket, name another one as well."
+    "this same command began the run with snapshot.resume=never, and it has not finished, so it "
+    "resumes. To start over instead, move {run_dir} away, or give another run.name (and run.dir, "
+    "if that is set); with a repo or a bucket, name another one as well."
 )
 
 

@@ -92,8 +92,8 @@ def newest_of_disk_and_repo(
             return local
         raise SnapshotError(
             f"{store.key} holds another run than {root.parent}, at step {latest.step}. To continue "
-            "the run that is here, name another repo, or replace what is there with "
-            "hub.takeover=true; to continue the one in the repo, give another run.name (and "
+            "the local run, name another repo, or replace what this one holds with "
+            "hub.takeover=true; to continue the run in the repo, give another run.name (and "
             "run.dir, if that is set)."
         )
     if newest is not None and latest.step <= local_step:

@@ -87,7 +87,7 @@ def test_a_run_in_a_container_takes_no_thread_for_each_core_of_the_machine(threa
     launched = set_up_process(RunConfig())
     assert threads == [64, 4]
     Threads(accelerator, True, launched, warnings.append)
-    assert "4 of 64 threads: an affinity or a control group leaves" in warnings[0]
+    assert "4 of 64 threads: CPU affinity or a control group leaves" in warnings[0]
     Threads(accelerator, True, 4, warnings.append)
     assert len(warnings) == 1
 

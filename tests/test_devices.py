@@ -59,7 +59,7 @@ def test_what_attention_adds_up_on_a_gpu_it_adds_up_in_one_order():
     ("native", "offload", "threads", "hints"),
     [
         (True, False, 1, []),
-        (False, False, 1, ["A Tesla has no bf16 instructions, .* mixed_precision: fp16"]),
+        (False, False, 1, ["A Tesla has no bf16 instructions and .* mixed_precision: fp16"]),
         (False, True, 4, ["mixed_precision: no"]),  # fp16 is refused there
         (True, True, 1, ["uses 1 thread. .* --num_cpu_threads_per_process 4 .* of the 18 cores"]),
         (True, True, 4, []),
@@ -91,10 +91,10 @@ def test_what_would_make_gpus_faster_is_said(monkeypatch, native, offload, threa
 @pytest.mark.parametrize(
     ("threads", "logical", "physical", "hints"),
     [
-        (1, 2, 2, ["1 of 2 cores used. .*cpu.yaml --num_cpu_threads_per_process 2 uses all"]),
+        (1, 2, 2, ["1 of 2 cores are used. .*cpu.yaml --num_cpu_threads_per_process 2 uses all"]),
         (2, 2, 2, []),
         (1, 2, 1, []),  # two threads of one core: cpu.yaml's own choice is one
-        (1, 2, None, ["1 of 2 cores used"]),
+        (1, 2, None, ["1 of 2 cores are used"]),
         (1, 1, 8, []),  # this process may use one
     ],
 )

@@ -127,7 +127,7 @@ def test_experts_get_no_adapters_and_that_is_said(small, tmp_path):
     count = sum(one.numel() for one in blocks.parameters() if one.dim() == 3)
     assert experts_of(blocks).keys() == {"gate_up_proj", "down_proj"}
     assert sum(experts_of(blocks).values()) == count
-    with pytest.raises(LoraError, match="'down_proj' holds the weights of experts, which get no "):
+    with pytest.raises(LoraError, match="'down_proj' holds the weights of experts, which cannot"):
         Lora(2, 4, ("q_proj", "down_proj")).of(blocks)
     base = families.make("mixtral", tmp_path / "base")
     own = [word for word in small if not word.startswith(("model.n_", "train.max_steps"))]

@@ -88,7 +88,7 @@ def test_the_same_command_goes_on_with_the_run_that_it_began(
     found, _ = chosen(config)
     assert found.folder == (newest if resumes else None)
     assert (tmp_path / "run.old-1").exists() != resumes
-    assert any("To start over all the same" in warning for warning in found.warnings) == resumes
+    assert any("To start over instead" in warning for warning in found.warnings) == resumes
 
 
 @pytest.mark.parametrize("code", [2, None])  # refused since then; removed by cloud.attempts
@@ -262,5 +262,5 @@ def test_a_requeued_run_goes_on_from_its_repo_although_it_was_to_start_over(smal
     again = runs.run(runs.command(*words), **hub.environment())
     assert again.returncode == 0, again.stderr
     assert f"step-{reached:08d}, fetched from" in again.stdout
-    assert "To start over all the same" in again.stdout
+    assert "To start over instead" in again.stdout
     assert hubs.step_of(hub) == 100

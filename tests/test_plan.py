@@ -351,7 +351,7 @@ def test_nothing_that_fits_is_exit_code_3_with_a_remedy():
     assert "model.activation_checkpointing=true" in result.stdout
     result = plan("train.micro_batch_size=12", "data.block_size=1024", "--memory", "1")
     assert result.returncode == 3
-    assert "train.micro_batch_size=12 does not fit. one process takes" in result.stdout
+    assert "train.micro_batch_size=12 does not fit. one process fits" in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def words(small, base, *more):
 CONFIGS = {
     "code of its own": (
         {"model_type": "nobody", "auto_map": {"AutoModel": "x.Y"}},
-        "asks for code of its own (auto_map)",
+        "needs code from its repo (auto_map)",
     ),
     "layers of several sizes": (
         {
@@ -57,7 +57,7 @@ CONFIGS = {
         "its layers differ in size",
     ),
     "quantized": ({"quantization_config": {"bits": 4}}, "its weights are quantized"),
-    "an unknown architecture": ({"model_type": "nobody"}, "model_type 'nobody' is not one that"),
+    "an unknown architecture": ({"model_type": "nobody"}, "does not know its model_type 'nobody'"),
     "no causal model": (
         {"architectures": ["LlamaForSequenceClassification"]},
         "not a causal language model of text",

@@ -227,7 +227,7 @@ def test_a_part_is_not_taken_for_a_model(small, trained, tmp_path):
     begun = words(small, trained("own"), f"run.dir={tmp_path / 'run'}")
     result = runs.train(*begun)
     assert result.returncode == 2
-    assert "holds only what a run has trained, and not its base" in result.stderr
+    assert "holds only the trained weights, and not their base" in result.stderr
 
 
 WRONG = {
@@ -288,7 +288,7 @@ def test_a_hostile_part_is_refused(trained, tmp_path, case):
 
 def test_layers_that_a_model_does_not_have_are_named(bases):
     model = find_model(str(bases["own"])).load()
-    with pytest.raises(LoraError, match=r"'q_proj' is no linear layer .* c_attn, c_fc, c_proj"):
+    with pytest.raises(LoraError, match=r"'q_proj' is not a linear layer .* c_attn, c_fc, c_proj"):
         Lora(4, 8, ("q_proj",)).of(model.blocks)
 
 

@@ -113,7 +113,7 @@ def test_an_evaluation_has_the_number_of_the_run(alone):
     assert found["tokens"] == state["data"]["held_out_tokens"]
     refused = runs.run(runs.command(str(alone), "--block-size", "24", script="evaluate.py"))
     assert refused.returncode == 2
-    assert "--block-size=24 is not that of the run, 48" in refused.stderr
+    assert "--block-size=24 is not the run's data.block_size=48" in refused.stderr
 
 
 def test_a_run_does_not_change_its_documents(small, base, conversations, alone):

@@ -58,7 +58,7 @@ def test_another_choice_is_another_run(small, frozen_run):
     ("patterns", "sentence"),
     [
         (["*.h.7.*"], "'*.h.7.*' matches no parameter of the model. Their names run from"),
-        (["*"], "leaves nothing to train"),
+        (["*"], "freezes all parameters"),
     ],
 )
 def test_patterns_that_do_not_fit_the_model_are_refused(patterns, sentence):

@@ -260,7 +260,7 @@ def test_metrics_that_cannot_be_fetched_cost_a_warning(small, tmp_path, hub):
     there = hubs.words(tmp_path / "b", "run.name=a", "train.max_steps=20")
     result = runs.train(*small, *there, **hub.environment())
     assert result.returncode == 0, result.stderr
-    assert "warning: the metrics of the steps before are not fetched from me/run@" in result.stdout
+    assert "the metrics of earlier steps could not be fetched from me/run@" in result.stdout
     assert "The curves of this run begin at step 11." in result.stdout
     assert runs.metrics(tmp_path / "b")[0]["step"] == 11
     warnings = [e for e in read_events(tmp_path / "b" / EVENTS) if e["event"] == "warning"]

@@ -151,7 +151,7 @@ def test_a_run_and_its_evaluation_say_it(small, tmp_path, capsys):
     result = runs.train(*own, *words, f"run.dir={run_dir}", f"data.cache_dir={tmp_path}")
     assert result.returncode == 0, result.stderr
     said = result.stdout + result.stderr
-    assert "the tokenizer does not hold this text" in said
+    assert "the tokenizer cannot represent all of this text" in said
     assert "bits per byte" not in said.replace("Bits per byte are left out", "")
     assert all("bits_per_byte" not in one for one in runs.metrics(run_dir, "eval"))
     facts = read_state(runs.snapshot(run_dir, 2)).data

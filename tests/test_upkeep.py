@@ -111,7 +111,7 @@ def test_a_tag_of_somebody_else_is_not_moved(near_hub, snapshot_of):
     assert repo.tags["step-00000004"] == repo.head
     said = uploads.messages()
     assert len(said) == 2
-    assert "tag step-00000002 on a commit that no upload of step 2 has made" in said[0]
+    assert "tag step-00000002, on a commit that is not of step 2" in said[0]
 
 
 @pytest.mark.thorough

@@ -72,11 +72,13 @@ def test_a_step_of_ten_times_the_usual_is_said_while_it_hangs_and_once(watch, cl
     watch._look_at_step()
     watch._look_at_step()
     text = said(capsys)
-    assert text.count("nothing has come after step 60 for 10 s, over 10 times the usual 1 s") == 1
-    assert "run.collective_timeout_seconds=180 is given up" in text
+    assert (
+        text.count("no step has finished since step 60, 10 s ago, over 10 times the usual 1 s") == 1
+    )
+    assert "answer within run.collective_timeout_seconds=180" in text
     clock.pass_by(5)
     watch.done(61)
-    assert "step 61 has come after 15 s" in said(capsys)
+    assert "step 61 has finished after 15 s" in said(capsys)
 
 
 def test_short_steps_that_stumble_and_evaluations_are_nobodys_business(watch, clock, capsys):
@@ -193,7 +195,7 @@ def test_a_disk_that_will_be_full_is_said_before_the_next_snapshot(
     disk_with(11_999)
     watch._look_at_disk()
     watch._look_at_disk()
-    assert said(capsys).count("the next snapshot, at step 250, takes 0.0 MB. Make room") == 1
+    assert said(capsys).count("the next snapshot, at step 250, takes 0.0 MB. Free some space") == 1
     disk_with(10**9)
     watch._look_at_disk()
     (tmp_path / "snapshots" / "step-00000010").mkdir()
@@ -233,8 +235,8 @@ def test_a_neighbour_that_hangs_is_said_during_the_run(small, tmp_path):
         launcher.terminate()
         psutil.wait_procs([one], timeout=30)
         output, _ = launcher.communicate(timeout=60)
-    assert "warning: nothing has come after step" in output
-    assert "has come after" in output
+    assert "warning: no step has finished since step" in output
+    assert "has finished after" in output
 
 
 @pytest.mark.slow
@@ -246,4 +248,4 @@ def test_a_last_upload_that_takes_its_time_is_no_slow_step(small, tmp_path, hub)
     assert result.returncode == 0, result.stderr
     assert time.monotonic() - begun > 2 * watchdog.SLOW_SECONDS
     assert "hub       me/run has step 60" in result.stdout
-    assert "nothing has come after" not in result.stdout
+    assert "no step has finished since" not in result.stdout

@@ -44,7 +44,7 @@ def _refuse_without_gradient(optimizer: Optimizer, names: list[list[str]]) -> No
             if parameter.grad is None:
                 raise ConfigError(
                     f"{name} has no gradient: the loss does not depend on it. Use it in the "
-                    f"forward pass, or do not train it: {KEY}=['{name}']."
+                    f"forward pass, or freeze it: {KEY}=['{name}']."
                 )
 
 
@@ -66,6 +66,4 @@ def freeze(model: LanguageModel, patterns: Sequence[str]) -> None:
             )
     layout.freeze(patterns)
     if not layout.trained():
-        raise ConfigError(
-            f"{KEY}={list(patterns)} leaves nothing to train. Leave a part of it out."
-        )
+        raise ConfigError(f"{KEY}={list(patterns)} freezes all parameters. Leave out a pattern.")

@@ -28,11 +28,10 @@ FAILURES = re.compile(
 """Texts of torch's allocators, CUDA's libraries and the system, in errors of no special type."""
 REQUESTED = re.compile(r"allocate ([\d.]+ (?:bytes|[KMGTP]i?B))")
 FLOAT_BYTES = 4
-PLAN = "'python plan.py', with the same arguments and --memory, says what fits."
+PLAN = "`python plan.py` with the same arguments and --memory shows what fits."
 SMALLER = (
-    f"{PLAN} Less is needed with a smaller train.micro_batch_size, with "
-    "model.activation_checkpointing=true, and with a smaller data.block_size, model.n_layer or "
-    "model.n_embd."
+    f"{PLAN} Lower train.micro_batch_size, set model.activation_checkpointing=true, or lower "
+    "data.block_size, model.n_layer or model.n_embd."
 )
 
 

@@ -62,9 +62,9 @@ class Upkeep:
             if tagged is None or tagged.step != snapshot.step:
                 self._report_once(
                     name,
-                    f"{self._hub.repo_id} has a tag {name} on a commit that no upload of step "
-                    f"{snapshot.step} has made. It stays there, so the snapshot of that step has "
-                    "no tag, and stays as long as hub.keep says.",
+                    f"{self._hub.repo_id} already has a tag {name}, on a commit that is not of "
+                    f"step {snapshot.step}. The tag is left there, so the snapshot of that step "
+                    "is no milestone, and hub.keep decides when it is pruned.",
                 )
                 return
             if tagged.manifest_sha256 == snapshot.manifest_sha256:

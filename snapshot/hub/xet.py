@@ -166,15 +166,15 @@ class XetStorage:
         is_unknown = "X-Error-Code" not in response.headers  # the endpoint, not the repo
         if response.status_code in NO_SUCH_ENDPOINT and is_unknown:
             raise NoXet(
-                f"{redact_secrets(constants.ENDPOINT)} has no Xet storage (HTTP "
-                f"{response.status_code}), with which the Hub stores large files; they are "
-                "transferred without it."
+                f"{redact_secrets(constants.ENDPOINT)} has no Xet storage for large files (HTTP "
+                f"{response.status_code}); they are transferred without it."
             )
         with translate_errors(self.repo_id, revision):
             hf_raise_for_status(response)
             place = response.headers[constants.HUGGINGFACE_HEADER_X_XET_ENDPOINT]
             if not place.startswith(("https://", "http://")):  # hf_xet also takes a folder's path
-                raise HubRefused(f"{self.repo_id} has its Xet storage at {place:.80}: no URL.")
+                what = f"the server names {place:.80} as the Xet storage of {self.repo_id}"
+                raise HubRefused(f"{what}, which is not a URL.")
             expires = int(response.headers[constants.HUGGINGFACE_HEADER_X_XET_EXPIRATION])
             return {
                 "endpoint": place,

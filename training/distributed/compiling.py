@@ -40,13 +40,13 @@ def why_not_compiled(config: Config) -> str | None:
         return None
     if config.model.pretrained is not None or config.model.architecture is not None:
         return (
-            "how large the model is, and so whether compiling saves time, is not known before it "
-            "is read. run.compile_short_runs=true compiles it"
+            "the size of the model, and so the gain, is unknown before it is read. "
+            "run.compile_short_runs=true compiles it"
         )
     operations = _operations(config)
     if operations < WORTH_COMPILING:
         return (
-            f"this run is {_rounded(operations)} operations for each process, and compiling saves "
+            f"this run takes {_rounded(operations)} operations per process, and compiling saves "
             f"time above about {_rounded(WORTH_COMPILING)}. run.compile_short_runs=true compiles it"
         )
     return None

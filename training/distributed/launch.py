@@ -59,5 +59,5 @@ def refuse_broken_launch(accelerator: Accelerator) -> None:
     if fsdp_requested() and accelerator.distributed_type != DistributedType.FSDP:
         raise ConfigError(
             f"{CONFIG_FILE} says distributed_type: FSDP with num_processes: {started}. One process "
-            "has nothing to share; accelerate_configs/cpu.yaml and single_gpu.yaml are for one."
+            "has nothing to shard: use accelerate_configs/cpu.yaml or single_gpu.yaml."
         )

@@ -28,15 +28,15 @@ def _ignored_by_launcher() -> list[str]:
         return [
             f"accelerate launch has num_machines: {options.machines} and num_processes: "
             f"{options.processes}, but starts one process that trains alone ({options.kind}). For "
-            "several write distributed_type: MULTI_GPU or FSDP, with use_cpu: true on CPUs, as "
-            "accelerate_configs/ddp_cpu.yaml has it; for one --num_machines 1 --num_processes 1."
+            "several, set distributed_type: MULTI_GPU or FSDP, with use_cpu: true on CPUs, as in "
+            "accelerate_configs/ddp_cpu.yaml; for one, --num_machines 1 --num_processes 1."
         ]
     several = launched() and options.gpu_ids == "all"
     wanted = several or any(name.strip().isdigit() for name in options.gpu_ids.split(","))
     if wanted and not options.use_cpu and not is_on("ACCELERATE_USE_CPU") and on_cpu():
         return [
-            f"{CONFIG_FILE} requests GPUs ({options.kind}, gpu_ids: {options.gpu_ids}), and torch "
-            "finds none. Check the driver (nvidia-smi), and that torch is built for it. For CPUs "
+            f"{CONFIG_FILE} requests GPUs ({options.kind}, gpu_ids: {options.gpu_ids}), but torch "
+            "finds none. Check the driver (nvidia-smi), and that torch is built for it. For CPUs, "
             "use accelerate_configs/cpu.yaml, ddp_cpu.yaml or fsdp_cpu.yaml."
         ]
     return []
@@ -52,11 +52,12 @@ def refusals() -> list[str]:
     ):
         if is_on(name):
             found.append(
-                f"{CONFIG_FILE} requests {kind}, whose state no snapshot here can hold. Use "
+                f"{CONFIG_FILE} requests {kind}, whose state a snapshot cannot hold. Use "
                 "distributed_type: MULTI_GPU (DDP) or FSDP."
             )
     if requested_precision() == "fp8":
-        found.append(f"{CONFIG_FILE} says mixed_precision: fp8. There are no, bf16 and fp16.")
+        remedy = "fp8 is not supported; use no, bf16 or fp16."
+        found.append(f"{CONFIG_FILE} says mixed_precision: fp8. {remedy}")
     steps = env_var("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
     if steps not in ("1", "auto"):
         found.append(
@@ -67,8 +68,8 @@ def refusals() -> list[str]:
         found += _fsdp_refusals()
     elif is_on("ACCELERATE_USE_PARALLELISM_CONFIG"):
         found.append(
-            f"{CONFIG_FILE} has a parallelism_config without distributed_type: FSDP. DDP needs "
-            "none: remove it, or see accelerate_configs/fsdp_hybrid.yaml."
+            f"{CONFIG_FILE} has a parallelism_config without distributed_type: FSDP. Remove it "
+            "for DDP; for hybrid sharding see accelerate_configs/fsdp_hybrid.yaml."
         )
     return found
 
@@ -77,8 +78,8 @@ def _fsdp_refusals() -> list[str]:
     version = env_var("FSDP_VERSION", "1")
     if version != "2":
         return [
-            f"{CONFIG_FILE} says fsdp_version: {version}. Version 1 flattens parameters, which no "
-            "snapshot can hold: write fsdp_version: 2, as accelerate_configs/fsdp.yaml has it."
+            f"{CONFIG_FILE} says fsdp_version: {version}. Version 1 flattens parameters, which a "
+            "snapshot cannot hold: set fsdp_version: 2, as in accelerate_configs/fsdp.yaml."
         ]
     checks = [*_wrapping_checks(), *_version_2_checks()]
     found = [
@@ -104,8 +105,8 @@ def _wrapping_checks() -> list[Check]:
             not is_on(f"FSDP_{entry.upper()}"),
             entry,
             "true",
-            "accelerate's recomputes with another dropout, so that gradients are wrong: remove "
-            "it, and give train.py model.activation_checkpointing=true.",
+            "It recomputes with different dropout masks, so gradients would be wrong. Remove it, "
+            "and pass model.activation_checkpointing=true to train.py.",
         )
         for entry in ("activation_checkpointing", "activation_checkpointing_offload")
     ]
@@ -114,7 +115,7 @@ def _wrapping_checks() -> list[Check]:
             policy.upper() == "TRANSFORMER_BASED_WRAP",
             "auto_wrap_policy",
             policy,
-            "Only block by block is less than the whole model in memory at once: write "
+            "Only wrapping block by block keeps the whole model out of memory: set "
             "TRANSFORMER_BASED_WRAP.",
         ),
         *recomputing,
@@ -122,7 +123,7 @@ def _wrapping_checks() -> list[Check]:
             ignored in ("None", ""),
             "ignored_modules",
             ignored,
-            "Nothing would add up the gradients of those modules: remove it.",
+            "The gradients of those modules would not be reduced over processes. Remove it.",
         ),
     ]
 
@@ -137,33 +138,34 @@ def _version_2_checks() -> list[Check]:
             reshard.lower() in ("true", "false"),
             "reshard_after_forward",
             reshard,
-            "Version 2 knows true (less memory) and false (less communication).",
+            "Version 2 takes true (less memory) or false (less communication).",
         ),
         (
             strategy.upper() in ("FULL_SHARD", "1"),
             "sharding_strategy",
             strategy,
-            "It is version 1's and would be ignored. Version 2 has fsdp_reshard_after_forward and "
-            "parallelism_config: see accelerate_configs/fsdp_hybrid.yaml.",
+            "It belongs to version 1 and would be ignored. Version 2 has "
+            "fsdp_reshard_after_forward and parallelism_config: see "
+            "accelerate_configs/fsdp_hybrid.yaml.",
         ),
         (
             not is_on("FSDP_FORWARD_PREFETCH"),
             "forward_prefetch",
             "true",
-            "It is version 1's and would be ignored; version 2 prefetches by itself: remove it.",
+            "It belongs to version 1 and would be ignored; version 2 always prefetches. Remove it.",
         ),
         (
             prefetch.upper() in ("NONE", "", "BACKWARD_PRE"),
             "backward_prefetch",
             prefetch,
-            "Version 2 always does BACKWARD_PRE: remove it.",
+            "Version 2 always uses BACKWARD_PRE. Remove it.",
         ),
         (
             not (is_on("FSDP_OFFLOAD_PARAMS") and requested_precision() == "fp16") or on_cpu(),
             "offload_params",
             "true",
-            "With mixed_precision: fp16, torch would scale gradients on the CPU by a number that "
-            "may still be on its way from the GPU: write bf16 or no.",
+            "With mixed_precision: fp16, gradients on the CPU may be scaled before the scale has "
+            "arrived from the GPU. Set mixed_precision to bf16 or no.",
         ),
     ]
 
@@ -175,16 +177,16 @@ def _parallelism_refusals() -> list[str]:
     }
     entry = "parallelism_config"
     found = [
-        f"{CONFIG_FILE} says {entry}_{name}: {size}. Sequences and layers are not split here: "
-        "write 1."
+        f"{CONFIG_FILE} says {entry}_{name}: {size}. Tensor, context and sequence "
+        "parallelism are not supported; set it to 1."
         for name, size in sizes.items()
         if name in ("tp_size", "cp_size", "sp_size") and size != 1
     ]
     replicate, shard = sizes["dp_replicate_size"], sizes["dp_shard_size"]
     if shard < 2:
         found.append(
-            f"{CONFIG_FILE} says {entry}_dp_shard_size: {shard}. With one shard nothing is shared: "
-            "write the number of GPUs in a machine, or use accelerate_configs/ddp.yaml."
+            f"{CONFIG_FILE} says {entry}_dp_shard_size: {shard}. One shard is not sharded: set "
+            "it to the number of GPUs in a machine, or use accelerate_configs/ddp.yaml."
         )
     elif replicate * shard != started_processes():
         found.append(

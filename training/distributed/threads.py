@@ -47,9 +47,9 @@ class Threads:
         self._most, self._warn = torch.get_num_threads(), warn
         if self._most < launched:
             warn(
-                f"{self._most} of {launched} threads: an affinity or a control group leaves each "
-                f"process of this machine no more cores, and threads that share one wait for each "
-                "other. The last bits of sums depend on the number; run.adapt_threads=false keeps "
+                f"{self._most} of {launched} threads: CPU affinity or a control group leaves each "
+                "process no more cores, and threads that share a core wait for each other. The "
+                "last bits of sums depend on the number of threads; run.adapt_threads=false keeps "
                 f"{launched}."
             )
         compiled = is_compiled(accelerator)

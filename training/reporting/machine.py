@@ -76,8 +76,8 @@ def machine_hints(accelerator: Accelerator, run: RunConfig) -> list[str]:
     usable = min(cores(), psutil.cpu_count(logical=False) or cores())  # one thread for each core
     if device.type == "cpu" and accelerator.num_processes == 1 and used < usable:
         hints.append(
-            f"{used} of {usable} cores used. accelerate launch --config_file accelerate_configs/"
-            f"cpu.yaml --num_cpu_threads_per_process {usable} uses all of them."
+            f"{used} of {usable} cores are used. accelerate launch --config_file "
+            f"accelerate_configs/cpu.yaml --num_cpu_threads_per_process {usable} uses all of them."
         )
     if device.type != "cpu" and offloads(accelerator) and used < share:
         hints.append(
@@ -92,13 +92,13 @@ def machine_hints(accelerator: Accelerator, run: RunConfig) -> list[str]:
     ):
         hints.append(
             f"the accelerate config file says bf16, but {_device_name(device)} has no bf16 "
-            "instructions, and no fused attention in bf16. The file can say mixed_precision: "
-            f"{'no' if offloads(accelerator) else 'fp16'}."
+            "instructions and no fused attention in bf16. Set mixed_precision: "
+            f"{'no' if offloads(accelerator) else 'fp16'} there."
         )
     if effective_precision(run) is not None:
         hints.append(
-            "the accelerate config file says bf16, but this CPU has no bf16 instructions: float32, "
-            "which is several times as fast here. run.emulate_bf16=true computes in bf16."
+            "the accelerate config file says bf16, but this CPU has no bf16 instructions. The run "
+            "uses float32, several times as fast here; run.emulate_bf16=true computes in bf16."
         )
     return hints
 

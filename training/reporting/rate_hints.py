@@ -27,8 +27,8 @@ def rate_too_high(config: Config, parameters: int) -> str | None:
         return None
     return (
         f"optim.name={optim.name} with optim.learning_rate={optim.learning_rate:g} suits random "
-        f"weights, and undoes much of what {model.pretrained} has learned. Leave both out: AdamW "
-        "with a rate by the model's size suits it."
+        f"weights, and undoes much of what {model.pretrained} has learned. Leave both out for "
+        "AdamW with a learning rate that suits the model's size."
     )
 
 
@@ -39,8 +39,8 @@ def never_falls(config: Config) -> str | None:
         return None
     last = learning_rate_at(steps, optim, steps)
     return (
-        f"optim.warmup_steps={optim.warmup_steps} is as long as the run: the learning rate rises "
-        f"to {last:.2g} at its last step, of {optim.learning_rate:g}, and never falls. "
+        f"optim.warmup_steps={optim.warmup_steps} is as long as the run: the learning rate only "
+        f"rises, to {last:.2g} of {optim.learning_rate:g} at the last step. "
         f"optim.warmup_steps={steps // 10} suits {steps:,} steps."
     )
 

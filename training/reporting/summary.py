@@ -82,11 +82,11 @@ def print_header(
         console.say(f"hint      {hint}")
     reason = why_not_compiled(config)
     if reason is not None:
-        console.say(f"hint      not compiled, against the accelerate config file: {reason}.")
+        console.say(f"hint      not compiled, unlike the accelerate config file says: {reason}.")
     if config.run.grace_seconds > shutdown_timeout():
         console.warn(
-            f"run.grace_seconds={config.run.grace_seconds:g}, but {shutdown_timeout():g} seconds "
-            "after a signal the launcher kills its processes. Give it "
+            f"run.grace_seconds={config.run.grace_seconds:g}, but the launcher kills its processes "
+            f"{shutdown_timeout():g} seconds after a signal. Set "
             f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={config.run.grace_seconds + 5:.0f} in its environment."
         )
     console.say()
@@ -98,8 +98,8 @@ def _print_changes(console: Console, before: RunState, config: Config, now: str)
         console.say(f"changed   {change}")
     if before.computed_on not in (None, now):
         console.say(
-            f"hint      computed on {now}, before on {before.computed_on}: it resumes from the "
-            "same state, but the last bits of its sums may differ."
+            f"hint      now computed on {now}, before on {before.computed_on}: the run resumes "
+            "from the same state, but the last bits of sums may differ."
         )
     if jump := rate_jump(before, config):
         console.say(f"hint      {jump}")
@@ -128,9 +128,8 @@ def _say_what_is_lost(console: Console, corpus: Corpus) -> None:
     lost = corpus.info.lost_in_words
     if lost is not None and corpus.info.is_lossy:
         console.warn(
-            f"{lost}: the tokenizer does not hold this text. Bits per byte are left out, because "
-            "they would be those of another text. Tokenizers of bytes hold every text: bpe:8000, "
-            "or that of GPT-2."
+            f"{lost}: the tokenizer cannot represent all of this text, so bits per byte are left "
+            "out. Byte-level tokenizers represent every text: data.tokenizer=bpe:8000 or gpt2."
         )
     elif lost is not None:
         console.say(f"          {lost}")

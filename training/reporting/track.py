@@ -94,8 +94,8 @@ def check_installed(names: list[str]) -> None:
     for name in names:
         if name not in installed:
             raise ConfigError(
-                f"run.tracker={name} is not installed, or is no tracker of accelerate's. "
-                f"Installed: {', '.join(installed) or 'none'}."
+                f"run.tracker={name} is not installed, or not supported by accelerate. Installed: "
+                f"{', '.join(installed) or 'none'} (pip install -r requirements-trackers.txt)."
             )
 
 
@@ -167,7 +167,7 @@ def run_id_of(run_dir: Path) -> str:
     for folder in snapshot_folders(snapshots_in(run_dir)):
         with suppress(SnapshotError):
             return read_state(folder).run_id
-    raise SnapshotError(f"{run_dir} has no snapshot that can be read: name a run's directory.")
+    raise SnapshotError(f"{run_dir} has no snapshot that can be read. Name a run's directory.")
 
 
 def _wait_for_end(ended: threading.Event) -> None:

@@ -65,7 +65,7 @@ class Watchdog:
         now = time.monotonic()
         if math.isfinite(self._since):
             if self._warned_slow:
-                self._console.warn(f"step {step} has come after {now - self._since:.0f} s.")
+                self._console.warn(f"step {step} has finished after {now - self._since:.0f} s.")
             self._times.append(now - self._since)
         self._step, self._since, self._warned_slow = step, now, False
 
@@ -83,8 +83,8 @@ class Watchdog:
             done = "It was scaled down to" if norm > most else "That is within"
             self._console.warn(
                 f"the gradient norm is {norm:.3g} at step {step}, {norm / usual:.0f} times the "
-                f"usual {usual:.2g}. {done} optim.max_grad_norm={most:g}; where the loss does not "
-                f"come back, a lower optim.learning_rate helps."
+                f"usual {usual:.2g}. {done} optim.max_grad_norm={most:g}; if the loss does not "
+                f"recover, lower optim.learning_rate."
             )
         self._norms.append(norm)
 
@@ -101,16 +101,16 @@ class Watchdog:
         if self._warned_slow or taken < max(SLOW_TIMES * usual, SLOW_SECONDS):
             return
         self._warned_slow = True
-        why = "this machine is busy, or hangs."
+        why = "this machine is busy or hangs."
         if not self._alone:
             seconds = self._config.run.collective_timeout_seconds
             why = (
-                "a process is busy, or hangs, or cannot be reached. One that does not answer for "
-                f"run.collective_timeout_seconds={seconds} is given up."
+                "a process is busy, hangs or cannot be reached. The run stops if it does not "
+                f"answer within run.collective_timeout_seconds={seconds}."
             )
         self._console.warn(
-            f"nothing has come after step {self._step} for {taken:.0f} s, over {SLOW_TIMES} times "
-            f"the usual {usual:.2g} s: {why}"
+            f"no step has finished since step {self._step}, {taken:.0f} s ago, over {SLOW_TIMES} "
+            f"times the usual {usual:.2g} s: {why}"
         )
 
     def _look_at_clock(self) -> None:
@@ -120,8 +120,8 @@ class Watchdog:
             return
         self._offset = offset
         self._console.warn(
-            f"the system's clock has jumped by {jump:+.0f} s, or the machine has slept. The run "
-            "counts by another clock; only times of day in files and logs are off."
+            f"the system's clock has jumped by {jump:+.0f} s, or the machine has slept. Only times "
+            "of day in files and logs are affected."
         )
 
     def _look_at_disk(self) -> None:
@@ -143,7 +143,7 @@ class Watchdog:
             step = min((self._step // every + 1) * every, last)
             self._console.warn(
                 f"the disk of {self._root} has {free / 1e6:,.1f} MB left and the next snapshot, "
-                f"at step {step}, takes {needed / 1e6:,.1f} MB. Make room, or it cannot be written."
+                f"at step {step}, takes {needed / 1e6:,.1f} MB. Free some space for it."
             )
 
 

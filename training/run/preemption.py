@@ -96,7 +96,7 @@ def _watch(run: RunConfig, signals: Signals) -> None:
     name = run.preemption_notice
     cloud = _found(run.metadata_address) if name == "auto" else CLOUDS[name]
     if cloud is None:
-        say_error(f"run.preemption_notice={name}: no cloud has answered. There will be no notice.")
+        say_error(f"run.preemption_notice={name}: no cloud has answered. Notices are not watched.")
     while cloud is not None and signals.cause is None:
         if _has_notice(cloud, run.metadata_address):
             signals.stop(PREEMPTED)

@@ -90,7 +90,7 @@ def fetch_missing(
             )
     except (SnapshotError, HubError, ConfigError, OSError) as error:
         console.warn(
-            f"the metrics of the steps before are not fetched from {repo.name}: "
+            f"the metrics of earlier steps could not be fetched from {repo.name}: "
             f"{str(error).rstrip('.')}. The curves of this run begin at step {state.step + 1}."
         )
 

@@ -159,7 +159,7 @@ def _acquired(lock: FileLock, run_dir: Path) -> bool:
     try:
         return acquire(lock, NOTICE_SECONDS)
     except Timeout:
-        say_error(f"waiting for another process to end: it has {run_dir}")
+        say_error(f"waiting for another process to end, which uses {run_dir}")
         return acquire(lock, WAIT_SECONDS - NOTICE_SECONDS)
 
 
@@ -178,5 +178,5 @@ def not_writable(run_dir: Path, error: OSError) -> ConfigError:
     """The error for a disk that refuses what a run writes at its start."""
     where = f" ({error.filename})" if error.filename else ""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    remedy = "Make room." if full else "Name a folder in which you may write."
+    remedy = "Free some space." if full else "Set run.dir to a folder that you may write to."
     return ConfigError(f"run.dir={run_dir} cannot be written: {error.strerror}{where}. {remedy}")

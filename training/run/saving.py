@@ -41,7 +41,7 @@ from training.run.uploading import hand_over
 MEMORY_FACTOR = 2
 """Free memory that writing in the background requires, as a multiple of what writing takes."""
 CPU = torch.device("cpu")
-NO_ROOM = "Make room and start the same command again."
+NO_ROOM = "Free some space and start the same command again."
 NO_NUMBERS = (
     "A lower optim.learning_rate or a lower optim.max_grad_norm may carry it past this step."
 )

@@ -15,9 +15,9 @@ from training.distributed.environment import machine_number
 from training.reporting.console import Console
 
 GATHERED = (
-    "hint      training stalls while the main process gathers every snapshot: under FSDP each "
-    "process writes its own shards where all of them can write to {root}, on one machine or on a "
-    "disk that several share and that is no NFS."
+    "hint      training stalls while the main process gathers every snapshot. FSDP processes write "
+    "their own shards if all of them can write to {root}: on one machine, or on a shared disk that "
+    "is not NFS."
 )
 
 

@@ -247,13 +247,14 @@ def _same_start(proposed: dict[str, Any] | None, config: Config, lacks: bool) ->
     if lacks:
         if proposed["place"] is None:
             raise SnapshotError(
-                f"{folder} is not here as the main process has it: every machine must see the same "
-                "run.dir. Put it on a disk that they share, or give the run a hub.repo_id."
+                f"{folder} is missing or differs on this machine: every machine must see the same "
+                "run.dir. Put it on a shared disk, or give the run a hub.repo_id."
             )
         folder = fetch_remote_snapshot(RemoteSnapshot(**proposed["place"]), folder.parent)
         prune(folder.parent, config.snapshot.keep, proposed["step"])
     if manifest_sha256(folder) != proposed["identity"]:
-        raise SnapshotError(f"{folder} is not what the main process has.")
+        what = f"{folder} differs from the snapshot of the main process"
+        raise SnapshotError(f"{what}. Start again, with one run.dir for all machines.")
     return Start(folder, read_state(folder), "")
 
 

@@ -61,7 +61,7 @@ class Trackers:
                 if process.wait(max(0.0, until - time.monotonic())):
                     self._lost(name, "has failed")
             except subprocess.TimeoutExpired:
-                self._lost(name, "has not taken everything yet, and continues alone")
+                self._lost(name, "has not sent everything yet, and continues in the background")
         self._processes.clear()
 
     def _lost(self, name: str, how: str) -> None:
