@@ -57,10 +57,10 @@ class Attempts:
             if most == 0 or code in final or self._stopped.is_set():
                 return code
             if fruitless > most:
-                print(f"exit code {code}: given up after {most} restarts without a new snapshot")
+                print(f"exit code {code}: giving up after {most} restarts without a new snapshot")
                 return code
             delay = min(first_delay_seconds * 2 ** min(fruitless, 10), LONGEST_DELAY_SECONDS)
-            print(f"exit code {code}: the next attempt in {delay:.0f} s", flush=True)
+            print(f"exit code {code}: the next attempt begins in {delay:.0f} s", flush=True)
             if self._stopped.wait(delay):
                 return code
 
@@ -109,7 +109,7 @@ def parse(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(
         prog="python -m cloud.attempts",
         usage="%(prog)s [options] [options of accelerate launch] train.py key=value ...",
-        description="The attempts of a run, whose exit code is the last one's.",
+        description="Run train.py again after a failure. The exit code is that of the last attempt.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -122,7 +122,7 @@ def parse(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--again-elsewhere",
         action="store_true",
-        help=f"not after exit code {EXIT_AGAIN}: what started this has another machine for that",
+        help=f"not after exit code {EXIT_AGAIN}, on which the caller starts it on another machine",
     )
     options, launch = parser.parse_known_args(words)
     if "train.py" not in launch:

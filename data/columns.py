@@ -80,7 +80,7 @@ def no_column(source: str, name: str, columns: Iterable[str]) -> DataError:
     """The error for a column that does not exist."""
     names = list(columns)
     alike = difflib.get_close_matches(name, names, n=1)
-    meant = f" Did you mean {alike[0]:.{SHOWN_NAME}}?" if alike else ""
+    meant = f" Did you mean {alike[0]:.{SHOWN_NAME}}?" if alike else " Name one of them."
     return DataError(
         f"data.text_column={name} is not a column of {source}. Its columns: {_listed(names)}."
         f"{meant}"

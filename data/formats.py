@@ -148,8 +148,8 @@ def refuse_content(file: str, head: bytes) -> None:
     encoding = _wide_encoding(head)
     if encoding is not None:
         raise BrokenText(
-            f"data.source: {file} is {encoding} and not UTF-8, by its first bytes. Convert it "
-            f"first, for example: {iconv(encoding, file)}"
+            f"data.source: {file} is not UTF-8: byte 0 (counted from 0) begins a text in "
+            f"{encoding}. Convert it first, for example: {iconv(encoding, file)}"
         )
 
 

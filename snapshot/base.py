@@ -233,7 +233,7 @@ def _refuse_part(named: str, names: Collection[str]) -> None:
     if BASE in names:
         raise SnapshotError(
             f"{named} holds only the trained weights, and not their base. Write a whole model "
-            "with `python -m snapshot merge <it> <folder>`, and name that folder."
+            "with `python -m snapshot merge <name> <folder>`, and name that folder."
         )
     if ADAPTER_CONFIG in names:
         raise SnapshotError(

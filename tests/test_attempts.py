@@ -80,7 +80,7 @@ def test_a_signal_between_two_attempts_prevents_the_next(tmp_path):
     )
     words = [sys.executable, "-c", code, str(tmp_path)]
     with subprocess.Popen(words, cwd=runs.ROOT, stdout=subprocess.PIPE, text=True) as process:
-        assert "the next attempt in 300 s" in process.stdout.readline()
+        assert "the next attempt begins in 300 s" in process.stdout.readline()
         process.terminate()
         assert process.wait(20) == exits.EXIT_FAILED
 

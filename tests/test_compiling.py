@@ -56,7 +56,7 @@ def test_a_short_run_says_that_it_is_not_compiled(small, tmp_path):
     (machine,) = (line for line in result.stdout.splitlines() if line.startswith("machine"))
     assert "compiled" not in machine
     assert (
-        result.stdout.count("hint      not compiled, unlike the accelerate config file says") == 1
+        result.stdout.count("hint      not compiled, although the accelerate config file asks") == 1
     )
 
 

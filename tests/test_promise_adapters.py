@@ -300,7 +300,7 @@ def test_keys_that_contradict_each_other_are_refused():
     config.model.pretrained, config.optim.freeze = "somewhere", ["*.wte.*"]
     assert "only adapters are trained" in problems(config)[0]
     config.model.lora_rank, config.model.lora_alpha = None, 8
-    assert "model.lora_alpha=8 needs model.lora_rank" in problems(config)[0]
+    assert "model.lora_alpha=8 applies only to LoRA" in problems(config)[0]
     config.model.lora_alpha, config.optim.freeze = None, []
     config.snapshot.whole = False
     assert "snapshot.whole=False needs a base" in problems(config)[0]

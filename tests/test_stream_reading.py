@@ -348,7 +348,7 @@ def line_of(line):
 
 BROKEN = {
     "a damaged page": ("a.parquet", damaged, "rows 41 to 80 of a.parquet cannot be read", 1),
-    "not UTF-8, in Parquet": ("a.parquet", without_utf8, "follows row 50 .* be read: .utf-8", 1),
+    "not UTF-8, in Parquet": ("a.parquet", without_utf8, "after row 50 .* be read: .utf-8", 1),
     "not UTF-8": ("a.jsonl", line_of(b'{"text": "caf\xe9"}'), "not UTF-8", 0),
     "a half of a character": ("a.jsonl", line_of(b'{"text": "\\ud800"}'), "surrogates", 0),
     "not JSON": ("a.jsonl", line_of(b'{"text": '), "not JSON", 0),

@@ -40,26 +40,35 @@ def test_a_mix_has_sources_weights_and_columns():
             ["data.streaming=true", "data.source=a/b", "data.tokenizer=bpe:300"],
             "bpe:300 is built from the whole text",
         ),
-        ([TWO, OF_BYTES, "data.streaming=false"], "data.streaming=False and data.mix"),
+        (
+            [TWO, OF_BYTES, "data.streaming=false"],
+            "data.streaming=false cannot be used with data.mix",
+        ),
         (
             ["data.held_out_split=validation"],
             "held_out_split=validation applies only to streamed data sets",
         ),
-        ([TWO, OF_BYTES, "data.held_out_split=train"], "data.held_out_split=train is trained on"),
+        (
+            [TWO, OF_BYTES, "data.held_out_split=train"],
+            "data.held_out_split=train is the split to train on",
+        ),
         ([TWO, OF_BYTES, "data.documents=separate"], "data.documents=separate is not possible"),
         (["data.mix=[{source:a,weight:0}]", OF_BYTES], "data.mix[0].weight=0.0 must be above 0"),
         (
             ["data.mix=[{source:a},{source:b,weight:1e-6}]", OF_BYTES],
-            "data.mix[1].weight=1e-06 is less than a 10,000th",
+            "data.mix[1].weight=1e-06 is less than 1/10,000",
         ),
         (["data.mix=[{source:a,share:1}]", OF_BYTES], "must be a list such as [{source:a,weight"),
         (["data.mix=a", OF_BYTES], "must be a list such as"),
         (
             ["data.streaming=true", OF_BYTES],
-            "data.source=python-docs is a text that Python carries",
+            "data.source=python-docs, a text that comes with Python",
         ),
         (["data.streaming=perhaps"], "data.streaming=perhaps is not true, false or null"),
-        ([TWO, OF_BYTES, "data.prefetch_bytes=1000000"], "data.prefetch_bytes=1000000 is less"),
+        (
+            [TWO, OF_BYTES, "data.prefetch_bytes=1000000"],
+            "data.prefetch_bytes=1000000 must be at least",
+        ),
         ([TWO, OF_BYTES, "data.stream_cache_bytes=100000000"], "must be at least 512000000"),
     ],
 )

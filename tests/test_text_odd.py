@@ -134,11 +134,11 @@ CONTENTS = {
     "bz2.txt": (bz2.compress(TEXT.encode()), "bzip2", "bzip2 -dc < {file}"),
     "xz.txt": (lzma.compress(TEXT.encode()), "xz", "xz -dc < {file}"),
     "pdf": (b"%PDF-1.7\n%\xe2\xe3", "a PDF", "pdftotext {file}"),
-    "arrow": (b"ARROW1" + bytes(99), "an Arrow table", "as Parquet"),
+    "arrow": (b"ARROW1" + bytes(99), "an Arrow table", "to Parquet"),
     "md": (b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer", "git lfs pull"),
     "data": (b"PAR1" + bytes(99), "a Parquet table", "ends in .parquet"),
     "jsonl": (archive("zip"), "a ZIP archive", "unzip {file}"),
-    "hole": (bytes(5000) + TEXT.encode(), "NUL bytes", "Copy it again"),
+    "hole": (bytes(5000) + TEXT.encode(), "full of NUL bytes", "Copy it again"),
 }
 
 

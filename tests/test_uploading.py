@@ -62,7 +62,7 @@ def said_at_the_end(tmp_path, status: UploadStatus) -> str:
         (
             UploadStatus(20, None, UploadFailure("another attempt has it", "another"), off=True),
             "hub at step 20, uploads off",
-            "me/run does not have the end of this run: its uploads ended before",
+            "me/run lacks the end of this run: uploads have stopped",
         ),
         (
             UploadStatus(20, None, HELD, off=False, offered=30),

@@ -72,9 +72,7 @@ def test_a_step_of_ten_times_the_usual_is_said_while_it_hangs_and_once(watch, cl
     watch._look_at_step()
     watch._look_at_step()
     text = said(capsys)
-    assert (
-        text.count("no step has finished since step 60, 10 s ago, over 10 times the usual 1 s") == 1
-    )
+    assert text.count("since step 60, 10 s ago, over 10 times the usual 1 s") == 1
     assert "answer within run.collective_timeout_seconds=180" in text
     clock.pass_by(5)
     watch.done(61)

@@ -40,9 +40,8 @@ def fixed_tokenizer(chosen: str | Path) -> Tokenizer:
     if isinstance(tokenizer, SubwordTokenizer):
         return tokenizer
     raise DataError(
-        f"data.tokenizer={chosen} is learned from the text, and a streamed text is not read before "
-        f"it is trained on. Use {OF_BYTES} (bytes), or a repo or folder with a tokenizer of "
-        "subwords."
+        f"data.tokenizer={chosen} is built from the whole text, which streaming does not read "
+        f"first. Use {OF_BYTES} (bytes), or a repo or folder with a tokenizer of subwords."
     )
 
 

@@ -66,7 +66,7 @@ def model_config(
         if not all(1 <= size <= LARGEST_SIZE for size in sizes) or shape["n_layer"] > MOST_LAYERS:
             raise SnapshotError(f"{where} has sizes that no model has")
         if shape["n_embd"] % shape["n_head"]:
-            raise SnapshotError(f"{where} has an n_embd that n_head does not divide")
+            raise SnapshotError(f"{where} has an n_embd that is not a multiple of its n_head")
         return GPTConfig(
             **shape, dropout=dropout, activation_checkpointing=activation_checkpointing
         )

@@ -82,7 +82,9 @@ def print_header(
         console.say(f"hint      {hint}")
     reason = why_not_compiled(config)
     if reason is not None:
-        console.say(f"hint      not compiled, unlike the accelerate config file says: {reason}.")
+        console.say(
+            f"hint      not compiled, although the accelerate config file asks for it: {reason}."
+        )
     if config.run.grace_seconds > shutdown_timeout():
         console.warn(
             f"run.grace_seconds={config.run.grace_seconds:g}, but the launcher kills its processes "

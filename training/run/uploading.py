@@ -204,7 +204,7 @@ def _finish(
 ) -> None:
     seconds = min(config.hub.flush_seconds, signals.seconds_left() - LAST_WORDS_SECONDS)
     if uploads.pending_folders():
-        console.say(f"hub       uploading to {name}; at most {seconds:.0f} s, Ctrl-C leaves it")
+        console.say(f"hub       uploading to {name}; at most {seconds:.0f} s, Ctrl-C skips it")
     done = uploads.flush(seconds, lambda: signals.seconds_left() > LAST_WORDS_SECONDS)
     for message in uploads.messages():
         console.warn(message)
@@ -214,7 +214,7 @@ def _finish(
         console.say(f"hub       {name} has step {status.step}{sent}")
     elif status.off:
         console.warn(
-            f"{name} does not have the end of this run: its uploads ended before, see above. The "
+            f"{name} lacks the end of this run: uploads have stopped, see above. The "
             f"local snapshots are in {snapshots_in(Path(config.run.dir))}."
         )
     else:
