@@ -109,7 +109,7 @@ def parse(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(
         prog="python -m cloud.attempts",
         usage="%(prog)s [options] [options of accelerate launch] train.py key=value ...",
-        description="Run train.py again after a failure. The exit code is that of the last attempt.",
+        description="Run train.py again after a failure. The exit code is the last attempt's.",
         allow_abbrev=False,
     )
     parser.add_argument(

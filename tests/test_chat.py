@@ -278,10 +278,7 @@ def test_a_damaged_mask_is_found_and_prepared_again(prepare, tmp_path):
 
 WRONG = {
     "empty messages": ([*FEW, []], "row 7 of chat.jsonl: it has no messages"),
-    "no content": (
-        [*FEW, [{"role": "user"}]],
-        "row 7 of chat.jsonl cannot be read: it has a",
-    ),
+    "no content": ([*FEW, [{"role": "user"}]], "row 7 of chat.jsonl cannot be read: it has"),
     "no list": (
         [*FEW, "go"],
         "row 7 of chat.jsonl cannot be read: it has no list of messages: 'go'.",

@@ -340,9 +340,7 @@ def test_a_named_split_is_listed_at_the_same_commit_and_no_other_has_its_rows(da
     assert held_out.revision == train.revision == commit
     assert texts_of(train, access) == BOTH
     assert texts_of(held_out, access) == ["held out\n"]
-    with pytest.raises(
-        DataError, match=r"no split 'test'. Its splits: train, validation\. Set data"
-    ):
+    with pytest.raises(DataError, match=r"no split 'test'. Its splits: train, validation\. Set"):
         list_source(DATASET, "text", access, split="test")
     with pytest.raises(DataError, match=r"data\.held_out_split=test applies only to a data set of"):
         list_source(FILES, "text", access, split="test")
@@ -477,8 +475,6 @@ def test_a_url_that_is_not_requested_is_reported_without_its_password(access, ur
     "source", ["a-folder-that-has-gone", "hf://a/model.parquet", "owner/name@a@b"]
 )
 def test_what_is_neither_here_nor_a_name_of_the_hub_is_reported_as_both(access, source):
-    with pytest.raises(
-        DataError, match="neither a file or folder here nor a name of the Hub"
-    ) as error:
+    with pytest.raises(DataError, match="neither a file or folder here nor a name") as error:
         list_source(source, "text", access)
     assert "owner/name@revision" in str(error.value)

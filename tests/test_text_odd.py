@@ -150,7 +150,7 @@ def test_what_is_no_text_is_called_what_it_is(complaint, tmp_path, ending):
 
     sentence = complaint(path)
     assert (
-        f"{path} is {'' if what.startswith(('a', 'NUL')) else 'compressed by '}{what}" in sentence
+        f"{path} is {'' if what.startswith(('a', 'full')) else 'compressed by '}{what}" in sentence
     )
     assert remedy.format(file=path) in sentence
     assert "CP1252" not in sentence

@@ -82,9 +82,7 @@ def print_header(
         console.say(f"hint      {hint}")
     reason = why_not_compiled(config)
     if reason is not None:
-        console.say(
-            f"hint      not compiled, although the accelerate config file asks for it: {reason}."
-        )
+        console.say(f"hint      not compiled, although the accelerate config file asks: {reason}.")
     if config.run.grace_seconds > shutdown_timeout():
         console.warn(
             f"run.grace_seconds={config.run.grace_seconds:g}, but the launcher kills its processes "
