@@ -56,7 +56,7 @@ def command(words: Sequence[str]) -> tuple[Path, list[str]]:
     parser.add_argument("--config_file", default=CONFIG, help=f"of accelerate ({CONFIG})")
     given, rest = parser.parse_known_args(words)
     if not given.code.is_file():
-        parser.error(f"{given.code}: no such file. git archive --output code.tar.gz HEAD makes it")
+        parser.error(f"{given.code}: no such file. Make it: git archive --output code.tar.gz HEAD")
     launch = [word for word in rest if word.startswith("-")]
     keys = [word for word in rest if not word.startswith("-")]
     options = ["--restarts", str(RESTARTS), "--config_file", given.config_file, *launch]

@@ -275,7 +275,7 @@ def accumulation_steps(train: TrainConfig, processes: int) -> int:
             near = " or ".join(str(n) for n in _nearest_multiples(size, processes))
             raise ConfigError(
                 f"train.global_batch_size={size} cannot be shared equally by {processes} "
-                f"processes. The nearest that can: {near}."
+                f"processes. The nearest is {near}."
             )
         return 1
     global_micro = micro * processes  # sequences of a micro-batch, over all processes
@@ -286,9 +286,9 @@ def accumulation_steps(train: TrainConfig, processes: int) -> int:
         around = " or ".join(str(m) for m in [*below[-1:], *above[:1]])
         instead = f", or for this global batch train.micro_batch_size={around}" if around else ""
         raise ConfigError(
-            f"train.global_batch_size={size} is not a multiple of train.micro_batch_size={micro} "
-            f"times {processes} process{'es' if processes > 1 else ''}, {global_micro}. "
-            f"The nearest that is: {near}{instead}."
+            f"train.global_batch_size={size} is not a multiple of {global_micro}, "
+            f"train.micro_batch_size={micro} x {processes} process{'es' if processes > 1 else ''}. "
+            f"The nearest is {near}{instead}."
         )
     return size // global_micro
 

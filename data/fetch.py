@@ -53,8 +53,9 @@ def fetch_url(url: str, cache_dir: Path, progress: Progress) -> Path:
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
             raise cache_error(cache_dir, error) from error
         kind = TextUnreachable if _is_transient(error) else DataError
+        reason = str(error).removeprefix("<urlopen error ").removesuffix(">")
         raise kind(
-            f"data.source={redact_urls(url)} could not be fetched: {error}. Check the URL "
+            f"data.source={redact_urls(url)} could not be fetched: {reason}. Check the URL "
             "and the network, or download the file by other means and give its path."
         ) from error
     finally:

@@ -223,7 +223,7 @@ def _list(path: Path) -> None:
         readable = True
         _line(state.step, sum(size for size, _ in entries.values()), str(folder))
     if not readable:
-        raise SnapshotError(f"{path} holds no snapshot that can be read.")
+        raise SnapshotError(f"{path} holds no snapshot that can be read. Name a run's folder.")
 
 
 def _list_remote(hub: Remote, revision: str) -> None:

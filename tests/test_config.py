@@ -310,7 +310,7 @@ def test_accumulation_is_what_is_left_of_the_global_batch(size, micro, processes
     ("size", "micro", "processes", "parts"),
     [
         (12, None, 5, ["10 or 15", "5 processes"]),
-        (3, None, 4, ["The nearest that can: 4."]),
+        (3, None, 4, ["The nearest is 4."]),
         (12, 5, 1, ["10 or 15", "train.micro_batch_size=4 or 6"]),
         (12, 4, 2, ["8 or 16", "train.micro_batch_size=3 or 6"]),
         (7, 2, 2, ["4 or 8"]),

@@ -303,4 +303,4 @@ def test_keys_that_contradict_each_other_are_refused():
     assert "model.lora_alpha=8 applies only to LoRA" in problems(config)[0]
     config.model.lora_alpha, config.optim.freeze = None, []
     config.snapshot.whole = False
-    assert "snapshot.whole=False needs a base" in problems(config)[0]
+    assert "snapshot.whole=false needs model.pretrained" in problems(config)[0]

@@ -106,7 +106,7 @@ def test_what_a_step_waits_for_is_not_counted_as_its_own_time(watch, clock, caps
     clock.pass_by(0.2)
     watch._look_at_step()
     watch.done(61)
-    assert "for 10 s, over 10 times the usual 1 s" in said(capsys)
+    assert "10 s ago, over 10 times the usual 1 s" in said(capsys)
 
 
 def test_a_gradient_of_a_hundred_times_the_usual_is_said(watch, capsys):

@@ -128,8 +128,9 @@ def _say_what_is_lost(console: Console, corpus: Corpus) -> None:
     lost = corpus.info.lost_in_words
     if lost is not None and corpus.info.is_lossy:
         console.warn(
-            f"{lost}: the tokenizer cannot represent all of this text, so bits per byte are left "
-            "out. Byte-level tokenizers represent every text: data.tokenizer=bpe:8000 or gpt2."
+            f"{lost}: the tokenizer cannot represent all of this text. Bits per byte are left out, "
+            "as they would be those of another text. Byte-level tokenizers represent every text: "
+            "data.tokenizer=bpe:8000 or gpt2."
         )
     elif lost is not None:
         console.say(f"          {lost}")
