@@ -64,8 +64,8 @@ def check_streaming(found: Problems) -> None:
         f"with a tokenizer, such as data.tokenizer=gpt2, or {OF_BYTES}, whose tokens are bytes",
     )
     least = data.window_bytes * max(1, len(data.mix))
-    rule = f"must be at least {least:,}: data.window_bytes for each source"
+    rule = f"must be at least {least}: data.window_bytes for each source"
     need(data.prefetch_bytes >= least, "data.prefetch_bytes", rule)
     least = 4 * data.prefetch_bytes
-    rule = f"must be at least {least:,}: 4 times data.prefetch_bytes"
+    rule = f"must be at least {least}: 4 times data.prefetch_bytes"
     need(data.stream_cache_bytes >= least, "data.stream_cache_bytes", rule)

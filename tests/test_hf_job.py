@@ -61,7 +61,7 @@ def test_an_archive_that_is_not_there_is_a_mistake_with_its_remedy(capsys):
     with pytest.raises(SystemExit) as raised:
         command(["none.tar.gz", "hub.repo_id=me/run"])
     assert raised.value.code == exits.EXIT_USER_MISTAKE
-    assert "none.tar.gz: no such file. git archive" in capsys.readouterr().err
+    assert "none.tar.gz: no such file. Make it: git archive" in capsys.readouterr().err
 
 
 @pytest.mark.thorough
