@@ -60,7 +60,7 @@ def check_streaming(found: Problems) -> None:
     need(
         name in ("", OF_BYTES) or (name != CHARACTERS and bpe_size(name) is None),
         "data.tokenizer",
-        "is built from the whole text, which streaming does not read first. Name a repo or folder "
+        "needs the whole text beforehand, which streaming does not read. Name a repo or folder "
         f"with a tokenizer, such as data.tokenizer=gpt2, or {OF_BYTES}, whose tokens are bytes",
     )
     least = data.window_bytes * max(1, len(data.mix))

@@ -34,11 +34,11 @@ def test_a_mix_has_sources_weights_and_columns():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([TWO], "data.tokenizer=null is built from the whole text"),
-        ([TWO, "data.tokenizer=char"], "data.tokenizer=char is built from the whole text"),
+        ([TWO], "data.tokenizer=null needs the whole text beforehand"),
+        ([TWO, "data.tokenizer=char"], "data.tokenizer=char needs the whole text beforehand"),
         (
             ["data.streaming=true", "data.source=a/b", "data.tokenizer=bpe:300"],
-            "bpe:300 is built from the whole text",
+            "bpe:300 needs the whole text beforehand",
         ),
         (
             [TWO, OF_BYTES, "data.streaming=false"],

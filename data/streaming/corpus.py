@@ -40,8 +40,8 @@ def fixed_tokenizer(chosen: str | Path) -> Tokenizer:
     if isinstance(tokenizer, SubwordTokenizer):
         return tokenizer
     raise DataError(
-        f"data.tokenizer={chosen} is built from the whole text, which streaming does not read "
-        f"first. Use {OF_BYTES} (bytes), or a repo or folder with a tokenizer of subwords."
+        f"data.tokenizer={chosen} needs the whole text beforehand, which streaming does not "
+        f"read. Use {OF_BYTES} (bytes), or a repo or folder with a tokenizer of subwords."
     )
 
 
