@@ -121,7 +121,7 @@ def _check_texts(found: Problems) -> None:
             need("://" in text or _is_path(text), key, TOO_LONG)
         if key in NEVER_EMPTY and key != "run.name":
             here = Path.cwd() / text  # ./~ is ~ for pathlib
-            need(_has_home(text), key, f"names the home of an unknown user. Write {here}")
+            need(_has_home(text), key, f"names the home of an unknown user: write {here}")
         if key in ("data.cache_dir", "run.name", "run.dir"):
             need(printable(text) == text, key, "has control characters. Use another name")
     for key, (*most, last) in CHOICES.items():

@@ -131,7 +131,7 @@ FOLLOWED = {
     "the column that is meant": (
         {"a.csv": b"txt,n\na,1\n"},
         "*",
-        r"Is it (?P<column>\w+)\?",
+        r"Did you mean (?P<column>\w+)\?",
         {},
         "a.csv",
     ),
@@ -145,14 +145,14 @@ FOLLOWED = {
     "a number written as a text": (
         {"a.jsonl": lines({"text": 3})},
         "*",
-        r"Write it as a text",
+        r"Convert it to text",
         {"a.jsonl": lines({"text": "a"})},
         "a.jsonl",
     ),
     "a Parquet column written as texts": (
         {"a.parquet": table(1)},
         "*",
-        r"write this one as texts",
+        r"convert this one to text",
         {"a.parquet": table("a")},
         "a.parquet",
     ),
@@ -201,7 +201,7 @@ FOLLOWED = {
     "a table by another name": (
         {"a.csv": table("a")},
         "*",
-        r"Give it a name that ends in \.parquet",
+        r"Rename it to a name that ends in \.parquet",
         {"b.parquet": table("a")},
         "b.parquet",
     ),
@@ -215,14 +215,14 @@ FOLLOWED = {
     "rows in one array": (
         {"a.json": b'"a" "b"'},
         "*",
-        r"Each row has to be an object in a line of its own, or all of them in one array",
+        r"Each row must be an object on a line of its own, or all rows one array",
         {"a.json": json.dumps([A]).encode()},
         "a.json",
     ),
     "rows in lines": (
         {"a.json": b"3\n"},
         "*",
-        r"Each row has to be an object in a line of its own",
+        r"Each row must be an object on a line of its own",
         {"a.json": lines(A)},
         "a.json",
     ),

@@ -94,7 +94,7 @@ def test_of_another_configuration(a_run, begins, refused):
     assert "Restore these values, or give the new run another run.name" in said
     assert begins("run.name=mine", *words) == 30
     assert begins("run.name=new", "model.n_layer=1", "train.seed=7") is None
-    assert "With model.pretrained=<this run or repo>" in said
+    assert "set model.pretrained=<this run or repo>" in said
     assert open_base("model.pretrained", str(a_run), 5.0).key == f"model.pretrained={a_run}"
 
 
@@ -169,7 +169,7 @@ def test_a_folder_in_use_or_not_to_be_written(a_run, begins, refused, tmp_path):
     lock.release()
     assert begins("run.name=mine") == 30
     (tmp_path / "file").write_text("")
-    assert "Name a folder in which you may write" in refused("run.dir=file/run")
+    assert "Set run.dir to a folder that you may write to" in refused("run.dir=file/run")
     assert begins("run.dir=out/third") is None
 
 
@@ -199,10 +199,10 @@ def in_bucket(hub, name: str, snapshot: Path | None, private: bool = True) -> No
 def test_a_bucket_of_another_run(near_hub, a_run, begins, refused, finished_run, tmp_path):
     in_bucket(near_hub, "me/run", of_another_run(finished_run, tmp_path / "other"))
     said = refused("run.name=mine", BUCKET)
-    assert "name another repo, or replace what is there with hub.takeover=true" in said
+    assert "name another repo, or replace what this one holds with hub.takeover=true" in said
     assert begins("run.name=mine", "hub.bucket=me/other") == 30
     assert begins("run.name=mine", BUCKET, "hub.takeover=true") == 30
-    assert "to continue the one in the repo, give another run.name" in said
+    assert "to continue the run in the repo, give another run.name" in said
     assert begins("run.name=third", BUCKET) == 10
     said = refused("run.name=fourth", BUCKET, NEVER)
     assert "Name a new repo; hub.takeover=true replaces what is in this one" in said
