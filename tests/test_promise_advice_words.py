@@ -44,12 +44,12 @@ NAMED = {
     "what is read ahead": (
         [*STREAMED, "data.window_bytes=40000000", "data.prefetch_bytes=30000000"],
         "data.prefetch_bytes",
-        r"less than a window: (.+)\.$",
+        r"at least (\d+): ",
     ),
     "the cache of a stream": (
         [*STREAMED, "data.stream_cache_bytes=1000"],
         "data.stream_cache_bytes",
-        r"at least (.+)\.$",
+        r"at least (\d+): ",
     ),
     "documents of a stream": (
         [*STREAMED, "data.documents=separate"],
