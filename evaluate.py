@@ -29,12 +29,12 @@ from data.loader import HeldOutBatches, window_loader, windows_of
 from data.prepared import ALL_HELD_OUT
 from data.printable import printable
 from data.tokenizer import refuse_larger_than
-from model.device import DeviceError, default_device, usable_device
 from model.evaluation import summed_loss
 from model.generate import BrokenModel
 from model.gpt import parameter_count
 from model.head import IGNORED
 from snapshot.command_line import exit_code_of, on_terminal, positive_int
+from snapshot.device import DeviceError, default_device, place, usable_device
 from snapshot.named_model import BASE_HELP, NamedModel, find_model
 from snapshot.run_stream import parts_of_run, stream_of_run
 from snapshot.run_text import RunText, text_of_run
@@ -81,7 +81,7 @@ def evaluate(options: argparse.Namespace) -> dict[str, Any]:
     most = None if run is None or is_whole(options) else run.most_windows
     if options.batches is not None:
         most = options.batches * options.batch_size
-    model = named.load().to(device).eval()
+    model = place(named.load(), device).eval()
     windows = windows_of(corpus.held_out, block_size, IGNORED, model.can_pack)
     batch_size = min(options.batch_size, len(windows.in_order(most)))
     loader = window_loader(windows, HeldOutBatches(windows, most, batch_size))

@@ -26,9 +26,9 @@ from data.special_tokens import end_ids
 from data.subwords import tokenizer_of
 from data.tokenizer import Tokenizer, refuse_larger_than
 from model.causal_lm import LanguageModel
-from model.device import default_device, usable_device
 from model.generate import generate
 from snapshot.command_line import exit_code_of, positive_int, whole_number
+from snapshot.device import default_device, place, usable_device
 from snapshot.named_model import BASE_HELP, NamedModel, find_model
 
 SMALLEST = 1e-30
@@ -60,7 +60,7 @@ def generate_texts(options: argparse.Namespace) -> Iterator[str]:
         raise DataError(f"--prompt {beginning!r} has no tokens in this tokenizer. Use another.")
     if not options.no_bos:
         ids = np.array([*tokenizer.before_text, *ids])
-    model = named.load().to(device)
+    model = place(named.load(), device)
     end = tokenizer.end_of_text
     stops = frozenset([*end_ids(named.folder), *([] if end is None else [end])])
     for number in range(options.samples):
@@ -80,7 +80,7 @@ def chat(options: argparse.Namespace) -> Iterator[str]:
     device = usable_device(options.device)
     named, tokenizer = find(options)
     template = ChatTemplate(tokenizer, named.name)
-    model = named.load().to(device)
+    model = place(named.load(), device)
     longest = model.config.block_size - 1
     longest_with_others = longest - min(options.length, longest // 2)
     system = [] if options.system is None else [{"role": "system", "content": options.system}]

@@ -11,17 +11,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from model.attention import matmul_attention, use_matmul_attention
-from model.dropout import Dropout
 from model.head import Head
-from model.linear import Linear
 from model.lora import Lora
 
 ACTIVATIONS = {"gelu_new": "tanh", "gelu": "none"}
@@ -108,10 +105,9 @@ class Attention(nn.Module):
         self.layer = layer
         self.n_head = config.n_head
         self.dropout = config.dropout
-        self.way: str | None = None
-        self.c_attn = Linear(config.n_embd, 3 * config.n_embd)
-        self.c_proj = Linear(config.n_embd, config.n_embd)
-        self.resid_dropout = Dropout(config.dropout)
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd)
+        self.resid_dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         batch, time, channels = x.shape
@@ -123,12 +119,14 @@ class Attention(nn.Module):
             key, value = cache.update(key, value, self.layer)
         # A single new position attends to all cached ones. Several positions need the causal mask,
         # which is correct only for an empty cache; GPT.forward ensures that.
-        by_products = use_matmul_attention(query, self.way)
-        attend = matmul_attention if by_products else F.scaled_dot_product_attention
         dropout = self.dropout if self.training else 0.0
-        mixed = attend(query, key, value, dropout_p=dropout, is_causal=time > 1)
+        mixed = self.attend(query, key, value, dropout_p=dropout, is_causal=time > 1)
         mixed = mixed.transpose(1, 2).reshape(batch, time, channels)  # (B, H, T, D) -> (B, T, C)
         return self.resid_dropout(self.c_proj(mixed))
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        """torch's attention; cpu/attention.py has one for CPUs, with the same arguments."""
+        return F.scaled_dot_product_attention(query, key, value, **options)
 
 
 class MLP(nn.Module):
@@ -136,9 +134,9 @@ class MLP(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.c_fc = Linear(config.n_embd, 4 * config.n_embd)
-        self.c_proj = Linear(4 * config.n_embd, config.n_embd)
-        self.dropout = Dropout(config.dropout)
+        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd)
+        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd)
+        self.dropout = nn.Dropout(config.dropout)
         self.approximate = ACTIVATIONS[config.activation_function]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -167,7 +165,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.wpe = nn.Embedding(config.block_size, config.n_embd)
-        self.drop = Dropout(config.dropout)
+        self.drop = nn.Dropout(config.dropout)
         self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
         self.ln_f = LayerNorm(config.n_embd)
         self.activation_checkpointing = config.activation_checkpointing
@@ -196,7 +194,6 @@ class GPT(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.config = config
-        self.way: str | None = None
         self.transformer = Transformer(config)
         self.lm_head = Head(config.n_embd, config.vocab_size, bias=False)
         self.tie_weights()
@@ -215,13 +212,6 @@ class GPT(nn.Module):
     def blocks(self) -> nn.ModuleList:
         """The transformer blocks, in order."""
         return self.transformer.h
-
-    def attend_by(self, way: str | None) -> None:
-        """Compute attention on a CPU by products or by torch's kernel; None: by the length."""
-        self.way = way
-        for module in self.modules():
-            if isinstance(module, Attention):
-                module.way = way
 
     def new_cache(self) -> KeyValueCache:
         return KeyValueCache(self.config.n_layer)

@@ -26,8 +26,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves
 
 from config.schema import ConfigError, OptimConfig
+from cpu.tune import tune
 from model.causal_lm import LanguageModel, ModelConfig, build_model
-from model.gpt import GPT
 from planning.allocation_log import LiveBytes
 from planning.kernels import (
     cuda_kernels,
@@ -66,8 +66,8 @@ class Shape:
 def _bare_model(config: ModelConfig, shape: Shape) -> LanguageModel:
     with without_moving():
         model = build_model(config)
-    if isinstance(model, GPT):
-        model.attend_by(shape.attention)
+    if shape.device == "cpu":
+        tune(model, shape.attention)
     freeze(model, shape.freeze)
     return model
 

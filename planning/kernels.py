@@ -10,8 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import model.dropout
-import model.gpt
 import optim.muon
 from model.causal_lm import ModelConfig
 from model.gpt import GPTConfig
@@ -112,9 +110,7 @@ def cuda_kernels() -> Iterator[None]:
     replacements: dict[tuple[Any, str], Any] = {
         (F, "scaled_dot_product_attention"): fused_attention,
         (F, "dropout"): fused_dropout,
-        (model.dropout, "dropout"): fused_dropout,
         (F, "log_softmax"): fused_log_softmax,
-        (model.gpt, "use_matmul_attention"): lambda query, way: False,
     }
     originals = {(module, name): getattr(module, name) for module, name in replacements}
     try:

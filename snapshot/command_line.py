@@ -9,8 +9,8 @@ from collections.abc import Callable
 import data.command
 from data.command import EXIT_USER_MISTAKE, say_error
 from data.errors import DataError
-from model.device import DeviceError
 from model.generate import BrokenModel
+from snapshot.device import DeviceError
 from snapshot.errors import SnapshotError
 from snapshot.hub.errors import HubError
 

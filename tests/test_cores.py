@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from accelerate.utils import DynamoBackend
+from accelerate import Accelerator
 
-from config.schema import RunConfig
-from model import cores
-from model.device import usable_device
-from training.distributed.threads import Threads
-from training.run.process import set_up_process
+import training.run.tuning
+from config.compose import load_config
+from cpu import cores
+from cpu.threads import Threads
+from snapshot.device import usable_device
+from training.run.tuning import CpuTuning
 
 
 def system(root: Path, lines: str, files: dict[str, str]) -> Path:
@@ -72,40 +72,41 @@ def threads(monkeypatch) -> list[int]:
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
     monkeypatch.setattr(cores, "cores_of_control_groups", lambda: 4.0)
-    monkeypatch.setattr("training.run.process.on_cpu", lambda: True)
+    for name in ("use_one_heap", "keep_freed_memory"):  # for good, in the process of the tests
+        monkeypatch.setattr(training.run.tuning, name, lambda *_: None)
     return used
+
+
+def begun(adapt_threads: bool = True) -> CpuTuning:
+    """The tuning of a run of one process."""
+    config = load_config([f"run.adapt_threads={adapt_threads}"])
+    return CpuTuning(Accelerator(cpu=True), config)
 
 
 def test_a_run_in_a_container_takes_no_thread_for_each_core_of_the_machine(threads):
     warnings = []
-    accelerator = SimpleNamespace(
-        device=torch.device("cpu"),
-        num_processes=1,
-        gradient_accumulation_steps=1,
-        state=SimpleNamespace(dynamo_plugin=SimpleNamespace(backend=DynamoBackend.NO)),
-    )
-    launched = set_up_process(RunConfig())
+    tuning = begun()
     assert threads == [64, 4]
-    Threads(accelerator, True, launched, warnings.append)
+    tuning.loaded(warnings.append)
     assert "4 of 64 threads: CPU affinity or a control group leaves" in warnings[0]
-    Threads(accelerator, True, 4, warnings.append)
+    Threads(1, True, 4, warnings.append)
     assert len(warnings) == 1
 
 
 def test_processes_share_what_the_container_may_use(threads, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    set_up_process(RunConfig())
+    begun()
     assert threads == [64, 2]
 
 
 def test_the_number_can_be_kept(threads):
-    set_up_process(RunConfig(adapt_threads=False))
+    begun(adapt_threads=False)
     assert threads == [64]
 
 
 def test_fewer_threads_than_allowed_stay(threads):
     threads.append(3)
-    set_up_process(RunConfig())
+    begun()
     assert threads[-1] == 3
 
 

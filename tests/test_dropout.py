@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from model.dropout import Dropout, dropout
+from cpu.dropout import FastDropout, dropout
 
 
 @pytest.mark.parametrize("probability", [0.1, 0.2, 0.5, 0.9])
@@ -64,7 +64,7 @@ def test_nothing_and_everything_can_be_dropped(probability):
 
 
 def test_the_module_drops_in_training_only():
-    module, x = Dropout(0.5), torch.ones(100)
+    module, x = FastDropout(0.5), torch.ones(100)
 
     assert not torch.equal(module(x), x)
     assert torch.equal(module.eval()(x), x)

@@ -4,9 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import model.linear
+import cpu.linear
+from cpu.linear import LEAST_FEATURES, AmxLinear, linear
+from cpu.tune import tune
 from model.gpt import GPT, GPTConfig
-from model.linear import LEAST_FEATURES, Linear, linear
 
 SHAPE = {"vocab_size": 64, "block_size": 16, "n_layer": 2, "n_head": 6, "n_embd": LEAST_FEATURES}
 
@@ -24,8 +25,8 @@ def calls(monkeypatch):
         made.append(x.shape)
         return linear(x, *rest)
 
-    monkeypatch.setattr(model.linear, "linear", noted)
-    monkeypatch.setattr(model.linear, "has_amx", lambda: True)
+    monkeypatch.setattr(cpu.linear, "linear", noted)
+    monkeypatch.setattr(cpu.linear, "has_amx", lambda: True)
     return made
 
 
@@ -64,9 +65,10 @@ def test_a_model_trains_as_without_it(calls, monkeypatch, checkpointing):
     ids = torch.randint(64, (2, 16), generator=torch.Generator().manual_seed(5))
     found = []
     for amx in (True, False):
-        monkeypatch.setattr(model.linear, "has_amx", lambda amx=amx: amx)
+        monkeypatch.setattr(cpu.linear, "has_amx", lambda amx=amx: amx)
         torch.manual_seed(6)
         network = GPT(GPTConfig(**SHAPE, activation_checkpointing=checkpointing))
+        tune(network)
         with torch.autocast("cpu", torch.bfloat16):
             loss = network(ids, ids)
         loss.backward()
@@ -78,12 +80,12 @@ def test_a_model_trains_as_without_it(calls, monkeypatch, checkpointing):
 
 
 def test_it_is_for_training_of_large_layers_in_bf16_alone(calls):
-    layer, x = Linear(LEAST_FEATURES, LEAST_FEATURES), numbers(2, LEAST_FEATURES, seed=1)
+    layer, x = AmxLinear(LEAST_FEATURES, LEAST_FEATURES), numbers(2, LEAST_FEATURES, seed=1)
     layer(x)
     with torch.autocast("cpu", torch.float16):
         layer(x)
     with torch.autocast("cpu", torch.bfloat16):
-        Linear(LEAST_FEATURES - 1, LEAST_FEATURES)(x[:, 1:])
+        AmxLinear(LEAST_FEATURES - 1, LEAST_FEATURES)(x[:, 1:])
         with torch.no_grad():
             layer(x)
         assert not calls

@@ -14,7 +14,7 @@ from runs import ROOT
 SCRIPT = """
 import json, resource, sys
 import torch
-from training.memory import keep_freed_memory
+from cpu.malloc import keep_freed_memory
 
 if sys.argv[1] == "keep":
     keep_freed_memory(False)
@@ -57,7 +57,7 @@ def test_memory_that_was_freed_is_not_taken_from_the_system_again():
 THREADS = """
 import resource, threading
 import torch
-from training.memory import keep_freed_memory, use_one_heap
+from cpu.malloc import keep_freed_memory, use_one_heap
 
 use_one_heap()
 keep_freed_memory(False)
@@ -91,13 +91,13 @@ def test_what_one_thread_has_freed_another_uses_again():
 START = """
 import json
 import psutil, torch
-from config.schema import RunConfig
-from training.memory import keep_freed_memory
-from training.run.process import set_up_process
+from config.schema import Config
+from cpu.malloc import keep_freed_memory
+from training.run.tuning import tuning_for
 
 def left(computes_on_cpu, sharded=False):
     torch.accelerator.is_available = lambda: not computes_on_cpu
-    set_up_process(RunConfig())
+    tuning_for(None, Config())
     if sharded:
         keep_freed_memory(True)  # what steps gather is not kept
     before = psutil.Process().memory_info().rss

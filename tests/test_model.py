@@ -10,9 +10,8 @@ import torch.nn.functional as F
 import yaml
 from transformers import GPT2Config, GPT2LMHeadModel
 
-import model.gpt
 import model.head
-from model.attention import MATMUL_ATTENTION_LENGTH, matmul_attention
+from cpu.tune import tune
 from model.gpt import (
     ACTIVATIONS,
     GPT,
@@ -34,13 +33,21 @@ PUBLISHED = {
 }
 
 
-def random_model(**changes):
-    """A model whose every parameter, biases and norms too, is away from its first value."""
+WHERE_IT_RUNS = pytest.mark.parametrize("on_cpu", [False, True], ids=["as written", "on a CPU"])
+
+
+def random_model(on_cpu=False, **changes):
+    """A model whose every parameter, biases and norms too, is away from its first value.
+
+    `on_cpu`: as a run on a CPU computes it.
+    """
     torch.manual_seed(0)
     model = GPT(GPTConfig(**{**SHAPE, **changes}))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
+    if on_cpu:
+        tune(model)
     return model
 
 
@@ -56,9 +63,10 @@ def loss_and_gradients(model, ids, targets):
     return loss, {name: parameter.grad.clone() for name, parameter in trained.items()}
 
 
+@WHERE_IT_RUNS
 @pytest.mark.parametrize("position", range(1, T))
-def test_no_position_sees_a_later_token(position):
-    model = random_model().eval()
+def test_no_position_sees_a_later_token(position, on_cpu):
+    model = random_model(on_cpu).eval()
     ids = random_ids()
     changed = ids.clone()
     changed[:, position:] = (changed[:, position:] + 7) % V
@@ -70,9 +78,10 @@ def test_no_position_sees_a_later_token(position):
     assert (after[:, position:] != before[:, position:]).any(dim=-1).all()
 
 
-def test_no_gradient_flows_back_from_an_earlier_loss():
+@WHERE_IT_RUNS
+def test_no_gradient_flows_back_from_an_earlier_loss(on_cpu):
     """In training mode, where attention may take another path."""
-    model = random_model(dropout=0.1)
+    model = random_model(on_cpu, dropout=0.1)
     embedded = []
     model.transformer.drop.register_forward_pre_hook(lambda _, args: embedded.append(args[0]))
 
@@ -83,10 +92,11 @@ def test_no_gradient_flows_back_from_an_earlier_loss():
     assert (gradient[:, :5] != 0).any(dim=-1).all()
 
 
+@WHERE_IT_RUNS
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("n_head", [1, 4])
-def test_logits_and_loss_are_those_of_transformers(n_head, activation):
-    model = random_model(n_head=n_head, activation_function=activation).eval()
+def test_logits_and_loss_are_those_of_transformers(n_head, activation, on_cpu):
+    model = random_model(on_cpu, n_head=n_head, activation_function=activation).eval()
     reference = GPT2LMHeadModel(GPT2Config(**gpt2_config(asdict(model.config)))).eval()
     weights = {name: to_gpt2_layout(name, p.detach()) for name, p in model.named_parameters()}
     missing, unexpected = reference.load_state_dict(weights, strict=False)
@@ -197,49 +207,9 @@ def test_the_two_activations_differ():
     assert 1e-5 < (exact - approximate).abs().max() < 1e-2
 
 
-@pytest.mark.parametrize(("dtype", "nearly"), [(torch.float32, 1e-6), (torch.bfloat16, 0.03)])
-@pytest.mark.parametrize("time", [2, 64, 300, MATMUL_ATTENTION_LENGTH])
-def test_attention_by_scores_is_torchs_own(dtype, nearly, time):
-    generator = torch.Generator().manual_seed(3)
-    parts = [torch.randn(2, 3, time, 8, generator=generator).requires_grad_() for _ in range(3)]
-    upstream = torch.randn(2, 3, time, 8, generator=generator)
-    results = []
-    for attend in (matmul_attention, F.scaled_dot_product_attention):
-        low = dtype if attend is matmul_attention else torch.float64
-        mixed = attend(*(part.to(low) for part in parts), dropout_p=0.0, is_causal=True)
-        results.append((mixed.float(), *torch.autograd.grad(mixed.float(), parts, upstream)))
-
-    assert results[0][0].dtype == torch.float32
-    for ours, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=nearly, atol=nearly)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "time", "by_scores"),
-    [
-        (torch.bfloat16, MATMUL_ATTENTION_LENGTH, True),
-        (torch.bfloat16, MATMUL_ATTENTION_LENGTH + 1, False),
-        (torch.bfloat16, 1, False),
-        (torch.float32, MATMUL_ATTENTION_LENGTH, True),
-    ],
-)
-def test_attention_is_by_scores_where_that_is_quicker(monkeypatch, dtype, time, by_scores):
-    taken = []
-
-    def noted(query, *rest, **options):
-        taken.append(query)
-        return matmul_attention(query, *rest, **options)
-
-    monkeypatch.setattr(model.gpt, "matmul_attention", noted)
-    attention = model.gpt.Attention(GPTConfig(V, time, 1, 2, 16), 0).to(dtype)
-
-    attention(torch.zeros(1, time, 16, dtype=dtype))
-
-    assert bool(taken) == by_scores
-
-
-def test_in_16_bits_no_position_sees_a_later_token_either():
-    network, ids = random_model().eval(), random_ids()
+@WHERE_IT_RUNS
+def test_in_16_bits_no_position_sees_a_later_token_either(on_cpu):
+    network, ids = random_model(on_cpu).eval(), random_ids()
     changed = ids.clone()
     changed[:, 5:] = (changed[:, 5:] + 7) % V
 

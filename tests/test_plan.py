@@ -22,7 +22,6 @@ import runs
 from config.compose import load_config
 from config.schema import OptimConfig
 from model.causal_lm import ModelConfig, build_model, causal_lm_config
-from model.dropout import Dropout
 from model.generate import generate
 from model.gpt import GPT, GPTConfig
 from model.lora import Lora
@@ -190,7 +189,7 @@ def test_dropout_on_a_gpu_is_planned_with_one_byte_a_number_for_the_backward_pas
     kept = []
     x = torch.ones(64, 64, requires_grad=True)
     with cuda_kernels(), saved_tensors_hooks(lambda one: kept.append(one) or one, lambda one: one):
-        Dropout(0.1)(x)
+        nn.Dropout(0.1)(x)
 
     assert sum(one.nbytes for one in kept) == x.numel()
 

@@ -15,18 +15,20 @@ from tracked import tracked
 # What each room may import besides itself. A leaf is one file that a room above it may import too.
 ARROWS = {
     "model": set(),
+    "cpu": {"model"},
     "optim": {"model/sharded"},
     # Its command; and prepared tables, which are read as streamed ones are.
     "data": {"data/streaming/inspection", "data/streaming/whole"},
     "data/streaming": {"data"},
-    "config": {"model", "optim", "data"},
-    "snapshot/disk": {"model", "optim", "data", "snapshot/errors", "snapshot/config_values"},
+    "config": {"model", "cpu", "optim", "data"},
+    "snapshot/disk": {"model", "cpu", "optim", "data", "snapshot/errors", "snapshot/config_values"},
     "snapshot/hub": {"model", "data", "snapshot/disk", "snapshot/errors", "snapshot/config_values"},
-    "snapshot": {"model", "data", "snapshot/disk", "snapshot/hub"},
+    "snapshot": {"model", "cpu", "data", "snapshot/disk", "snapshot/hub"},
     "training/distributed": {"model", "config", "training/errors"},
-    "training": {"model", "optim", "data", "config", "snapshot", "training/distributed"},
+    "training": {"model", "cpu", "optim", "data", "config", "snapshot", "training/distributed"},
     "training/reporting": {
         "model",
+        "cpu",
         "data",
         "config",
         "snapshot",
@@ -35,6 +37,7 @@ ARROWS = {
     },
     "training/run": {
         "model",
+        "cpu",
         "data",
         "config",
         "snapshot",
@@ -42,13 +45,14 @@ ARROWS = {
         "training/distributed",
         "training/reporting",
     },
-    "planning": {"model", "optim", "config", "snapshot", "training"},
+    "planning": {"model", "cpu", "optim", "config", "snapshot", "training"},
     "tracing": {"model", "data", "config", "planning", "training"},
     "cloud": {"training/exits"},
 }
 ROOMS = tuple(ARROWS)
 TOPS = {room.split("/")[0] for room in ROOMS}
 MAY_NOT_IMPORT = {
+    "cpu": {"hydra", "omegaconf", "accelerate", "huggingface_hub", "datasets", "numpy"},
     "model": {"hydra", "omegaconf", "accelerate", "huggingface_hub", "datasets", "numpy"},
     "optim": {"hydra", "omegaconf", "accelerate", "huggingface_hub", "datasets", "numpy"},
     "data": {"hydra", "omegaconf", "accelerate", "huggingface_hub"},

@@ -11,8 +11,8 @@ import families
 import runs
 import sample as script
 from data.errors import DataError
-from model.device import DeviceError
 from model.generate import BrokenModel
+from snapshot.device import DeviceError
 
 
 def sample(*arguments: str):

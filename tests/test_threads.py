@@ -9,14 +9,18 @@ import torch
 from accelerate.utils import DynamoBackend
 
 import runs
-from model.cores import cores
-from training.distributed.threads import Threads
+import training.run.tuning
+from cpu.cores import cores
 
 
 class Machine:
     """A CPU whose speed a test decides: seconds by the number of threads."""
 
     def __init__(self, monkeypatch, most: int = 2) -> None:
+        self.monkeypatch = monkeypatch
+        for name in ("use_one_heap", "keep_freed_memory"):  # for good, in the process of the tests
+            monkeypatch.setattr(training.run.tuning, name, lambda *_: None)
+        monkeypatch.setattr("cpu.threads.cores", lambda: most)
         self.threads, self.seconds, self.clock = most, {most: 0.01, 1: 0.02}, 0.0
         monkeypatch.setattr(torch, "get_num_threads", lambda: self.threads)
         monkeypatch.setattr(
@@ -25,19 +29,21 @@ class Machine:
         monkeypatch.setattr("time.perf_counter", lambda: self.clock)
         self.warnings: list[str] = []
 
-    def start(
-        self, adapt: bool = True, processes: int = 1, device: str = "cpu", **plugin
-    ) -> Threads:
+    def start(self, adapt: bool = True, processes: int = 1, device: str = "cpu", **plugin) -> None:
         backend = plugin.get("backend", DynamoBackend.NO)
         accelerator = SimpleNamespace(
             device=SimpleNamespace(type=device),
             num_processes=processes,
             gradient_accumulation_steps=1,
+            is_fsdp2=False,
             state=SimpleNamespace(dynamo_plugin=SimpleNamespace(backend=backend)),
         )
-        self.chosen = Threads(accelerator, adapt, self.threads, self.warnings.append)
-        self.chosen.watch(self.compute, plugin.get("flop", 4e9))
-        return self.chosen
+        self.monkeypatch.setattr(training.run.tuning, "on_cpu", lambda: device == "cpu")
+        config = SimpleNamespace(run=SimpleNamespace(adapt_threads=adapt))
+        tuning = training.run.tuning.tuning_for(accelerator, config)
+        tuning.loaded(self.warnings.append)
+        tuning.watch(self.compute, plugin.get("flop", 4e9))
+        self.chosen = tuning.threads
 
     def compute(self) -> None:
         self.clock += self.seconds[self.threads]
@@ -47,7 +53,8 @@ class Machine:
         used = []
         for _ in range(intervals):
             used.append(self.threads)
-            self.chosen.report_pace(self.seconds[self.threads])
+            if self.chosen is not None:
+                self.chosen.report_pace(self.seconds[self.threads])
         return used
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from model.attention import WAYS
+from cpu.attention import WAYS
 from model.causal_lm import LanguageModel
 from model.gpt import GPT
 from model.sharded import reshard

@@ -13,11 +13,11 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from cpu.threads import Threads
 from data.prepared import CorpusInfo
 from model.sharded import gather_full
 from snapshot.hub.uploader import Uploader
 from training.distributed.launcher import seconds_since_start
-from training.distributed.threads import Threads
 from training.exits import TrainingStopped
 from training.reporting.clock import EVALUATION, PASSES, SNAPSHOT, PhaseClock
 from training.reporting.console import Console

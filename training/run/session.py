@@ -28,7 +28,6 @@ from training.distributed.agreement import run_on_main
 from training.distributed.environment import is_local_main_process
 from training.distributed.launcher import launcher
 from training.distributed.strategy import refuse_other_blocks, unwrapped
-from training.distributed.threads import Threads
 from training.distributed.timeouts import ProcessGroupTimeouts
 from training.evaluation import first_window, held_out_loss
 from training.exits import EXIT_DONE, RESUME, WRITING_SECONDS
@@ -40,14 +39,12 @@ from training.reporting.output import write_now
 from training.reporting.report import Report
 from training.reporting.speed import speed_of
 from training.reporting.watchdog import Watchdog
-from training.reproducibility import build_gradient_buckets, one_pass
+from training.reproducibility import build_gradient_buckets, compute_reproducibly, one_pass
 from training.run.accelerator import micro_batch_shape, set_accumulation
-from training.run.attention import choose_attention
 from training.run.best import BestSnapshot
 from training.run.due import Due, due_after
 from training.run.pending_evaluation import evaluation_is_pending
 from training.run.pretrained import PretrainedModel, ends_of, find_pretrained, generation
-from training.run.process import set_up_process
 from training.run.records import begin_records
 from training.run.run_lock import RunLock
 from training.run.same_run import refusal_of_others
@@ -57,6 +54,7 @@ from training.run.start import agree_on_start, lock_run_dir, open_run, state_at
 from training.run.stop import Stop
 from training.run.streams import begin_stream, blocks_of, stream_after, text_at
 from training.run.tracking import Trackers
+from training.run.tuning import tuning_for
 from training.run.uploading import begin_uploads, finish_uploads, longest_finish_seconds
 from training.run.weights import read_weights
 from training.sampling import Sample, sample_text
@@ -93,7 +91,8 @@ class Session:
         set_accumulation(accelerator, self.config)
         lock_run_dir(accelerator, self.config, self._lock)
         self.pretrained = find_pretrained(accelerator, self.config)
-        self._launched_threads = set_up_process(self.config.run)
+        compute_reproducibly()
+        self._tuning = tuning_for(accelerator, self.config)
 
     def choose_start(self, corpus: Corpus) -> Corpus:
         """Choose the snapshot to resume from, the same on all processes, and read its state.
@@ -124,7 +123,7 @@ class Session:
         self.console, code = console, self._lock.code_before
         console.speed = speed_of(model, config, accelerator)
         run_on_main(accelerator, lambda: begin_records(console, config, start, state, code))
-        choose_attention(accelerator, config, model, state)
+        self._tuning.tune(model, state)
         is_untied = self.pretrained is not None and self.pretrained.is_untied
         about = self.corpus, model, start, state, is_untied
         summary.print_header(console, accelerator, config, *about)
@@ -150,11 +149,10 @@ class Session:
         self._trackers = Trackers(self.console, config, state.run_id, accelerator.is_main_process)
         size = layout_of(bare_model).snapshot_bytes(config.optim.name, config.saves_only_trained)
         watchdog = Watchdog(self.console, config, size, accelerator.num_processes)
-        launched, warn = self._launched_threads, self.console.warn
-        threads = Threads(accelerator, config.run.adapt_threads, launched, warn)
+        self._tuning.loaded(self.console.warn)
         tokens = config.train.global_batch_size * config.data.block_size
         before = start.permanent_folder, state.skipped_steps, config.train.max_skipped_steps
-        around = self._uploads, watchdog, threads, blocks_of(corpus, config)
+        around = self._uploads, watchdog, self._tuning.threads, blocks_of(corpus, config)
         self.report = report = Report(self.console, metrics, tokens, *(*before, *around))
         self._best = BestSnapshot(config, accelerator.is_main_process, state, start)
         base = None if self.pretrained is None else self.pretrained.reference
@@ -167,7 +165,7 @@ class Session:
         shape = micro_batch_shape(accelerator, config)
         build_gradient_buckets(accelerator, model, optimizer, shape)
         cost = tokens * (self.console.speed.flops_per_token or float("inf"))
-        threads.watch(lambda: one_pass(accelerator, model, optimizer, shape), cost)
+        self._tuning.watch(lambda: one_pass(accelerator, model, optimizer, shape), cost)
         self._probe = first_window(accelerator, held_out_loader, shape[0])
         if self._pending:
             self.report_evaluation(held_out_loss(accelerator, model, held_out_loader))

@@ -14,11 +14,11 @@ from accelerate import Accelerator
 
 from config.schema import Config
 from config.stored import as_plain, as_yaml
+from cpu.cores import cores
 from data.corpus import Corpus, prepare_corpus
 from data.errors import DataError
 from data.public_names import public_name
 from data.tokenizer import CHARACTERS
-from model.cores import cores
 from snapshot.base import Base
 from snapshot.disk.files import manifest_sha256, remove_leftovers, snapshots_in, write_whole
 from snapshot.disk.pruning import prune

@@ -9,7 +9,6 @@ from model.causal_lm import LanguageModel
 from snapshot.disk.state import RunState, restore
 from snapshot.start import Start
 from training.distributed.agreement import run_on_all
-from training.memory import keep_freed_memory
 from training.run.pretrained import PretrainedModel
 
 
@@ -23,8 +22,7 @@ def read_weights(
 ) -> None:
     """Read weights and optimizer state of the snapshot, or else the weights of a base.
 
-    Every process must call this. On a CPU what steps free is kept from here on: whole weights that
-    were sharded are freed by now. Raises SnapshotError.
+    Every process must call this. Raises SnapshotError.
     """
     if pretrained is not None:
         pretrained.load(model)
@@ -32,5 +30,3 @@ def read_weights(
         run_on_all(accelerator, lambda: restore(folder, model, optimizer))
         if accelerator.scaler is not None and state.loss_scaler is not None:
             accelerator.scaler.load_state_dict(state.loss_scaler)
-    if accelerator.device.type == "cpu":
-        keep_freed_memory(accelerator.is_fsdp2)

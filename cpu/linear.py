@@ -17,13 +17,13 @@ LEAST_FEATURES = 384
 """Of inputs and outputs: in smaller layers the copy takes longer than it saves (RESULTS.md)."""
 
 
-class Linear(nn.Linear):
-    """`nn.Linear` with a bias, by `linear` in training under bf16 autocast where there is AMX."""
+class AmxLinear(nn.Linear):
+    """`nn.Linear`, with a bias by `linear` in training under bf16 autocast where there is AMX."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Inputs (..., in_features) to outputs (..., out_features)."""
         if (
-            x.device.type == "cpu"
+            self.bias is not None
             and min(self.weight.shape) >= LEAST_FEATURES
             and torch.is_grad_enabled()
             and torch.is_autocast_enabled("cpu")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from model.cores import limit_threads
+from cpu.threads import limit_threads
+from cpu.tune import tune
+from model.causal_lm import LanguageModel
 
 
 class DeviceError(ValueError):
@@ -30,3 +32,10 @@ def usable_device(name: str) -> torch.device:
     if device.type == "cpu":
         limit_threads()
     return device
+
+
+def place(model: LanguageModel, device: torch.device) -> LanguageModel:
+    """Move a model to a device, and on a CPU have it compute with the layers of `cpu`."""
+    if device.type == "cpu":
+        tune(model)
+    return model.to(device)

@@ -6,8 +6,6 @@ import math
 import os
 from pathlib import Path
 
-import torch
-
 
 def cores() -> int:
     """The CPU cores that this process may use, at least 1."""
@@ -27,13 +25,6 @@ def cores_of_control_groups(root: Path = Path("/")) -> float:
         (_cores_of(group) for group in control_groups("cpu", root)),
         default=math.inf,
     )
-
-
-def limit_threads(processes: int = 1) -> None:
-    """Use at most one thread for each core of a process's share, where `processes` share them."""
-    share = max(1, cores() // processes)
-    if torch.get_num_threads() > share:
-        torch.set_num_threads(share)
 
 
 def control_groups(controller: str, root: Path = Path("/")) -> list[Path]:

@@ -6,11 +6,13 @@ Letters in shapes: B batch, H heads, T positions, D channels of a head.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from model.dropout import dropout
+from cpu.dropout import dropout
+from model.gpt import Attention
 
 WAYS = PRODUCTS, KERNEL = "products", "kernel"
 MATMUL_ATTENTION_LENGTH = 512
@@ -21,7 +23,7 @@ QUERY_CHUNK_BYTES = 512
 
 
 def matmul_attention(
-    query: Tensor, key: Tensor, value: Tensor, dropout_p: float, is_causal: bool
+    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, is_causal: bool = True
 ) -> Tensor:
     """Causal `F.scaled_dot_product_attention` as matrix products.
 
@@ -44,12 +46,15 @@ def matmul_attention(
     return torch.cat(mixed, dim=1).view(batch, heads, time, size)
 
 
-def use_matmul_attention(query: Tensor, way: str | None) -> bool:
-    """Whether queries (B, H, T, D) are multiplied by products.
+class ProductAttention(Attention):
+    """The GPT's attention, by products where they are faster."""
 
-    `way` is PRODUCTS, KERNEL, or None for products where they are usually faster: in short
-    sequences, in 16 bits 2 to 5 times. Other devices have kernels that are always faster.
-    """
-    if query.device.type != "cpu" or query.size(2) == 1:
-        return False
-    return query.size(2) <= MATMUL_ATTENTION_LENGTH if way is None else way == PRODUCTS
+    longest = MATMUL_ATTENTION_LENGTH
+    """Positions. Longer sequences are left to torch's kernel."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        """As `F.scaled_dot_product_attention`, which computes whatever products do not."""
+        causal = options.get("is_causal") and options.keys() <= {"is_causal", "dropout_p"}
+        if causal and query.size(2) <= self.longest:
+            return matmul_attention(query, key, value, **options)
+        return super().attend(query, key, value, **options)

@@ -14,9 +14,8 @@ from collections.abc import Callable
 from statistics import median
 
 import torch
-from accelerate import Accelerator
 
-from training.distributed.strategy import is_compiled
+from cpu.cores import cores
 
 LARGEST_PASS_FLOP = 5e10
 """If a forward and backward pass has more, nothing is measured: it would take seconds, and threads
@@ -33,17 +32,23 @@ FALLEN = 1.5
 """It is measured again when a step takes so many times as long as in the fastest interval."""
 
 
+def limit_threads(processes: int = 1) -> None:
+    """Use at most one thread for each core of a process's share, where `processes` share them."""
+    share = max(1, cores() // processes)
+    if torch.get_num_threads() > share:
+        torch.set_num_threads(share)
+
+
 class Threads:
     """The number of threads of an attempt: at most one for each core, or one in all."""
 
     def __init__(
-        self,
-        accelerator: Accelerator,
-        adapt: bool,
-        launched: int,
-        warn: Callable[[str], None],
+        self, passes: int, adapt: bool, launched: int, warn: Callable[[str], None]
     ) -> None:
-        """`launched` is the launcher's number; `warn` prints a sentence about a change."""
+        """`passes` are those of an update, `launched` is the launcher's number of threads.
+
+        Without `adapt` nothing is measured. `warn` prints a sentence about a change.
+        """
         self._most, self._warn = torch.get_num_threads(), warn
         if self._most < launched:
             warn(
@@ -52,10 +57,8 @@ class Threads:
                 "last bits of sums depend on the number of threads; run.adapt_threads=false keeps "
                 f"{launched}."
             )
-        compiled = is_compiled(accelerator)
-        on_cpu = accelerator.device.type == "cpu" and accelerator.num_processes == 1
-        self._passes = accelerator.gradient_accumulation_steps
-        self._watches = adapt and on_cpu and self._most > 1 and not compiled
+        self._passes = passes
+        self._watches = adapt and self._most > 1
         self._fastest = float("inf")
         """Seconds of the passes of a step, in the fastest interval since they were measured."""
 
