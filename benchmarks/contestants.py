@@ -174,6 +174,7 @@ def compiled(model: torch.nn.Module, settings: dict[str, Any]) -> Any:
 
 def bare(settings: dict[str, Any]) -> None:
     """The same model and text in a minimal loop of plain torch with gradient clipping."""
+    from cpu.tune import tune
     from model.gpt import GPT, GPTConfig, parameter_count
     from training.reproducibility import compute_reproducibly
 
@@ -181,6 +182,8 @@ def bare(settings: dict[str, Any]) -> None:
     tokens, vocabulary = tokens_of(settings)
     config = GPTConfig(vocabulary, **shape_of(settings), activation_function=ACTIVATION)
     model = GPT(config).to(DEVICE)
+    if DEVICE.type == "cpu":
+        tune(model)
     if settings.get("deterministic"):
         compute_reproducibly()
     parameters = parameter_count(model)

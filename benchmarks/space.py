@@ -36,10 +36,11 @@ def with_torch(model: Path) -> Speed:
     import torch
 
     from model.generate import generate
+    from snapshot.device import place
     from snapshot.named_model import find_model
 
     torch.set_num_threads(1)
-    loaded = find_model(str(model)).load()
+    loaded = place(find_model(str(model)).load(), torch.device("cpu"))
 
     def speed(prompt: int, length: int) -> float:
         ids = torch.ones(1, prompt, dtype=torch.long)

@@ -21,6 +21,7 @@ import plan as plan_script
 import runs
 from config.compose import load_config
 from config.schema import OptimConfig
+from cpu.tune import tune
 from model.causal_lm import ModelConfig, build_model, causal_lm_config
 from model.generate import generate
 from model.gpt import GPT, GPTConfig
@@ -54,6 +55,7 @@ def counted_phases(config: ModelConfig, batch: int, precision: str, folder: Path
     optimizer's state, an evaluation, a sample and a snapshot."""
     torch.manual_seed(0)
     model = build_model(config)
+    tune(model)
     if precision != "no":  # as accelerate does it
         autocast = torch.autocast("cpu", DTYPES[precision])
         model.forward = ConvertOutputsToFp32(autocast(model.forward))
