@@ -70,7 +70,7 @@ def plan(options: argparse.Namespace) -> int:
         model = planned_model(options, config)
         with torch.device("meta"):
             freeze(counted := build_model(model), config.optim.freeze)
-        settle_rate(config, lambda: parameter_count(counted))
+        settle_rate(config, layout_for(model).size_without_output)
         found = candidates(model, shape, options.machines, config.snapshot.staging_bytes)
     except (ConfigError, SnapshotError, HubError) as error:
         say_error(str(error))

@@ -142,11 +142,17 @@ def _compose_valid(arguments: Sequence[str], mistakes: list[str]) -> DictConfig:
     """Compose the valid arguments; sentences about the others are added to `mistakes`."""
     valid = _valid(list(joined_options(arguments)), _mistake_in_form, mistakes)
     valid = [_quote_text(_as_list(argument)) for argument in valid]
-    valid += recipe_of(valid)
     try:
-        return _composed(valid)
+        return _with_recipe(valid)
     except BAD_VALUE:  # only then compose each one alone, because that is slow
-        return _composed(_valid(valid, _mistake_in_value, mistakes))
+        return _with_recipe(_valid(valid, _mistake_in_value, mistakes))
+
+
+def _with_recipe(arguments: list[str]) -> DictConfig:
+    """Composed; of a model that is not our own, wherever it is named, with its file of recipe/."""
+    composed = _composed(arguments)
+    recipe = recipe_of(composed.model)
+    return composed if recipe is None else _composed([*arguments, f"recipe={recipe}"])
 
 
 def _quote_text(argument: str) -> str:

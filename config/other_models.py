@@ -7,7 +7,8 @@ they have learned. Adapters begin with random weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from config.schema import OTHER_MODELS, Config, ConfigError, other_model
 
@@ -23,14 +24,14 @@ RATES = (
 )
 """Up to so many parameters, the rate of random weights."""
 LEAST = 1e-4
+RATES_OF = "adamw"
+"""The optimizer that these rates are of."""
 PRETRAINED = 0.1
 
 
-def recipe_of(arguments: Sequence[str]) -> list[str]:
-    """The argument that chooses a file of config/recipe, if these name a model that is not ours."""
-    given = dict(argument.split("=", 1) for argument in arguments)
-    named = [name for name in OTHER_MODELS if given.get(f"model.{name}", "null") != "null"]
-    return [f"recipe={name}" for name in named[:1]]
+def recipe_of(model: Mapping[str, Any]) -> str | None:
+    """The file of config/recipe for the entries of `model`; None for our own GPT."""
+    return next((name for name in OTHER_MODELS if model[name] is not None), None)
 
 
 def rate_by_size(config: Config, parameters: int) -> float:
@@ -43,12 +44,18 @@ def rate_by_size(config: Config, parameters: int) -> float:
 def settle_rate(config: Config, count: Callable[[], int]) -> None:
     """Put a number in the place of an `optim.learning_rate` that the size decides.
 
-    `count` returns the number of the model's parameters. Raises ConfigError for an
-    `optim.min_learning_rate` that is larger.
+    `count` returns the number of the model's parameters without an output layer of its own, which
+    one config.json may tie and the next not. Raises ConfigError for an optimizer that the rates are
+    not of, and for an `optim.min_learning_rate` that is larger.
     """
     optim = config.optim
     if other_model(config.model) is None or optim.learning_rate != 0:
         return
+    if optim.name != RATES_OF:
+        raise ConfigError(
+            f"optim.name={optim.name} needs an optim.learning_rate: the rates by the size of a "
+            f"model are for {RATES_OF}."
+        )
     optim.learning_rate = rate_by_size(config, count())
     if optim.min_learning_rate > optim.learning_rate:
         raise ConfigError(

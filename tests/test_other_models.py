@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
+import torch
 
 import families
 import plan
+from config import compose
 from config.compose import load_config
 from config.other_models import rate_by_size, settle_rate
 from config.schema import ConfigError
+from model.causal_lm import causal_lm_config
+from snapshot.disk.architecture import layout_for
 from training.schedule import learning_rate_at
 
 
@@ -47,6 +53,30 @@ def test_its_rate_is_one_for_its_size(words, parameters, rate):
     assert rate_by_size(config, parameters) == rate
     settle_rate(config, lambda: parameters)
     assert learning_rate_at(100, config.optim, 100_000) <= rate == config.optim.learning_rate
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_its_size_is_the_same_with_and_without_an_output_layer_of_its_own(tied):
+    sizes = causal_lm_config({**families.FAMILIES["llama"], "tie_word_embeddings": tied})
+    both = layout_for(sizes).parameters()
+    own = 0 if tied else families.VOCABULARY * sizes.n_embd
+    assert layout_for(sizes).size_without_output() == sum(map(torch.numel, both.values())) - own
+
+
+def test_a_model_that_an_experiment_names_has_its_recipe_too(monkeypatch, tmp_path):
+    monkeypatch.setattr(
+        compose, "CONFIG_DIR", shutil.copytree(compose.CONFIG_DIR, tmp_path / "config")
+    )
+    own = "# @package _global_\nmodel:\n  pretrained: a/b\n"
+    (tmp_path / "config" / "experiment" / "own.yaml").write_text(own)
+    assert load_config(["experiment=own"]).optim.name == "adamw"
+    assert load_config(["model.pretrained=NULL"]).optim.name == "muon"
+
+
+def test_an_optimizer_that_the_rates_are_not_of_needs_one():
+    config = load_config(["model.pretrained=a/b", "optim.name=muon"])
+    with pytest.raises(ConfigError, match="optim.name=muon needs an optim.learning_rate"):
+        settle_rate(config, lambda: 1000)
 
 
 def test_a_lowest_rate_above_that_of_the_size_is_refused():

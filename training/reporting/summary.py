@@ -20,6 +20,7 @@ from model.causal_lm import LanguageModel
 from model.gpt import parameter_count
 from model.lora import experts_of
 from snapshot.config_values import changed_values
+from snapshot.disk.architecture import layout_of
 from snapshot.disk.state import RunState
 from snapshot.start import Start
 from training.distributed.compiling import why_not_compiled
@@ -164,7 +165,8 @@ def _print_model(
                 "          its output layer differs from the embedding, to which its config.json "
                 "ties it: not tied, as in transformers"
             )
-        optim, of_size = config.optim, rate_by_size(config, parameter_count(model))
+        optim = config.optim
+        of_size = rate_by_size(config, layout_of(model).size_without_output())
         rate = f"{optim.learning_rate:g}" + ", by its size" * (optim.learning_rate == of_size)
         console.say(f"optimizer {optim.name}, learning rate {rate}; optim.* changes it")
 

@@ -79,7 +79,7 @@ def find_pretrained(accelerator: Accelerator, config: Config) -> PretrainedModel
 
 def _parameters(base: Base) -> int:
     sizes = base.config(dropout=0.0, activation_checkpointing=False)
-    return sum(one.numel() for one in layout_for(sizes).parameters().values())
+    return layout_for(sizes).size_without_output()
 
 
 def newest_begun(config: Config) -> Path | None:
