@@ -149,8 +149,8 @@ def _check_data_and_model(found: Problems) -> None:
     need(
         data.documents != CONVERSATIONS or not (own or is_trained),
         "data.documents",
-        "needs a tokenizer with a chat template: that of model.pretrained=<a chat model>, or of "
-        "data.tokenizer=<its repo or folder>",
+        "needs a tokenizer with a chat template. Set model.pretrained to a chat model, or "
+        "data.tokenizer to its repo or folder",
     )
     if is_trained:
         size = bpe_size(tokenizer)

@@ -5,7 +5,7 @@ python -m snapshot verify PATH_OR_REPO    verify all snapshots of a folder, or t
                                           repo: hashes, headers, contents, and the logits of the
                                           newest, which transformers must compute as well
 python -m snapshot merge PATH_OR_REPO FOLDER    write a whole model, where a snapshot holds only
-                                                what was trained (LoRA, snapshot.whole=false)
+                                                the trained weights (LoRA, snapshot.whole=false)
 python -m snapshot space PATH_OR_REPO --to FOLDER_OR_SPACE    make a page that computes the model
                                                               in the browser, a static Space
 """
@@ -173,7 +173,7 @@ def _describe(folder: Path, place: str) -> bool:
         f"{shape.block_size}, {shape.vocab_size} {token_unit(state.data)}s"
     )
     if (base := read_reference(folder)) is not None:
-        what = "what was trained" if base.lora is None else f"LoRA of rank {base.lora.rank}"
+        what = "the trained weights" if base.lora is None else f"LoRA of rank {base.lora.rank}"
         _show(
             f"base      {base.name}{f'@{base.commit[:12]}' if base.commit else ''}; here is {what}"
         )

@@ -55,7 +55,7 @@ def compare_logits(folder: Path, sizes: ModelConfig) -> str:
 
 def _why_not(folder: Path, sizes: ModelConfig) -> str | None:
     if (reference := read_reference(folder)) is not None:
-        held = "adapters (LoRA)" if reference.lora is not None else "what was trained"
+        held = "adapters (LoRA)" if reference.lora is not None else "the trained weights"
         return (
             f"the snapshot holds only {held}. python -m snapshot merge writes the whole model, "
             "which transformers loads"

@@ -22,7 +22,7 @@ from snapshot.resume import newest_snapshot
 
 KEY = "model"
 TIMEOUT_SECONDS = 60.0
-BASE_HELP = "where a base is now that is a folder, of a snapshot that holds only what was trained"
+BASE_HELP = "the folder of the base, for a snapshot that holds only the trained weights"
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def open_reference(
     """
     weights = {name: RemoteFile(*entry) for name, entry in base.files.items()}
     label = base.name if base.commit is None else f"{base.name}@{base.commit[:12]}"
-    key = f"{where} holds only what was trained. Its base {label}"
+    key = f"{where} holds only the trained weights. Its base {label}"
     if base.commit is not None:
         hub = Hub(base.name, timeout)
         commit, first = base.commit, next(iter(weights))
@@ -59,8 +59,8 @@ def open_reference(
         except SnapshotError as error:
             changed = error
     raise changed or SnapshotError(
-        f"{key} is not there. Say in which folder it is now: a resume takes "
-        "model.pretrained=<folder>, sample.py, evaluate.py and snapshot merge --base <folder>."
+        f"{key} is missing. Name the folder that it is in now: a resume takes "
+        "model.pretrained=<folder>; sample.py, evaluate.py and snapshot merge --base <folder>."
     )
 
 

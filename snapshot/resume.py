@@ -159,9 +159,8 @@ def _named_snapshot(
         remote[0].waiting = store.hub.waiting  # one limit for all questions of a start
     if not path.exists() and remote is None:
         raise SnapshotError(
-            f"snapshot.resume={resume} is neither auto, never, nor a folder that exists, nor a "
-            "repo of the Hub (owner/name or owner/name@revision), nor a bucket "
-            "(hf://buckets/owner/name)."
+            f"snapshot.resume={resume} must be auto, never, a folder that exists, a repo of the "
+            "Hub (owner/name or owner/name@revision) or a bucket (hf://buckets/owner/name)."
         )
     try:
         if remote is None:

@@ -179,7 +179,7 @@ def test_a_base_is_compared_by_hash_wherever_it_is(trained, llama, tmp_path):
     assert open_reference(reference, place, 1.0).folder == own
     assert (own / "model.safetensors").samefile(llama / "model.safetensors")
     aside = own.rename(tmp_path / "aside")
-    with pytest.raises(SnapshotError, match=r"Its base .* is not there. .* --base <folder>"):
+    with pytest.raises(SnapshotError, match=r"Its base .* is missing. .* --base <folder>"):
         find_model(str(place)).load()
     assert find_model(str(place), str(moved)).load() is not None
     with open(moved / "model.safetensors", "r+b") as opened:

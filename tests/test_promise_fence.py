@@ -147,7 +147,7 @@ def without_a_word(scene: Scene, one: Trainer, other: Callable[[], Trainer]) -> 
     one.snapshot()
     one.living = False
     second.snapshot()
-    assert "This one takes over when nothing more has come from it for" in second.said[-1]
+    assert "This one takes over when that one has been silent for" in second.said[-1]
     return second
 
 

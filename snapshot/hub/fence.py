@@ -95,7 +95,7 @@ class Fence:
         uploaded = f"another attempt of this run has uploaded step {found.step} to {self._repo_id}"
         if left > 0:
             raise Held(
-                f"{uploaded}. This one takes over when nothing more has come from it for "
+                f"{uploaded}. This one takes over when that one has been silent for "
                 f"{found.silence_seconds / 60:.0f} minutes",
                 found.step,
                 left,
