@@ -154,7 +154,7 @@ def test_fp16_with_weights_on_the_cpu_of_gpus_is_refused(launched, states, monke
 
     (sentence,) = sentences(states)
     assert "says fsdp_offload_params: true. With mixed_precision: fp16" in sentence
-    assert "write bf16 or no" in sentence
+    assert "mixed_precision to bf16 or no" in sentence
 
 
 @pytest.mark.parametrize(("sizes", "processes", "words"), UNSPLIT)

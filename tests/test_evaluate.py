@@ -273,7 +273,7 @@ def test_mistakes_are_sentences(finished_run, pretrained, other_text, refused, t
         ([tmp_path / "none"], "is neither a folder that exists nor the name of a repo"),
         ([tmp_path], "manifest.json"),
         (["hf://buckets/me/run"], "is a bucket"),
-        ([pretrained], "name a text with --source."),
+        ([pretrained], "Name a text with --source."),
         ([pretrained, "--source", other_text, "--held-out"], "with --source, without --held-out"),
         ([finished_run, "--source", tmp_path / "none.txt"], "--source "),
         ([finished_run, "--source", unknown], "the character '\u00e9' (U+00E9) is not among"),

@@ -117,10 +117,10 @@ def test_of_two_runs_at_one_repo(in_repo, a_run, finished_run, begins, refused, 
     (other / "state.json").write_text(state.replace(run_id, "f" * 32))
     seal(other)
     said = refused("run.name=other", HERE)
-    assert "name another repo, or replace what is there with hub.takeover=true" in said
+    assert "name another repo, or replace what this one holds with hub.takeover=true" in said
     assert begins("run.name=other", THERE).state.run_id == "f" * 32
     assert begins("run.name=other", HERE, "hub.takeover=true").state.run_id == "f" * 32
-    assert "to continue the one in the repo, give another run.name" in said
+    assert "to continue the run in the repo, give another run.name" in said
     assert begins("run.name=third", HERE).state.run_id == run_id
 
 
@@ -168,7 +168,7 @@ def test_to_start_over_all_the_same(near_hub, a_run, small, begins, tmp_path):
     resumed = begins(*words)
     said = " ".join(resumed.warnings)
     assert resumed.state.step == 30
-    assert f"move {Path('out/mine')} away, or name another run.name" in said
+    assert f"move {Path('out/mine')} away, or give another run.name" in said
     assert "with a repo or a bucket, name another one as well" in said
     new = ("run.name=new", THERE, "snapshot.resume=never", "train.max_steps=40")
     assert begins(*new).folder is None

@@ -213,8 +213,8 @@ def test_a_target_is_a_repo_unless_it_or_its_owner_is_here(tmp_path, monkeypatch
 def test_mistakes_on_the_command_line_are_sentences(model, capsys):
     for words, sentence in [
         (["space", str(model)], "space needs --to"),
-        (["list", str(model), "--to", "x"], "the others do not take it"),
-        (["list", str(model), "--public"], "--public is for space"),
+        (["list", str(model), "--to", "x"], "the other commands do not take it"),
+        (["list", str(model), "--public"], "--public applies only to space"),
     ]:
         with pytest.raises(SystemExit) as stopped:
             main(words)

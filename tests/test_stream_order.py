@@ -215,7 +215,7 @@ def test_the_counts_before_a_block_need_no_history(weights, block):
 
 def test_a_snapshot_of_other_weights_or_another_text_is_refused(sources, tmp_path):
     state = steps_of(streams.corpus(tmp_path, *sources, weights=WEIGHTS), count=40)[-1][1]
-    with pytest.raises(DataError, match=r"data\.mix: the snapshot has read"):
+    with pytest.raises(DataError, match=r"data\.mix: the run has read"):
         streams.corpus(tmp_path, *sources, weights=(0.5, 0.5)).train.begin_at(state)
     for change in ({"row": 10**6}, {"window": 10**6}, {"token": 10**6}):
         corpus = streams.corpus(tmp_path, *sources, weights=WEIGHTS)

@@ -186,7 +186,7 @@ def test_rows_without_messages_and_replies_without_text_are_left_out(prepare, tm
 WRONG = {
     "no content": ({"messages": [{"role": "user", "contents": "a"}]}, "content is not a text"),
     "tools of another kind": ({"tools": ["go"]}, "tools is not a list of objects: ['go']"),
-    "documents of another kind": ({"documents": "a text"}, "give the column another name"),
+    "documents of another kind": ({"documents": "a text"}, "rename the column"),
 }
 
 

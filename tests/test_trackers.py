@@ -163,7 +163,7 @@ FAILS = HANGS.replace("time.sleep(600)", "raise ValueError('no room')")
 @pytest.mark.parametrize(
     ("program", "how"),
     [
-        pytest.param(HANGS, "continues alone", marks=pytest.mark.slow),
+        pytest.param(HANGS, "continues in the background", marks=pytest.mark.slow),
         (FAILS, "has failed"),
     ],
     ids=["hangs", "fails"],
