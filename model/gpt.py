@@ -125,7 +125,10 @@ class Attention(nn.Module):
         return self.resid_dropout(self.c_proj(mixed))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        """torch's attention; cpu/attention.py has one for CPUs, with the same arguments."""
+        """torch's attention; on a CPU cpu/attention.py has a faster one, with the same arguments.
+
+        To attend otherwise, change the call above: a CPU does not execute this function.
+        """
         return F.scaled_dot_product_attention(query, key, value, **options)
 
 
