@@ -91,6 +91,10 @@ def test_a_chat_model_stops_in_other_programs_where_its_template_ends_a_reply(tm
     base = SimpleNamespace(base=SimpleNamespace(folder=tmp_path))
     ends = generation(base, corpus)
     assert ends == {"eos_token_id": [7, *sorted([ids["</s>"], ids["<|im_end|>"]])]}
-    corpus.marks = frozenset()
-    assert generation(base, corpus) == {"eos_token_id": 7}
-    assert generation(None, corpus) == {}
+    plain = SimpleNamespace(**vars(corpus) | {"marks": frozenset()})
+    assert generation(base, plain) == {"eos_token_id": 7}
+    (tmp_path / "generation_config.json").unlink()
+    (tmp_path / "config.json").write_text('{"eos_token_id": 9, "pad_token_id": null, "x": 1}')
+    assert generation(base, corpus)["eos_token_id"][0] == 9  # which the new file would replace
+    assert generation(base, plain) == {}
+    assert generation(None, plain) == {}

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from data.special_tokens import END_ID, GENERATION, model_settings
+from data.special_tokens import CONFIG, END_ID, GENERATION, model_settings
 from snapshot.disk.files import read_json
 from snapshot.errors import SnapshotError
 
@@ -27,9 +27,13 @@ MOST_ENDS = 1_000
 def generation_of(folder: Path | None, stops: Collection[int]) -> dict[str, Any]:
     """The generation_config.json of a run that began from the model in `folder`; empty: none.
 
-    `stops` are tokens that end a reply as well, if the run trains on conversations.
+    `stops` are tokens that end a reply as well, if the run trains on conversations. Where the model
+    has no generation_config.json, the ids in its config.json hold, which such a file would replace.
     """
     content = {} if folder is None else model_settings(folder, GENERATION)
+    if stops and folder is not None and not (folder / GENERATION).exists():
+        entries = model_settings(folder, CONFIG)
+        content = {key: entries[key] for key in IDS if key in entries}
     kept = {key: value for key, value in content.items() if _is_valid(key, value)}
     if stops:
         ends = kept.get(END_ID, [])
