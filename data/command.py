@@ -32,9 +32,12 @@ def exit_code_of(command: Callable[[], int]) -> int:
         _discard_output()
         return EXIT_INTERRUPTED
     except OSError as error:
+        if error.filename is not None:
+            say_error(f"{error.filename}: {error.strerror}.")
+            return EXIT_USER_MISTAKE
         _discard_output()
-        say_error(f"{error.filename or 'the output'}: {error.strerror or error}.")
-        return EXIT_FAILED if error.filename is None else EXIT_USER_MISTAKE
+        say_error(f"the output: {error.strerror or error}.")
+        return EXIT_FAILED
 
 
 def say_error(sentences: str) -> None:
