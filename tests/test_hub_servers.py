@@ -167,7 +167,7 @@ def test_a_server_without_xet_is_named_once_with_the_remedy(hub, finished_run):
         uploads.offer(runs.snapshot(finished_run, step), Card(f"# {step}\n"))
         assert uploads.flush(30), uploads.status()
     (message,) = uploads.messages()
-    assert message.startswith(f"{hub.endpoint} has no Xet storage (HTTP 404)")
+    assert message.startswith(f"{hub.endpoint} has no Xet storage for large files (HTTP 404)")
     assert constants.HF_HUB_DISABLE_XET is True
     assert len([one for one in hub.requests if "xet" in one.path]) == 1
 

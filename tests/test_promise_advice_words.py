@@ -136,7 +136,7 @@ def test_the_batches_that_are_named_can_be_divided():
     train = replace(Config().train, global_batch_size=12, micro_batch_size=5)
     with pytest.raises(ConfigError) as caught:
         accumulation_steps(train, 1)
-    sizes, micros = re.findall(r"(?:is: |size=)(\d+) or (\d+)", str(caught.value))
+    sizes, micros = re.findall(r"(?:is |size=)(\d+) or (\d+)", str(caught.value))
     for size in map(int, sizes):
         accumulation_steps(replace(train, global_batch_size=size), 1)
     for micro in map(int, micros):

@@ -59,7 +59,7 @@ def test_a_tokenizer_of_bytes_is_bpe_257_and_others_get_a_sentence(inspect, tmp_
     for name, remedy in remedies.items():
         code, _, error = inspect(tmp_path / "a.jsonl", "--tokenizer", name)
         assert code == 2
-        assert error.startswith(f"error: --tokenizer {name} is ")
+        assert error.startswith(f"error: --tokenizer {name} ")
         assert remedy in error
 
 
