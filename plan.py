@@ -35,7 +35,7 @@ from snapshot.base import open_base
 from snapshot.command_line import positive_int
 from snapshot.disk.architecture import layout_for
 from snapshot.errors import SnapshotError
-from snapshot.hub.errors import HubError
+from store.errors import HubError
 from training.memory import available_memory
 from training.optimizer import freeze
 

@@ -174,7 +174,7 @@ def compiled(model: torch.nn.Module, settings: dict[str, Any]) -> Any:
 
 def bare(settings: dict[str, Any]) -> None:
     """The same model and text in a minimal loop of plain torch with gradient clipping."""
-    from cpu.tune import tune
+    from model.cpu.tune import tune
     from model.gpt import GPT, GPTConfig, parameter_count
     from training.reproducibility import compute_reproducibly
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from config.problems import Problems, is_storable, value_of, why_not_storable
 from config.schema import TEXT_KEYS, Config, other_model
 from config.streaming import check_streaming
-from cpu.attention import WAYS
 from data.columns import CONVERSATIONS, DOCUMENT_MODES
 from data.printable import printable
 from data.tokenizer import CHARACTERS, LARGEST_BPE, SMALLEST_BPE, bpe_size
+from model.cpu.attention import WAYS
 from model.gpt import ACTIVATIONS
 from optim.optimizers import OPTIMIZERS, refusal
 from optim.schedules import SCHEDULES

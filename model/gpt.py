@@ -125,7 +125,7 @@ class Attention(nn.Module):
         return self.resid_dropout(self.c_proj(mixed))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        """torch's attention; on a CPU cpu/attention.py has a faster one, with the same arguments.
+        """torch's attention; model/cpu/attention.py has a faster one, with the same arguments.
 
         To attend otherwise, change the call above: a CPU does not execute this function.
         """

@@ -26,8 +26,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves
 
 from config.schema import ConfigError, OptimConfig
-from cpu.tune import tune
 from model.causal_lm import LanguageModel, ModelConfig, build_model
+from model.cpu.tune import tune
 from planning.allocation_log import LiveBytes
 from planning.kernels import (
     cuda_kernels,

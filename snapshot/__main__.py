@@ -19,6 +19,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TextIO
 
+from browser.space import make_space
 from data.command import exit_code_of
 from data.errors import DataError
 from data.printable import printable
@@ -34,15 +35,14 @@ from snapshot.disk.state import RunState, check_snapshot, read_state
 from snapshot.disk.text_facts import loss_in_words, token_unit
 from snapshot.errors import DiskFault, SnapshotError
 from snapshot.fetched import fetch_newest
-from snapshot.hub.errors import HubError
-from snapshot.hub.fetch import RepoContents, read_repo
-from snapshot.hub.latest import remote_step
-from snapshot.hub.names import named_remote
-from snapshot.hub.remote import Remote
-from snapshot.hub.retries import with_retries
 from snapshot.merge import merge
 from snapshot.named_model import BASE_HELP
-from snapshot.space import make_space
+from store.errors import HubError
+from store.fetch import RepoContents, read_repo
+from store.latest import remote_step
+from store.names import named_remote
+from store.remote import Remote
+from store.retries import with_retries
 
 COMMANDS = ("verify", "list", "merge", "space")
 

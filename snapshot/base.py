@@ -34,12 +34,12 @@ from snapshot.disk.reference import (
 from snapshot.disk.tensors import TensorReader
 from snapshot.disk.tied import TIE, has_own_output
 from snapshot.errors import SnapshotError
-from snapshot.hub.client import Hub
-from snapshot.hub.errors import HubError, HubUnreachable
-from snapshot.hub.names import named_repo
-from snapshot.hub.remote import BRANCH, PREFIX, RemoteFile
-from snapshot.hub.retries import with_retries
 from snapshot.resume import newest_snapshot
+from store.client import Hub
+from store.errors import HubError, HubUnreachable
+from store.names import named_repo
+from store.remote import BRANCH, PREFIX, RemoteFile
+from store.retries import with_retries
 
 LARGEST_SMALL_BYTES = 64 << 20
 """Of a file that is read before the weights; the largest tokenizers have 40 MB."""

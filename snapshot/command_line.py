@@ -12,7 +12,7 @@ from data.errors import DataError
 from model.generate import BrokenModel
 from snapshot.device import DeviceError
 from snapshot.errors import SnapshotError
-from snapshot.hub.errors import HubError
+from store.errors import HubError
 
 USER_ERRORS = (SnapshotError, HubError, DataError, DeviceError, BrokenModel)
 

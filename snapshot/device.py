@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from cpu.threads import limit_threads
-from cpu.tune import tune
 from model.causal_lm import LanguageModel
+from model.cpu.threads import limit_threads
+from model.cpu.tune import tune
 
 
 class DeviceError(ValueError):

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from snapshot.disk.state import RunState, read_state
 from snapshot.errors import SnapshotError
-from snapshot.hub.bucket import Bucket
-from snapshot.hub.client import Hub
-from snapshot.hub.fetch import RepoContents, fetch, fetch_state, read_repo
-from snapshot.hub.latest import remote_step
-from snapshot.hub.newest import Fetched, newest_whole
-from snapshot.hub.remote import Remote
-from snapshot.hub.retries import with_retries
 from snapshot.start import RemoteSnapshot, StateCheck, any_state
+from store.bucket import Bucket
+from store.client import Hub
+from store.fetch import RepoContents, fetch, fetch_state, read_repo
+from store.latest import remote_step
+from store.newest import Fetched, newest_whole
+from store.remote import Remote
+from store.retries import with_retries
 
 
 def fetch_newest(hub: Remote, revision: str, root: Path, refuse: StateCheck = any_state) -> Fetched:

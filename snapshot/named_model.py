@@ -13,12 +13,12 @@ from snapshot.disk.reading import visible
 from snapshot.disk.reference import CONFIG, BaseReference, read_config, read_reference, stem_of
 from snapshot.disk.state import RunState, read_state, restore_weights
 from snapshot.errors import SnapshotError
-from snapshot.hub.client import Hub
-from snapshot.hub.fetch import fetch_for_sampling, read_repo
-from snapshot.hub.names import NAMED_BUCKET, named_repo
-from snapshot.hub.newest import newest_whole
 from snapshot.referenced_base import open_reference
 from snapshot.resume import newest_snapshot
+from store.client import Hub
+from store.fetch import fetch_for_sampling, read_repo
+from store.names import NAMED_BUCKET, named_repo
+from store.newest import newest_whole
 
 KEY = "model"
 TIMEOUT_SECONDS = 60.0

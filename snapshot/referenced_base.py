@@ -19,9 +19,9 @@ from snapshot.disk.files import (
 from snapshot.disk.reading import readable
 from snapshot.disk.reference import WEIGHTS, BaseReference
 from snapshot.errors import SnapshotError
-from snapshot.hub.client import Hub
-from snapshot.hub.remote import RemoteFile
-from snapshot.hub.retries import with_retries
+from store.client import Hub
+from store.remote import RemoteFile
+from store.retries import with_retries
 
 OWN_BASE = "base"
 """In a run's directory: the base of its snapshots."""

@@ -24,9 +24,6 @@ from snapshot.disk.reading import visible
 from snapshot.disk.state import RunState, check_snapshot, read_state
 from snapshot.errors import DiskFault, OtherRun, SnapshotError
 from snapshot.fetched import fetch_newest, remote_snapshot, skipped
-from snapshot.hub.errors import HubError, HubUnreachable
-from snapshot.hub.latest import remote_step
-from snapshot.hub.names import named_remote
 from snapshot.start import Start, StateCheck, any_state
 from snapshot.start_over import (
     METRICS,
@@ -36,6 +33,9 @@ from snapshot.start_over import (
     start_over,
 )
 from snapshot.store import Store, newest_of_disk_and_repo
+from store.errors import HubError, HubUnreachable
+from store.latest import remote_step
+from store.names import named_remote
 
 ATTEMPTS = "attempts.txt"
 """In a run's directory: the ids of the attempts that ran there, to compare with latest.json."""

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from snapshot.disk.files import TEMPORARY_PREFIX
 from snapshot.disk.state import RunState
-from snapshot.hub.fetch import RepoContents
-from snapshot.hub.latest import Latest
+from store.fetch import RepoContents
+from store.latest import Latest
 
 StateCheck = Callable[[RunState], object]
 """Raises SnapshotError for the state of a snapshot that an attempt must not resume from."""

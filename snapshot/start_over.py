@@ -10,10 +10,10 @@ from pathlib import Path
 from snapshot.disk.files import snapshot_folders, unused_name
 from snapshot.disk.state import RunState, read_state
 from snapshot.errors import SnapshotError
-from snapshot.hub.errors import HubError
-from snapshot.hub.fetch import fetch_state, read_repo
 from snapshot.start import Start
 from snapshot.store import Store, start_in_empty_repo
+from store.errors import HubError
+from store.fetch import fetch_state, read_repo
 
 METRICS = "metrics.jsonl"
 """In a run's directory: the metrics of its steps."""

@@ -12,7 +12,8 @@ from snapshot.disk.files import manifest_sha256
 from snapshot.disk.state import RunState, read_state
 from snapshot.errors import DiskFault, SnapshotError
 from snapshot.fetched import fetch_newer, remote_snapshot, skipped
-from snapshot.hub.errors import (
+from snapshot.start import Start, StateCheck, any_state
+from store.errors import (
     HubError,
     HubMissing,
     HubOffline,
@@ -21,11 +22,10 @@ from snapshot.hub.errors import (
     HubUnsupported,
     translate_errors,
 )
-from snapshot.hub.fetch import RepoContents, fetch_state, read_repo
-from snapshot.hub.newest import Fetched, NoneWhole
-from snapshot.hub.remote import BRANCH, Remote
-from snapshot.hub.retries import with_retries
-from snapshot.start import Start, StateCheck, any_state
+from store.fetch import RepoContents, fetch_state, read_repo
+from store.newest import Fetched, NoneWhole
+from store.remote import BRANCH, Remote
+from store.retries import with_retries
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,13 @@ from loopback_hub import LoopbackHub
 from loopback_store import Repo
 from snapshot.disk.files import manifest_sha256
 from snapshot.disk.state import read_state
-from snapshot.hub.attempt import UploadTarget
-from snapshot.hub.client import Hub
-from snapshot.hub.latest import Latest, latest_as_bytes
-from snapshot.hub.publish import Card, Policy
-from snapshot.hub.uploader import Uploader
-from snapshot.hub.xet import Transfer
 from snapshot.store import Store
+from store.attempt import UploadTarget
+from store.client import Hub
+from store.latest import Latest, latest_as_bytes
+from store.publish import Card, Policy
+from store.uploader import Uploader
+from store.xet import Transfer
 
 REPO = "me/run"
 WITHOUT_OPTIMIZER = ("config.json", "model.safetensors", "tokenizer.json")

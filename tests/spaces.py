@@ -12,9 +12,9 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from browser.space import make_space
 from data.tokenizer import Tokenizer
 from runs import ROOT
-from snapshot.space import make_space
 
 CALLS = ROOT / "tests" / "space_in_node.mjs"
 INSTALL = "apt-get install nodejs"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+import web_browser
 
-import browser
 from browser import BrowserError
 
 PAGE = """<!doctype html><title>A page</title>
@@ -18,7 +18,7 @@ WORKER = "fetch('asked.txt').then(() => { postMessage('done'); throw new Error('
 
 @pytest.fixture(scope="module")
 def chromium():
-    with browser.chromium() as running:
+    with web_browser.chromium() as running:
         yield running
 
 
@@ -26,7 +26,7 @@ def chromium():
 def address(tmp_path):
     for name, content in (("index.html", PAGE), ("worker.js", WORKER), ("asked.txt", "")):
         (tmp_path / name).write_text(content)
-    with browser.served(tmp_path) as served:
+    with web_browser.served(tmp_path) as served:
         yield served
 
 

@@ -11,7 +11,7 @@ from model.gpt import GPTConfig
 from snapshot.disk.files import read_json
 from snapshot.disk.gpt2_layout import gpt_shape
 from snapshot.disk.state import read_state
-from snapshot.hub.card import card_text
+from store.card import card_text
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from accelerate import Accelerator
 
 import training.run.tuning
 from config.compose import load_config
-from cpu import cores
-from cpu.threads import Threads
+from model.cpu import cores
+from model.cpu.threads import Threads
 from snapshot.device import usable_device
 from training.run.tuning import CpuTuning
 

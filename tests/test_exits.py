@@ -11,7 +11,7 @@ import runs
 from config.schema import ConfigError
 from data.errors import DataError, TextLost, TextUnreachable
 from snapshot.errors import SnapshotError
-from snapshot.hub.errors import HubError, HubRefused, HubUnreachable
+from store.errors import HubError, HubRefused, HubUnreachable
 from training.distributed.agreement import FailedElsewhere
 from training.errors import is_lasting
 from training.exits import OutOfMemory, TrainingStopped

@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub.errors import FileMetadataError, HFValidationError, LocalEntryNotFoundError
 from huggingface_hub.utils import hf_raise_for_status
 
-from snapshot.hub.errors import (
+from store.errors import (
     HubMissing,
     HubNoRevision,
     HubRefused,

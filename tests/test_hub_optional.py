@@ -16,12 +16,12 @@ from config.compose import load_config
 from disks import Tmpfs, mounted
 from snapshot.disk.state import read_state
 from snapshot.errors import DiskFault
-from snapshot.hub.bucket import Bucket
-from snapshot.hub.client import Hub
-from snapshot.hub.fetch import fetch_for_sampling, read_repo
-from snapshot.hub.newest import newest_whole
 from snapshot.resume import choose_start
 from snapshot.store import Store, newest_of_disk_and_repo, newest_state
+from store.bucket import Bucket
+from store.client import Hub
+from store.fetch import fetch_for_sampling, read_repo
+from store.newest import newest_whole
 from training.run.uploading import begin_uploads
 
 
@@ -136,7 +136,7 @@ def test_a_process_without_the_hub_says_so_once_and_waits_for_nothing(
     near_hub, finished_run, small, tmp_path, monkeypatch
 ):
     hubs.seed(near_hub, runs.snapshot(finished_run, 10))
-    monkeypatch.setattr("snapshot.hub.retries.RETRY_DELAYS_SECONDS", (60.0,))
+    monkeypatch.setattr("store.retries.RETRY_DELAYS_SECONDS", (60.0,))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     began = time.monotonic()
     start = choose_start(finished_run, "auto", hubs.store())

@@ -9,11 +9,11 @@ import runs
 from snapshot.__main__ import main
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
-from snapshot.hub.bucket import Bucket
-from snapshot.hub.client import Hub
 from snapshot.named_model import find_model
 from snapshot.resume import choose_start
 from snapshot.store import Store
+from store.bucket import Bucket
+from store.client import Hub
 
 pytestmark = pytest.mark.filterwarnings(  # huggingface_hub 2.4 calls httpx2 so
     "ignore:Use 'content=:DeprecationWarning"
@@ -99,7 +99,7 @@ def test_a_snapshot_that_is_pruned_while_it_is_downloaded_has_a_successor(
 def test_a_run_that_prunes_faster_than_a_reader_reads_is_named(
     near_hub, pruned_meanwhile, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("snapshot.hub.newest.MOST_HEADS", 2)
+    monkeypatch.setattr("store.newest.MOST_HEADS", 2)
     pruned_meanwhile(Hub, times=2)
     with pytest.raises(SnapshotError, match=r"pruned 2 snapshots.*\(hub\.keep\)"):
         of_named(tmp_path, hubs.store())
@@ -108,7 +108,7 @@ def test_a_run_that_prunes_faster_than_a_reader_reads_is_named(
 def test_a_run_that_keeps_more_is_read_as_the_sentence_says(
     near_hub, pruned_meanwhile, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("snapshot.hub.newest.MOST_HEADS", 2)
+    monkeypatch.setattr("store.newest.MOST_HEADS", 2)
     pruned_meanwhile(Hub, times=2, keep=3)
     assert of_named(tmp_path, hubs.store()) == 10
 

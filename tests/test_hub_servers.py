@@ -17,14 +17,14 @@ from snapshot.disk.files import manifest_sha256
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.fetched import fetch_remote_snapshot
-from snapshot.hub.client import Hub
-from snapshot.hub.errors import HubError, HubUnreachable
-from snapshot.hub.fetch import fetch, fetch_for_sampling, read_repo
-from snapshot.hub.newest import newest_whole
-from snapshot.hub.publish import Card
 from snapshot.resume import choose_start
 from snapshot.start import Start
 from snapshot.store import newest_of_disk_and_repo
+from store.client import Hub
+from store.errors import HubError, HubUnreachable
+from store.fetch import fetch, fetch_for_sampling, read_repo
+from store.newest import newest_whole
+from store.publish import Card
 from training.reporting.console import Console
 from training.reporting.events import Events, read_events
 from training.run.uploading import begin_uploads
@@ -266,7 +266,7 @@ def test_the_first_commit_after_a_restart_does_not_squash_again(hub, finished_ru
 
 @pytest.mark.parametrize("hub", [Deviations()], indirect=True)
 def test_a_fault_is_a_warning_once_and_a_word_in_the_progress_line(hub, finished_run, monkeypatch):
-    monkeypatch.setattr("snapshot.hub.uploader.FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr("store.uploader.FIRST_DELAY_SECONDS", 0.01)
     hub.create(hubs.REPO)
     fault = hub.fault("commit", "status", status=500, times=None, message="the disk is on fire")
     uploads = hubs.uploader()
@@ -301,7 +301,7 @@ def test_what_the_client_refuses_to_send_is_a_warning_at_once_and_no_outage(
 
 @pytest.mark.parametrize("hub", [Deviations()], indirect=True)
 def test_every_request_of_a_start_ends_at_the_run_s_own_timeout(hub, finished_run, monkeypatch):
-    monkeypatch.setattr("snapshot.hub.retries.RETRY_DELAYS_SECONDS", ())
+    monkeypatch.setattr("store.retries.RETRY_DELAYS_SECONDS", ())
     newest = runs.snapshot(finished_run, 30)
     hubs.put(hub, newest, 30, run=read_state(newest).run_id)
     found = newest_of_disk_and_repo(hubs.store(4.5), None, None, finished_run.parent / "other", ())

@@ -11,10 +11,10 @@ import pytest
 import hubs
 import runs
 from config.compose import load_config
-from snapshot.hub.client import Hub
-from snapshot.hub.errors import HubSilent, HubUnreachable
 from snapshot.resume import choose_start
 from snapshot.store import newest_state
+from store.client import Hub
+from store.errors import HubSilent, HubUnreachable
 from training.reporting.events import Events
 from training.run.records import fetch_missing
 

@@ -14,7 +14,7 @@ from runs import ROOT
 SCRIPT = """
 import json, resource, sys
 import torch
-from cpu.malloc import keep_freed_memory
+from model.cpu.malloc import keep_freed_memory
 
 if sys.argv[1] == "keep":
     keep_freed_memory(False)
@@ -57,7 +57,7 @@ def test_memory_that_was_freed_is_not_taken_from_the_system_again():
 THREADS = """
 import resource, threading
 import torch
-from cpu.malloc import keep_freed_memory, use_one_heap
+from model.cpu.malloc import keep_freed_memory, use_one_heap
 
 use_one_heap()
 keep_freed_memory(False)
@@ -92,7 +92,7 @@ START = """
 import json
 import psutil, torch
 from config.schema import Config
-from cpu.malloc import keep_freed_memory
+from model.cpu.malloc import keep_freed_memory
 from training.run.tuning import tuning_for
 
 def left(computes_on_cpu, sharded=False):

@@ -11,7 +11,7 @@ import yaml
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import model.head
-from cpu.tune import tune
+from model.cpu.tune import tune
 from model.gpt import (
     ACTIVATIONS,
     GPT,

@@ -18,10 +18,10 @@ from config.schema import Config, ConfigError
 from config.stored import as_plain, as_yaml
 from snapshot.disk.state import begin_snapshot
 from snapshot.errors import SnapshotError
-from snapshot.hub.records import EVENTS
 from snapshot.resume import ATTEMPTS, record_attempt
 from snapshot.start import Start
 from snapshot.start_over import check_can_move_aside
+from store.records import EVENTS
 from training.reporting.events import Events
 from training.reporting.metrics import as_line
 from training.run import start

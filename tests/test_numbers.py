@@ -16,9 +16,9 @@ from test_snapshot import trained, write
 from snapshot.disk.numbers import FileNumberCheck
 from snapshot.disk.state import check_snapshot
 from snapshot.errors import SnapshotError
-from snapshot.hub.fetch import RepoContents, fetch_for_sampling
-from snapshot.hub.remote import RemoteFile
 from snapshot.resume import choose_start, newest_snapshot
+from store.fetch import RepoContents, fetch_for_sampling
+from store.remote import RemoteFile
 
 QUERY = "transformer.h.0.attn.c_attn.weight"
 NAN, INF = float("nan"), float("inf")

@@ -8,8 +8,8 @@ from html.parser import HTMLParser
 from itertools import pairwise
 
 import pytest
+import web_browser
 
-import browser
 from config.schema import Config, HubConfig
 from training.reporting.events import Events
 from training.reporting.html import round_ticks
@@ -123,7 +123,7 @@ def test_a_browser_shows_it_and_asks_for_nothing(tmp_path, width, dark):
     add_sample(tmp_path, 3, "To be or not " * 30)
     Events(tmp_path / "events.jsonl", "0" * 32).add("warning", 3, "x" * 300)
     page_of(tmp_path, records=steps(4))
-    with browser.served(tmp_path) as address, browser.chromium() as chromium:
+    with web_browser.served(tmp_path) as address, web_browser.chromium() as chromium:
         page = chromium.open(f"{address}report.html", width=width, dark=dark)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         assert page.requested == [f"{address}report.html"]

@@ -21,8 +21,8 @@ import plan as plan_script
 import runs
 from config.compose import load_config
 from config.schema import OptimConfig
-from cpu.tune import tune
 from model.causal_lm import ModelConfig, build_model, causal_lm_config
+from model.cpu.tune import tune
 from model.generate import generate
 from model.gpt import GPT, GPTConfig
 from model.lora import Lora

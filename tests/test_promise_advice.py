@@ -18,8 +18,8 @@ from config.stored import as_plain
 from snapshot.__main__ import main
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
-from snapshot.hub.errors import HubError
 from snapshot.start import Start
+from store.errors import HubError
 from training.run import start
 from training.run.run_lock import RunLock
 

@@ -19,11 +19,11 @@ from config.stored import as_plain
 from snapshot.base import open_base
 from snapshot.disk.state import read_state
 from snapshot.errors import OtherRun, SnapshotError
-from snapshot.hub.bucket import Bucket
-from snapshot.hub.errors import HubError
 from snapshot.merge import merge
 from snapshot.other_run import refuse_other_run
 from snapshot.start_over import check_can_move_aside
+from store.bucket import Bucket
+from store.errors import HubError
 from training.run import start
 from training.run.run_dir import refuse_foreign
 from training.run.run_lock import RunLock

@@ -20,16 +20,16 @@ from loopback_hub import LoopbackHub
 from snapshot.disk.files import manifest_sha256
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
-from snapshot.hub.attempt import UploadTarget
-from snapshot.hub.bucket import Bucket
-from snapshot.hub.client import Hub
-from snapshot.hub.errors import HubRefused
-from snapshot.hub.publish import Best, Card, Policy
-from snapshot.hub.uploader import Uploader
 from snapshot.model_repo import check_model_repo
 from snapshot.resume import choose_start
 from snapshot.start import Start
 from snapshot.store import Store, newest_of_disk_and_repo
+from store.attempt import UploadTarget
+from store.bucket import Bucket
+from store.client import Hub
+from store.errors import HubRefused
+from store.publish import Best, Card, Policy
+from store.uploader import Uploader
 
 BUCKET = "me/run"
 STEPS = 30
@@ -384,7 +384,7 @@ def test_what_cannot_be_a_store_is_refused(near_hub, tmp_path, monkeypatch):
     assert bucket.files
     with pytest.raises(SnapshotError, match=r"hub\.bucket=me/run holds notes\.txt"):
         started_empty(tmp_path)
-    monkeypatch.setattr("snapshot.hub.bucket.is_available", lambda: False)
+    monkeypatch.setattr("store.bucket.is_available", lambda: False)
     with pytest.raises(HubRefused, match=r"hub\.bucket needs Xet"):
         content.upload({"notes.txt": tmp_path / "notes.txt"})
 

@@ -20,13 +20,13 @@ from config.compose import load_config
 from loopback_hub import LoopbackHub
 from snapshot.disk.files import folder_name, write_json
 from snapshot.disk.writing import atomic_snapshot
-from snapshot.hub.attempt import Attempt, UploadTarget
-from snapshot.hub.client import Hub
-from snapshot.hub.errors import HubConflict
-from snapshot.hub.fence import Fenced, Held
-from snapshot.hub.fetch import read_repo
-from snapshot.hub.publish import Policy, Upload
-from snapshot.hub.uploader import Uploader
+from store.attempt import Attempt, UploadTarget
+from store.client import Hub
+from store.errors import HubConflict
+from store.fence import Fenced, Held
+from store.fetch import read_repo
+from store.publish import Policy, Upload
+from store.uploader import Uploader
 from training.reporting.console import Console
 from training.run.uploading import finish_uploads
 
@@ -264,7 +264,7 @@ def test_an_owner_shows_that_it_lives_while_a_snapshot_waits_for_its_time(
 ):
     """With hub.min_interval_seconds=7200, in the real thread; a second stands for an hour."""
     for name in ("SHORTEST", "USUAL"):
-        monkeypatch.setattr(f"snapshot.hub.fence.{name}_SILENCE_SECONDS", 1)
+        monkeypatch.setattr(f"store.fence.{name}_SILENCE_SECONDS", 1)
     near_hub.create(hubs.REPO)
     policy = Policy(3, 7200.0, None, private=True, takeover=False)
     uploads = Uploader(UploadTarget(Hub(hubs.REPO, 5.0), policy, "run", "A"))

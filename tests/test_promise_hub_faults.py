@@ -30,14 +30,14 @@ from loopback_hub import LoopbackHub
 from snapshot.disk.files import manifest_sha256
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
-from snapshot.hub.client import Hub
-from snapshot.hub.errors import HubUnreachable
-from snapshot.hub.fetch import fetch_for_sampling, read_repo
-from snapshot.hub.newest import newest_whole
-from snapshot.hub.uploader import Uploader
 from snapshot.resume import choose_start
 from snapshot.start import Start
 from snapshot.store import newest_of_disk_and_repo
+from store.client import Hub
+from store.errors import HubUnreachable
+from store.fetch import fetch_for_sampling, read_repo
+from store.newest import newest_whole
+from store.uploader import Uploader
 from training.errors import USER_MISTAKES, exit_code_for
 
 pytestmark = pytest.mark.filterwarnings(

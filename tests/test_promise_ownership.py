@@ -15,14 +15,14 @@ from loopback_hub import LoopbackHub
 from snapshot.disk.files import manifest_sha256
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
-from snapshot.hub.attempt import UploadTarget
-from snapshot.hub.bucket import Bucket
-from snapshot.hub.client import Hub
-from snapshot.hub.latest import Latest, latest_as_bytes
-from snapshot.hub.publish import Best, Card, Policy
-from snapshot.hub.uploader import Uploader
 from snapshot.resume import choose_start
 from snapshot.store import Store
+from store.attempt import UploadTarget
+from store.bucket import Bucket
+from store.client import Hub
+from store.latest import Latest, latest_as_bytes
+from store.publish import Best, Card, Policy
+from store.uploader import Uploader
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Use 'content=:DeprecationWarning"  # huggingface_hub 2.4 calls httpx2 so

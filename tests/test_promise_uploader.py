@@ -17,9 +17,9 @@ from huggingface_hub.utils import get_session
 import hubs
 import runs
 from loopback_hub import LoopbackHub
-from snapshot.hub.bucket import Bucket
-from snapshot.hub.client import Hub
-from snapshot.hub.publish import Best
+from store.bucket import Bucket
+from store.client import Hub
+from store.publish import Best
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Use 'content=:DeprecationWarning"  # huggingface_hub 2.4 calls httpx2 so
@@ -35,7 +35,7 @@ ERRORS = [
 
 
 class Injection:
-    """Raises an error in the upload thread, at one of its calls of a function of snapshot/hub."""
+    """Raises an error in the upload thread, at one of its calls of a function of store."""
 
     def __init__(
         self, number: int | None, error: Callable[[], Exception], function: str = ""
@@ -80,9 +80,9 @@ def uploaded_through(hub: LoopbackHub, finished_run: Path, injection: Injection)
 )
 def test_an_error_at_any_place_costs_a_retry(tmp_path, monkeypatch, finished_run, every):
     """At each place, or at a random one of each 60, in the order of the calls."""
-    monkeypatch.setattr("snapshot.hub.uploader.FIRST_DELAY_SECONDS", 0.01)
-    monkeypatch.setattr("snapshot.hub.uploader.FLUSH_DELAY_SECONDS", 0.05)
-    monkeypatch.setattr("snapshot.hub.uploader.REPROBE_SECONDS", 0.05)
+    monkeypatch.setattr("store.uploader.FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr("store.uploader.FLUSH_DELAY_SECONDS", 0.05)
+    monkeypatch.setattr("store.uploader.REPROBE_SECONDS", 0.05)
     chosen, folders = random.Random(8), (tmp_path / f"{number}" for number in itertools.count())
 
     def with_error(number: int | None) -> Injection:
@@ -110,7 +110,7 @@ def test_an_error_beside_the_upload_itself_ends_no_uploads(
     near_hub, monkeypatch, finished_run, function, call
 ):
     """Each snapshot is committed once."""
-    monkeypatch.setattr("snapshot.hub.uploader.FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr("store.uploader.FIRST_DELAY_SECONDS", 0.01)
     injection = Injection(call, ERRORS[0], function)
     uploaded_through(near_hub, finished_run, injection)
     assert injection.place.endswith(f", {function}")

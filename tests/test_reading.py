@@ -13,8 +13,8 @@ from snapshot.disk.files import newest_verified, snapshot_folders
 from snapshot.disk.state import check_snapshot
 from snapshot.disk.writing import atomic_snapshot
 from snapshot.errors import SnapshotError
-from snapshot.hub.names import named_repo
 from snapshot.resume import choose_start, newest_snapshot
+from store.names import named_repo
 
 OF_THE_SYSTEM = (".DS_Store", "._model.safetensors", "Thumbs.db", "desktop.ini", ".nfs0000000001a2")
 OTHERS = (".hidden", "DS_Store", "thumbs.db.exe", "model.pkl", "._", ".nfs", ".nfsx", "x.DS_Store")

@@ -15,9 +15,9 @@ import hubs
 import runs
 from config.compose import load_config
 from snapshot.errors import SnapshotError
-from snapshot.hub.fetch import read_repo
-from snapshot.hub.latest import Latest
-from snapshot.hub.records import EVENTS, SEGMENT_STEPS, fetch_records, replaced_segments
+from store.fetch import read_repo
+from store.latest import Latest
+from store.records import EVENTS, SEGMENT_STEPS, fetch_records, replaced_segments
 from training.reporting.events import LONGEST_TEXT, MOST_EVENTS, Events, parse_events, read_events
 from training.reporting.metrics import read_metrics
 from training.reporting.records import MOST_SEGMENTS, merge_metrics, segments
@@ -205,7 +205,7 @@ def test_a_start_fetches_a_bounded_number_of_segments(near_hub, small, tmp_path,
     for number, at in enumerate(cut):
         path = f"metrics/from-{number * SEGMENT_STEPS + 1:08d}.jsonl"
         near_hub.commit_files(hubs.REPO, {path: b"".join(lines[at : at + SEGMENT_STEPS + 1])})
-    monkeypatch.setattr("snapshot.hub.records.MOST_METRICS_BYTES", 1 << 20, raising=False)
+    monkeypatch.setattr("store.records.MOST_METRICS_BYTES", 1 << 20, raising=False)
     config = load_config([*small, f"run.dir={tmp_path / 'run'}"])
     (tmp_path / "run" / "snapshots").mkdir(parents=True)
     described = Latest("run", "a", 60_000, "", "")

@@ -6,8 +6,8 @@ import pytest
 
 from snapshot import resume
 from snapshot.errors import SnapshotError
-from snapshot.hub.errors import HubRefused, HubUnreachable
 from snapshot.resume import choose_start
+from store.errors import HubRefused, HubUnreachable
 
 
 def test_a_misspelled_path_is_not_asked_of_the_hub(tmp_path, monkeypatch):

@@ -15,44 +15,60 @@ from tracked import tracked
 # What each room may import besides itself. A leaf is one file that a room above it may import too.
 ARROWS = {
     "model": set(),
-    "cpu": {"model"},
+    "model/cpu": {"model"},
     "optim": {"model/sharded"},
     # Its command; and prepared tables, which are read as streamed ones are.
     "data": {"data/streaming/inspection", "data/streaming/whole"},
     "data/streaming": {"data"},
-    "config": {"model", "cpu", "optim", "data"},
-    "snapshot/disk": {"model", "cpu", "optim", "data", "snapshot/errors", "snapshot/config_values"},
-    "snapshot/hub": {"model", "data", "snapshot/disk", "snapshot/errors", "snapshot/config_values"},
-    "snapshot": {"model", "cpu", "data", "snapshot/disk", "snapshot/hub"},
-    "training/distributed": {"model", "config", "training/errors"},
-    "training": {"model", "cpu", "optim", "data", "config", "snapshot", "training/distributed"},
-    "training/reporting": {
+    "config": {"model", "optim", "data"},
+    "snapshot/disk": {
         "model",
-        "cpu",
+        "optim",
+        "data",
+        "snapshot/errors",
+        "snapshot/config_values",
+    },
+    "store": {"model", "data", "snapshot/disk", "snapshot/errors", "snapshot/config_values"},
+    # Its command makes the page, too.
+    "snapshot": {"model", "data", "snapshot/disk", "store", "browser/space"},
+    "browser": {"model", "data", "snapshot", "store"},
+    "training/distributed": {"model", "config", "training/errors"},
+    "training": {
+        "model",
+        "optim",
         "data",
         "config",
         "snapshot",
+        "store",
+        "training/distributed",
+    },
+    "training/reporting": {
+        "model",
+        "data",
+        "config",
+        "snapshot",
+        "store",
         "training",
         "training/distributed",
     },
     "training/run": {
         "model",
-        "cpu",
         "data",
         "config",
         "snapshot",
+        "store",
         "training",
         "training/distributed",
         "training/reporting",
     },
-    "planning": {"model", "cpu", "optim", "config", "snapshot", "training"},
+    "planning": {"model", "optim", "config", "snapshot", "training"},
     "tracing": {"model", "data", "config", "planning", "training"},
     "cloud": {"training/exits"},
 }
 ROOMS = tuple(ARROWS)
 TOPS = {room.split("/")[0] for room in ROOMS}
 MAY_NOT_IMPORT = {
-    "cpu": {"hydra", "omegaconf", "accelerate", "huggingface_hub", "datasets", "numpy"},
+    "model/cpu": {"hydra", "omegaconf", "accelerate", "huggingface_hub", "datasets", "numpy"},
     "model": {"hydra", "omegaconf", "accelerate", "huggingface_hub", "datasets", "numpy"},
     "optim": {"hydra", "omegaconf", "accelerate", "huggingface_hub", "datasets", "numpy"},
     "data": {"hydra", "omegaconf", "accelerate", "huggingface_hub"},
@@ -60,7 +76,7 @@ MAY_NOT_IMPORT = {
     "config": {"accelerate"},
     "snapshot": {"hydra", "omegaconf"},
     "snapshot/disk": {"hydra", "omegaconf", "huggingface_hub"},
-    "snapshot/hub": {"hydra", "omegaconf"},
+    "store": {"hydra", "omegaconf"},
 }
 TALKS_TO_TORCH_DISTRIBUTED = {
     "model/sharded.py",  # gathers shards

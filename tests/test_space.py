@@ -13,12 +13,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import families
 import hubs
 import runs
+from browser.space import PAGE, _target_repo, _unknown_in, make_space
 from data.subwords import SubwordTokenizer
 from data.tokenizer import CharTokenizer
 from snapshot.__main__ import main
 from snapshot.disk.files import read_json, write_json
 from snapshot.errors import SnapshotError
-from snapshot.space import PAGE, _target_repo, _unknown_in, make_space
 from spaces import in_node, random_model, space_of
 from subword_folders import foreign_folder, sentencepiece_folder, trained
 
@@ -188,7 +188,7 @@ def test_a_full_disk_leaves_the_former_space(model, tmp_path, monkeypatch, capsy
     def fail(*_) -> None:
         raise OSError(28, "No space left on device", "model.safetensors")
 
-    monkeypatch.setattr("snapshot.space.write_model", fail)
+    monkeypatch.setattr("browser.space.write_model", fail)
     assert main(["space", str(model), "--to", str(space)]) == 2
     assert "No space left on device" in capsys.readouterr().err
     assert {path.name: path.read_bytes() for path in space.iterdir()} == before

@@ -6,8 +6,8 @@ import json
 
 import pytest
 import torch
+import web_browser
 
-import browser
 from data.tokenizer import CharTokenizer
 from model.generate import generate
 from snapshot.named_model import find_model
@@ -37,7 +37,7 @@ const weights = () => readWeights(folder, space.weights);
 
 @pytest.fixture(scope="module")
 def chromium():
-    with browser.chromium(*GPU) as running:
+    with web_browser.chromium(*GPU) as running:
         yield running
 
 
@@ -50,7 +50,7 @@ def model(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def address(model, tmp_path_factory):
-    with browser.served(space_of(model, tmp_path_factory.mktemp("space") / "space")) as address:
+    with web_browser.served(space_of(model, tmp_path_factory.mktemp("space") / "space")) as address:
         yield address
 
 
@@ -202,7 +202,7 @@ def test_without_a_prompt_a_text_begins_as_that_of_sample_py(page, model):
 def test_a_page_without_its_model_says_so_and_offers_nothing(chromium, model, tmp_path):
     space = space_of(model, tmp_path / "space")
     (space / "model.safetensors").unlink()
-    with browser.served(space) as address:
+    with web_browser.served(space) as address:
         page = chromium.open(address)
         page.wait_for(f"{STATUS} === 'model.safetensors cannot be loaded (HTTP 404).'")
         assert not page.evaluate(IDLE)

@@ -10,9 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import families
 import runs
-from cpu.attention import PRODUCTS
-from cpu.tune import tune
 from model.causal_lm import CausalLM, causal_lm_config
+from model.cpu.attention import PRODUCTS
+from model.cpu.tune import tune
 from model.gpt import GPT, GPTConfig
 from training.reporting.speed import Speed, flops_per_token, measured_peak, published_peak
 

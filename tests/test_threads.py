@@ -10,7 +10,7 @@ from accelerate.utils import DynamoBackend
 
 import runs
 import training.run.tuning
-from cpu.cores import cores
+from model.cpu.cores import cores
 
 
 class Machine:

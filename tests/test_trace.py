@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
+import web_browser
 
-import browser
 import runs
 from tracing.drawing import time_line
 from tracing.spans import Process, Span, collectives_of, computing, read_process, share_of
@@ -134,7 +134,7 @@ def test_the_chrome_trace_has_both_processes(traced):
 @pytest.mark.thorough
 @each_strategy
 def test_the_page_shows_each_process_at_any_width_and_asks_for_nothing(traced):
-    with browser.served(traced[1]) as address, browser.chromium() as chromium:
+    with web_browser.served(traced[1]) as address, web_browser.chromium() as chromium:
         for width, dark in ((1000, False), (400, True)):
             page = chromium.open(f"{address}trace.html", width=width, dark=dark)
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

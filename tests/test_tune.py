@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import copy
 
+import cpu.attention
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-import cpu.attention
-from cpu.attention import KERNEL, MATMUL_ATTENTION_LENGTH, PRODUCTS, matmul_attention
-from cpu.dropout import FastDropout
-from cpu.linear import AmxLinear
-from cpu.tune import tune
+from model.cpu.attention import KERNEL, MATMUL_ATTENTION_LENGTH, PRODUCTS, matmul_attention
+from model.cpu.dropout import FastDropout
+from model.cpu.linear import AmxLinear
+from model.cpu.tune import tune
 from model.gpt import GPT, Attention, GPTConfig
 from model.lora import Lora, add_adapters
 

@@ -17,11 +17,11 @@ from loopback_deviations import Deviations
 from loopback_hub import LoopbackHub
 from snapshot.disk.files import read_json
 from snapshot.disk.state import read_state
-from snapshot.hub.client import Hub
-from snapshot.hub.fetch import read_repo
-from snapshot.hub.publish import Best, Card
-from snapshot.hub.uploader import Uploader
 from snapshot.start_over import METRICS
+from store.client import Hub
+from store.fetch import read_repo
+from store.publish import Best, Card
+from store.uploader import Uploader
 from training.reporting.metrics import read_metrics
 
 

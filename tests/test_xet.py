@@ -16,9 +16,9 @@ import hubs
 import runs
 from loopback_deviations import Deviations
 from loopback_hub import LoopbackHub
-from snapshot.hub import xet
-from snapshot.hub.errors import HubRefused, HubUnreachable
-from snapshot.hub.xet import NoXet, XetFile, XetStorage
+from store import xet
+from store.errors import HubRefused, HubUnreachable
+from store.xet import NoXet, XetFile, XetStorage
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from config.schema import ConfigError
 from data.errors import DataError, TextLost, TextUnreachable
 from snapshot.errors import SnapshotError
-from snapshot.hub.errors import HubError, HubUnreachable
+from store.errors import HubError, HubUnreachable
 from training.exits import EXIT_FAILED, EXIT_USER_MISTAKE, OutOfMemory, TrainingStopped
 
 USER_MISTAKES = (ConfigError, DataError, SnapshotError, HubError)

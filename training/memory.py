@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from cpu.cores import control_groups
+from model.cpu.cores import control_groups
 from training.distributed.environment import processes_here
 
 MEMORY_FILES = (

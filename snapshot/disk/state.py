@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from cpu.attention import WAYS
 from model.causal_lm import LanguageModel
+from model.cpu.attention import WAYS
 from model.gpt import GPT
 from model.sharded import reshard
 from snapshot.config_values import value_of

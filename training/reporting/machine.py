@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator
 
 from config.schema import RunConfig
-from cpu.cores import cores
+from model.cpu.cores import cores
 from training.distributed.environment import processes_here
 from training.distributed.precision import effective_precision
 from training.distributed.strategy import offloads

@@ -13,7 +13,7 @@ from pathlib import Path
 from config.schema import Config
 from data.printable import printable
 from snapshot.disk.files import snapshot_folders, snapshots_in, step_of
-from snapshot.hub.records import EVENTS
+from store.records import EVENTS
 from training.reporting.events import read_events
 from training.reporting.html import round_ticks, table, write_html
 from training.reporting.metrics import Record

@@ -12,7 +12,7 @@ from typing import Any
 
 from data.printable import printable
 from snapshot.errors import SnapshotError
-from snapshot.hub.records import SEGMENT_STEPS, segment_path
+from store.records import SEGMENT_STEPS, segment_path
 from training.reporting.metrics import Record, as_line, figures_at, is_finite, place_after
 
 MOST_SEGMENTS = 16

@@ -13,10 +13,10 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from cpu.threads import Threads
 from data.prepared import CorpusInfo
+from model.cpu.threads import Threads
 from model.sharded import gather_full
-from snapshot.hub.uploader import Uploader
+from store.uploader import Uploader
 from training.distributed.launcher import seconds_since_start
 from training.exits import TrainingStopped
 from training.reporting.clock import EVALUATION, PASSES, SNAPSHOT, PhaseClock

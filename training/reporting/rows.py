@@ -8,8 +8,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from snapshot.hub.records import EVENTS
 from snapshot.start_over import METRICS
+from store.records import EVENTS
 from training.reporting.events import Event, read_events
 from training.reporting.metrics import Record, read_after
 from training.reporting.samples import read_samples

@@ -12,11 +12,11 @@ from accelerate import Accelerator
 from config.other_models import rate_by_size
 from config.schema import Config
 from config.stored import as_plain
-from cpu.attention import KERNEL, PRODUCTS
 from data.corpus import Corpus
 from data.rows import Documents
 from data.stream import TokenStream
 from model.causal_lm import LanguageModel
+from model.cpu.attention import KERNEL, PRODUCTS
 from model.gpt import parameter_count
 from model.lora import experts_of
 from snapshot.config_values import changed_values

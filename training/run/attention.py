@@ -17,8 +17,8 @@ from accelerate import Accelerator
 from torch import nn
 
 from config.schema import Config
-from cpu.attention import MATMUL_ATTENTION_LENGTH, WAYS, faster_of, measure
 from data.once import temporary_name
+from model.cpu.attention import MATMUL_ATTENTION_LENGTH, WAYS, faster_of, measure
 from model.gpt import GPT
 from snapshot.disk.state import RunState
 from training.distributed.agreement import broadcast_text

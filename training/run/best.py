@@ -12,10 +12,10 @@ from config.schema import Config
 from snapshot.disk.files import folder_name, read_json, snapshots_in, write_whole
 from snapshot.disk.state import RunState
 from snapshot.errors import SnapshotError
-from snapshot.hub.latest import best_in
-from snapshot.hub.publish import Best
 from snapshot.start import Start
 from snapshot.start_over import METRICS
+from store.latest import best_in
+from store.publish import Best
 from training.reporting.metrics import held_out_at
 
 BEST = "best.json"

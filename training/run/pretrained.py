@@ -36,9 +36,9 @@ from snapshot.disk.generation import generation_of
 from snapshot.disk.reference import BaseReference, read_config, read_reference
 from snapshot.disk.state import restore_weights
 from snapshot.errors import SnapshotError
-from snapshot.hub.errors import HubError
 from snapshot.referenced_base import keep_base, open_reference
 from snapshot.start import Start
+from store.errors import HubError
 from training.distributed.agreement import (
     broadcast_text,
     local_main_first,

@@ -14,11 +14,11 @@ from snapshot.config_values import changed_values
 from snapshot.disk.files import snapshots_in
 from snapshot.disk.state import RunState
 from snapshot.errors import SnapshotError
-from snapshot.hub.errors import HubError
-from snapshot.hub.records import EVENTS, MOST_METRICS_BYTES, fetch_records
-from snapshot.hub.retries import with_retries
 from snapshot.start import Start
 from snapshot.start_over import METRICS
+from store.errors import HubError
+from store.records import EVENTS, MOST_METRICS_BYTES, fetch_records
+from store.retries import with_retries
 from training.reporting.console import Console
 from training.reporting.events import Events, as_text, read_events
 from training.reporting.metrics import has_step
@@ -96,7 +96,7 @@ def fetch_missing(
 
 
 def records_for_upload(config: Config) -> Callable[[int, int], tuple[dict[str, bytes], int]]:
-    """What an upload adds of the records: `snapshot.hub.attempt.UploadTarget.records`."""
+    """What an upload adds of the records: `store.attempt.UploadTarget.records`."""
     run_dir = Path(config.run.dir)
 
     def records(after: int, step: int) -> tuple[dict[str, bytes], int]:

@@ -14,8 +14,8 @@ from config.schema import Config, ConfigError
 from config.stored import as_plain
 from snapshot.config_values import changed_values
 from snapshot.disk.state import RunState
-from snapshot.hub.records import EVENTS
 from snapshot.start_over import METRICS
+from store.records import EVENTS
 from training.distributed.environment import restarted_by_launcher
 from training.exits import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER_MISTAKE
 from training.reporting.events import read_events

@@ -13,10 +13,10 @@ from omegaconf import OmegaConf
 from config.schema import ConfigError
 from snapshot.disk.files import TEMPORARY_PREFIX, manifest_entries, snapshot_folders, snapshots_in
 from snapshot.errors import SnapshotError
-from snapshot.hub.fetch import PARTIAL
-from snapshot.hub.records import EVENTS
 from snapshot.resume import ATTEMPTS
 from snapshot.start_over import METRICS
+from store.fetch import PARTIAL
+from store.records import EVENTS
 from training.reporting.events import parse_events
 from training.reporting.page import PAGE
 from training.reporting.samples import SAMPLES

@@ -22,8 +22,8 @@ from data.corpus import Corpus
 from model.causal_lm import LanguageModel
 from snapshot.disk.architecture import layout_of
 from snapshot.disk.state import RunState
-from snapshot.hub.uploader import Uploader
 from snapshot.start import Start
+from store.uploader import Uploader
 from training.distributed.agreement import run_on_main
 from training.distributed.environment import is_local_main_process
 from training.distributed.launcher import launcher

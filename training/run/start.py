@@ -14,22 +14,22 @@ from accelerate import Accelerator
 
 from config.schema import Config
 from config.stored import as_plain, as_yaml
-from cpu.cores import cores
 from data.corpus import Corpus, prepare_corpus
 from data.errors import DataError
 from data.public_names import public_name
 from data.tokenizer import CHARACTERS
+from model.cpu.cores import cores
 from snapshot.base import Base
 from snapshot.disk.files import manifest_sha256, remove_leftovers, snapshots_in, write_whole
 from snapshot.disk.pruning import prune
 from snapshot.disk.state import RunState, check_snapshot, read_state
 from snapshot.errors import SnapshotError
 from snapshot.fetched import fetch_remote_snapshot
-from snapshot.hub.fetch import remove_partial
 from snapshot.model_repo import check_model_repo
 from snapshot.resume import choose_start, folder_for_step
 from snapshot.start import RemoteSnapshot, Start, StateCheck, any_state
 from snapshot.start_over import check_can_move_aside
+from store.fetch import remove_partial
 from training.distributed.agreement import (
     broadcast_text,
     equal_on_all,

@@ -15,7 +15,6 @@ from accelerate import Accelerator
 from config.mix import MixPart
 from config.schema import Config
 from config.streaming import is_streamed
-from cpu.cores import cores
 from data.columns import PACKED
 from data.corpus import Corpus
 from data.errors import DataError
@@ -30,6 +29,7 @@ from data.streaming.listing import list_source
 from data.streaming.reading import read_group
 from data.streaming.text import StreamedText
 from data.tokenizer import CHARACTERS, OF_BYTES, bpe_size
+from model.cpu.cores import cores
 from snapshot.base import Base
 from snapshot.disk.state import RunState, read_state
 from snapshot.disk.state_parts import HELD_OUT_GROUPS

@@ -9,9 +9,9 @@ from accelerate import Accelerator
 from torch import nn
 
 from config.schema import Config
-from cpu.malloc import keep_freed_memory, use_one_heap
-from cpu.threads import Threads, limit_threads
-from cpu.tune import tune
+from model.cpu.malloc import keep_freed_memory, use_one_heap
+from model.cpu.threads import Threads, limit_threads
+from model.cpu.tune import tune
 from snapshot.disk.state import RunState
 from training.distributed.environment import on_cpu, processes_here
 from training.distributed.strategy import is_compiled

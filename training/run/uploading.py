@@ -1,6 +1,6 @@
 """A run and its store on the Hub: begin the uploads, hand over each snapshot, wait at the end.
 
-No error leaves `snapshot.hub.uploader`, so a run continues without the Hub.
+No error leaves `store.uploader`, so a run continues without the Hub.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from snapshot.disk.contents import check_model
 from snapshot.disk.files import manifest_sha256, snapshot_folders, snapshots_in, step_of
 from snapshot.disk.state import RunState, read_state, versions
 from snapshot.errors import SnapshotError
-from snapshot.hub.attempt import UploadTarget
-from snapshot.hub.bucket import Bucket
-from snapshot.hub.card import card_text
-from snapshot.hub.client import Hub
-from snapshot.hub.errors import HubError, is_offline
-from snapshot.hub.fetch import read_repo
-from snapshot.hub.publish import Best, Card, Policy
-from snapshot.hub.records import EVENTS
-from snapshot.hub.remote import Remote
-from snapshot.hub.uploader import Uploader
 from snapshot.resume import record_attempt
 from snapshot.start import Start
 from snapshot.store import Store
+from store.attempt import UploadTarget
+from store.bucket import Bucket
+from store.card import card_text
+from store.client import Hub
+from store.errors import HubError, is_offline
+from store.fetch import read_repo
+from store.publish import Best, Card, Policy
+from store.records import EVENTS
+from store.remote import Remote
+from store.uploader import Uploader
 from training.reporting.console import Console
 from training.reporting.events import read_events
 from training.run.records import records_for_upload

@@ -28,10 +28,10 @@ from snapshot.disk.files import (
     read_json,
 )
 from snapshot.errors import SnapshotError
-from snapshot.hub.errors import BUCKETS, HubMissing, HubRefused, HubUnreachable, translate_errors
-from snapshot.hub.latest import Latest, best_in, remote_step
-from snapshot.hub.remote import BRANCH, Remote, RemoteFile
-from snapshot.hub.xet import NoXet, Sent, Transfer, XetFile, is_available
+from store.errors import BUCKETS, HubMissing, HubRefused, HubUnreachable, translate_errors
+from store.latest import Latest, best_in, remote_step
+from store.remote import BRANCH, Remote, RemoteFile
+from store.xet import NoXet, Sent, Transfer, XetFile, is_available
 
 ATTEMPT = r"[0-9a-f]{32}/[0-9a-f]{32}"
 """A run and an attempt."""

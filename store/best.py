@@ -8,7 +8,7 @@ from pathlib import Path
 
 from snapshot.disk.files import verify
 from snapshot.errors import SnapshotError
-from snapshot.hub.publish import Upload
+from store.publish import Upload
 
 
 class BestCheck:

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from snapshot.disk.reading import sha256_of
 from snapshot.errors import SnapshotError
-from snapshot.hub.fetch import RepoContents
-from snapshot.hub.latest import Latest
-from snapshot.hub.remote import RemoteFile
+from store.fetch import RepoContents
+from store.latest import Latest
+from store.remote import RemoteFile
 
 EVENTS = "events.jsonl"
 SEGMENT_STEPS = 10_000

@@ -11,9 +11,9 @@ import sys
 
 from torch import nn
 
-from cpu.attention import KERNEL, PRODUCTS, ProductAttention
-from cpu.dropout import FastDropout
-from cpu.linear import AmxLinear
+from model.cpu.attention import KERNEL, PRODUCTS, ProductAttention
+from model.cpu.dropout import FastDropout
+from model.cpu.linear import AmxLinear
 from model.gpt import MLP, Attention, Transformer
 
 FASTER: dict[type[nn.Module], type[nn.Module]] = {

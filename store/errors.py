@@ -26,7 +26,7 @@ from huggingface_hub.errors import (
 )
 
 from data.printable import printable
-from snapshot.hub.answers import requested_delay, short_text, status_text
+from store.answers import requested_delay, short_text, status_text
 
 CARD_VALIDATION_PATH = "/api/validate-yaml"
 DISK_ERRORS = (

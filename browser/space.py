@@ -1,4 +1,4 @@
-"""A static Space from a model: a page that computes it in the browser (snapshot/page/)."""
+"""A static Space from a model: a page that computes it in the browser (browser/page/)."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from snapshot.disk.reading import names_in, visible
 from snapshot.disk.reference import WHOLE
 from snapshot.disk.writing import atomic_folder
 from snapshot.errors import SnapshotError
-from snapshot.hub.names import NAMED_REPO, named_repo
-from snapshot.hub.remote import PREFIX
-from snapshot.hub.space import PAGE, SPACE, files_made, upload_space
 from snapshot.merge import write_model
 from snapshot.named_model import TIMEOUT_SECONDS, NamedModel, find_model
+from store.names import NAMED_REPO, named_repo
+from store.remote import PREFIX
+from store.space import PAGE, SPACE, files_made, upload_space
 
 PIECE_BYTES = 200_000_000
 """Bytes of the largest file, which the page reads at once."""
@@ -164,7 +164,7 @@ def _card(named: NamedModel, title: str, repo: str | None) -> str:
 
 
 def _check_subwords(content: dict[str, Any], name: str) -> None:
-    """Raise SnapshotError for a tokenizer.json that snapshot/page/tokenizer.js does not compute."""
+    """Raise SnapshotError for a tokenizer.json that browser/page/tokenizer.js does not compute."""
     if (reason := _unknown_in(content)) is not None:
         raise SnapshotError(
             f"the tokenizer of {name} {reason}, and the page of a Space computes characters and "

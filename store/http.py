@@ -9,8 +9,8 @@ import huggingface_hub  # imports HfApi at its first use, which a run without a 
 from huggingface_hub.utils import logging
 from huggingface_hub.utils._http import default_client_factory, set_client_factory
 
-from snapshot.hub.answers import RETRY_AFTER, retry_after_seconds
-from snapshot.hub.waiting import limit_request, watch_response
+from store.answers import RETRY_AFTER, retry_after_seconds
+from store.waiting import limit_request, watch_response
 
 LONGEST_SLEEP_SECONDS = 10.0
 """The longest delay between the Hub client's own retries of a request."""

@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 import huggingface_hub  # imports the rest at its first use
 
 from snapshot.errors import SnapshotError
-from snapshot.hub.best import BestCheck
-from snapshot.hub.client import Hub
-from snapshot.hub.errors import HubConflict, HubError, HubNoRevision, HubRefused, HubUnsupported
-from snapshot.hub.fence import Clock, Fence, Fenced, Held, Pulse
-from snapshot.hub.fetch import read_repo
-from snapshot.hub.latest import LATEST, Latest, latest_as_bytes
-from snapshot.hub.pruning import Manifests
-from snapshot.hub.publish import Policy, Upload, latest_for, publish
-from snapshot.hub.remote import Remote
-from snapshot.hub.upkeep import Upkeep
-from snapshot.hub.xet import Transfer
+from store.best import BestCheck
+from store.client import Hub
+from store.errors import HubConflict, HubError, HubNoRevision, HubRefused, HubUnsupported
+from store.fence import Clock, Fence, Fenced, Held, Pulse
+from store.fetch import read_repo
+from store.latest import LATEST, Latest, latest_as_bytes
+from store.pruning import Manifests
+from store.publish import Policy, Upload, latest_for, publish
+from store.remote import Remote
+from store.upkeep import Upkeep
+from store.xet import Transfer
 
 STORAGE_IS_FULL = ("HTTP 402", "HTTP 403", "HTTP 413", "HTTP 507")
 """Statuses that servers send where a repo's storage has no room, among other reasons."""

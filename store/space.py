@@ -19,10 +19,10 @@ from data.tokenizer import TOKENIZER_FILES
 from snapshot.disk.files import LARGEST_JSON_BYTES, read_json
 from snapshot.disk.reference import CONFIG
 from snapshot.errors import SnapshotError
-from snapshot.hub.client import OWN_FILES
-from snapshot.hub.errors import translate_errors
-from snapshot.hub.http import hub_api
-from snapshot.hub.remote import BRANCH
+from store.client import OWN_FILES
+from store.errors import translate_errors
+from store.http import hub_api
+from store.remote import BRANCH
 
 SPACE = "space.json"
 """The file by which a Space of this project is known. It lists the others."""

@@ -17,10 +17,10 @@ from snapshot.config_values import value_of
 from snapshot.disk.reference import ADAPTERS, TRAINED, WHOLE, configured_stem
 from snapshot.disk.state import RunState
 from snapshot.disk.text_facts import bits_per_byte, loss_in_words, lost_facts, token_unit
-from snapshot.hub.client import REPO_ID
-from snapshot.hub.names import NAMED_REPO
-from snapshot.hub.publish import CURVES, Best
-from snapshot.hub.records import EVENTS
+from store.client import REPO_ID
+from store.names import NAMED_REPO
+from store.publish import CURVES, Best
+from store.records import EVENTS
 
 SHOWN = (
     ("optim.learning_rate", "learning rate"),

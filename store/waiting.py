@@ -9,7 +9,7 @@ from contextvars import ContextVar
 
 import httpx2
 
-from snapshot.hub.errors import HubSilent
+from store.errors import HubSilent
 
 SHORTEST_TIMEOUT_SECONDS = 0.1
 

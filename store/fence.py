@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Collection
 
-from snapshot.hub.latest import LONGEST_SILENCE_SECONDS, Latest
+from store.latest import LONGEST_SILENCE_SECONDS, Latest
 
 SHORTEST_SILENCE_SECONDS = 600
 """Shorter outages of the Hub do not cost an attempt its repo."""

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cpu.dropout import dropout
+from model.cpu.dropout import dropout
 from model.gpt import Attention
 
 WAYS = PRODUCTS, KERNEL = "products", "kernel"

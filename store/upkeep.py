@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection
 
 from snapshot.disk.files import folder_name
 from snapshot.errors import SnapshotError
-from snapshot.hub.client import Hub
-from snapshot.hub.errors import HubError, HubRefused, HubUnsupported
-from snapshot.hub.latest import Latest
-from snapshot.hub.publish import Policy
+from store.client import Hub
+from store.errors import HubError, HubRefused, HubUnsupported
+from store.latest import Latest
+from store.publish import Policy
 
 
 class Upkeep:

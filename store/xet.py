@@ -25,8 +25,8 @@ from huggingface_hub import constants
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
 from data.printable import printable
-from snapshot.hub.answers import redact_secrets
-from snapshot.hub.errors import (
+from store.answers import redact_secrets
+from store.errors import (
     BUCKETS,
     DISK_ERRORS,
     TRANSIENT_STATUSES,
@@ -36,7 +36,7 @@ from snapshot.hub.errors import (
     lost_file,
     translate_errors,
 )
-from snapshot.hub.waiting import transfer
+from store.waiting import transfer
 
 SETTINGS = {
     # It counts from the start of a request, and a xorb of 64 MB may take long: we watch ourselves.

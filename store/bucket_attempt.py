@@ -11,17 +11,17 @@ from tempfile import TemporaryDirectory
 from data.tokenizer import TOKENIZER_FILES
 from snapshot.disk.contents import STATE
 from snapshot.disk.files import MANIFEST, manifest_entries
-from snapshot.hub.attempt import UploadTarget
-from snapshot.hub.best import BestCheck
-from snapshot.hub.bucket import BEST, RECORDS, Bucket, folders_in_bucket, run_of, whole_snapshots
-from snapshot.hub.errors import HubError, HubRefused, HubUnreachable
-from snapshot.hub.fence import Fenced
-from snapshot.hub.fetch import read_repo
-from snapshot.hub.latest import remote_step
-from snapshot.hub.pruning import OPTIMIZER, WEIGHTS, Manifests
-from snapshot.hub.publish import CONFIGS, Best, Upload, check_digests
-from snapshot.hub.remote import RemoteFile
-from snapshot.hub.xet import Transfer, XetFile
+from store.attempt import UploadTarget
+from store.best import BestCheck
+from store.bucket import BEST, RECORDS, Bucket, folders_in_bucket, run_of, whole_snapshots
+from store.errors import HubError, HubRefused, HubUnreachable
+from store.fence import Fenced
+from store.fetch import read_repo
+from store.latest import remote_step
+from store.pruning import OPTIMIZER, WEIGHTS, Manifests
+from store.publish import CONFIGS, Best, Upload, check_digests
+from store.remote import RemoteFile
+from store.xet import Transfer, XetFile
 
 
 class BucketAttempt:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snapshot.errors import DiskFault, OtherRun, SnapshotError
-from snapshot.hub.errors import HubNoFile, HubNoRevision
-from snapshot.hub.fetch import RepoContents, read_repo
-from snapshot.hub.retries import with_retries
+from store.errors import HubNoFile, HubNoRevision
+from store.fetch import RepoContents, read_repo
+from store.retries import with_retries
 
 MOST_HEADS = 10
 """After so many, each pruned while it was downloaded, a reader ends."""

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from snapshot.hub.errors import REMEDY, HubRefused, translate_errors
-from snapshot.hub.http import hub_api
-from snapshot.hub.latest import Latest
-from snapshot.hub.waiting import WaitingTime
-from snapshot.hub.xet import XetFile, XetStorage
+from store.errors import REMEDY, HubRefused, translate_errors
+from store.http import hub_api
+from store.latest import Latest
+from store.waiting import WaitingTime
+from store.xet import XetFile, XetStorage
 
 BRANCH = "main"
 PREFIX = "hf://"

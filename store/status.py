@@ -7,8 +7,8 @@ from pathlib import Path
 
 from snapshot.disk.files import MANIFEST
 from snapshot.errors import SnapshotError
-from snapshot.hub.errors import HubError, HubRefused
-from snapshot.hub.xet import Transfer
+from store.errors import HubError, HubRefused
+from store.xet import Transfer
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """A headless Chromium for the tests, driven by the DevTools protocol over two pipes.
 
-    with browser.served(folder) as address, browser.chromium() as chromium:
+    with web_browser.served(folder) as address, web_browser.chromium() as chromium:
         page = chromium.open(address, width=400, dark=True)
         page.press("Tab")
         page.type("Once")

@@ -16,15 +16,15 @@ from pathlib import Path
 from huggingface_hub.utils import disable_progress_bars
 
 from snapshot.errors import SnapshotError
-from snapshot.hub.attempt import Attempt, UploadTarget
-from snapshot.hub.bucket import Bucket
-from snapshot.hub.bucket_attempt import BucketAttempt
-from snapshot.hub.client import Hub
-from snapshot.hub.errors import HubConflict, HubRefused, HubUnreachable
-from snapshot.hub.fence import LOOK_SECONDS, Fenced, Held
-from snapshot.hub.publish import Best, Card, Upload
-from snapshot.hub.status import UploadFailure, UploadStatus, is_about_snapshot
-from snapshot.hub.xet import Transfer
+from store.attempt import Attempt, UploadTarget
+from store.bucket import Bucket
+from store.bucket_attempt import BucketAttempt
+from store.client import Hub
+from store.errors import HubConflict, HubRefused, HubUnreachable
+from store.fence import LOOK_SECONDS, Fenced, Held
+from store.publish import Best, Card, Upload
+from store.status import UploadFailure, UploadStatus, is_about_snapshot
+from store.xet import Transfer
 
 FIRST_DELAY_SECONDS = 1.0
 LONGEST_DELAY_SECONDS = 3600.0

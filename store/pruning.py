@@ -11,8 +11,8 @@ from pathlib import Path
 
 from snapshot.disk.files import MANIFEST, entries_in, manifest_entries, parse_json
 from snapshot.errors import SnapshotError
-from snapshot.hub.latest import Latest, folders_in, remote_step
-from snapshot.hub.remote import Remote, RemoteFile
+from store.latest import Latest, folders_in, remote_step
+from store.remote import Remote, RemoteFile
 
 LARGEST_MANIFEST_BYTES = 4 << 20
 PARTS = r"(-\d+-of-\d+)?\.safetensors(\.index\.json)?"

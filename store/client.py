@@ -1,7 +1,7 @@
 """The Hub operations that a store needs, each with a timeout and a few kinds of errors.
 
 Retries and decisions are left to the callers. huggingface_hub, "the Hub client" in comments, has no
-timeouts of its own. The errors are in snapshot/hub/errors.py.
+timeouts of its own. The errors are in store/errors.py.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_st
 
 from snapshot.disk.files import MANIFEST
 from snapshot.errors import DiskFault, SnapshotError, is_full
-from snapshot.hub.errors import (
+from store.errors import (
     HubMissing,
     HubNoFile,
     HubNoRevision,
     HubRefused,
     translate_errors,
 )
-from snapshot.hub.latest import BEST, LATEST, Latest, folders_in, read_latest
-from snapshot.hub.remote import BRANCH, Remote, RemoteFile
-from snapshot.hub.xet import NoXet, Transfer, is_available
+from store.latest import BEST, LATEST, Latest, folders_in, read_latest
+from store.remote import BRANCH, Remote, RemoteFile
+from store.xet import NoXet, Transfer, is_available
 
 MOST_FILES = 100_000
 """More than any run has; a longer listing is cut off."""

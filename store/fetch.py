@@ -26,9 +26,9 @@ from snapshot.disk.reading import check_file
 from snapshot.disk.state import RunState, check_snapshot, state_in
 from snapshot.disk.writing import atomic_folder, make_way
 from snapshot.errors import DiskFault, SnapshotError, is_full
-from snapshot.hub.latest import Latest, remote_step
-from snapshot.hub.pruning import LARGEST_MANIFEST_BYTES
-from snapshot.hub.remote import BRANCH, Remote, RemoteFile
+from store.latest import Latest, remote_step
+from store.pruning import LARGEST_MANIFEST_BYTES
+from store.remote import BRANCH, Remote, RemoteFile
 
 PARTIAL = ".download"
 """The folder of an unfinished download, below the snapshots."""

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from snapshot.hub.errors import HubOffline, HubUnreachable
-from snapshot.hub.remote import Remote
+from store.errors import HubOffline, HubUnreachable
+from store.remote import Remote
 
 Result = TypeVar("Result")
 RETRY_DELAYS_SECONDS = (1.0, 3.0)

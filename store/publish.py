@@ -5,7 +5,7 @@ config.json model.safetensors tokenizer*.json    the newest one again, for from_
 best/...                                         the one with the lowest held-out loss
 latest.json                                      the newest step, its run and its attempt
 README.md curves.png                             the model card
-metrics/... events.jsonl                         the run's records (snapshot/hub/records.py)
+metrics/... events.jsonl                         the run's records (store/records.py)
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from data.tokenizer import TOKENIZER_FILES
 from snapshot.disk.files import MANIFEST, manifest_entries, manifest_sha256, step_of
 from snapshot.disk.reference import ADAPTER_CONFIG, BASE, CONFIG
 from snapshot.errors import SnapshotError
-from snapshot.hub.client import OWN_FILES, Hub
-from snapshot.hub.errors import HubError, HubRefused
-from snapshot.hub.latest import BEST, LATEST, SNAPSHOTS, Latest, latest_as_bytes
-from snapshot.hub.pruning import (
+from store.client import OWN_FILES, Hub
+from store.errors import HubError, HubRefused
+from store.latest import BEST, LATEST, SNAPSHOTS, Latest, latest_as_bytes
+from store.pruning import (
     WEIGHTS,
     Manifests,
     folders_to_delete,
     weights_in_another_split,
 )
-from snapshot.hub.records import replaced_segments
-from snapshot.hub.remote import RemoteFile
-from snapshot.hub.xet import Transfer
+from store.records import replaced_segments
+from store.remote import RemoteFile
+from store.xet import Transfer
 
 CONFIGS = (CONFIG, BASE, ADAPTER_CONFIG, GENERATION)
 CURVES = "curves.png"

@@ -15,7 +15,7 @@ from statistics import median
 
 import torch
 
-from cpu.cores import cores
+from model.cpu.cores import cores
 
 LARGEST_PASS_FLOP = 5e10
 """If a forward and backward pass has more, nothing is measured: it would take seconds, and threads

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from snapshot.disk.reading import visible
 from snapshot.errors import SnapshotError
-from snapshot.hub.bucket import Bucket
-from snapshot.hub.client import REPO_ID, Hub
-from snapshot.hub.remote import BRANCH, PREFIX, Remote
+from store.bucket import Bucket
+from store.client import REPO_ID, Hub
+from store.remote import BRANCH, PREFIX, Remote
 
 NAMED_BUCKET = re.compile(rf"{PREFIX}buckets/({REPO_ID.pattern})")
 NAMED_REPO = re.compile(rf"({PREFIX})?({REPO_ID.pattern})(?:@([\w./-]+))?")
