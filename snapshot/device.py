@@ -35,7 +35,7 @@ def usable_device(name: str) -> torch.device:
 
 
 def place(model: LanguageModel, device: torch.device) -> LanguageModel:
-    """Move a model to a device, and on a CPU have it compute with those of `model.cpu`."""
+    """Move a model to a device; on a CPU its layers become those of `model.cpu`."""
     if device.type == "cpu":
         tune(model)
     return model.to(device)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import web_browser
-
-from browser import BrowserError
+from web_browser import BrowserError
 
 PAGE = """<!doctype html><title>A page</title>
 <label>Text <input id="text" autofocus></label><p id="seen"></p>

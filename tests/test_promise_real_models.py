@@ -87,7 +87,7 @@ def test_its_files_mean_what_transformers_reads_in_them(folder_of, name):
     assert_equal_logits(folder)
 
 
-@pytest.mark.parametrize("name", each(pytest.mark.thorough))
+@pytest.mark.parametrize("name", each(pytest.mark.slow))
 def test_it_is_trained_and_its_snapshot_is_a_model_of_transformers(
     folder_of, name, small, tmp_path
 ):

@@ -24,7 +24,7 @@ from store.publish import Best
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Use 'content=:DeprecationWarning"  # huggingface_hub 2.4 calls httpx2 so
 )
-ROOM = str(runs.ROOT / "snapshot" / "hub")
+ROOM = str(runs.ROOT / "store")
 ERRORS = [
     lambda: OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
     lambda: OSError(errno.EMFILE, os.strerror(errno.EMFILE)),

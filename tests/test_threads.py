@@ -20,7 +20,7 @@ class Machine:
         self.monkeypatch = monkeypatch
         for name in ("use_one_heap", "keep_freed_memory"):  # for good, in the process of the tests
             monkeypatch.setattr(training.run.tuning, name, lambda *_: None)
-        monkeypatch.setattr("cpu.threads.cores", lambda: most)
+        monkeypatch.setattr("model.cpu.threads.cores", lambda: most)
         self.threads, self.seconds, self.clock = most, {most: 0.01, 1: 0.02}, 0.0
         monkeypatch.setattr(torch, "get_num_threads", lambda: self.threads)
         monkeypatch.setattr(

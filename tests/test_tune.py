@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 
-import cpu.attention
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+import model.cpu.attention
 from model.cpu.attention import KERNEL, MATMUL_ATTENTION_LENGTH, PRODUCTS, matmul_attention
 from model.cpu.dropout import FastDropout
 from model.cpu.linear import AmxLinear
@@ -34,7 +34,7 @@ def by_products(monkeypatch):
         taken.append(query)
         return matmul_attention(query, *rest, **options)
 
-    monkeypatch.setattr(cpu.attention, "matmul_attention", noted)
+    monkeypatch.setattr(model.cpu.attention, "matmul_attention", noted)
     return taken
 
 
