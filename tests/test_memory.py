@@ -131,7 +131,7 @@ def test_weights_that_have_left_the_process_do_not_stay_in_its_memory():
 
 @pytest.mark.thorough
 def test_a_process_under_fsdp_takes_what_its_plan_says(tmp_path, text_file, capsys):
-    """The most that each process has resident: tensors, freed memory, torch and Python themselves."""
+    """The most that each process has resident: tensors, freed memory, torch and Python."""
     sizes = {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 10}
     heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64}
     base = families.make("llama", tmp_path / "base", **sizes, **heads, max_position_embeddings=256)
