@@ -93,7 +93,7 @@ def test_a_plan_prints_its_own_lines_alone(tmp_path, capfd):
 
 
 @THOROUGH
-@pytest.mark.parametrize("family", each({"mixtral", "falcon"}, pytest.mark.slow))
+@pytest.mark.parametrize("family", each({"mixtral"}, pytest.mark.slow))
 def test_every_family_is_trained_resumed_verified_sampled_and_evaluated(small, family, tmp_path):
     base, run_dir = families.make(family, tmp_path / "base"), tmp_path / "run"
     own = [word for word in small if not word.startswith(("model.n_", "train.max_steps"))]
@@ -111,7 +111,7 @@ def test_every_family_is_trained_resumed_verified_sampled_and_evaluated(small, f
 
 
 @THOROUGH
-@pytest.mark.parametrize("family", each({"mixtral", "falcon"}, pytest.mark.slow))
+@pytest.mark.parametrize("family", each({"falcon"}, pytest.mark.slow))
 def test_every_family_is_traced(small, family, tmp_path):
     base = families.make(family, tmp_path / "base")
     own = [word for word in small if not word.startswith("model.n_")]
