@@ -1,6 +1,6 @@
 """Every text is what `json`, `csv` and pyarrow read: prepared and streamed, byte by byte.
 
-By hypothesis: a few files by default, 2,000 and more with `-m thorough`.
+By hypothesis: a few files by default, 2,000 and more with `-m slow`.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def test_texts_are_those_that_json_csv_and_pyarrow_read(made, group_bytes):
     compare(made, group_bytes)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_texts_of_two_thousand_files_are_the_same():
     COMPARED.update(files=0, rows=0)
     MANY(given(table_files.files(), st.sampled_from([1, 40, 1 << 20]))(compare))()
