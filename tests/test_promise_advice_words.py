@@ -266,6 +266,6 @@ def test_what_does_not_fit_fits_as_the_plan_says(capsys):
     words = ["data.block_size=1024", "model.n_layer=2", "train.global_batch_size=64"]
     words += ["--memory=1.2"]
     assert plan_script.main([*words, "train.micro_batch_size=64"]) == 3
-    (takes,) = re.findall(r"one process takes (\d+) at most\.$", capsys.readouterr().out.strip())
+    (takes,) = re.findall(r"one process fits at most (\d+)\.$", capsys.readouterr().out.strip())
     fits = max(size for size in range(1, int(takes) + 1) if 64 % size == 0)
     assert plan_script.main([*words, f"train.micro_batch_size={fits}"]) == 0

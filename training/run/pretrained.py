@@ -206,6 +206,8 @@ class PretrainedModel:
         self._weights = found.folder
         name = reference.name
         if found.repo is None:
+            if self._is_uploaded:  # its snapshots do not say where it is
+                run_on_main(self._accelerator, lambda: keep_base(found, Path(self._config.run.dir)))
             own = str(found.folder.absolute())
             name = public_name(name) if self._is_uploaded else own
         self.reference = replace(reference, name=name, lora=lora)
