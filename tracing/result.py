@@ -46,9 +46,17 @@ class Result:
 
     @classmethod
     def of(
-        cls, accelerator: Accelerator, config: Config, model: nn.Module, memory: LiveBytes
+        cls,
+        accelerator: Accelerator,
+        config: Config,
+        model: nn.Module,
+        memory: LiveBytes,
+        attention: str | None,
     ) -> Result:
-        """Collect it from an attempt. A sharded model has its full sizes here as well."""
+        """Collect it from an attempt, which computes attention that way.
+
+        A sharded model has its full sizes here as well.
+        """
         bare: Any = unwrapped(accelerator, model)
         tensors = [*bare.parameters(), *bare.buffers()]
         sharding = accelerator.parallelism_config
@@ -67,7 +75,7 @@ class Result:
                 shards,
                 config.optim.name,
                 tuple(config.optim.freeze),
-                getattr(bare, "way", None),
+                attention,
             ),
             micro_batch_size=micro_batch_shape(accelerator, config)[0],
             accumulation=accelerator.gradient_accumulation_steps,
