@@ -12,6 +12,7 @@ from typing import Any
 from huggingface_hub import SpaceCardData, constants
 from tokenizers import pre_tokenizers
 
+from browser.upload import PAGE, SPACE, files_made, upload_space
 from data.subwords import SubwordTokenizer, tokenizer_of
 from data.tokenizer import TOKENIZER_FILES, Tokenizer, refuse_larger_than
 from model.gpt import GPTConfig
@@ -26,7 +27,6 @@ from snapshot.merge import write_model
 from snapshot.named_model import TIMEOUT_SECONDS, NamedModel, find_model
 from store.names import NAMED_REPO, named_repo
 from store.remote import PREFIX
-from store.space import PAGE, SPACE, files_made, upload_space
 
 PIECE_BYTES = 200_000_000
 """Bytes of the largest file, which the page reads at once."""

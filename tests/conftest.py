@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 from pathlib import Path
 
@@ -138,6 +139,15 @@ def finished_run(small, tmp_path_factory) -> Path:
     run_dir = tmp_path_factory.mktemp("finished") / "run"
     result = runs.train(*small, "model.dropout=0.1", f"run.dir={run_dir}")
     assert result.returncode == 0, result.stderr
+    return run_dir
+
+
+@pytest.fixture
+def a_run(finished_run, tmp_path):
+    """A run in the default directory of its name, with the snapshots of the steps 10 to 30."""
+    run_dir = tmp_path / "out" / "mine"
+    for step in (10, 20, 30):
+        shutil.copytree(runs.snapshot(finished_run, step), runs.snapshot(run_dir, step))
     return run_dir
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -31,6 +32,15 @@ FAILING = ROOT / "tests" / "failing.py"
 DEADLINE_SECONDS = 600
 """Against a hang, not a slow machine: what is promised within seconds has a limit of its own."""
 MODULE = [sys.executable, "-m", "snapshot"]
+
+ALONE = SimpleNamespace(
+    is_main_process=True,
+    is_local_main_process=True,
+    process_index=0,
+    device="cpu",
+    gather=lambda tensor: tensor,
+)
+"""The accelerator of one process, as far as a start asks it."""
 
 
 def command(*arguments: str, script: str = "train.py") -> list[str]:

@@ -6,7 +6,6 @@ import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from test_snapshot import TOKENIZER, state_at, trained
@@ -30,14 +29,6 @@ from training.run.run_lock import RunLock
 STEPS = 9
 # `trained` makes the state of an AdamW.
 WORDS = ["snapshot.resume=never", f"train.max_steps={STEPS}", "optim.name=adamw"]
-
-ALONE = SimpleNamespace(
-    is_main_process=True,
-    is_local_main_process=True,
-    process_index=0,
-    device="cpu",
-    gather=lambda tensor: tensor,
-)
 
 
 def chosen(config: Config) -> tuple[Start, RunLock]:
@@ -219,7 +210,7 @@ def test_what_holds_more_than_a_run_is_not_moved(tmp_path, monkeypatch):
 def test_a_working_folder_is_refused_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SnapshotError, match="and the working folder with it"):
-        start.lock_run_dir(ALONE, config_of(Path()), RunLock())
+        start.lock_run_dir(runs.ALONE, config_of(Path()), RunLock())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -242,7 +233,7 @@ def test_what_the_command_reads_is_not_moved_with_the_run(tmp_path, word):
     others = [] if key in ("data.source", "data.tokenizer") else ["data.tokenizer=gpt2"]
     config = config_of(tmp_path / "run", word, *others)
     with pytest.raises(SnapshotError, match=rf"aside, and {key}.* with it"):
-        start.lock_run_dir(ALONE, config, RunLock())
+        start.lock_run_dir(runs.ALONE, config, RunLock())
     config.run.dir = str(tmp_path / "other")
     check_can_move_aside(tmp_path / "other", start.read_by(config))
 

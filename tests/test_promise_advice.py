@@ -60,15 +60,6 @@ def refused(begins):
 
 
 @pytest.fixture
-def a_run(finished_run, tmp_path):
-    """A run in the default directory of its name, with the snapshots of the steps 10 to 30."""
-    run_dir = tmp_path / "out" / "mine"
-    for step in (10, 20, 30):
-        shutil.copytree(runs.snapshot(finished_run, step), runs.snapshot(run_dir, step))
-    return run_dir
-
-
-@pytest.fixture
 def in_repo(near_hub, a_run):
     """The same run in its repo."""
     hubs.seed(near_hub, *(runs.snapshot(a_run, step) for step in (10, 20, 30)))

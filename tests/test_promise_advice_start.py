@@ -68,15 +68,6 @@ def refused(begins):
     return sentence
 
 
-@pytest.fixture
-def a_run(finished_run, tmp_path):
-    """A run in the default directory of its name, with the snapshots of the steps 10 to 30."""
-    run_dir = tmp_path / "out" / "mine"
-    for step in (10, 20, 30):
-        shutil.copytree(runs.snapshot(finished_run, step), runs.snapshot(run_dir, step))
-    return run_dir
-
-
 def of_another_run(finished_run, folder: Path) -> Path:
     """A snapshot of step 10 with the id of another run."""
     shutil.copytree(runs.snapshot(finished_run, 10), folder)

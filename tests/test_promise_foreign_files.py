@@ -6,7 +6,6 @@ import errno
 import os
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from test_snapshot import trained, write
@@ -126,15 +125,8 @@ OVERWRITTEN = [
 
 def locked(run_dir: Path) -> None:
     """What the start of a run does with its directory first."""
-    alone = SimpleNamespace(
-        is_main_process=True,
-        is_local_main_process=True,
-        process_index=0,
-        device="cpu",
-        gather=lambda tensor: tensor,
-    )
     lock = RunLock()
-    lock_run_dir(alone, load_config([f"run.dir={run_dir}"]), lock)
+    lock_run_dir(runs.ALONE, load_config([f"run.dir={run_dir}"]), lock)
     lock.release()
 
 

@@ -1,4 +1,4 @@
-"""What a run does only because a CPU computes it: the one way from a run into cpu/."""
+"""What a run does only because a CPU computes it: the one way from a run into model/cpu/."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from store.remote import BRANCH
 
 SPACE = "space.json"
 """The file by which a Space of this project is known. It lists the others."""
-PAGE = Path(__file__).parents[1] / "browser" / "page"
+PAGE = Path(__file__).with_name("page")
 TEMPLATE = {"index.html", "style.css"}
 """What the first commit of a static Space may hold."""
 KIND = "space"
