@@ -129,7 +129,7 @@ def test_weights_that_have_left_the_process_do_not_stay_in_its_memory():
         assert left < 40_000_000
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_process_under_fsdp_takes_what_its_plan_says(tmp_path, text_file, capsys):
     """The most that each process has resident: tensors, freed memory, torch and Python."""
     sizes = {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 10}

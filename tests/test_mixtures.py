@@ -22,8 +22,8 @@ MIXTURES = ("mixtral", "qwen3 moe", "olmoe")
 THOROUGH = pytest.mark.thorough
 
 
-def each(quick: set[str], others: pytest.MarkDecorator = THOROUGH) -> list:
-    return [name if name in quick else pytest.param(name, marks=others) for name in EVERY]
+def each(quick: set[str]) -> list:
+    return [name if name in quick else pytest.param(name, marks=THOROUGH) for name in EVERY]
 
 
 def sizes_of(family: str):
@@ -92,8 +92,8 @@ def test_a_plan_prints_its_own_lines_alone(tmp_path, capfd):
     assert logging.get_verbosity() == logging.ERROR  # pytest does not capture its messages
 
 
-@THOROUGH
-@pytest.mark.parametrize("family", each({"mixtral"}, pytest.mark.slow))
+@pytest.mark.slow
+@pytest.mark.parametrize("family", EVERY)
 def test_every_family_is_trained_resumed_verified_sampled_and_evaluated(small, family, tmp_path):
     base, run_dir = families.make(family, tmp_path / "base"), tmp_path / "run"
     own = [word for word in small if not word.startswith(("model.n_", "train.max_steps"))]
@@ -110,8 +110,8 @@ def test_every_family_is_trained_resumed_verified_sampled_and_evaluated(small, f
         assert result.returncode == 0, result.stderr
 
 
-@THOROUGH
-@pytest.mark.parametrize("family", each({"falcon"}, pytest.mark.slow))
+@pytest.mark.slow
+@pytest.mark.parametrize("family", EVERY)
 def test_every_family_is_traced(small, family, tmp_path):
     base = families.make(family, tmp_path / "base")
     own = [word for word in small if not word.startswith("model.n_")]
