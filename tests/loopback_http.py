@@ -72,7 +72,8 @@ class Handler(BaseHTTPRequestHandler):
             answer, ending = None, "client-left"
         # The log has it before the client can know.
         hub.log(replace(request, status=ending or (answer.status if answer else "")))
-        self.close_connection = self.close_connection or bool(ending)
+        # A corrupted answer is whole: a close that no header announced would race the next request.
+        self.close_connection = self.close_connection or ending not in ("", "corrupted")
         if ending == "hang":
             self._hang(hub)
         elif answer is not None:
