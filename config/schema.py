@@ -25,107 +25,107 @@ class DataConfig:
     source: str = "python-docs"
     """The text: python-docs, python-stdlib, a path or glob, a URL, or a Hub data set id."""
     text_column: str = "text"
-    """The column that holds the text, or the messages, in tables and Hub data sets."""
+    """The column with the text or the messages, in tables and Hub data sets."""
     val_fraction: float = 0.1
-    """The share of the text, at its end, that is held out for evaluation."""
+    """The fraction at the end of the text that is held out for evaluation (validation)."""
     tokenizer: str | None = None
-    """char; bpe:8000; a repo or folder with one; null: that of model.pretrained, or char."""
+    """char, bpe:8000, or a repo or folder with one; null: that of model.pretrained, or char."""
     documents: str = "packed"
-    """packed: one stream of windows; separate: none crosses a document; or conversations."""
+    """packed: windows of one stream; separate: no window crosses a document; or conversations."""
     block_size: int = 64
     """Context length, in tokens."""
     cache_dir: str = "out/data"
-    """The cache of prepared texts."""
+    """The folder for prepared texts."""
     num_workers: int = 0
     """Worker processes that read batches; 0 reads in the training process."""
     streaming: bool | None = None
-    """Read the text while it is trained on; null: with data.mix, or files of more than 5 GB."""
+    """Read the text during training; null: with data.mix, and for files of more than 5 GB."""
     mix: list[MixPart] = field(default_factory=list)
     """Streamed sources instead of data.source: [{source:a,weight:0.7},{source:b,weight:0.3}]."""
     window_bytes: int = 32_000_000
-    """How much of a streamed source is shuffled at once, in bytes of text."""
+    """Bytes of text that are shuffled at once, per streamed source."""
     prefetch_bytes: int = 128_000_000
-    """How much streamed text is read ahead of the training, in bytes."""
+    """Bytes of streamed text that are read ahead of training."""
     stream_cache_bytes: int = 4_000_000_000
-    """The most that the tokens of streamed text take in data.cache_dir, in bytes."""
+    """Maximum size in bytes of the cached tokens of streamed text in data.cache_dir."""
     held_out_bytes: int = 2_000_000
-    """How much of the held-out rows of a streamed text is evaluated on, in bytes."""
+    """Bytes of held-out rows of a streamed text that are evaluated."""
     held_out_split: str | None = None
-    """The split of streamed Hub data sets to evaluate on, as validation; null: val_fraction."""
+    """The split of streamed Hub data sets to evaluate on (validation, ...); null: val_fraction."""
     skip_broken: bool = False
-    """Leave out lines and groups of a streamed text that cannot be read, and report them."""
+    """Skip unreadable rows and groups of a streamed text, and report them."""
 
 
 @dataclass
 class ModelConfig:
     pretrained: str | None = None
-    """A model to begin from: a Hub repo (owner/name[@revision]), a folder, a run; null: none."""
+    """The model to start from: a Hub repo (owner/name[@revision]), a folder, a run; null: none."""
     architecture: str | None = None
-    """A repo or folder whose config.json is trained from random weights; null: our own GPT."""
+    """A repo or folder whose config.json to train from random weights; null: our own GPT."""
     n_layer: int = 4
     """Transformer blocks."""
     n_head: int = 4
-    """Attention heads of each block."""
+    """Attention heads per block."""
     n_embd: int = 128
     """Width: channels of the residual stream, a multiple of n_head."""
     dropout: float = 0.0
-    """Dropout probability, at the same places as in GPT-2; 0 for short runs."""
+    """Dropout probability, in the same places as GPT-2; use 0 for short runs."""
     activation_function: str = "gelu_new"
-    """gelu_new, GPT-2's, or gelu, the exact one, which a CPU computes much faster."""
+    """gelu_new (GPT-2's) or gelu (exact, and much faster on a CPU)."""
     activation_checkpointing: bool = False
     """Recompute each block in the backward pass: less memory, about a third more work."""
     lora_rank: int | None = None
-    """Train adapters (LoRA) of this rank around the frozen model.pretrained; null: the model."""
+    """Freeze model.pretrained and train LoRA adapters of this rank; null: train the model."""
     lora_alpha: int | None = None
-    """What adapters compute is multiplied by lora_alpha / lora_rank; null: by 2."""
+    """The output of adapters is scaled by lora_alpha / lora_rank; null: by 2."""
     lora_targets: list[str] = field(default_factory=list)
-    """Linear layers with adapters, such as [q_proj,v_proj]; by default all in the blocks."""
+    """Linear layers that get adapters, such as [q_proj,v_proj]; by default all in the blocks."""
 
 
 @dataclass
 class OptimConfig:
     learning_rate: float = 1e-3
-    """The highest learning rate, after the warm-up; 0: by the size of a model that is not ours."""
+    """The peak learning rate, after the warm-up; 0: by the size of a model that is not ours."""
     min_learning_rate: float = 1e-4
     """The learning rate of the last step."""
     warmup_steps: int = 100
-    """Steps of linear increase from 0."""
+    """Steps in which the learning rate rises linearly from 0."""
     schedule: str = "cosine"
-    """After the warm-up: cosine, falling over all steps; wsd, stable, falling at the end alone."""
+    """After the warm-up: cosine decays over all steps; wsd is stable and decays at the end."""
     decay_fraction: float = 0.2
-    """wsd: the share of train.max_steps, at their end, in which the learning rate falls."""
+    """wsd: the fraction of train.max_steps, at their end, in which the learning rate decays."""
     weight_decay: float = 0.1
     """Decoupled weight decay of matrices and embeddings; biases and norms have none."""
     name: str = "adamw"
-    """adamw, or muon: it updates the matrices of the blocks, and AdamW all other parameters."""
+    """adamw; or muon for the matrices of the blocks, with AdamW for all other parameters."""
     betas: list[float] = field(default_factory=lambda: [0.9, 0.99])
     """AdamW's decay rates for the averages of gradient and squared gradient."""
     freeze: list[str] = field(default_factory=list)
     """Patterns of parameters that are not trained, such as ['*.wte.*','*.h.0.*']."""
     max_grad_norm: float = 1.0
-    """Gradients of a larger global norm are scaled down to it."""
+    """Gradients with a larger global norm are scaled down to this one."""
 
 
 @dataclass
 class TrainConfig:
     max_steps: int = 2000
-    """Optimizer updates of the whole run; a finished run is extended by raising it."""
+    """Optimizer updates of the whole run; raise it to extend a finished run."""
     global_batch_size: int = 12
     """Sequences of one step, over all processes and accumulation."""
     micro_batch_size: int | None = None
-    """Sequences one process feeds forward at once; null: its whole share of the global batch."""
+    """Sequences per process in one forward pass; null: its whole share of the global batch."""
     eval_every: int = 250
     """Steps between evaluations; there is always one at the end."""
     eval_batches: int | None = 75
-    """Evaluate on at most so many global batches; null: all; by default a tenth of steps' work."""
+    """Global batches per evaluation, at most; null: all; by default a tenth of the steps' work."""
     log_every: int = 20
     """Steps between lines on the console; metrics.jsonl has every step."""
     sample_every: int = 500
     """Steps between printed samples, of 20 seconds at most; 0: none, not even at the end."""
     max_skipped_steps: int = 20
-    """How many updates in a row fp16's loss scaler may skip before the run stops."""
+    """Updates in a row that fp16's loss scaler may skip before the run stops."""
     seed: int = 1337
-    """Determines initial weights, order and dropout."""
+    """Seed of the initial weights, the data order and dropout."""
 
 
 @dataclass
@@ -133,43 +133,43 @@ class SnapshotConfig:
     every: int = 250
     """Steps between snapshots; there is always one at the end."""
     keep: int = 3
-    """How many of the newest snapshots stay on disk, at least 2."""
+    """Number of newest snapshots to keep on disk, at least 2."""
     keep_best: bool = False
-    """Keep the snapshot with the lowest held-out loss as well, here and in the repo's best/."""
+    """Also keep the snapshot with the lowest held-out loss, here and in the repo's best/."""
     whole: bool = True
-    """false: save only what is trained, and name model.pretrained as the base; so always LoRA."""
+    """false: save only trained weights, with model.pretrained as the base; LoRA always does."""
     resume: str = "auto"
     """auto: this run's newest; never: start over; or another run's folder or repo[@revision]."""
     piece_bytes: int = 2_000_000_000
-    """Bytes of the largest file of a snapshot; larger models are split into several files."""
+    """Maximum size in bytes of a snapshot's shard files; larger models are split into several."""
     staging_bytes: int = 4_294_967_296
-    """Most bytes of memory per process for copies of what is being written; 0: updates wait."""
+    """Memory in bytes per process to copy tensors that are being written; 0: updates wait."""
 
 
 @dataclass
 class HubConfig:
     repo_id: str | None = None
-    """The Hub repo (owner/name) that snapshots are uploaded to and resumed from; null: none."""
+    """The Hub repo (owner/name) to upload snapshots to and resume from; null: none."""
     bucket: str | None = None
-    """The bucket (owner/name) for snapshots instead; with repo_id, the last one goes there, too."""
+    """A bucket (owner/name) instead; with repo_id, the last snapshot also goes to that repo."""
     private: bool = True
     """Create the repo or bucket as private, and refuse a public one."""
     keep: int = 3
-    """How many of the newest snapshots stay in the repo."""
+    """Number of newest snapshots to keep in the repo."""
     min_interval_seconds: float = 60.0
-    """Minimum between two uploads, because the Hub limits commits per hour; the newest one wins."""
+    """Minimum time between two uploads, because the Hub limits commits per hour."""
     milestone_every: int | None = None
-    """Steps between snapshots that stay in the repo, as tags such as step-00010000; null: none."""
+    """Steps between snapshots that are kept for good, as tags (step-00010000); null: none."""
     squash_every: int | None = None
-    """Commits after which the repo's history is squashed; null: it stays."""
+    """Squash the repo's history after this many commits; null: keep it."""
     takeover: bool = False
-    """Upload although another run or attempt uses the repo; that one then stops uploading."""
+    """Take the repo over from another run or attempt, which then stops uploading."""
     timeout_seconds: float = 60.0
-    """How long a request to the Hub waits for a response."""
+    """Timeout of a request to the Hub."""
     license: str | None = None
-    """The license on the model card, as the Hub names it (mit, apache-2.0, cc-by-4.0, ...)."""
+    """License on the model card, as the Hub names it (mit, apache-2.0, cc-by-4.0, ...)."""
     language: str | None = None
-    """The language of the text on the model card, as its code (en, de, code, ...)."""
+    """Language of the text on the model card, as a code (en, de, code, ...)."""
     flush_seconds: float = 240.0
     """How long the end of a run waits for its last upload; the next start uploads the rest."""
 
@@ -177,35 +177,35 @@ class HubConfig:
 @dataclass
 class RunConfig:
     name: str = "${data_name:${data.source},${data.mix}}"
-    """The run's name; by default derived from data.source, or from data.mix."""
+    """Name of the run; by default derived from data.source or data.mix."""
     dir: str = "out/${run.name}"
-    """The directory for everything that the run writes."""
+    """Directory of everything that the run writes."""
     tracker: list[str] | None = None
-    """Trackers of accelerate to report to as well: tensorboard, trackio, wandb, ...; null: none."""
+    """Trackers of accelerate to report to (tensorboard, trackio, wandb, ...); null: none."""
     project: str = "accelerate-gpt"
-    """The project that trackers file the run under."""
+    """Project name in the trackers."""
     max_minutes: float | None = None
     """Stop with a snapshot within this many minutes of the launch; null: no limit."""
     adapt_threads: bool = True
-    """On a CPU, use fewer threads where a control group or other programs leave fewer cores."""
+    """On a CPU, use fewer threads if a control group or other programs leave fewer cores."""
     attention: str = "auto"
-    """On a CPU: products; kernel, torch's; auto: the faster one, measured once and kept."""
+    """On a CPU: products, kernel (torch's), or auto: the faster one, measured once and kept."""
     measure_peak: bool = False
-    """Measure a matrix product at the start, to which the speed is compared; takes seconds."""
+    """Compare the speed with a matrix product measured at the start; takes seconds."""
     preemption_notice: str = "none"
-    """Whose notice that it takes the machine back stops the run: auto, aws, gcp, azure, none."""
+    """The cloud whose preemption notice stops the run: auto, aws, gcp, azure, none."""
     metadata_address: str | None = None
-    """Where the notice is asked for, such as http://127.0.0.1:8000; null: the cloud's address."""
+    """Address of that notice, such as http://127.0.0.1:8000; null: the cloud's own."""
     grace_seconds: float = 25.0
-    """How long a run may take to stop: to finish its step, save it and upload it."""
+    """Time that a stop may take: to finish the step, save it and upload it."""
     collective_timeout_seconds: int = 180
-    """Process-group timeout within a step, after which an unreachable process ends the run."""
+    """Process-group timeout within a step; an unreachable process then ends the run."""
     start_timeout_seconds: int = 3600
-    """The same before the first step and around a snapshot, where processes wait for one."""
+    """Process-group timeout at the start and around snapshots, where processes wait for one."""
     emulate_bf16: bool = False
-    """Compute in bf16 even on a CPU without bf16 instructions; false: in float32 there."""
+    """Emulate bf16 on a CPU without bf16 instructions; false: compute in float32 there."""
     compile_short_runs: bool = False
-    """Compile, if the accelerate config file does, even if that takes longer than it saves."""
+    """Let the accelerate config file compile even if that takes longer than it saves."""
 
 
 @dataclass
