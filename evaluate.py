@@ -270,17 +270,25 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("model", help="the folder of a run, a snapshot or any model, or owner/name[@revision]")
-    add("--source", help="evaluate all of this text; default the run's own, held-out part")
-    add("--held-out", action="store_true", help="of --source, the run's text, the held-out part")
-    add("--column", help="the column with the text, in tables; default the run's, or text")
-    add("--documents", choices=DOCUMENT_MODES, help="default the run's, or packed")
-    add("--block-size", type=positive_int, help="tokens of a window; default the run's, or 1024")
-    add("--batch-size", type=positive_int, default=8, help="windows that are computed at once")
-    add("--batches", type=positive_int, help="at most so many; default all, or as many as the run")
+    add("--source", help="evaluate all of this text; default: the run's held-out text")
+    add(
+        "--held-out",
+        action="store_true",
+        help="--source is the run's text: evaluate its held-out part",
+    )
+    add("--column", help="the column with the text, in tables; default: the run's, or text")
+    add(
+        "--documents",
+        choices=DOCUMENT_MODES,
+        help="what a sequence holds; default: as in the run, or packed",
+    )
+    add("--block-size", type=positive_int, help="tokens per window; default: the run's, or 1024")
+    add("--batch-size", type=positive_int, default=8, help="windows computed at once")
+    add("--batches", type=positive_int, help="at most this many; default: all, or as in the run")
     add("--base", help=BASE_HELP)
     add("--device", default=default_device())
     add("--cache-dir", default="out/data", help="the cache of prepared texts")
-    add("--json", action="store_true", help="print one object of JSON")
+    add("--json", action="store_true", help="print one JSON object")
     return parser.parse_args(arguments)
 
 

@@ -227,9 +227,7 @@ def _add_chat_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chat", action="store_true", help="reply to each line of the input, as a chat model does"
     )
-    parser.add_argument(
-        "--system", type=_some_text, help="with --chat, what the model is told first"
-    )
+    parser.add_argument("--system", type=_some_text, help="with --chat, the system message")
     parser.add_argument(
         "--tools",
         type=_tools,

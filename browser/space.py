@@ -55,8 +55,8 @@ def make_space(source: str, target: str, public: bool) -> str:
     named = find_model(source)
     if not isinstance(named.sizes, GPTConfig) or not named.sizes.in_transformers:
         raise SnapshotError(
-            f"{named.name} is a {named.sizes.family} that the page of a Space does not compute: it "
-            "knows GPT-2 as published. Name a run of this project's own GPT, or a GPT-2."
+            f"{named.name} is a {named.sizes.family} that the page of a Space cannot run: it only "
+            "runs GPT-2 as published. Name a run of this project's own GPT, or a GPT-2."
         )
     tokenizer = tokenizer_of(named.folder)
     refuse_larger_than(named.sizes.vocab_size, tokenizer, str(named.folder))
@@ -75,7 +75,7 @@ def _target_repo(target: str) -> str | None:
     match = NAMED_REPO.fullmatch(target)
     if match is None:
         if target.startswith(PREFIX):
-            raise SnapshotError(f"--to {target} is no Space. Write {PREFIX}owner/name.")
+            raise SnapshotError(f"--to {target} is not a Space. Write {PREFIX}owner/name.")
         return None
     owner = match[2].partition("/")[0]
     is_here = visible(Path(target)).exists() or visible(Path(owner)).exists()
@@ -98,12 +98,13 @@ def _refuse_other_contents(folder: Path) -> None:
     names, made = names_in(folder), _files_made(folder / SPACE)
     if names and not made:
         raise SnapshotError(
-            f"--to {folder} has files, and is no Space that this command made. Name a new folder."
+            f"--to {folder} has files, but is not a Space that this command made. Name a new "
+            "folder."
         )
     if others := sorted(name for name in names if name not in made or (folder / name).is_dir()):
         raise SnapshotError(
-            f"--to {folder} would be replaced, and {others[0]} in it is not of this command. Move "
-            "it away, or name a new folder."
+            f"--to {folder} would be replaced, but this command did not make {others[0]} in it. "
+            "Move it away, or name a new folder."
         )
 
 
@@ -164,11 +165,11 @@ def _card(named: NamedModel, title: str, repo: str | None) -> str:
 
 
 def _check_subwords(content: dict[str, Any], name: str) -> None:
-    """Raise SnapshotError for a tokenizer.json that browser/page/tokenizer.js does not compute."""
+    """Raise SnapshotError for a tokenizer.json that browser/page/tokenizer.js does not support."""
     if (reason := _unknown_in(content)) is not None:
         raise SnapshotError(
-            f"the tokenizer of {name} {reason}, and the page of a Space computes characters and "
-            "GPT-2's byte-level BPE only. Use a model with one of these (data.tokenizer=char or "
+            f"the tokenizer of {name} {reason}; the page of a Space only supports characters and "
+            "GPT-2's byte-level BPE. Use a model with one of these (data.tokenizer=char or "
             "bpe:<size>)."
         )
 

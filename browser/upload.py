@@ -62,7 +62,8 @@ def upload_space(repo_id: str, folder: Path, private: bool, timeout: float) -> s
     others = sorted(there.keys() - OWN_FILES - (TEMPLATE if is_new else set()))
     if others and not made:
         raise SnapshotError(
-            f"{address} holds {others[0]}, and is no Space that this command made. Name a new one."
+            f"{address} holds {others[0]}, but is not a Space that this command made. Name a new "
+            "one."
         )
     if foreign := [path for path in others if path not in made]:
         raise SnapshotError(

@@ -117,12 +117,12 @@ def parse(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         type=int,
         default=0,
         metavar="N",
-        help="start it again until N restarts in a row have brought no new snapshot (default: 0)",
+        help="start it again until N restarts in a row write no new snapshot (default: 0)",
     )
     parser.add_argument(
         "--again-elsewhere",
         action="store_true",
-        help=f"not after exit code {EXIT_AGAIN}, on which the caller starts it on another machine",
+        help=f"except after exit code {EXIT_AGAIN}, when the caller starts it on another machine",
     )
     options, launch = parser.parse_known_args(words)
     if "train.py" not in launch:

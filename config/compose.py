@@ -246,7 +246,7 @@ def _unknown_option(group: str, value: str) -> str | None:
     near = difflib.get_close_matches(value, options, n=1)
     hint = f" The nearest is {near[0]}." if near else ""
     all_of_them = ", ".join(options)
-    hint += f" A text of your own is data.source={value}." if group == "data" else ""
+    hint += f" For your own text use data.source={value}." if group == "data" else ""
     return f"{group}={value}: there is no config/{group}/{value}.yaml.{hint} All: {all_of_them}."
 
 

@@ -28,11 +28,11 @@ Train a GPT:
   experiment=shakespeare_char|shakespeare_char_reference
              shakespeare_char_cpu|shakespeare_char_cpu_reference
              finetune_gpt2|chat_smollm                   a preset of a whole run
-  model.pretrained=NAME|model.architecture=NAME           another model: AdamW, a rate by its size
+  model.pretrained=NAME|model.architecture=NAME           another model, with AdamW
   --show                                                 print the configuration and stop
 
-A text with letters beyond ASCII, or with one of , = ( ) [ ] { } ' " # ; & ~, has quotes of its own
-inside those of the shell: 'data.source="naïve text (1).txt"'.
+A value with non-ASCII letters or one of , = ( ) [ ] { } ' " # ; & ~ needs Hydra's quotes inside the
+shell's: 'data.source="naïve text (1).txt"'.
 """
 
 

@@ -53,8 +53,8 @@ def settle_rate(config: Config, count: Callable[[], int]) -> None:
         return
     if optim.name != RATES_OF:
         raise ConfigError(
-            f"optim.name={optim.name} needs an optim.learning_rate: the rates by the size of a "
-            f"model are for {RATES_OF}."
+            f"optim.name={optim.name} needs an explicit optim.learning_rate: the default rates by "
+            f"model size are for {RATES_OF}."
         )
     optim.learning_rate = rate_by_size(config, count())
     if optim.min_learning_rate > optim.learning_rate:

@@ -236,7 +236,7 @@ class ChatTemplate:
         replies = conversation.ends_of_replies
         if not replies:
             nothing = not conversation.messages
-            return ChatError("it has no messages" if nothing else "it has no reply to learn")
+            return ChatError("it has no messages" if nothing else "it has no reply to train on")
         try:
             rendered = self.with_spans(conversation.up_to(replies[-1]))
         except ChatError as error:

@@ -164,7 +164,7 @@ def test_a_question_after_the_last_reply_is_left_out():
 
 ODD = {
     "no messages": ("ChatML", [], "it has no messages"),
-    "no reply": ("ChatML", chats.said("the run"), "it has no reply to learn"),
+    "no reply": ("ChatML", chats.said("the run"), "it has no reply to train on"),
     "a role that is refused": (
         "without marks",
         [{"role": "tool", "content": "x"}, {"role": "assistant", "content": "y"}],

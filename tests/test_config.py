@@ -401,7 +401,7 @@ def test_quotes_keep_any_text_to_the_letter():
         (["--resume", "--batch_size", "3"], "Write train.global_batch_size=3."),
         (["--model", "gpt2"], "Write model=gpt2."),
         (["--data=my.txt"], "Write data.source=my.txt."),
-        (["data=my.txt"], "A text of your own is data.source=my.txt."),
+        (["data=my.txt"], "For your own text use data.source=my.txt."),
         (["--num_processes", "2"], "options of `accelerate launch`, before train.py"),
         (["precision=bf16"], "options of `accelerate launch`, before train.py"),
         (["--multirun"], "For a sweep, loop in the shell"),

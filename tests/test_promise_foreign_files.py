@@ -205,12 +205,12 @@ def test_commands_that_write_a_folder_replace_none(finished_run, tmp_path, capsy
     assert main(["space", str(finished_run), "--to", str(space)]) == 0
     mine = put(space / "thesis.txt")
     assert main(["space", str(finished_run), "--to", str(space)]) == 2
-    assert "thesis.txt in it is not of this command" in capsys.readouterr().err
+    assert "this command did not make thesis.txt in it" in capsys.readouterr().err
     mine.rename(tmp_path / "thesis.txt")
     (space / "style.css").unlink()
     mine = put(space / "style.css" / "thesis.txt")
     assert main(["space", str(finished_run), "--to", str(space)]) == 2
-    assert "style.css in it is not of this command" in capsys.readouterr().err
+    assert "this command did not make style.css in it" in capsys.readouterr().err
     shutil.rmtree(mine.parent)
     assert main(["space", str(finished_run), "--to", str(space)]) == 0
     (tmp_path / "link").symlink_to(space)
@@ -218,7 +218,7 @@ def test_commands_that_write_a_folder_replace_none(finished_run, tmp_path, capsy
     assert "is a link" in capsys.readouterr().err
     (space / "space.json").write_text("{}")  # of another program
     assert main(["space", str(finished_run), "--to", str(space)]) == 2
-    assert "is no Space that this command made" in capsys.readouterr().err
+    assert "is not a Space that this command made" in capsys.readouterr().err
     (tmp_path / "run-trace").symlink_to(finished_run)
     with pytest.raises(ConfigError, match="holds a run with snapshots"):
         load_traced_config([f"run.dir={tmp_path / 'run'}"])

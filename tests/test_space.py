@@ -117,8 +117,8 @@ def test_what_the_page_cannot_compute_is_refused_in_a_sentence(tmp_path, capsys)
     sentencepiece_folder(pieces)
     capsys.readouterr()
     for source, sentence in [
-        (llama, "is a llama that the page of a Space does not compute"),
-        (other, "is a gpt2 that the page of a Space does not compute"),
+        (llama, "is a llama that the page of a Space cannot run"),
+        (other, "is a gpt2 that the page of a Space cannot run"),
         (pieces, "GPT-2's byte-level BPE only"),
         (tmp_path / "none", "is neither a folder that exists"),
     ]:
@@ -162,14 +162,14 @@ def test_a_space_is_replaced_and_anything_else_is_kept(model, tmp_path, capsys):
     other.mkdir()
     (other / "thesis.txt").write_text("mine")
     assert main(["space", str(model), "--to", str(other)]) == 2
-    assert "is no Space that this command made" in capsys.readouterr().err
+    assert "is not a Space that this command made" in capsys.readouterr().err
     assert [path.name for path in other.iterdir()] == ["thesis.txt"]
     assert main(["space", str(model), "--to", str(other / "thesis.txt")]) == 2
     assert "is a file" in capsys.readouterr().err
     space = space_of(model, tmp_path / "space")
     (space / "mine.js").write_text("")
     assert main(["space", str(model), "--to", str(space)]) == 2
-    assert "mine.js in it is not of this command" in capsys.readouterr().err
+    assert "this command did not make mine.js in it" in capsys.readouterr().err
     description = read_json(space / "space.json")
     write_json(space / "space.json", {**description, "files": [*description["files"], "mine.js"]})
     space_of(model, space)
@@ -203,7 +203,7 @@ def test_a_target_is_a_repo_unless_it_or_its_owner_is_here(tmp_path, monkeypatch
         assert _target_repo(folder) is None
     with pytest.raises(SnapshotError, match="names a revision"):
         _target_repo("me/page@main")
-    with pytest.raises(SnapshotError, match="is no Space"):
+    with pytest.raises(SnapshotError, match="is not a Space"):
         _target_repo("hf://buckets/me/page")
     (tmp_path / "me").mkdir()
     assert _target_repo("me/page") is None
@@ -266,7 +266,7 @@ def test_a_space_of_somebody_else_s_program_is_refused(near_hub, model, capsys, 
     near_hub.create(STORED)
     near_hub.commit_files(STORED, {file: b"mine"})
     assert main(["space", str(model), "--to", SPACE]) == 2
-    assert f"holds {first}, and is no Space that this command made" in capsys.readouterr().err
+    assert f"holds {first}, but is not a Space that this command made" in capsys.readouterr().err
     assert near_hub.repo(STORED).read("main", file) == b"mine"
 
 
