@@ -96,10 +96,10 @@ def plan(options: argparse.Namespace) -> int:
 
 
 def planned_model(options: argparse.Namespace, config: Config) -> ModelConfig:
-    """The sizes of the model; of one of the Hub, its config.json is all that is downloaded.
+    """The sizes of the model. For a Hub model only its config.json is downloaded.
 
-    Raises SnapshotError and HubError for what is no such model, ConfigError for a context that is
-    longer than the model's.
+    Raises SnapshotError and HubError if it is not a usable model, ConfigError for a context longer
+    than the model's.
     """
     sizes = config.model
     if (named := other_model(sizes)) is None:
@@ -117,7 +117,7 @@ def planned_model(options: argparse.Namespace, config: Config) -> ModelConfig:
 
 
 def vocabulary_of(options: argparse.Namespace, config: Config) -> int:
-    """The size of the vocabulary: as given, or as `data.tokenizer` says, or of many characters."""
+    """The size of the vocabulary: as given, of `data.tokenizer`, or of many characters."""
     return options.vocab_size or bpe_size(str(config.data.tokenizer)) or CHARACTERS_PLANNED
 
 

@@ -1,1 +1,1 @@
-"""The page that computes a model in the browser, and the Space that serves it."""
+"""The page that runs a model in the browser, and the Space that serves it."""

@@ -1,4 +1,4 @@
-"""A static Space from a model: a page that computes it in the browser (browser/page/)."""
+"""A static Space from a model: a page that runs it in the browser (browser/page/)."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from store.names import NAMED_REPO, named_repo
 from store.remote import PREFIX
 
 PIECE_BYTES = 200_000_000
-"""Bytes of the largest file, which the page reads at once."""
+"""The largest file in bytes. The page reads each file at once."""
 KNOWN_BPE = {
     "dropout": (None, 0.0),
     "continuing_subword_prefix": (None, ""),
     "end_of_word_suffix": (None, ""),
     "ignore_merges": (None, False),
 }
-"""Entries of a BPE model that change its tokens, with the values that the page computes."""
+"""Entries of a BPE model that change its tokens, with the values that the page supports."""
 
 
 def make_space(source: str, target: str, public: bool) -> str:
     """Make the Space of a model, in a folder or on the Hub; returns the folder or the address.
 
-    `target` is a repo if it has the form owner/name and neither it nor its owner exists here as a
-    path; with `hf://` before it, it always is. An existing Space of this command is replaced.
+    `target` is a repo if it begins with `hf://`, or has the form owner/name and neither it nor its
+    owner exists here as a path. An existing Space of this command is replaced.
 
-    Raises SnapshotError and DataError for a model that the page cannot compute and for a target
-    that holds something else, HubError if the Hub refuses, OSError if a file cannot be written.
+    Raises SnapshotError and DataError for a model that the page cannot run and for a target that
+    holds something else, HubError if the Hub refuses, OSError if a file cannot be written.
     """
     repo = _target_repo(target)
     folder = None if repo is not None else Path(target).expanduser().absolute()
@@ -122,7 +122,7 @@ def _replace(folder: Path) -> None:
 
 
 def _write_space(folder: Path, named: NamedModel, tokenizer: Tokenizer, source: str) -> None:
-    """Write the page, the model and what the page needs to know of it."""
+    """Write the page, the model, and the facts about it that the page needs."""
     tokenizer.save(folder)
     if isinstance(tokenizer, SubwordTokenizer):
         _check_subwords(read_json(folder / TOKENIZER_FILES[0]), named.name)
@@ -152,7 +152,7 @@ def _title(named: NamedModel, repo: str | None) -> str:
 
 
 def _card(named: NamedModel, title: str, repo: str | None) -> str:
-    """README.md, whose first lines make the repo a static Space."""
+    """The README.md, whose first lines make the repo a static Space."""
     license_name = None if named.state is None else value_of(named.state.config, "hub.license")
     metadata = SpaceCardData(
         title=title, sdk="static", license=license_name, models=None if repo is None else [repo]
@@ -175,7 +175,7 @@ def _check_subwords(content: dict[str, Any], name: str) -> None:
 
 
 def _unknown_in(content: dict[str, Any]) -> str | None:
-    """What the page does not know of a tokenizer.json; None if it knows all."""
+    """An unsupported part of a tokenizer.json; None if the page supports all of it."""
     model, words = content["model"], content.get("pre_tokenizer") or {}
     decoder = content.get("decoder") or {}
     kind = model.get("type", "BPE" if "merges" in model else None)  # older files have no type

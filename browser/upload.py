@@ -25,15 +25,15 @@ from store.http import hub_api
 from store.remote import BRANCH
 
 SPACE = "space.json"
-"""The file by which a Space of this project is known. It lists the others."""
+"""The file that identifies a Space of this project. It lists the others."""
 PAGE = Path(__file__).with_name("page")
 TEMPLATE = {"index.html", "style.css"}
-"""What the first commit of a static Space may hold."""
+"""The files that the first commit of a static Space may hold."""
 KIND = "space"
 
 
 def files_made(description: object) -> set[str]:
-    """The files of a Space of this command, by the content of its space.json; none of any other."""
+    """The files that a space.json lists; none if it is not one of this command's."""
     if not isinstance(description, dict) or not {"title", "weights"} <= description.keys():
         return set()
     of_older = [*OWN_FILES, SPACE, CONFIG, *TOKENIZER_FILES, *(one.name for one in PAGE.iterdir())]
@@ -47,7 +47,7 @@ def upload_space(repo_id: str, folder: Path, private: bool, timeout: float) -> s
     """Create or update a Space, so that it holds the files of a folder; returns its address.
 
     `timeout`: seconds that a request waits for data. Raises SnapshotError for a Space with other
-    files, or that is public where a private one is meant; HubError if the Hub refuses.
+    files, or for a public one unless `--public` was given; HubError if the Hub refuses.
     """
     api = hub_api(timeout)
     address = f"{constants.ENDPOINT}/spaces/{repo_id}"
@@ -87,7 +87,7 @@ def upload_space(repo_id: str, folder: Path, private: bool, timeout: float) -> s
             operations,
             commit_message="Model in the browser",
             repo_type=KIND,
-            # What somebody commits meanwhile is not deleted. The client takes no other ids.
+            # Refuses to undo a commit made meanwhile. The client takes no other form of ids.
             parent_commit=head if constants.REGEX_COMMIT_OID.fullmatch(head) else None,
         )
     return address

@@ -1,1 +1,1 @@
-"""A run on a rented machine: an image, manifests and job scripts, and what they all start."""
+"""A run on a rented machine: an image, manifests, job scripts and the program they start."""

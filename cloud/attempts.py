@@ -2,8 +2,8 @@
 
     python -m cloud.attempts --restarts 20 --config_file accelerate_configs/cpu.yaml train.py ...
 
-What `accelerate launch` does not do by itself: its exit code is the run's own, and a SIGTERM that
-reaches only this process, as a container's first one, reaches the run, which this process outlives.
+It does what `accelerate launch` does not: it exits with the run's own code, and it forwards a
+SIGTERM that reaches only this process, the first one of a container, and outlives the run.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Attempts:
     def run(self, most: int, final: Sequence[int], first_delay_seconds: float = 5.0) -> int:
         """The exit code of the last attempt.
 
-        That is one with a code of `final`, or the last of `most` restarts in a row that brought no
-        new snapshot. The delay before the next one doubles with each of these.
+        Attempts end at a code in `final`, or after `most` restarts in a row without a new snapshot.
+        The delay before an attempt doubles with each of these restarts.
         """
         fruitless, before = 0, self._newest_snapshot()
         while True:
@@ -66,25 +66,28 @@ class Attempts:
 
     def _attempt(self) -> int:
         code_file = self._run_dir / "exit_code"
-        self._run_dir.mkdir(parents=True, exist_ok=True)  # else a mistake leaves no code there
+        self._run_dir.mkdir(parents=True, exist_ok=True)  # a refused run does not create it
         if _code_in(code_file) is not None:  # a file of that name may be the user's
             code_file.unlink()
         self._launcher = subprocess.Popen(self._command)
-        if self._stopped.is_set():  # since the attempt before
+        if self._stopped.is_set():  # a signal came between two attempts
             self._launcher.terminate()
         status = self._launcher.wait()
         if (code := _code_in(code_file)) is not None:
             return code
         if self._stopped.is_set():  # before the run could leave a code
-            return 128 + self._cause  # as a shell has it
+            return 128 + self._cause  # the convention of shells
         return status if status >= 0 else EXIT_FAILED
 
     def _newest_snapshot(self) -> str:
         return max((path.name for path in self._run_dir.glob("snapshots/step-*")), default="")
 
     def _forward(self, number: int, _: object) -> None:
-        """To the processes that train: a launcher of one process would die and leave it alone."""
-        if number != signal.SIGUSR1:  # which asks for another attempt
+        """Send a signal to the processes that train.
+
+        The launcher of a single process would die of it and leave that process alone.
+        """
+        if number != signal.SIGUSR1:  # SIGUSR1 requests another attempt
             self._cause = number
             self._stopped.set()
         if self._launcher is None or self._launcher.returncode is not None:

@@ -20,7 +20,7 @@
 #     "tqdm>=4.66,<5",
 # ]
 # ///
-"""A run as a Hugging Face Job, which needs nothing but the repo that it writes to.
+"""A run as a Hugging Face Job, which only needs the repo that it writes to.
 
     git archive --output code.tar.gz HEAD
     hf jobs uv run --flavor a10g-small --timeout 12h --attempts 10 --secrets HF_TOKEN \\
@@ -41,11 +41,11 @@ from pathlib import Path
 
 CONFIG = "accelerate_configs/single_gpu.yaml"
 RESTARTS = 20
-"""Of the processes on this machine. Another machine is an attempt of the Job: --attempts."""
+"""Restarts on this machine. A new machine is another attempt of the Job: --attempts."""
 
 
 def command(words: Sequence[str]) -> tuple[Path, list[str]]:
-    """The archive, and the words for `cloud.attempts` in it."""
+    """The archive, and the arguments for its `cloud.attempts`."""
     parser = argparse.ArgumentParser(
         usage="%(prog)s CODE [--config_file FILE] [--option=value of accelerate launch] "
         "key=value ...",
@@ -64,7 +64,7 @@ def command(words: Sequence[str]) -> tuple[Path, list[str]]:
 
 
 def main(words: Sequence[str]) -> None:
-    """Unpack the code, and become the attempts of the run: signals and exit code are theirs."""
+    """Unpack the code and replace this process by `cloud.attempts`."""
     archive, attempts = command(words)
     folder = tempfile.mkdtemp(prefix="code-")
     with tarfile.open(archive) as opened:

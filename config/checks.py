@@ -51,8 +51,8 @@ RANGES = {
     "run.collective_timeout_seconds": (1, 1_000_000),
     "run.start_timeout_seconds": (1, 1_000_000),
 }
-"""By key of a whole number, the minimum and the maximum. The maximum is far above any use: a larger
-value is a typing error, and would exhaust the memory, overflow a clock or never end."""
+"""Minimum and maximum of each whole number. The maximum is far above any use: a larger value is a
+typing error that would exhaust the memory, overflow a clock or never end."""
 REMARKS = {
     "train.micro_batch_size": ", or null",
     "train.eval_batches": ", or null for the whole held-out text",
@@ -68,9 +68,9 @@ NEVER_EMPTY = (
     "run.name",
     "run.dir",
 )
-"""Texts that are used as paths, or may be."""
+"""Keys whose text is, or may be, a path."""
 PART_BYTES, PATH_BYTES = 255, 3_900
-"""The limits of file systems for names, and of the system for paths, less a run's own files."""
+"""Limits of file systems for a name and of the system for a path, minus a run's own files."""
 CARD_FIELDS = {
     "hub.license": "must be a license identifier of the Hub, such as mit or apache-2.0, or null",
     "hub.language": "must be a language code, such as en or de, or null",
@@ -83,13 +83,13 @@ CHOICES: dict[str, Collection[str]] = {
     "run.attention": ("auto", *WAYS),
     "run.preemption_notice": ("auto", "aws", "gcp", "azure", "none"),
 }
-"""By key, the texts that it may be."""
+"""The allowed texts of a key."""
 WORD = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
 TOO_LONG = f"is too long: at most {PART_BYTES} bytes for a name, {PATH_BYTES} for a path"
 
 
 def problems(config: Config) -> list[str]:
-    """Everything that is wrong with the values, one sentence each, independent of the machine."""
+    """One sentence for each mistake in the values, independent of the machine."""
     found = Problems(config)
     _check_ranges(found)
     _check_texts(found)

@@ -46,9 +46,9 @@ OWN_SIZES = (
     "model.n_embd",
     "model.activation_function",
 )
-"""Keys that decide the sizes of our own GPT."""
+"""The keys that set the sizes of our own GPT."""
 ONE_OR_SEVERAL = ("run.tracker",)
-"""Keys of a list that also take a single text."""
+"""List keys that also take a single text."""
 BAD_VALUE = (HydraException, OmegaConfBaseException, ArithmeticError, TypeError)
 """Raised by Hydra and OmegaConf for a value of the wrong type."""
 
@@ -97,7 +97,7 @@ def load_config(arguments: Sequence[str]) -> Config:
 
 
 def _unused_sizes(arguments: Sequence[str], config: Config) -> Iterator[str]:
-    """A sentence for each size of our GPT that is given for a model which has its own."""
+    """A sentence for each size that is set although the model has its own sizes."""
     if (other := other_model(config.model)) is None:
         return
     for argument in arguments:
@@ -149,7 +149,7 @@ def _compose_valid(arguments: Sequence[str], mistakes: list[str]) -> DictConfig:
 
 
 def _with_recipe(arguments: list[str]) -> DictConfig:
-    """Composed; of a model that is not our own, wherever it is named, with its file of recipe/."""
+    """Compose the arguments, with the recipe of a model that is not our own."""
     composed = _composed(arguments)
     recipe = recipe_of(composed.model)
     return composed if recipe is None else _composed([*arguments, f"recipe={recipe}"])

@@ -18,7 +18,7 @@ from config.schema import Config
 from data.command import exit_code_of
 
 PRESETS = ("tiny", "baby", "gpt2", "gpt2_medium", "gpt2_large", "gpt2_xl")
-"""What `model=` takes, from the smallest."""
+"""The presets of `model=`, from the smallest."""
 USAGE = """\
 Train a GPT:
 
@@ -37,7 +37,7 @@ shell's: 'data.source="naïve text (1).txt"'.
 
 
 def meanings() -> dict[str, dict[str, str]]:
-    """By class and field of the schema, the line that stands below the field."""
+    """The line below each field of the schema, by class and field."""
     found: dict[str, dict[str, str]] = {}
     for node in ast.parse(inspect.getsource(config.schema)).body:
         if not isinstance(node, ast.ClassDef):

@@ -48,13 +48,13 @@ ALIASES = {
     "model.activation_checkpointing": "gradient_checkpointing",
     "model.activation_function": "activation",
 }
-"""By key, its names in other programs."""
+"""The names of a key in other programs."""
 OTHER_VALUES = (
     "epochs max_epochs num_epochs num_train_epochs gradient_accumulation_steps accumulation_steps"
     " beta1 beta2 adam_beta1 adam_beta2 vocab vocab_size bpe packing pack sft chat conversations"
     " wandb tensorboard wandb_log push_to_hub freeze_layers"
 )
-"""Names of other programs whose value is another one there, as epochs are no steps."""
+"""Names whose values mean something else in other programs: epochs are not steps."""
 LAUNCHER_OPTIONS = (
     "num_processes num_machines machine_rank mixed_precision precision dtype bf16 fp16 device gpus"
     " gpu_ids cpu use_cpu multi_gpu use_fsdp fsdp ddp nproc_per_node world_size config_file"
@@ -78,7 +78,7 @@ SWEEP_HINT = (
 
 
 def is_expanded(argument: str) -> bool:
-    """Whether an argument is a piece of a `data.mix` whose braces a shell has expanded."""
+    """Whether an argument is part of a `data.mix` whose braces a shell has expanded."""
     return re.match(r"data\.mix=\[(source|weight|text_column):[^{]*$", argument) is not None
 
 

@@ -10,7 +10,7 @@ from omegaconf import MISSING
 @dataclass
 class MixPart:
     source: str = MISSING
-    """As data.source; it is streamed."""
+    """A source like data.source, always streamed."""
     weight: float = 1.0
     """Its share of the training blocks, relative to the other weights."""
     text_column: str | None = None

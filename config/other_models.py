@@ -1,8 +1,8 @@
-"""What a model that is not our own GPT begins from: a recipe of its own, and a rate by its size.
+"""Defaults for models that are not our own GPT: a recipe, and a learning rate by their size.
 
 The learning rates of random weights are GPT-3's (Brown et al., 2020, table 2.1), and for smaller
 models those of the presets of `model=`. Pretrained weights take a tenth: a larger rate undoes what
-they have learned. Adapters begin with random weights.
+they have learned. Adapters start from random weights.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ RATES = (
     (4_000_000_000, 1.6e-4),
     (10_000_000_000, 1.2e-4),
 )
-"""Up to so many parameters, the rate of random weights."""
+"""The rate for random weights, up to this many parameters."""
 LEAST = 1e-4
 RATES_OF = "adamw"
-"""The optimizer that these rates are of."""
+"""The rates are for this optimizer."""
 PRETRAINED = 0.1
 
 
 def recipe_of(model: Mapping[str, Any]) -> str | None:
-    """The file of config/recipe for the entries of `model`; None for our own GPT."""
+    """The file of config/recipe for this model; None for our own GPT."""
     return next((name for name in OTHER_MODELS if model[name] is not None), None)
 
 
 def rate_by_size(config: Config, parameters: int) -> float:
-    """The learning rate for a model with so many parameters."""
+    """The learning rate for a model with this many parameters."""
     rate = next((rate for most, rate in RATES if parameters <= most), LEAST)
     starts_trained = config.model.pretrained is not None and config.model.lora_rank is None
     return float(f"{rate * PRETRAINED:.2g}") if starts_trained else rate
 
 
 def settle_rate(config: Config, count: Callable[[], int]) -> None:
-    """Put a number in the place of an `optim.learning_rate` that the size decides.
+    """Replace an `optim.learning_rate` of 0 by the rate for the model's size.
 
-    `count` returns the number of the model's parameters without an output layer of its own, which
-    one config.json may tie and the next not. Raises ConfigError for an optimizer that the rates are
-    not of, and for an `optim.min_learning_rate` that is larger.
+    `count` returns the number of parameters without an untied output layer, because similar models
+    may or may not tie it. Raises ConfigError for an optimizer without such rates, and for an
+    `optim.min_learning_rate` that is larger.
     """
     optim = config.optim
     if other_model(config.model) is None or optim.learning_rate != 0:

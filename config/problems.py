@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, collected so that all of it is reported at once."""
+"""The mistakes in a configuration, collected so that all of them are reported at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Problems:
     def need(self, holds: bool, key: str, rule: str) -> None:
         """Add a sentence with `rule`, unless it holds for the value of `key`.
 
-        No rule holds for nan, and none of them says why.
+        nan breaks every rule, and none of the rules would say why.
         """
         if holds:
             return
@@ -43,7 +43,7 @@ def _short(value: object) -> str:
 
 
 def why_not_storable(text: str) -> str:
-    """What a text that is not storable has, and what to do, after its key and value."""
+    """The fault of a text that cannot be stored, and the remedy."""
     if "\0" in text:
         return "has a zero byte. Use another name"
     encoding = sys.getfilesystemencoding()

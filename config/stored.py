@@ -15,7 +15,7 @@ from data.public_names import public_config
 from data.urls import redact_urls
 
 LARGEST_BYTES = 1 << 20
-"""Of a config.yaml."""
+"""The largest config.yaml that is read, in bytes."""
 
 
 def with_folders(stored: dict[str, Any], path: Path) -> dict[str, Any]:

@@ -14,12 +14,12 @@ from data.tokenizer import CHARACTERS, OF_BYTES, bpe_size
 
 
 def is_streamed(config: Config) -> bool:
-    """Whether the text is read while it is trained on, and not before."""
+    """Whether the text is read during training instead of before it."""
     return bool(config.data.streaming or config.data.mix)
 
 
 def check_streaming(found: Problems) -> None:
-    """Add a sentence for each value that a streamed text cannot have."""
+    """Add a sentence for each value that does not work with a streamed text."""
     need, data = found.need, found.config.data
     rule = "cannot be used with data.mix, which is always streamed. Leave one of them out"
     need(data.streaming is not False or not data.mix, "data.streaming", rule)

@@ -1,7 +1,7 @@
-"""Conversations as tokens: rendered by the tokenizer's chat template, with what is a target.
+"""Conversations as tokens: rendered by the tokenizer's chat template, with their targets marked.
 
-transformers renders the template, in a sandbox; it is imported only then. A special token that a
-message spells out is encoded as text, so that nobody ends a turn by writing its mark.
+transformers renders the template, in a sandbox, and is imported only for that. A special token that
+a message spells out is encoded as text, so that no message can end a turn.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from data.subwords import SubwordTokenizer
 from data.tokenizer import Tokenizer
 
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
-"""Marks in a template what the assistant writes."""
+"""The template's mark for text that the assistant writes."""
 PROBE = "the reply"
 TRAINING_DATE = date(2024, 7, 26)
-"""What a template writes as today's date in training; Llama's writes this one without a clock."""
+"""Today's date for templates in training. Llama's template uses it if it has no clock."""
 
 
 class Rendered(NamedTuple):
     """A conversation as text."""
 
     text: str
-    """With the fences."""
+    """The text, with fences."""
     spans: list[tuple[int, int]]
-    """Where the assistant's text begins and ends, in characters."""
+    """Start and end of each assistant text, in characters."""
     fences: Fences | None = None
-    """Around the special tokens that messages spell out; None if they spell out none."""
+    """The fences around special tokens that messages spell out; None if there are none."""
 
 
 class EncodedChat(NamedTuple):
@@ -50,14 +50,14 @@ class EncodedChat(NamedTuple):
     trained: NDArray[np.uint8]
     """1 for each token that is a target: the assistant's, but for the very first; else 0."""
     text_bytes: int
-    """Of the text of the targets, in UTF-8; special tokens have none."""
+    """Bytes of the targets' text in UTF-8; special tokens have none."""
     trip: RoundTrip
-    """What of the text does not come back, if it was decoded again."""
+    """The characters that are lost when the tokens are decoded, if that was checked."""
     is_shortened: bool = False
 
     @property
     def targets(self) -> int:
-        """How many targets it has."""
+        """The number of targets."""
         return int(self.trained.sum())
 
 
@@ -99,7 +99,7 @@ class ChatTemplate:
         return self.templates.get(named, self.templates["default"])
 
     def unwritten(self, conversation: Conversation) -> set[str]:
-        """What a conversation has and its template never mentions, so that it is lost."""
+        """Fields of a conversation that the template never mentions, and so loses."""
         return conversation.fields_but(_words(self.template_for(conversation)))
 
     def stops(self, conversation: Conversation = EMPTY) -> frozenset[int]:
@@ -132,10 +132,10 @@ class ChatTemplate:
     def _render(self, conversation: Conversation, reply: bool, track: bool) -> Rendered:
         from transformers.utils import chat_template_utils
 
-        render: Any = chat_template_utils.render_jinja_template  # its annotation is not what it is
+        render: Any = chat_template_utils.render_jinja_template  # its annotation is wrong
         template = self.template_for(conversation)
         try:
-            if self.today is not None:  # or a text would have other tokens tomorrow
+            if self.today is not None:  # with the clock, a text would have other tokens tomorrow
                 compiled = chat_template_utils._compile_jinja_template(template)
                 compiled.globals["strftime_now"] = self.today.strftime
             texts, spans = render(
@@ -146,7 +146,7 @@ class ChatTemplate:
                 **conversation.extras,
                 **self.tokenizer.special_tokens,
             )
-        except Exception as error:  # whatever a template raises, and jinja
+        except Exception as error:  # templates and jinja raise errors of any type
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise ChatError(f"the chat template refuses it: {reason:.200}") from error
         return Rendered(texts[0], [tuple(span) for span in spans[0]] if track else [])
@@ -163,9 +163,9 @@ class ChatTemplate:
     def with_spans(self, conversation: Conversation) -> Rendered:
         """The text of a conversation, and where it is the assistant's.
 
-        The template's own marks say it, `{% generation %}`. Without them, the assistant's text is
-        what the template adds to the beginning of a reply when the message is there. Raises
-        ChatError where neither tells.
+        The template marks the assistant's text with `{% generation %}`. Without marks, it is what
+        the template adds after the start of a reply when the message is there. Raises ChatError if
+        neither works.
         """
         conversation, fences = self._fenced(conversation, reply=False)
         if GENERATION.search(self.template_for(conversation)):

@@ -1,7 +1,7 @@
-"""Special tokens that the messages of a conversation spell out, which are text.
+"""Special tokens that the messages of a conversation spell out, which count as text.
 
-While a template renders, each stands between two characters that the conversation does not have. So
-it can be told from those that the template writes.
+While a template renders, each stands between two characters that the conversation does not contain.
+That distinguishes it from the special tokens that the template writes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class Part(NamedTuple):
 
     text: str
     as_text: bool
-    """Whether special tokens in it are only text."""
+    """Whether its special tokens count as text."""
     begin: int
-    """Its first character in the rendered text."""
+    """Index of its first character in the rendered text."""
 
 
 class Fences(NamedTuple):
-    """Two characters, around a special token that a message spells out."""
+    """Two characters to put around a special token that a message spells out."""
 
     begin: str
     end: str
@@ -64,13 +64,13 @@ class Fences(NamedTuple):
 
 
 def any_of(marks: Iterable[str]) -> re.Pattern[str]:
-    """A pattern of any of these texts; of one that begins with another, the longer one."""
+    """A pattern that matches any of these texts, the longest first."""
     longest_first = sorted(marks, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
 
 def unused_fences(conversation: Conversation, template: str) -> Fences:
-    """Fences that neither a conversation nor its template has."""
+    """Fences that occur neither in a conversation nor in its template."""
     used = set(template).union(*strings_in([*conversation.messages, conversation.extras]))
     unused = (chr(i) for i in range(FIRST_PRIVATE, sys.maxunicode + 1) if chr(i) not in used)
     return Fences(next(unused), next(unused))
@@ -85,9 +85,9 @@ def fenced(
 ) -> tuple[Conversation, Fences | None]:
     """A conversation with fences around the special tokens that it spells out, if there are any.
 
-    A template may look for a special token in a reply, as some split it at `</think>`: there it has
-    no fences, unless it is one of `ends`, which end a turn. Raises ChatError where the text without
-    fences is not what the template writes.
+    Some templates look for a special token in a reply, such as `</think>`. That token gets no
+    fences, unless it is in `ends`, which end a turn. Raises ChatError if the text without fences
+    differs from the template's own.
     """
     strings = strings_in([*conversation.messages, conversation.extras])
     spelled = {mark for text in strings for mark in marks.findall(text)}

@@ -1,4 +1,4 @@
-"""A conversation: its messages, and what else a chat template reads."""
+"""A conversation: its messages, and the other fields that a chat template reads."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 from data.errors import BadRow, DataError
 
 Message = dict[str, Any]
-"""One turn of a conversation: a `role`, its `content`, and what else a chat template reads."""
+"""One turn of a conversation: its `role`, its `content`, and other fields for the template."""
 ASSISTANT = "assistant"
 EXTRAS = ("tools", "documents")
-"""What a chat template reads besides the messages: lists of objects."""
+"""Other fields that a chat template reads, each a list of objects."""
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names of one field of a message; transformers gives a template all of them."""
+"""Names for the same field of a message; transformers passes all of them to a template."""
 CALLS = "tool_calls"
 INSTEAD_OF_CONTENT = (CALLS, "function_call", *REASONING)
 """A message with one of these needs no content."""
@@ -28,7 +28,7 @@ class ChatError(DataError):
 
 
 class Conversation(NamedTuple):
-    """What a chat template renders."""
+    """The input of a chat template."""
 
     messages: Sequence[Message]
     extras: Mapping[str, Any] = NO_EXTRAS
@@ -36,7 +36,7 @@ class Conversation(NamedTuple):
 
     @classmethod
     def from_json(cls, document: str) -> Conversation:
-        """What `as_json` has written."""
+        """Parse the output of `as_json`."""
         found = json.loads(document)
         return cls(found) if isinstance(found, list) else cls(found.pop("messages"), found)
 
@@ -46,15 +46,15 @@ class Conversation(NamedTuple):
         return json.dumps(content, ensure_ascii=False, default=str)
 
     def and_then(self, messages: Sequence[Message]) -> Conversation:
-        """It, followed by more messages."""
+        """This conversation, followed by more messages."""
         return self._replace(messages=[*self.messages, *messages])
 
     def up_to(self, count: int) -> Conversation:
-        """Its first messages."""
+        """This conversation's first messages."""
         return self._replace(messages=self.messages[:count])
 
     def fields_but(self, known: Collection[str]) -> set[str]:
-        """Names of its optional fields without one that is among the known."""
+        """Names of its optional fields, except those in `known`."""
         fields = set(self.extras).union(*self.messages)
         optional = [(name,) for name in (*EXTRAS, CALLS)] + [REASONING]
         return {
@@ -111,7 +111,7 @@ def conversation_of(values: Sequence[Any], extras: Mapping[str, Any]) -> Convers
 
 
 def _turns(prompt: Any, completion: Any) -> list[Message]:
-    """A prompt and its completion as messages; both may be lists of messages already."""
+    """A prompt and its completion as messages; either may already be a list of messages."""
     if isinstance(prompt, list) and isinstance(completion, list):
         return prompt + completion
     return [{"role": "user", "content": prompt}, {"role": ASSISTANT, "content": completion}]

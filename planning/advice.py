@@ -17,7 +17,7 @@ CONFIGS = "accelerate_configs"
 
 
 def within_machine(fits: list[Fit], here: int, memory: int) -> list[Fit]:
-    """The strategies, of which offloading fits only if a machine has `memory` bytes for it."""
+    """The strategies; offloading fits only if a machine has `memory` bytes for it."""
     return [
         replace(row, fits=False, largest_micro_batch=0)
         if row.on_cpu and here * (row.on_cpu + row.writer) > memory
@@ -37,7 +37,7 @@ def advise(
     """The advice as a sentence, and the exit code. The first strategy that fits is the fastest.
 
     `requested` is train.micro_batch_size; `chosen` is "=N" for another one, or empty. `here` is the
-    number of processes on a machine; `overrides` are what was planned, in the form of train.py.
+    number of processes on a machine; `overrides` are the planned arguments of train.py.
     """
     for row in fits:
         if row.fits:
@@ -58,7 +58,7 @@ def advise(
 
 
 def _command(row: Fit, here: int, words: list[str]) -> str:
-    """The command of a strategy, with options for what its config file has otherwise."""
+    """The command for a strategy, with options where the plan differs from its config file."""
     config, shape = f"{CONFIGS}/{row.strategy.config}", row.strategy.shape
     machines = shape.processes // here
     planned = {

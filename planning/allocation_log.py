@@ -1,8 +1,8 @@
 """The allocation log: bytes of live tensors at each allocation and deallocation.
 
 It counts real and fake tensors in the same way, so that a plan's prediction and a run's measurement
-are comparable. It sees what passes torch's dispatcher: neither the workspace inside a kernel, nor
-what an allocator or a driver reserves.
+are comparable. It sees only what passes torch's dispatcher, not the workspace inside a kernel or
+the memory that an allocator or a driver reserves.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ COLLECTIVES: dict[str, tuple[str, int | None]] = {
     "allreduce": ("all-reduce", 0),
     "all_gather_into_tensor": ("all-gather", None),
 }
-"""In the name of torch's operation: a collective's kind, and which argument is the full tensor, if
-it is not the result."""
+"""Collectives by a part of the name of torch's operation: the kind, and the index of the argument
+that is the full tensor, unless that is the result."""
 
 Place = tuple[Any, ...]
 """Where in a step an event happens, as the caller of the trace names it."""

@@ -19,7 +19,7 @@ from planning.allocation_log import KINDS, LiveBytes, Place
 from planning.fake_trace import Shape, traced_phases
 
 EDGE = 2
-"""Layers at each end that may differ from the others, because FSDP prefetches the next one."""
+"""Number of layers at each end that may differ from the others, because FSDP prefetches."""
 SHALLOW, DEEP = 2 * EDGE + 1, 2 * EDGE + 2
 SIZES = (2, 3)
 """Sequences of the traced micro-batches; a single sequence sometimes uses other kernels."""
@@ -44,8 +44,8 @@ class MemoryEstimate:
     phases: np.ndarray
     """The phase of each event, one of `PHASES` (events,)."""
     messages: tuple[dict[str, float], dict[str, float]]
-    """Bytes of the full tensors of each kind of collective, in each micro-batch but the last, and
-    in the last."""
+    """Bytes of the full tensors of each kind of collective, in every micro-batch except the last,
+    and in the last."""
 
     def totals(self, micro_batch_size: int, accumulating: bool) -> np.ndarray:
         """Live bytes (events, kinds)."""
@@ -104,10 +104,10 @@ def estimate_memory(config: ModelConfig, shape: Shape) -> MemoryEstimate:
 
 
 def sent_share(kind: str, shape: Shape) -> float:
-    """What one process sends for a byte of a collective's full tensor, on a ring.
+    """Bytes that one process sends per byte of a collective's full tensor, on a ring.
 
-    N processes pass N - 1 of N parts on to gather or to reduce; an all-reduce does both. See
-    Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations".
+    To gather or to reduce, each of N processes passes on N - 1 of N parts; an all-reduce does both.
+    See Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations".
     """
     replicas = shape.processes // shape.shards
     if kind == "all-reduce":  # between replicas

@@ -43,13 +43,13 @@ from training.sampling import TOKENS
 
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CUDA_GRANULE = 512
-"""Bytes: CUDA's allocator rounds sizes up to multiples of it."""
+"""CUDA's allocator rounds sizes up to multiples of this many bytes."""
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Device, precision and processes of a run, how these share the model, and what is trained."""
+    """Device, precision and processes of a run, how the model is sharded, and what is trained."""
 
     device: str = "cuda"
     precision: str = "no"
@@ -60,7 +60,7 @@ class Shape:
     freeze: tuple[str, ...] = ()
     """Patterns of the parameters that are not trained."""
     attention: str | None = None
-    """How a CPU computes it, as `run.attention`; None for what is usually faster."""
+    """The attention of a CPU, as in `run.attention`; None for the usually faster one."""
 
 
 def _bare_model(config: ModelConfig, shape: Shape) -> LanguageModel:
@@ -172,7 +172,7 @@ def _sample(model: LanguageModel, shape: Shape) -> None:
 
 
 def _fill(cache: Any, positions: int, forward: Callable[[Any], Tensor]) -> None:
-    """Add so many positions to a cache, of which the first is computed: it has their shapes."""
+    """Add this many positions to a cache. Only the first is computed, to get their shapes."""
     first: dict[int, tuple[Tensor, Tensor]] = {}
     update = cache.update
 

@@ -24,12 +24,12 @@ OFFLOADED = ("parameters", "gradients", "optimizer")
 MOST_SEQUENCES = 4096
 """A larger micro-batch has no advantage."""
 MULTIPROCESSORS = 188
-"""The maximum of NVIDIA's GPUs."""
+"""The largest number of multiprocessors of NVIDIA's GPUs."""
 OUTSIDE = {"cuda": 0.75 * GIB, "cpu": 0.5 * GIB}
 """Estimated: a process's CUDA context and cuBLAS workspace, and the allocator's fragmentation; on a
 CPU, Python with torch."""
 OUTSIDE_COMMUNICATION = {"cuda": 0.5 * GIB, "cpu": 0.1 * GIB}
-"""Estimated: NCCL or gloo, in each of several processes."""
+"""Estimate for NCCL or gloo, in each of several processes."""
 
 
 @dataclass(frozen=True)
@@ -51,27 +51,27 @@ class Fit:
     gradients: float
     optimizer: float
     activations: float
-    """Their maximum."""
+    """The largest of these peaks."""
     buffers: float
-    """The maximum of tensors in communication between processes."""
+    """Peak of the tensors in communication between processes."""
     peak: float
     """The maximum of all tensors in the memory that is limited: at most the sum of the above."""
     peaks: dict[str, float]
-    """The same for each phase of a run."""
+    """The peak of each phase of a run."""
     peak_in: str
-    """The phase of the peak."""
+    """The phase with the peak."""
     outside: float
-    """Other memory than tensors; an estimate."""
+    """Estimate of the memory outside tensors."""
     on_cpu: float
     """Tensors that offloading stores in the CPU's memory."""
     writer: float
     """CPU memory that a process needs to write a snapshot, for a run on GPUs."""
     copies: float
-    """CPU memory that it uses in addition where it is free (snapshot.staging_bytes)."""
+    """Additional CPU memory that it uses if free (snapshot.staging_bytes)."""
     sent: float
     """Bytes that a process sends in a step."""
     largest_micro_batch: int
-    """0 if not even one sequence fits."""
+    """Sequences; 0 if not even one fits."""
     fits: bool
 
 

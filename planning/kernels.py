@@ -1,4 +1,4 @@
-"""What a trace on fake CPU tensors replaces: kernels of a GPU, and what reads a tensor's values."""
+"""Replacements for a trace on fake CPU tensors: GPU kernels, and code that reads tensor values."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from model.sharded import local_part
 
 @contextlib.contextmanager
 def without_packing(config: ModelConfig) -> Iterator[None]:
-    """Have transformers use the mask that it has for windows without several sequences.
+    """Have transformers use its mask for windows of a single sequence.
 
-    It looks at the positions for that, and fake tensors have no values.
+    It would look at the positions to decide, and fake tensors have no values.
     """
     if isinstance(config, GPTConfig):
         yield
@@ -37,9 +37,9 @@ def without_packing(config: ModelConfig) -> Iterator[None]:
 
 @contextlib.contextmanager
 def grouped_products(config: ModelConfig) -> Iterator[None]:
-    """Have transformers multiply experts with its own operation, whose fake has every dtype.
+    """Have transformers multiply experts with its own operation, whose fake supports every dtype.
 
-    That of torch's grouped_mm has bf16 alone. Both save the same tensors.
+    The fake of torch's grouped_mm only supports bf16. Both save the same tensors.
     """
     if isinstance(config, GPTConfig):
         yield

@@ -18,11 +18,11 @@ class WritingMemory:
     """The maximum bytes to write a snapshot, in addition to weights and optimizer."""
 
     on_device: int
-    """On the device of each process; on a CPU, all of it in the process that writes."""
+    """Bytes on the device of each process; on a CPU, all in the process that writes."""
     on_host: int
-    """In the CPU's memory, in each process that writes; 0 if the device is the CPU."""
+    """Bytes of CPU memory in each process that writes; 0 if the device is the CPU."""
     copies: int
-    """In the CPU's memory as well, for `snapshot.staging_bytes`: less where less is free."""
+    """Further bytes of CPU memory for `snapshot.staging_bytes`; fewer if less is free."""
 
 
 def writing_memory(

@@ -14,11 +14,11 @@ from tracing.spans import Collective, Process, Span
 from training.reporting.html import round_ticks
 
 WIDTH, LEFT, ROW, GAP = 1000, 90, 24, 14
-"""Of a picture, of its labels, of a row and between processes, in the units of the drawing."""
+"""The width of a picture and of its labels, the height of a row, and the gap between processes."""
 LETTER = 7
 """The width of a letter."""
 HEIGHT = 260
-"""Of the picture of memory."""
+"""The height of the memory picture."""
 MOST_POINTS = 600
 MEGABYTE = 1e6
 KINDS_FROM_BELOW = ("parameters", "gradients", "optimizer", "buffers", "activations")
@@ -126,7 +126,7 @@ def memory_picture(result: Result) -> str:
     known = [index for index, place in enumerate(result.places) if place]  # the step, not its start
     totals, places = result.memory[known], [result.places[index] for index in known]
     columns = np.array_split(np.arange(len(totals)), min(MOST_POINTS, len(totals)))
-    # Of each part of the step the moment with the most.
+    # The moment with the most memory in each part of the step.
     chosen = [int(rows[totals[rows].sum(axis=1).argmax()]) for rows in columns]
     order = [KINDS.index(kind) for kind in KINDS_FROM_BELOW]
     stacked = totals[chosen][:, order].cumsum(axis=1)
@@ -156,7 +156,7 @@ def memory_picture(result: Result) -> str:
 
 
 def _picture(label: str, height: float, drawn: Sequence[str]) -> str:
-    """A picture that can be scrolled sideways where it does not fit."""
+    """A picture that scrolls sideways if it does not fit."""
     return (
         f'<div class="wide" tabindex="0" role="region" aria-label="{escape(label)}">'
         f'<svg class="lanes" role="img" aria-label="{escape(label)}" '

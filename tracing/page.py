@@ -115,7 +115,7 @@ def in_words(result: Result) -> str:
 
 
 def traffic_table(result: Result, rows: list[Row]) -> str:
-    """The traffic of a step, with what one process sends of it on a ring."""
+    """The traffic of a step, and the part that one process sends on a ring."""
     cells = []
     for one in rows:
         sent = f"{sent_share(one.kind, result.shape) * one.counted:,.0f}"
@@ -151,7 +151,7 @@ def bucket_section(result: Result, step: Process) -> list[str]:
 
 
 def accumulation_in_words(result: Result, rows: list[Row]) -> str:
-    """What is sent more, or saved, where gradients accumulate."""
+    """The additional or the saved traffic of gradient accumulation."""
     times = result.accumulation
     if times == 1:
         return "The step has one micro-batch: nothing accumulates."
@@ -180,7 +180,7 @@ def memory_in_words(result: Result) -> str:
 
 
 def key(names: Iterable[str]) -> str:
-    """What the colours are for."""
+    """The legend of the colours."""
     swatch = '<svg class="swatch" viewBox="0 0 1 1"><rect class="{}" width="1" height="1"/></svg>'
     shown = dict.fromkeys(name.split(" ")[0] for name in names)
     return "<p>" + " ".join(f"{swatch.format(name)} {name}" for name in shown) + "</p>"

@@ -6,7 +6,7 @@ STEP, PREPARE, FORWARD, BACKWARD, CLIP = "step", "prepare", "forward", "backward
 AGREEMENT, BLOCK = "agreement", "block"
 UPDATE = "update"
 TORCH_UPDATE = "Optimizer.step#"
-"""How torch's own range of an update begins."""
+"""The start of the name of torch's own range of an update."""
 UPDATES = (FORWARD, BACKWARD, CLIP, UPDATE)
 PARTS = (PREPARE, *UPDATES, AGREEMENT)
-"""Of a step; the first is before all steps."""
+"""The parts of a step; the first precedes all steps."""

@@ -34,7 +34,7 @@ class Result:
     weights: int
     """Bytes of the model's parameters and buffers."""
     trained: int
-    """How many tensors are trained."""
+    """Number of trained tensors."""
     buckets: list[list[str]]
     """The parameters of each of DDP's buckets."""
     memory: np.ndarray
@@ -53,7 +53,7 @@ class Result:
         memory: LiveBytes,
         attention: str | None,
     ) -> Result:
-        """Collect it from an attempt, which computes attention that way.
+        """Collect the result of an attempt that computes attention this way.
 
         A sharded model has its full sizes here as well.
         """
@@ -110,16 +110,16 @@ class Row:
     predicted: float | None
     milliseconds: float
     overlapped: float
-    """The share of the time in which the process computed as well."""
+    """The share of the time in which the process also computed."""
 
     @property
     def ratio(self) -> float | None:
-        """Counted over predicted."""
+        """Counted bytes over predicted bytes."""
         return self.counted / self.predicted if self.predicted else None
 
 
 def traffic_rows(process: Process, result: Result) -> list[Row]:
-    """The collectives of a process by kind: of its start, of its last step, and around that one."""
+    """The collectives of a process by kind: at its start, in and around its last step."""
     step = process.within(process.steps[-1]).collectives
     start = [one for one in process.collectives if one.part == PREPARE and one.is_float]
     rows = [_row("broadcast of the weights, at the start", start, result.weights)]

@@ -30,7 +30,7 @@ from training.run.run_dir import has_snapshot
 from training.run.session import Session
 
 STEPS = 3
-"""How many steps are profiled. In one more, memory is counted, which takes longer."""
+"""Number of profiled steps. One more step counts memory, which takes longer."""
 NEVER = 10**9
 
 

@@ -1,4 +1,4 @@
-"""What a Chrome trace of a process says: the parts of its steps, its blocks and its collectives.
+"""Read the Chrome trace of a process: the parts of its steps, its blocks and its collectives.
 
 The profiler records a collective where it is called and where it takes place: gloo's on a thread of
 its own, NCCL's as a kernel. The two are matched by kind, size and order.
@@ -16,7 +16,7 @@ from tracing.ranges import BLOCK, PARTS, STEP, TORCH_UPDATE, UPDATE
 
 Event = dict[str, Any]
 NORM = "all-reduce of the norm"
-"""Of the gradient norm, which DTensor computes from the shards."""
+"""The collective of the gradient norm, which DTensor computes from the shards."""
 CALLS = {
     "c10d::_allgather_base_": ("all-gather", 0, ("allgather",)),
     "c10d::allgather_": ("all-gather", 1, ("allgather",)),
@@ -25,24 +25,24 @@ CALLS = {
     "c10d::allreduce_": ("all-reduce", 0, ("allreduce",)),
     "c10d::broadcast_": ("broadcast", 0, ("broadcast",)),
 }
-"""torch's operation: its kind, the argument with the full tensor, and what takes place is called.
+"""torch's operations: the kind, the argument with the full tensor, and names of the transfer.
 gloo has no reduce-scatter: torch sends an all-reduce instead."""
 DTENSOR, WAIT = "_c10d_functional::all_reduce", "_c10d_functional::wait_tensor"
 BYTES = {
     **{"double": 8, "long int": 8, "long": 8, "float": 4, "int": 4, "c10::bfloat16": 2},
     **{"bfloat16": 2, "c10::half": 2, "half": 2, "unsigned char": 1, "byte": 1, "bool": 1},
 }
-"""Of an element, by the profiler's name of its type in small letters."""
+"""Bytes of an element, by the profiler's name of its type in lower case."""
 FLOATS = ("double", "float", "bfloat16", "half")
 ACCUMULATE = "torch::autograd::AccumulateGrad"
-"""What ends an operation's backward pass; it has no number."""
+"""The operation that ends a backward pass; it has no number."""
 COMPUTES = ("aten::", "torch::", "Torch-Compiled Region")
-"""How operations begin that compute."""
+"""Prefixes of operations that compute."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """Something that took time. Times are microseconds."""
+    """A named interval of time, in microseconds."""
 
     name: str
     start: float
@@ -58,13 +58,13 @@ class Collective(Span):
     size: int
     """Bytes of the full tensor."""
     is_float: bool
-    """Whether it holds weights, gradients or the like."""
+    """Whether it carries weights, gradients and the like."""
     part: str
     """The part of the step that called it, one of `PARTS`; empty between them."""
     carries: str
-    """What FSDP says that it carries, such as a block; otherwise empty."""
+    """FSDP's name for its content, such as a block; otherwise empty."""
     overlapped: float
-    """The share of its time in which the process computed as well."""
+    """The share of its time in which the process also computed."""
 
 
 @dataclass
@@ -74,13 +74,13 @@ class Process:
     rank: int
     steps: list[Span] = field(default_factory=list)
     parts: list[Span] = field(default_factory=list)
-    """Named as in `PARTS`."""
+    """The parts of steps, named as in `PARTS`."""
     blocks: list[Span] = field(default_factory=list)
     """The forward and the backward pass of each block, and its recomputation."""
     collectives: list[Collective] = field(default_factory=list)
 
     def within(self, span: Span) -> Process:
-        """What was called within a span."""
+        """The collectives called within a span."""
         chosen = Process(self.rank)
         for name in ("steps", "parts", "blocks", "collectives"):
             for one in getattr(self, name):
@@ -91,7 +91,7 @@ class Process:
 
 
 def read_process(chrome: dict[str, Any], rank: int) -> Process:
-    """What the Chrome trace of a process says."""
+    """Read the Chrome trace of a process."""
     events = [one for one in chrome["traceEvents"] if one.get("ph") == "X"]
     events.sort(key=lambda one: one["ts"])
     is_step = re.compile(rf"{STEP} \d+").fullmatch
@@ -233,7 +233,7 @@ def enclosing(spans: Iterable[Some], time: float) -> Some | None:
 
 
 def _block_in(name: str) -> str:
-    """What FSDP names in brackets; its root group has no name and holds what is in no block."""
+    """FSDP's name in brackets. Its root group has no name and holds what is in no block."""
     inside = re.search(r"\((.+)\)", name)
     return inside[1].replace("transformer.", "") if inside else "outside the blocks"
 

@@ -11,7 +11,7 @@ from training.exits import EXIT_FAILED, EXIT_USER_MISTAKE, OutOfMemory, Training
 USER_MISTAKES = (ConfigError, DataError, SnapshotError, HubError)
 """Errors that are shown as a sentence, without a traceback."""
 TEMPORARY = (HubUnreachable, TextUnreachable, TextLost, OutOfMemory)
-"""Errors that are nobody's mistake: the same command may succeed later."""
+"""Errors that may pass: the same command may succeed later."""
 
 
 def exit_code_for(error: Exception) -> int:

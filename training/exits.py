@@ -6,11 +6,11 @@ EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_USER_MISTAKE = 2
 EXIT_AGAIN = 75
-"""Stopped with a snapshot, to be started again: sysexits.h calls it a temporary failure."""
+"""Stopped with a snapshot, to be started again (EX_TEMPFAIL in sysexits.h)."""
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 WRITING_SECONDS = 25
-"""Time for a snapshot that began before an error: a little less than the launcher waits."""
+"""Seconds for a snapshot that began before an error; the launcher waits a little longer."""
 RESUME = "The same command resumes from the newest snapshot."
 
 

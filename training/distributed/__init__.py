@@ -1,1 +1,1 @@
-"""Who computes: the launch, what is refused, agreement between processes, timeouts, compile."""
+"""Processes and devices: launch, refusals, agreement between processes, timeouts, compiling."""

@@ -26,7 +26,7 @@ class Launcher:
 
     process: psutil.Process
     command: tuple[str, ...]
-    """The command line from the launcher's own name on."""
+    """The command line, starting with the launcher's own name."""
 
     @property
     def forwards_sigterm(self) -> bool:
@@ -83,7 +83,7 @@ class LaunchOptions:
     processes: int
     machines: int
     kind: str
-    """The words that request the kind of processes: '--cpu', or 'distributed_type: MULTI_CPU'."""
+    """The option that selects the kind of processes: '--cpu', 'distributed_type: MULTI_CPU'."""
     use_cpu: bool
     gpu_ids: str
 

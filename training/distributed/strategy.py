@@ -1,4 +1,4 @@
-"""DDP and FSDP: what the rest of the project needs to know of how accelerate wraps the model."""
+"""DDP and FSDP: facts about how accelerate wraps the model."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def bucket_parameters(model: nn.Module) -> list[list[str]]:
 
 
 def refuse_other_blocks(accelerator: Accelerator, model: LanguageModel) -> None:
-    """Raise ConfigError where the accelerate config file names other blocks than the model has.
+    """Raise ConfigError if the accelerate config file names other blocks than the model's.
 
     Without that entry, accelerate shards the blocks that the model itself names.
     """

@@ -50,8 +50,9 @@ class ProcessGroupTimeouts:
         self._set(self._long)
 
     def wait_for_everyone(self, seconds: float) -> None:
-        """Wait for all processes, one of which may work for so long in addition to the long
-        timeout. Every process must call this."""
+        """Wait for all processes; one may work this long in addition to the long timeout.
+
+        Every process must call this."""
         self._set(self._long + timedelta(seconds=seconds))
         self._accelerator.wait_for_everyone()
 
