@@ -119,7 +119,7 @@ def test_what_the_page_cannot_compute_is_refused_in_a_sentence(tmp_path, capsys)
     for source, sentence in [
         (llama, "is a llama that the page of a Space cannot run"),
         (other, "is a gpt2 that the page of a Space cannot run"),
-        (pieces, "GPT-2's byte-level BPE only"),
+        (pieces, "only supports characters and GPT-2's byte-level BPE"),
         (tmp_path / "none", "is neither a folder that exists"),
     ]:
         assert main(["space", str(source), "--to", str(tmp_path / "space")]) == 2
