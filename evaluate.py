@@ -24,10 +24,10 @@ from config.stored import with_folders
 from data.columns import CONVERSATIONS, DOCUMENT_MODES, PACKED
 from data.corpus import Corpus, prepare_corpus
 from data.errors import DataError, UnknownCharacter
-from data.formats import suffixes
 from data.loader import HeldOutBatches, window_loader, windows_of
 from data.prepared import ALL_HELD_OUT
 from data.printable import printable
+from data.reading.formats import suffixes
 from data.tokenizer import refuse_larger_than
 from model.evaluation import summed_loss
 from model.generate import BrokenModel

@@ -43,7 +43,7 @@ def prepare(source: str, cache: str, threads: str) -> dict:
     import torch  # noqa: F401 - a run imports it anyway, so it is not measured
 
     import data.prepare
-    import data.texts  # noqa: F401
+    import data.reading.text  # noqa: F401
     from data.corpus import prepare_corpus
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

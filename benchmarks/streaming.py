@@ -117,7 +117,7 @@ def figures_of(name: str, cold: Any, warm: dict[tuple[str, int], list[Any]]) -> 
 
 def first_batch(folder: Path, step: int, cache: Path) -> dict[str, Any]:
     """Seconds and bytes of the first batch at a step, which is about at this place of the data."""
-    from data.streaming.access import Access
+    from data.reading.access import Access
 
     text, _ = text_of([folder], cache, window_bytes=32_000_000)
     batch, block = 12, 64

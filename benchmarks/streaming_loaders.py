@@ -54,10 +54,10 @@ def our_stream(folder: Path) -> Any:
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     from functools import partial
 
-    from data.streaming.access import Access
+    from data.reading.access import Access
+    from data.reading.listing import list_source
+    from data.reading.rows import read_group
     from data.streaming.corpus import fixed_tokenizer, stream_corpus
-    from data.streaming.listing import list_source
-    from data.streaming.reading import read_group
 
     access = Access(folder / "ours")
     listing = list_source(str(folder / "data"), "text", access)

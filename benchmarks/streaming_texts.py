@@ -36,10 +36,10 @@ def write_parquet(path: Path, texts: list[str], group: int = 1000) -> None:
 
 def text_of(sources: list[Path], cache: Path, **settings: Any) -> tuple[Any, Any]:
     """Our stream of sources, and what reads their bytes."""
-    from data.streaming.access import Access
+    from data.reading.access import Access
+    from data.reading.listing import list_source
+    from data.reading.rows import read_group
     from data.streaming.corpus import fixed_tokenizer, stream_corpus
-    from data.streaming.listing import list_source
-    from data.streaming.reading import read_group
 
     access = Access(cache)
     corpus = stream_corpus(

@@ -7,8 +7,8 @@ import math
 from config.problems import Problems, is_storable, why_not_storable
 from config.schema import Config, other_model
 from data.columns import PACKED
+from data.reading.groups import TRAIN
 from data.sources import BUILT_IN
-from data.streaming.groups import TRAIN
 from data.streaming.mix import WHOLE, shares_of
 from data.tokenizer import CHARACTERS, OF_BYTES, bpe_size
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from data.command import EXIT_FAILED, EXIT_USER_MISTAKE, exit_code_of, say_error
 from data.errors import DataError, TextUnreachable
+from data.inspection import inspect
 from data.printable import printable
-from data.streaming.inspection import inspect
 from data.tokenizer import OF_BYTES
 
 COMMANDS = ("inspect",)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from data.errors import BadRow, DataError
-from data.formats import LATIN, iconv
 from data.messages import EXTRAS, conversation_of
 from data.pieces import with_final_newline
+from data.reading.formats import LATIN, iconv
 
 PACKED, SEPARATE, CONVERSATIONS = DOCUMENT_MODES = ("packed", "separate", "conversations")
 """The values of `data.documents`."""

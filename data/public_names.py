@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from data.formats import TABLES, TEXT_SUFFIXES, suffixes
+from data.reading.formats import TABLES, TEXT_SUFFIXES, suffixes
 from data.urls import redact_urls
 
 URL = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*://", re.IGNORECASE)

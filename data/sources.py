@@ -23,8 +23,11 @@ from typing import TYPE_CHECKING
 
 from data.columns import Column
 from data.errors import BrokenText, DataError
-from data.fetch import fetch_url
-from data.files import (
+from data.pieces import Piece, pieces_of, with_final_newline
+from data.progress import Progress
+from data.reading.fetch import fetch_url
+from data.reading.formats import format_of, mixed_formats, suffixes
+from data.reading.local import (
     NamedFile,
     cannot_be_opened,
     digest_of,
@@ -33,13 +36,10 @@ from data.files import (
     named,
     stamps_of,
 )
-from data.formats import format_of, mixed_formats, suffixes
-from data.pieces import Piece, pieces_of, with_final_newline
-from data.progress import Progress
 from data.urls import redact_urls
 
 if TYPE_CHECKING:
-    from data.streaming.whole import WholeTables
+    from data.reading.whole import WholeTables
 
 BUILT_IN = ("python-docs", "python-stdlib")
 """Texts that Python carries."""
@@ -193,12 +193,12 @@ def _files(
             progress.say(line)
 
     def texts() -> Iterable[Piece]:
-        from data.texts import text_pieces
+        from data.reading.text import text_pieces
 
         return text_pieces(paths, say_once)
 
     def tables() -> WholeTables:
-        from data.streaming.whole import WholeTables
+        from data.reading.whole import WholeTables
 
         return WholeTables(name, files, column, cache_dir)
 
@@ -212,7 +212,7 @@ def _files(
 
 
 def _hub_dataset(name: str, column: Column, cache_dir: Path, progress: Progress) -> Source:
-    from data.hub import hub_pieces
+    from data.reading.hub_builders import hub_pieces
 
     progress.doing(f"loading {name} from the Hub")
     found = hub_pieces(name, column, cache_dir, progress.say)

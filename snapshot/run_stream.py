@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from data.corpus import Corpus
-from data.streaming.access import Access
+from data.reading.access import Access
+from data.reading.groups import TRAIN
+from data.reading.listing import list_source
+from data.reading.rows import read_group
 from data.streaming.corpus import fixed_tokenizer, stream_corpus
-from data.streaming.groups import TRAIN
-from data.streaming.listing import list_source
-from data.streaming.reading import read_group
 from snapshot.config_values import value_of
 from snapshot.disk.state import RunState
 from snapshot.disk.state_parts import HELD_OUT_GROUPS

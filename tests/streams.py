@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data.corpus import Corpus
-from data.streaming.access import Access
+from data.reading.access import Access
+from data.reading.listing import list_source
+from data.reading.rows import read_group
 from data.streaming.corpus import fixed_tokenizer, stream_corpus
-from data.streaming.listing import list_source
-from data.streaming.reading import read_group
 from data.tokenizer import OF_BYTES
 
 

@@ -170,7 +170,7 @@ def test_the_fingerprint_is_of_the_text_and_its_split(prepare, tmp_path):
 
 def test_the_fingerprint_does_not_depend_on_the_pieces(prepare, tmp_path, monkeypatch):
     expected = prepare(written(tmp_path / "a.txt", TEXT))
-    monkeypatch.setattr("data.texts.PIECE_BYTES", 37)
+    monkeypatch.setattr("data.reading.text.PIECE_BYTES", 37)
     again = prepare_corpus(
         str(tmp_path / "a.txt"),
         text_column="text",
@@ -185,7 +185,7 @@ def test_the_fingerprint_does_not_depend_on_the_pieces(prepare, tmp_path, monkey
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_threads_prepare_the_same_corpus(prepare, tmp_path, monkeypatch, threads):
-    monkeypatch.setattr("data.texts.PIECE_BYTES", 64)
+    monkeypatch.setattr("data.reading.text.PIECE_BYTES", 64)
     whole = []
     second_is_ready = threading.Event()
 

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pytest
 from test_row_errors import WRONG, complaint, lines, table, texts_of
 
-from data.streaming.access import Access
-from data.streaming.listing import list_source
-from data.streaming.reading import read_group
+from data.reading.access import Access
+from data.reading.listing import list_source
+from data.reading.rows import read_group
 
 TEXT = "naïve café\n" * 20
 TABLE = "text,n\nnaïve café,1\na,2\n"

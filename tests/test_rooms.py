@@ -17,9 +17,18 @@ ARROWS = {
     "model": set(),
     "model/cpu": {"model"},
     "optim": {"model/sharded"},
-    # Its command; and prepared tables, which are read as streamed ones are.
-    "data": {"data/streaming/inspection", "data/streaming/whole"},
-    "data/streaming": {"data"},
+    # Sources are read by one package, prepared and streamed.
+    "data": {"data/reading"},
+    "data/reading": {
+        "data/columns",
+        "data/errors",
+        "data/locks",
+        "data/once",
+        "data/pieces",
+        "data/progress",
+        "data/urls",
+    },
+    "data/streaming": {"data", "data/reading"},
     "config": {"model", "optim", "data"},
     "snapshot/disk": {
         "model",
@@ -72,6 +81,7 @@ MAY_NOT_IMPORT = {
     "model": {"hydra", "omegaconf", "accelerate", "huggingface_hub", "datasets", "numpy"},
     "optim": {"hydra", "omegaconf", "accelerate", "huggingface_hub", "datasets", "numpy"},
     "data": {"hydra", "omegaconf", "accelerate", "huggingface_hub"},
+    "data/reading": {"hydra", "omegaconf", "accelerate", "huggingface_hub"},
     "data/streaming": {"hydra", "omegaconf", "accelerate", "huggingface_hub"},
     "config": {"accelerate"},
     "snapshot": {"hydra", "omegaconf"},

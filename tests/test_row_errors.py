@@ -15,10 +15,10 @@ from pyarrow import parquet
 
 from data.columns import TextColumn
 from data.errors import DataError
+from data.reading.access import Access
+from data.reading.listing import list_source
+from data.reading.rows import read_group
 from data.sources import open_source
-from data.streaming.access import Access
-from data.streaming.listing import list_source
-from data.streaming.reading import read_group
 
 READERS = ("prepared", "streamed")
 
@@ -154,7 +154,7 @@ def test_what_is_wrong_is_said_with_file_row_and_remedy(tmp_path, case):
 def test_a_row_in_the_midst_of_a_file_and_of_several_has_its_own_number(
     tmp_path, monkeypatch, reader
 ):
-    monkeypatch.setattr("data.streaming.lines.GROUP_BYTES", 100)
+    monkeypatch.setattr("data.reading.lines.GROUP_BYTES", 100)
     (tmp_path / "a.jsonl").write_bytes(lines(*[A] * 50))
     (tmp_path / "b.jsonl").write_bytes(lines(*[A] * 20, "\n", *[A] * 20, "oops\n", *[A] * 20))
     assert "row 42 of b.jsonl cannot" in complaint(reader, tmp_path / "*.jsonl", tmp_path / "cache")

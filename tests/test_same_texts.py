@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from data.columns import MessagesColumn, TextColumn
 from data.corpus import prepare_corpus
 from data.errors import DataError
+from data.reading.access import Access, local_version
+from data.reading.groups import StreamFile
+from data.reading.listing import list_source
+from data.reading.rows import format_for, read_group, rows_of
 from data.sources import open_source
-from data.streaming.access import Access, local_version
-from data.streaming.groups import StreamFile
-from data.streaming.listing import list_source
-from data.streaming.reading import format_for, read_group, rows_of
 from stream_data import TEXTS, lines_of, parquet_of
 
 COMPARED = {"files": 0, "rows": 0}
@@ -66,11 +66,11 @@ def compare(made, group_bytes):
     with (
         tempfile.TemporaryDirectory() as folder,
         mock.patch.multiple(
-            "data.streaming.lines", GROUP_BYTES=group_bytes, SLACK_BYTES=8, PIECE_BYTES=16
+            "data.reading.lines", GROUP_BYTES=group_bytes, SLACK_BYTES=8, PIECE_BYTES=16
         ),
-        mock.patch("data.streaming.array.PIECE_BYTES", group_bytes),
-        mock.patch("data.streaming.content.AHEAD_BYTES", 16 * group_bytes),
-        mock.patch("data.texts.PIECE_BYTES", group_bytes),
+        mock.patch("data.reading.array.PIECE_BYTES", group_bytes),
+        mock.patch("data.reading.content.AHEAD_BYTES", 16 * group_bytes),
+        mock.patch("data.reading.text.PIECE_BYTES", group_bytes),
     ):
         (data := Path(folder) / "data").mkdir()
         table_files.write(data, made)
@@ -150,7 +150,7 @@ def test_texts_that_were_right_before_keep_their_fingerprints(tmp_path, monkeypa
         )
         assert corpus.info.fingerprint.startswith("99224e6c02587cacc88ef67d6ae458c5319b6fe8")
 
-    monkeypatch.setattr("data.streaming.lines.GROUP_BYTES", 1000)
+    monkeypatch.setattr("data.reading.lines.GROUP_BYTES", 1000)
     access = Access(tmp_path / "cache")
     listing = list_source(str(tmp_path / "a.jsonl"), "text", access)
     found = [read_group(listing, group, access) for group in listing.groups]

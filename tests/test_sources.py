@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import data.reading.text
 import data.sources
-import data.texts
 from data.columns import TextColumn
 from data.corpus import prepare_corpus
 from data.errors import DataError
@@ -145,7 +145,7 @@ def test_a_byte_order_mark_is_not_text(text_of, tmp_path):
 def test_a_character_across_the_border_of_pieces_is_whole(
     text_of, tmp_path, monkeypatch, piece_bytes
 ):
-    monkeypatch.setattr(data.texts, "PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(data.reading.text, "PIECE_BYTES", piece_bytes)
 
     assert text_of(put(tmp_path / "a.txt", "\ufeff" + TEXT * 3)) == TEXT * 3
     packed = put(tmp_path / "b.txt.gz", gzip.compress((TEXT * 3).encode()))
@@ -295,7 +295,7 @@ def test_a_table_of_empty_rows_is_empty(complaint, tmp_path):
 def test_a_byte_that_is_not_utf8_is_named_by_its_offset(
     complaint, tmp_path, monkeypatch, content, offset, piece_bytes
 ):
-    monkeypatch.setattr(data.texts, "PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(data.reading.text, "PIECE_BYTES", piece_bytes)
     path = put(tmp_path / "a.txt", content)
 
     assert f"{path} is not UTF-8: byte {offset} " in complaint(path)

@@ -22,12 +22,12 @@ import streams
 from data.errors import BrokenText, TextLost
 from data.loader import StepBatches, window_loader, windows_of
 from data.locks import acquire, file_lock
-from data.streaming.access import Access
+from data.reading.access import Access
+from data.reading.groups import Group, GroupText, Listing, StreamFile
+from data.reading.listing import list_source
+from data.reading.rows import read_group
 from data.streaming.cache import TokenCache
 from data.streaming.corpus import fixed_tokenizer, stream_corpus
-from data.streaming.groups import Group, GroupText, Listing, StreamFile
-from data.streaming.listing import list_source
-from data.streaming.reading import read_group
 from data.streaming.token_file import EncodedRows
 from data.tokenizer import OF_BYTES
 

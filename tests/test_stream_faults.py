@@ -12,11 +12,11 @@ import datasets
 import pytest
 
 from data.errors import BrokenText, DataError, TextUnreachable
-from data.streaming import http, waiting
-from data.streaming.access import Access
-from data.streaming.listing import list_source
-from data.streaming.reading import read_group
-from data.streaming.waiting import Stopped, Unanswered, Waiting, seconds_of
+from data.reading import http, waiting
+from data.reading.access import Access
+from data.reading.listing import list_source
+from data.reading.rows import read_group
+from data.reading.waiting import Stopped, Unanswered, Waiting, seconds_of
 from hubs import lead_here
 from loopback_hub import LoopbackHub
 from loopback_texts import serving

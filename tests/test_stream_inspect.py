@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from config.compose import load_config
+from data import inspection
 from data.__main__ import main, parse
-from data.streaming import inspection
 from runs import ROOT
 from stream_data import TEXTS, lines_of, write_parquet
 from subword_folders import trained

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from data.errors import DataError
 from data.loader import StepBatches, window_loader, windows_of
-from data.streaming.groups import Group, Listing, StreamFile
+from data.reading.groups import Group, Listing, StreamFile
 from data.streaming.mix import WHOLE, Mix, shares_of
 from data.streaming.shuffle import epoch_windows, group_keys, held_out_rows
 

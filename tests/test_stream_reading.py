@@ -15,10 +15,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 from pyarrow import parquet
 
 from data.errors import BrokenText, DataError
-from data.streaming import lines
-from data.streaming.access import Access
-from data.streaming.listing import list_source
-from data.streaming.reading import read_group
+from data.reading import lines
+from data.reading.access import Access
+from data.reading.listing import list_source
+from data.reading.rows import read_group
 from stream_data import ROWS, TEXTS, lines_of, write_parquet
 
 
@@ -86,7 +86,7 @@ def test_every_line_is_read_once_wherever_the_groups_are_cut(
     ],
 )
 def test_a_compressed_file_is_one_group(tmp_path, monkeypatch, name, pack):
-    monkeypatch.setattr("data.streaming.content.AHEAD_BYTES", 100)
+    monkeypatch.setattr("data.reading.content.AHEAD_BYTES", 100)
     monkeypatch.setattr(lines, "PIECE_BYTES", 100)
     (tmp_path / name).write_bytes(pack(lines_of(TEXTS)))
 
@@ -292,7 +292,7 @@ def test_a_file_that_cannot_be_streamed_is_reported_before_any_training(
     tmp_path, monkeypatch, name, case
 ):
     if case == "huge row groups":
-        monkeypatch.setattr("data.streaming.listing.MOST_GROUP_BYTES", 100)
+        monkeypatch.setattr("data.reading.listing.MOST_GROUP_BYTES", 100)
     write, reason = CONTENTS[name][case]
     write(tmp_path / name)
     with pytest.raises(DataError, match=reason) as caught:
@@ -404,7 +404,7 @@ def test_of_several_bad_lines_the_first_is_named_and_the_others_keep_their_numbe
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
 def test_a_huge_row_is_reported_before_it_fills_the_memory(tmp_path, monkeypatch, name):
-    monkeypatch.setattr("data.streaming.content.MOST_ROW_BYTES", 10_000)
+    monkeypatch.setattr("data.reading.content.MOST_ROW_BYTES", 10_000)
     monkeypatch.setattr(lines, "SLACK_BYTES", 100)
     monkeypatch.setattr(lines, "GROUP_BYTES", 500)
     monkeypatch.setattr(lines, "PIECE_BYTES", 500)

@@ -150,7 +150,7 @@ def test_the_fingerprint_does_not_depend_on_the_pieces(prepare, tmp_path, monkey
     monkeypatch.setattr("data.chunks.BATCH_CHARACTERS", 2000)
     source = written(tmp_path / "a.txt", TEXT)
     expected = prepare(source).info
-    monkeypatch.setattr("data.texts.PIECE_BYTES", piece)
+    monkeypatch.setattr("data.reading.text.PIECE_BYTES", piece)
 
     assert prepare(source, cache="other").info == expected
 

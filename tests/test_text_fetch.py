@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-import data.fetch
 import data.once
+import data.reading.fetch
 from data.columns import TextColumn
 from data.corpus import prepare_corpus
 from data.errors import DataError, TextUnreachable
-from data.fetch import fetch_url
 from data.progress import Progress
+from data.reading.fetch import fetch_url
 from data.sources import open_source
 from loopback_texts import serving
 
@@ -92,7 +92,7 @@ def test_what_a_killed_download_left_goes_a_day_later(served, tmp_path):
     address, answers, _ = served
     answers["/a.txt"] = (200, of_length(TEXT), [TEXT])
     path = fetch_url(f"{address}/a.txt", tmp_path, Progress())
-    left, at_work = (data.fetch.temporary_name(path) for _ in range(2))
+    left, at_work = (data.reading.fetch.temporary_name(path) for _ in range(2))
     for half in (left, at_work):
         half.write_bytes(TEXT[:99])
     old = time.time() - data.once.ABANDONED_SECONDS - 60
@@ -206,7 +206,9 @@ def test_what_is_on_the_disk_is_what_arrived(served, tmp_path, monkeypatch):
     """As where another process writes to the same file: NUL bytes were accepted so."""
     address, answers, _ = served
     answers["/a.txt"] = (200, of_length(TEXT), [TEXT])
-    monkeypatch.setattr(data.fetch.os, "fsync", lambda file: os.pwrite(file, bytes(100), 50))
+    monkeypatch.setattr(
+        data.reading.fetch.os, "fsync", lambda file: os.pwrite(file, bytes(100), 50)
+    )
 
     with pytest.raises(DataError, match="does not hold what arrived"):
         fetch_url(f"{address}/a.txt", tmp_path, Progress())

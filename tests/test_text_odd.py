@@ -17,7 +17,7 @@ import pytest
 
 import data.prepare
 import data.progress
-import data.texts
+import data.reading.text
 import training.run.start
 from config.schema import Config
 from data.columns import TextColumn
@@ -316,7 +316,7 @@ def test_a_preparation_that_takes_long_says_how_far_it_is(
     (tmp_path / "a.txt").write_text(TEXT)
     monkeypatch.setattr(data.progress, "FIRST_SECONDS", 0.01)
     monkeypatch.setattr(data.progress, "EVERY_SECONDS", 0.01)
-    monkeypatch.setattr(data.texts, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(data.reading.text, "PIECE_BYTES", 1000)
     said, lines = threading.Event(), []
 
     def say(line):
@@ -324,7 +324,7 @@ def test_a_preparation_that_takes_long_says_how_far_it_is(
         if f"{pass_name} of two passes: " in line:
             said.set()
 
-    really = data.texts._decoded
+    really = data.reading.text._decoded
     passes = []
 
     def decoded(file):
@@ -334,7 +334,7 @@ def test_a_preparation_that_takes_long_says_how_far_it_is(
                 assert said.wait(timeout=60)
             yield text
 
-    monkeypatch.setattr(data.texts, "_decoded", decoded)
+    monkeypatch.setattr(data.reading.text, "_decoded", decoded)
     prepare(tmp_path / "a.txt", say=say)
 
     assert said.is_set()

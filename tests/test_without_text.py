@@ -15,10 +15,10 @@ from pyarrow import parquet
 
 from data.corpus import prepare_corpus
 from data.errors import DataError
-from data.streaming.access import Access
+from data.reading.access import Access
+from data.reading.listing import list_source
+from data.reading.rows import read_group
 from data.streaming.corpus import fixed_tokenizer, stream_corpus
-from data.streaming.listing import list_source
-from data.streaming.reading import read_group
 from data.tokenizer import OF_BYTES
 
 ROWS = [f"row {number}" for number in range(10)]

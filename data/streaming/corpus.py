@@ -16,10 +16,10 @@ from data.corpus import Corpus
 from data.errors import DataError, cache_error
 from data.prepared import PIECE_TOKENS, CorpusInfo
 from data.progress import Progress
+from data.reading.groups import Group, GroupText, LeftOut, Listing
 from data.round_trip import RoundTrip
 from data.stream import TokenStream
 from data.streaming.cache import TokenCache
-from data.streaming.groups import Group, GroupText, LeftOut, Listing
 from data.streaming.prefetch import Prefetcher, windows_ahead
 from data.streaming.shuffle import held_out_groups as share_of_groups
 from data.streaming.source import FORMAT, StreamSettings, StreamSource

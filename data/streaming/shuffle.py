@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.order import mixed, permuted, random_words
-from data.streaming.groups import Group, Listing
+from data.reading.groups import Group, Listing
 
 GROUPS, ROWS, BLOCKS, HELD_OUT = 0, 1, 2, 3
 """What random numbers are for: the first of the numbers that they are a function of. All have the

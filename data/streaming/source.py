@@ -15,9 +15,9 @@ from data.encode import encoded, in_order
 from data.errors import TextLost, cache_error
 from data.order import permuted
 from data.pieces import pieces_of, utf8_bytes
+from data.reading.groups import Group, GroupText, LeftOut, Listing
 from data.round_trip import RoundTrip
 from data.streaming.cache import TokenCache
-from data.streaming.groups import Group, GroupText, LeftOut, Listing
 from data.streaming.shuffle import (
     epoch_windows,
     group_keys,

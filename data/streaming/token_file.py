@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.locks import NO_LOCKS
+from data.reading.groups import LeftOut
 from data.round_trip import RoundTrip
 from data.stream import TokenFile, TokensInFile
-from data.streaming.groups import LeftOut
 
 NUMBERS = 5
 DIGEST_BYTES = 32

@@ -19,14 +19,14 @@ from data.columns import PACKED
 from data.corpus import Corpus
 from data.errors import DataError
 from data.public_names import public_name
+from data.reading.access import Access
+from data.reading.content import is_one_group
+from data.reading.files import check_formats, find_files
+from data.reading.groups import TRAIN, Listing
+from data.reading.listing import list_source
+from data.reading.rows import read_group
 from data.sources import BUILT_IN
-from data.streaming.access import Access
-from data.streaming.content import is_one_group
 from data.streaming.corpus import fixed_tokenizer, stream_corpus
-from data.streaming.files import check_formats, find_files
-from data.streaming.groups import TRAIN, Listing
-from data.streaming.listing import list_source
-from data.streaming.reading import read_group
 from data.streaming.text import StreamedText
 from data.tokenizer import CHARACTERS, OF_BYTES, bpe_size
 from model.cpu.cores import cores

@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from data.errors import BrokenText
-from data.formats import BROKEN_COMPRESSION, LATIN, iconv, open_bytes, refuse_other_content
 from data.pieces import Piece, with_final_newline
+from data.reading.formats import BROKEN_COMPRESSION, LATIN, iconv, open_bytes, refuse_other_content
 
 PIECE_BYTES = 1 << 20
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import IO
 
-from data.formats import (
+from data.reading.access import URL, Access
+from data.reading.file_range import FileRange
+from data.reading.formats import (
     BROKEN_COMPRESSION,
     CSV,
     HEAD_BYTES,
@@ -14,9 +16,7 @@ from data.formats import (
     refuse_uncompressed,
     suffixes,
 )
-from data.streaming.access import URL, Access
-from data.streaming.file_range import FileRange
-from data.streaming.groups import Group, StreamFile
+from data.reading.groups import Group, StreamFile
 
 AHEAD_BYTES = 32 << 20
 """What is requested at once."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 
-from data.streaming.access import Access
-from data.streaming.groups import StreamFile
+from data.reading.access import Access
+from data.reading.groups import StreamFile
 
 
 class FileRange(io.RawIOBase):

@@ -14,9 +14,9 @@ import urllib.request
 from pathlib import Path
 
 from data.errors import DataError, TextUnreachable, cache_error
-from data.formats import HEAD_BYTES
 from data.once import remove_abandoned, temporary_name
 from data.progress import Progress
+from data.reading.formats import HEAD_BYTES
 from data.urls import is_transient, redact_urls
 
 TIMEOUT_SECONDS = 60

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data.errors import DataError
-from data.formats import TABLES, TEXT_SUFFIXES, suffixes
 from data.progress import Progress
+from data.reading.formats import TABLES, TEXT_SUFFIXES, suffixes
 
 PIECE_BYTES = 1 << 20
 

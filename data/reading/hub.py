@@ -14,10 +14,10 @@ import datasets
 from fsspec.utils import glob_translate
 
 from data.errors import DataError, TextUnreachable
-from data.streaming.access import Access
-from data.streaming.groups import TRAIN, StreamFile
-from data.streaming.http import LOG_IN, OID, check_transient
-from data.streaming.kept import digest_of, keep, kept
+from data.reading.access import Access
+from data.reading.groups import TRAIN, StreamFile
+from data.reading.http import LOG_IN, OID, check_transient
+from data.reading.kept import digest_of, keep, kept
 
 NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w.-]+(/[\w.-]+)*))?")
 """A data set, of whose default configuration one split is read."""

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from data.columns import Column
 from data.errors import BadRow, BrokenText
-from data.formats import suffixes
-from data.streaming.access import Access
-from data.streaming.content import MOST_ROW_BYTES, open_content, whole_file
-from data.streaming.groups import Group, StreamFile
-from data.streaming.places import twice
-from data.streaming.table import OnBroken, Row
+from data.reading.access import Access
+from data.reading.content import MOST_ROW_BYTES, open_content, whole_file
+from data.reading.formats import suffixes
+from data.reading.groups import Group, StreamFile
+from data.reading.places import twice
+from data.reading.table import OnBroken, Row
 
 DELIMITERS = {".csv": (",", ";", "\t"), ".tsv": ("\t",)}
 """By the end of a name, what may be between fields: the first with which the header has the

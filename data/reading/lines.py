@@ -12,20 +12,20 @@ from typing import IO, Any
 
 from data.columns import DEFAULT_COLUMN, Column
 from data.errors import BadRow, DataError
-from data.formats import refuse_content
-from data.streaming.access import URL, Access
-from data.streaming.array import elements_of
-from data.streaming.content import (
+from data.reading.access import URL, Access
+from data.reading.array import elements_of
+from data.reading.content import (
     UNREADABLE,
     check_length,
     is_compressed,
     open_content,
     whole_file,
 )
-from data.streaming.groups import Group, StreamFile
-from data.streaming.kept import digest_of, keep, kept
-from data.streaming.places import broken_row, no_text, unreadable
-from data.streaming.table import OnBroken, Row
+from data.reading.formats import refuse_content
+from data.reading.groups import Group, StreamFile
+from data.reading.kept import digest_of, keep, kept
+from data.reading.places import broken_row, no_text, unreadable
+from data.reading.table import OnBroken, Row
 
 GROUP_BYTES = 16 << 20
 """Of a plain file, the bytes of a group."""

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, Protocol
 
 from data.columns import Column
 from data.errors import BadRow
-from data.streaming.access import Access
-from data.streaming.groups import Group, StreamFile
+from data.reading.access import Access
+from data.reading.groups import Group, StreamFile
 
 
 class Row(NamedTuple):

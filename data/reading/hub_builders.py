@@ -29,12 +29,12 @@ from datasets.packaged_modules.text.text import Text
 
 from data.columns import Column
 from data.errors import BadRow, DataError, TextUnreachable
-from data.files import NamedFile, common_folder
-from data.formats import format_of, suffixes
 from data.locks import NO_LOCKS
-from data.nested import Restore, restorer
 from data.once import temporary_name
 from data.pieces import Piece, pieces_of
+from data.reading.formats import format_of, suffixes
+from data.reading.local import NamedFile, common_folder
+from data.reading.nested import Restore, restorer
 from data.urls import is_transient
 
 CACHE_ERRORS = (*NO_LOCKS, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)

@@ -11,15 +11,15 @@ from dataclasses import astuple
 
 from data.columns import Column, TextColumn
 from data.errors import BrokenText, DataError
-from data.formats import LINES, format_of
 from data.progress import Progress
-from data.streaming.access import Access
-from data.streaming.content import MOST_GROUP_BYTES, is_compressed
-from data.streaming.files import Found, check_formats, find_files
-from data.streaming.groups import TRAIN, Group, Listing, StreamFile
-from data.streaming.lines import check_text
-from data.streaming.places import too_large
-from data.streaming.reading import format_for
+from data.reading.access import Access
+from data.reading.content import MOST_GROUP_BYTES, is_compressed
+from data.reading.files import Found, check_formats, find_files
+from data.reading.formats import LINES, format_of
+from data.reading.groups import TRAIN, Group, Listing, StreamFile
+from data.reading.lines import check_text
+from data.reading.places import too_large
+from data.reading.rows import format_for
 from data.urls import redact_urls
 
 READERS = 16

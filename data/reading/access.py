@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import fsspec
 
 from data.errors import DataError
-from data.files import stamps_of
-from data.streaming.groups import LeftOut, StreamFile
-from data.streaming.http import Changed, HttpFiles, Refused
-from data.streaming.waiting import Unanswered, Waiting
+from data.reading.groups import LeftOut, StreamFile
+from data.reading.http import Changed, HttpFiles, Refused
+from data.reading.local import stamps_of
+from data.reading.waiting import Unanswered, Waiting
 from data.urls import redact_urls
 
 if TYPE_CHECKING:

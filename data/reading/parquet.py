@@ -11,13 +11,13 @@ import pyarrow as pa
 
 from data.columns import Column
 from data.errors import BrokenText
-from data.nested import Restore, restorer
-from data.streaming.access import URL, Access
-from data.streaming.file_range import FileRange
-from data.streaming.groups import Group, StreamFile
-from data.streaming.kept import digest_of, keep, kept
-from data.streaming.places import no_text, twice
-from data.streaming.table import OnBroken, Row
+from data.reading.access import URL, Access
+from data.reading.file_range import FileRange
+from data.reading.groups import Group, StreamFile
+from data.reading.kept import digest_of, keep, kept
+from data.reading.nested import Restore, restorer
+from data.reading.places import no_text, twice
+from data.reading.table import OnBroken, Row
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ColumnChunkMetaData, FileMetaData

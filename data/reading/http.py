@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from data.streaming.groups import StreamFile
-from data.streaming.waiting import Unanswered, seconds_of
+from data.reading.groups import StreamFile
+from data.reading.waiting import Unanswered, seconds_of
 from data.urls import is_transient, redact_urls
 
 TIMEOUT_SECONDS = 20.0

@@ -11,9 +11,9 @@ from pathlib import PurePosixPath
 
 from data.columns import Column
 from data.errors import BadRow, BrokenText
-from data.streaming.access import URL
-from data.streaming.content import MOST_GROUP_BYTES
-from data.streaming.groups import Group, StreamFile
+from data.reading.access import URL
+from data.reading.content import MOST_GROUP_BYTES
+from data.reading.groups import Group, StreamFile
 
 PIECE_BYTES = 1 << 20
 LONG_WINDOW = "Frame requires too much memory"

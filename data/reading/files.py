@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from data.errors import DataError
-from data.fetch import file_name_of
-from data.files import cannot_be_opened, common_folder, looks_like_files, matching_files
-from data.formats import CSV, format_of, mixed_formats
-from data.streaming.access import HTTP, URL, Access, local_version, version_of, with_filesystem
-from data.streaming.groups import TRAIN, StreamFile
+from data.reading.access import HTTP, URL, Access, local_version, version_of, with_filesystem
+from data.reading.fetch import file_name_of
+from data.reading.formats import CSV, format_of, mixed_formats
+from data.reading.groups import TRAIN, StreamFile
+from data.reading.local import cannot_be_opened, common_folder, looks_like_files, matching_files
 from data.urls import redact_urls
 
 Found = list[tuple[str, StreamFile]]
@@ -48,7 +48,7 @@ def find_files(
                 return None, _local_files(access, source)
         except (OSError, RuntimeError) as error:  # an unreadable folder, an unknown ~user
             raise cannot_be_opened(source, error) from error
-    from data.streaming.hub import hub_files
+    from data.reading.hub import hub_files
 
     commit, files = hub_files(access, source, revision, split, is_data)
     chosen = files if glob.has_magic(source) else of_folder(files, lambda file: file.name)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from data.columns import Column
 from data.errors import BadRow, BrokenText
-from data.files import NamedFile
 from data.pieces import Piece, pieces_of
-from data.streaming.access import Access, local_version
-from data.streaming.groups import Group, LeftOut, StreamFile
-from data.streaming.lines import MOST_COLUMNS, without_column
-from data.streaming.places import broken_row, no_text, row_in_words
-from data.streaming.reading import document_of, format_for, rows_of
+from data.reading.access import Access, local_version
+from data.reading.groups import Group, LeftOut, StreamFile
+from data.reading.lines import MOST_COLUMNS, without_column
+from data.reading.local import NamedFile
+from data.reading.places import broken_row, no_text, row_in_words
+from data.reading.rows import document_of, format_for, rows_of
 
 
 class WholeTables:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from data.columns import TextColumn
 from data.errors import DataError
-from data.formats import CSV, LINES, PARQUET
 from data.pieces import utf8_bytes
 from data.progress import Progress
-from data.streaming.access import Access
-from data.streaming.groups import Group, Listing
-from data.streaming.listing import list_source
-from data.streaming.reading import format_for, read_group
+from data.reading.access import Access
+from data.reading.formats import CSV, LINES, PARQUET
+from data.reading.groups import Group, Listing
+from data.reading.listing import list_source
+from data.reading.rows import format_for, read_group
 from data.subwords import tokenizer_of
 from data.tokenizer import CHARACTERS, OF_BYTES, Tokenizer, bpe_size
 

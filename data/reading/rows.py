@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from data.columns import Column, TextColumn
 from data.errors import BadRow, BrokenText, DataError
-from data.formats import CSV, LINES, PARQUET, format_of
-from data.streaming.access import URL, Access
-from data.streaming.content import MOST_GROUP_BYTES, UNREADABLE
-from data.streaming.delimited import Delimited
-from data.streaming.groups import Group, GroupText, Listing, StreamFile
-from data.streaming.lines import Lines
-from data.streaming.parquet import Parquet
-from data.streaming.places import (
+from data.reading.access import URL, Access
+from data.reading.content import MOST_GROUP_BYTES, UNREADABLE
+from data.reading.delimited import Delimited
+from data.reading.formats import CSV, LINES, PARQUET, format_of
+from data.reading.groups import Group, GroupText, Listing, StreamFile
+from data.reading.lines import Lines
+from data.reading.parquet import Parquet
+from data.reading.places import (
     broken_row,
     group_in_words,
     no_text,
@@ -23,7 +23,7 @@ from data.streaming.places import (
     too_large,
     unreadable,
 )
-from data.streaming.table import Format, OnBroken, Row
+from data.reading.table import Format, OnBroken, Row
 
 FORMATS: Mapping[str, Format] = {LINES: Lines(), CSV: Delimited(), PARQUET: Parquet()}
 """By the format that the end of a file's name says."""
