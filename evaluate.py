@@ -27,7 +27,7 @@ from data.errors import DataError, UnknownCharacter
 from data.loader import HeldOutBatches, window_loader, windows_of
 from data.prepared import ALL_HELD_OUT
 from data.printable import printable
-from data.reading.formats import suffixes
+from data.reading.content import suffixes
 from data.tokenizer import refuse_larger_than
 from model.evaluation import summed_loss
 from model.generate import BrokenModel

@@ -13,7 +13,7 @@ from typing import Any
 from data.errors import BadRow, DataError
 from data.messages import EXTRAS, conversation_of
 from data.pieces import with_final_newline
-from data.reading.formats import LATIN, iconv
+from data.reading.content import LATIN, iconv
 
 PACKED, SEPARATE, CONVERSATIONS = DOCUMENT_MODES = ("packed", "separate", "conversations")
 """The values of `data.documents`."""

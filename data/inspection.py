@@ -11,10 +11,11 @@ from data.errors import DataError
 from data.pieces import utf8_bytes
 from data.progress import Progress
 from data.reading.access import Access
-from data.reading.formats import CSV, LINES, PARQUET
+from data.reading.formats import PARQUET, reader_of
 from data.reading.groups import Group, Listing
 from data.reading.listing import list_source
-from data.reading.rows import format_for, read_group
+from data.reading.rows import read_group
+from data.reading.table import Table
 from data.subwords import tokenizer_of
 from data.tokenizer import CHARACTERS, OF_BYTES, Tokenizer, bpe_size
 
@@ -79,7 +80,7 @@ def inspect(
 def _described(listing: Listing, access: Access) -> Iterator[str]:
     commit = f", commit {listing.revision}" if listing.revision else ""
     yield f"source    {listing.name}{commit}"
-    kind = {LINES: "JSON lines", CSV: "CSV", PARQUET: "Parquet"}[listing.format]
+    kind = reader_of(listing.format).title
     size = sum(file.size for file in listing.files)
     yield f"files     {len(listing.files):,} of {kind}, {size:,} bytes"
     for file in listing.files[:SHOWN_FILES]:
@@ -92,8 +93,8 @@ def _described(listing: Listing, access: Access) -> Iterator[str]:
 def _columns(listing: Listing, access: Access) -> list[str]:
     """Name and type of each column: of Parquet from a footer, of lines from the first row."""
     file = listing.files[listing.groups[0].file]
-    column = TextColumn(listing.column)
-    columns = format_for(file).columns(access, listing.name, column, file)
+    table = Table(access, listing.name, TextColumn(listing.column), file)
+    columns = reader_of(listing.format).columns(table)
     return [f"{name} ({kind})" for name, kind in columns.items()]
 
 

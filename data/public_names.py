@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from data.reading.formats import TABLES, TEXT_SUFFIXES, suffixes
+from data.reading.content import suffixes
+from data.reading.formats import FORMATS
 from data.urls import redact_urls
 
 URL = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*://", re.IGNORECASE)
@@ -37,11 +38,7 @@ def public_name(source: str) -> str:
     if URL.match(source):
         return redact_urls(source)
     suffix, compression = suffixes(source)
-    is_path = (
-        NAME_ON_HUB.fullmatch(source) is None
-        or suffix in (*TEXT_SUFFIXES, *TABLES)
-        or compression != ""
-    )
+    is_path = NAME_ON_HUB.fullmatch(source) is None or suffix in FORMATS or compression != ""
     return (PurePath(source).name or ".") if is_path else source
 
 

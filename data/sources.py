@@ -18,31 +18,26 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from data.columns import Column
 from data.errors import BrokenText, DataError
 from data.pieces import Piece, pieces_of, with_final_newline
 from data.progress import Progress
+from data.reading.access import Access, stamps_of, unreadable_file
+from data.reading.content import suffixes
 from data.reading.fetch import fetch_url
-from data.reading.formats import format_of, mixed_formats, suffixes
-from data.reading.local import (
-    NamedFile,
-    cannot_be_opened,
-    digest_of,
-    looks_like_files,
-    matching_files,
-    named,
-    stamps_of,
-)
+from data.reading.formats import TEXT, format_of, mixed_formats
+from data.reading.groups import DataFile, LeftOut
+from data.reading.places import cannot_be_opened, local_files, looks_like_files, matching_files
+from data.reading.table import Table
 from data.urls import redact_urls
-
-if TYPE_CHECKING:
-    from data.reading.whole import WholeTables
 
 BUILT_IN = ("python-docs", "python-stdlib")
 """Texts that Python carries."""
+PIECE_BYTES = 1 << 20
 TABLES_FORMAT = 2
 """Part of the key of the cache; increase it when a table would have another text."""
 
@@ -111,10 +106,11 @@ def open_source(
         column.check_plain_text(source)
         return _python_docs()
     if source == "python-stdlib":
-        return _files(source, named(_python_stdlib()), column, progress, cache_dir)
+        return _files(source, local_files(source, _python_stdlib()), column, progress, cache_dir)
     if re.match(r"https?://", source, re.IGNORECASE):
         file = fetch_url(source, cache_dir, progress)
-        found = _files(redact_urls(source), named([file]), column, progress, cache_dir)
+        name = redact_urls(source)
+        found = _files(name, local_files(name, [file]), column, progress, cache_dir)
         return replace(found, downloaded=file)
     if re.match(r"[a-z][a-z0-9+.-]*://", source, re.IGNORECASE):
         raise DataError(
@@ -130,7 +126,7 @@ def open_source(
     ) as error:  # a name too long, an unreadable folder; an unknown ~user
         raise cannot_be_opened(source, error) from error
     if is_local:
-        return _files(source, named(files), column, progress, cache_dir)
+        return _files(source, local_files(source, files), column, progress, cache_dir)
     return _hub_dataset(source, column, cache_dir, progress)
 
 
@@ -159,29 +155,26 @@ def _python_stdlib() -> list[Path]:
 
 
 def _files(
-    name: str,
-    files: list[NamedFile],
-    column: Column,
-    progress: Progress,
-    cache_dir: Path,
+    name: str, files: list[DataFile], column: Column, progress: Progress, cache_dir: Path
 ) -> Source:
     """A source of files: either texts, or tables of one format."""
-    kinds = {format_of(file.name) or "text" for file in files}
+    kinds = {format_of(file.name) or TEXT for file in files}
     if len(kinds) > 1:
         raise mixed_formats(name, [file.name for file in files])
-    if is_text := kinds == {"text"}:
+    (kind,) = kinds
+    if is_text := kind == TEXT:
         column.check_plain_text(name)
-    paths = [file.path for file in files]
+    paths = [Path(file.url) for file in files]
     stamps = stamps_of(name, paths)
-    size = sum(size for size, *_ in stamps)
+    size = sum(file.size for file in files)
     if size == 0:
         raise DataError(f"data.source={name} is empty: there is no text to train on.")
     progress.doing(f"reading {name}", size)
-    digest = hashlib.sha256(kinds.pop().encode())
+    digest = hashlib.sha256(kind.encode())
     for file in files:
         # The format and the compression, which the name decides, are how the bytes are read.
         digest.update("".join(suffixes(file.name)[is_text:]).encode())
-        digest.update(digest_of(name, file.path, progress))
+        digest.update(_digest_of(name, Path(file.url), progress))
     if not is_text:
         digest.update(f"{TABLES_FORMAT}\0{column.key}".encode())
 
@@ -192,23 +185,64 @@ def _files(
             said.add(line)
             progress.say(line)
 
-    def texts() -> Iterable[Piece]:
-        from data.reading.text import text_pieces
+    access = Access(cache_dir)
+    tables = [Table(access, name, column, file, at) for at, file in enumerate(files)]
 
-        return text_pieces(paths, say_once)
+    def pieces() -> Iterable[Piece]:
+        if is_text:
+            from data.reading.text import text_pieces
 
-    def tables() -> WholeTables:
-        from data.reading.whole import WholeTables
+            return text_pieces(tables, say_once)
+        return pieces_of(text for text, _ in _documents(name, tables, say_once))
 
-        return WholeTables(name, files, column, cache_dir)
+    def place(number: int) -> str:
+        documents = _documents(name, tables, lambda line: None)
+        found = next(islice(documents, number - 1, None), None)
+        return f"conversation {number:,}" if found is None else found[1]()  # they have changed
 
     return Source(
         name,
         digest.hexdigest(),
-        texts if is_text else lambda: tables().pieces(say_once),
+        pieces,
         lambda: stamps_of(name, paths) == stamps,
-        place=lambda number: tables().place(number),
+        place,
     )
+
+
+def _documents(
+    name: str, tables: list[Table], say: Callable[[str], None]
+) -> Iterator[tuple[str, Callable[[], str]]]:
+    """Every document of tables, each with what says where it is.
+
+    `say` prints how many rows have no text, if some have none. Raises DataError if they cannot be
+    read, lack the column or have no rows, or if a table has no text.
+    """
+    from data.reading.rows import documents_of
+
+    rows = without_text = 0
+    for table in tables:
+        for text, group, row in documents_of(table):
+            rows += 1
+            without_text += text == ""
+            if text:
+                yield text, partial(table.row_in_words, group, row)
+    if without_text:
+        say(f"warning: data.source={name}: {LeftOut(rows, without_text).in_words}")
+    if not rows:
+        raise BrokenText(f"data.source={name} is empty: it has no rows.")
+
+
+def _digest_of(name: str, file: Path, progress: Progress) -> bytes:
+    """SHA-256 of a file; counts its bytes as progress. Raises DataError if it cannot be read."""
+    digest = hashlib.sha256()
+    try:
+        with open(file, "rb") as opened:
+            while piece := opened.read(PIECE_BYTES):
+                digest.update(piece)
+                progress.done += len(piece)
+    except OSError as error:
+        raise unreadable_file(name, file, error) from error
+    return digest.digest()
 
 
 def _hub_dataset(name: str, column: Column, cache_dir: Path, progress: Progress) -> Source:

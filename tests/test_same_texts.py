@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from data.columns import MessagesColumn, TextColumn
 from data.corpus import prepare_corpus
 from data.errors import DataError
-from data.reading.access import Access, local_version
-from data.reading.groups import StreamFile
+from data.reading.access import Access, local_file
 from data.reading.listing import list_source
 from data.reading.rows import format_for, read_group, rows_of
+from data.reading.table import Table
 from data.sources import open_source
 from stream_data import TEXTS, lines_of, parquet_of
 
@@ -69,7 +69,7 @@ def compare(made, group_bytes):
             "data.reading.lines", GROUP_BYTES=group_bytes, SLACK_BYTES=8, PIECE_BYTES=16
         ),
         mock.patch("data.reading.array.PIECE_BYTES", group_bytes),
-        mock.patch("data.reading.content.AHEAD_BYTES", 16 * group_bytes),
+        mock.patch("data.reading.table.AHEAD_BYTES", 16 * group_bytes),
         mock.patch("data.reading.text.PIECE_BYTES", group_bytes),
     ):
         (data := Path(folder) / "data").mkdir()
@@ -118,10 +118,9 @@ def test_conversations_reach_a_template_as_json_and_pyarrow_have_them(made):
         access = Access(Path(folder) / "cache")
         for name, _, expected in made:
             path = Path(folder) / name
-            file = StreamFile(str(path), name, *local_version(folder, path))
-            given_file = access, folder, column, file
-            groups = format_for(file).groups(access, folder, column, 0, file)
-            rows = [row for group in groups for row in rows_of(*given_file, group, pytest.fail)]
+            table = Table(access, folder, column, local_file(folder, path, name))
+            groups = format_for(table).groups(table)
+            rows = [row for group in groups for row in rows_of(table, group, pytest.fail)]
             found = [repr(row.values.get("messages")) for row in rows]
             as_written = [row.get("messages") for row in expected]
             if name.endswith(".parquet"):  # a struct has a null where a message has no such key

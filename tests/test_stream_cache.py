@@ -23,7 +23,7 @@ from data.errors import BrokenText, TextLost
 from data.loader import StepBatches, window_loader, windows_of
 from data.locks import acquire, file_lock
 from data.reading.access import Access
-from data.reading.groups import Group, GroupText, Listing, StreamFile
+from data.reading.groups import DataFile, Group, GroupText, Listing
 from data.reading.listing import list_source
 from data.reading.rows import read_group
 from data.streaming.cache import TokenCache
@@ -67,7 +67,7 @@ def steps_of(corpus, first: int = 1, block_size: int = 16):
 
 def huge(groups: int = 10_000, group_bytes: int = MB) -> Listing:
     """A data set of 10 GB that exists nowhere."""
-    file = StreamFile("/nowhere", "file", groups * group_bytes, "1")
+    file = DataFile("/nowhere", "file", groups * group_bytes, "1")
     all_groups = (Group(0, n, 100 * n, 100, 0, 0, group_bytes) for n in range(groups))
     return Listing("huge", None, "parquet", "text", (file,), tuple(all_groups), "f")
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from data.errors import DataError
 from data.loader import StepBatches, window_loader, windows_of
-from data.reading.groups import Group, Listing, StreamFile
+from data.reading.groups import DataFile, Group, Listing
 from data.streaming.mix import WHOLE, Mix, shares_of
 from data.streaming.shuffle import epoch_windows, group_keys, held_out_rows
 
@@ -30,7 +30,7 @@ def sources(tmp_path_factory):
 
 def listing_of(sizes: list[int]) -> Listing:
     """A data set of one file with groups of these sizes, ten rows each."""
-    file = StreamFile("/nowhere", "file", sum(sizes), "1")
+    file = DataFile("/nowhere", "file", sum(sizes), "1")
     groups = tuple(Group(0, n, 10 * n, 10, 0, 0, size) for n, size in enumerate(sizes))
     return Listing("name", None, "parquet", "text", (file,), groups, "f")
 
@@ -183,7 +183,7 @@ def test_the_share_of_held_out_rows_is_the_one_asked_for():
 
 
 def test_held_out_rows_of_groups_of_lines_are_not_the_same_in_each():
-    file = StreamFile("/nowhere", "file", 1, "1")
+    file = DataFile("/nowhere", "file", 1, "1")
     groups = tuple(Group(0, n, None, None, 0, 0, 1) for n in range(2))
     listing = Listing("name", None, "lines", "text", (file,), groups, "f")
     one, other = (held_out_rows(listing, group, np.arange(1000), 0.5) for group in groups)

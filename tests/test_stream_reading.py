@@ -86,7 +86,7 @@ def test_every_line_is_read_once_wherever_the_groups_are_cut(
     ],
 )
 def test_a_compressed_file_is_one_group(tmp_path, monkeypatch, name, pack):
-    monkeypatch.setattr("data.reading.content.AHEAD_BYTES", 100)
+    monkeypatch.setattr("data.reading.table.AHEAD_BYTES", 100)
     monkeypatch.setattr(lines, "PIECE_BYTES", 100)
     (tmp_path / name).write_bytes(pack(lines_of(TEXTS)))
 
@@ -280,7 +280,7 @@ CONTENTS = {
         "a column twice": (lambda path: path.write_bytes(b"text,text\n1,2\n"), "has text twice"),
         "only a header": (lambda path: path.write_bytes(b"\n"), "has no rows"),
     },
-    "a.text": {"of no table": (lambda path: path.write_bytes(b"text\n"), "cannot be streamed")},
+    "a.log": {"of no table": (lambda path: path.write_bytes(b"text\n"), "cannot be streamed")},
     "a.parquet.gz": {"packed": (lambda path: path.write_bytes(b""), "cannot be streamed")},
 }
 
@@ -404,7 +404,7 @@ def test_of_several_bad_lines_the_first_is_named_and_the_others_keep_their_numbe
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
 def test_a_huge_row_is_reported_before_it_fills_the_memory(tmp_path, monkeypatch, name):
-    monkeypatch.setattr("data.reading.content.MOST_ROW_BYTES", 10_000)
+    monkeypatch.setattr("data.reading.table.MOST_ROW_BYTES", 10_000)
     monkeypatch.setattr(lines, "SLACK_BYTES", 100)
     monkeypatch.setattr(lines, "GROUP_BYTES", 500)
     monkeypatch.setattr(lines, "PIECE_BYTES", 500)

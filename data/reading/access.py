@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
+import stat
 import threading
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -14,17 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import fsspec
 
 from data.errors import DataError
-from data.reading.groups import LeftOut, StreamFile
-from data.reading.http import Changed, HttpFiles, Refused
-from data.reading.local import stamps_of
+from data.reading.groups import DataFile, LeftOut
+from data.reading.http import HTTP, Changed, HttpFiles, Refused
 from data.reading.waiting import Unanswered, Waiting
 from data.urls import redact_urls
 
 if TYPE_CHECKING:
     from pyarrow.parquet import FileMetaData
 
-HTTP = re.compile(r"https?://", re.IGNORECASE)
-URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 Answer = TypeVar("Answer")
 
 
@@ -46,7 +43,7 @@ class Access:
         """How many had none when it was reported."""
         self.lock = threading.Lock()
 
-    def read(self, source: str, file: StreamFile, begin: int, end: int) -> bytes | bytearray:
+    def read(self, source: str, file: DataFile, begin: int, end: int) -> bytes | bytearray:
         """The bytes of a file from `begin` to `end`, or to the end of the file.
 
         Waits where a network or a server fails. Raises DataError if the file is refused, has
@@ -60,16 +57,16 @@ class Access:
             try:
                 if HTTP.match(file.url):
                     self.http.read(file, begin, end, into)
-                elif URL.match(file.url):
-                    self._read_by_fsspec(file, begin, end, into)
                 else:
-                    _read_local(source, file, begin, end, into)
+                    _read_by_fsspec(file, begin, end, into)
             except Unanswered:
                 if len(into) == before:
                     raise
             return len(into) >= end - begin
 
         try:
+            if begin < end and not file.is_remote:
+                return _read_local(source, file, begin, end)
             if begin < end:
                 self._until_answered(source, file.name, attempt)
         except (Changed, FileNotFoundError) as error:
@@ -132,19 +129,19 @@ class Access:
         except Refused as error:
             raise DataError(f"{what}: {redact_urls(name)} {error}") from error
 
-    @staticmethod
-    def _read_by_fsspec(file: StreamFile, begin: int, end: int, into: bytearray) -> None:
-        """As HttpFiles.read. A file that has changed is found before its next range is read."""
 
-        def read_range(system: Any, path: str) -> Any:
-            system.invalidate_cache(path)  # otherwise it may answer with what it has listed
-            if version_of(system.info(path)) != file.version:
-                raise Changed
-            return system.cat_file(path, start=begin + len(into), end=end)
+def _read_by_fsspec(file: DataFile, begin: int, end: int, into: bytearray) -> None:
+    """As HttpFiles.read. A file that has changed is found before its next range is read."""
 
-        into += with_filesystem(file.url, read_range)
-        if len(into) < end - begin:
-            raise Unanswered("the answer is too short")
+    def read_range(system: Any, path: str) -> Any:
+        system.invalidate_cache(path)  # otherwise it may answer with what it has listed
+        if version_of(system.info(path)) != file.version:
+            raise Changed
+        return system.cat_file(path, start=begin + len(into), end=end)
+
+    into += with_filesystem(file.url, read_range)
+    if len(into) < end - begin:
+        raise Unanswered("the answer is too short")
 
 
 def with_filesystem(url: str, call: Callable[[Any, str], Answer]) -> Answer:
@@ -174,26 +171,49 @@ def version_of(info: dict[str, Any]) -> str:
     return f"{info.get('size')}-{found}"
 
 
-def local_version(source: str, path: Path) -> tuple[int, str]:
-    """The size of a file, and what changes when a process writes to it.
+def stamps_of(source: str, files: Iterable[Path]) -> list[tuple[int, int, int]]:
+    """Size, modification time and inode of each file, which change when a process writes to it.
 
-    Raises DataError if there is no such file.
+    Raises DataError if a file is not a regular file: a device or a pipe may never end.
     """
+    stamps = []
+    for file in files:
+        try:
+            found = file.stat()
+        except OSError as error:
+            raise unreadable_file(source, file, error) from error
+        if not stat.S_ISREG(found.st_mode):
+            raise DataError(
+                f"data.source={source}: {file} is not a regular file, but a device or a pipe, for "
+                "example. Write its text to a file first."
+            )
+        stamps.append((found.st_size, found.st_mtime_ns, found.st_ino))
+    return stamps
+
+
+def unreadable_file(source: str, file: Path, error: OSError) -> DataError:
+    """The error for a file of this machine that cannot be read."""
+    return DataError(f"data.source={source}: cannot read {file}: {error.strerror}.")
+
+
+def local_file(source: str, path: Path, name: str) -> DataFile:
+    """A file of this machine. Raises DataError if there is no such file."""
     ((size, modified, _),) = stamps_of(source, [path])
-    return size, f"{size}-{modified}"
+    return DataFile(str(path), name, size, f"{size}-{modified}")
 
 
-def _read_local(source: str, file: StreamFile, begin: int, end: int, into: bytearray) -> None:
+def _read_local(source: str, file: DataFile, begin: int, end: int) -> bytes:
     path = Path(file.url)
-    if path.exists() and local_version(source, path)[1] != file.version:
+    if path.exists() and local_file(source, path, file.name).version != file.version:
         raise Changed
     try:
         with open(path, "rb") as opened:
             opened.seek(begin)
-            into += opened.read(end - begin)
+            content = opened.read(end - begin)
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise Refused(f"cannot be read: {error.strerror}. Check the disk.") from error
-    if len(into) < end - begin:
+        raise unreadable_file(source, path, error) from error
+    if len(content) < end - begin:
         raise Changed
+    return content

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from json.decoder import WHITESPACE  # type: ignore[attr-defined]
 from typing import IO, Any
 
-from data.reading.content import check_length
+from data.reading.table import check_length
 
 PIECE_BYTES = 1 << 20
 CUT_TOKEN = 64

@@ -1,69 +1,152 @@
-"""The content of a file from its beginning to its end, decompressed."""
+"""Compression of files, and what their first bytes reveal about them."""
 
 from __future__ import annotations
 
-from typing import IO
+import bz2
+import gzip
+import lzma
+import re
+import shlex
+import zlib
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, NamedTuple
 
-from data.reading.access import URL, Access
-from data.reading.file_range import FileRange
-from data.reading.formats import (
-    BROKEN_COMPRESSION,
-    CSV,
-    HEAD_BYTES,
-    format_of,
-    open_bytes,
-    refuse_content,
-    refuse_uncompressed,
-    suffixes,
+from data.errors import BrokenText
+
+
+def _open_zstd(file: Any, mode: str) -> Any:
+    import pyarrow as pa  # a second of a start that reads no such file
+
+    return pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd")
+
+
+class Compression(NamedTuple):
+    """How a compressed file is read."""
+
+    open: Callable[[Any, str], Any]
+    """Opens an open file of bytes."""
+    magic: bytes
+    """A pattern of the bytes with which such a file begins."""
+    unpack: str
+    """The command that prints the content of the file after it."""
+
+
+COMPRESSIONS = {
+    ".gz": Compression(gzip.open, rb"\x1f\x8b", "gzip -dc <"),
+    ".bz2": Compression(bz2.open, rb"BZh", "bzip2 -dc <"),
+    ".xz": Compression(lzma.open, rb"\xfd7zXZ|\x5d\x00\x00", "xz -dc <"),
+    ".zst": Compression(_open_zstd, rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18", "zstd -dc"),
+}
+"""By file extension."""
+PACKED_NAMES = (*COMPRESSIONS, ".bz", ".lz4", ".z", ".zip", ".zstd")
+"""Extensions that a file loses when it is unpacked."""
+BROKEN_COMPRESSION = (OSError, EOFError, lzma.LZMAError, zlib.error)
+"""Raised by reading a broken compressed file."""
+HEAD_BYTES = 512
+UNPACK = "Unpack it first: "
+OTHER_FORMATS = (
+    (0, b"PK\x03\x04", "a ZIP archive", UNPACK + "unzip {file}"),
+    (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive", UNPACK + "7z x {file}"),
+    (0, b"Rar!\x1a\x07", "a RAR archive", UNPACK + "unrar x {file}"),
+    (257, b"ustar", "a tar archive", UNPACK + "tar -xf {file}"),
+    (0, b"\x28\xb5\x2f\xfd", "compressed by Zstandard", UNPACK + "zstd -dc {file} > {bare}"),
+    (0, b"\x04\x22\x4d\x18", "compressed by LZ4", UNPACK + "lz4 -dc {file} > {bare}"),
+    (0, b"\x1f\x8b", "compressed by gzip", UNPACK + "gzip -dc < {file} > {bare}"),
+    (0, b"BZh91AY&SY", "compressed by bzip2", UNPACK + "bzip2 -dc < {file} > {bare}"),
+    (0, b"\xfd7zXZ\x00", "compressed by xz", UNPACK + "xz -dc < {file} > {bare}"),
+    (0, b"%PDF-", "a PDF document", "Convert it first: pdftotext {file} text.txt"),
+    (0, b"PAR1", "a Parquet table", "Rename it to a name that ends in .parquet."),
+    (0, b"ARROW1", "an Arrow table", "Convert it to Parquet first."),
+    (0, b"\xff\xff\xff\xff", "an Arrow stream", "Convert it to Parquet first."),
+    (0, b"version https://git-lfs", "a Git LFS pointer", "Fetch the file itself: git lfs pull"),
+    (0, bytes(HEAD_BYTES), "full of NUL bytes", "Copy it again: it is incomplete."),
 )
-from data.reading.groups import Group, StreamFile
-
-AHEAD_BYTES = 32 << 20
-"""What is requested at once."""
-PACKED_RATIO = 3
-"""How much larger a compressed text is in memory, about."""
-MOST_ROW_BYTES = 256 << 20
-MOST_GROUP_BYTES = 4 << 30
-"""Of text, in what is streamed at once; a table that is prepared is read row by row."""
-UNREADABLE = (ValueError, *BROKEN_COMPRESSION)
-"""Raised by what decodes a broken file, pyarrow among it, whose errors are ValueErrors."""
+"""Offset, bytes at it, the format that they indicate, and how to convert it to a text."""
+BYTE_ORDER_MARKS = (
+    (b"\xff\xfe\x00\x00", "UTF-32"),
+    (b"\x00\x00\xfe\xff", "UTF-32"),
+    (b"\xff\xfe", "UTF-16"),
+    (b"\xfe\xff", "UTF-16"),
+)
 
 
-def whole_file(number: int, file: StreamFile) -> list[Group]:
-    """The one group of a file that is read from its beginning to its end."""
-    if not file.size:
-        return []
-    text_bytes = file.size * (PACKED_RATIO if is_compressed(file) else 1)
-    return [Group(number, 0, None, None, 0, file.size, text_bytes)]
+LATIN = "if it is Windows-1252 or Latin-1"
+"""Windows has quotation marks where Latin-1 has control characters, which no text has."""
 
 
-def is_one_group(file: StreamFile) -> bool:
-    """Whether its name says that it is streamed at once, however large it is."""
-    return is_compressed(file) or format_of(file.name) == CSV
+def suffixes(path: str) -> tuple[str, str]:
+    """The file extensions of format and compression, '' for none.
 
-
-def is_compressed(file: StreamFile) -> bool:
-    """Whether its name says so."""
-    return suffixes(file.name)[1] != ""
-
-
-def open_content(
-    access: Access, source: str, file: StreamFile, ahead: int | None = None
-) -> tuple[IO[bytes], bytes]:
-    """The content of a file, and its first bytes; so many bytes `ahead` are requested at once.
-
-    Raises BrokenText if these are of another format, OSError or EOFError if it is not compressed
-    as its name says.
+    In lower case: `A.TXT.GZ` has the format of `a.txt.gz`.
     """
-    raw = FileRange(access, source, file, ahead=ahead or AHEAD_BYTES)
-    where = file.name if URL.match(file.url) else file.url
-    refuse_uncompressed(where, raw.read(HEAD_BYTES), source)
-    head = open_bytes(file.name, raw.reopened()).read(HEAD_BYTES)
-    refuse_content(where, head)
-    return open_bytes(file.name, raw.reopened()), head  # not every decompressor can seek
+    bare = Path(path.lower())
+    compression = bare.suffix if bare.suffix in COMPRESSIONS else ""
+    return (Path(bare.stem) if compression else bare).suffix, compression
 
 
-def check_length(size: int) -> None:
-    """Raise ValueError for a row of so many bytes, if they are too many."""
-    if size > MOST_ROW_BYTES:
-        raise ValueError(f"its row has more than {MOST_ROW_BYTES / 1e6:,.0f} MB")
+def decompressed(name: str, file: Any) -> IO[bytes]:
+    """An open file of bytes, decompressed according to its name."""
+    compression = suffixes(name)[1]
+    return COMPRESSIONS[compression].open(file, "rb") if compression else file
+
+
+def refuse_uncompressed(source: str, file: str, head: bytes) -> None:
+    """Raise BrokenText if a file that begins with `head` is not compressed as its name says."""
+    compression = suffixes(file)[1]
+    if compression and head and not re.match(COMPRESSIONS[compression].magic, head):
+        refuse_content(file, head)
+        raise BrokenText(
+            f"data.source={source}: {file} cannot be read: it is not compressed as its name says. "
+            f"Copy it again, or give it a name without {compression}."
+        )
+
+
+def refuse_content(file: str, head: bytes) -> None:
+    """Raise BrokenText if the first bytes of a file's content indicate another format.
+
+    The message has the command that converts it, where there is one.
+    """
+    for offset, magic, what, remedy in OTHER_FORMATS:
+        if head[offset : offset + len(magic)] == magic:
+            remedy = remedy.format(file=shlex.quote(file), bare=shlex.quote(_unpacked(file)))
+            raise BrokenText(f"data.source: {file} is {what}, not a text. {remedy}")
+    encoding = _wide_encoding(head)
+    if encoding is not None:
+        raise BrokenText(
+            f"data.source: {file} is not UTF-8: byte 0 (counted from 0) begins a text in "
+            f"{encoding}. Convert it first, for example: {iconv(encoding, file)}"
+        )
+
+
+def _unpacked(file: str) -> str:
+    """A name for the content of a file: in the present folder, of the same format."""
+    path = PurePosixPath(file)
+    if path.suffix.lower() not in PACKED_NAMES:
+        return f"{path.stem}-unpacked{path.suffix or '.txt'}"
+    return path.stem if PurePosixPath(path.stem).suffix else f"{path.stem}-unpacked.txt"
+
+
+def _wide_encoding(head: bytes) -> str | None:
+    """UTF-16 or UTF-32, by the byte order mark or by the positions of NUL bytes; else None."""
+    for mark, encoding in BYTE_ORDER_MARKS:
+        if head.startswith(mark):
+            return encoding
+    # By offset modulo 4: whether more than half of the bytes are NUL.
+    nuls = [head[offset::4].count(0) * 8 > len(head) for offset in range(4)]
+    return {
+        (False, True, False, True): "UTF-16LE",
+        (True, False, True, False): "UTF-16BE",
+        (False, True, True, True): "UTF-32LE",
+        (True, True, True, False): "UTF-32BE",
+    }.get(tuple(nuls))  # type: ignore[arg-type]
+
+
+def iconv(encoding: str, file: str) -> str:
+    """The command that converts a file to UTF-8, and keeps its format."""
+    suffix, compression = suffixes(file)
+    into = f"utf8{suffix or '.txt'}"
+    convert = f"iconv -f {encoding} -t UTF-8"
+    if not compression:
+        return f"{convert} {shlex.quote(file)} > {into}"
+    return f"{COMPRESSIONS[compression].unpack} {shlex.quote(file)} | {convert} > {into}"

@@ -8,14 +8,10 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
-from data.columns import Column
 from data.errors import BadRow, BrokenText
-from data.reading.access import Access
-from data.reading.content import MOST_ROW_BYTES, open_content, whole_file
-from data.reading.formats import suffixes
-from data.reading.groups import Group, StreamFile
-from data.reading.places import twice
-from data.reading.table import OnBroken, Row
+from data.reading.content import suffixes
+from data.reading.groups import Group
+from data.reading.table import MOST_ROW_BYTES, OnBroken, Row, Table
 
 DELIMITERS = {".csv": (",", ";", "\t"), ".tsv": ("\t",)}
 """By the end of a name, what may be between fields: the first with which the header has the
@@ -42,25 +38,15 @@ class Delimited:
     before it.
     """
 
-    def groups(
-        self, access: Access, source: str, column: Column, number: int, file: StreamFile
-    ) -> list[Group]:
-        """The file. Raises DataError if its header lacks the column."""
-        if not file.size or not self._opened(access, source, column, file, HEADER_BYTES).header:
-            return []
-        return whole_file(number, file)
+    title = "CSV"
 
-    def rows(
-        self,
-        access: Access,
-        source: str,
-        column: Column,
-        file: StreamFile,
-        group: Group,
-        on_broken: OnBroken,
-    ) -> Iterator[Row]:
+    def groups(self, table: Table) -> list[Group]:
+        """The file. Raises DataError if its header lacks the column."""
+        return table.whole() if table.file.size and _opened(table, HEADER_BYTES).header else []
+
+    def rows(self, table: Table, group: Group, on_broken: OnBroken) -> Iterator[Row]:
         """The records after the header; blank lines are none."""
-        header, records, delimiter = self._opened(access, source, column, file)
+        header, records, delimiter = _opened(table)
         index = -1
         while True:
             try:
@@ -78,44 +64,35 @@ class Delimited:
             except BadRow as error:
                 on_broken(index + 1, error)
 
-    def columns(
-        self, access: Access, source: str, column: Column, file: StreamFile
-    ) -> dict[str, str]:
+    def columns(self, table: Table) -> dict[str, str]:
         """The names in the header."""
-        return dict.fromkeys(
-            self._opened(access, source, column, file, HEADER_BYTES).header, "text"
-        )
+        return dict.fromkeys(_opened(table, HEADER_BYTES).header, "text")
 
-    def _opened(
-        self,
-        access: Access,
-        source: str,
-        column: Column,
-        file: StreamFile,
-        ahead: int | None = None,
-    ) -> Opened:
-        content, _ = open_content(access, source, file, ahead)
-        # As `csv` asks for, lines keep their ends. Bytes that are not UTF-8 matter in the column
-        # that is read, and not in the others.
-        lines = io.TextIOWrapper(content, "utf-8-sig", errors="surrogateescape", newline="")
-        beginning: list[str] = []
-        delimiters = DELIMITERS[suffixes(file.name)[0]]
-        try:
-            headers = {delimiters[0]: _header(_recorded(lines, beginning), delimiters[0])}
-            headers |= {one: _header(iter(beginning), one) for one in delimiters[1:]}
-            is_there = (one for one in delimiters if column.among(headers[one]))
-            delimiter = next(is_there, delimiters[0])
-            records = csv.reader(chain(beginning, lines), delimiter=delimiter, strict=True)
-            next((fields for fields in records if fields), None)
-        except csv.Error as error:
-            raise BrokenText(
-                f"data.source={source}: the header of {file.name} cannot be read: {error}."
-            ) from error
-        header = headers[delimiter]
-        for name in column.find(file.of(source), header) if header else ():
-            if header.count(name) > 1:
-                raise twice(source, file, name)
-        return Opened(header, records, delimiter)
+
+def _opened(table: Table, ahead: int | None = None) -> Opened:
+    """A file whose header has been read. Raises DataError if it lacks the column."""
+    content, _ = table.open(ahead)
+    # As `csv` asks for, lines keep their ends. Bytes that are not UTF-8 matter in the column
+    # that is read, and not in the others.
+    lines = io.TextIOWrapper(content, "utf-8-sig", errors="surrogateescape", newline="")
+    beginning: list[str] = []
+    delimiters = DELIMITERS[suffixes(table.file.name)[0]]
+    try:
+        headers = {delimiters[0]: _header(_recorded(lines, beginning), delimiters[0])}
+        headers |= {one: _header(iter(beginning), one) for one in delimiters[1:]}
+        is_there = (one for one in delimiters if table.column.among(headers[one]))
+        delimiter = next(is_there, delimiters[0])
+        records = csv.reader(chain(beginning, lines), delimiter=delimiter, strict=True)
+        next((fields for fields in records if fields), None)
+    except csv.Error as error:
+        raise BrokenText(
+            f"data.source={table.source}: the header of {table.file.name} cannot be read: {error}."
+        ) from error
+    header = headers[delimiter]
+    for name in table.column.find(table.where, header) if header else ():
+        if header.count(name) > 1:
+            raise table.twice(name)
+    return Opened(header, records, delimiter)
 
 
 def _recorded(lines: Iterable[str], into: list[str]) -> Iterator[str]:

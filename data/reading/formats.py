@@ -1,186 +1,66 @@
-"""Format and compression of a file, from its name and its first bytes."""
+"""Formats of files. A new one is a file next to this one, and its lines here.
+
+The file has a class with the methods of `Format` in data/reading/table.py.
+"""
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import lzma
-import re
-import shlex
-import zlib
-from contextlib import suppress
-from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from data.errors import BrokenText, DataError
+from data.errors import DataError
+from data.reading.content import suffixes
 
-TEXT_SUFFIXES = (".txt", ".text", ".md", ".py")
-LINES, CSV, PARQUET = "lines", "csv", "parquet"
-TABLES = {
+if TYPE_CHECKING:
+    from data.reading.table import Format
+
+TEXT, LINES, CSV, PARQUET = "text", "lines", "csv", "parquet"
+FORMATS = {
+    ".txt": TEXT,
+    ".text": TEXT,
+    ".md": TEXT,
+    ".py": TEXT,
     ".jsonl": LINES,
     ".ndjson": LINES,
     ".json": LINES,
-    ".parquet": PARQUET,
     ".csv": CSV,
     ".tsv": CSV,
+    ".parquet": PARQUET,
 }
-"""By the end of a name, the format of a table."""
+"""By file extension."""
 
 
-def _open_zstd(file: Any, mode: str) -> Any:
-    import pyarrow as pa  # a second of a start that reads no such file
+def reader_of(name: str) -> Format:
+    """What reads a format. Imported here: most starts read no table, and pyarrow takes a second."""
+    from data.reading.delimited import Delimited
+    from data.reading.lines import Lines
+    from data.reading.parquet import Parquet
+    from data.reading.text import Text
 
-    opened = pa.OSFile(file) if isinstance(file, str) else pa.PythonFile(file, mode="r")
-    return pa.CompressedInputStream(opened, "zstd")
-
-
-COMPRESSIONS: dict[str, Any] = {
-    ".gz": gzip.open,
-    ".bz2": bz2.open,
-    ".xz": lzma.open,
-    ".zst": _open_zstd,
-}
-"""By the end of a name, what opens a path or an open file of bytes."""
-BROKEN_COMPRESSION = (OSError, EOFError, lzma.LZMAError, zlib.error)
-"""Raised by reading a broken compressed file."""
-MAGIC = {
-    ".gz": rb"\x1f\x8b",
-    ".bz2": rb"BZh",
-    ".xz": rb"\xfd7zXZ|\x5d\x00\x00",
-    ".zst": rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18",
-}
-"""What a file of this compression begins with, as a pattern."""
-UNPACKERS = {".gz": "gzip -dc <", ".bz2": "bzip2 -dc <", ".xz": "xz -dc <", ".zst": "zstd -dc"}
-HEAD_BYTES = 512
-UNPACK = "Unpack it first: "
-OTHER_FORMATS = (
-    (0, b"PK\x03\x04", "a ZIP archive", UNPACK + "unzip {file}"),
-    (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive", UNPACK + "7z x {file}"),
-    (0, b"Rar!\x1a\x07", "a RAR archive", UNPACK + "unrar x {file}"),
-    (257, b"ustar", "a tar archive", UNPACK + "tar -xf {file}"),
-    (0, b"\x28\xb5\x2f\xfd", "compressed by Zstandard", UNPACK + "zstd -dc {file} > {bare}"),
-    (0, b"\x04\x22\x4d\x18", "compressed by LZ4", UNPACK + "lz4 -dc {file} > {bare}"),
-    (0, b"\x1f\x8b", "compressed by gzip", UNPACK + "gzip -dc < {file} > {bare}"),
-    (0, b"BZh91AY&SY", "compressed by bzip2", UNPACK + "bzip2 -dc < {file} > {bare}"),
-    (0, b"\xfd7zXZ\x00", "compressed by xz", UNPACK + "xz -dc < {file} > {bare}"),
-    (0, b"%PDF-", "a PDF document", "Convert it first: pdftotext {file} text.txt"),
-    (0, b"PAR1", "a Parquet table", "Rename it to a name that ends in .parquet."),
-    (0, b"ARROW1", "an Arrow table", "Convert it to Parquet first."),
-    (0, b"\xff\xff\xff\xff", "an Arrow stream", "Convert it to Parquet first."),
-    (0, b"version https://git-lfs", "a Git LFS pointer", "Fetch the file itself: git lfs pull"),
-    (0, bytes(HEAD_BYTES), "full of NUL bytes", "Copy it again: it is incomplete."),
-)
-"""Offset, bytes at it, the format that they indicate, and how to convert it to a text."""
-BYTE_ORDER_MARKS = (
-    (b"\xff\xfe\x00\x00", "UTF-32"),
-    (b"\x00\x00\xfe\xff", "UTF-32"),
-    (b"\xff\xfe", "UTF-16"),
-    (b"\xfe\xff", "UTF-16"),
-)
-
-
-LATIN = "if it is Windows-1252 or Latin-1"
-"""Windows has quotation marks where Latin-1 has control characters, which no text has."""
-
-
-def suffixes(path: str) -> tuple[str, str]:
-    """The suffixes of format and compression, '' for none.
-
-    In lower case: `A.TXT.GZ` has the format of `a.txt.gz`.
-    """
-    bare = Path(path.lower())
-    compression = bare.suffix if bare.suffix in COMPRESSIONS else ""
-    return (Path(bare.stem) if compression else bare).suffix, compression
+    readers: dict[str, Format] = {
+        TEXT: Text(),
+        LINES: Lines(),
+        CSV: Delimited(),
+        PARQUET: Parquet(),
+    }
+    return readers[name]
 
 
 def format_of(name: str) -> str | None:
-    """The format of a table, by the end of its name; None for any other file."""
+    """The format of a file, by its extension; None if it has no known one."""
     suffix, compression = suffixes(name)
-    kind = TABLES.get(suffix)
+    kind = FORMATS.get(suffix)
     return None if kind == PARQUET and compression else kind
 
 
-def mixed_formats(source: str, names: list[str]) -> DataError:
+def is_table(name: str) -> bool:
+    """Whether a file has rows and columns, by its extension."""
+    return format_of(name) not in (None, TEXT)
+
+
+def mixed_formats(source: str, names: Iterable[str]) -> DataError:
     """The error for files of several formats."""
     ends = sorted({suffixes(name)[0] or name for name in names})
     return DataError(
         f"data.source={source} mixes formats ({', '.join(ends)}). Name files of one format."
     )
-
-
-def open_bytes(name: str, file: Any) -> IO[bytes]:
-    """Open a path or an open file of bytes, decompressed according to its name."""
-    opener = COMPRESSIONS.get(suffixes(name)[1])
-    if opener is not None:
-        return opener(file, "rb")
-    return open(file, "rb") if isinstance(file, str) else file
-
-
-def refuse_other_content(file: str) -> None:
-    """Raise BrokenText if the first bytes indicate another format; the message has the remedy."""
-    with suppress(OSError), open(file, "rb") as raw:
-        refuse_uncompressed(file, raw.read(HEAD_BYTES))
-    try:
-        with open_bytes(file, file) as opened:
-            head = opened.read(HEAD_BYTES)
-    except BROKEN_COMPRESSION:
-        return  # the reader of the whole file reports it
-    refuse_content(file, head)
-
-
-def refuse_uncompressed(file: str, head: bytes, source: str = "") -> None:
-    """Raise BrokenText if a file that begins so is not compressed as its name says."""
-    compression = suffixes(file)[1]
-    if compression and head and not re.match(MAGIC[compression], head):
-        refuse_content(file, head)
-        raise BrokenText(
-            f"data.source{'=' * bool(source)}{source}: {file} cannot be read: it is not compressed "
-            f"as its name says. Copy it again, or give it a name without {compression}."
-        )
-
-
-def refuse_content(file: str, head: bytes) -> None:
-    """Raise BrokenText if a file whose decompressed content begins so has another format."""
-    for offset, magic, what, remedy in OTHER_FORMATS:
-        if head[offset : offset + len(magic)] == magic:
-            remedy = remedy.format(file=shlex.quote(file), bare=shlex.quote(_unpacked(file)))
-            raise BrokenText(f"data.source: {file} is {what}, not a text. {remedy}")
-    encoding = _wide_encoding(head)
-    if encoding is not None:
-        raise BrokenText(
-            f"data.source: {file} is not UTF-8: byte 0 (counted from 0) begins a text in "
-            f"{encoding}. Convert it first, for example: {iconv(encoding, file)}"
-        )
-
-
-def _unpacked(file: str) -> str:
-    """A name for the content of a file: in the present folder, of the same format."""
-    path = PurePosixPath(file)
-    if path.suffix.lower() in (*TEXT_SUFFIXES, *TABLES):
-        return f"{path.stem}-unpacked{path.suffix}"
-    return path.stem if PurePosixPath(path.stem).suffix else f"{path.stem}-unpacked.txt"
-
-
-def _wide_encoding(head: bytes) -> str | None:
-    """UTF-16 or UTF-32, by the byte order mark or by the positions of NUL bytes; else None."""
-    for mark, encoding in BYTE_ORDER_MARKS:
-        if head.startswith(mark):
-            return encoding
-    # By offset modulo 4: whether more than half of the bytes are NUL.
-    nuls = [head[offset::4].count(0) * 8 > len(head) for offset in range(4)]
-    return {
-        (False, True, False, True): "UTF-16LE",
-        (True, False, True, False): "UTF-16BE",
-        (False, True, True, True): "UTF-32LE",
-        (True, True, True, False): "UTF-32BE",
-    }.get(tuple(nuls))  # type: ignore[arg-type]
-
-
-def iconv(encoding: str, file: str) -> str:
-    """The command that converts a file to UTF-8, and keeps its format."""
-    suffix, compression = suffixes(file)
-    into = f"utf8{suffix or '.txt'}"
-    convert = f"iconv -f {encoding} -t UTF-8"
-    if not compression:
-        return f"{convert} {shlex.quote(file)} > {into}"
-    return f"{UNPACKERS[compression]} {shlex.quote(file)} | {convert} > {into}"

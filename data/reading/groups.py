@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+from data.reading.content import suffixes
 
 TRAIN = "train"
 """The split of a data set that is trained on."""
+URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class StreamFile:
+class DataFile:
     """A file of a data set."""
 
     url: str
-    """A path, or a URL that fsspec opens; of the Hub with the commit."""
+    """A path, or a URL that fsspec opens; on the Hub with the commit."""
     name: str
     """The name within the data set, which identifies its rows on every machine."""
     size: int
     """Bytes."""
     version: str
-    """What changes when the content does: an etag, a blob's id, or size and time."""
+    """Changes when the content does: an etag, a blob's id, or size and time."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is read over a network."""
+        return URL.match(self.url) is not None
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether its name says so."""
+        return suffixes(self.name)[1] != ""
+
+    @property
+    def shown(self) -> str:
+        """Its path, which a user can paste into a command; the name of a remote file."""
+        return self.name if self.is_remote else self.url
 
     def of(self, source: str) -> str:
         """The file and its source, for messages."""
@@ -30,7 +49,7 @@ class StreamFile:
 class Group:
     """Rows that are read at once: a row group of Parquet, whole lines of JSON, or a whole file.
 
-    A file of CSV, a JSON array and a compressed file are one group.
+    A text, a CSV file, a JSON array and a compressed file are one group each.
     """
 
     file: int
@@ -58,10 +77,10 @@ class Listing:
     revision: str | None
     """The commit of a data set of the Hub."""
     format: str
-    """`parquet`, `lines` (of JSON, or an array of it) or `csv`."""
+    """`parquet`, `lines` (of JSON, or an array of it), `csv` or `text`."""
     column: str
     """The column that holds the text."""
-    files: tuple[StreamFile, ...]
+    files: tuple[DataFile, ...]
     groups: tuple[Group, ...]
     fingerprint: str
     """Hex digest: equal on every machine that has the same data set, wherever its files are."""
@@ -69,12 +88,12 @@ class Listing:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What of some rows is not trained on."""
+    """The rows that are not trained on."""
 
     rows: int = 0
-    """How many were read, without those that are broken."""
+    """How many were read, without the broken ones."""
     without_text: int = 0
-    """How many of them have none."""
+    """How many of them have no text."""
     broken: tuple[str, ...] = ()
     """What cannot be read, and why."""
 
@@ -109,6 +128,6 @@ class GroupText:
 
     @property
     def left_out(self) -> LeftOut:
-        """What of the group has no text."""
+        """What of the group is not trained on."""
         broken = (self.broken,) if self.broken else ()
         return LeftOut(len(self.rows) + self.without_text, self.without_text, broken)

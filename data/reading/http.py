@@ -13,10 +13,11 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from data.reading.groups import StreamFile
+from data.reading.groups import DataFile
 from data.reading.waiting import Unanswered, seconds_of
 from data.urls import is_transient, redact_urls
 
+HTTP = re.compile(r"https?://", re.IGNORECASE)
 TIMEOUT_SECONDS = 20.0
 """How long a request waits for the next bytes."""
 CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
@@ -86,7 +87,7 @@ class HttpFiles:
         size = int(found[2])
         return size, version_of(response.headers, size)
 
-    def read(self, file: StreamFile, begin: int, end: int, into: bytearray) -> None:
+    def read(self, file: DataFile, begin: int, end: int, into: bytearray) -> None:
         """Append the bytes of a file from `begin + len(into)` to `end`; what arrives is kept.
 
         Raises Unanswered if it is less, Changed if the file is another one, and Refused.
@@ -196,7 +197,7 @@ def version_of(headers: httpx2.Headers, size: int) -> str:
     return headers.get("ETag") or f"{size}-{headers.get('Last-Modified', '')}"
 
 
-def is_same(file: StreamFile, headers: httpx2.Headers, size: int) -> bool:
+def is_same(file: DataFile, headers: httpx2.Headers, size: int) -> bool:
     """Whether an answer is of the version of a file that was listed."""
     return size == file.size and (
         file.version.startswith(OID) or version_of(headers, size) == file.version

@@ -15,7 +15,7 @@ from fsspec.utils import glob_translate
 
 from data.errors import DataError, TextUnreachable
 from data.reading.access import Access
-from data.reading.groups import TRAIN, StreamFile
+from data.reading.groups import TRAIN, DataFile
 from data.reading.http import LOG_IN, OID, check_transient
 from data.reading.kept import digest_of, keep, kept
 
@@ -34,7 +34,7 @@ def hub_files(
     revision: str | None,
     split: str,
     is_data: Callable[[Path], bool],
-) -> tuple[str, list[StreamFile]]:
+) -> tuple[str, list[DataFile]]:
     """The commit, and the files that a source names, sorted by their paths in the repo.
 
     Of a whole data set they are those of a `split`, of a folder those that `is_data`. A commit's
@@ -67,7 +67,7 @@ def hub_files(
         keep(record, content)
     base = f"{_endpoint()}/datasets/{name}/resolve/{quote(commit, safe='')}/"
     return commit, [
-        StreamFile(base + quote(path), path, size, OID + oid)
+        DataFile(base + quote(path), path, size, OID + oid)
         for path, size, oid in json.loads(content)
     ]
 

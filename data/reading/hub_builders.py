@@ -32,9 +32,12 @@ from data.errors import BadRow, DataError, TextUnreachable
 from data.locks import NO_LOCKS
 from data.once import temporary_name
 from data.pieces import Piece, pieces_of
-from data.reading.formats import format_of, suffixes
-from data.reading.local import NamedFile, common_folder
-from data.reading.nested import Restore, restorer
+from data.reading.access import local_file
+from data.reading.content import suffixes
+from data.reading.formats import format_of
+from data.reading.groups import DataFile
+from data.reading.parquet import Restore, restorer
+from data.reading.places import names_in_folder
 from data.urls import is_transient
 
 CACHE_ERRORS = (*NO_LOCKS, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
@@ -43,7 +46,7 @@ CACHE_ERRORS = (*NO_LOCKS, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC,
 
 def hub_pieces(
     name: str, column: Column, cache_dir: Path, say: Callable[[str], None]
-) -> list[NamedFile] | tuple[Callable[[], Iterator[Piece]], str]:
+) -> list[DataFile] | tuple[Callable[[], Iterator[Piece]], str]:
     """The split `train` of a data set on the Hub, downloaded to the cache of `datasets`.
 
     Its files, if they are texts or tables that need no options; for any other its rows, as
@@ -56,11 +59,11 @@ def hub_pieces(
     record = cache_dir / "hub" / f"{digest}.json"
     try:
         builder = _builder(name, column)
-        if isinstance(builder, Cache) and (files := _recorded_files(record)):
+        if isinstance(builder, Cache) and (files := _recorded_files(name, record)):
             return files
         if isinstance(builder, Text):
             return _record_files(record, _texts_of(builder, name, column))
-        if tables := _tables_of(builder):
+        if tables := _tables_of(builder, name):
             return _record_files(record, tables)
         builder.download_and_prepare()
         rows = builder.as_dataset(split="train").to_iterable_dataset()
@@ -73,7 +76,7 @@ def hub_pieces(
                 f"data.source={name} cannot be cached in {datasets.config.HF_DATASETS_CACHE}: "
                 f"{reason}. Name a folder on another disk in HF_DATASETS_CACHE."
             ) from error
-        if files := _recorded_files(record):
+        if files := _recorded_files(name, record):
             say(f"warning: {name} is read from an earlier download: {reason}")
             return files
         status = getattr(getattr(error, "response", None), "status_code", 0)
@@ -138,24 +141,24 @@ def _cached(name: str, options: dict[str, Any]) -> DatasetBuilder:
     return Cache(repo_id=name, dataset_name=dataset_name, version="auto", hash="auto", **options)
 
 
-def _record_files(record: Path, files: list[NamedFile]) -> list[NamedFile]:
+def _record_files(record: Path, files: list[DataFile]) -> list[DataFile]:
     with suppress(OSError):  # the record is optional: the text itself is cached
         record.parent.mkdir(parents=True, exist_ok=True)
         temporary = temporary_name(record)
-        temporary.write_text(json.dumps([[name, str(path)] for name, path in files]) + "\n")
+        temporary.write_text(json.dumps([[file.name, file.url] for file in files]) + "\n")
         temporary.rename(record)
     return files
 
 
-def _recorded_files(record: Path) -> list[NamedFile]:
+def _recorded_files(name: str, record: Path) -> list[DataFile]:
     try:
-        files = [NamedFile(name, Path(path)) for name, path in json.loads(record.read_text())]
-    except (OSError, ValueError, TypeError):
+        found = [(str(file), Path(path)) for file, path in json.loads(record.read_text())]
+        return [local_file(name, path, file) for file, path in found]
+    except (OSError, ValueError, TypeError):  # a DataError is a ValueError
         return []
-    return files if all(file.path.is_file() for file in files) else []
 
 
-def _texts_of(builder: Text, name: str, column: Column) -> list[NamedFile]:
+def _texts_of(builder: Text, name: str, column: Column) -> list[DataFile]:
     """The files of the split `train`, downloaded and unpacked."""
     config = builder.config
     column.find(name, list(config.features or ("text",)))
@@ -168,20 +171,18 @@ def _texts_of(builder: Text, name: str, column: Column) -> list[NamedFile]:
         raise ValueError(f"it has the splits {', '.join(map(str, config.data_files))}")
     downloads = _downloads(builder)
     extracted = downloads.download_and_extract(config.data_files["train"])
-    return [NamedFile(str(file), Path(str(file))) for file in downloads.iter_files(extracted)]
+    paths = [str(file) for file in downloads.iter_files(extracted)]
+    return [local_file(name, Path(path), path) for path in paths]
 
 
-def _tables_of(builder: DatasetBuilder) -> list[NamedFile]:
+def _tables_of(builder: DatasetBuilder, name: str) -> list[DataFile]:
     """The tables of the split `train`, downloaded; none if only the builder can read them."""
     if not _tables_are_plain(builder):
         return []
     urls = [str(url) for url in builder.config.data_files["train"]]
     paths = _downloads(builder).download(urls)
-    folder = common_folder(urls)
-    return [
-        NamedFile(url[len(folder) :], Path(str(path)))
-        for url, path in zip(urls, paths, strict=True)
-    ]
+    named = zip(paths, names_in_folder(urls), strict=True)
+    return [local_file(name, Path(str(path)), file) for path, file in named]
 
 
 def _tables_are_plain(builder: DatasetBuilder) -> bool:

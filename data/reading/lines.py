@@ -5,27 +5,17 @@ from __future__ import annotations
 import codecs
 import json
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from typing import IO, Any
 
 from data.columns import DEFAULT_COLUMN, Column
 from data.errors import BadRow, DataError
-from data.reading.access import URL, Access
 from data.reading.array import elements_of
-from data.reading.content import (
-    UNREADABLE,
-    check_length,
-    is_compressed,
-    open_content,
-    whole_file,
-)
-from data.reading.formats import refuse_content
-from data.reading.groups import Group, StreamFile
-from data.reading.kept import digest_of, keep, kept
-from data.reading.places import broken_row, no_text, unreadable
-from data.reading.table import OnBroken, Row
+from data.reading.content import refuse_content
+from data.reading.groups import Group
+from data.reading.table import UNREADABLE, OnBroken, Row, Table, check_length
 
 GROUP_BYTES = 16 << 20
 """Of a plain file, the bytes of a group."""
@@ -47,98 +37,97 @@ Parsed = tuple[int, int, Any, str]
 class Lines:
     """Objects of JSON, one a line; or one array of them. A text alone is a row with that text."""
 
-    def groups(
-        self, access: Access, source: str, column: Column, number: int, file: StreamFile
-    ) -> list[Group]:
+    title = "JSON lines"
+
+    def groups(self, table: Table) -> list[Group]:
         """Ranges of lines; a compressed file and an array are one group."""
-        if is_compressed(file) or file.size <= GROUP_BYTES or _is_array(access, source, file):
-            return whole_file(number, file)
+        file = table.file
+        if file.is_compressed or file.size <= GROUP_BYTES or _is_array(table):
+            return table.whole()
         groups = []
         for index, begin in enumerate(range(0, file.size, GROUP_BYTES)):
             end = min(begin + GROUP_BYTES, file.size)
-            groups.append(Group(number, index, None, None, begin, end, end - begin))
+            groups.append(Group(table.number, index, None, None, begin, end, end - begin))
         return groups
 
-    def rows(
-        self,
-        access: Access,
-        source: str,
-        column: Column,
-        file: StreamFile,
-        group: Group,
-        on_broken: OnBroken,
-    ) -> Iterator[Row]:
+    def rows(self, table: Table, group: Group, on_broken: OnBroken) -> Iterator[Row]:
         """The rows of a group. A line that is no row is reported and passed over."""
 
         def report(number: int, error: BadRow) -> None:
             if number == 1 and group.begin == 0:
-                error.remedy = _advice(access, source, file) or error.remedy
+                error.remedy = _advice(table) or error.remedy
             on_broken(number, error)
 
-        for index, number, value, text in _parsed(access, source, file, group, report):
+        for index, number, value, text in _parsed(table, group, report):
             try:
-                yield Row(index, number, _row(value, text, column))
+                yield Row(index, number, _row(value, text, table.column))
             except BadRow as error:
                 report(number, error)
 
-    def columns(
-        self, access: Access, source: str, column: Column, file: StreamFile
-    ) -> dict[str, str]:
+    def columns(self, table: Table) -> dict[str, str]:
         """The keys of the first row, each with its Python type."""
-        first = next(_first_rows(access, source, column, file), {})
+        first = next(_first_rows(table), {})
         return {name: type(value).__name__ for name, value in first.items()}
 
 
-def check_text(access: Access, source: str, column: Column, file: StreamFile) -> None:
+class ColumnsSeen:
+    """The columns of the rows that were read, for the error about a file without the right one."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self.has_column = False
+        self.names: dict[str, None] = {}
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Note the columns of a row."""
+        if not self.has_column:
+            self.has_column = bool(self.table.column.among(row))
+            self.names.update(dict.fromkeys(islice(row, MOST_COLUMNS - len(self.names))))
+
+    def check(self) -> None:
+        """Raise DataError if there were rows, and none had the column."""
+        if self.names and not self.has_column:
+            error = self.table.column.missing(self.table.where, self.names)
+            advice = _advice(self.table)
+            raise DataError(f"{error} {advice}.") if advice else error
+
+
+def check_text(table: Table) -> None:
     """Raise DataError if no row that a file begins with has the column, or of a small file a text.
 
     A remote file is read for this only once.
     """
-    path = access.cache_dir / "streams" / f"{digest_of(file.url, file.version, column.key)}.text"
-    if kept(path) is not None:
-        return
-    seen: dict[str, None] = {}
-    has_column = False
-    for row in _first_rows(access, source, column, file):
+    table.kept("text", lambda: _check_text(table) or b"", table.column.key)
+
+
+def _check_text(table: Table) -> None:
+    seen = ColumnsSeen(table)
+    for row in _first_rows(table):
         with suppress(BadRow):  # whoever reads the row reports it
-            if not column.document(row):
-                has_column |= bool(column.among(row))
-                seen.update(dict.fromkeys(islice(row, MOST_COLUMNS - len(seen))))
+            if not table.column.document(row):
+                seen.add(row)
                 continue
-        if URL.match(file.url):
-            keep(path, b"")
         return
-    if has_column and not is_compressed(file) and file.size <= FIRST_BYTES:
-        raise no_text(source, column, file)
-    if seen and not has_column:
-        raise without_column(access, source, column, file, seen)
+    file = table.file
+    if seen.has_column and not file.is_compressed and file.size <= FIRST_BYTES:
+        raise table.no_text()
+    seen.check()
 
 
-def without_column(
-    access: Access, source: str, column: Column, file: StreamFile, seen: Iterable[str]
-) -> DataError:
-    """The error for a file none of whose rows has the column; `seen` are those that they have."""
-    error = column.missing(file.of(source), seen)
-    advice = _advice(access, source, file)
-    return DataError(f"{error} {advice}.") if advice else error
-
-
-def _first_rows(
-    access: Access, source: str, column: Column, file: StreamFile
-) -> Iterator[Mapping[str, Any]]:
-    """The rows that a file begins with, of `FIRST_BYTES`. Raises BrokenText for what is none."""
-    begin = Group(0, 0, None, None, 0, file.size, file.size)
+def _first_rows(table: Table) -> Iterator[Mapping[str, Any]]:
+    """The rows in the first `FIRST_BYTES`. Raises BrokenText for what is none."""
+    begin = Group(0, 0, None, None, 0, table.file.size, table.file.size)
     number = size = 0
 
     def refuse(number: int, error: BadRow) -> None:
         if number == 1:
-            error.remedy = _advice(access, source, file) or error.remedy
-        raise broken_row(source, file, begin, number, error) from error
+            error.remedy = _advice(table) or error.remedy
+        raise table.broken_row(begin, number, error) from error
 
     try:
-        for _, number, value, text in _parsed(access, source, file, begin, refuse, SLACK_BYTES):
+        for _, number, value, text in _parsed(table, begin, refuse, SLACK_BYTES):
             try:
-                yield _row(value, text, column)
+                yield _row(value, text, table.column)
             except BadRow as error:
                 refuse(number, error)
             size += len(text)
@@ -147,17 +136,12 @@ def _first_rows(
     except UNREADABLE as error:
         if isinstance(error, DataError):
             raise
-        raise unreadable(source, file, begin, number, error) from error
+        raise table.unreadable(begin, number, error) from error
 
 
-def _is_array(access: Access, source: str, file: StreamFile) -> bool:
-    """Whether a plain file begins as an array; of a remote file, kept on the disk."""
-    path = access.cache_dir / "streams" / f"{digest_of(file.url, file.version)}.head"
-    if (head := kept(path)) is None:
-        head = bytes(access.read(source, file, 0, HEAD_BYTES))
-        if URL.match(file.url):
-            keep(path, head)
-    return _begins_array(head)
+def _is_array(table: Table) -> bool:
+    """Whether a plain file begins as an array."""
+    return _begins_array(table.kept("head", lambda: bytes(table.read(0, HEAD_BYTES))))
 
 
 def _begins_array(head: bytes) -> bool:
@@ -165,23 +149,18 @@ def _begins_array(head: bytes) -> bool:
 
 
 def _parsed(
-    access: Access,
-    source: str,
-    file: StreamFile,
-    group: Group,
-    on_broken: OnBroken,
-    ahead: int | None = None,
+    table: Table, group: Group, on_broken: OnBroken, ahead: int | None = None
 ) -> Iterator[Parsed]:
     """The values of a group that are JSON."""
-    if (group.begin, group.end) == (0, file.size):
-        content, head = open_content(access, source, file, ahead)
+    if table.is_whole(group):
+        content, head = table.open(ahead)
         if _begins_array(head):
             for index, (value, text) in enumerate(elements_of(content)):
                 yield index, index + 1, value, text
             return
         lines = _lines_of(content)
     else:
-        lines = _plain_lines(access, source, file, group)
+        lines = _plain_lines(table, group)
     index = 0
     for number, line in enumerate(lines, start=1):
         is_first = number == 1 and group.begin == 0
@@ -215,12 +194,12 @@ def _times(text: str, name: str) -> int:
     return sum(key == name for key, _ in pairs)
 
 
-def _advice(access: Access, source: str, file: StreamFile) -> str:
+def _advice(table: Table) -> str:
     """What to do with a file that is one object with lists, as GeoJSON is; empty for others."""
-    if file.size > MOST_ADVISED_BYTES:
+    if table.file.size > MOST_ADVISED_BYTES:
         return ""
     try:
-        whole = json.loads(open_content(access, source, file)[0].read(MOST_ADVISED_BYTES))
+        whole = json.loads(table.open()[0].read(MOST_ADVISED_BYTES))
     except (*UNREADABLE, RecursionError):
         return ""
     values = whole.items() if isinstance(whole, dict) else ()
@@ -234,26 +213,28 @@ def _advice(access: Access, source: str, file: StreamFile) -> str:
     rows = shlex.quote(f".[{json.dumps(names[0])}][]")
     return (
         f"The file is one object, whose rows seem to be in {names[0]}: "
-        f"jq -c {rows} {shlex.quote(file.name)} > rows.jsonl"
+        f"jq -c {rows} {shlex.quote(table.file.name)} > rows.jsonl"
     )
 
 
-def _plain_lines(access: Access, source: str, file: StreamFile, group: Group) -> Iterator[bytes]:
+def _plain_lines(table: Table, group: Group) -> Iterator[bytes]:
+    """The lines that begin in a group."""
     first = max(0, group.begin - 1)  # a newline there: a line begins with the group
-    data = access.read(source, file, first, group.end + SLACK_BYTES)
+    data = table.read(first, group.end + SLACK_BYTES)
     if group.begin == 0:
-        refuse_content(file.name if URL.match(file.url) else file.url, bytes(data[:HEAD_BYTES]))
+        refuse_content(table.file.shown, bytes(data[:HEAD_BYTES]))
     begin = data.find(b"\n") + 1 if group.begin else 0
     if group.begin and not 0 < begin < group.end - first:
         return  # one line fills the group, and began before it
     last = group.end - 1 - first  # the first newline from here ends the last line
     end = data.find(b"\n", last)
-    if end < 0 and first + len(data) < file.size:
+    size = table.file.size
+    if end < 0 and first + len(data) < size:
         data = bytearray(data)
-        while end < 0 and first + len(data) < file.size:
+        while end < 0 and first + len(data) < size:
             check_length(len(data) - last)
             seen, more = len(data), max(SLACK_BYTES, len(data) - last)
-            data += access.read(source, file, first + seen, first + seen + more)
+            data += table.read(first + seen, first + seen + more)
             end = data.find(b"\n", seen)
     whole = bytes(data[begin : end if end >= 0 else len(data)])
     for line in whole.split(b"\n"):

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import astuple
 
-from data.columns import Column, TextColumn
+from data.columns import TextColumn
 from data.errors import BrokenText, DataError
 from data.progress import Progress
 from data.reading.access import Access
-from data.reading.content import MOST_GROUP_BYTES, is_compressed
-from data.reading.files import Found, check_formats, find_files
-from data.reading.formats import LINES, format_of
-from data.reading.groups import TRAIN, Group, Listing, StreamFile
+from data.reading.formats import LINES
+from data.reading.groups import TRAIN, Group, Listing
 from data.reading.lines import check_text
-from data.reading.places import too_large
+from data.reading.places import Found, check_formats, find_files
 from data.reading.rows import format_for
+from data.reading.table import MOST_GROUP_BYTES, Table
 from data.urls import redact_urls
 
 READERS = 16
@@ -49,40 +48,37 @@ def list_source(
     with access.waiting.at_start(), Progress(access.say) as progress:
         progress.doing(f"listing {name}")
         commit, found = find_files(access, source, revision, split)
-        files = [file for _, file in found]
-        kind = check_formats(name, files)
-        progress.doing(f"listing {name}", len(files))
-        groups = _groups(access, name, TextColumn(text_column), files, progress, skip_broken)
+        kind = check_formats(name, [file for _, file in found])
+        progress.doing(f"listing {name}", len(found))
+        column = TextColumn(text_column)
+        tables = [Table(access, name, column, file, at) for at, (_, file) in enumerate(found)]
+        groups = _groups(tables, kind, progress, skip_broken)
     if not groups:
         raise DataError(f"data.source={name} is empty: it has no rows.")
     digest = _fingerprint([kind, text_column], found, groups)
-    return Listing(name, commit, kind, text_column, tuple(files), tuple(groups), digest)
+    files = tuple(file for _, file in found)
+    return Listing(name, commit, kind, text_column, files, tuple(groups), digest)
 
 
 def _groups(
-    access: Access,
-    name: str,
-    column: Column,
-    files: list[StreamFile],
-    progress: Progress,
-    skip_broken: bool,
+    tables: Sequence[Table], kind: str, progress: Progress, skip_broken: bool
 ) -> list[Group]:
     groups: list[Group] = []
 
-    def groups_of(numbered: tuple[int, StreamFile]) -> list[Group]:
-        groups = format_for(numbered[1]).groups(access, name, column, *numbered)
-        if groups and format_of(numbered[1].name) == LINES:
+    def groups_of(table: Table) -> list[Group]:
+        groups = format_for(table).groups(table)
+        if groups and kind == LINES:
             with suppress(*(BrokenText,) if skip_broken else ()):
-                check_text(access, name, column, numbered[1])
+                check_text(table)
         for group in groups:
             # How much a compressed text has is known when it is read.
-            if group.bytes > MOST_GROUP_BYTES and not is_compressed(numbered[1]):
-                raise too_large(name, numbered[1], group)
+            if group.bytes > MOST_GROUP_BYTES and not table.file.is_compressed:
+                raise table.too_large(group)
         return groups
 
     pool = ThreadPoolExecutor(READERS)
     try:
-        for found in pool.map(groups_of, enumerate(files)):
+        for found in pool.map(groups_of, tables):
             groups += found
             progress.done += 1
     finally:

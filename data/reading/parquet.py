@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import io
+import json
 import struct
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from data.columns import Column
 from data.errors import BrokenText
-from data.reading.access import URL, Access
-from data.reading.file_range import FileRange
-from data.reading.groups import Group, StreamFile
-from data.reading.kept import digest_of, keep, kept
-from data.reading.nested import Restore, restorer
-from data.reading.places import no_text, twice
-from data.reading.table import OnBroken, Row
+from data.reading.groups import Group
+from data.reading.table import FileRange, OnBroken, Row, Table
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ColumnChunkMetaData, FileMetaData
@@ -28,82 +23,29 @@ MAGIC = b"PAR1"
 KEPT_FOOTERS = 64
 """Footers in memory."""
 ROWS_AT_ONCE = 1024
-
-
-def footer_of(access: Access, source: str, file: StreamFile) -> FileMetaData:
-    """The footer of a file: from memory, of a remote file from the disk as well.
-
-    Raises BrokenText if the file is not Parquet.
-    """
-    key = (file.url, file.version)
-    with access.lock:
-        if key in access.footers:
-            access.footers.move_to_end(key)
-            return access.footers[key]
-    path = access.cache_dir / "streams" / f"{digest_of(*key)}.footer"
-    content = kept(path)
-    if content is not None:
-        footer = _parsed(source, file, content)
-    else:
-        content = _footer_bytes(access, source, file)
-        footer = _parsed(source, file, content)
-        if URL.match(file.url):
-            keep(path, content)
-    with access.lock:
-        access.footers[key] = footer
-        while len(access.footers) > KEPT_FOOTERS:
-            access.footers.popitem(last=False)
-    return footer
-
-
-def _footer_bytes(access: Access, source: str, file: StreamFile) -> bytes:
-    begin = max(0, file.size - FOOTER_BYTES)
-    tail = access.read(source, file, begin, file.size)
-    if len(tail) < 12 or not tail.endswith(MAGIC):
-        raise _broken(source, file, "it does not end as a Parquet file")
-    size = struct.unpack("<I", tail[-8:-4])[0] + 8
-    if size > file.size:
-        raise _broken(source, file, "its footer is longer than the file")
-    if size > len(tail):
-        tail = access.read(source, file, file.size - size, begin) + tail
-    return bytes(tail[-size:])
-
-
-def _parsed(source: str, file: StreamFile, footer: bytes) -> FileMetaData:
-    from pyarrow import parquet
-
-    try:
-        return parquet.read_metadata(io.BytesIO(MAGIC + footer))
-    except (pa.ArrowException, OSError) as error:
-        raise _broken(source, file, str(error).splitlines()[0]) from error
-
-
-def _broken(source: str, file: StreamFile, reason: str) -> BrokenText:
-    return BrokenText(
-        f"data.source={source}: {file.name} cannot be read as Parquet: {reason}. "
-        "Copy it again, or leave it out."
-    )
+JSON = "arrow.json"
+"""The Arrow type of values that have no common one, as `datasets` writes them."""
+Restore = Callable[[Any], Any]
 
 
 class Parquet:
     """Tables of Apache Parquet, of which only the columns that are read are requested."""
 
-    def groups(
-        self, access: Access, source: str, column: Column, number: int, file: StreamFile
-    ) -> list[Group]:
+    title = "Parquet"
+
+    def groups(self, table: Table) -> list[Group]:
         """The row groups. Raises DataError if the file lacks the column, or has no texts there."""
-        footer = footer_of(access, source, file)
+        footer = _footer_of(table)
         types = _types_of(footer)
-        where = file.of(source)
-        wanted = column.find(where, list(types))
+        wanted = table.column.find(table.where, list(types))
         names = footer.schema.to_arrow_schema().names
         for name in wanted:
             if names.count(name) > 1:
-                raise twice(source, file, name)
-            column.check_type(where, name, str(types[name]), _is_text(types[name]))
+                raise table.twice(name)
+            table.column.check_type(table.where, name, str(types[name]), _is_text(types[name]))
         paths = [footer.schema.column(i).path for i in range(footer.num_columns)]
         leaves = [i for i, path in enumerate(paths) if _top(path, types) in wanted]
-        groups, row = [], 0
+        groups, row, are_empty = [], 0, []
         for index in range(footer.num_row_groups):
             group = footer.row_group(index)
             chunks = [group.column(leaf) for leaf in leaves]
@@ -111,34 +53,26 @@ class Parquet:
             end = max(_begin(chunk) + chunk.total_compressed_size for chunk in chunks)
             size = sum(chunk.total_uncompressed_size for chunk in chunks)
             if group.num_rows:
-                groups.append(Group(number, index, row, group.num_rows, begin, end, size))
+                groups.append(Group(table.number, index, row, group.num_rows, begin, end, size))
+                are_empty.append(all(map(_is_empty, chunks)))
             row += group.num_rows
-        all_chunks = [footer.row_group(g.index).column(leaf) for g in groups for leaf in leaves]
         is_null = all(pa.types.is_null(types[name]) for name in wanted)
-        if groups and (is_null or all(map(_is_empty, all_chunks))):
-            raise no_text(source, column, file)
+        if groups and (is_null or all(are_empty)):
+            raise table.no_text()
         return groups
 
-    def rows(
-        self,
-        access: Access,
-        source: str,
-        column: Column,
-        file: StreamFile,
-        group: Group,
-        on_broken: OnBroken,
-    ) -> Iterator[Row]:
+    def rows(self, table: Table, group: Group, on_broken: OnBroken) -> Iterator[Row]:
         """The rows of a row group, with the columns that are read.
 
         Raises ValueError or OSError, of pyarrow and of the decoder, if it cannot be decoded.
         """
         from pyarrow import parquet
 
-        footer = footer_of(access, source, file)
+        footer = _footer_of(table)
         types = _types_of(footer)
-        wanted = column.find(file.of(source), list(types))
+        wanted = table.column.find(table.where, list(types))
         restores = [restorer(types[name]) for name in wanted]
-        chunk = FileRange(access, source, file)
+        chunk = FileRange(table)
         chunk.load(group.begin, group.end)
         opened = parquet.ParquetFile(
             chunk, metadata=footer, pre_buffer=False, page_checksum_verification=True
@@ -152,12 +86,62 @@ class Parquet:
                     yield Row(index, index + 1, dict(zip(wanted, values, strict=True)))
                     index += 1
 
-    def columns(
-        self, access: Access, source: str, column: Column, file: StreamFile
-    ) -> dict[str, str]:
+    def columns(self, table: Table) -> dict[str, str]:
         """The columns of a file with their Arrow types."""
-        types = _types_of(footer_of(access, source, file))
-        return {name: str(kind) for name, kind in types.items()}
+        return {name: str(kind) for name, kind in _types_of(_footer_of(table)).items()}
+
+
+def _footer_of(table: Table) -> FileMetaData:
+    """The footer of a file, which is kept in memory. Raises BrokenText if it is not Parquet."""
+    access, key = table.access, (table.file.url, table.file.version)
+    with access.lock:
+        if key in access.footers:
+            access.footers.move_to_end(key)
+            return access.footers[key]
+    fetched: list[FileMetaData] = []
+
+    def fetch() -> bytes:
+        content = _footer_bytes(table)
+        fetched.append(_parsed(table, content))  # a damaged one is not kept
+        return content
+
+    content = table.kept("footer", fetch)
+    footer = fetched[0] if fetched else _parsed(table, content)
+    with access.lock:
+        access.footers[key] = footer
+        while len(access.footers) > KEPT_FOOTERS:
+            access.footers.popitem(last=False)
+    return footer
+
+
+def _footer_bytes(table: Table) -> bytes:
+    size = table.file.size
+    begin = max(0, size - FOOTER_BYTES)
+    tail = table.read(begin, size)
+    if len(tail) < 12 or not tail.endswith(MAGIC):
+        raise _broken(table, "it does not end as a Parquet file")
+    length = struct.unpack("<I", tail[-8:-4])[0] + 8
+    if length > size:
+        raise _broken(table, "its footer is longer than the file")
+    if length > len(tail):
+        tail = table.read(size - length, begin) + tail
+    return bytes(tail[-length:])
+
+
+def _parsed(table: Table, footer: bytes) -> FileMetaData:
+    from pyarrow import parquet
+
+    try:
+        return parquet.read_metadata(io.BytesIO(MAGIC + footer))
+    except (pa.ArrowException, OSError) as error:
+        raise _broken(table, str(error).splitlines()[0]) from error
+
+
+def _broken(table: Table, reason: str) -> BrokenText:
+    return BrokenText(
+        f"data.source={table.source}: {table.file.name} cannot be read as Parquet: {reason}. "
+        "Copy it again, or leave it out."
+    )
 
 
 def _types_of(footer: FileMetaData) -> dict[str, pa.DataType]:
@@ -208,3 +192,31 @@ def _is_text(kind: pa.DataType) -> bool:
         or pa.types.is_string_view(kind)
         or pa.types.is_null(kind)  # a file of which no row has a text
     )
+
+
+def restorer(kind: pa.DataType, decode: Restore = json.loads) -> Restore | None:
+    """What restores nested values as they were before all rows of a column got one type.
+
+    Where the calls of two tools have other arguments, each has those of the other as null: null
+    fields of structs are dropped, and JSON is decoded by `decode`. None for a type whose values
+    are right as they are.
+    """
+    if getattr(kind, "extension_name", None) == JSON:
+        return _unless_null(decode)
+    if pa.types.is_struct(kind):
+        fields = {field.name: restorer(field.type, decode) for field in kind}
+        return _unless_null(lambda value: _present(value, fields))
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if is_list and (entries := restorer(kind.value_type, decode)) is not None:
+        return _unless_null(lambda value: [entries(entry) for entry in value])
+    return None
+
+
+def _present(value: dict[str, Any], fields: dict[str, Restore | None]) -> dict[str, Any]:
+    found = {name: entry for name, entry in value.items() if entry is not None}
+    restores = ((name, fields[name]) for name in found)
+    return found | {name: restore(found[name]) for name, restore in restores if restore is not None}
+
+
+def _unless_null(restore: Restore) -> Restore:
+    return lambda value: None if value is None else restore(value)

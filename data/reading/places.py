@@ -1,105 +1,231 @@
-"""Errors of rows, with the file and the number of the row as a person counts.
-
-Rows count from 1: of JSON lines the lines, of an array its elements, of CSV the records after the
-header, of Parquet the rows of the file.
-"""
+"""The files that a source names: of this machine, of the Hub, of a server, or of a store."""
 
 from __future__ import annotations
 
-import shlex
-from pathlib import PurePosixPath
+import glob
+import hashlib
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
-from data.columns import Column
-from data.errors import BadRow, BrokenText
-from data.reading.access import URL
-from data.reading.content import MOST_GROUP_BYTES
-from data.reading.groups import Group, StreamFile
+from data.errors import DataError
+from data.reading.access import Access, local_file, version_of, with_filesystem
+from data.reading.content import suffixes
+from data.reading.fetch import file_name_of
+from data.reading.formats import CSV, FORMATS, TEXT, format_of, is_table, mixed_formats
+from data.reading.groups import TRAIN, URL, DataFile
+from data.reading.http import HTTP
+from data.urls import redact_urls
 
-PIECE_BYTES = 1 << 20
-LONG_WINDOW = "Frame requires too much memory"
-"""What Zstandard says of a file that was compressed with more than `--long=27`."""
-
-
-def broken_row(
-    source: str, file: StreamFile, group: Group, number: int, error: BadRow
-) -> BrokenText:
-    """The error for a row of a group that is no document."""
-    row = row_in_words(file, group, number)
-    remedy = error.remedy_for(file.name if URL.match(file.url) else file.url)
-    return BrokenText(f"data.source={source}: {row} cannot be read: {reason_of(error)}. {remedy}.")
-
-
-def unreadable(
-    source: str, file: StreamFile, group: Group, after: int, error: Exception
-) -> BrokenText:
-    """The error for a group that cannot be decoded after so many of its rows."""
-    what = group_in_words(file, group)
-    if after:
-        what = f"the part after {row_in_words(file, group, after)}"
-    remedy = "It is damaged or incomplete: copy it again, or leave it out"
-    if LONG_WINDOW in str(error):
-        packed = shlex.quote(file.name if URL.match(file.url) else file.url)
-        name = shlex.quote(f"short-{PurePosixPath(file.name).name}")
-        remedy = f"Recompress it: zstd -dc --long=31 {packed} | zstd > {name}"
-    return BrokenText(f"data.source={source}: {what} cannot be read: {reason_of(error)}. {remedy}.")
+Found = list[tuple[str, DataFile]]
+"""Files in the order of their names, each with what identifies its content on every machine."""
+File = TypeVar("File")
+HUB_URL = "hf://"
+SAMPLE_BYTES = 1 << 16
+"""Read of both ends of a local file: they identify its content, with its size."""
 
 
-def no_text(source: str, column: Column, file: StreamFile) -> BrokenText:
-    """The error for a file of which no row has a text."""
-    return BrokenText(
-        f"data.source={source}: no row of {file.name} has a text in {column.shown}. Leave the file "
-        "out, or name another column with data.text_column."
-    )
+def find_files(
+    access: Access, source: str, revision: str | None, split: str = TRAIN
+) -> tuple[str | None, Found]:
+    """The commit of a data set of the Hub, and the files of any source.
 
-
-def twice(source: str, file: StreamFile, name: str) -> BrokenText:
-    """The error for a table with two columns of the name that is read."""
-    return BrokenText(f"data.source={source}: {file.name} has {name} twice. Rename one column.")
-
-
-def too_large(source: str, file: StreamFile, group: Group) -> BrokenText:
-    """The error for a group that does not fit into memory."""
-    return BrokenText(
-        f"data.source={source}: the text of {group_in_words(file, group)} has more than "
-        f"{MOST_GROUP_BYTES / 1e9:.0f} GB, and is read as a whole. Split it into several files "
-        "(Parquet: smaller row groups), or set data.streaming=false."
-    )
-
-
-def row_in_words(file: StreamFile, group: Group, number: int, counted: bool = True) -> str:
-    """Row `number` of a group as a person finds it in its file.
-
-    Of lines in the midst of a file, those before are `counted`, but not those of a remote one.
+    Only a data set of the Hub that is named as a whole has another `split`. Raises DataError if
+    they cannot be listed.
     """
-    if group.first_row is not None:
-        return f"row {group.first_row + number:,} of {file.name}"
-    if group.begin == 0:
-        return f"row {number:,} of {file.name}"
-    if URL.match(file.url) or not counted:
-        return f"row {number:,} of {file.name} from byte {group.begin:,} on"
-    return f"row {_lines_before(file.url, group.begin) + number:,} of {file.name}"
+    if split != TRAIN and (URL.match(source) or _is_local(source)):
+        raise DataError(
+            f"data.held_out_split={split} applies only to a data set of the Hub (owner/name), and "
+            f"data.source={redact_urls(source)} is not one. Leave it out; data.val_fraction of "
+            "the rows is held out instead."
+        )
+    if HTTP.match(source):
+        name = file_name_of(source)  # raises for a URL that is not requested
+        size, version = access.ask(source, source, lambda: access.http.stat(source))
+        return None, [(version, DataFile(source, name, size, version))]
+    if URL.match(source) and not source.startswith(HUB_URL):
+        return None, _files_of_store(access, source)
+    if not source.startswith(HUB_URL):
+        try:
+            if _is_local(source):
+                return None, _local_files(access, source)
+        except (OSError, RuntimeError) as error:  # an unreadable folder, an unknown ~user
+            raise cannot_be_opened(source, error) from error
+    from data.reading.hub import hub_files
+
+    commit, files = hub_files(access, source, revision, split, is_data)
+    chosen = files if glob.has_magic(source) else of_folder(files, lambda file: file.name)
+    return commit, [(file.version, file) for file in chosen]
 
 
-def group_in_words(file: StreamFile, group: Group) -> str:
-    """The rows of a group."""
-    if group.first_row is not None and group.rows is not None:
-        first, last = group.first_row + 1, group.first_row + group.rows
-        return f"rows {first:,} to {last:,} of {file.name}"
-    if (group.begin, group.end) == (0, file.size):
-        return file.name
-    return f"the rows of {file.name} from byte {group.begin:,} to {group.end:,}"
+def check_formats(source: str, files: list[DataFile]) -> str:
+    """The format of all files. Raises DataError if there are none, or if they have several."""
+    if not files:
+        raise DataError(
+            f"data.source={source} names no file of Parquet, JSON lines or CSV. Check the name; a "
+            "folder or a pattern needs files that end in .parquet, .jsonl, .json, .csv or .tsv, "
+            "and all but .parquet also with .gz, .bz2, .xz or .zst. Texts are named by a pattern "
+            "such as *.txt."
+        )
+    kinds = {format_of(file.name) for file in files}
+    if len(kinds) > 1:
+        raise mixed_formats(source, [file.name for file in files])
+    kind = kinds.pop()
+    if kind is None:
+        raise DataError(
+            f"data.source={source} cannot be streamed: {files[0].name} is not Parquet, JSON lines "
+            "(.jsonl, .ndjson or .json), CSV (.csv or .tsv) or a text (.txt, .text, .md or .py). "
+            "Set data.streaming=false, convert it, or rename it."
+        )
+    return kind
 
 
-def reason_of(error: Exception) -> str:
-    """The first line of an error, without a full stop."""
-    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+def is_one_group(file: DataFile) -> bool:
+    """Whether its name says that a file is streamed at once, however large it is."""
+    return file.is_compressed or format_of(file.name) in (CSV, TEXT)
 
 
-def _lines_before(path: str, end: int) -> int:
-    """How many lines begin before byte `end`, which is not 0."""
-    lines, left = 1, end - 1
-    with open(path, "rb") as opened:
-        while left and (piece := opened.read(min(PIECE_BYTES, left))):
-            lines += piece.count(b"\n")
-            left -= len(piece)
-    return lines
+def looks_like_files(source: str) -> bool:
+    """Whether a source names local files, and not a data set on the Hub."""
+    suffix, compression = suffixes(source)
+    return (
+        Path(source).expanduser().exists()
+        or any(mark in source for mark in "*?[")
+        or source.startswith(("/", "./", "../", "~"))
+        or compression != ""
+        or suffix in FORMATS
+        or re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source) is None
+    )
+
+
+def matching_files(source: str) -> list[Path]:
+    """The files that a path or a pattern matches, sorted by name.
+
+    Raises DataError if there are none, OSError if a folder cannot be read or a name is too long,
+    and RuntimeError for the home of an unknown user.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        raise DataError(
+            f"data.source={source} is a directory. Name the files in it, for example "
+            f"'data.source=\"{source.rstrip('/')}/*.txt\"'."
+        )
+    if path.exists():
+        return [path]
+    if not any(mark in source for mark in "*?["):
+        streamed = ""
+        if re.fullmatch(r"[\w.-]+/[\w.-]+@[\w./-]+", source):
+            streamed = " For a revision of a data set of the Hub, set data.streaming=true."
+        raise DataError(f"data.source={source}: there is no such file. Check the path.{streamed}")
+    fixed = [part for part in path.parents if not glob.has_magic(str(part))]
+    if fixed and fixed[0].is_dir():
+        os.scandir(fixed[0]).close()  # raises for an unreadable folder, where glob finds no files
+    files = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
+    files = [file for file in files if not file.is_dir()]
+    if not files:
+        raise DataError(
+            f"data.source={source} matches no file. Check the pattern; ** includes subfolders."
+        )
+    return files
+
+
+def local_files(source: str, paths: Sequence[Path]) -> list[DataFile]:
+    """Files of this machine, named from the longest folder that all are in.
+
+    Raises DataError for what is no regular file.
+    """
+    names = names_in_folder([path.absolute().as_posix() for path in paths])
+    return [local_file(source, path, name) for path, name in zip(paths, names, strict=True)]
+
+
+def names_in_folder(paths: Sequence[str]) -> list[str]:
+    """Paths or URLs, without the longest beginning of all that ends with a slash."""
+    folders = [path.split("/")[:-1] for path in paths]
+    shared = min(folders, key=len, default=[])
+    while any(folder[: len(shared)] != shared for folder in folders):
+        shared = shared[:-1]
+    return [path[len("/".join([*shared, ""])) :] for path in paths]
+
+
+def cannot_be_opened(source: str, error: OSError | RuntimeError) -> DataError:
+    """The error for a path that cannot be looked up."""
+    reason = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
+    return DataError(f"data.source={source} cannot be opened: {reason}. Check the path.")
+
+
+def _is_local(source: str) -> bool:
+    return looks_like_files(source.partition("@")[0]) or Path(source).expanduser().exists()
+
+
+def _local_files(access: Access, source: str) -> Found:
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        data = (path for path in folder.rglob("*") if is_data(path.relative_to(folder)))
+        paths = of_folder([path for path in data if not path.is_dir()], str)
+    else:
+        paths = matching_files(source)
+    found = local_files(source, [path.absolute() for path in paths])
+    files = sorted(found, key=lambda file: file.name)
+    return [(_sample(access, source, file), file) for file in files]
+
+
+def _sample(access: Access, source: str, file: DataFile) -> str:
+    begin = access.read(source, file, 0, SAMPLE_BYTES)
+    end = access.read(source, file, max(0, file.size - SAMPLE_BYTES), file.size)
+    return hashlib.sha256(begin + end).hexdigest()
+
+
+def _files_of_store(access: Access, source: str) -> Found:
+    """Files of a file system of fsspec: one, those of a folder, or those that match a pattern."""
+
+    def list_files(system: Any, path: str) -> dict[str, dict[str, Any]]:
+        if glob.has_magic(path):
+            found = system.glob(path, detail=True)
+        elif system.isdir(path):
+            found = system.find(path, detail=True)
+            folder = path.rstrip("/") + "/"
+            names = [name for name in found if is_data(Path(name.removeprefix(folder)))]
+            found = {name: found[name] for name in of_folder(names, str)}
+        else:
+            found = {path: system.info(path)}
+        return {_beginning(source, path) + name: info for name, info in found.items()}
+
+    found = access.ask(source, source, lambda: with_filesystem(source, list_files))
+    infos = {url: info for url, info in found.items() if info["type"] == "file"}
+    has_tables = any(map(is_table, infos))
+    files = [
+        DataFile(url, name, int(infos[url]["size"]), version_of(infos[url]))
+        for url, name in zip(infos, names_in_folder(list(infos)), strict=True)
+        if is_table(url) or (format_of(url) and not has_tables) or len(infos) == 1
+    ]
+    return [(file.version, file) for file in sorted(files, key=lambda file: file.name)]
+
+
+def _beginning(source: str, path: str) -> str:
+    """What of a URL comes before the path in its file system: protocol, host, account.
+
+    Raises DataError for a URL whose files have no URLs that begin with it, such as a chained one.
+    """
+    whole, inside = source.rstrip("/"), path.rstrip("/")
+    if not inside or not whole.endswith(inside):
+        raise DataError(
+            f"data.source={redact_urls(source)} cannot be streamed: the files in it have no URLs "
+            "of their own. Name a file, a folder or a pattern of its file system."
+        )
+    return whole.removesuffix(inside)
+
+
+def of_folder(files: Sequence[File], name_of: Callable[[File], str]) -> list[File]:
+    """The data of a folder: next to other tables, CSV is of something else, labels for example."""
+    kinds = [format_of(name_of(file)) for file in files]
+    has_others = any(kind not in (None, TEXT, CSV) for kind in kinds)
+    return [
+        file for file, kind in zip(files, kinds, strict=True) if not (has_others and kind == CSV)
+    ]
+
+
+def is_data(path: Path) -> bool:
+    """Whether a file of a folder is a part of the data set: a table that is not hidden."""
+    return is_table(path.name) and not any(part.startswith((".", "_")) for part in path.parts)

@@ -1,37 +1,56 @@
-"""The documents of one group of rows, of any format."""
+"""The documents of a file, of any format: of one group of its rows, or of all."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
-from data.columns import Column, TextColumn
+from data.columns import TextColumn
 from data.errors import BadRow, BrokenText, DataError
-from data.reading.access import URL, Access
-from data.reading.content import MOST_GROUP_BYTES, UNREADABLE
-from data.reading.delimited import Delimited
-from data.reading.formats import CSV, LINES, PARQUET, format_of
-from data.reading.groups import Group, GroupText, Listing, StreamFile
-from data.reading.lines import Lines
-from data.reading.parquet import Parquet
-from data.reading.places import (
-    broken_row,
-    group_in_words,
-    no_text,
-    reason_of,
-    row_in_words,
-    too_large,
-    unreadable,
-)
-from data.reading.table import Format, OnBroken, Row
-
-FORMATS: Mapping[str, Format] = {LINES: Lines(), CSV: Delimited(), PARQUET: Parquet()}
-"""By the format that the end of a file's name says."""
+from data.reading.access import Access
+from data.reading.formats import format_of, reader_of
+from data.reading.groups import Group, GroupText, Listing
+from data.reading.lines import ColumnsSeen
+from data.reading.table import MOST_GROUP_BYTES, UNREADABLE, Format, OnBroken, Row, Table, reason_of
 
 
-def format_for(file: StreamFile) -> Format:
-    """What reads a table."""
-    return FORMATS[str(format_of(file.name))]
+class Document(NamedTuple):
+    """What a row has as its text."""
+
+    text: str
+    """With a final newline; empty for a row without text."""
+    group: Group
+    row: int
+    """The number of the row, as a person counts."""
+
+
+def format_for(table: Table) -> Format:
+    """What reads a file."""
+    return reader_of(str(format_of(table.file.name)))
+
+
+def documents_of(table: Table) -> Iterator[Document]:
+    """The documents of all rows of a file.
+
+    Raises DataError for a row that is none, and if no row has the column or a text.
+    """
+    seen = ColumnsSeen(table)
+    rows = with_text = 0
+    for group in format_for(table).groups(table):
+
+        def refuse(number: int, error: BadRow, group: Group = group) -> None:
+            raise table.broken_row(group, number, error) from error
+
+        for row in rows_of(table, group, refuse):
+            rows += 1
+            seen.add(row.values)
+            text = _document(table, row, refuse) or ""
+            with_text += text != ""
+            yield Document(text, group, row.number)
+    seen.check()
+    if rows and not with_text:
+        raise table.no_text()
 
 
 def read_group(
@@ -44,86 +63,76 @@ def read_group(
 
     Raises DataError if the group is broken, has changed or vanished, or is refused.
     """
-    file = listing.files[group.file]
+    file, column = listing.files[group.file], TextColumn(listing.column)
+    table = Table(access, listing.name, column, file, group.file)
 
     def refuse(number: int, error: BadRow) -> None:
-        raise broken_row(listing.name, file, group, number, error) from error
+        raise table.broken_row(group, number, error) from error
 
     # What is broken is not the file, perhaps, but what arrived of it: it is fetched once more.
-    for is_last in (False, True) if URL.match(file.url) else (True,):
+    for is_last in (False, True) if file.is_remote else (True,):
         try:
-            return _read(listing, group, access, refuse)
+            return _read(table, group, refuse)
         except BrokenText as error:
             if is_last and not skip_broken:
                 remedy = "data.skip_broken=true leaves out what is broken."
                 raise BrokenText(f"{error} {remedy}") from error
-    return _read_what_is_whole(listing, group, access)
+    return _read_what_is_whole(table, group)
 
 
-def _read_what_is_whole(listing: Listing, group: Group, access: Access) -> GroupText:
-    file = listing.files[group.file]
+def _read_what_is_whole(table: Table, group: Group) -> GroupText:
     bad: list[str] = []
 
     def note(number: int, error: BadRow) -> None:
-        row = row_in_words(file, group, number, counted=False)
-        bad.append(f"{row} ({reason_of(error)})")
+        bad.append(f"{table.row_in_words(group, number, counted=False)} ({reason_of(error)})")
 
     try:
-        found = _read(listing, group, access, note)
+        found = _read(table, group, note)
     except BrokenText as error:
-        broken = f"{group_in_words(file, group)}: {reason_of(error)}"
-        return GroupText([], [], broken=broken)
+        return GroupText([], [], broken=f"{table.group_in_words(group)}: {reason_of(error)}")
     others = f" and {len(bad) - 1:,} more after it" if len(bad) > 1 else ""
     return replace(found, broken=f"{bad[0]}{others}" if bad else "")
 
 
-def _read(listing: Listing, group: Group, access: Access, on_broken: OnBroken) -> GroupText:
+def _read(table: Table, group: Group, on_broken: OnBroken) -> GroupText:
     """Read a group. Raises BrokenText if the rest of it cannot be decoded."""
-    column, file = TextColumn(listing.column), listing.files[group.file]
     texts: list[str] = []
     rows: list[int] = []
     size = without_text = 0
-    for row in rows_of(access, listing.name, column, file, group, on_broken):
-        text = document_of(column, row, on_broken)
+    for row in rows_of(table, group, on_broken):
+        text = _document(table, row, on_broken)
         if text is None:
             continue
         if text:
             size += len(text)  # at least as many bytes
             if size > MOST_GROUP_BYTES:
-                raise too_large(listing.name, file, group)
+                raise table.too_large(group)
             texts.append(text)
             rows.append(row.place)
         else:
             without_text += 1
-    if without_text and not texts and (group.begin, group.end) == (0, file.size):
-        raise no_text(listing.name, column, file)
+    if without_text and not texts and table.is_whole(group):
+        raise table.no_text()
     return GroupText(texts, rows, without_text)
 
 
-def rows_of(
-    access: Access,
-    source: str,
-    column: Column,
-    file: StreamFile,
-    group: Group,
-    on_broken: OnBroken,
-) -> Iterator[Row]:
+def rows_of(table: Table, group: Group, on_broken: OnBroken) -> Iterator[Row]:
     """The rows of a group, as `Format.rows`. Raises BrokenText if the rest cannot be decoded."""
     after = 0
     try:
-        for row in format_for(file).rows(access, source, column, file, group, on_broken):
+        for row in format_for(table).rows(table, group, on_broken):
             yield row
             after = row.number
     except DataError:
         raise
     except UNREADABLE as error:
-        raise unreadable(source, file, group, after, error) from error
+        raise table.unreadable(group, after, error) from error
 
 
-def document_of(column: Column, row: Row, on_broken: OnBroken) -> str | None:
+def _document(table: Table, row: Row, on_broken: OnBroken) -> str | None:
     """The document of a row, empty if it has none; None if it is reported as broken."""
     try:
-        return column.document(row.values)
+        return table.column.document(row.values)
     except BadRow as error:
         on_broken(row.number, error)
         return None

@@ -1,14 +1,43 @@
-"""What is asked of a format of tables."""
+"""A table: a file whose rows are read, and what every format needs of it: bytes and errors.
+
+Rows count from 1, as a person counts: of JSON lines the lines, of an array its elements, of CSV the
+records after the header, of Parquet the rows of the file.
+"""
 
 from __future__ import annotations
 
+import io
+import shlex
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import IO, Any, NamedTuple, Protocol
 
 from data.columns import Column
-from data.errors import BadRow
+from data.errors import BadRow, BrokenText
 from data.reading.access import Access
-from data.reading.groups import Group, StreamFile
+from data.reading.content import (
+    BROKEN_COMPRESSION,
+    HEAD_BYTES,
+    decompressed,
+    refuse_content,
+    refuse_uncompressed,
+)
+from data.reading.groups import DataFile, Group
+from data.reading.kept import digest_of, keep, kept
+
+AHEAD_BYTES = 32 << 20
+"""What is requested at once of a file that is read from its beginning to its end."""
+PACKED_RATIO = 3
+"""How much larger a compressed text is in memory, about."""
+MOST_ROW_BYTES = 256 << 20
+MOST_GROUP_BYTES = 4 << 30
+"""The most text that is streamed at once; a table that is prepared is read row by row."""
+UNREADABLE = (ValueError, *BROKEN_COMPRESSION)
+"""Raised by what decodes a broken file, pyarrow among it, whose errors are ValueErrors."""
+PIECE_BYTES = 1 << 20
+LONG_WINDOW = "Frame requires too much memory"
+"""What Zstandard says of a file that was compressed with more than `--long=27`."""
 
 
 class Row(NamedTuple):
@@ -27,32 +56,210 @@ OnBroken = Callable[[int, BadRow], None]
 
 
 class Format(Protocol):
-    """A format of tables."""
+    """A format of files: what reads them."""
 
-    def groups(
-        self, access: Access, source: str, column: Column, number: int, file: StreamFile
-    ) -> list[Group]:
-        """The groups of rows of file `number`, none if it has no rows.
+    title: str
+    """Its name for a user."""
+
+    def groups(self, table: Table) -> list[Group]:
+        """The groups of rows of a file, none if it has no rows.
 
         Raises DataError if it lacks the column, where that is known before its rows are read.
         """
 
-    def rows(
-        self,
-        access: Access,
-        source: str,
-        column: Column,
-        file: StreamFile,
-        group: Group,
-        on_broken: OnBroken,
-    ) -> Iterator[Row]:
+    def rows(self, table: Table, group: Group, on_broken: OnBroken) -> Iterator[Row]:
         """The rows of a group in their order.
 
         Raises DataError if the file lacks the column; ValueError, OSError or another of UNREADABLE
         if the rest of the group cannot be decoded.
         """
 
-    def columns(
-        self, access: Access, source: str, column: Column, file: StreamFile
-    ) -> dict[str, str]:
+    def columns(self, table: Table) -> dict[str, str]:
         """The columns of a file, each with its type in words; of JSON those of the first row."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A file of a source, and the column that is read. A text file is a table of one row."""
+
+    access: Access
+    source: str
+    """The name of the source, for messages."""
+    column: Column
+    file: DataFile
+    number: int = 0
+    """The index of the file in its listing."""
+
+    @property
+    def where(self) -> str:
+        """The file and its source, for messages."""
+        return self.file.of(self.source)
+
+    def read(self, begin: int, end: int) -> bytes | bytearray:
+        """Bytes of the file. Raises as `Access.read`."""
+        return self.access.read(self.source, self.file, begin, end)
+
+    def open(self, ahead: int | None = None) -> tuple[IO[bytes], bytes]:
+        """The decompressed content, and its first bytes; `ahead` bytes are requested at once.
+
+        Raises BrokenText if these are of another format, OSError or EOFError if it is not
+        compressed as its name says.
+        """
+        raw = FileRange(self, AHEAD_BYTES if ahead is None else ahead)
+        refuse_uncompressed(self.source, self.file.shown, raw.read(HEAD_BYTES))
+        head = decompressed(self.file.name, raw.reopened()).read(HEAD_BYTES)
+        refuse_content(self.file.shown, head)
+        # Opened anew, because not every decompressor can seek back.
+        return decompressed(self.file.name, raw.reopened()), head
+
+    def kept(self, kind: str, make: Callable[[], bytes], *key: str) -> bytes:
+        """What `make` derives from the file; of a remote file it is kept on the disk."""
+        if not self.file.is_remote:
+            return make()
+        name = f"{digest_of(self.file.url, self.file.version, *key)}.{kind}"
+        path = self.access.cache_dir / "streams" / name
+        content = kept(path)
+        if content is None:
+            content = make()
+            keep(path, content)
+        return content
+
+    def whole(self) -> list[Group]:
+        """The one group of a file that is read from its beginning to its end."""
+        size = self.file.size
+        text_bytes = size * (PACKED_RATIO if self.file.is_compressed else 1)
+        return [Group(self.number, 0, None, None, 0, size, text_bytes)] if size else []
+
+    def is_whole(self, group: Group) -> bool:
+        """Whether a group is all of the file."""
+        return (group.begin, group.end) == (0, self.file.size)
+
+    def row_in_words(self, group: Group, number: int, counted: bool = True) -> str:
+        """Row `number` of a group as a person finds it in its file.
+
+        With `counted`, the lines of a local file before the group are counted.
+        """
+        name = self.file.name
+        if group.first_row is not None:
+            return f"row {group.first_row + number:,} of {name}"
+        if group.begin == 0:
+            return f"row {number:,} of {name}"
+        if self.file.is_remote or not counted:
+            return f"row {number:,} of {name} from byte {group.begin:,} on"
+        return f"row {_lines_before(self.file.url, group.begin) + number:,} of {name}"
+
+    def group_in_words(self, group: Group) -> str:
+        """The rows of a group."""
+        name = self.file.name
+        if group.first_row is not None and group.rows is not None:
+            return f"rows {group.first_row + 1:,} to {group.first_row + group.rows:,} of {name}"
+        if self.is_whole(group):
+            return name
+        return f"the rows of {name} from byte {group.begin:,} to {group.end:,}"
+
+    def broken_row(self, group: Group, number: int, error: BadRow) -> BrokenText:
+        """The error for a row of a group that is no document."""
+        remedy = error.remedy_for(self.file.shown)
+        row = self.row_in_words(group, number)
+        return self._broken(f"{row} cannot be read: {reason_of(error)}. {remedy}.")
+
+    def unreadable(self, group: Group, after: int, error: Exception) -> BrokenText:
+        """The error for a group that cannot be decoded after so many of its rows."""
+        what = self.group_in_words(group)
+        if after:
+            what = f"the part after {self.row_in_words(group, after)}"
+        remedy = "It is damaged or incomplete: copy it again, or leave it out"
+        if LONG_WINDOW in str(error):
+            packed = shlex.quote(self.file.shown)
+            name = shlex.quote(f"short-{PurePosixPath(self.file.name).name}")
+            remedy = f"Recompress it: zstd -dc --long=31 {packed} | zstd > {name}"
+        return self._broken(f"{what} cannot be read: {reason_of(error)}. {remedy}.")
+
+    def no_text(self) -> BrokenText:
+        """The error for a file of which no row has a text."""
+        return self._broken(
+            f"no row of {self.file.name} has a text in {self.column.shown}. Leave the file out, or "
+            "name another column with data.text_column."
+        )
+
+    def twice(self, name: str) -> BrokenText:
+        """The error for a table with two columns of the name that is read."""
+        return self._broken(f"{self.file.name} has {name} twice. Rename one column.")
+
+    def too_large(self, group: Group) -> BrokenText:
+        """The error for a group that does not fit into memory."""
+        return self._broken(
+            f"the text of {self.group_in_words(group)} has more than "
+            f"{MOST_GROUP_BYTES / 1e9:.0f} GB, and is read as a whole. Split it into several files "
+            "(Parquet: smaller row groups), or set data.streaming=false."
+        )
+
+    def _broken(self, sentence: str) -> BrokenText:
+        return BrokenText(f"data.source={self.source}: {sentence}")
+
+
+class FileRange(io.RawIOBase):
+    """A file for readers that seek. One range of it is in memory; others are read when needed."""
+
+    def __init__(self, table: Table, ahead: int = 0) -> None:
+        """`ahead`: how many bytes to read at least where some are needed."""
+        super().__init__()
+        self._table, self._ahead = table, ahead
+        self._begin, self._bytes = 0, memoryview(b"")
+        self._at = 0
+
+    def load(self, begin: int, end: int) -> None:
+        """Replace the range in memory."""
+        self._bytes = memoryview(b"")  # frees the one before
+        self._bytes = memoryview(self._table.read(begin, end))
+        self._begin = begin
+
+    def reopened(self) -> FileRange:
+        """The same file at its beginning, with the same range in memory."""
+        again = FileRange(self._table, self._ahead)
+        again._begin, again._bytes = self._begin, self._bytes
+        return again
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        size = self._table.file.size
+        self._at = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: size}[whence] + offset
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        end = self._table.file.size
+        first, last = self._at, end if size < 0 else max(self._at, min(self._at + size, end))
+        if not self._begin <= first <= last <= self._begin + len(self._bytes):
+            self.load(first, max(last, first + self._ahead))
+        found = bytes(self._bytes[first - self._begin : last - self._begin])
+        self._at += len(found)
+        return found
+
+
+def check_length(size: int) -> None:
+    """Raise ValueError for a row of so many bytes, if they are too many."""
+    if size > MOST_ROW_BYTES:
+        raise ValueError(f"its row has more than {MOST_ROW_BYTES / 1e6:,.0f} MB")
+
+
+def reason_of(error: Exception) -> str:
+    """The first line of an error, without a full stop."""
+    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def _lines_before(path: str, end: int) -> int:
+    """How many lines begin before byte `end`, which is not 0."""
+    lines, left = 1, end - 1
+    with open(path, "rb") as opened:
+        while left and (piece := opened.read(min(PIECE_BYTES, left))):
+            lines += piece.count(b"\n")
+            left -= len(piece)
+    return lines

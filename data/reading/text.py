@@ -1,4 +1,4 @@
-"""Pieces of text files, plain or compressed."""
+"""Text files, plain or compressed: each is one document."""
 
 from __future__ import annotations
 
@@ -6,60 +6,79 @@ import codecs
 import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 
-from data.errors import BrokenText
+from data.errors import BrokenText, DataError
 from data.pieces import Piece, with_final_newline
-from data.reading.formats import BROKEN_COMPRESSION, LATIN, iconv, open_bytes, refuse_other_content
+from data.reading.content import LATIN, iconv
+from data.reading.groups import Group
+from data.reading.table import UNREADABLE, OnBroken, Row, Table
 
 PIECE_BYTES = 1 << 20
 
 
-def text_pieces(files: list[Path], say: Callable[[str], None]) -> Iterator[Piece]:
+class Text:
+    """A text file: one row, whatever the column is called."""
+
+    title = "text"
+
+    def groups(self, table: Table) -> list[Group]:
+        """The file."""
+        return table.whole()
+
+    def rows(self, table: Table, group: Group, on_broken: OnBroken) -> Iterator[Row]:
+        """The whole text."""
+        yield Row(0, 1, {table.column.name: "".join(_decoded(table))})
+
+    def columns(self, table: Table) -> dict[str, str]:
+        """None but the text."""
+        return {table.column.name: "text"}
+
+
+def text_pieces(tables: list[Table], say: Callable[[str], None]) -> Iterator[Piece]:
     """Files, each a document, decoded as UTF-8 in pieces. Byte order marks are removed.
 
-    `say` prints a line about a file that seems to be a table.
+    Every document ends with a newline, but a single file is not changed. `say` prints a line about
+    a file that seems to be a table.
     """
-    for file in files:
+    for table in tables:
         last = ""
-        for number, text in enumerate(_decoded(str(file))):
+        for number, text in enumerate(_decoded(table)):
             if number == 0 and _begins_with_row(text):
                 say(
-                    f"warning: data.source: {file} is read as plain text, although its first line "
-                    "is a JSON object. To read its rows, rename it to end in .jsonl."
+                    f"warning: data.source: {table.file.shown} is read as plain text, although its "
+                    "first line is a JSON object. To read its rows, rename it to end in .jsonl."
                 )
             if last:
                 yield {"text": last, "ends": []}
             last = text
-        if len(files) > 1:
+        if len(tables) > 1:
             last = with_final_newline(last)
         yield {"text": last, "ends": [len(last)]}
 
 
-def _decoded(file: str) -> Iterator[str]:
-    refuse_other_content(file)
+def _decoded(table: Table) -> Iterator[str]:
+    """The text, in pieces. Raises BrokenText if it cannot be decoded."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset = 0  # of this piece, in bytes
     has_begun = False  # a decompressor may give less than one character at first
     try:
-        with open_bytes(file, file) as opened:
-            while piece := opened.read(PIECE_BYTES):
-                undecoded = len(decoder.getstate()[0])
-                try:
-                    text = decoder.decode(piece)
-                except UnicodeDecodeError as error:
-                    raise _not_utf8(file, offset - undecoded + error.start) from error
-                yield text if has_begun else text.removeprefix("\ufeff")
-                has_begun |= text != ""
-                offset += len(piece)
+        content, _ = table.open(PIECE_BYTES)
+        while piece := content.read(PIECE_BYTES):
             undecoded = len(decoder.getstate()[0])
-            if undecoded:
-                raise _not_utf8(file, offset - undecoded)
-    except BROKEN_COMPRESSION as error:
-        raise BrokenText(
-            f"data.source: {file} cannot be read to its end: {error}. It is damaged or "
-            "incomplete: copy it again."
-        ) from error
+            try:
+                text = decoder.decode(piece)
+            except UnicodeDecodeError as error:
+                raise _not_utf8(table, offset - undecoded + error.start) from error
+            yield text if has_begun else text.removeprefix("\ufeff")
+            has_begun |= text != ""
+            offset += len(piece)
+    except DataError:
+        raise
+    except UNREADABLE as error:
+        whole = Group(table.number, 0, None, None, 0, table.file.size, 0)
+        raise table.unreadable(whole, 0, error) from error
+    if undecoded := len(decoder.getstate()[0]):
+        raise _not_utf8(table, offset - undecoded)
 
 
 def _begins_with_row(text: str) -> bool:
@@ -68,7 +87,8 @@ def _begins_with_row(text: str) -> bool:
     return False
 
 
-def _not_utf8(file: str, offset: int) -> BrokenText:
+def _not_utf8(table: Table, offset: int) -> BrokenText:
+    file = table.file.shown
     return BrokenText(
         f"data.source: {file} is not UTF-8: byte {offset} (counted from 0) is not valid. "
         f"Convert it first, for example, {LATIN}: {iconv('CP1252', file)}"

@@ -20,10 +20,9 @@ from data.corpus import Corpus
 from data.errors import DataError
 from data.public_names import public_name
 from data.reading.access import Access
-from data.reading.content import is_one_group
-from data.reading.files import check_formats, find_files
 from data.reading.groups import TRAIN, Listing
 from data.reading.listing import list_source
+from data.reading.places import check_formats, find_files, is_one_group
 from data.reading.rows import read_group
 from data.sources import BUILT_IN
 from data.streaming.corpus import fixed_tokenizer, stream_corpus
