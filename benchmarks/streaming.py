@@ -40,7 +40,7 @@ TEN_GB = 10_000_000_000
 def write_text(folder: Path, megabytes: int) -> None:
     """Parquet files of 25 MB, and a tokenizer of 8,000 tokens."""
     from data.bpe import train_bpe
-    from data.chunks import chunks_of
+    from data.pieces import chunks_of
 
     rows = 25_000_000 // ROW_BYTES
     for part in range(megabytes // 25):

@@ -88,9 +88,9 @@ def compare(source: str, cache: str, seconds: str) -> dict:
     from tokenizers import Tokenizer
 
     import data.prepare
-    from data.chunks import batches_of, chunks_of
     from data.columns import TextColumn
     from data.encode import encoded
+    from data.pieces import batches_of, chunks_of
     from data.progress import Progress
     from data.sources import open_source
     from data.subwords import load_tokenizer

@@ -11,8 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from config.schema import Config
+from data.printable import redact_urls
 from data.public_names import public_config
-from data.urls import redact_urls
 
 LARGEST_BYTES = 1 << 20
 """The largest config.yaml that is read, in bytes."""

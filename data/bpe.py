@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from data.chunks import Chunk
+from data.pieces import Chunk
 from data.subwords import SubwordTokenizer
 
 END_OF_TEXT = "<|endoftext|>"

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from data.columns import CONVERSATIONS, PACKED, SEPARATE, MessagesColumn, TextColumn
 from data.errors import BrokenText, DataError, cache_error
-from data.once import make_once, remove_abandoned
 from data.prepared import ALL_HELD_OUT, CACHE_FORMAT, CorpusInfo, Damaged, Prepared, load_prepared
 from data.progress import Progress
 from data.rows import Documents
 from data.sequences import EndlessText
+from data.shared_files import make_once, remove_abandoned
 from data.sources import Source, open_source
 from data.stream import TokenStream
 from data.subwords import SubwordTokenizer

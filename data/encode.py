@@ -11,8 +11,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from data.chunks import Chunk, batches_of, chunks_of
-from data.pieces import Piece, utf8_bytes
+from data.pieces import Chunk, Piece, batches_of, chunks_of, utf8_bytes
 from data.round_trip import RoundTrip, is_checked, round_trip
 from data.subwords import EncodedTexts, SubwordTokenizer
 from data.tokenizer import CharTokenizer, Tokenizer

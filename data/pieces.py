@@ -1,11 +1,20 @@
-"""Pieces of text, the common format of all sources."""
+"""Pieces of text, as all sources have them, and chunks of it, which a tokenizer encodes.
+
+Where a text is cut into chunks depends on the text alone, and not on its pieces.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TypedDict
+from typing import NamedTuple, Protocol, TypedDict
 
 PIECE_CHARACTERS = 1 << 20
+CHUNK_CHARACTERS = 1 << 15
+"""A longer document is cut, so that several cores encode it in bounded memory."""
+BATCH_CHARACTERS = 1 << 20
+CHUNKS_OF_A_CORE = 2
+MOST_CHUNKS = 4096
+"""In a batch: each takes memory of its own, however short it is."""
 
 
 class Piece(TypedDict):
@@ -40,3 +49,94 @@ def pieces_of(documents: Iterable[str]) -> Iterator[Piece]:
             parts, ends, length = [], [], 0
     if parts:
         yield {"text": "".join(parts), "ends": ends}
+
+
+class Chunk(NamedTuple):
+    """A document, or a part of one."""
+
+    text: str
+    ends_document: bool
+    held_out: bool
+    begins: bool = True
+    """Whether nothing that predicts its first token stands before it."""
+    before: str = ""
+    """A text after which it is encoded: its tokens are those of a text that continues another."""
+
+
+class Ends(Protocol):
+    """Decides where a chunk ends in a document with more than `CHUNK_CHARACTERS` left."""
+
+    around: int
+    """How many characters after that place it looks at."""
+
+    def __call__(self, text: str, start: int) -> tuple[int, str]:
+        """The end of a chunk that begins at `start`, and `before` of the next one."""
+
+
+def chunks_of(
+    pieces: Iterable[Piece], cut: int, end_of_chunk: Ends | None = None
+) -> Iterator[Chunk]:
+    """The chunks of a text, in order. Character `cut` is the first held-out one.
+
+    A chunk ends where a document ends, and at `cut`; within a document where `end_of_chunk` says,
+    by default as `plain_end` does.
+    """
+    end, around = (plain_end, 0) if end_of_chunk is None else (end_of_chunk, end_of_chunk.around)
+    rest, held_out, begins, before = "", False, True, ""
+    for text, held_out, edge, ends_document in _segments(pieces, cut):
+        rest += text
+        start = 0
+        # The same place, however the text comes in pieces.
+        while len(rest) - start > CHUNK_CHARACTERS + (0 if edge else around):
+            stop, next_before = end(rest, start)
+            yield Chunk(rest[start:stop], False, held_out, begins, before)
+            start, begins, before = stop, False, next_before
+        rest = rest[start:]
+        if edge and rest:
+            yield Chunk(rest, ends_document, held_out, begins, before)
+            rest, begins, before = "", True, ""
+    if rest:
+        yield Chunk(rest, False, held_out, begins, before)
+
+
+def _segments(pieces: Iterable[Piece], cut: int) -> Iterator[tuple[str, bool, bool, bool]]:
+    """The pieces, divided where a document ends and at `cut`.
+
+    Each with whether it is held out, whether a chunk ends there, and whether a document does.
+    """
+    begin = 0  # of the piece, in characters
+    for piece in pieces:
+        text, ends = piece["text"], set(piece["ends"])
+        edges = ends | ({cut - begin} if 0 < cut - begin <= len(text) else set())
+        start = 0
+        for stop in sorted({*edges, len(text)}):
+            yield text[start:stop], begin + start >= cut, stop in edges, stop in ends
+            start = stop
+        begin += len(text)
+
+
+def plain_end(text: str, start: int) -> tuple[int, str]:
+    """A chunk ends after the last newline; without one, before the last space."""
+    most = start + CHUNK_CHARACTERS
+    after_newline = text.rfind("\n", start, most) + 1
+    before_space = text.rfind(" ", start + 1, most)  # most tokenizers join a space and its word
+    return after_newline or (before_space if before_space > 0 else most), ""
+
+
+def batches_of(chunks: Iterable[Chunk], cores: int) -> Iterator[list[Chunk]]:
+    """Consecutive chunks, all held out or none, that are encoded at once by so many cores."""
+    most = max(BATCH_CHARACTERS, cores * CHUNKS_OF_A_CORE * CHUNK_CHARACTERS)
+    batch: list[Chunk] = []
+    characters = 0
+    for chunk in chunks:
+        if batch and (
+            characters + len(chunk.text) > most
+            or len(batch) == MOST_CHUNKS
+            or chunk.held_out != batch[0].held_out
+        ):
+            yield batch
+            batch, characters = [], 0
+        batch.append(chunk)
+        characters += len(chunk.text)
+    if batch:
+        yield batch

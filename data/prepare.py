@@ -16,11 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.chat import TRAINING_DATE, ChatTemplate, no_template
-from data.chunks import Chunk, chunks_of
 from data.conversations import encoded_chats
 from data.encode import MOST_THREADS, Encoded, encoded, in_order
 from data.errors import BrokenText, DataError, UnknownCharacter
-from data.pieces import Piece
+from data.pieces import Chunk, Piece, chunks_of
 from data.prepared import ALL_HELD_OUT, INFO
 from data.progress import Progress
 from data.sources import Source

@@ -1,13 +1,19 @@
-"""Untrusted text, made safe to print."""
+"""Text made safe to show: without control characters, and URLs without secrets."""
 
 from __future__ import annotations
 
+import re
 import unicodedata
 
 UNSAFE = ("Cc", "Cs", "Zl", "Zp")
 """Unicode categories: control characters, lone surrogates, line and paragraph separators."""
 REORDERING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 """Bidirectional control characters, which reorder the text after them."""
+SCHEME = r"(\b[a-z][a-z0-9+.-]*://"
+USER = re.compile(rf"{SCHEME})[^\s/?#]*@", re.IGNORECASE)
+"""`user:password@` before the host."""
+QUERY = re.compile(rf"{SCHEME}[^\s?#]*[?#])\S*?(?=[.,;:)\]}}'\"]*(?:\s|$))", re.IGNORECASE)
+"""What follows `?` or `#`, without the punctuation of a sentence around the URL."""
 
 
 def printable(text: str, multiline: bool = False) -> str:
@@ -24,3 +30,12 @@ def printable(text: str, multiline: bool = False) -> str:
 
 def _is_unsafe(char: str) -> bool:
     return char in REORDERING or unicodedata.category(char) in UNSAFE
+
+
+def redact_urls(text: str) -> str:
+    """`text` with the secrets of its URLs removed: `user:password@`, and all after a `?` or `#`.
+
+    These parts can hold passwords, tokens and signatures, which must not be stored, shown or
+    uploaded. The removed query is shown as `?***`.
+    """
+    return QUERY.sub(r"\1***", USER.sub(r"\1", text))

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
+from data.printable import redact_urls
 from data.reading.content import suffixes
 from data.reading.formats import FORMATS
-from data.urls import redact_urls
 
 URL = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 NAME_ON_HUB = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[\w./-]+)?")

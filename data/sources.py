@@ -25,6 +25,7 @@ from pathlib import Path
 from data.columns import Column
 from data.errors import BrokenText, DataError
 from data.pieces import Piece, pieces_of, with_final_newline
+from data.printable import redact_urls
 from data.progress import Progress
 from data.reading.access import Access, stamps_of, unreadable_file
 from data.reading.content import suffixes
@@ -33,7 +34,6 @@ from data.reading.formats import TEXT, format_of, mixed_formats
 from data.reading.groups import DataFile, LeftOut
 from data.reading.places import cannot_be_opened, local_files, looks_like_files, matching_files
 from data.reading.table import Table
-from data.urls import redact_urls
 
 BUILT_IN = ("python-docs", "python-stdlib")
 """Texts that Python carries."""

@@ -10,8 +10,7 @@ from huggingface_hub import get_token
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import parse_ratelimit_headers
 
-from data.printable import printable
-from data.urls import redact_urls
+from data.printable import printable, redact_urls
 
 RETRY_AFTER = "hidden_retry_after"
 """The extension of a response that holds a delay which is hidden from the Hub client."""

@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from tokenizers.processors import TemplateProcessing
 
 from data.bpe import train_bpe
-from data.chunks import Chunk
+from data.pieces import Chunk
 from data.subwords import SubwordTokenizer
 
 WORDS = "the run goes on where it was, and no step is lost or done twice. Größe, 日本語, 🙂 "

@@ -296,7 +296,7 @@ PREPARING = """
 import sys
 from pathlib import Path
 import data.corpus
-import data.once
+import data.shared_files
 import data.prepare
 
 def say(word):
@@ -312,7 +312,7 @@ def build(*args):
     return really_build(*args)
 
 really_build, data.prepare.build = data.prepare.build, build
-really_acquired, data.once.acquire = data.once.acquire, acquire
+really_acquired, data.shared_files.acquire = data.shared_files.acquire, acquire
 corpus = data.corpus.prepare_corpus(
     sys.argv[1], text_column="text", val_fraction=0.1, block_size=8, cache_dir=Path(sys.argv[2])
 )

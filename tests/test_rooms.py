@@ -22,11 +22,10 @@ ARROWS = {
     "data/reading": {
         "data/columns",
         "data/errors",
-        "data/locks",
-        "data/once",
         "data/pieces",
+        "data/printable",
         "data/progress",
-        "data/urls",
+        "data/shared_files",
     },
     "data/streaming": {"data", "data/reading"},
     "config": {"model", "optim", "data"},

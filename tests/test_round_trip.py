@@ -121,7 +121,7 @@ def test_the_first_space_that_sentencepiece_takes_for_its_own_is_lost(tmp_path):
 def test_a_long_text_is_decoded_in_part_and_unknown_tokens_are_counted_in_all(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("data.chunks.CHUNK_CHARACTERS", 100)
+    monkeypatch.setattr("data.pieces.CHUNK_CHARACTERS", 100)
     monkeypatch.setattr("data.round_trip.FIRST_CHARACTERS", 1000)
     found = prepared(tmp_path, ascii_only(), TEXT).info
     assert len(TEXT) / 20 < found.checked < len(TEXT) / 10

@@ -21,11 +21,11 @@ import streams
 
 from data.errors import BrokenText, TextLost
 from data.loader import StepBatches, window_loader, windows_of
-from data.locks import acquire, file_lock
 from data.reading.access import Access
 from data.reading.groups import DataFile, Group, GroupText, Listing
 from data.reading.listing import list_source
 from data.reading.rows import read_group
+from data.shared_files import acquire, file_lock
 from data.streaming.cache import TokenCache
 from data.streaming.corpus import fixed_tokenizer, stream_corpus
 from data.streaming.token_file import EncodedRows

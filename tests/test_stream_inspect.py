@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from config.compose import load_config
-from data import inspection
+from data import __main__ as inspection
 from data.__main__ import main, parse
 from runs import ROOT
 from stream_data import TEXTS, lines_of, write_parquet

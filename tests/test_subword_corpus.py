@@ -16,10 +16,10 @@ from tokenizers import Tokenizer
 import data.bpe
 import data.prepare
 from data.bpe import END_OF_TEXT
-from data.chunks import MOST_CHUNKS, Chunk, batches_of, chunks_of
 from data.corpus import prepare_corpus
 from data.encode import encoded
 from data.errors import DataError
+from data.pieces import MOST_CHUNKS, Chunk, batches_of, chunks_of
 from runs import ROOT
 from subword_folders import END, foreign_folder
 
@@ -146,8 +146,8 @@ def test_of_a_long_text_the_vocabulary_sees_a_part_from_all_over_it(monkeypatch)
 
 @pytest.mark.parametrize("piece", [37, 1000])
 def test_the_fingerprint_does_not_depend_on_the_pieces(prepare, tmp_path, monkeypatch, piece):
-    monkeypatch.setattr("data.chunks.CHUNK_CHARACTERS", 333)
-    monkeypatch.setattr("data.chunks.BATCH_CHARACTERS", 2000)
+    monkeypatch.setattr("data.pieces.CHUNK_CHARACTERS", 333)
+    monkeypatch.setattr("data.pieces.BATCH_CHARACTERS", 2000)
     source = written(tmp_path / "a.txt", TEXT)
     expected = prepare(source).info
     monkeypatch.setattr("data.reading.text.PIECE_BYTES", piece)
@@ -267,7 +267,7 @@ def pieces_of(text: str, ends: list[int], size: int):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_chunks_are_the_text_and_depend_on_it_alone(monkeypatch, seed):
-    monkeypatch.setattr("data.chunks.CHUNK_CHARACTERS", 20)
+    monkeypatch.setattr("data.pieces.CHUNK_CHARACTERS", 20)
     chosen = random.Random(seed)
     text = "".join(chosen.choices("ab \n", weights=[5, 5, 2, 1], k=400))
     ends = sorted({*chosen.sample(range(1, 400), 6), 400})
@@ -295,7 +295,7 @@ def test_chunks_are_the_text_and_depend_on_it_alone(monkeypatch, seed):
     ],
 )
 def test_a_chunk_ends_after_a_newline_or_before_a_space(monkeypatch, text, chunks):
-    monkeypatch.setattr("data.chunks.CHUNK_CHARACTERS", 14)
+    monkeypatch.setattr("data.pieces.CHUNK_CHARACTERS", 14)
     assert [chunk.text for chunk in chunks_of(pieces_of(text, [len(text)], 5), 10**6)] == chunks
 
 
@@ -311,7 +311,7 @@ LONG = {
 @pytest.mark.parametrize("name", LONG)
 def test_a_long_document_has_the_tokens_of_its_whole(monkeypatch, kind, name):
     """SentencePiece puts a space before a text, and BPE joins what stands around some cuts."""
-    monkeypatch.setattr("data.chunks.CHUNK_CHARACTERS", 500)
+    monkeypatch.setattr("data.pieces.CHUNK_CHARACTERS", 500)
     text = "".join(random.Random(1).choices(LONG[name], k=3000))
     tokenizer = tokenizer_kinds.tokenizer(kind)
     expected = [*tokenizer.encode(text).tolist(), tokenizer.end_of_text]
@@ -321,8 +321,8 @@ def test_a_long_document_has_the_tokens_of_its_whole(monkeypatch, kind, name):
 
 
 def test_a_batch_is_bounded_in_characters_and_in_chunks(monkeypatch):
-    monkeypatch.setattr("data.chunks.BATCH_CHARACTERS", 10_000)
-    monkeypatch.setattr("data.chunks.CHUNK_CHARACTERS", 1000)
+    monkeypatch.setattr("data.pieces.BATCH_CHARACTERS", 10_000)
+    monkeypatch.setattr("data.pieces.CHUNK_CHARACTERS", 1000)
     text = "a\n" * 30_000
     ends = [*range(2, 50_001, 2), 60_000]
     batches = list(batches_of(chunks_of(pieces_of(text, ends, 1000), 20_001), cores=2))

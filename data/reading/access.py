@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import fsspec
 
 from data.errors import DataError
+from data.printable import redact_urls
 from data.reading.groups import DataFile, LeftOut
 from data.reading.http import HTTP, Changed, HttpFiles, Refused
 from data.reading.waiting import Unanswered, Waiting
-from data.urls import redact_urls
 
 if TYPE_CHECKING:
     from pyarrow.parquet import FileMetaData

@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 import httpx2
 
 from data.errors import DataError, TextUnreachable, cache_error
-from data.once import remove_abandoned, temporary_name
+from data.printable import redact_urls
 from data.progress import Progress
 from data.reading.content import HEAD_BYTES
-from data.reading.waiting import Unanswered
-from data.urls import is_transient, redact_urls
+from data.reading.waiting import Unanswered, is_transient
+from data.shared_files import remove_abandoned, temporary_name
 
 TIMEOUT_SECONDS = 60.0
 PIECE_BYTES = 1 << 20

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 import httpx2
 
+from data.printable import redact_urls
 from data.reading.groups import DataFile
-from data.reading.waiting import Unanswered, seconds_of
-from data.urls import is_transient, redact_urls
+from data.reading.waiting import Unanswered, is_transient, seconds_of
 
 HTTP = re.compile(r"https?://", re.IGNORECASE)
 TIMEOUT_SECONDS = 20.0

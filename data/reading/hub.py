@@ -17,7 +17,7 @@ from data.errors import DataError, TextUnreachable
 from data.reading.access import Access
 from data.reading.groups import TRAIN, DataFile
 from data.reading.http import LOG_IN, OID, check_transient
-from data.reading.kept import digest_of, keep, kept
+from data.shared_files import digest_of, keep, kept
 
 NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w.-]+(/[\w.-]+)*))?")
 """A data set, of whose default configuration one split is read."""

@@ -29,8 +29,6 @@ from datasets.packaged_modules.text.text import Text
 
 from data.columns import Column
 from data.errors import BadRow, DataError, TextUnreachable
-from data.locks import NO_LOCKS
-from data.once import temporary_name
 from data.pieces import Piece, pieces_of
 from data.reading.access import local_file
 from data.reading.content import suffixes
@@ -38,7 +36,8 @@ from data.reading.formats import format_of
 from data.reading.groups import DataFile
 from data.reading.parquet import Restore, restorer
 from data.reading.places import names_in_folder
-from data.urls import is_transient
+from data.reading.waiting import is_transient
+from data.shared_files import NO_LOCKS, temporary_name
 
 CACHE_ERRORS = (*NO_LOCKS, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 """Errors of a disk on which `datasets` cannot cache its downloads."""

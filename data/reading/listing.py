@@ -11,6 +11,7 @@ from dataclasses import astuple
 
 from data.columns import TextColumn
 from data.errors import BrokenText, DataError
+from data.printable import redact_urls
 from data.progress import Progress
 from data.reading.access import Access
 from data.reading.formats import LINES
@@ -19,7 +20,6 @@ from data.reading.lines import check_text
 from data.reading.places import Found, check_formats, find_files
 from data.reading.rows import format_for
 from data.reading.table import MOST_GROUP_BYTES, Table
-from data.urls import redact_urls
 
 READERS = 16
 """Footers and headers that are read at the same time."""

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from data.errors import DataError
+from data.printable import redact_urls
 from data.reading.access import Access, local_file, version_of, with_filesystem
 from data.reading.content import suffixes
 from data.reading.fetch import file_name_of
 from data.reading.formats import CSV, FORMATS, TEXT, format_of, is_table, mixed_formats
 from data.reading.groups import TRAIN, URL, DataFile
 from data.reading.http import HTTP
-from data.urls import redact_urls
 
 Found = list[tuple[str, DataFile]]
 """Files in the order of their names, each with what identifies its content on every machine."""

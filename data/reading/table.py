@@ -24,7 +24,7 @@ from data.reading.content import (
     refuse_uncompressed,
 )
 from data.reading.groups import DataFile, Group
-from data.reading.kept import digest_of, keep, kept
+from data.shared_files import digest_of, keep, kept
 
 AHEAD_BYTES = 32 << 20
 """What is requested at once of a file that is read from its beginning to its end."""

@@ -106,6 +106,11 @@ class Waiting:
         self._say(line)
 
 
+def is_transient(status: int) -> bool:
+    """Whether an HTTP status is that of a failure that passes, such as a rate limit."""
+    return status in (408, 425, 429) or status >= 500
+
+
 def seconds_of(retry_after: str | None) -> float | None:
     """The seconds of a Retry-After header, which holds a number or a date; None without one."""
     if retry_after is None:

@@ -18,8 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.locks import NO_LOCKS, acquire, file_lock
-from data.once import remove_abandoned, temporary_name
+from data.shared_files import NO_LOCKS, acquire, file_lock, remove_abandoned, temporary_name
 from data.streaming.token_file import EncodedRows, HeldFile
 
 SUFFIX = ".tokens"

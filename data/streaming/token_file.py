@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data.locks import NO_LOCKS
 from data.reading.groups import LeftOut
 from data.round_trip import RoundTrip
+from data.shared_files import NO_LOCKS
 from data.stream import TokenFile, TokensInFile
 
 NUMBERS = 5

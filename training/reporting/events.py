@@ -15,8 +15,7 @@ from pathlib import Path, PurePath
 from threading import Lock
 from typing import Any
 
-from data.printable import printable
-from data.urls import redact_urls
+from data.printable import printable, redact_urls
 from snapshot.disk.files import write_whole
 from training.reporting.tail import newest_lines
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from data.printable import printable
-from data.urls import redact_urls
+from data.printable import printable, redact_urls
 
 
 class LossyFile(io.FileIO):

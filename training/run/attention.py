@@ -17,7 +17,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from config.schema import Config
-from data.once import temporary_name
+from data.shared_files import temporary_name
 from model.cpu.attention import MATMUL_ATTENTION_LENGTH, WAYS, faster_of, measure
 from model.gpt import GPT
 from snapshot.disk.state import RunState

@@ -13,7 +13,7 @@ from threading import Lock
 from filelock import FileLock, Timeout
 
 from config.schema import ConfigError
-from data.locks import acquire, file_lock
+from data.shared_files import acquire, file_lock
 from snapshot.disk.files import TEMPORARY_PREFIX, remove_leftovers, snapshots_in
 from snapshot.start_over import has_steps
 from training.distributed.environment import is_local_main_process

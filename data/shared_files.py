@@ -1,12 +1,14 @@
-"""Build an entry of a cache once, although several processes and machines need it.
+"""Files in folders that processes and machines share: locks, and entries of a cache.
 
-It is written under a temporary name and renamed, so that it is whole or absent.
+An entry is written under a temporary name and renamed, so that it is whole or absent.
 """
 
 from __future__ import annotations
 
 import errno
 import glob
+import hashlib
+import json
 import platform
 import shutil
 import time
@@ -15,10 +17,44 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from data.locks import acquire, file_lock
+from filelock import FileLock, Timeout
 
+NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
+"""Errors of file systems without locks, such as Lustre and NFS on some clusters."""
+
+BRIEF_SECONDS, BRIEF_POLL_SECONDS = 0.1, 0.001
+"""filelock polls every 50 ms, far longer than most locks are held. Until so many seconds have
+passed it polls more often; a longer wait must not load a shared disk."""
 ABANDONED_SECONDS = 24 * 60 * 60
 """Files that another machine has not changed for this long are considered abandoned."""
+DIGEST_BYTES = 32
+
+
+def file_lock(path: Path) -> FileLock:
+    """A lock that the system releases when its process ends, in any way."""
+    # Without filelock's marker files: the marker of a killed process would lock out other machines.
+    return FileLock(path, fallback_to_soft=False)
+
+
+def acquire(lock: FileLock, seconds: float = -1) -> bool:
+    """Acquire a lock; wait at most `seconds`, or without limit if negative.
+
+    Returns False if the file system has no locks. Raises filelock.Timeout if another process still
+    has the lock, and OSError if its file cannot be written.
+    """
+    brief = min(seconds, BRIEF_SECONDS) if seconds >= 0 else BRIEF_SECONDS
+    try:
+        try:
+            lock.acquire(timeout=brief, poll_interval=BRIEF_POLL_SECONDS)
+        except Timeout:
+            if seconds == brief:
+                raise
+            lock.acquire(timeout=max(-1, seconds - brief))
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        return False
+    return True
 
 
 def make_once(target: Path, make: Callable[[Path], None], is_ready: Callable[[], bool]) -> None:
@@ -85,3 +121,27 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
+
+
+def digest_of(*parts: str) -> str:
+    """A name for what these parts identify."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def keep(path: Path, content: bytes) -> None:
+    """Write a file and its hash. Without the file it is requested again: errors do not matter."""
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = temporary_name(path)
+        temporary.write_bytes(hashlib.sha256(content).digest() + content)
+        temporary.rename(path)
+
+
+def kept(path: Path) -> bytes | None:
+    """What `keep` wrote; None if it is absent or damaged."""
+    try:
+        found = path.read_bytes()
+    except OSError:
+        return None
+    content = found[DIGEST_BYTES:]
+    return content if hashlib.sha256(content).digest() == found[:DIGEST_BYTES] else None
