@@ -9,7 +9,7 @@ from config.schema import Config, other_model
 from data.columns import PACKED
 from data.reading.groups import TRAIN
 from data.sources import BUILT_IN
-from data.streaming.mix import WHOLE, shares_of
+from data.streaming.shuffle import WHOLE, shares_of
 from data.tokenizer import CHARACTERS, OF_BYTES, bpe_size
 
 

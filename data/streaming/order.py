@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from data.errors import DataError
-from data.streaming.mix import Mix
+from data.streaming.shuffle import Mix
 from data.streaming.source import StreamSource
 from data.streaming.token_file import HeldFile
 

@@ -20,9 +20,9 @@ from data.errors import DataError, TextLost
 from data.public_names import public_name
 from data.stream import TokenFile, TokensInFile
 from data.streaming.cache import TokenCache
-from data.streaming.mix import Mix
 from data.streaming.order import Block, Cursor, Part, StreamOrder, Walk
 from data.streaming.prefetch import Prefetcher
+from data.streaming.shuffle import Mix
 from data.streaming.source import StreamSource
 from data.streaming.token_file import tokens_in
 
