@@ -11,7 +11,7 @@ from itertools import islice
 
 from tokenizers import Encoding
 
-from data import chunks
+from data import pieces
 from data.continuing import NEUTRAL
 
 AROUND = 64
@@ -40,7 +40,7 @@ class Seams:
             before = self._before(text[max(start, place - AROUND) : place], text[place:][:AROUND])
             if before is not None:
                 return place, before
-        place = chunks.plain_end(text, start)[0]
+        place = pieces.plain_end(text, start)[0]
         return place, self._any_before(text[place - 1], text[place:][:AROUND])
 
     def _before(self, left: str, right: str) -> str | None:
@@ -69,7 +69,7 @@ def _places(text: str, start: int) -> Iterator[int]:
 
     Not within white space, which most tokenizers join.
     """
-    most = start + chunks.CHUNK_CHARACTERS
+    most = start + pieces.CHUNK_CHARACTERS
     lines = _found(text, "\n", start, most, 1)
     words = _found(text, " ", start + 1, most, 0)
     apart = (i for i in lines if not text[i - 2].isspace() and not text[i].isspace())

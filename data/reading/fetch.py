@@ -112,7 +112,8 @@ def _download(url: str, path: Path, progress: Progress) -> None:
         except httpx2.RemoteProtocolError as error:
             if expected is None:
                 raise
-            raise Unanswered(f"{received} of {expected} bytes arrived") from error
+            arrived = response.num_bytes_downloaded
+            raise Unanswered(f"{arrived} of {expected} bytes arrived") from error
         opened.flush()
         os.fsync(opened.fileno())
     if received == 0:

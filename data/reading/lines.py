@@ -97,21 +97,23 @@ def check_text(table: Table) -> None:
 
     A remote file is read for this only once.
     """
-    table.kept("text", lambda: _check_text(table) or b"", table.column.key)
+    table.kept("text", lambda: _checked(table), table.column.key)
 
 
-def _check_text(table: Table) -> None:
+def _checked(table: Table) -> bytes:
+    """What is kept of a file that has a text: nothing. Raises as `check_text`."""
     seen = ColumnsSeen(table)
     for row in _first_rows(table):
         with suppress(BadRow):  # whoever reads the row reports it
             if not table.column.document(row):
                 seen.add(row)
                 continue
-        return
+        return b""
     file = table.file
     if seen.has_column and not file.is_compressed and file.size <= FIRST_BYTES:
         raise table.no_text()
     seen.check()
+    return b""
 
 
 def _first_rows(table: Table) -> Iterator[Mapping[str, Any]]:
