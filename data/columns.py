@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import json
 import shlex
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,39 +23,16 @@ SHOWN_COLUMNS, SHOWN_NAME = 20, 40
 
 
 @dataclass(frozen=True)
-class Column(ABC):
-    """How a row becomes a document. `name` is the value of `data.text_column`."""
+class TextColumn:
+    """A column of texts, of which each is a document. A row without text has none."""
 
     name: str
+    """The value of `data.text_column`."""
 
     @property
-    @abstractmethod
     def key(self) -> str:
         """Part of the key of a cached text."""
-
-    @abstractmethod
-    def among(self, columns: Collection[str]) -> list[str]:
-        """Those of a table's columns that are read; none if it has no documents of this kind."""
-
-    @abstractmethod
-    def missing(self, source: str, columns: Iterable[str]) -> DataError:
-        """The error for a table that has only other columns."""
-
-    @abstractmethod
-    def document(self, row: Mapping[str, Any]) -> str:
-        """The document of a row, with a final newline; empty if there is none.
-
-        A row has at least those of its columns that are read. Raises BadRow for a value of another
-        type.
-        """
-
-    @abstractmethod
-    def check_plain_text(self, source: str) -> None:
-        """Raise DataError if a source without columns has no documents of this kind."""
-
-    @abstractmethod
-    def check_type(self, source: str, column: str, kind: str, is_text: bool) -> None:
-        """Raise DataError if a column of a table with types cannot have what is read."""
+        return self.name
 
     @property
     def shown(self) -> str:
@@ -69,72 +45,26 @@ class Column(ABC):
         return (self.name,)
 
     def find(self, source: str, columns: Collection[str]) -> list[str]:
-        """The columns to read. Raises DataError if the source has not got them."""
+        """The columns to read. Raises DataError if the source does not have them."""
         found = self.among(columns)
         if not found:
             raise self.missing(source, columns)
         return found
 
-
-def no_column(source: str, name: str, columns: Iterable[str]) -> DataError:
-    """The error for a column that does not exist."""
-    names = list(columns)
-    alike = difflib.get_close_matches(name, names, n=1)
-    meant = f" Did you mean {alike[0]:.{SHOWN_NAME}}?" if alike else " Name one of them."
-    return DataError(
-        f"data.text_column={name} is not a column of {source}. Its columns: {_listed(names)}."
-        f"{meant}"
-    )
-
-
-def _listed(names: list[str]) -> str:
-    """The first names, each shortened, and how many there are besides."""
-    shown = [
-        name if len(name) <= SHOWN_NAME else f"{name[:SHOWN_NAME]}..."
-        for name in names[:SHOWN_COLUMNS]
-    ]
-    more = len(names) - len(shown)
-    return ", ".join(shown) + (f" and {more:,} more" if more else "")
-
-
-class NotUtf8(BadRow):
-    """A text with bytes of another encoding."""
-
-    def remedy_for(self, file: str) -> str:
-        """The command that converts the file."""
-        return f"Convert the file first, for example, {LATIN}: {iconv('CP1252', file)}"
-
-
-def check_utf8(column: str, text: str) -> None:
-    """Raise BadRow for a text that is no Unicode: bytes of another encoding, half characters.
-
-    Readers keep bytes that are not UTF-8 as `surrogateescape` has them.
-    """
-    if text.isascii():
-        return
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        code = ord(text[error.start])
-        if 0xDC80 <= code <= 0xDCFF:
-            raise NotUtf8(f"{column} is not UTF-8: byte 0x{code - 0xDC00:02x}") from error
-        raise BadRow(f"{column} is not UTF-8: {error.reason}") from error
-
-
-class TextColumn(Column):
-    """A column of texts. A row without text is not a document."""
-
-    @property
-    def key(self) -> str:
-        return self.name
-
     def among(self, columns: Collection[str]) -> list[str]:
+        """Those of a table's columns that are read; none if it has no such documents."""
         return [self.name] if self.name in columns else []
 
     def missing(self, source: str, columns: Iterable[str]) -> DataError:
+        """The error for a table that has only other columns."""
         return no_column(source, self.name, columns)
 
     def document(self, row: Mapping[str, Any]) -> str:
+        """The document of a row, with a final newline; empty if there is none.
+
+        A row has at least those of its columns that are read. Raises BadRow for a value of another
+        type.
+        """
         text = row.get(self.name)
         if text is not None and not isinstance(text, str):
             raise BadRow(
@@ -148,9 +78,10 @@ class TextColumn(Column):
         return with_final_newline(text)
 
     def check_plain_text(self, source: str) -> None:
-        pass
+        """Raise DataError if a source without columns has no such documents."""
 
     def check_type(self, source: str, column: str, kind: str, is_text: bool) -> None:
+        """Raise DataError if a column of a table with types cannot have what is read."""
         if not is_text:
             raise DataError(
                 f"data.text_column={column} of {source} holds {kind}, not text. Name another "
@@ -158,15 +89,7 @@ class TextColumn(Column):
             )
 
 
-def _as_texts(column: str, value: Any) -> str:
-    """The command that writes the numbers of a column as texts, for a number."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return ""
-    command = shlex.quote(f"(.[{json.dumps(column)}] | numbers) |= tostring")
-    return f" (in JSON lines: jq -c {command})"
-
-
-class MessagesColumn(Column):
+class MessagesColumn(TextColumn):
     """A column of conversations, each a list of messages; or two columns, prompt and completion.
 
     With what else a chat template reads of a row, in columns of their names. A document is one line
@@ -218,10 +141,63 @@ class MessagesColumn(Column):
         return document + "\n"
 
     def check_type(self, source: str, column: str, kind: str, is_text: bool) -> None:
-        pass
+        pass  # messages are nested values, whose rows are checked one by one
 
     def check_plain_text(self, source: str) -> None:
         raise DataError(
             f"data.documents=conversations needs rows with {MESSAGES}, and data.source={source} is "
             "plain text. Name JSON lines, Parquet or a data set of the Hub."
         )
+
+
+def no_column(source: str, name: str, columns: Iterable[str]) -> DataError:
+    """The error for a column that does not exist."""
+    names = list(columns)
+    alike = difflib.get_close_matches(name, names, n=1)
+    meant = f" Did you mean {alike[0]:.{SHOWN_NAME}}?" if alike else " Name one of them."
+    return DataError(
+        f"data.text_column={name} is not a column of {source}. Its columns: {_listed(names)}."
+        f"{meant}"
+    )
+
+
+def _listed(names: list[str]) -> str:
+    """The first names, each shortened, and how many there are besides."""
+    shown = [
+        name if len(name) <= SHOWN_NAME else f"{name[:SHOWN_NAME]}..."
+        for name in names[:SHOWN_COLUMNS]
+    ]
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more:,} more" if more else "")
+
+
+class NotUtf8(BadRow):
+    """A text with bytes of another encoding."""
+
+    def remedy_for(self, file: str) -> str:
+        """The command that converts the file."""
+        return f"Convert the file first, for example, {LATIN}: {iconv('CP1252', file)}"
+
+
+def check_utf8(column: str, text: str) -> None:
+    """Raise BadRow for a text that is no Unicode: bytes of another encoding, half characters.
+
+    Readers keep bytes that are not UTF-8 as `surrogateescape` has them.
+    """
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        if 0xDC80 <= code <= 0xDCFF:
+            raise NotUtf8(f"{column} is not UTF-8: byte 0x{code - 0xDC00:02x}") from error
+        raise BadRow(f"{column} is not UTF-8: {error.reason}") from error
+
+
+def _as_texts(column: str, value: Any) -> str:
+    """The command that writes the numbers of a column as texts, for a number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return ""
+    command = shlex.quote(f"(.[{json.dumps(column)}] | numbers) |= tostring")
+    return f" (in JSON lines: jq -c {command})"

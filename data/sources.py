@@ -22,7 +22,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from data.columns import Column
+from data.columns import TextColumn
 from data.errors import BrokenText, DataError
 from data.pieces import Piece, pieces_of, with_final_newline
 from data.printable import redact_urls
@@ -91,7 +91,7 @@ class Source:
 
 
 def open_source(
-    source: str, column: Column, cache_dir: Path, progress: Progress | None = None
+    source: str, column: TextColumn, cache_dir: Path, progress: Progress | None = None
 ) -> Source:
     """The corpus that `data.source` names.
 
@@ -155,7 +155,7 @@ def _python_stdlib() -> list[Path]:
 
 
 def _files(
-    name: str, files: list[DataFile], column: Column, progress: Progress, cache_dir: Path
+    name: str, files: list[DataFile], column: TextColumn, progress: Progress, cache_dir: Path
 ) -> Source:
     """A source of files: either texts, or tables of one format."""
     kinds = {format_of(file.name) or TEXT for file in files}
@@ -245,7 +245,7 @@ def _digest_of(name: str, file: Path, progress: Progress) -> bytes:
     return digest.digest()
 
 
-def _hub_dataset(name: str, column: Column, cache_dir: Path, progress: Progress) -> Source:
+def _hub_dataset(name: str, column: TextColumn, cache_dir: Path, progress: Progress) -> Source:
     from data.reading.hub_builders import hub_pieces
 
     progress.doing(f"loading {name} from the Hub")

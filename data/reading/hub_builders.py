@@ -27,7 +27,7 @@ from datasets.packaged_modules.json.json import Json
 from datasets.packaged_modules.parquet.parquet import Parquet
 from datasets.packaged_modules.text.text import Text
 
-from data.columns import Column
+from data.columns import TextColumn
 from data.errors import BadRow, DataError, TextUnreachable
 from data.pieces import Piece, pieces_of
 from data.reading.access import local_file
@@ -44,7 +44,7 @@ CACHE_ERRORS = (*NO_LOCKS, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC,
 
 
 def hub_pieces(
-    name: str, column: Column, cache_dir: Path, say: Callable[[str], None]
+    name: str, column: TextColumn, cache_dir: Path, say: Callable[[str], None]
 ) -> list[DataFile] | tuple[Callable[[], Iterator[Piece]], str]:
     """The split `train` of a data set on the Hub, downloaded to the cache of `datasets`.
 
@@ -100,7 +100,7 @@ def _restores(rows: IterableDataset, columns: list[str]) -> dict[str, Restore]:
 
 
 def _row_pieces(
-    name: str, rows: IterableDataset, restores: dict[str, Restore], column: Column
+    name: str, rows: IterableDataset, restores: dict[str, Restore], column: TextColumn
 ) -> Iterator[Piece]:
     """The documents of rows that `datasets` has read. Raises DataError for a row that is none."""
 
@@ -118,7 +118,7 @@ def _row_pieces(
     return pieces_of(documents())
 
 
-def _builder(name: str, column: Column) -> DatasetBuilder:
+def _builder(name: str, column: TextColumn) -> DatasetBuilder:
     """The builder of a data set; of its cached rows if the Hub cannot be reached."""
     # Without them pandas drops texts such as "NA" and turns "007" into 7.
     options = {"keep_default_na": False, "converters": dict.fromkeys(column.texts, str)}
@@ -157,7 +157,7 @@ def _recorded_files(name: str, record: Path) -> list[DataFile]:
         return []
 
 
-def _texts_of(builder: Text, name: str, column: Column) -> list[DataFile]:
+def _texts_of(builder: Text, name: str, column: TextColumn) -> list[DataFile]:
     """The files of the split `train`, downloaded and unpacked."""
     config = builder.config
     column.find(name, list(config.features or ("text",)))

@@ -10,7 +10,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import IO, Any
 
-from data.columns import DEFAULT_COLUMN, Column
+from data.columns import DEFAULT_COLUMN, TextColumn
 from data.errors import BadRow, DataError
 from data.reading.array import elements_of
 from data.reading.content import refuse_content
@@ -178,7 +178,7 @@ def _parsed(
         index += 1
 
 
-def _row(value: Any, text: str, column: Column) -> dict[str, Any]:
+def _row(value: Any, text: str, column: TextColumn) -> dict[str, Any]:
     """A row. Raises BadRow for what is none, or has a column that is read twice."""
     if isinstance(value, str):
         value = {DEFAULT_COLUMN: value}

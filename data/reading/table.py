@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import IO, Any, NamedTuple, Protocol
 
-from data.columns import Column
+from data.columns import TextColumn
 from data.errors import BadRow, BrokenText
 from data.reading.access import Access
 from data.reading.content import (
@@ -85,7 +85,7 @@ class Table:
     access: Access
     source: str
     """The name of the source, for messages."""
-    column: Column
+    column: TextColumn
     file: DataFile
     number: int = 0
     """The index of the file in its listing."""
