@@ -33,7 +33,7 @@ def pytest_rows(settings: Settings) -> list[Row]:
     command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-p", "no:cacheprovider"]
     command += ["-p", "no:benchmark"]  # pytest-benchmark, where it is installed, warns of -n
     done = subprocess.run(
-        [*command, "-n", "2", "-m", "gpu", f"--junitxml={report}", "tests/test_gpu.py"],
+        [*command, "-n", "2", "-m", "gpu", f"--junitxml={report}", "tests/integration/gpu"],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -19,7 +19,7 @@ import psutil
 from common import ROOT
 from history import EVERY, Run, append_history
 
-sys.path.append(str(ROOT / "tests"))
+sys.path += [str(ROOT / "tests" / "support"), str(ROOT / "tests" / "support" / "hub")]
 REPO, SECONDS = "me/run", 120.0
 
 

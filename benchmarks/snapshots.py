@@ -194,8 +194,9 @@ def with_hub(options: argparse.Namespace) -> None:
         environment = {**os.environ, "PYTHONWARNINGS": "ignore", "HF_HUB_DISABLE_TELEMETRY": "1"}
         environment |= {"HF_XET_CACHE": f"{place}/xet"}
         limits = ["--latency", *LATENCY, "--megabytes-per-second", BANDWIDTH]
+        script = ROOT / "tests" / "support" / "hub" / "loopback_hub.py"
         server = subprocess.Popen(
-            [sys.executable, str(ROOT / "tests/loopback_hub.py"), f"{place}/hub", *limits],
+            [sys.executable, str(script), f"{place}/hub", *limits],
             stdout=subprocess.PIPE,
             text=True,
         )

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from common import ROOT, as_words, machine, print_table, save, spread
 
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
 Speed = Callable[[int, int], float]
 """Characters a second after a prompt of so many tokens, for a text of such a length."""

@@ -73,7 +73,7 @@ def main() -> None:
 
 def serve(folder: Path, file: Path, latency: float) -> None:
     """A loopback Hub with the data set, until it is terminated."""
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "tests" / "support" / "hub")]
     from loopback_hub import LoopbackHub
 
     with LoopbackHub(folder) as hub:

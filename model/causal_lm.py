@@ -34,7 +34,7 @@ PACKING = (
     *("gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "mixtral", "olmo2"),
     *("phi3", "qwen2", "qwen3", "smollm3"),
 )
-"""Families whose attention ends where positions begin again; tests/test_rows.py measures each."""
+"""Families whose attention ends where positions begin again (measured by test_rows.py)."""
 GROWING_ROTATIONS = ("dynamic", "longrope")
 """Rotary embeddings that depend on the largest position of a batch."""
 GROUPED = "grouped_mm"

@@ -21,81 +21,61 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 import hubs
 import runs
 from disks import Tmpfs, mounted
+from loopback_deviations import Deviations
 from loopback_hub import LoopbackHub
 
-# The subject of a file's tests, by the beginnings of its name.
-SUBJECTS = {
-    "hub": (
-        "test_hf_job",
-        "test_hub_",
-        "test_loopback_",
-        "test_promise_buckets",
-        "test_promise_fence",
-        "test_promise_hub_",
-        "test_promise_other_hubs",
-        "test_promise_ownership",
-        "test_promise_uploader",
-        "test_records",
-        "test_stream_faults",
-        "test_text_hub",
-        "test_upkeep",
-        "test_uploading",
-        "test_xet",
-    ),
-    "signals": ("test_attempts", "test_promise_signals", "test_signals"),
-    "slurm": ("test_slurm",),
-    "network": ("test_hosts", "test_promise_machines"),
-    "gpu": ("test_gpu.py",),
+TESTS = Path(__file__).parent
+
+# The marker of a folder's tests, wherever that folder lies.
+MARKED = {"hub": "hub", "store": "hub"} | {
+    name: name for name in ("signals", "slurm", "network", "gpu")
 }
 
 
 # The files that take longest, longest first: a worker that took one of them last would be alone.
 LONGEST = [
-    f"test_{name}.py"
-    for name in (
-        "promise_hub_faults",
-        "pretrained",
-        "plan",
-        "slurm",
-        "promise_signals",
-        "promise_precision",
-        "promise_hub_resume",
-        "promise_restarts",
-        "upkeep",
-        "promise_buckets",
-        "promise_any_shape",
-        "promise_any_snapshot",
-        "promise_fsdp",
-        "preload",
-        "promise_wrong_input",
-        "promise_kill",
-        "attempts",
-        "distribution",
-        "config",
-        "hub_servers",
-        "records",
-        "xet",
-        "saving",
-        "hostile_snapshots",
-        "promise_whole_snapshots",
-    )
+    "promises/hub/test_hub_faults.py",
+    "integration/test_pretrained.py",
+    "integration/test_plan.py",
+    "integration/slurm/test_slurm.py",
+    "promises/signals/test_signals.py",
+    "promises/test_precision.py",
+    "promises/hub/test_hub_resume.py",
+    "promises/test_restarts.py",
+    "unit/store/test_upkeep.py",
+    "promises/hub/test_buckets.py",
+    "promises/test_any_shape.py",
+    "promises/test_any_snapshot.py",
+    "promises/test_fsdp.py",
+    "unit/support/test_preload.py",
+    "promises/test_wrong_input.py",
+    "promises/test_kill.py",
+    "integration/signals/test_attempts.py",
+    "unit/training/distributed/test_distribution.py",
+    "unit/config/test_config.py",
+    "unit/store/test_hub_servers.py",
+    "unit/store/test_records.py",
+    "unit/store/test_xet.py",
+    "unit/training/run/test_saving.py",
+    "promises/test_hostile_snapshots.py",
+    "promises/test_whole_snapshots.py",
 ]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test with its subject, and have the longest files first.
+    """Mark each test as its folder says, and have the longest files first.
 
     A test that gives up root's rights is about permissions.
     """
     for item in items:
-        for subject, names in SUBJECTS.items():
-            if item.path.name.startswith(names):
-                item.add_marker(subject)
+        folders = item.path.relative_to(TESTS).parts[:-1]
+        for marker in {MARKED[name] for name in folders if name in MARKED}:
+            item.add_marker(marker)
         code = getattr(item.function, "__code__", None)
         if code is not None and {"as_anybody", "as_nobody"} & {*code.co_names}:
             item.add_marker("permissions")
-    place = {name: number for number, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: place.get(item.path.name, len(place)))  # keeps the order within
+    place = {TESTS / name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))  # keeps the order within
 
 
 @pytest.fixture(scope="session")
@@ -152,9 +132,10 @@ def a_run(finished_run, tmp_path):
 
 
 @pytest.fixture
-def hub(tmp_path):
-    """A loopback Hub without a repo."""
-    with LoopbackHub(tmp_path / "hub") as hub:
+def hub(tmp_path, request):
+    """A loopback Hub without a repo; a parameter says what it does not have."""
+    deviations = getattr(request, "param", Deviations())
+    with LoopbackHub(tmp_path / "hub", deviations=deviations) as hub:
         yield hub
 
 

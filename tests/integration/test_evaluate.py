@@ -10,16 +10,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from huggingface_hub import constants
-from test_hostile_snapshots import seal
 from transformers import AutoTokenizer
 
 import evaluate as script
 import families
 import hubs
 import runs
+from evaluations import T, assert_as_reported, changed, reported
 from snapshot.disk.files import read_json
 
-T = 16
 """Tokens of a window."""
 
 
@@ -70,20 +69,6 @@ def other_text(tmp_path_factory):
     path = tmp_path_factory.mktemp("other") / "other.txt"
     path.write_text("the step was lost and the run goes on\n" * 40)
     return path
-
-
-def reported(run_dir) -> dict:
-    """The newest evaluation that a run has recorded."""
-    return runs.metrics(run_dir, "eval")[-1]
-
-
-def assert_as_reported(found: dict, run_dir) -> None:
-    record = reported(run_dir)
-    assert found["step"] == record["step"]
-    assert found["loss"] == pytest.approx(record["loss"], abs=1e-6)
-    assert found["bits_per_byte"] == pytest.approx(record["bits_per_byte"], abs=1e-6)
-    assert found["perplexity"] == pytest.approx(math.exp(record["loss"]), rel=1e-6)
-    assert found["held_out"]
 
 
 def test_the_loss_of_a_run_is_the_one_that_it_has_reported(finished_run, figures):
@@ -233,17 +218,6 @@ def test_an_address_that_a_repo_names_is_not_opened(
     folder = changed(finished_run, tmp_path, source="http://127.0.0.1:9/text.txt")
     hubs.put(near_hub, folder, 30)
     assert "add --source http://127.0.0.1:9/text.txt --held-out" in refused(hubs.REPO)
-
-
-def changed(run_dir, folder, **data: object):
-    """A copy of a snapshot whose state has other values in `data`, and a manifest that fits."""
-    copy = shutil.copytree(runs.snapshot(run_dir, 30), runs.snapshot(folder / "changed", 30))
-    shutil.copy(run_dir / "config.yaml", folder / "changed")  # it says where the text lies
-    state = read_json(copy / "state.json")
-    state["config"]["data"] |= data
-    (copy / "state.json").write_text(json.dumps(state))
-    seal(copy)
-    return copy
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,13 @@ import json
 import shutil
 
 import pytest
-import streams
 from huggingface_hub import constants
-from test_evaluate import T, assert_as_reported, changed
 
 import evaluate as script
 import hubs
 import runs
+import streams
+from evaluations import T, assert_as_reported, changed
 
 
 @pytest.fixture(scope="module")

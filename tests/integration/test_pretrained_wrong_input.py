@@ -7,11 +7,11 @@ import re
 import shutil
 
 import pytest
-import real_folders
 from transformers import AutoTokenizer
 
 import families
 import hubs
+import real_folders
 import runs
 from config.compose import load_config
 from data.errors import DataError

@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
-import web_browser
 
 import runs
+import web_browser
 from tracing.drawing import time_line
 from tracing.spans import Process, Span, collectives_of, computing, read_process, share_of
 

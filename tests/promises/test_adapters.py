@@ -7,7 +7,6 @@ import shutil
 
 import pytest
 import torch
-from test_hostile_snapshots import seal
 from transformers import AutoModelForCausalLM
 
 import families
@@ -16,6 +15,7 @@ import runs
 from config.checks import problems
 from config.schema import Config
 from model.lora import Lora, LoraError
+from sealed import seal
 from snapshot.disk.files import read_json
 from snapshot.disk.reference import read_reference
 from snapshot.disk.state import check_snapshot

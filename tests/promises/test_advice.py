@@ -8,13 +8,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from test_hostile_snapshots import seal
 
 import hubs
 import runs
 from config.compose import load_config
 from config.schema import Config
 from config.stored import as_plain
+from sealed import seal
 from snapshot.__main__ import main
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError

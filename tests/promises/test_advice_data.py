@@ -15,11 +15,11 @@ import zipfile
 
 import pyarrow as pa
 import pytest
-from test_row_errors import WRONG, complaint, lines, table, texts_of
 
 from data.reading.access import Access
 from data.reading.listing import list_source
 from data.reading.rows import read_group
+from wrong_rows import WRONG, complaint, lines, table, texts_of
 
 TEXT = "naïve café\n" * 20
 TABLE = "text,n\nnaïve café,1\na,2\n"

@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from test_hostile_snapshots import seal
 
 import hubs
 import runs
 from config.compose import load_config
 from config.schema import ConfigError
 from config.stored import as_plain
+from sealed import seal
 from snapshot.base import open_base
 from snapshot.disk.state import read_state
 from snapshot.errors import OtherRun, SnapshotError

@@ -7,15 +7,9 @@ import re
 import pytest
 
 import runs
+from runs import CONSTANT, relative_difference
 
 STEPS = 30
-# A constant rate after the warm-up, so that a shorter run has the rates of a longer one.
-CONSTANT = ("optim.learning_rate=1e-3", "optim.min_learning_rate=1e-3")
-
-
-def relative_difference(one: list[float], other: list[float]) -> float:
-    assert len(one) == len(other) == STEPS
-    return max(abs(a - b) / a for a, b in zip(one, other, strict=True))
 
 
 @pytest.fixture(scope="module")

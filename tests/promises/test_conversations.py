@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 
-import chats
 import pytest
 import torch
 
+import chats
 import runs
 from snapshot.disk.files import read_json
 

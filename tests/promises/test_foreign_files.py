@@ -8,12 +8,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from test_snapshot import trained, write
 
 import runs
 from cloud.attempts import Attempts
 from config.compose import load_config
 from config.schema import ConfigError
+from small_snapshots import trained, write
 from snapshot.__main__ import main
 from snapshot.base import Base
 from snapshot.disk.files import verify

@@ -6,26 +6,16 @@ made to fit: then only the content can give it away.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import random
 import shutil
 import struct
-import sys
-import threading
-import tracemalloc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-
-# Imported here, because the files of a module that is imported later would count as opened.
-import transformers.conversion_mapping
-import transformers.models.gpt2.modeling_gpt2
-import transformers.models.llama.modeling_llama  # noqa: F401
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -33,16 +23,14 @@ import families
 from data.tokenizer import CharTokenizer
 from model.causal_lm import build_model
 from model.gpt import GPT, GPTConfig
+from sealed import MOST_MEMORY, at_most, is_refused, seal
 from snapshot.disk.architecture import model_config
 from snapshot.disk.files import MANIFEST
 from snapshot.disk.state import RunState, begin_snapshot, check_snapshot
-from snapshot.errors import SnapshotError
 from subword_folders import trained
 
 FEW, ALL = 300, 10_000
 SLOW = [pytest.mark.slow, pytest.mark.timeout(1800)]
-MOST_MEMORY = 200_000_000
-PEAK_RESET = Path("/proc/self/clear_refs")
 STEP = 12
 MANY_TENSORS = json.dumps(
     {str(i): {"dtype": "F32", "shape": [], "data_offsets": [0, 0]} for i in range(30_000)}
@@ -87,17 +75,6 @@ def good_snapshot(root: Path, model, tokenizer, piece: int) -> Path:
     place = begin_snapshot(root, state, model, optimizer, save, writer=True, piece_bytes=piece)()
     check_snapshot(place)
     return place
-
-
-def seal(folder: Path) -> None:
-    """Make the manifest fit whatever the files are now."""
-    files = []
-    for path in sorted(folder.iterdir()):
-        if path.name != MANIFEST and path.is_file():
-            content = path.read_bytes()
-            digest = hashlib.sha256(content).hexdigest()
-            files.append({"path": path.name, "size": len(content), "sha256": digest})
-    (folder / MANIFEST).write_text(json.dumps({"format": 1, "files": files}))
 
 
 def some_file(rng: Rng, folder: Path, pattern: str = "*") -> Path:
@@ -422,62 +399,6 @@ MUTATIONS: list[Callable[[Rng, Path], None]] = [
     a_header_byte_is_another,
     an_index_lies,
 ]
-opened: list[str] | None = None
-others: set[int | None] = set()
-"""Threads that a test before has left, such as an uploader that waits."""
-
-
-def _note_opened(event: str, arguments: tuple) -> None:
-    if opened is None or threading.get_ident() in others:
-        return
-    if event in ("open", "os.listdir", "os.scandir"):
-        opened.append(str(arguments[0]))
-
-
-sys.addaudithook(_note_opened)
-
-
-@contextmanager
-def only_inside(folder: Path) -> Iterator[None]:
-    """Nothing outside the folder is opened, and not more memory is taken than is allowed."""
-    global opened, others
-    with at_most(MOST_MEMORY):
-        others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
-        opened = []
-        try:
-            yield
-            outside = [path for path in opened if not Path(path).is_relative_to(folder)]
-        finally:
-            opened = None
-    assert outside == []
-
-
-@contextmanager
-def at_most(limit: int) -> Iterator[None]:
-    """No more memory than so many bytes is taken meanwhile, by Python or by a library.
-
-    Where the system does not tell, by Python: to note each allocation takes twice the time.
-    """
-    try:
-        PEAK_RESET.write_text("5")  # proc_pid_clear_refs(5): the peak begins anew
-        before = memory_in("VmRSS")
-    except OSError:
-        tracemalloc.start()
-        try:
-            yield
-            peak = tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
-    else:
-        yield
-        peak = memory_in("VmHWM") - before
-    assert peak < limit
-
-
-def memory_in(name: str) -> int:
-    """A line of /proc/self/status, in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
 def test_memory_that_is_taken_and_given_back_is_noticed():
@@ -486,13 +407,6 @@ def test_memory_that_is_taken_and_given_back_is_noticed():
         json.loads(taken)
     with at_most(MOST_MEMORY // 4):
         json.loads(taken[: len(taken) // 100].rpartition(",")[0] + "]")
-
-
-def is_refused(folder: Path) -> str:
-    """The sentence with which a snapshot is refused."""
-    with only_inside(folder), pytest.raises(SnapshotError) as refused:
-        check_snapshot(folder)
-    return str(refused.value)
 
 
 @pytest.mark.parametrize(

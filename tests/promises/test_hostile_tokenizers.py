@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_hostile_snapshots import is_refused, seal
 
 from data.subwords import SubwordTokenizer
 from data.tokenizer import Tokenizer
 from model.gpt import GPT, GPTConfig
+from sealed import is_refused, seal
 from snapshot.disk.state import RunState, begin_snapshot, check_snapshot
 from snapshot.errors import SnapshotError
 from subword_folders import foreign_folder, trained

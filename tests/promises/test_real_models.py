@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 
 import pytest
-import real_folders
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hubs
+import real_folders
 import runs
 import sample
 from data.subwords import tokenizer_of

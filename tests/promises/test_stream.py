@@ -9,11 +9,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import streams
-from test_promise_kill import after_a_rename, inside_a_step, kill_at
 
 import runs
 import stream_data
+import streams
+from kills import after_a_rename, inside_a_step, kill_at
 
 CURSOR = ("epoch", "window", "row", "token", "blocks")
 

@@ -10,16 +10,16 @@ import shutil
 
 import pytest
 import torch
-from test_hostile_snapshots import seal
-from test_promise_any_shape import CONSTANT, relative_difference
-from test_promise_kill import after_a_rename, kill_at
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import runs
 from config.compose import load_config
 from config.schema import ConfigError
 from data.subwords import load_tokenizer
+from kills import after_a_rename, kill_at
 from model.gpt import GPT, GPTConfig
+from runs import CONSTANT, relative_difference
+from sealed import seal
 from snapshot.disk.files import MANIFEST, read_json
 from snapshot.disk.gpt2_layout import gpt_shape
 from snapshot.disk.state import restore_weights
@@ -68,7 +68,7 @@ def test_two_processes_have_the_losses_of_one(single, small, tmp_path):
         assert other["bits_per_byte"] == pytest.approx(one["bits_per_byte"], rel=1e-5)
 
 
-@pytest.mark.slow  # test_promise_kill has the same with characters, others with subwords
+@pytest.mark.slow  # promises/test_kill has the same with characters, others with subwords
 def test_a_killed_and_resumed_run_ends_with_the_same_bits(small, tmp_path):
     """On an empty disk the vocabulary is trained again."""
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"

@@ -8,10 +8,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from paced import paced, read_until
 
 import runs
 from disks import Quota, Tmpfs, mounted
+from paced import paced, read_until
 from snapshot.disk.files import newest_verified, snapshot_folders, verify
 from snapshot.errors import SnapshotError
 

@@ -6,10 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from paced import paced, read_until
 
 import runs
 from config.schema import ConfigError
+from paced import paced, read_until
 from training.errors import exit_code_for
 from training.run.run_lock import RunLock
 

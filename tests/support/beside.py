@@ -1,6 +1,6 @@
 """train.py, whose snapshots are written only once the step after them has begun.
 
-python tests/beside.py goes_on|lags|fails|dies key=value ...
+python tests/support/beside.py goes_on|lags|fails|dies key=value ...
 
 Where that step waits for the snapshot, the run fails; also where an update does not, with `goes_on`
 and no memory for copies. With `lags`, a snapshot is written only when three more updates have been
@@ -15,7 +15,7 @@ import sys
 import threading
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import train
 from model.gpt import GPT
 from snapshot.disk.pending import PendingSnapshot

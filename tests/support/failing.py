@@ -1,6 +1,6 @@
 """train.py, of which the process of rank 1 fails at step 5, alone.
 
-accelerate launch ... tests/failing.py key=value ...
+accelerate launch ... tests/support/failing.py key=value ...
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import train
 from training.run.command import run_command
 

@@ -17,6 +17,8 @@ from pathlib import Path
 
 from runs import ROOT
 
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 CERTIFICATES = Path("/run/certificates.crt")
 """Where an image finds this machine's, if its package index has one of its own."""

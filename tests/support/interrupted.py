@@ -1,6 +1,6 @@
 """train.py, killed in the evaluation after a step, when its snapshot has been written.
 
-python tests/interrupted.py STEP key=value ...
+python tests/support/interrupted.py STEP key=value ...
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import train
 from training.reporting.report import Report
 from training.run import command

@@ -1,7 +1,7 @@
 """A program that tells what it was given, or ends in the way that it is told.
 
-python tests/preload_probe.py found|hub|exit|says|fails|leaves|dies|interrupted|lingers|waits
-    [argument]
+python tests/support/preload_probe.py
+    found|hub|exit|says|fails|leaves|dies|interrupted|lingers|waits [argument]
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, NoReturn
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 LAUNCHER = "accelerate.commands.launch"
 MODULES = ("snapshot", LAUNCHER)
 """What `python -m` may run in a fork, beside the scripts of this project."""

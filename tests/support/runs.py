@@ -25,13 +25,16 @@ from snapshot.disk.files import read_json
 from snapshot.disk.gpt2_layout import gpt_shape
 from snapshot.disk.state import restore_weights
 
-ROOT = Path(__file__).resolve().parent.parent
-BESIDE = ROOT / "tests" / "beside.py"
-INTERRUPTED = ROOT / "tests" / "interrupted.py"
-FAILING = ROOT / "tests" / "failing.py"
+ROOT = Path(__file__).resolve().parents[2]
+BESIDE = ROOT / "tests" / "support" / "beside.py"
+INTERRUPTED = ROOT / "tests" / "support" / "interrupted.py"
+FAILING = ROOT / "tests" / "support" / "failing.py"
 DEADLINE_SECONDS = 600
 """Against a hang, not a slow machine: what is promised within seconds has a limit of its own."""
 MODULE = [sys.executable, "-m", "snapshot"]
+
+CONSTANT = ("optim.learning_rate=1e-3", "optim.min_learning_rate=1e-3")
+"""A constant rate after the warm-up, so that a shorter run has the rates of a longer one."""
 
 ALONE = SimpleNamespace(
     is_main_process=True,
@@ -244,3 +247,9 @@ def assert_same_bits(one: Path, other: Path) -> None:
     assert first.keys() == second.keys()
     differing = [name for name in first if not first[name].equal(second[name])]
     assert differing == []
+
+
+def relative_difference(one: list[float], other: list[float]) -> float:
+    """The largest, of the losses of two runs with as many steps."""
+    assert len(one) == len(other) > 0
+    return max(abs(a - b) / a for a, b in zip(one, other, strict=True))

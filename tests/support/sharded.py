@@ -1,6 +1,6 @@
 """train.py under FSDP, with a special second snapshot.
 
-python tests/sharded.py twice|dies|full|apart key=value ...
+python tests/support/sharded.py twice|dies|full|apart key=value ...
 
 `twice`: the main process gathers and writes every snapshot as well, into the folder `gathered` of
 the run's directory. `dies`: the process of rank 1 is killed while it writes the second snapshot.
@@ -15,7 +15,7 @@ import signal
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import train
 from snapshot.disk.entries import Part
 from training.run import command, saving

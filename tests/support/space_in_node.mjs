@@ -1,5 +1,5 @@
 /**
- * The modules of a Space in node: node tests/space_in_node.mjs FOLDER < calls > answers
+ * The modules of a Space in node: node tests/support/space_in_node.mjs FOLDER < calls > answers
  *
  * The input is a JSON list of calls, each a name of `calls` and its arguments; the output is the
  * list of what they return, or of `{error}` with the message.

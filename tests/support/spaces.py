@@ -16,7 +16,7 @@ from browser.space import make_space
 from data.tokenizer import Tokenizer
 from runs import ROOT
 
-CALLS = ROOT / "tests" / "space_in_node.mjs"
+CALLS = ROOT / "tests" / "support" / "space_in_node.mjs"
 INSTALL = "apt-get install nodejs"
 DEADLINE_SECONDS = 600
 CONTEXT = 24
@@ -47,7 +47,7 @@ def space_of(model: Path, folder: Path) -> Path:
 
 
 def in_node(space: Path, *calls: tuple) -> list[Any]:
-    """What calls of tests/space_in_node.mjs return; the test is skipped if there is no node."""
+    """What calls of space_in_node.mjs return; the test is skipped if there is no node."""
     if shutil.which("node") is None:
         pytest.skip(f"needs node: {INSTALL}")
     # Without it node 18 takes files for scripts that a page takes for modules.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import chats
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import ByteLevel
 
+import chats
 from data.subwords import SubwordTokenizer
 
 MARKS = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "[INST]", "[/INST]")

@@ -6,7 +6,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def tracked(folder: str = ".", suffix: str = "") -> list[Path]:
@@ -37,3 +37,18 @@ def _all_files() -> tuple[Path, ...]:
 def _in_an_environment(path: Path) -> bool:
     inside = [one for one in path.parents if one.is_relative_to(ROOT) and one != ROOT]
     return any((one / "pyvenv.cfg").exists() or one.name[0] == "." for one in inside)
+
+
+def name_of(path: Path) -> str:
+    """A file's name in the project."""
+    return path.relative_to(ROOT).as_posix()
+
+
+def _is_product(path: Path) -> bool:
+    top = path.relative_to(ROOT).parts[0]
+    return top in SCRIPTS or (ROOT / top / "__init__.py").is_file()
+
+
+SCRIPTS = ("train.py", "sample.py", "evaluate.py", "plan.py", "trace.py")
+SOURCES = [path for path in tracked(suffix=".py") if _is_product(path)]
+"""What runs for a user: the scripts, and the packages."""

@@ -1,6 +1,6 @@
 """train.py on a CPU without bf16 instructions, whatever this one has.
 
-python tests/without_bf16.py key=value ...
+python tests/support/without_bf16.py key=value ...
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import train
 from training.run.command import run_command
 

@@ -15,11 +15,11 @@ import pytest
 import hubs
 import images
 import runs
-from test_rooms import SOURCES, name_of
+from images import CPU_INDEX
+from tracked import SOURCES, name_of
 from training import exits
 
 DOCKERFILE = runs.ROOT / "cloud" / "Dockerfile"
-CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
 def test_the_image_is_pinned_and_its_user_is_nobody_special():

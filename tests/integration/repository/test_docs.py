@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import yaml
 from huggingface_hub.cli.jobs import uv_app
-from test_image import CPU_INDEX
 
 import evaluate
 import images
@@ -24,10 +23,11 @@ from cloud import attempts, hf_job
 from config.compose import all_keys, load_config
 from config.help import PRESETS, markdown
 from data import __main__ as data_command
+from images import CPU_INDEX
 from pages import CONTRIBUTING, DOCS, PAGES, README, Command, inline_code, text_of
 from runs import ROOT
 from snapshot import __main__ as snapshot_command
-from tracked import tracked
+from tracked import name_of, tracked
 
 KEYS = set(all_keys())
 MISSPELLED = "train.max_stepz"
@@ -352,7 +352,7 @@ def has_test(file: str, name: str) -> bool:
 
 
 def test_every_fault_and_every_exit_code_has_its_test():
-    rows = re.findall(r"^\|.*\| (\w+): `(test_\w+)` \|$", text_of(FAULTS), flags=re.MULTILINE)
+    rows = re.findall(r"^\|.*\| ([\w/]+): `(test_\w+)` \|$", text_of(FAULTS), flags=re.MULTILINE)
     assert len(rows) >= 55
     for file, name in rows:
         assert has_test(f"{file}.py", name), (file, name)
@@ -360,7 +360,7 @@ def test_every_fault_and_every_exit_code_has_its_test():
 
 def test_every_row_of_the_faults_names_a_test_or_the_one_above():
     rows = re.findall(r"^\|.*\| ([^|]+) \|$", text_of(FAULTS).split("## Tested faults")[1], re.M)
-    assert all(re.fullmatch(r"test|---|the same|\w+: `test_\w+`", row) for row in rows)
+    assert all(re.fullmatch(r"test|---|the same|[\w/]+: `test_\w+`", row) for row in rows)
 
 
 def promises() -> dict[str, str]:
@@ -378,7 +378,7 @@ def test_the_promises_are_those_of_the_readme():
 
 @pytest.mark.parametrize("promise", promises())
 def test_every_test_of_a_promise_exists(promise):
-    rows = re.findall(r"^\| `tests/(test_\w+\.py)` \| (.*) \|$", promises()[promise], flags=re.M)
+    rows = re.findall(r"^\| `tests/([\w/]+\.py)` \| (.*) \|$", promises()[promise], flags=re.M)
     assert rows
     for file, what in rows:
         assert (TESTS / file).is_file()
@@ -387,8 +387,8 @@ def test_every_test_of_a_promise_exists(promise):
 
 
 def test_every_promise_test_file_is_named():
-    named = set(re.findall(r"`tests/(test_promise_\w+\.py)`", "".join(promises().values())))
-    assert named == {path.name for path in TESTS.glob("test_promise_*.py")}
+    named = set(re.findall(r"`(tests/promises/[\w/]+\.py)`", "".join(promises().values())))
+    assert named == {name_of(path) for path in tracked("tests/promises", ".py")}
 
 
 def test_the_picture_of_a_run_is_one_and_is_small():

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import real_folders
 
 import hubs
 import pages
+import real_folders
 import runs
 from loopback_hub import LoopbackHub
 from pages import LAUNCHES, README, SHOWN, launched_by, script_of

@@ -13,7 +13,10 @@ import pytest
 import runs
 
 PACKAGES = ("huggingface_hub", "hf-xet")
-FILES = ("test_xet", "test_hub_servers", "test_upkeep", "test_records", "test_promise_buckets")
+FILES = (
+    *(f"unit/store/test_{name}.py" for name in ("xet", "hub_servers", "upkeep", "records")),
+    "promises/hub/test_buckets.py",
+)
 
 
 def ranges() -> dict[str, str]:
@@ -51,7 +54,7 @@ def test_the_hub_client_works_in(tmp_path: Path, which: str):
         pytest.skip(f"no package index: {installed.stderr[-200:]}")
     report = "import huggingface_hub, hf_xet; print(huggingface_hub.__file__, hf_xet.__file__)"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    files = [str(runs.ROOT / "tests" / f"{name}.py") for name in FILES]
+    files = [str(runs.ROOT / "tests" / name) for name in FILES]
     options = ["-q", "-m", "not slow and not thorough", "-p", "no:cacheprovider"]
     shown = subprocess.run(
         [sys.executable, "-c", report], env=environment, capture_output=True, text=True, check=True

@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from many_snapshots import copied
 
 import hubs
 import runs
 from loopback_buckets import Bucket as LoopbackBucket
 from loopback_hub import LoopbackHub
+from many_snapshots import copied
 from snapshot.disk.files import manifest_sha256
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
@@ -258,7 +258,7 @@ def test_old_snapshots_are_deleted_but_milestones_and_the_best(near_hub, snapsho
     assert uploads.messages() == []
 
 
-@pytest.mark.slow  # test_promise_hub_faults has the same with a repo
+@pytest.mark.slow  # promises/hub/test_hub_faults has the same with a repo
 def test_a_hundred_snapshots_stay_within_four(near_hub, snapshot_of):
     near_hub.create_bucket(BUCKET)
     uploads = uploader()

@@ -18,15 +18,15 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import many_snapshots
 import pytest
 from huggingface_hub import constants
-from paced import paced, read_until
 
 import hubs
+import many_snapshots
 import runs
 from config.compose import load_config
 from loopback_hub import LoopbackHub
+from paced import paced, read_until
 from snapshot.disk.files import manifest_sha256
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError

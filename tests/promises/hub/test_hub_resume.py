@@ -12,8 +12,13 @@ import torch
 
 import hubs
 import runs
+from loopback_deviations import ALL, Deviations
 from training.reporting.events import read_events
 
+AT_ANY_SERVER = pytest.mark.parametrize(
+    "hub", [Deviations(), ALL], ids=["huggingface.co", "another server"], indirect=True
+)
+"""The second differs from huggingface.co in all that we have met."""
 STEPS = 30
 """As many as `finished_run` has, which is the run without a disturbance."""
 
@@ -94,7 +99,7 @@ def test_a_run_goes_on_from_its_repo_on_another_machine(
     assert hub.count("reconstruction") == 2  # weights and optimizer
 
 
-@pytest.mark.slow  # test_promise_machines has the same with real machines
+@pytest.mark.slow  # promises/network/test_machines has the same with real machines
 def test_machines_with_disks_of_their_own_fetch_what_they_lack(small, tmp_path, hub):
     """Two launchers, a process each, no shared folder; the newest that both can have wins."""
     shared = overrides(small, f"hub.repo_id={hubs.REPO}", "hub.min_interval_seconds=0")
@@ -146,6 +151,7 @@ def test_machines_with_disks_of_their_own_fetch_what_they_lack(small, tmp_path, 
     assert "step-00000080" in out.split("from ", 1)[1].splitlines()[0]
 
 
+@AT_ANY_SERVER
 @pytest.mark.thorough
 def test_a_new_run_begins_from_a_repo(finished_run, small, tmp_path, hub):
     hubs.seed(hub, runs.snapshot(finished_run, 30))
@@ -221,6 +227,7 @@ def test_what_was_not_uploaded_goes_first_at_the_next_start(finished_run, small,
     hubs.assert_always_whole(hub)
 
 
+@AT_ANY_SERVER
 def test_a_damaged_repo_is_passed_over_and_said(finished_run, small, tmp_path, hub):
     hubs.seed(hub, *(runs.snapshot(finished_run, step) for step in (10, 20, 30)))
     repo = hub.repo(hubs.REPO)

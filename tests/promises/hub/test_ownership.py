@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from many_snapshots import copied
 
 import hubs
 import runs
 from loopback_hub import LoopbackHub
+from many_snapshots import copied
 from snapshot.disk.files import manifest_sha256
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError

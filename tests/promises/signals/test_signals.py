@@ -13,8 +13,8 @@ import pytest
 import hubs
 import runs
 from snapshot.disk.files import snapshot_folders
+from stopping import ENDLESS, exit_code, only_snapshot, wait_for_steps
 
-ENDLESS = ["train.max_steps=100000", "snapshot.every=100000", "train.eval_every=100000"]
 CODES = {signal.SIGTERM: 143, signal.SIGUSR1: 75, signal.SIGINT: 130, signal.SIGHUP: 143}
 
 
@@ -26,24 +26,6 @@ def words(small, tmp_path) -> list[str]:
     """
     constant = "optim.min_learning_rate=0.003"
     return [*small, *ENDLESS, constant, "model.dropout=0.1", f"run.dir={tmp_path / 'run'}"]
-
-
-def wait_for_steps(process, run_dir: Path, steps: int = 5) -> None:
-    """Until the run has taken so many more steps."""
-    goal = runs.newest_step(run_dir) + steps
-    runs.wait_until(lambda: runs.newest_step(run_dir) >= goal, process)
-
-
-def exit_code(run_dir: Path) -> int:
-    """What the attempt has left for whoever started it."""
-    return int((run_dir / "exit_code").read_text())
-
-
-def only_snapshot(run_dir: Path) -> Path:
-    """The one snapshot of a run that was stopped before its first regular one."""
-    (folder,) = snapshot_folders(run_dir / "snapshots")
-    assert runs.newest_step(run_dir) == int(folder.name.removeprefix("step-"))
-    return folder
 
 
 def assert_goes_on_bit_by_bit(words: list[str], run_dir: Path, tmp_path: Path, launch) -> None:

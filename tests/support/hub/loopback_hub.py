@@ -2,7 +2,8 @@
 
 `HF_ENDPOINT` and `HF_TOKEN` lead the client here; nothing in it is patched. By hand:
 
-    python tests/loopback_hub.py FOLDER [--latency LOW HIGH] [--megabytes-per-second MOST]
+    python tests/support/hub/loopback_hub.py FOLDER [--latency LOW HIGH]
+        [--megabytes-per-second MOST]
 
 Here is the hub as tests hold it. The rest, from the bottom up: loopback_contents (files),
 loopback_store (repos), loopback_messages (requests and answers), loopback_log, loopback_faults

@@ -6,8 +6,8 @@ import json
 
 import pytest
 import torch
-import web_browser
 
+import web_browser
 from data.tokenizer import CharTokenizer
 from model.generate import generate
 from snapshot.named_model import find_model

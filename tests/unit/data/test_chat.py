@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 
-import chats
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import chats
 from config.compose import load_config
 from config.schema import ConfigError
 from data.chat import ChatTemplate

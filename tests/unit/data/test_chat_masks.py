@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-import chats
 import pytest
-import tokenizer_kinds
 
+import chats
+import tokenizer_kinds
 from data.chat import ChatTemplate
 from data.messages import Conversation
 

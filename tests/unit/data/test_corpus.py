@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,8 +15,8 @@ from data.encode import in_order
 from data.errors import DataError
 from data.prepare import MANY_DOCUMENTS
 from data.tokenizer import CharTokenizer
+from runs import ROOT
 
-ROOT = Path(__file__).parent.parent
 TEXT = "".join(f"line {i} of the text, é ü 日本\n" for i in range(200))
 
 

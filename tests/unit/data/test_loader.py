@@ -17,6 +17,7 @@ from datasets.arrow_writer import ArrowWriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import runs
 from data.errors import TextLost
 from data.loader import (
     NO_WINDOW,
@@ -251,6 +252,7 @@ def test_a_worker_ignores_every_signal_that_the_run_takes(monkeypatch):
 
 HELD_AT_THE_END = """
 import numpy as np
+import runs
 from data.loader import HeldOutBatches, Windows, window_loader
 from data.stream import TokenStream
 
@@ -270,7 +272,7 @@ def test_a_process_that_ends_with_workers_at_work_does_not_wait_for_them():
     """They ignore the SIGTERM with which Python would end them."""
     result = subprocess.run(
         [sys.executable, "-W", "ignore:This DataLoader will create", "-c", HELD_AT_THE_END],
-        cwd=Path(__file__).parent.parent,
+        cwd=runs.ROOT,
         capture_output=True,
         text=True,
         timeout=60,

@@ -6,16 +6,16 @@ import json
 import random
 import shutil
 
-import chats
 import pytest
-import streams
-import tokenizer_kinds
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from tokenizers.decoders import Metaspace
 
+import chats
 import evaluate as script
 import families
 import runs
+import streams
+import tokenizer_kinds
 from data.corpus import prepare_corpus
 from data.round_trip import RoundTrip, lost_in_words
 from data.subwords import SubwordTokenizer

@@ -11,10 +11,10 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-import table_files
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import table_files
 from data.columns import MessagesColumn, TextColumn
 from data.corpus import prepare_corpus
 from data.errors import DataError

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-import streams
 
+import streams
 from data.errors import BrokenText, TextLost
 from data.loader import StepBatches, window_loader, windows_of
 from data.reading.access import Access

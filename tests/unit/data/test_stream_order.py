@@ -7,11 +7,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
-import streams
 from accelerate.data_loader import BatchSamplerShard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import streams
 from data.errors import DataError
 from data.loader import StepBatches, window_loader, windows_of
 from data.reading.groups import DataFile, Group, Listing

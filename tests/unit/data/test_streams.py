@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-import streams
 
 import runs
+import streams
 from config.compose import load_config
 from config.schema import ConfigError
 from config.stored import as_plain

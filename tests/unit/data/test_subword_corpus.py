@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import tokenizer_kinds
 from tokenizers import Tokenizer
 
 import data.bpe
 import data.prepare
+import tokenizer_kinds
 from data.bpe import END_OF_TEXT
 from data.corpus import prepare_corpus
 from data.encode import encoded

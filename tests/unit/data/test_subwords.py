@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_tokenizer import AWKWARD, SPACED, UNICODE
 from transformers import AutoTokenizer
 
 from data.bpe import END_OF_TEXT
@@ -18,6 +17,7 @@ from data.errors import DataError
 from data.subwords import SubwordTokenizer, load_tokenizer
 from data.tokenizer import TOKENIZER_FILES, CharTokenizer, Tokenizer, refuse_larger_than
 from model.gpt import GPTConfig
+from odd_texts import AWKWARD, SPACED, UNICODE
 from snapshot.disk.files import read_json
 from snapshot.disk.gpt2_layout import gpt2_config
 from subword_folders import END, WORDS, foreign_folder, sentencepiece_folder, trained

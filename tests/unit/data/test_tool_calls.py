@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-import chats
 import datasets
 import pytest
 
+import chats
 import sample as script
 from data.corpus import prepare_corpus
 from data.errors import DataError

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ import yaml
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import model.head
+import runs
 from model.cpu.tune import tune
 from model.gpt import (
     ACTIVATIONS,
@@ -24,7 +24,7 @@ from snapshot.disk.gpt2_layout import gpt2_config, to_gpt2_layout
 
 B, T, V = 2, 12, 31
 SHAPE = {"vocab_size": V, "block_size": T, "n_layer": 3, "n_head": 4, "n_embd": 16}
-PRESETS = Path(__file__).parent.parent / "config" / "model"
+PRESETS = runs.ROOT / "config" / "model"
 PUBLISHED = {
     "gpt2": 124_439_808,
     "gpt2_medium": 354_823_168,

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_hostile_snapshots import seal
 
 import families
 import runs
@@ -20,6 +19,7 @@ from optim.muon import ITERATIONS, PARTS, orthogonalized
 from planning.estimate import estimate_memory
 from planning.fake_trace import Shape
 from planning.snapshot_memory import writing_memory
+from sealed import seal
 from snapshot.disk.architecture import layout_for, model_config
 from snapshot.disk.files import read_json, write_json
 from snapshot.disk.state import check_snapshot

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from test_snapshot import trained, write
 
+from small_snapshots import trained, write
 from snapshot.errors import SnapshotError
 from snapshot.resume import choose_start
 from training.run.run_lock import RunLock

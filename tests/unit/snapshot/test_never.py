@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_snapshot import TOKENIZER, state_at, trained
 
 import hubs
 import runs
 from config.compose import load_config
 from config.schema import Config, ConfigError
 from config.stored import as_plain, as_yaml
+from small_snapshots import TOKENIZER, state_at, trained
 from snapshot.disk.state import begin_snapshot
 from snapshot.errors import SnapshotError
 from snapshot.resume import ATTEMPTS, record_attempt

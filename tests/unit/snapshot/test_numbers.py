@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_snapshot import trained, write
 
+from small_snapshots import trained, write
 from snapshot.disk.numbers import FileNumberCheck
 from snapshot.disk.state import check_snapshot
 from snapshot.errors import SnapshotError

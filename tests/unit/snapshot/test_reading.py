@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from test_snapshot import trained, write
 
 from disks import as_anybody
+from small_snapshots import trained, write
 from snapshot.disk.files import newest_verified, snapshot_folders
 from snapshot.disk.state import check_snapshot
 from snapshot.disk.writing import atomic_snapshot

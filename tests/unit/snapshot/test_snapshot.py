@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from config.schema import OptimConfig
-from data.tokenizer import CharTokenizer
 from model.gpt import GPT, GPTConfig
+from small_snapshots import SHAPE, state_at, trained, write
 from snapshot.disk.files import (
     newest_verified,
     read_json,
@@ -22,46 +22,14 @@ from snapshot.disk.files import (
 from snapshot.disk.gpt2_layout import gpt2_config, gpt_shape
 from snapshot.disk.placing import plan_pieces
 from snapshot.disk.pruning import prune
-from snapshot.disk.state import RunState, begin_snapshot, read_state, restore
+from snapshot.disk.state import read_state, restore
 from snapshot.disk.writing import atomic_snapshot
 from snapshot.errors import SnapshotError
 from snapshot.other_run import refuse_other_run
 from snapshot.resume import choose_start, newest_snapshot
 from training.optimizer import make_optimizer
 
-SHAPE = GPTConfig(vocab_size=7, block_size=6, n_layer=2, n_head=2, n_embd=8)
-TOKENIZER = CharTokenizer("abcdefg")
-
-
 SCALER = torch.amp.GradScaler("cpu").state_dict()
-
-
-def trained(steps: int, seed: int = 0) -> tuple[GPT, torch.optim.Optimizer]:
-    torch.manual_seed(seed)
-    model = GPT(SHAPE)
-    optimizer = make_optimizer(model, OptimConfig(), torch.device("cpu"), "no")
-    for _ in range(steps):
-        ids = torch.randint(SHAPE.vocab_size, (2, SHAPE.block_size))
-        model(ids, ids).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return model, optimizer
-
-
-def state_at(step: int) -> RunState:
-    return RunState("run", "attempt", step, 0, 1337, None, {}, {})
-
-
-def write(root, step, model, optimizer, piece_bytes=10**9):
-    return begin_snapshot(
-        root,
-        state_at(step),
-        model,
-        optimizer,
-        TOKENIZER.save,
-        writer=True,
-        piece_bytes=piece_bytes,
-    )()
 
 
 @pytest.mark.parametrize("piece_bytes", [10**9, 2000])

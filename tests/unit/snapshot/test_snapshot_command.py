@@ -1,4 +1,4 @@
-"""`python -m snapshot verify` and `list`, on folders (on repos: test_promise_hub_resume.py)."""
+"""`python -m snapshot verify` and `list`, on folders (on repos: test_hub_resume.py)."""
 
 from __future__ import annotations
 

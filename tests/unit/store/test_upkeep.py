@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi
-from many_snapshots import copied
 from transformers import AutoModelForCausalLM
 
 import hubs
 import runs
 from loopback_deviations import Deviations
 from loopback_hub import LoopbackHub
+from many_snapshots import copied
 from snapshot.disk.files import read_json
 from snapshot.disk.state import read_state
 from snapshot.start_over import METRICS

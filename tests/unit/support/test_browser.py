@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 import web_browser
 from web_browser import BrowserError
 

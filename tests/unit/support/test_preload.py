@@ -206,7 +206,7 @@ def test_a_fork_can_be_waited_for_and_killed():
 def test_the_templates_end_with_the_tests(tmp_path):
     program = tmp_path / "tests.py"
     program.write_text(
-        f"import sys\nsys.path[:0] = {[str(runs.ROOT), str(runs.ROOT / 'tests')]!r}\n"
+        f"import sys\nsys.path[:0] = {[str(runs.ROOT), str(runs.ROOT / 'tests' / 'support')]!r}\n"
         "import preload, psutil\n"
         f"with preload.Process({probe('exit', '0')!r}, env=preload.environment()) as process:\n"
         "    assert process.forked\n"

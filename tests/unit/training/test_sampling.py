@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
-import chats
 import pytest
 import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 
+import chats
 import families
 import runs
 import subword_folders

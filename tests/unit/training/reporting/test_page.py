@@ -8,8 +8,8 @@ from html.parser import HTMLParser
 from itertools import pairwise
 
 import pytest
-import web_browser
 
+import web_browser
 from config.schema import Config, HubConfig
 from training.reporting.events import Events
 from training.reporting.html import round_ticks

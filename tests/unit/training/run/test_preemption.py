@@ -9,11 +9,11 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from test_promise_signals import ENDLESS, exit_code, only_snapshot, wait_for_steps
 
 import hubs
 import runs
 from snapshot.disk.files import step_of
+from stopping import ENDLESS, exit_code, only_snapshot, wait_for_steps
 from training.run import preemption
 from training.run.preemption import CLOUDS, _found, _has_notice
 
