@@ -24,7 +24,7 @@ from snapshot.disk.staging import PendingParts, StagingBuffer
 from snapshot.disk.tensor_files import TensorFiles, create_files
 from snapshot.errors import SnapshotError
 
-SCRIPT = runs.ROOT / "tests" / "sharded.py"
+SCRIPT = runs.ROOT / "tests" / "support" / "sharded.py"
 HYBRID = {"parallelism_config_dp_shard_size": 2}
 LORA = ("model.lora_rank=4",)
 

@@ -20,7 +20,7 @@ from preload_server import FIRST, READ_LATER, THEN
 
 pytestmark = pytest.mark.skipif(not preload.POSSIBLE, reason="processes are forked on Linux only")
 
-PROBE = runs.ROOT / "tests" / "preload_probe.py"
+PROBE = runs.ROOT / "tests" / "support" / "preload_probe.py"
 READS = """
 import importlib, os, sys
 read = set()

@@ -346,7 +346,7 @@ def test_bf16_is_for_cpus_that_have_it(monkeypatch, asked, has_bf16, gpu, emulat
 
 @pytest.mark.parametrize("config", ["cpu.yaml", "fsdp_cpu.yaml"])
 def test_a_run_on_a_cpu_without_bf16_says_that_it_is_in_float32(small, tmp_path, config):
-    script = runs.ROOT / "tests" / "without_bf16.py"
+    script = runs.ROOT / "tests" / "support" / "without_bf16.py"
     words = [*small, "train.max_steps=2", f"run.dir={tmp_path / 'run'}"]
     words.append("run.emulate_bf16=false")
     command = runs.launch_command(
