@@ -33,11 +33,17 @@ from model.evaluation import summed_loss
 from model.generate import BrokenModel
 from model.gpt import parameter_count
 from model.head import IGNORED
-from snapshot.command_line import exit_code_of, on_terminal, positive_int
-from snapshot.device import DeviceError, default_device, place, usable_device
+from snapshot.command_line import (
+    DeviceError,
+    default_device,
+    exit_code_of,
+    on_terminal,
+    place,
+    positive_int,
+    usable_device,
+)
 from snapshot.named_model import BASE_HELP, NamedModel, find_model
-from snapshot.run_stream import parts_of_run, stream_of_run
-from snapshot.run_text import RunText, text_of_run
+from snapshot.run_text import RunText, parts_of_run, stream_of_run, text_of_run
 
 CONFIG_FILE = "config.yaml"
 LONGEST_BLOCK = 1024

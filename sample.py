@@ -27,8 +27,14 @@ from data.subwords import tokenizer_of
 from data.tokenizer import Tokenizer, refuse_larger_than
 from model.causal_lm import LanguageModel
 from model.generate import generate
-from snapshot.command_line import exit_code_of, positive_int, whole_number
-from snapshot.device import default_device, place, usable_device
+from snapshot.command_line import (
+    default_device,
+    exit_code_of,
+    place,
+    positive_int,
+    usable_device,
+    whole_number,
+)
 from snapshot.named_model import BASE_HELP, NamedModel, find_model
 
 SMALLEST = 1e-30

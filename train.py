@@ -22,7 +22,7 @@ from training.reproducibility import reseed
 from training.run.accelerator import Accelerator, accelerator_options
 from training.run.command import run_command
 from training.run.session import Session
-from training.run.start import prepare_text
+from training.run.text import prepare_text
 from training.sampling import sample_text
 from training.schedule import learning_rate_at, set_learning_rate
 
@@ -30,16 +30,16 @@ from training.schedule import learning_rate_at, set_learning_rate
 def main(config: Config, session: Session) -> int:
     """Execute one attempt of a run. Every process calls this; `session` handles all but updates."""
     data, optim, train = config.data, config.optim, config.train
-
     # Processes, devices, precision: from the accelerate config file. Accumulation is derived.
     accelerator = Accelerator(**accelerator_options(config))
     session.begin(accelerator)
     accumulation = accelerator.gradient_accumulation_steps
     global_micro_batch_size = train.global_batch_size // accumulation  # over all processes
 
-    # The text, and the snapshot that this attempt resumes from.
-    corpus = prepare_text(accelerator, config, session.pretrained)
-    corpus = session.choose_start(corpus)
+    # The snapshot that this attempt resumes from, and the text at the revisions that it names.
+    session.choose_start()
+    corpus = prepare_text(accelerator, config, session.start, session.pretrained)
+    session.accept(corpus)
 
     # The model: our own, or one of the Hub. New weights are a function of the seed.
     reseed(train.seed, step=0, process=0)

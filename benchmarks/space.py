@@ -36,7 +36,7 @@ def with_torch(model: Path) -> Speed:
     import torch
 
     from model.generate import generate
-    from snapshot.device import place
+    from snapshot.command_line import place
     from snapshot.named_model import find_model
 
     torch.set_num_threads(1)

@@ -23,8 +23,7 @@ from snapshot.disk.reading import names_in, visible
 from snapshot.disk.reference import WHOLE
 from snapshot.disk.writing import atomic_folder
 from snapshot.errors import SnapshotError
-from snapshot.merge import write_model
-from snapshot.named_model import TIMEOUT_SECONDS, NamedModel, find_model
+from snapshot.named_model import TIMEOUT_SECONDS, NamedModel, find_model, write_model
 from store.names import NAMED_REPO, named_repo
 from store.remote import PREFIX
 

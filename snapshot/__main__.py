@@ -17,13 +17,11 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import TextIO
 
 from browser.space import make_space
-from data.command import exit_code_of
-from data.errors import DataError
 from data.printable import printable
 from model.causal_lm import ModelConfig
+from snapshot.command_line import exit_code_of
 from snapshot.comparison import OtherModel, compare_logits
 from snapshot.config_values import value_of
 from snapshot.disk.architecture import layout_for
@@ -34,11 +32,9 @@ from snapshot.disk.reference import read_reference
 from snapshot.disk.state import RunState, check_snapshot, read_state
 from snapshot.disk.text_facts import loss_in_words, token_unit
 from snapshot.errors import DiskFault, SnapshotError
-from snapshot.fetched import fetch_newest
-from snapshot.merge import merge
-from snapshot.named_model import BASE_HELP
-from store.errors import HubError
-from store.fetch import RepoContents, read_repo
+from snapshot.named_model import BASE_HELP, merge
+from snapshot.run_store import checked, fetch_newest
+from store.fetch import RepoContents, fetch, read_repo
 from store.latest import remote_step
 from store.names import named_remote
 from store.remote import Remote
@@ -81,23 +77,20 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def _run(options: argparse.Namespace) -> int:
-    try:
-        if options.command == "merge":
-            named = merge(options.source, Path(options.folder), options.base)
-            _show(f"merged    {named.name} and its base, in float32: {options.folder}")
-            return 0
-        if options.command == "space":
-            _show(f"space     {make_space(options.source, options.to, options.public)}")
-            return 0
-        return _look(options.command, options.source)
-    except (SnapshotError, HubError, DataError) as error:
-        return _failed(str(error))
+    if options.command == "merge":
+        named = merge(options.source, Path(options.folder), options.base)
+        _show(f"merged    {named.name} and its base, in float32: {options.folder}")
+        return 0
+    if options.command == "space":
+        _show(f"space     {make_space(options.source, options.to, options.public)}")
+        return 0
+    return _look(options.command, options.source)
 
 
 def _look(command: str, source: str) -> int:
     path, remote = Path(source), named_remote(source)
     if remote is None and not path.exists():
-        return _failed(f"{source} is neither a folder nor the name of a repo. Check it.")
+        raise SnapshotError(f"{source} is neither a folder nor the name of a repo. Check it.")
     try:
         if command == "verify":
             return _verify(path) if remote is None else _verify_remote(*remote)
@@ -108,26 +101,19 @@ def _look(command: str, source: str) -> int:
     except DiskFault:
         raise
     except SnapshotError as error:
-        _show(f"not whole: {error}", to=sys.stderr)
+        _warn(f"not whole: {error}")
         return 1
     return 0
 
 
-def _failed(sentence: str) -> int:
-    _show(f"error: {sentence}", to=sys.stderr)
-    return 2
+def _show(text: str) -> None:
+    """Print a line of untrusted text."""
+    print(printable(text))
 
 
-def _show(text: str, to: TextIO | None = None) -> None:
-    """Print untrusted text; characters that the terminal's encoding lacks become escapes."""
-    stream = to or sys.stdout
-    encoding = stream.encoding or "utf-8"
-    shown = (
-        printable(text, multiline=to is not None)
-        .encode(encoding, "backslashreplace")
-        .decode(encoding)
-    )
-    print(shown, file=stream)
+def _warn(text: str) -> None:
+    """Print untrusted text on stderr."""
+    print(printable(text, multiline=True), file=sys.stderr)
 
 
 def _verify(path: Path) -> int:
@@ -142,7 +128,7 @@ def _verify(path: Path) -> int:
     for folder in whole[1:]:
         _show(f"also whole: {folder}")
     for fault in faults:
-        _show(f"not whole: {fault}", to=sys.stderr)
+        _warn(f"not whole: {fault}")
     return 0 if is_same and not faults else 1
 
 
@@ -186,7 +172,7 @@ def _describe(folder: Path, place: str) -> bool:
     try:
         _show(f"logits    {compare_logits(folder, shape)}")
     except OtherModel as error:
-        _show(f"error: {str(error).replace(str(folder), place)}.", to=sys.stderr)
+        _warn(f"error: {str(error).replace(str(folder), place)}.")
         return False
     return True
 
@@ -201,9 +187,9 @@ def _kept(shape: ModelConfig, state: RunState) -> str:
 
 def _verify_remote(hub: Remote, revision: str) -> int:
     with tempfile.TemporaryDirectory() as folder:
-        found = fetch_newest(hub, revision, Path(folder))
+        found = fetch_newest(hub, revision, Path(folder), checked(fetch))
         for fault in found.faults:
-            _show(f"not whole: {fault}.", to=sys.stderr)
+            _warn(f"not whole: {fault}.")
         is_same = _describe(found.path, f"{found.repo.name} {found.folder}")
     folders = found.repo.folders()
     older = folders[folders.index(found.folder) + 1 :]

@@ -1,4 +1,4 @@
-"""What the commands that only read a snapshot share: their arguments, errors and exit codes."""
+"""What the commands that read a snapshot share: arguments, device, errors and exit codes."""
 
 from __future__ import annotations
 
@@ -6,27 +6,35 @@ import argparse
 import sys
 from collections.abc import Callable
 
+import torch
+
 import data.command
 from data.command import EXIT_USER_MISTAKE, say_error
 from data.errors import DataError
+from model.causal_lm import LanguageModel
+from model.cpu.threads import limit_threads
+from model.cpu.tune import tune
 from model.generate import BrokenModel
-from snapshot.device import DeviceError
 from snapshot.errors import SnapshotError
 from store.errors import HubError
+
+
+class DeviceError(ValueError):
+    """A device that cannot be used, or that has too little memory. The message is a sentence."""
+
 
 USER_ERRORS = (SnapshotError, HubError, DataError, DeviceError, BrokenModel)
 
 
-def exit_code_of(command: Callable[[], None]) -> int:
+def exit_code_of(command: Callable[[], int | None]) -> int:
     """Run a command; an error is a sentence on stderr. The exit code: 2 for a user error."""
 
     def code() -> int:
         try:
-            command()
+            return command() or 0
         except USER_ERRORS as error:
             say_error(str(error))
             return EXIT_USER_MISTAKE
-        return 0
 
     return data.command.exit_code_of(code)
 
@@ -50,3 +58,31 @@ def whole_number(text: str, least: int, most: int) -> int:
 def positive_int(text: str) -> int:
     """An argument that counts something."""
     return whole_number(text, 1, 10**9)
+
+
+def default_device() -> str:
+    """The name of the first GPU, or of the CPU."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def usable_device(name: str) -> torch.device:
+    """The device of this name, where a CPU computes with no more threads than it has cores.
+
+    Raises DeviceError if it cannot hold a tensor.
+    """
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).tolist()
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
+        reason = str(error).splitlines()[0]
+        raise DeviceError(f"--device {name} cannot be used here: {reason}") from error
+    if device.type == "cpu":
+        limit_threads()
+    return device
+
+
+def place(model: LanguageModel, device: torch.device) -> LanguageModel:
+    """Move a model to a device; on a CPU its layers become those of `model.cpu`."""
+    if device.type == "cpu":
+        tune(model)
+    return model.to(device)

@@ -1,20 +1,35 @@
-"""The model that a command line names: a run's, with its state, or any other's."""
+"""The model that a command line names: a run's, with its state, or any other; its whole copy."""
 
 from __future__ import annotations
 
+import os
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from data.special_tokens import GENERATION
+from data.tokenizer import TOKENIZER_FILES
 from model.causal_lm import LanguageModel, ModelConfig, build_model
-from snapshot.base import Base, check_weights, open_base
-from snapshot.disk.architecture import model_config
-from snapshot.disk.files import MANIFEST, snapshot_folders, snapshots_in
+from model.lora import merge_adapters
+from snapshot.base import Base, check_weights, open_base, open_reference
+from snapshot.disk.architecture import config_json, layout_of, model_config
+from snapshot.disk.entries import shapes_of, weight_entries, whole_parts
+from snapshot.disk.files import MANIFEST, snapshot_folders, snapshots_in, write_json
+from snapshot.disk.placing import place_tensors
 from snapshot.disk.reading import visible
-from snapshot.disk.reference import CONFIG, BaseReference, read_config, read_reference, stem_of
+from snapshot.disk.reference import (
+    CONFIG,
+    WHOLE,
+    BaseReference,
+    read_config,
+    read_reference,
+    stem_of,
+)
 from snapshot.disk.state import RunState, read_state, restore_weights
+from snapshot.disk.tensor_files import TensorFiles, create_files
+from snapshot.disk.writing import atomic_folder
 from snapshot.errors import SnapshotError
-from snapshot.referenced_base import open_reference
-from snapshot.resume import newest_snapshot
+from snapshot.start import newest_snapshot
 from store.client import Hub
 from store.fetch import fetch_for_sampling, read_repo
 from store.names import NAMED_BUCKET, named_repo
@@ -23,6 +38,8 @@ from store.newest import newest_whole
 KEY = "model"
 TIMEOUT_SECONDS = 60.0
 BASE_HELP = "the folder of the base, for a snapshot that holds only the trained weights"
+PIECE_BYTES = 2_000_000_000
+"""Bytes of the largest file, as in a snapshot."""
 
 
 @dataclass(frozen=True)
@@ -110,3 +127,40 @@ def _other(name: str) -> NamedModel:
     base = open_base(KEY, name, TIMEOUT_SECONDS)
     sizes = base.config(dropout=0.0, activation_checkpointing=False)
     return NamedModel(base.name, base.folder, sizes, base=base)
+
+
+def merge(source: str, folder: Path, base: str | None = None) -> NamedModel:
+    """Write the model to a new folder, which transformers loads and `model.pretrained` takes.
+
+    `base` is as for `find_model`. The weights are float32. Raises SnapshotError for a snapshot that
+    is whole and for a folder that exists, HubError if something cannot be downloaded, OSError if
+    the folder cannot be written.
+    """
+    named = find_model(source, base)
+    if named.reference is None:
+        raise SnapshotError(f"{named.name} is whole already: transformers loads it as it is.")
+    if os.path.lexists(folder):
+        raise SnapshotError(f"{folder} exists. Name a new folder.")
+    model = named.load()
+    with atomic_folder(folder.parent, folder.name) as building:
+        write_model(named, model, building, PIECE_BYTES)
+        for name in (*TOKENIZER_FILES, GENERATION):
+            if name != GENERATION or (named.folder / name).exists():
+                shutil.copyfile(named.folder / name, building / name)
+    return named
+
+
+def write_model(named: NamedModel, model: LanguageModel, folder: Path, piece_bytes: int) -> None:
+    """Write the weights of a loaded model in float32, in files of such a size, and its config.
+
+    Adapters are merged into the model. Raises OSError if the folder cannot be written.
+    """
+    if named.reference is not None and named.reference.lora is not None:
+        merge_adapters(model)
+    entries = weight_entries(layout_of(model), WHOLE)
+    placements = {WHOLE: place_tensors(shapes_of(entries), WHOLE, piece_bytes)}
+    create_files(folder, placements)
+    with TensorFiles(folder, placements, maps=True) as files:
+        for part in whole_parts(entries):
+            part.write(files)
+    write_json(folder / CONFIG, config_json(named.sizes))

@@ -112,10 +112,14 @@ def fetch(repo: RepoContents, folder: str, root: Path) -> Path:
         remove_partial(root)
         raise
     except OSError as error:
-        remedy = "Free some space there" if is_full(error) else "Make that folder writable"
-        raise DiskFault(
-            f"{folder} of {repo.name} cannot be written to {root}: {error.strerror}. {remedy}."
-        ) from error
+        raise _disk_fault(repo, folder, root, error) from error
+
+
+def _disk_fault(repo: RepoContents, folder: str, root: Path, error: OSError) -> DiskFault:
+    remedy = "Free some space there" if is_full(error) else "Make that folder writable"
+    return DiskFault(
+        f"{folder} of {repo.name} cannot be written to {root}: {error.strerror}. {remedy}."
+    )
 
 
 def remove_partial(root: Path) -> None:
@@ -139,12 +143,44 @@ def fetch_for_sampling(repo: RepoContents, folder: str) -> Path:
 
 
 def _download_for_sampling(repo: RepoContents, folder: str, again: bool = False) -> Path:
-    downloaded = _download(repo, folder, None, is_for_sampling, again)
+    downloaded = _download_some(repo, folder, None, is_for_sampling, again)
+    check_model(downloaded)
+    return downloaded
+
+
+def fetch_small(repo: RepoContents, folder: str, root: Path) -> Path:
+    """Download the small files of a snapshot, with which a later `fetch` to `root` begins.
+
+    They are its state, configuration and tokenizer. Raises as `fetch` does.
+    """
+    try:
+        try:
+            return _download_some(repo, folder, root / PARTIAL, is_small)
+        except SnapshotError:  # as in `fetch`
+            remove_partial(root)
+            return _download_some(repo, folder, root / PARTIAL, is_small)
+    except OSError as error:
+        raise _disk_fault(repo, folder, root, error) from error
+
+
+def is_small(name: str) -> bool:
+    """Whether a file of a snapshot holds no tensors."""
+    return not name.endswith(".safetensors")
+
+
+def _download_some(
+    repo: RepoContents,
+    folder: str,
+    target: Path | None,
+    wanted: Callable[[str], bool],
+    again: bool = False,
+) -> Path:
+    """Download the wanted files of a snapshot as `_download` does, and verify them."""
+    downloaded = _download(repo, folder, target, wanted, again)
     numbers = NumberChecks()
     for name, (_, digest) in manifest_entries(downloaded).items():
-        if is_for_sampling(name):
+        if wanted(name):
             check_file(downloaded / name, digest, numbers.inspector_for, f"{folder} of {repo.name}")
-    check_model(downloaded)
     return downloaded
 
 

@@ -20,9 +20,11 @@ from model.causal_lm import causal_lm_config
 from snapshot.base import check_weights, open_base
 from snapshot.disk.architecture import layout_for
 from snapshot.errors import SnapshotError
-from training.run.tokenizer import tokenizer_folder
+from snapshot.start import Start
+from training.run.text import tokenizer_of_run
 
 REPO = "them/model"
+BEGUN = Start(None, None, "")
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +146,9 @@ def test_a_tokenizer_in_older_files_is_refused_with_the_way_out(tmp_path, monkey
     (folder / "tokenizer.json").unlink()
     before = [f"model.pretrained={folder}"]
     with pytest.raises(DataError) as refused:
-        tokenizer_folder(load_config(before), open_base("model.pretrained", str(folder), 5.0))
+        tokenizer_of_run(
+            load_config(before), BEGUN, open_base("model.pretrained", str(folder), 5.0)
+        )
     assert "as vocab.json and merges.txt and not as tokenizer.json" in str(refused.value)
     assert "Then add data.tokenizer=tokenizer." in str(refused.value)
     with pytest.raises(DataError, match="Then copy the tokenizer"):
@@ -152,7 +156,7 @@ def test_a_tokenizer_in_older_files_is_refused_with_the_way_out(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     advice = re.search(r"AutoTokenizer\..*?\.save_pretrained\(.*?\)", str(refused.value))
     eval(advice[0], {"AutoTokenizer": AutoTokenizer})
-    found = tokenizer_folder(load_config([*before, "data.tokenizer=tokenizer"]), None)
+    found = tokenizer_of_run(load_config([*before, "data.tokenizer=tokenizer"]), BEGUN, None)
     assert tokenizer_of(found).end_of_text is not None
 
 

@@ -12,7 +12,7 @@ import runs
 import sample as script
 from data.errors import DataError
 from model.generate import BrokenModel
-from snapshot.device import DeviceError
+from snapshot.command_line import DeviceError
 
 
 def sample(*arguments: str):

@@ -29,7 +29,7 @@ from snapshot.disk.reference import BaseReference
 from snapshot.disk.state import RunState, begin_snapshot, check_snapshot, restore
 from snapshot.errors import SnapshotError
 from training.optimizer import make_optimizer
-from training.run.pretrained import find_pretrained
+from training.run.pretrained import refuse_undescribed
 from training.schedule import last_full_step, learning_rate_at
 
 CPU = torch.device("cpu")
@@ -246,7 +246,7 @@ SMALL = ["model.n_layer=2", "model.n_head=2", "model.n_embd=8", "data.block_size
 def test_a_model_that_is_not_what_its_config_json_says_is_refused_at_the_start(monkeypatch, change):
     edit(monkeypatch, change)
     with pytest.raises(SnapshotError) as raised:
-        find_pretrained(None, load_config(SMALL))  # the first that Session.begin does
+        refuse_undescribed(load_config(SMALL))  # the first that Session.begin does
     assert f"model/gpt.py {EDITS[change]}" in str(raised.value)
     assert "transformers' GPT2LMHeadModel, which config.json names, " in str(raised.value)
     assert str(raised.value).endswith("a name of its own: GPTConfig.family in model/gpt.py.")
@@ -254,7 +254,7 @@ def test_a_model_that_is_not_what_its_config_json_says_is_refused_at_the_start(m
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_is_what_its_config_json_says(preset):
-    assert find_pretrained(None, load_config([f"model={preset}"])) is None
+    refuse_undescribed(load_config([f"model={preset}"]))
 
 
 def test_a_changed_model_with_a_name_of_its_own_is_trained_and_no_other_program_loads_it(
@@ -262,7 +262,7 @@ def test_a_changed_model_with_a_name_of_its_own_is_trained_and_no_other_program_
 ):
     edit(monkeypatch, one_more)
     monkeypatch.setattr(GPTConfig, "family", "scaled_gpt")
-    assert find_pretrained(None, load_config(SMALL)) is None
+    refuse_undescribed(load_config(SMALL))
     model, optimizer = attempt("adamw")
     update(model, optimizer, 1)
     folder = save(tmp_path, "adamw", model, optimizer, step=1)

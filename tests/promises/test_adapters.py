@@ -16,12 +16,12 @@ from config.checks import problems
 from config.schema import Config
 from model.lora import Lora, LoraError
 from sealed import seal
+from snapshot.base import open_reference
 from snapshot.disk.files import read_json
 from snapshot.disk.reference import read_reference
 from snapshot.disk.state import check_snapshot
 from snapshot.errors import SnapshotError
 from snapshot.named_model import find_model
-from snapshot.referenced_base import open_reference
 
 LORA = ("model.lora_rank=4", "model.dropout=0.1", "optim.learning_rate=0.01")
 FROZEN = ('optim.freeze=["*.wte.*","*.wpe.*","*.h.0.*"]', "optim.learning_rate=0.001")

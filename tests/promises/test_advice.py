@@ -42,7 +42,7 @@ def chosen(config: Config) -> Start:
     lock = RunLock()
     lock.acquire(Path(config.run.dir))
     try:
-        return start._choose(config, lock, use_local=True)
+        return start.start_over(runs.ALONE, config, lock, start._choose(config, lock))
     finally:
         lock.release()
 

@@ -19,14 +19,14 @@ from sealed import seal
 from snapshot.base import open_base
 from snapshot.disk.state import read_state
 from snapshot.errors import OtherRun, SnapshotError
-from snapshot.merge import merge
-from snapshot.other_run import refuse_other_run
-from snapshot.start_over import check_can_move_aside
+from snapshot.named_model import merge
+from snapshot.start import check_can_move_aside
 from store.bucket import Bucket
 from store.errors import HubError
 from training.run import start
 from training.run.run_dir import refuse_foreign
 from training.run.run_lock import RunLock
+from training.run.same_run import refuse_other_run
 
 HERE, THERE, BUCKET = "hub.repo_id=me/run", "hub.repo_id=me/other", "hub.bucket=me/run"
 NEVER = "snapshot.resume=never"
@@ -48,7 +48,8 @@ def begins(small, tmp_path, monkeypatch):
             check_can_move_aside(run_dir, start.read_by(config))
         lock.acquire(run_dir)
         try:
-            state = start._choose(config, lock, use_local=True, refuse=refuse).state
+            chosen = start._choose(config, lock, refuse)
+            state = start.start_over(runs.ALONE, config, lock, chosen).state
         finally:
             lock.release()
         return None if state is None else state.step

@@ -15,11 +15,10 @@ from config.compose import load_config
 from config.schema import ConfigError
 from small_snapshots import trained, write
 from snapshot.__main__ import main
-from snapshot.base import Base
+from snapshot.base import Base, keep_base
 from snapshot.disk.files import verify
 from snapshot.disk.pruning import prune
 from snapshot.errors import SnapshotError
-from snapshot.referenced_base import keep_base
 from tracing.session import load_traced_config
 from training.run.run_lock import RunLock
 from training.run.start import lock_run_dir

@@ -20,7 +20,7 @@ from loopback_hub import LoopbackHub
 from loopback_store import Repo
 from snapshot.disk.files import manifest_sha256
 from snapshot.disk.state import read_state
-from snapshot.store import Store
+from snapshot.run_store import RunStore
 from store.attempt import UploadTarget
 from store.client import Hub
 from store.latest import Latest, latest_as_bytes
@@ -58,9 +58,9 @@ def lead_here(hub: LoopbackHub, monkeypatch) -> None:
     assert get_token() == hub.default_token
 
 
-def store(timeout: float = 5.0, repo_id: str = REPO, private: bool = True) -> Store:
+def store(timeout: float = 5.0, repo_id: str = REPO, private: bool = True) -> RunStore:
     """A run's own repo, as its start has it."""
-    return Store(Hub(repo_id, timeout), private, takeover=False)
+    return RunStore(Hub(repo_id, timeout), private, takeover=False)
 
 
 def uploader(

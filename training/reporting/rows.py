@@ -8,7 +8,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from snapshot.start_over import METRICS
+from snapshot.start import METRICS
 from store.records import EVENTS
 from training.reporting.events import Event, read_events
 from training.reporting.metrics import Record, read_after

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,13 +12,13 @@ import torch
 from accelerate import Accelerator
 from accelerate.big_modeling import init_empty_weights
 from torch import nn
+from torch.optim import Optimizer
 
 from config.other_models import settle_rate
 from config.schema import Config, ConfigError, gpt_config, lora_of, other_model, too_long
 from data.chat import ChatTemplate
 from data.corpus import Corpus
 from data.public_names import public_name
-from data.special_tokens import end_ids
 from data.tokenizer import Tokenizer, refuse_larger_than
 from model.causal_lm import (
     CausalLMConfig,
@@ -29,16 +29,12 @@ from model.causal_lm import (
 )
 from model.dropout_places import active_dropout
 from model.lora import LoraError
-from snapshot.base import SMALL_FILES, Base, check_weights, open_base
-from snapshot.disk.architecture import config_json, layout_for, model_config
-from snapshot.disk.files import snapshot_folders, snapshots_in, verify
+from snapshot.base import Base, check_weights, keep_base, open_base, open_reference
+from snapshot.disk.architecture import config_json, layout_for
 from snapshot.disk.generation import generation_of
-from snapshot.disk.reference import BaseReference, read_config, read_reference
-from snapshot.disk.state import restore_weights
-from snapshot.errors import SnapshotError
-from snapshot.referenced_base import keep_base, open_reference
+from snapshot.disk.reference import BaseReference, read_reference
+from snapshot.disk.state import restore, restore_weights
 from snapshot.start import Start
-from store.errors import HubError
 from training.distributed.agreement import (
     broadcast_text,
     local_main_first,
@@ -48,65 +44,59 @@ from training.distributed.agreement import (
 from training.out_of_memory import check_parameters_fit
 
 
-def find_pretrained(accelerator: Accelerator, config: Config) -> PretrainedModel | None:
+def refuse_undescribed(config: Config) -> None:
+    """Raise SnapshotError where our own GPT in model/gpt.py is not what snapshots would say."""
+    if other_model(config.model) is None:
+        layout_for(gpt_config(config, vocab_size=1)).refuse_undescribed()
+
+
+def find_pretrained(
+    accelerator: Accelerator, config: Config, start: Start
+) -> PretrainedModel | None:
     """The model that `model.pretrained` or `model.architecture` names; None for our own GPT.
 
-    Every process must call this; the main process decides on the commit of a repo, and the first
-    process of each machine downloads configuration and tokenizer. A run that has a snapshot needs
-    nothing else, so it also resumes where the model's repo cannot be reached.
-
-    Raises SnapshotError for what is not such a model, and where model/gpt.py is not what snapshots
-    would say; HubError if the Hub cannot be reached.
+    Of an attempt that resumes, the snapshot has the configuration and the tokenizer, so the model
+    that the run began from need not be there any more. Otherwise the main process decides on the
+    commit of a repo, and the first process of each machine downloads the small files. Every process
+    must call this. Raises SnapshotError for what is not such a model, HubError if the Hub cannot be
+    reached.
     """
     if (named := other_model(config.model)) is None:
-        layout_for(gpt_config(config, vocab_size=1)).refuse_undescribed()
         return None
     key, value = named
-    begun = newest_begun(config)
-    name = f"{key}={value}"
-    found = run_on_main(accelerator, lambda: _open(key, value, config, begun))
-    where = broadcast_text(accelerator, None if found is None else found.name)
-
-    def same() -> Base:
-        if found is not None:
-            return found
-        return replace(_open(key, where, config, newest_begun(config)), key=name)
-
-    base = local_main_first(accelerator, same)
+    if start.folder is not None:
+        base = Base(f"{key}={value}", value, start.folder)
+    else:
+        found = run_on_main(accelerator, lambda: _open(config))
+        where = broadcast_text(accelerator, None if found is None else found.name)
+        base = local_main_first(accelerator, lambda: found or _open(config, where))
     settle_rate(config, partial(_parameters, base))
     return PretrainedModel(accelerator, config, base)
+
+
+def with_settled_rate(config: Config) -> Config:
+    """The configuration as a run's snapshots hold it, where the model's size decides the rate.
+
+    Raises SnapshotError and HubError as `find_pretrained` does.
+    """
+    settled = replace(config, optim=replace(config.optim))
+    settle_rate(settled, lambda: _parameters(_open(config)))
+    return settled
+
+
+def _open(config: Config, where: str | None = None) -> Base:
+    """Open the model that the configuration names, or `where` the main process has found it."""
+    named = other_model(config.model)
+    assert named is not None
+    key, value = named
+    is_pretrained = key == "model.pretrained"
+    base = open_base(key, where or value, config.hub.timeout_seconds, is_pretrained)
+    return replace(base, key=f"{key}={value}")
 
 
 def _parameters(base: Base) -> int:
     sizes = base.config(dropout=0.0, activation_checkpointing=False)
     return layout_for(sizes).size_without_output()
-
-
-def newest_begun(config: Config) -> Path | None:
-    """The newest snapshot of this run on this disk whose configuration and tokenizer are whole."""
-    if config.snapshot.resume == "never":
-        return None
-    with suppress(SnapshotError):
-        for folder in snapshot_folders(snapshots_in(Path(config.run.dir))):
-            with suppress(SnapshotError):
-                verify(folder, SMALL_FILES)
-                return folder
-    return None
-
-
-def _open(key: str, value: str, config: Config, begun: Path | None) -> Base:
-    if begun is not None:
-        return Base(f"{key}={value}", value, begun, is_of_run=True)
-    is_pretrained = key == "model.pretrained"
-    try:
-        return open_base(key, value, config.hub.timeout_seconds, is_pretrained)
-    except (SnapshotError, HubError):
-        if config.hub.repo_id is None or config.snapshot.resume == "never":
-            raise
-        with suppress(SnapshotError, HubError):  # perhaps the run has begun on another machine
-            own = open_base("hub.repo_id", config.hub.repo_id, config.hub.timeout_seconds, False)
-            return replace(own, key=f"{key}={value}", name=value, is_of_run=True)
-        raise
 
 
 class PretrainedModel:
@@ -139,17 +129,7 @@ class PretrainedModel:
 
     def _build(self, start: Start, tokenizer: Tokenizer) -> LanguageModel:
         accelerator, base, keys = self._accelerator, self.base, self._config.model
-        if start.folder is None:
-            sizes = base.config(keys.dropout, keys.activation_checkpointing)
-        else:
-            described = read_config(start.folder)
-            sizes = model_config(*described, keys.dropout, keys.activation_checkpointing)
-        if start.folder is None and base.is_of_run:
-            raise SnapshotError(
-                f"{base.key} is needed to begin at step 1, and cannot be read now: the run has "
-                "snapshots, but none that it resumes from. Start again when it can be read, or "
-                "give the run another run.name."
-            )
+        sizes = base.config(keys.dropout, keys.activation_checkpointing)
         if self._config.data.block_size > sizes.block_size:
             raise ConfigError(too_long(self._config, base.key, sizes.block_size))
         refuse_larger_than(sizes.vocab_size, tokenizer, str(self._config.data.tokenizer))
@@ -226,6 +206,26 @@ class PretrainedModel:
             run_on_all(self._accelerator, lambda: restore_weights(weights, model))
 
 
+def read_weights(
+    accelerator: Accelerator,
+    pretrained: PretrainedModel | None,
+    start: Start,
+    model: LanguageModel,
+    optimizer: Optimizer,
+) -> None:
+    """Read weights and optimizer state of the snapshot, or else the weights of a base.
+
+    Model and optimizer are prepared. Every process must call this. Raises SnapshotError.
+    """
+    if pretrained is not None:
+        pretrained.load(model)
+    if (folder := start.folder) is not None:
+        run_on_all(accelerator, lambda: restore(folder, model, optimizer))
+        assert start.state is not None
+        if accelerator.scaler is not None and start.state.loss_scaler is not None:
+            accelerator.scaler.load_state_dict(start.state.loss_scaler)
+
+
 def generation(pretrained: PretrainedModel | None, corpus: Corpus) -> dict[str, Any]:
     """The generation_config.json of the run's snapshots; empty if they have none.
 
@@ -236,11 +236,6 @@ def generation(pretrained: PretrainedModel | None, corpus: Corpus) -> dict[str, 
     if corpus.marks:
         stops = ChatTemplate(corpus.tokenizer, corpus.info.name).stops()
     return generation_of(None if pretrained is None else pretrained.base.folder, stops)
-
-
-def ends_of(pretrained: PretrainedModel | None) -> frozenset[int]:
-    """The tokens that end a text of the model which the run began from, as in transformers."""
-    return frozenset() if pretrained is None else frozenset(end_ids(pretrained.base.folder))
 
 
 def _empty_model(sizes: ModelConfig) -> LanguageModel:

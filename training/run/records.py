@@ -14,8 +14,7 @@ from snapshot.config_values import changed_values
 from snapshot.disk.files import snapshots_in
 from snapshot.disk.state import RunState
 from snapshot.errors import SnapshotError
-from snapshot.start import Start
-from snapshot.start_over import METRICS
+from snapshot.start import METRICS, Start
 from store.errors import HubError
 from store.records import EVENTS, MOST_METRICS_BYTES, fetch_records
 from store.retries import with_retries
@@ -56,7 +55,7 @@ def _origin(config: Config, start: Start, code_before: int | None) -> str:
     """Where the attempt starts, and how the one before it ended on this disk."""
     if start.folder is None:
         return "from scratch"
-    if start.folder.parent != snapshots_in(Path(config.run.dir)):
+    if not start.is_in(Path(config.run.dir)):
         return "from the snapshot of another run"
     if start.fetched:
         return "resumed from the Hub"

@@ -13,19 +13,20 @@ from omegaconf import OmegaConf
 from config.schema import ConfigError
 from snapshot.disk.files import TEMPORARY_PREFIX, manifest_entries, snapshot_folders, snapshots_in
 from snapshot.errors import SnapshotError
-from snapshot.resume import ATTEMPTS
-from snapshot.start_over import METRICS
+from snapshot.start import METRICS
 from store.fetch import PARTIAL
 from store.records import EVENTS
 from training.reporting.events import parse_events
 from training.reporting.page import PAGE
 from training.reporting.samples import SAMPLES
 from training.reporting.track import FOLDER as TRACKERS
-from training.run.best import BEST
+from training.run.evaluations import BEST
 
 CONFIG_FILE, CURVES = "config.yaml", "curves.png"
 EXIT_CODE, LOCK = "exit_code", ".lock"
 """The first is a file with the last attempt's exit code: `accelerate launch` turns each into 1."""
+ATTEMPTS = "attempts.txt"
+"""The ids of the attempts that uploaded from the directory, to compare with latest.json."""
 WRITTEN = (CONFIG_FILE, METRICS, EVENTS, SAMPLES, BEST, ATTEMPTS, CURVES, PAGE, TRACKERS, LOCK)
 OF_TRACES = ("trace.html", "trace.json", "profile_*.json")
 SECTIONS = {"data", "model", "optim", "train", "snapshot", "run"}
@@ -80,6 +81,19 @@ def config_in(run_dir: Path) -> dict[str, Any] | None:
             if isinstance(found, dict) and found.keys() >= SECTIONS:
                 return {str(key): value for key, value in found.items()}
     return None
+
+
+def record_attempt(run_dir: Path, attempt_id: str) -> frozenset[str]:
+    """Record that an attempt uploads from a directory; returns the attempts that did before it.
+
+    They are over: one process at a time trains in a directory.
+    """
+    path, before = run_dir / ATTEMPTS, frozenset[str]()
+    with suppress(OSError, ValueError):
+        before = frozenset(path.read_text(encoding="utf-8").split())
+    with suppress(OSError), open(path, "a", encoding="utf-8") as opened:
+        opened.write(f"{attempt_id}\n")
+    return before
 
 
 def exit_code_in(path: Path) -> int | None:

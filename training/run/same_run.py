@@ -2,31 +2,86 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from config.schema import Config
-from config.stored import as_plain
 from data.corpus import Corpus
-from data.public_names import public_name
+from data.public_names import public_config, public_name
+from snapshot.config_values import as_argument, value_of
 from snapshot.disk.state import RunState
-from snapshot.other_run import refuse_other_run
-from snapshot.start import StateCheck
-from training.run.streams import has_begun_otherwise
+from snapshot.errors import OtherRun
+
+MUST_MATCH = (
+    "model.pretrained",
+    "model.architecture",
+    "data.block_size",
+    "data.documents",
+    "model.n_layer",
+    "model.n_head",
+    "model.n_embd",
+    "model.activation_function",
+    "model.lora_rank",
+    "model.lora_alpha",
+    "model.lora_targets",
+    "optim.freeze",
+    "optim.name",
+    "snapshot.whole",
+    "train.global_batch_size",
+    "train.seed",
+)
+"""Keys that decide the model, the optimizer's state and the global batches: with another value it
+is another run."""
 
 
-def refusal_of_others(config: Config, corpus: Corpus) -> StateCheck:
-    """The check of a snapshot's state: it raises SnapshotError for the snapshot of another run.
+def refuse_other_run(
+    state: RunState, config: dict[str, Any], data: dict[str, Any] | None = None
+) -> None:
+    """Raise OtherRun with all differences, if the snapshot belongs to another run.
 
-    It needs nothing but the state, so a snapshot is checked before the rest of it is downloaded.
-    The text of a stream is compared only if it has begun as that of the snapshot.
+    `data` are the `data_facts` of the text. Without them only the configuration is compared, which
+    needs nothing but the state: before the rest of a snapshot is downloaded.
     """
-    plain, facts = as_plain(config), data_facts(corpus)
+    state = replace(state, config=public_config(state.config))
+    part = value_of(state.config, "model.lora_rank") or not value_of(state.config, "snapshot.whole")
+    checked = {"model.pretrained"} if part else set()  # by hash; it may lie in another place now
+    differences = [
+        f"{key}: {as_argument(before)} in the snapshot, {as_argument(now)} now"
+        for key in MUST_MATCH
+        if (before := value_of(state.config, key)) != (now := value_of(config, key))
+        and key not in checked
+    ]
+    differences += [] if data is None else _differences_of_text(state, config, data)
+    if differences:
+        raise OtherRun(
+            f"the snapshot of step {state.step} belongs to another run:\n  "
+            + "\n  ".join(differences)
+            + "\nRestore these values, or give the new run another run.name (and hub.repo_id). To "
+            "begin that one from these weights, set model.pretrained=<this run or repo>."
+        )
 
-    def refuse(state: RunState) -> None:
-        unknown = has_begun_otherwise(config, corpus, state)
-        refuse_other_run(state, plain, None if unknown else facts)
 
-    return refuse
+def _differences_of_text(
+    state: RunState, config: dict[str, Any], data: dict[str, Any]
+) -> list[str]:
+    """How the text and its tokens differ from those of a snapshot."""
+    differences = []
+    known = state.data.get("vocabulary")
+    if known != data["vocabulary"]:
+        differences.append(f"vocabulary: {known} tokens in the snapshot, {data['vocabulary']} now")
+    if state.data.get("fingerprint") == data["fingerprint"]:
+        return differences
+    before, now = (value_of(values, "data.tokenizer") for values in (state.config, config))
+    if before != now:  # the fingerprint is that of tokens, so the text may be the same
+        known_as = f"{as_argument(before)} in the snapshot, {as_argument(now)} now"
+        return [*differences, f"data.tokenizer: {known_as}"]
+    of_streams = ", data.window_bytes or data.mix, or data.held_out_split"
+    keys = of_streams if state.stream is not None else ""
+    return [
+        *differences,
+        f"text: {state.data.get('name')} ({str(state.data.get('fingerprint'))[:8]}) in the "
+        f"snapshot, {data['name']} ({data['fingerprint'][:8]}) now, "
+        f"or another data.val_fraction{keys}",
+    ]
 
 
 def data_facts(corpus: Corpus) -> dict[str, Any]:

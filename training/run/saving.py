@@ -34,7 +34,7 @@ from training.reporting.clock import EVALUATION, SNAPSHOT
 from training.reporting.curves import draw_run
 from training.reporting.machine import computed_on
 from training.reporting.report import Report
-from training.run.best import BestSnapshot
+from training.run.evaluations import BestSnapshot
 from training.run.snapshot_ranks import find_ranks
 from training.run.uploading import hand_over
 

@@ -41,22 +41,32 @@ from training.reporting.speed import speed_of
 from training.reporting.watchdog import Watchdog
 from training.reproducibility import build_gradient_buckets, compute_reproducibly, one_pass
 from training.run.accelerator import micro_batch_shape, set_accumulation
-from training.run.best import BestSnapshot
 from training.run.due import Due, due_after
-from training.run.pending_evaluation import evaluation_is_pending
-from training.run.pretrained import PretrainedModel, ends_of, find_pretrained, generation
+from training.run.evaluations import BestSnapshot, evaluation_is_pending
+from training.run.pretrained import (
+    PretrainedModel,
+    find_pretrained,
+    generation,
+    read_weights,
+    refuse_undescribed,
+)
 from training.run.records import begin_records
 from training.run.run_lock import RunLock
-from training.run.same_run import refusal_of_others
 from training.run.saving import SnapshotWriter
 from training.run.signals import LAST_WORDS_SECONDS, Phase, Signals, exit_code_of
-from training.run.start import agree_on_start, lock_run_dir, open_run, state_at
+from training.run.start import (
+    agree_on_start,
+    lock_run_dir,
+    open_run,
+    start_over,
+    state_at,
+    take_start,
+)
 from training.run.stop import Stop
-from training.run.streams import begin_stream, blocks_of, stream_after, text_at
+from training.run.text import blocks_of, stream_after
 from training.run.tracking import Trackers
 from training.run.tuning import tuning_for
 from training.run.uploading import begin_uploads, finish_uploads, longest_finish_seconds
-from training.run.weights import read_weights
 from training.sampling import Sample, sample_text
 
 
@@ -89,26 +99,35 @@ class Session:
         """
         self.accelerator = accelerator
         set_accumulation(accelerator, self.config)
+        refuse_undescribed(self.config)
         lock_run_dir(accelerator, self.config, self._lock)
-        self.pretrained = find_pretrained(accelerator, self.config)
         compute_reproducibly()
         self._tuning = tuning_for(accelerator, self.config)
 
-    def choose_start(self, corpus: Corpus) -> Corpus:
-        """Choose the snapshot to resume from, the same on all processes, and read its state.
+    def choose_start(self) -> None:
+        """Choose the snapshot to resume from, and find the model, the same on all processes.
 
-        Returns the text at the snapshot's revision. Raises SnapshotError for that of another run.
+        Raises SnapshotError for the snapshot of another run, as far as the configuration tells.
         """
         accelerator, config = self.accelerator, self.config
-        refuse = refusal_of_others(config, corpus)
-        self.start: Start = agree_on_start(accelerator, config, self._lock, refuse)
-        base = None if self.pretrained is None else self.pretrained.base
-        corpus = text_at(accelerator, config, base, corpus, self.start.state)
-        self.corpus = corpus = replace(corpus, ends=ends_of(self.pretrained))
-        self.state = state_at(self.start, config, corpus, computed_on(accelerator), base)
-        if self.start.state is not None:
-            refusal_of_others(config, corpus)(self.start.state)
-        return begin_stream(corpus, config, self.state)
+        self.start: Start = agree_on_start(accelerator, config, self._lock)
+        self.pretrained = find_pretrained(accelerator, config, self.start)
+
+    def accept(self, corpus: Corpus) -> None:
+        """Compare the text with the snapshot's, and read on where that ends.
+
+        Raises SnapshotError for the text of another run. Only then are a snapshot's weights
+        downloaded, and moved aside what `snapshot.resume=never` starts over.
+        """
+        accelerator, config, pretrained = self.accelerator, self.config, self.pretrained
+        self.corpus = corpus
+        start = take_start(accelerator, config, self._lock, self.start, corpus)
+        self.start = start = start_over(accelerator, config, self._lock, start)
+        if pretrained is not None and start.folder is not None:
+            pretrained.base = replace(pretrained.base, folder=start.folder)
+        base = None if pretrained is None else pretrained.base
+        self.state = state_at(start, config, corpus, computed_on(accelerator), base)
+        self._generation = generation(pretrained, corpus)
 
     @property
     def next_step(self) -> int:
@@ -144,7 +163,7 @@ class Session:
         """
         accelerator, config, start, state = self.accelerator, self.config, self.start, self.state
         self._model, bare_model, corpus = model, unwrapped(accelerator, model), self.corpus
-        read_weights(accelerator, self.pretrained, start, state, bare_model, optimizer)
+        read_weights(accelerator, self.pretrained, start, bare_model, optimizer)
         metrics = run_on_main(accelerator, lambda: open_run(Path(config.run.dir), config, start))
         self._trackers = Trackers(self.console, config, state.run_id, accelerator.is_main_process)
         size = layout_of(bare_model).snapshot_bytes(config.optim.name, config.saves_only_trained)
@@ -156,7 +175,7 @@ class Session:
         self.report = report = Report(self.console, metrics, tokens, *(*before, *around))
         self._best = BestSnapshot(config, accelerator.is_main_process, state, start)
         base = None if self.pretrained is None else self.pretrained.reference
-        about = corpus.tokenizer, report, self._best, base, generation(self.pretrained, corpus)
+        about = corpus.tokenizer, report, self._best, base, self._generation
         self._writer = SnapshotWriter(accelerator, config, model, optimizer, *about)
         optimizer.optimizer.register_step_pre_hook(lambda *_: self._finish_snapshot())
         self._timeouts = ProcessGroupTimeouts(accelerator, config.run)

@@ -1,86 +1,66 @@
-"""The start of an attempt: its text, its directory, and the snapshot that all processes resume."""
+"""Where an attempt begins: its directory, and the snapshot that all processes resume from."""
 
 from __future__ import annotations
 
 import json
+import signal
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 
-from config.schema import Config
+from config.schema import Config, ConfigError
 from config.stored import as_plain, as_yaml
-from data.corpus import Corpus, prepare_corpus
-from data.errors import DataError
+from data.corpus import Corpus
 from data.public_names import public_name
-from data.tokenizer import CHARACTERS
-from model.cpu.cores import cores
 from snapshot.base import Base
-from snapshot.disk.files import manifest_sha256, remove_leftovers, snapshots_in, write_whole
+from snapshot.config_values import changed_values
+from snapshot.disk.files import (
+    folder_name,
+    manifest_sha256,
+    remove_leftovers,
+    snapshots_in,
+    write_whole,
+)
 from snapshot.disk.pruning import prune
 from snapshot.disk.state import RunState, check_snapshot, read_state
-from snapshot.errors import SnapshotError
-from snapshot.fetched import fetch_remote_snapshot
-from snapshot.model_repo import check_model_repo
-from snapshot.resume import choose_start, folder_for_step
-from snapshot.start import RemoteSnapshot, Start, StateCheck, any_state
-from snapshot.start_over import check_can_move_aside
-from store.fetch import remove_partial
+from snapshot.errors import OtherRun, SnapshotError
+from snapshot.run_store import Fetch, RemoteSnapshot, StateCheck
+from snapshot.start import (
+    METRICS,
+    ORIGIN,
+    Start,
+    check_can_move_aside,
+    check_model_repo,
+    choose_start,
+    folder_for_step,
+    move_aside,
+)
+from store.fetch import PARTIAL, fetch, fetch_small, remove_partial
+from store.records import EVENTS
 from training.distributed.agreement import (
     broadcast_text,
-    equal_on_all,
     local_main_first,
     run_on_all,
     run_on_main,
 )
-from training.reporting.metrics import MetricsFile
-from training.reporting.output import say_error
-from training.run.pretrained import PretrainedModel
-from training.run.restart import is_restart
-from training.run.run_dir import CONFIG_FILE, refuse_foreign
+from training.distributed.environment import restarted_by_launcher
+from training.exits import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER_MISTAKE
+from training.reporting.events import read_events
+from training.reporting.metrics import MetricsFile, has_step
+from training.run.pretrained import with_settled_rate
+from training.run.run_dir import CONFIG_FILE, config_in, refuse_foreign
 from training.run.run_lock import RunLock, not_writable
-from training.run.same_run import data_facts
-from training.run.streams import is_streamed_text, stream_text
-from training.run.tokenizer import tokenizer_folder
+from training.run.same_run import data_facts, refuse_other_run
+from training.run.signals import name_of
+from training.run.text import begin_stream
 from training.run.uploading import model_repo_of, store_of
-
-
-def prepare_text(
-    accelerator: Accelerator, config: Config, pretrained: PretrainedModel | None
-) -> Corpus:
-    """Prepare the corpus once on each machine, where the first process verifies it.
-
-    Of a streamed text only held-out rows are read here. Every process must call this. Raises
-    DataError when the machines have different texts.
-    """
-    data, first = config.data, accelerator.is_local_main_process
-    base = None if pretrained is None else pretrained.base
-    if is_streamed_text(accelerator, config):
-        return stream_text(accelerator, config, base)
-    corpus = local_main_first(
-        accelerator,
-        lambda: prepare_corpus(
-            data.source,
-            text_column=data.text_column,
-            val_fraction=data.val_fraction,
-            block_size=data.block_size,
-            cache_dir=Path(data.cache_dir),
-            tokenizer=tokenizer_folder(config, base),
-            documents=data.documents,
-            threads=cores(),
-            verify=first,
-            say=say_error if first else None,
-        ),
-    )
-    if not equal_on_all(accelerator, corpus.info.fingerprint):
-        other = data.tokenizer != CHARACTERS
-        same = f", or data.tokenizer={data.tokenizer} is not the same tokenizer" if other else ""
-        raise DataError(f"data.source={data.source} is not the same text{same} on all machines.")
-    return corpus
 
 
 def lock_run_dir(accelerator: Accelerator, config: Config, lock: RunLock) -> None:
@@ -118,31 +98,82 @@ def read_by(config: Config) -> Iterator[tuple[str, str]]:
     yield from (("data.mix", part.source) for part in data.mix)
 
 
-def agree_on_start(
-    accelerator: Accelerator, config: Config, lock: RunLock, refuse: StateCheck
-) -> Start:
+def agree_on_start(accelerator: Accelerator, config: Config, lock: RunLock) -> Start:
     """Choose the snapshot that this attempt resumes from; the main process chooses and verifies.
 
-    Every process must call this. Where machines have disks of their own, one process on each
-    downloads what it lacks from the Hub. Raises SnapshotError where a snapshot cannot be used, what
-    `refuse` raises for its state, and SnapshotError where another machine can neither see nor
+    Every process must call this. Where machines have disks of their own, all use the same. Of a
+    snapshot that is only on the Hub, no more than the small files are downloaded, and nothing is
+    moved: `take_start` follows when the text is known. Raises SnapshotError where a snapshot cannot
+    be used or is another run's by the configuration, and where another machine can neither see nor
     download the one that the main process chose.
     """
-    start, proposed = _propose(
-        accelerator, config, lambda: _choose(config, lock, use_local=True, refuse=refuse)
-    )
+    refuse = partial(refuse_other_run, config=as_plain(config))
+    return _agree(accelerator, config, partial(_choose, config, lock, refuse, fetch_small))
+
+
+def take_start(
+    accelerator: Accelerator, config: Config, lock: RunLock, start: Start, corpus: Corpus
+) -> Start:
+    """Compare the text with the snapshot's, and download what is missing of that.
+
+    Every process must call this. Raises SnapshotError for the text of another run, and as
+    `agree_on_start` does.
+    """
+    refuse = partial(refuse_other_run, config=as_plain(config), data=data_facts(corpus))
+    try:
+        if start.state is not None:
+            refuse(start.state)
+        begin_stream(corpus, config, start.state)
+    except OtherRun:
+        if accelerator.is_local_main_process and not start.is_whole:
+            with suppress(OSError):
+                remove_partial(snapshots_in(Path(config.run.dir)))
+        raise
+    missing = torch.tensor([int(not start.is_whole)], device=accelerator.device)
+    if accelerator.gather(missing).any():
+
+        def choose(use_local: bool) -> Start:
+            is_here = start.is_whole and use_local
+            return start if is_here else _choose(config, lock, refuse, fetch, use_local)
+
+        start = _agree(accelerator, config, choose)
+        begin_stream(corpus, config, start.state)  # of an older snapshot if the newest is damaged
+    return start
+
+
+def start_over(accelerator: Accelerator, config: Config, lock: RunLock, start: Start) -> Start:
+    """Move aside what `snapshot.resume=never` starts over, when nothing else is wrong.
+
+    Every process must call this. Raises SnapshotError if it cannot be moved.
+    """
+
+    def over() -> Start:
+        moved = move_aside(start, Path(config.run.dir))
+        _hold(lock, config)
+        return moved
+
+    return run_on_main(accelerator, over) or start
+
+
+def _agree(accelerator: Accelerator, config: Config, choose: Callable[[bool], Start]) -> Start:
+    """The start that the main process chooses, with or without this disk, on all machines."""
+    start, proposed = _propose(accelerator, config, lambda: choose(True))
     lacks = run_on_all(accelerator, lambda: _lacks(accelerator, proposed, config))
     anybody = accelerator.gather(torch.tensor([int(lacks)], device=accelerator.device)).any()
     can_fetch = proposed is None or proposed["place"] is not None
     if anybody and not can_fetch and store_of(config) is not None:
         # Only the first machine has that snapshot: take one that all machines can download.
         first = start
-        start, proposed = _propose(
-            accelerator, config, lambda: _choose_for_all(config, lock, first, refuse)
-        )
+        start, proposed = _propose(accelerator, config, lambda: _for_all(config, first, choose))
         lacks = run_on_all(accelerator, lambda: _lacks(accelerator, proposed, config))
     theirs = local_main_first(accelerator, lambda: _same_start(proposed, config, lacks))
     return theirs if start is None else start
+
+
+def _hold(lock: RunLock, config: Config) -> None:
+    """Lock the directory anew if it was moved aside, by this attempt or by another one."""
+    if not lock.is_in(Path(config.run.dir)):
+        lock.acquire(Path(config.run.dir))
 
 
 def _propose(
@@ -162,34 +193,30 @@ def _propose(
 def _choose(
     config: Config,
     lock: RunLock,
-    use_local: bool,
-    refuse: StateCheck = any_state,
+    refuse: StateCheck = lambda state: None,
+    fetch: Fetch = fetch,
+    use_local: bool = True,
 ) -> Start:
-    run_dir = Path(config.run.dir)
     start = choose_start(
-        run_dir,
+        Path(config.run.dir),
         config.snapshot.resume,
         store_of(config),
         use_local=use_local,
         timeout=config.hub.timeout_seconds,
         is_restart=lambda state: is_restart(state, config, lock.code_before),
         refuse=refuse,
+        fetch=fetch,
     )
-    if start.state is not None:  # before another machine downloads it
-        refuse(start.state)
-    if not lock.is_in(run_dir):  # snapshot.resume=never has moved the directory aside
-        lock.acquire(run_dir)
+    _hold(lock, config)
     model_repo = model_repo_of(config)
     return start if model_repo is None else check_model_repo(model_repo, start)
 
 
-def _choose_for_all(
-    config: Config, lock: RunLock, first: Start | None, refuse: StateCheck
-) -> Start:
+def _for_all(config: Config, first: Start | None, choose: Callable[[bool], Start]) -> Start:
     """A start that every machine can download; the first choice is on one machine's disk."""
     assert first is not None
     assert first.state is not None
-    start = _choose(config, lock, use_local=False, refuse=refuse)
+    start = choose(False)
     if start.state is not None and start.state.run_id == first.state.run_id:
         lost = f"step {first.state.step} is on the first machine's disk only, and not on the Hub"
         return replace(
@@ -204,25 +231,71 @@ def _choose_for_all(
     )
 
 
+def is_restart(state: RunState | None, config: Config, code_before: int | None) -> bool:
+    """Whether this command, with `snapshot.resume=never`, restarts the run that it began itself.
+
+    Then a launcher, a job or a loop starts the next attempt. It began the run of a state, and the
+    run has not ended: it is not done, and nobody stopped it with Ctrl-C. Without a state, the run
+    is the one in the run's directory, if it has no snapshot yet. `code_before` is the exit code of
+    the start before this one; None if it left none.
+    """
+    run_dir = Path(config.run.dir)
+    before = _config_without_snapshot(run_dir, config) if state is None else state.config
+    if before is None or changed_values(before, as_plain(with_settled_rate(config))):
+        return False
+    if restarted_by_launcher():
+        return True
+    if code_before in (None, EXIT_USER_MISTAKE):
+        # It was killed, or it was refused and says nothing about the run, or that is on the Hub.
+        steps = 0 if state is None else state.step
+        return steps < config.train.max_steps and not _stopped_by_a_person(run_dir)
+    return code_before not in (EXIT_DONE, EXIT_INTERRUPTED)
+
+
+def _config_without_snapshot(run_dir: Path, config: Config) -> dict[str, Any] | None:
+    """The configuration of a run that has not reached its first snapshot; None for any other."""
+    with suppress(ConfigError, OSError):
+        if not has_step(run_dir / METRICS, config.snapshot.every):
+            return config_in(run_dir)
+    return None
+
+
+def _stopped_by_a_person(run_dir: Path) -> bool:
+    """Whether the last attempt that began has noted that Ctrl-C stopped it."""
+    kinds = ("start", "stop", "end")
+    events = [one for one in read_events(run_dir / EVENTS) if one["event"] in kinds]
+    return bool(events) and events[-1]["text"] == name_of(signal.SIGINT)
+
+
 def _proposal(start: Start, config: Config) -> str:
     if start.folder is None or start.state is None:
         return json.dumps(None)
-    root = snapshots_in(Path(config.run.dir))
-    inside = start.folder.relative_to(root) if start.folder.is_relative_to(root) else None
+    root = None  # of a folder that `snapshot.resume` names
+    if start.folder.is_relative_to(snapshots_in(Path(config.run.dir))):
+        root = ORIGIN if ORIGIN in start.folder.parts else ""
     return json.dumps(
         {
-            "inside": None if inside is None else str(inside),
+            "root": root,
             "step": start.state.step,
             "identity": manifest_sha256(start.folder),
+            "is_whole": start.is_whole,
             "place": None if start.remote is None else vars(start.remote),
         }
     )
 
 
+def _root_of(proposed: dict[str, Any], config: Config) -> Path:
+    """Where this machine downloads the proposed snapshot to."""
+    return snapshots_in(Path(config.run.dir)) / str(proposed["root"])
+
+
 def _folder_of(proposed: dict[str, Any], config: Config) -> Path:
-    if proposed["inside"] is not None:
-        return snapshots_in(Path(config.run.dir)) / str(proposed["inside"])
-    return folder_for_step(Path(config.snapshot.resume).expanduser(), proposed["step"])
+    if proposed["root"] is None:
+        return folder_for_step(Path(config.snapshot.resume).expanduser(), proposed["step"])
+    root = _root_of(proposed, config)
+    if proposed["is_whole"]:
+        return root / folder_name(proposed["step"])
+    return root / PARTIAL / str(proposed["place"]["folder"])
 
 
 def _lacks(accelerator: Accelerator, proposed: dict[str, Any] | None, config: Config) -> bool:
@@ -234,7 +307,8 @@ def _lacks(accelerator: Accelerator, proposed: dict[str, Any] | None, config: Co
         return False
     folder = _folder_of(proposed, config)
     try:
-        check_snapshot(folder)
+        if proposed["is_whole"]:
+            check_snapshot(folder)
         return manifest_sha256(folder) != proposed["identity"]
     except (SnapshotError, OSError):
         return True
@@ -250,8 +324,11 @@ def _same_start(proposed: dict[str, Any] | None, config: Config, lacks: bool) ->
                 f"{folder} is missing or differs on this machine: every machine must see the same "
                 "run.dir. Put it on a shared disk, or give the run a hub.repo_id."
             )
-        folder = fetch_remote_snapshot(RemoteSnapshot(**proposed["place"]), folder.parent)
-        prune(folder.parent, config.snapshot.keep, proposed["step"])
+        is_whole, root = proposed["is_whole"], _root_of(proposed, config)
+        snapshot = RemoteSnapshot(**proposed["place"])
+        folder = snapshot.fetch_to(root, fetch if is_whole else fetch_small)
+        if is_whole:
+            prune(root, config.snapshot.keep, proposed["step"])
     if manifest_sha256(folder) != proposed["identity"]:
         what = f"{folder} differs from the snapshot of the main process"
         raise SnapshotError(f"{what}. Start again, with one run.dir for all machines.")
@@ -263,11 +340,10 @@ def open_run(run_dir: Path, config: Config, start: Start) -> MetricsFile:
     try:
         write_whole(run_dir / CONFIG_FILE, as_yaml(config))
         # A run that begins from another run's snapshot has no lines of its own yet.
-        own = start.folder is not None and start.folder.parent == snapshots_in(run_dir)
-        step = start.state.step if own and start.state is not None else 0
+        step = start.state.step if start.is_in(run_dir) and start.state is not None else 0
         remove_leftovers(snapshots_in(run_dir))  # another run's snapshot, to begin from
         remove_partial(snapshots_in(run_dir))
-        return MetricsFile(run_dir / "metrics.jsonl", step)
+        return MetricsFile(run_dir / METRICS, step)
     except OSError as error:
         raise not_writable(run_dir, error) from error
 

@@ -13,9 +13,8 @@ from snapshot.disk.contents import check_model
 from snapshot.disk.files import manifest_sha256, snapshot_folders, snapshots_in, step_of
 from snapshot.disk.state import RunState, read_state, versions
 from snapshot.errors import SnapshotError
-from snapshot.resume import record_attempt
+from snapshot.run_store import RunStore
 from snapshot.start import Start
-from snapshot.store import Store
 from store.attempt import UploadTarget
 from store.bucket import Bucket
 from store.card import card_text
@@ -29,25 +28,26 @@ from store.uploader import Uploader
 from training.reporting.console import Console
 from training.reporting.events import read_events
 from training.run.records import records_for_upload
+from training.run.run_dir import record_attempt
 from training.run.signals import LAST_WORDS_SECONDS, Signals
 
 
-def store_of(config: Config) -> Store | None:
+def store_of(config: Config) -> RunStore | None:
     """The bucket that `hub.bucket` names, or the repo that `hub.repo_id` names; None without."""
     hub = config.hub
     if hub.bucket is not None:
-        return Store(Bucket(hub.bucket, hub.timeout_seconds), hub.private, hub.takeover)
+        return RunStore(Bucket(hub.bucket, hub.timeout_seconds), hub.private, hub.takeover)
     if hub.repo_id is not None:
-        return Store(Hub(hub.repo_id, hub.timeout_seconds), hub.private, hub.takeover)
+        return RunStore(Hub(hub.repo_id, hub.timeout_seconds), hub.private, hub.takeover)
     return None
 
 
-def model_repo_of(config: Config) -> Store | None:
+def model_repo_of(config: Config) -> RunStore | None:
     """The model repo that gets the last snapshot of a run whose store is a bucket, if any."""
     hub = config.hub
     if hub.bucket is None or hub.repo_id is None:
         return None
-    return Store(Hub(hub.repo_id, hub.timeout_seconds), hub.private, hub.takeover)
+    return RunStore(Hub(hub.repo_id, hub.timeout_seconds), hub.private, hub.takeover)
 
 
 def begin_uploads(
@@ -62,7 +62,6 @@ def begin_uploads(
     store = store_of(config)
     if store is None or is_offline():
         return None
-    record_attempt(Path(config.run.dir), state.attempt_id)
     policy = _policy(config)
     uploads = Uploader(
         UploadTarget(
@@ -71,14 +70,14 @@ def begin_uploads(
             state.run_id,
             state.attempt_id,
             start.known_latest,
-            start.ended_attempts,
+            record_attempt(Path(config.run.dir), state.attempt_id),
             records_for_upload(config),
             start.repo is not None,
             lambda text: console.events is not None and console.events.has_warning(text),
         )
     )
     root = snapshots_in(Path(config.run.dir))
-    if start.folder is not None and start.folder.parent == root and _is_behind(start):
+    if start.is_in(Path(config.run.dir)) and _is_behind(start):
         seen = start.known_latest
         uploaded = seen.step if seen is not None and seen.run_id == state.run_id else 0
         for folder in reversed(snapshot_folders(root)):

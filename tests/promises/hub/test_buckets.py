@@ -20,10 +20,8 @@ from many_snapshots import copied
 from snapshot.disk.files import manifest_sha256
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
-from snapshot.model_repo import check_model_repo
-from snapshot.resume import choose_start
-from snapshot.start import Start
-from snapshot.store import Store, newest_of_disk_and_repo
+from snapshot.run_store import RunStore
+from snapshot.start import Start, check_model_repo, choose_start, newest_of_disk_and_repo
 from store.attempt import UploadTarget
 from store.bucket import Bucket
 from store.client import Hub
@@ -37,8 +35,8 @@ RUN, OTHER_RUN = "1" * 32, "2" * 32
 FIRST, SECOND = "a" * 32, "b" * 32
 
 
-def store(takeover: bool = False) -> Store:
-    return Store(Bucket(BUCKET, 1.0), private=True, takeover=takeover)
+def store(takeover: bool = False) -> RunStore:
+    return RunStore(Bucket(BUCKET, 1.0), private=True, takeover=takeover)
 
 
 def uploader(
@@ -371,11 +369,11 @@ def test_another_run_needs_a_takeover_and_then_replaces_all(near_hub, snapshot_o
 
 def test_what_cannot_be_a_store_is_refused(near_hub, tmp_path, monkeypatch):
     near_hub.create_bucket("me/public", private=False)
-    public = Store(Bucket("me/public", 1.0), private=True, takeover=False)
+    public = RunStore(Bucket("me/public", 1.0), private=True, takeover=False)
     with pytest.raises(SnapshotError, match=r"hub\.bucket=me/public is a public repo"):
         newest_of_disk_and_repo(public, None, None, tmp_path / "snapshots", ())
     with pytest.raises(HubRefused, match="write under the namespace 'you'"):
-        choose_start(tmp_path, "auto", Store(Bucket("you/run", 1.0), True, False))
+        choose_start(tmp_path, "auto", RunStore(Bucket("you/run", 1.0), True, False))
     bucket = near_hub.create_bucket(BUCKET)
     content = Bucket(BUCKET, 1.0)
     (tmp_path / "notes.txt").write_text("mine")
@@ -445,7 +443,7 @@ def test_a_model_repo_of_something_else_is_refused_before_the_first_step(small, 
 def test_a_model_repo_of_another_run_or_out_of_reach_is_told_at_the_start(near_hub, finished_run):
     newest = runs.snapshot(finished_run, 30)
     here = Start(newest, read_state(newest), "")
-    new = Store(Hub("me/new", 1.0), private=True, takeover=False)
+    new = RunStore(Hub("me/new", 1.0), private=True, takeover=False)
     assert check_model_repo(new, here).warnings == ()
     assert near_hub.repo("me/new").private
     model_repo = replace(new, hub=Hub("me/model", 1.0))

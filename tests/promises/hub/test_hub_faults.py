@@ -30,9 +30,7 @@ from paced import paced, read_until
 from snapshot.disk.files import manifest_sha256
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
-from snapshot.resume import choose_start
-from snapshot.start import Start
-from snapshot.store import newest_of_disk_and_repo
+from snapshot.start import Start, choose_start, newest_of_disk_and_repo
 from store.client import Hub
 from store.errors import HubUnreachable
 from store.fetch import fetch_for_sampling, read_repo

@@ -15,8 +15,8 @@ from many_snapshots import copied
 from snapshot.disk.files import manifest_sha256
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
-from snapshot.resume import choose_start
-from snapshot.store import Store
+from snapshot.run_store import RunStore
+from snapshot.start import choose_start
 from store.attempt import UploadTarget
 from store.bucket import Bucket
 from store.client import Hub
@@ -79,7 +79,7 @@ def test_a_repo_whose_latest_json_is_not_a_run_s_is_refused_however_a_run_starts
     near_hub.create(hubs.REPO)
     near_hub.commit_files(hubs.REPO, files := somebodys(kind))
     for takeover in (False, True):
-        own = Store(Hub(hubs.REPO, 5.0), private=True, takeover=takeover)
+        own = RunStore(Hub(hubs.REPO, 5.0), private=True, takeover=takeover)
         for run_dir in (finished_run, tmp_path / "new"):
             for resume in ("auto", "never"):
                 if (run_dir, resume) != (finished_run, "never"):  # the run of other tests
@@ -232,7 +232,7 @@ def test_a_bucket_with_paths_that_only_look_like_a_run_s_is_refused(near_hub, tm
     near_hub.create_bucket(hubs.REPO)
     put(Bucket(hubs.REPO, 1.0), tmp_path / "mine", {path: b"mine"})
     for takeover in (False, True):
-        own = Store(Bucket(hubs.REPO, 1.0), private=True, takeover=takeover)
+        own = RunStore(Bucket(hubs.REPO, 1.0), private=True, takeover=takeover)
         for resume in ("auto", "never"):
             with pytest.raises(SnapshotError, match=r"which no run of this project uploaded"):
                 choose_start(tmp_path / "run", resume, own)
@@ -243,7 +243,7 @@ def test_a_bucket_with_another_program_s_manifest_is_refused(near_hub, tmp_path)
     path = f"{RUN}/{FIRST}/step-00000001/manifest.json"
     put(Bucket(hubs.REPO, 1.0), tmp_path / "mine", {path: b'{"files": 3}'})
     with pytest.raises(SnapshotError, match="is not a manifest of this format"):
-        choose_start(tmp_path / "run", "auto", Store(Bucket(hubs.REPO, 1.0), True, True))
+        choose_start(tmp_path / "run", "auto", RunStore(Bucket(hubs.REPO, 1.0), True, True))
 
 
 def test_a_run_s_own_repo_of_before_the_format_had_a_version_is_known(near_hub, finished_run):

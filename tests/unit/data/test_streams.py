@@ -13,7 +13,7 @@ from config.schema import ConfigError
 from config.stored import as_plain
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
-from training.run.streams import is_large, parts_of
+from training.run.text import is_large, parts_of
 
 TWO = "data.mix=[{source:a/*.parquet,weight:0.7},{source:me/b,weight:0.3,text_column:body}]"
 OF_BYTES = "data.tokenizer=bpe:257"
@@ -114,7 +114,7 @@ def test_a_source_is_streamed_unasked_if_it_is_large(tmp_path, monkeypatch):
     here = [f"run.dir={tmp_path / 'run'}", f"data.cache_dir={tmp_path}"]
     config = load_config([f"data.source={folder}", OF_BYTES, *here])
     assert not is_large(config)
-    monkeypatch.setattr("training.run.streams.LARGE_BYTES", 1000)
+    monkeypatch.setattr("training.run.text.LARGE_BYTES", 1000)
     assert is_large(config)
     assert not is_large(load_config(here))  # python-docs is no data set
     text = tmp_path / "text.txt"
@@ -123,5 +123,5 @@ def test_a_source_is_streamed_unasked_if_it_is_large(tmp_path, monkeypatch):
     table = tmp_path / "table.csv"
     table.write_text("text\n" + "words\n" * 1000)
     assert is_large(load_config([f"data.source={table}", *here]))
-    monkeypatch.setattr("training.run.streams.MOST_AT_ONCE_BYTES", 1000)
+    monkeypatch.setattr("training.run.text.MOST_AT_ONCE_BYTES", 1000)
     assert not is_large(load_config([f"data.source={table}", *here]))

@@ -18,13 +18,14 @@ import pytest
 import data.prepare
 import data.progress
 import data.reading.text
-import training.run.start
+import training.run.text
 from config.schema import Config
 from data.columns import TextColumn
 from data.corpus import prepare_corpus
 from data.errors import DataError
 from data.progress import Progress
 from data.sources import open_source
+from snapshot.start import Start
 from training.reporting.output import make_output_lossy, say_error
 
 TEXT = "".join(f"line {i} of the text, é ü 日本\n" for i in range(400))
@@ -382,10 +383,11 @@ def test_one_process_of_each_machine_verifies_and_reports(monkeypatch, first):
         settings.update(more)
         return SimpleNamespace(info=SimpleNamespace(fingerprint="1"))
 
-    monkeypatch.setattr(training.run.start, "prepare_corpus", prepare_corpus)
-    monkeypatch.setattr(training.run.start, "local_main_first", lambda _, work: work())
-    monkeypatch.setattr(training.run.start, "equal_on_all", lambda *_: True)
-    training.run.start.prepare_text(SimpleNamespace(is_local_main_process=first), Config(), None)
+    monkeypatch.setattr(training.run.text, "prepare_corpus", prepare_corpus)
+    monkeypatch.setattr(training.run.text, "local_main_first", lambda _, work: work())
+    monkeypatch.setattr(training.run.text, "equal_on_all", lambda *_: True)
+    process, begun = SimpleNamespace(is_local_main_process=first), Start(None, None, "")
+    training.run.text.prepare_text(process, Config(), begun, None)
 
     assert settings["verify"] is first
     assert (settings["say"] is not None) is first

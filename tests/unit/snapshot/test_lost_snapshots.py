@@ -6,7 +6,7 @@ import pytest
 
 from small_snapshots import trained, write
 from snapshot.errors import SnapshotError
-from snapshot.resume import choose_start
+from snapshot.start import choose_start, move_aside
 from training.run.run_lock import RunLock
 
 LINE = '{"event": "train", "step": 1, "loss": 1.0}\n'
@@ -26,7 +26,7 @@ def test_snapshots_that_are_gone_are_missed(tmp_path):
     RunLock().acquire(run_dir)
     with pytest.raises(SnapshotError, match=r"its snapshots are gone.*snapshot\.resume=never"):
         choose_start(run_dir, "auto")
-    assert "the earlier run is now" in choose_start(run_dir, "never").reason
+    assert "the earlier run is now" in move_aside(choose_start(run_dir, "never"), run_dir).reason
     assert (tmp_path / "run.old-1" / "metrics.jsonl").read_text() == LINE
 
 

@@ -17,13 +17,12 @@ from config.stored import as_plain, as_yaml
 from small_snapshots import TOKENIZER, state_at, trained
 from snapshot.disk.state import begin_snapshot
 from snapshot.errors import SnapshotError
-from snapshot.resume import ATTEMPTS, record_attempt
-from snapshot.start import Start
-from snapshot.start_over import check_can_move_aside
+from snapshot.start import Start, check_can_move_aside
 from store.records import EVENTS
 from training.reporting.events import Events
 from training.reporting.metrics import as_line
 from training.run import start
+from training.run.run_dir import ATTEMPTS, record_attempt
 from training.run.run_lock import RunLock
 
 STEPS = 9
@@ -35,7 +34,8 @@ def chosen(config: Config) -> tuple[Start, RunLock]:
     """What an attempt resumes from, and its lock of the run's directory."""
     lock = RunLock()
     lock.acquire(Path(config.run.dir))
-    return start._choose(config, lock, use_local=True), lock
+    begun = start._choose(config, lock)
+    return start.start_over(runs.ALONE, config, lock, begun), lock
 
 
 def config_of(run_dir: Path, *words: str) -> Config:
@@ -163,14 +163,14 @@ def test_another_start_that_takes_the_place_of_a_moved_run_keeps_it(tmp_path, mo
     """A process that waits for the lock makes the directory anew, when its moment comes."""
     config = config_of(tmp_path / "run")
     ended(config, 7, 0)
-    other, choose = RunLock(), start.choose_start
+    other, move = RunLock(), start.move_aside
 
-    def choose_slowly(*args, **kwargs) -> Start:
-        found = choose(*args, **kwargs)
+    def move_slowly(*args) -> Start:
+        moved = move(*args)
         other.acquire(tmp_path / "run")
-        return found
+        return moved
 
-    monkeypatch.setattr(start, "choose_start", choose_slowly)
+    monkeypatch.setattr(start, "move_aside", move_slowly)
     monkeypatch.setattr("training.run.run_lock.NOTICE_SECONDS", 0.1)
     monkeypatch.setattr("training.run.run_lock.WAIT_SECONDS", 0.2)
     with pytest.raises(ConfigError, match="another process trains in it"):

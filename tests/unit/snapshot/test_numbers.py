@@ -16,7 +16,7 @@ from small_snapshots import trained, write
 from snapshot.disk.numbers import FileNumberCheck
 from snapshot.disk.state import check_snapshot
 from snapshot.errors import SnapshotError
-from snapshot.resume import choose_start, newest_snapshot
+from snapshot.start import choose_start, newest_snapshot
 from store.fetch import RepoContents, fetch_for_sampling
 from store.remote import RemoteFile
 

@@ -13,7 +13,7 @@ from snapshot.disk.files import newest_verified, snapshot_folders
 from snapshot.disk.state import check_snapshot
 from snapshot.disk.writing import atomic_snapshot
 from snapshot.errors import SnapshotError
-from snapshot.resume import choose_start, newest_snapshot
+from snapshot.start import choose_start, newest_snapshot
 from store.names import named_repo
 
 OF_THE_SYSTEM = (".DS_Store", "._model.safetensors", "Thumbs.db", "desktop.ini", ".nfs0000000001a2")

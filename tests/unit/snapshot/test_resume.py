@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from snapshot import resume
+from snapshot import start
 from snapshot.errors import SnapshotError
-from snapshot.resume import choose_start
+from snapshot.start import choose_start
 from store.errors import HubRefused, HubUnreachable
 
 
@@ -24,6 +24,6 @@ def test_a_repo_that_cannot_be_reached_is_nobodys_mistake(tmp_path, monkeypatch,
     def fetch_newest(hub, revision, root, refuse):
         raise fault("the Hub did not answer in time")
 
-    monkeypatch.setattr(resume, "fetch_newest", fetch_newest)
+    monkeypatch.setattr(start, "fetch_newest", fetch_newest)
     with pytest.raises(kind, match=r"snapshot\.resume=me/other: the Hub did not answer in time\. "):
         choose_start(tmp_path / "run", "me/other")

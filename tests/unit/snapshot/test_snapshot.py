@@ -25,9 +25,9 @@ from snapshot.disk.pruning import prune
 from snapshot.disk.state import read_state, restore
 from snapshot.disk.writing import atomic_snapshot
 from snapshot.errors import SnapshotError
-from snapshot.other_run import refuse_other_run
-from snapshot.resume import choose_start, newest_snapshot
+from snapshot.start import choose_start, newest_snapshot
 from training.optimizer import make_optimizer
+from training.run.same_run import refuse_other_run
 
 SCALER = torch.amp.GradScaler("cpu").state_dict()
 

@@ -16,8 +16,8 @@ from config.compose import load_config
 from disks import Tmpfs, mounted
 from snapshot.disk.state import read_state
 from snapshot.errors import DiskFault
-from snapshot.resume import choose_start
-from snapshot.store import Store, newest_of_disk_and_repo, newest_state
+from snapshot.run_store import RunStore, newest_state
+from snapshot.start import choose_start, newest_of_disk_and_repo
 from store.bucket import Bucket
 from store.client import Hub
 from store.fetch import fetch_for_sampling, read_repo
@@ -60,8 +60,8 @@ def test_a_start_needs_neither_a_temporary_folder_nor_a_home(
     else:
         in_bucket(near_hub, newest)
     request.getfixturevalue("full_temporary_folder")
-    store = Store(make(hubs.REPO, 5.0), private=True, takeover=False)
-    state = newest_state(store, can_do_without=True)
+    store = RunStore(make(hubs.REPO, 5.0), private=True, takeover=False)
+    state = newest_state(store)
     assert state == (read_state(newest) if make is Hub else None)
     start = newest_of_disk_and_repo(store, newest, read_state(newest), newest.parent, ())
     assert start.folder == newest

@@ -10,8 +10,8 @@ from snapshot.__main__ import main
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.named_model import find_model
-from snapshot.resume import choose_start
-from snapshot.store import Store
+from snapshot.run_store import RunStore
+from snapshot.start import choose_start
 from store.bucket import Bucket
 from store.client import Hub
 
@@ -91,7 +91,7 @@ def test_a_snapshot_that_is_pruned_while_it_is_downloaded_has_a_successor(
     near_hub, pruned_meanwhile, tmp_path, make, read, capsys
 ):
     pruned_meanwhile(make)
-    assert read(tmp_path, Store(make(hubs.REPO, 5.0), private=True, takeover=False)) == 20
+    assert read(tmp_path, RunStore(make(hubs.REPO, 5.0), private=True, takeover=False)) == 20
     if read is of_verify:
         assert f"snapshot  {hubs.REPO}@" in capsys.readouterr().out
 

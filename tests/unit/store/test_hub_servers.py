@@ -16,10 +16,7 @@ from loopback_hub import LoopbackHub
 from snapshot.disk.files import manifest_sha256
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
-from snapshot.fetched import fetch_remote_snapshot
-from snapshot.resume import choose_start
-from snapshot.start import Start
-from snapshot.store import newest_of_disk_and_repo
+from snapshot.start import Start, choose_start, newest_of_disk_and_repo
 from store.client import Hub
 from store.errors import HubError, HubUnreachable
 from store.fetch import fetch, fetch_for_sampling, read_repo
@@ -307,10 +304,10 @@ def test_every_request_of_a_start_ends_at_the_run_s_own_timeout(hub, finished_ru
     found = newest_of_disk_and_repo(hubs.store(4.5), None, None, finished_run.parent / "other", ())
     assert found.remote.timeout == 4.5
     asked = []
-    monkeypatch.setattr("snapshot.fetched.Hub", lambda *names: asked.append(names) or Hub(*names))
-    assert manifest_sha256(
-        fetch_remote_snapshot(found.remote, finished_run.parent / "third")
-    ) == manifest_sha256(newest)
+    monkeypatch.setattr("snapshot.run_store.Hub", lambda *names: asked.append(names) or Hub(*names))
+    assert manifest_sha256(found.remote.fetch(finished_run.parent / "third")) == manifest_sha256(
+        newest
+    )
     assert asked == [(hubs.REPO, 4.5)]
     fault = hub.fault("info", "hang", times=None)
     started = time.monotonic()

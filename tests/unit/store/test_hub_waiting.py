@@ -11,8 +11,7 @@ import pytest
 import hubs
 import runs
 from config.compose import load_config
-from snapshot.resume import choose_start
-from snapshot.store import newest_state
+from snapshot.start import choose_start
 from store.client import Hub
 from store.errors import HubSilent, HubUnreachable
 from training.reporting.events import Events
@@ -77,12 +76,9 @@ def test_a_start_without_a_snapshot_waits_once_and_stops(near_hub, tmp_path):
     own = hubs.store(TIMEOUT_SECONDS)
 
     def start() -> None:
-        for ask in (
-            lambda: newest_state(own, can_do_without=False),
-            lambda: choose_start(tmp_path / "run", "auto", own),
-        ):
+        for _ in range(2):
             with pytest.raises(HubUnreachable, match="unknown whether me/run holds a snapshot"):
-                ask()
+                choose_start(tmp_path / "run", "auto", own)
 
     assert seconds_of(start) < TIMEOUT_SECONDS + SLACK_SECONDS
 

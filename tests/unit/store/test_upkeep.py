@@ -17,7 +17,7 @@ from loopback_hub import LoopbackHub
 from many_snapshots import copied
 from snapshot.disk.files import read_json
 from snapshot.disk.state import read_state
-from snapshot.start_over import METRICS
+from snapshot.start import METRICS
 from store.client import Hub
 from store.fetch import read_repo
 from store.publish import Best, Card

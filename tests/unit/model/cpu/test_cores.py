@@ -14,7 +14,7 @@ import training.run.tuning
 from config.compose import load_config
 from model.cpu import cores
 from model.cpu.threads import Threads
-from snapshot.device import usable_device
+from snapshot.command_line import usable_device
 from training.run.tuning import CpuTuning
 
 

@@ -26,7 +26,7 @@ from training.optimizer import make_optimizer
 from training.reporting.console import Console
 from training.reporting.report import Report
 from training.run import saving
-from training.run.best import BestSnapshot
+from training.run.evaluations import BestSnapshot
 from training.run.saving import SnapshotWriter
 
 

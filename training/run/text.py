@@ -1,11 +1,13 @@
-"""The streamed text of a run: listed at one revision, the same on all processes."""
+"""The text of a run: prepared, or streamed at the revisions of the snapshot that it resumes from.
+
+It is the same on all processes.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,10 @@ from typing import Any
 from accelerate import Accelerator
 
 from config.mix import MixPart
-from config.schema import Config
+from config.schema import Config, other_model
 from config.streaming import is_streamed
 from data.columns import PACKED
-from data.corpus import Corpus
+from data.corpus import Corpus, prepare_corpus
 from data.errors import DataError
 from data.public_names import public_name
 from data.reading.access import Access
@@ -25,15 +27,17 @@ from data.reading.listing import list_source
 from data.reading.places import check_formats, find_files, is_one_group
 from data.reading.rows import read_group
 from data.sources import BUILT_IN
+from data.special_tokens import end_ids
 from data.streaming.corpus import fixed_tokenizer, stream_corpus
 from data.streaming.text import StreamedText
-from data.tokenizer import CHARACTERS, OF_BYTES, bpe_size
+from data.tokenizer import CHARACTERS, OF_BYTES, TOKENIZER_FILES, bpe_size, lacks_file
 from model.cpu.cores import cores
-from snapshot.base import Base
-from snapshot.disk.state import RunState, read_state
+from snapshot.base import Base, open_tokenizer
+from snapshot.disk.reading import names_in
+from snapshot.disk.state import RunState
 from snapshot.disk.state_parts import HELD_OUT_GROUPS
 from snapshot.errors import SnapshotError
-from snapshot.store import newest_state
+from snapshot.start import Start
 from training.distributed.agreement import (
     broadcast_text,
     equal_on_all,
@@ -42,25 +46,71 @@ from training.distributed.agreement import (
 )
 from training.distributed.environment import processes_here
 from training.reporting.output import say_error
-from training.run.pretrained import newest_begun
-from training.run.tokenizer import tokenizer_folder
-from training.run.uploading import store_of
+from training.run.pretrained import PretrainedModel
 
 LARGE_BYTES = 5_000_000_000
 """Of files: preparing more takes minutes, and two to four times the disk."""
 MOST_AT_ONCE_BYTES = 1_000_000_000
 """Of a file that is one group of rows."""
-Revisions = list[str | None]
-"""The commits of the sources; None for one that has no commits."""
 
 
-@dataclass(frozen=True)
-class Begun:
-    """What a run has decided of its sources when it began."""
+def prepare_text(
+    accelerator: Accelerator, config: Config, start: Start, pretrained: PretrainedModel | None
+) -> Corpus:
+    """Prepare the text on each machine once; of a streamed one only held-out rows are read here.
 
-    revisions: Revisions
-    held_out_groups: list[float] | None
-    """Of each, the share of its groups that have held-out rows; None in a new run."""
+    Where the attempt resumes from a snapshot, a stream is read at the revisions that this names.
+    Every process must call this. Raises DataError when the machines have different texts.
+    """
+    base = None if pretrained is None else pretrained.base
+    prepare = stream_text if is_streamed_text(accelerator, config, start.state) else _prepare
+    corpus = prepare(accelerator, config, start, base)
+    return corpus if base is None else replace(corpus, ends=frozenset(end_ids(base.folder)))
+
+
+def _prepare(accelerator: Accelerator, config: Config, start: Start, base: Base | None) -> Corpus:
+    data, first = config.data, accelerator.is_local_main_process
+    corpus = local_main_first(
+        accelerator,
+        lambda: prepare_corpus(
+            data.source,
+            text_column=data.text_column,
+            val_fraction=data.val_fraction,
+            block_size=data.block_size,
+            cache_dir=Path(data.cache_dir),
+            tokenizer=tokenizer_of_run(config, start, base),
+            documents=data.documents,
+            threads=cores(),
+            verify=first,
+            say=say_error if first else None,
+        ),
+    )
+    if not equal_on_all(accelerator, corpus.info.fingerprint):
+        other = data.tokenizer != CHARACTERS
+        same = f", or data.tokenizer={data.tokenizer} is not the same tokenizer" if other else ""
+        raise DataError(f"data.source={data.source} is not the same text{same} on all machines.")
+    return corpus
+
+
+def tokenizer_of_run(config: Config, start: Start, base: Base | None) -> str | Path:
+    """The tokenizer as `prepare_corpus` takes it: char, bpe:<size>, or a folder on this machine.
+
+    `base` is the model that the run begins from. One of a repo is downloaded. Raises DataError for
+    what has no tokenizer, SnapshotError and HubError for what cannot be downloaded.
+    """
+    name = config.data.tokenizer or CHARACTERS
+    if name == CHARACTERS or bpe_size(name) is not None:
+        return name
+    other = other_model(config.model)
+    if base is not None and other is not None and name == other[1]:
+        folder = base.folder
+    else:
+        folder = start.folder or Path(name).expanduser()
+        if not folder.exists():
+            folder = open_tokenizer(name, config.hub.timeout_seconds)
+    if (folder / TOKENIZER_FILES[0]).is_file():
+        return folder
+    raise DataError(lacks_file(f"data.tokenizer={name}", name, names_in(folder)))
 
 
 def parts_of(config: Config) -> Sequence[MixPart]:
@@ -73,39 +123,21 @@ def names_of(config: Config) -> list[str]:
     return [public_name(part.source) for part in parts_of(config)]
 
 
-def _names_in(stream: list[dict[str, Any]]) -> list[str]:
-    """The sources in a state; those of older snapshots have their folders."""
-    return [public_name(one["source"]) for one in stream]
-
-
-def is_streamed_text(accelerator: Accelerator, config: Config) -> bool:
+def is_streamed_text(accelerator: Accelerator, config: Config, state: RunState | None) -> bool:
     """Whether the text is streamed; without `data.streaming`, because it is large.
 
-    Every process must call this; the main process looks. A run stays what it was at its first step.
+    Every process must call this; the main process looks. A run stays what it was at its first step,
+    as the `state` of the snapshot that it resumes from says.
     """
     name, data = config.data.tokenizer or CHARACTERS, config.data
     fixed = name == OF_BYTES or (name != CHARACTERS and bpe_size(name) is None)
     is_open = data.streaming is None and not data.mix and fixed and data.documents == PACKED
     if not is_open or data.source in BUILT_IN:
         return is_streamed(config)
-
-    def found() -> bool:
-        state = begun_state(config)
-        return is_large(config) if state is None else state.stream is not None
-
-    large = run_on_main(accelerator, found)
+    if state is not None:
+        return state.stream is not None
+    large = run_on_main(accelerator, lambda: is_large(config))
     return bool(broadcast_text(accelerator, "large" if large else ""))
-
-
-def begun_state(config: Config) -> RunState | None:
-    """The state of this run's newest snapshot, on this disk or else in its repo, if it has one."""
-    if (folder := newest_begun(config)) is not None:
-        with suppress(SnapshotError):
-            return read_state(folder)
-    store = store_of(config)
-    if store is None or config.snapshot.resume == "never":
-        return None
-    return newest_state(store, can_do_without=folder is not None)
 
 
 def is_large(config: Config) -> bool:
@@ -126,40 +158,42 @@ def is_large(config: Config) -> bool:
 
 
 def stream_text(
-    accelerator: Accelerator, config: Config, base: Base | None, begun: Begun | None = None
+    accelerator: Accelerator, config: Config, start: Start, base: Base | None
 ) -> Corpus:
     """List the sources of a run, and read their held-out rows, once on each machine.
 
-    Every process must call this. Without `begun`, as this run's newest snapshot has begun, or else
-    at the newest revisions; the main process decides. Raises DataError when the machines have
-    different data.
+    Every process must call this. The revisions are those of the snapshot that the run resumes from,
+    or else the newest; the main process decides. Raises DataError when the machines have different
+    data.
     """
     data, first = config.data, accelerator.is_local_main_process
     access = Access(Path(data.cache_dir), say_error if first else None)
     listed = partial(_listed, config, access)
-
-    def look() -> tuple[list[Listing], list[float] | None]:
-        before = begun or _begun(config)
-        return listed(before.revisions), before.held_out_groups
-
-    found, of_groups = run_on_main(accelerator, look) or ([], None)
-    at = json.dumps([[listing.revision for listing in found], of_groups])
-    same = Begun(*json.loads(broadcast_text(accelerator, at)))
+    names = names_of(config)
+    revisions: list[str | None] = [None] * len(names)
+    held_out_groups = None
+    stream = [] if start.state is None else start.state.stream or []
+    if [public_name(one["source"]) for one in stream] == names:  # older ones have their folders
+        revisions = [one["revision"] for one in stream]
+        held_out_groups = [one.get(HELD_OUT_GROUPS, 1.0) for one in stream]
+    found = run_on_main(accelerator, lambda: listed(revisions)) or []
+    at = json.dumps([listing.revision for listing in found])
+    revisions = json.loads(broadcast_text(accelerator, at))
 
     def prepare() -> Corpus:
         with access.waiting.at_start():
-            return prepared(found or listed(same.revisions))
+            return prepared(found or listed(revisions))
 
     def prepared(listings: list[Listing]) -> Corpus:
         # At the commits of what is trained on: the same rows whenever the branch moves.
         split = data.held_out_split
-        held_out = [] if split is None else listed(same.revisions, split)
+        held_out = [] if split is None else listed(revisions, split)
         refuse_shared_files(listings, held_out)
         return stream_corpus(
             listings,
             [part.weight for part in parts_of(config)],
             partial(read_group, access=access, skip_broken=data.skip_broken),
-            fixed_tokenizer(tokenizer_folder(config, base)),
+            fixed_tokenizer(tokenizer_of_run(config, start, base)),
             seed=config.train.seed,
             val_fraction=data.val_fraction,
             window_bytes=data.window_bytes,
@@ -168,7 +202,7 @@ def stream_text(
             held_out_bytes=data.held_out_bytes,
             cache_dir=Path(data.cache_dir),
             held_out=held_out,
-            held_out_groups=same.held_out_groups,
+            held_out_groups=held_out_groups,
             skip_broken=data.skip_broken,
             left_out=access.note_left_out if accelerator.is_main_process else None,
             threads=cores(),
@@ -186,7 +220,7 @@ def stream_text(
 
 
 def _listed(
-    config: Config, access: Access, revisions: Revisions, split: str = TRAIN
+    config: Config, access: Access, revisions: Sequence[str | None], split: str = TRAIN
 ) -> list[Listing]:
     data = config.data
     return [
@@ -214,43 +248,12 @@ def refuse_shared_files(listings: list[Listing], held_out: list[Listing]) -> Non
                 )
 
 
-def text_at(
-    accelerator: Accelerator,
-    config: Config,
-    base: Base | None,
-    corpus: Corpus,
-    state: RunState | None,
-) -> Corpus:
-    """The text at the revisions of the snapshot that the run resumes from, also if it has moved.
-
-    Every process must call this. Raises DataError as `stream_text` does.
-    """
-    if state is None or state.stream is None or not has_begun_otherwise(config, corpus, state):
-        return corpus
-    return stream_text(accelerator, config, base, _begun_as(state.stream))
-
-
-def has_begun_otherwise(config: Config, corpus: Corpus, state: RunState) -> bool:
-    """Whether a state's stream has the sources of a text, at other revisions or held out otherwise.
-
-    The text must then be read again as the run began, before the two can be compared.
-    """
-    if state.stream is None or not isinstance(corpus.train, StreamedText):
-        return False
-    if names_of(config) != _names_in(state.stream):  # another text: refused
-        return False
-    sources = corpus.train.sources
-    revisions = [source.listing.revision for source in sources]
-    now = Begun(revisions, [source.held_out_groups for source in sources])
-    return now != _begun_as(state.stream)
-
-
-def begin_stream(corpus: Corpus, config: Config, state: RunState) -> Corpus:
-    """The text; a streamed one continues where the snapshot of a state ends.
+def begin_stream(corpus: Corpus, config: Config, state: RunState | None) -> None:
+    """Have a streamed text continue where the snapshot of a state ends, if there is one.
 
     Raises DataError for another mix, SnapshotError for a state that no run writes.
     """
-    if state.stream is not None and isinstance(corpus.train, StreamedText):
+    if state is not None and state.stream is not None and isinstance(corpus.train, StreamedText):
         blocks = sum(one["blocks"] for one in state.stream)
         if blocks != state.step * config.train.global_batch_size:
             raise SnapshotError(
@@ -258,7 +261,6 @@ def begin_stream(corpus: Corpus, config: Config, state: RunState) -> Corpus:
                 f"not {state.step} steps of {config.train.global_batch_size}."
             )
         corpus.train.begin_at(state.stream)
-    return corpus
 
 
 def stream_after(corpus: Corpus, step: int) -> list[dict[str, Any]] | None:
@@ -272,18 +274,3 @@ def blocks_of(corpus: Corpus, config: Config) -> Callable[[int], dict[str, int]]
     if not isinstance(train, StreamedText):
         return lambda step: {}
     return lambda step: train.figures(step * batch)
-
-
-def _begun(config: Config) -> Begun:
-    """As this run's newest snapshot has begun, if it has the sources of this run."""
-    state = begun_state(config)
-    stream = [] if state is None else state.stream or []
-    names = names_of(config)
-    if _names_in(stream) == names:
-        return _begun_as(stream)
-    return Begun([None] * len(names), None)
-
-
-def _begun_as(stream: list[dict[str, Any]]) -> Begun:
-    revisions = [one["revision"] for one in stream]
-    return Begun(revisions, [one.get(HELD_OUT_GROUPS, 1.0) for one in stream])

@@ -1,0 +1,204 @@
+"""A run's own repo or bucket at the start of an attempt: created, read, downloaded from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import get_token
+
+from snapshot.disk.state import RunState, read_state
+from snapshot.errors import DiskFault, SnapshotError
+from store.bucket import Bucket
+from store.client import Hub
+from store.errors import (
+    HubError,
+    HubMissing,
+    HubOffline,
+    HubRefused,
+    HubUnreachable,
+    HubUnsupported,
+    translate_errors,
+)
+from store.fetch import RepoContents, fetch, fetch_state, read_repo
+from store.latest import remote_step
+from store.newest import Fetched, newest_whole
+from store.remote import BRANCH, Remote
+from store.retries import with_retries
+
+Fetch = Callable[[RepoContents, str, Path], Path]
+"""Downloads a snapshot to a folder: `fetch` all of it, `fetch_small` what describes it."""
+StateCheck = Callable[[RunState], object]
+"""Raises SnapshotError for the state of a snapshot that an attempt must not resume from."""
+
+
+@dataclass(frozen=True)
+class RunStore:
+    """The repo that a run uploads to, and how it may be used."""
+
+    hub: Remote
+    private: bool
+    takeover: bool
+
+    @property
+    def key(self) -> str:
+        """The configuration key and value that name it."""
+        return self.hub.key
+
+
+@dataclass(frozen=True)
+class RemoteSnapshot:
+    """A snapshot on the Hub, at a commit, so that it cannot change."""
+
+    repo_id: str
+    commit: str
+    folder: str
+    timeout: float = 60.0
+    """`hub.timeout_seconds`: how long a request waits for a response."""
+    is_bucket: bool = False
+
+    @classmethod
+    def of(cls, repo: RepoContents, folder: str) -> RemoteSnapshot:
+        """The snapshot in a folder of a repo."""
+        hub = repo.hub
+        return cls(hub.repo_id, repo.commit, folder, hub.timeout, isinstance(hub, Bucket))
+
+    def fetch_to(self, root: Path, fetch: Fetch = fetch) -> Path:
+        """Download it to `root`. Raises SnapshotError and HubError."""
+        hub = (Bucket if self.is_bucket else Hub)(self.repo_id, self.timeout)
+        files = with_retries(hub, lambda: hub.files(self.commit))
+        return fetch(RepoContents(hub, self.commit, True, files, None), self.folder, root)
+
+
+def open_repo(
+    store: RunStore, can_do_without: bool, is_new: bool = False
+) -> tuple[RepoContents | None, tuple[str, ...]]:
+    """The contents of the repo, which is created if it does not exist; or None and a warning.
+
+    `can_do_without`: this disk has a snapshot; `is_new`: the run starts from scratch. Raises
+    SnapshotError if the repo holds something else or is public against `hub.private`; HubError if
+    the run cannot begin without it.
+    """
+    try:
+        repo = with_retries(store.hub, lambda: _read_or_create(store))
+    except OSError as error:  # a bucket's files go through one
+        fault = f"{store.hub.name} cannot be read without a temporary file: {error.strerror}. Free "
+        fault += "some space, or set TMPDIR to a folder that can be written."
+        if not can_do_without:
+            raise DiskFault(fault) from error
+        return None, (f"{fault} The run continues from what is here; uploads are retried.",)
+    except HubRefused as error:
+        if not can_do_without:
+            raise
+        return None, (f"{error} The run continues from what is here; uploads are retried.",)
+    except HubError as error:
+        offline = isinstance(error, HubOffline)
+        if not can_do_without and not is_new:
+            remedy = "without HF_HUB_OFFLINE" if offline else "when the Hub can be reached"
+            raise HubUnreachable(
+                f"{error}: it is unknown whether {store.hub.name} holds a snapshot of this run, "
+                f"and there is none here. Start again {remedy}; a run that is new can begin with "
+                "snapshot.resume=never."
+            ) from error
+        rest = "it uploads nothing, and its next start does" if offline else "uploads are retried"
+        return None, (f"{error}. The run continues without it; {rest}.",)
+    if store.private and not repo.private:
+        raise SnapshotError(
+            f"{store.key} is a public repo, and hub.private=true. Make it private, name another, "
+            "or allow it with hub.private=false (a server without private repos needs that)."
+        )
+    if refusal := repo.refusal():
+        raise SnapshotError(refusal)
+    return repo, ()
+
+
+def _read_or_create(store: RunStore) -> RepoContents:
+    with translate_errors(store.hub.name, BRANCH):
+        token = get_token()
+    if not token:
+        store.hub.check_token()  # raises without a request
+    try:
+        found = read_repo(store.hub)
+    except HubMissing:
+        _check_token(store)
+        store.hub.create(store.private)
+        found = read_repo(store.hub)
+        if store.private and not found.private:
+            raise SnapshotError(
+                f"{store.key}: the server has created a public repo, although a private one was "
+                "requested (hub.private=true). Nothing was uploaded. Make it private there, or "
+                "allow a public one with hub.private=false."
+            ) from None
+        return found
+    _check_token(store)
+    return found
+
+
+def _check_token(store: RunStore) -> None:
+    """Refuse a token that cannot write, before the first upload does.
+
+    A start does not need the answer, and some servers give none.
+    """
+    with suppress(HubUnreachable, HubUnsupported), store.hub.waiting.limit_to(1 / 4):
+        store.hub.check_token()
+
+
+def newest_state(store: RunStore) -> RunState | None:
+    """The state of the newest snapshot in a repo; None if there is none, or it cannot be read."""
+    with suppress(SnapshotError, HubError, OSError), store.hub.waiting.limit():
+        repo = read_repo(store.hub)
+        if repo.latest is not None:
+            return fetch_state(repo, repo.latest.folder)
+    return None
+
+
+def checked(fetch: Fetch, refuse: StateCheck = lambda state: None) -> Fetch:
+    """`fetch`, after a check of the state: nothing of another run comes to this disk."""
+
+    def fetch_checked(repo: RepoContents, folder: str, root: Path) -> Path:
+        def check(state: RunState) -> None:
+            if repo.latest is not None and state.run_id != repo.latest.run_id:
+                raise SnapshotError(f"step {state.step} of {repo.name} belongs to another run")
+            refuse(state)
+
+        state = None
+        with suppress(SnapshotError, OSError):  # perhaps damaged in transit: `fetch` tries twice
+            state = fetch_state(repo, folder)
+        if state is not None:
+            check(state)
+        path = fetch(repo, folder, root)
+        check(read_state(path))
+        return path
+
+    return fetch_checked
+
+
+def fetch_newest(hub: Remote, revision: str, root: Path, fetch: Fetch) -> Fetched:
+    """The newest whole snapshot of any repo, downloaded to `root`. Raises as `fetch_newer`."""
+    return fetch_newer(with_retries(hub, lambda: read_repo(hub, revision)), -1, root, fetch)
+
+
+def fetch_newer(repo: RepoContents, step: int, root: Path, fetch: Fetch) -> Fetched:
+    """The newest whole snapshot of a repo that is of a later step, downloaded to `root`.
+
+    Raises NoneWhole if there is none, HubError if the download fails, and what `fetch` raises for
+    the state of another run.
+    """
+    before = repo.latest
+
+    def download(repo: RepoContents, folder: str) -> Path:
+        return with_retries(repo.hub, lambda: fetch(repo, folder, root))
+
+    def later(now: RepoContents) -> list[str]:
+        if before is not None and (now.latest is None or now.latest.run_id != before.run_id):
+            return []  # another run has replaced this one meanwhile
+        return [folder for folder in now.folders() if remote_step(folder) > step]
+
+    return newest_whole(repo, download, later)
+
+
+def skipped(faults: Iterable[str]) -> tuple[str, ...]:
+    """Warnings about snapshots that are not whole."""
+    return tuple(f"{fault.rstrip('.')}; skipped." for fault in faults)
