@@ -103,7 +103,7 @@ def trained(small, folder, *words: str):
     return run_dir
 
 
-def test_a_run_of_subwords_that_evaluates_a_part_has_its_own_number(small, figures, tmp_path):
+def test_a_partial_evaluation_with_subwords_has_the_run_s_number(small, figures, tmp_path):
     run_dir = trained(small, tmp_path, "data.tokenizer=bpe:300", "train.eval_batches=2")
     found = figures(run_dir)
     assert_as_reported(found, run_dir)
@@ -157,9 +157,7 @@ def test_all_of_another_text_counts_and_so_do_many_documents(finished_run, figur
     assert found["loss"] == pytest.approx(found["bits_per_byte"] * math.log(2), rel=1e-9)
 
 
-def test_bits_per_byte_of_documents_are_of_the_tokens_that_are_predicted(
-    pretrained, figures, tmp_path
-):
+def test_bits_per_byte_of_documents_are_of_predicted_tokens(pretrained, figures, tmp_path):
     """Nothing predicts the first token of a document, so its bytes do not count either."""
     documents = ["The run", "x", "Größe, and 日本", "日本語\n", "no step is lost\n" * 9]
     table = tmp_path / "rows.jsonl"
@@ -181,7 +179,7 @@ def test_bits_per_byte_of_documents_are_of_the_tokens_that_are_predicted(
     assert found["bits_per_byte"] == pytest.approx(total / math.log(2) / size, abs=1e-5)
 
 
-def test_the_run_s_text_in_another_place_is_held_out_as_in_the_run(
+def test_the_run_s_text_elsewhere_is_held_out_as_in_the_run(
     finished_run, text_file, other_text, figures, refused, tmp_path
 ):
     moved = shutil.copy(text_file, tmp_path / "moved.txt")

@@ -108,7 +108,7 @@ def no_accelerator_before():
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def test_an_item_that_fails_dies_or_hangs_does_not_stop_the_others(measured):
+def test_an_item_that_fails_dies_or_hangs_stops_no_other(measured):
     names = ("first", "raises", "second", "dies", "third", "hangs", "last")
     found = measured.measure(*(item(name, 0.5 if name == "hangs" else 60) for name in names))
 
@@ -122,7 +122,7 @@ def test_an_item_that_fails_dies_or_hangs_does_not_stop_the_others(measured):
     assert measured.processes() == 4  # one serves all items, until one fails, dies or hangs
 
 
-def test_a_second_start_repeats_only_what_failed_after_what_is_new(measured):
+def test_a_second_start_repeats_what_failed_after_what_is_new(measured):
     measured.measure(item("first"), item("raises"))
     measured.measure(item("first"), item("raises"), item("new"))
     assert measured.asked() == ["first", "raises", "new", "raises"]
@@ -131,7 +131,7 @@ def test_a_second_start_repeats_only_what_failed_after_what_is_new(measured):
     assert measured.asked()[4:] == ["first"]
 
 
-def test_another_code_device_or_torch_begins_anew_and_keeps_the_older_results(measured):
+def test_another_code_device_or_torch_begins_anew(measured):
     before = measured.measure(item("first"))
     assert measured.measure(item("first"), key="another")["first"]["rows"] == [{"name": "first"}]
     assert measured.asked() == ["first", "first"]
@@ -159,7 +159,7 @@ def test_an_error_or_an_exit_of_an_item_is_its_answer(capfd):
     assert "Traceback" in capfd.readouterr().err
 
 
-def test_the_digest_of_the_code_changes_with_it_and_not_with_results(tmp_path, monkeypatch):
+def test_the_digest_of_the_code_ignores_results(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu, "ROOT", tmp_path)
     code, results = tmp_path / "benchmarks" / "a.py", tmp_path / "benchmarks" / "results.json"
     code.parent.mkdir()
@@ -171,7 +171,7 @@ def test_the_digest_of_the_code_changes_with_it_and_not_with_results(tmp_path, m
     assert gpu.code_digest() != before
 
 
-def test_without_a_gpu_or_with_a_wrong_folder_one_sentence_says_so(tmp_path, capsys, monkeypatch):
+def test_without_a_gpu_or_the_right_folder_a_sentence_says_so(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu.main([]) == 2
     assert "--rehearse" in capsys.readouterr().err

@@ -94,7 +94,7 @@ def test_a_plan_prints_its_own_lines_alone(tmp_path, capfd):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", EVERY)
-def test_every_family_is_trained_resumed_verified_sampled_and_evaluated(small, family, tmp_path):
+def test_every_family_goes_through_all_commands(small, family, tmp_path):
     base, run_dir = families.make(family, tmp_path / "base"), tmp_path / "run"
     own = [word for word in small if not word.startswith(("model.n_", "train.max_steps"))]
     words = [*own, f"model.pretrained={base}", "snapshot.every=2", f"run.dir={run_dir}"]

@@ -114,7 +114,7 @@ def test_the_predicted_peak_is_the_one_of_a_real_run(dropout, precision, checkpo
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("processes", [1, 2])
-def test_what_is_frozen_needs_no_gradient_no_moments_and_no_traffic(processes):
+def test_frozen_parameters_need_no_gradient_moments_or_traffic(processes):
     config = GPTConfig(31, 8, 7, 2, 16)
     frozen = ("*.wte.*", "*.wpe.*", "*.h.[0-4].*")
     shape = Shape("cpu", processes=processes, freeze=frozen)
@@ -187,7 +187,7 @@ def test_a_deep_model_needs_what_its_shallow_traces_say(device, processes, shard
         assert peak == pytest.approx(traced, rel=5e-3)
 
 
-def test_dropout_on_a_gpu_is_planned_with_one_byte_a_number_for_the_backward_pass():
+def test_dropout_on_a_gpu_is_planned_with_one_byte_a_number():
     kept = []
     x = torch.ones(64, 64, requires_grad=True)
     with cuda_kernels(), saved_tensors_hooks(lambda one: kept.append(one) or one, lambda one: one):
@@ -245,7 +245,7 @@ def counted_by_train_py(config: str, processes: int, folder: Path, *words: str) 
 @pytest.mark.parametrize(
     ("config", "processes", "shards"), [("ddp_cpu.yaml", 2, 1), ("fsdp_cpu.yaml", 2, 2)]
 )
-def test_the_predicted_peak_of_a_model_of_the_hub_is_that_of_several_processes(
+def test_the_peak_of_a_hub_model_is_predicted_for_two_processes(
     small, tmp_path, config, processes, shards
 ):
     base = families.make("llama", tmp_path / "base", num_hidden_layers=7)
@@ -313,7 +313,7 @@ def test_what_train_py_refuses_is_not_offered():
     assert found == ["DDP", "FSDP"]
 
 
-def test_offloading_fits_where_the_machine_has_the_memory_for_all_its_processes():
+def test_offloading_fits_where_memory_suffices_for_all():
     shape = Shape("cuda", "bf16", 8)
     offload = Strategy("FSDP, offload", "fsdp_offload.yaml", shape, offload=True)
     sizes = dict.fromkeys((field.name for field in fields(Fit)), 0.0)
@@ -382,7 +382,7 @@ def test_wrong_input_gets_a_sentence_and_exit_code_2(words, sentence):
         (["data.tokenizer=bpe:8000", "--vocab-size", "50257"], 50257),
     ],
 )
-def test_the_vocabulary_is_that_of_the_tokenizer_unless_it_is_given(words, size):
+def test_the_vocabulary_is_the_tokenizer_s_unless_given(words, size):
     options = plan_script.parse(words)
     assert plan_script.vocabulary_of(options, load_config(options.overrides)) == size
 

@@ -57,7 +57,7 @@ def test_logits_are_those_of_transformers(bases, family):
 
 
 @pytest.mark.parametrize("family", ["llama tied", "mixtral", "gpt2"])
-def test_logits_from_several_files_of_16_bits_are_those_of_transformers(tmp_path, family):
+def test_logits_of_several_16_bit_files_are_transformers(tmp_path, family):
     folder = families.make(family, tmp_path / "base", pieces=True, dtype="bfloat16")
     assert largest_difference(folder) < 1e-5
 

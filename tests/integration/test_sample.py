@@ -19,7 +19,7 @@ def sample(*arguments: str):
     return runs.run(runs.command(*arguments, script="sample.py"))
 
 
-def test_the_same_seed_gives_the_same_text_of_the_length_asked_for(finished_run):
+def test_the_same_seed_gives_the_same_text_of_the_length(finished_run):
     words = [str(finished_run), "--prompt", "the ", "--length", "40", "--seed", "3"]
     first, second = sample(*words), sample(*words)
     assert first.returncode == 0, first.stderr
@@ -37,7 +37,7 @@ def test_a_snapshot_can_be_named_and_several_texts_drawn(finished_run):
 
 
 @pytest.mark.thorough
-def test_a_model_that_never_saw_a_newline_speaks_without_a_prompt(small, tmp_path):
+def test_a_model_that_never_saw_a_newline_needs_no_prompt(small, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("no line ends here, " * 50)
     words = [*small, f"data.source={text}", f"run.dir={tmp_path / 'run'}", "train.max_steps=2"]
@@ -101,7 +101,7 @@ def says(monkeypatch):
     return written
 
 
-def test_a_terminal_shows_control_characters_of_a_text_and_a_file_gets_them(says):
+def test_a_terminal_shows_control_characters_a_file_gets_them(says):
     pieces = ["é", "\x1b[2J", "\x9b", "\r", "\t", "\n"]
     assert says(pieces, Terminal(io.BytesIO(), "utf-8")) == "é\\x1b[2J\\x9b\\r\t\n"
     assert says(pieces, io.TextIOWrapper(io.BytesIO(), "utf-8")) == "".join(pieces)
@@ -127,7 +127,7 @@ def test_a_name_too_long_for_a_file_is_a_sentence(capsys):
     assert "File name too long" in capsys.readouterr().err
 
 
-def test_a_full_disk_under_the_output_is_a_sentence_and_a_closed_output_none(monkeypatch, capsys):
+def test_a_full_disk_is_a_sentence_and_a_closed_output_is_none(monkeypatch, capsys):
     monkeypatch.setattr(script, "generate_texts", lambda options: iter(["a text"]))
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)

@@ -131,14 +131,14 @@ def test_an_optimizer_that_cannot_be_planned_gets_a_sentence(monkeypatch):
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_an_optimizer_that_cannot_be_resumed_is_refused_at_the_start(monkeypatch, name):
+def test_an_optimizer_that_cannot_be_resumed_is_refused(monkeypatch, name):
     add(monkeypatch, name)
     with pytest.raises(ConfigError) as raised:
         load_config([f"optim.name={name}"])
     assert f"optim.name={name} cannot be used: it {OTHERS[name]}" in str(raised.value)
 
 
-def test_settings_that_change_what_is_kept_are_refused_at_the_start(monkeypatch):
+def test_settings_that_change_what_is_kept_are_refused(monkeypatch):
     def build(parts, settings, device, dtype):
         return torch.optim.SGD(decayed_groups(parts, 0.0), momentum=settings.betas[0])
 
@@ -148,7 +148,7 @@ def test_settings_that_change_what_is_kept_are_refused_at_the_start(monkeypatch)
         load_config(["optim.name=momentum", "optim.betas=[0,0.9]"])
 
 
-def test_an_optimizer_that_the_program_does_not_know_is_no_snapshot_s(monkeypatch, tmp_path):
+def test_a_snapshot_of_an_unknown_optimizer_is_refused(monkeypatch, tmp_path):
     with monkeypatch.context() as added:
         add(added, "Adagrad")
         model, optimizer = attempt("Adagrad")
@@ -159,7 +159,7 @@ def test_an_optimizer_that_the_program_does_not_know_is_no_snapshot_s(monkeypatc
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_parameter_that_the_loss_does_not_depend_on_is_named_at_the_first_update(name):
+def test_a_parameter_without_gradient_is_named_at_the_first_step(name):
     model, optimizer = attempt(name)
     ids = torch.zeros(1, 4, dtype=torch.int64)
     model(ids, ids).backward()
@@ -243,7 +243,7 @@ SMALL = ["model.n_layer=2", "model.n_head=2", "model.n_embd=8", "data.block_size
 
 
 @pytest.mark.parametrize("change", EDITS)
-def test_a_model_that_is_not_what_its_config_json_says_is_refused_at_the_start(monkeypatch, change):
+def test_a_model_unlike_its_config_json_is_refused(monkeypatch, change):
     edit(monkeypatch, change)
     with pytest.raises(SnapshotError) as raised:
         refuse_undescribed(load_config(SMALL))  # the first that Session.begin does
@@ -257,9 +257,7 @@ def test_every_preset_is_what_its_config_json_says(preset):
     refuse_undescribed(load_config([f"model={preset}"]))
 
 
-def test_a_changed_model_with_a_name_of_its_own_is_trained_and_no_other_program_loads_it(
-    monkeypatch, tmp_path
-):
+def test_a_changed_model_with_its_own_name_is_trained(monkeypatch, tmp_path):
     edit(monkeypatch, one_more)
     monkeypatch.setattr(GPTConfig, "family", "scaled_gpt")
     refuse_undescribed(load_config(SMALL))
@@ -286,9 +284,7 @@ def saved(tmp_path_factory):
     return save(tmp_path_factory.mktemp("saved"), "adamw", model, optimizer, step=1)
 
 
-def test_verify_compares_logits_with_transformers_and_names_another_model(
-    monkeypatch, saved, capsys
-):
+def test_verify_compares_logits_and_names_another_model(monkeypatch, saved, capsys):
     assert main(["verify", str(saved)]) == 0
     assert "logits    as transformers computes them, within" in capsys.readouterr().out
     monkeypatch.setattr(MLP, "forward", lambda self, x: self.c_proj(self.c_fc(x).relu()))

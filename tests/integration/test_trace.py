@@ -48,7 +48,7 @@ each_strategy = pytest.mark.parametrize("traced", ["DDP", SHARDED], indirect=Tru
 
 
 @pytest.mark.parametrize("traced", ["DDP"], indirect=True)
-def test_ddp_sends_the_weights_once_and_the_gradients_after_the_last_micro_batch(traced):
+def test_ddp_sends_weights_once_and_gradients_at_the_last(traced):
     rows, folder = traced
     assert rows == {
         "broadcast of the weights, at the start": (1, WEIGHTS, WEIGHTS),
@@ -133,7 +133,7 @@ def test_the_chrome_trace_has_both_processes(traced):
 
 @pytest.mark.thorough
 @each_strategy
-def test_the_page_shows_each_process_at_any_width_and_asks_for_nothing(traced):
+def test_the_page_shows_each_process_and_asks_for_nothing(traced):
     with web_browser.served(traced[1]) as address, web_browser.chromium() as chromium:
         for width, dark in ((1000, False), (400, True)):
             page = chromium.open(f"{address}trace.html", width=width, dark=dark)
@@ -212,7 +212,7 @@ def test_a_share_is_of_the_whole_span():
     assert share_of(Span("", 40, 40), others) == 0
 
 
-def test_a_backward_pass_belongs_to_the_block_of_its_forward_operation():
+def test_a_backward_pass_belongs_to_its_forward_s_block():
     """The operation before the one that made it, in another block, had the same number."""
     events = [
         event("step 1", 0, 1000),

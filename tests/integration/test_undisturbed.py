@@ -37,7 +37,7 @@ def recorded(*pauses: tuple[float, float]) -> list[tuple[int, int, str]]:
     return events
 
 
-def test_pauses_of_the_host_are_left_out_and_every_nanosecond_belongs_to_an_operation():
+def test_pauses_of_the_host_are_left_out_of_the_sum():
     pauses = [(0, 500), (900, 0), (0, 0), (0, 0), (0, 0)]
     found = undisturbed(recorded(*pauses))
     expected = {PYTHON: 10 + 4, "outer": 5 + 2, "inner": 30}

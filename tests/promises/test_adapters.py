@@ -84,9 +84,7 @@ def merged(run_dir, folder):
 
 
 @pytest.mark.parametrize("family", ["own", pytest.param("llama", marks=pytest.mark.slow)])
-def test_a_snapshot_has_the_adapters_alone_and_transformers_computes_the_same(
-    trained, family, tmp_path
-):
+def test_a_snapshot_of_adapters_computes_the_same_elsewhere(trained, family, tmp_path):
     run_dir = trained(family)
     assert runs.losses(run_dir)[-1] < runs.losses(run_dir)[0]
     place = runs.snapshot(run_dir, 20)
@@ -191,9 +189,7 @@ def test_a_base_is_compared_by_hash_wherever_it_is(trained, llama, tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_run_of_adapters_goes_on_from_its_repo_with_a_base_of_the_hub(
-    small, llama, hub, tmp_path
-):
+def test_a_run_of_adapters_resumes_from_its_repo_and_base(small, llama, hub, tmp_path):
     """The base is pinned to its commit, whatever is published there later."""
     commit = hubs.publish(hub, "them/model", llama)
     constant = (*LORA, "optim.min_learning_rate=0.01")  # whatever the last step

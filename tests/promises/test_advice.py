@@ -315,9 +315,7 @@ def test_advice_is_followed(put_in_repo, a_run, begins, refused, case):
     assert (None if state is None else state.step) == step
 
 
-def test_a_revision_that_is_not_there_is_looked_up_as_the_sentence_says(
-    put_in_repo, refused, capsys
-):
+def test_a_missing_revision_is_looked_up_as_the_sentence_says(put_in_repo, refused, capsys):
     said = refused("run.name=new", "snapshot.resume=me/run@none")
     command = said.partition("`python -m snapshot ")[2].partition("`")[0]
     assert command == "list me/run"

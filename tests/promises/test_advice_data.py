@@ -70,7 +70,7 @@ ENCODED = {
 
 
 @pytest.mark.parametrize("case", ENCODED)
-def test_the_command_that_converts_or_unpacks_a_file_makes_one_that_is_read(tmp_path, case):
+def test_the_command_that_converts_a_file_makes_a_readable_one(tmp_path, case):
     name, content, expected = ENCODED[case]
     (tmp_path / name).write_bytes(content)
     said = complaint("prepared", tmp_path / name, tmp_path / "cache")
@@ -90,7 +90,7 @@ def test_the_command_that_converts_or_unpacks_a_file_makes_one_that_is_read(tmp_
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar"])
-def test_the_command_that_unpacks_an_archive_makes_a_file_that_is_read(tmp_path, kind):
+def test_the_command_that_unpacks_an_archive_makes_a_file(tmp_path, kind):
     archived(kind, "inside.txt", TEXT, tmp_path)
     said = complaint("prepared", tmp_path / "packed.txt", tmp_path / "cache")
     command = said.partition("Unpack it first: ")[2]

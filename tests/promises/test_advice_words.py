@@ -154,7 +154,7 @@ def test_the_least_time_is_in_the_unit_of_its_key():
 
 
 @pytest.mark.parametrize("name", ["epochs", "gradient-accumulation-steps", "vocab_size"])
-def test_an_option_whose_value_means_something_else_is_not_written_as_ours(name):
+def test_an_option_with_another_meaning_is_not_written_as_ours(name):
     """As --epochs=3, which is no train.max_steps=3."""
     said = unknown_option(f"--{name}=3", [*all_keys()])
     assert "It takes another value" in said
@@ -163,7 +163,7 @@ def test_an_option_whose_value_means_something_else_is_not_written_as_ours(name)
 
 
 @pytest.mark.thorough
-def test_each_other_name_of_a_key_leads_to_an_argument_that_means_the_same():
+def test_each_other_name_of_a_key_leads_to_the_same_meaning():
     keys, given, usual = [*all_keys()], {}, load_config([])
     for key, names in ALIASES.items():
         value = as_argument(value_of(usual, key))
@@ -178,7 +178,7 @@ def test_each_other_name_of_a_key_leads_to_an_argument_that_means_the_same():
     assert all(value_of(found, key) == value_of(usual, key) for key in given)
 
 
-def test_a_name_that_hydra_cannot_parse_is_given_as_the_sentence_says():
+def test_a_name_hydra_cannot_parse_works_as_the_sentence_says():
     """Each refusal names the next argument, until there is none."""
     word = "data.cache_dir=~nobody-of-that-name/a b"
     for _ in range(3):

@@ -122,7 +122,7 @@ def narrow(small, tmp_path_factory):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("config", ["ddp_cpu.yaml", "fsdp_cpu.yaml"])
-def test_a_vocabulary_larger_than_the_width_has_the_losses_of_one(narrow, small, tmp_path, config):
+def test_a_vocabulary_wider_than_the_model_has_the_same_losses(narrow, small, tmp_path, config):
     run_dir = tmp_path / "run"
     words = [*small, *CONSTANT, *NARROW, f"run.dir={run_dir}"]
 

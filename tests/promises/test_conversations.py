@@ -123,9 +123,7 @@ def test_a_run_does_not_change_its_documents(small, base, conversations, alone):
 
 
 @pytest.mark.thorough
-def test_a_model_that_has_learned_twenty_conversations_says_them_word_for_word(
-    small, base, tmp_path
-):
+def test_a_model_repeats_twenty_learned_conversations(small, base, tmp_path):
     source = chats.write(tmp_path / "chat.jsonl", [*KNOWN, KNOWN[0], KNOWN[1]])
     learn = [
         "optim.learning_rate=0.01",

@@ -26,9 +26,7 @@ from training.run.evaluations import MOST_TRIES, evaluation_is_pending
 from training.sampling import sample_text
 
 
-def test_an_evaluation_that_is_killed_costs_no_snapshot_and_is_done_at_the_resume(
-    finished_run, small, tmp_path
-):
+def test_a_killed_evaluation_is_repeated_at_the_resume(finished_run, small, tmp_path):
     run_dir = tmp_path / "run"
     words = [*small, "model.dropout=0.1", "train.eval_every=10", f"run.dir={run_dir}"]
     for step in (10, 30):
@@ -47,7 +45,7 @@ def test_an_evaluation_that_is_killed_costs_no_snapshot_and_is_done_at_the_resum
     assert runs.losses(run_dir) == runs.losses(finished_run)
 
 
-def test_no_sample_is_drawn_from_weights_that_an_update_has_broken(small, tmp_path):
+def test_no_sample_is_drawn_from_broken_weights(small, tmp_path):
     rare = ["snapshot.every=100", "train.eval_every=100", f"run.dir={tmp_path / 'run'}"]
     broken = ["optim.learning_rate=1e38", "optim.warmup_steps=0", "train.sample_every=1"]
     result = runs.train(*small, *rare, *broken)
@@ -56,7 +54,7 @@ def test_no_sample_is_drawn_from_weights_that_an_update_has_broken(small, tmp_pa
     assert "Traceback" not in result.stderr
 
 
-def test_a_sample_of_broken_weights_is_a_sentence_in_the_loop_too():
+def test_a_sample_of_broken_weights_is_a_sentence():
     model = GPT(GPTConfig(vocab_size=2, block_size=4, n_layer=1, n_head=1, n_embd=4))
     model.transformer.wte.weight.data[0] = math.inf  # of a character that no probe may hold
     tokenizer = CharTokenizer("\na")
@@ -91,7 +89,7 @@ class Resumed:
         )
 
 
-def test_an_evaluation_that_ends_every_attempt_is_left_out_in_the_end(tmp_path, capsys):
+def test_an_evaluation_that_ends_every_attempt_is_left_out(tmp_path, capsys):
     resumed = Resumed(tmp_path)
     assert [resumed.is_pending() for _ in range(MOST_TRIES + 2)] == [True] * MOST_TRIES + [
         False
@@ -100,13 +98,13 @@ def test_an_evaluation_that_ends_every_attempt_is_left_out_in_the_end(tmp_path, 
 
 
 @pytest.mark.parametrize(("loss", "best"), [(2.5, 2.5), (3.5, 3.0)])
-def test_an_evaluation_after_the_snapshot_counts_for_the_best_loss(tmp_path, loss, best):
+def test_an_evaluation_after_the_snapshot_updates_the_best_loss(tmp_path, loss, best):
     resumed = Resumed(tmp_path, {"event": "eval", "step": 10, "loss": loss})
     assert not resumed.is_pending()
     assert resumed.state.best_loss == best
 
 
-def test_lines_of_the_loop_and_of_the_writing_of_a_snapshot_do_not_mix(tmp_path):
+def test_lines_of_the_loop_and_the_writer_do_not_mix(tmp_path):
     """The loop records an evaluation while a thread flushes the metrics for the snapshot."""
     metrics = MetricsFile(tmp_path / "metrics.jsonl", 0)
     done = Event()
@@ -124,7 +122,7 @@ def test_lines_of_the_loop_and_of_the_writing_of_a_snapshot_do_not_mix(tmp_path)
     assert [record["step"] for record in read_metrics(metrics.path)] == list(range(300))
 
 
-def test_a_learning_rate_that_jumps_is_named_and_one_that_does_not_is_not():
+def test_a_learning_rate_that_jumps_is_named_and_no_other():
     before = load_config(["model=baby", "train.max_steps=2000"])
     state = RunState("run", "attempt", 2000, 0, 1337, None, {}, {})
     state.config = {"optim": vars(before.optim), "train": vars(before.train)}

@@ -64,7 +64,7 @@ def test_a_base_in_the_runs_directory_stays_as_it_is(tmp_path):
 
 
 @pytest.mark.parametrize("linked", [False, True])
-def test_another_model_in_the_runs_directory_is_refused_and_stays(tmp_path, linked):
+def test_another_model_in_the_run_s_directory_stays(tmp_path, linked):
     run_dir, base = tmp_path / "run", model_in(tmp_path / "named")
     place = model_in(tmp_path / "other" if linked else run_dir / "base", "another").folder
     run_dir.mkdir(exist_ok=True)
@@ -76,9 +76,7 @@ def test_another_model_in_the_runs_directory_is_refused_and_stays(tmp_path, link
     assert everything_in(tmp_path) == before
 
 
-def test_a_base_that_cannot_be_linked_stays_where_it_is_with_all_files_beside_it(
-    tmp_path, no_links
-):
+def test_a_base_that_cannot_be_linked_stays_with_all_beside_it(tmp_path, no_links):
     run_dir, base = tmp_path / "run", model_in(tmp_path / "named")
     assert keep_base(base, run_dir) == base
     assert list(run_dir.iterdir()) == []
@@ -136,7 +134,7 @@ def put(path: Path, content: str = "the user's") -> Path:
 
 
 @pytest.mark.parametrize("name", OVERWRITTEN)
-def test_a_folder_with_a_file_that_no_run_wrote_is_refused_as_it_is(tmp_path, name):
+def test_a_folder_with_a_foreign_file_is_refused_as_it_is(tmp_path, name):
     put(tmp_path / name)
     before = everything_in(tmp_path)
     with pytest.raises(ConfigError, match=r"holds .*, which no run of this project wrote"):
@@ -144,7 +142,7 @@ def test_a_folder_with_a_file_that_no_run_wrote_is_refused_as_it_is(tmp_path, na
     assert everything_in(tmp_path) == before
 
 
-def test_a_run_starts_in_no_folder_of_somebody_else_and_leaves_its_own(small, tmp_path):
+def test_a_run_starts_in_no_foreign_folder(small, tmp_path):
     mine = put(tmp_path / "exit_code"), put(tmp_path / "config.yaml", "model: {}\n")
     result = runs.train(*small, f"run.dir={tmp_path}")
     assert result.returncode == 2

@@ -455,7 +455,7 @@ OF_ANY_MODEL = [one for one in MUTATIONS if one not in GPT2_ALONE] + [a_size_is_
 @pytest.mark.parametrize(
     "numbers", [range(80), pytest.param(range(80, 3_000), marks=SLOW)], ids=["few", "all"]
 )
-def test_every_damaged_or_malicious_snapshot_of_another_model_is_refused(llama, tmp_path, numbers):
+def test_every_damaged_snapshot_of_another_model_is_refused(llama, tmp_path, numbers):
     for number in numbers:
         rng = random.Random(number)
         folder = tmp_path / llama.name

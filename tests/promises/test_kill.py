@@ -51,9 +51,7 @@ def test_killed_at_ten_moments_a_run_ends_with_the_same_bits(small, tmp_path):
         pytest.param("ddp_cpu.yaml", 3, marks=pytest.mark.slow),
     ],
 )
-def test_killed_and_resumed_under_a_launcher_the_bits_are_the_same(
-    small, tmp_path, config, processes
-):
+def test_killed_under_a_launcher_the_bits_are_the_same(small, tmp_path, config, processes):
     # Wide enough that gradients are summed in parts, in an order that depends on their place.
     wide = ["model.n_embd=128", "model.n_layer=4"]
     overrides = [*small, *wide, "model.dropout=0.1", "train.global_batch_size=12"]

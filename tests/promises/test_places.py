@@ -56,9 +56,7 @@ def made_at(place: Path, text_file: Path, finished_run: Path) -> Path:
     [(), pytest.param(("optim.name=adamw", "model.lora_rank=2"), marks=pytest.mark.thorough)],
     ids=["whole", "adapters"],
 )
-def test_no_uploaded_file_names_a_folder_and_another_machine_resumes(
-    finished_run, text_file, small, tmp_path, hub, more
-):
+def test_no_uploaded_file_names_a_folder(finished_run, text_file, small, tmp_path, hub, more):
     here, there = tmp_path / SECRET, tmp_path / "another place"
     base = made_at(here, text_file, finished_run)
     first = words_at(here, small, base, "train.max_steps=20", *more)
@@ -89,7 +87,7 @@ def test_no_uploaded_file_names_a_folder_and_another_machine_resumes(
     assert find_model(str(there / "my run")).load() is not None
 
 
-def test_an_older_snapshot_names_folders_and_resumes_all_the_same(finished_run, text_file, small):
+def test_an_older_snapshot_that_names_folders_resumes(finished_run, text_file, small):
     state = read_state(runs.snapshot(finished_run, 30))
     now = state.config
     old = json.loads(json.dumps(now))

@@ -180,9 +180,7 @@ RESUMED = [
 
 
 @pytest.mark.parametrize(("shape", "step"), RESUMED)
-def test_a_run_resumed_after_or_between_overflows_is_as_if_nothing_happened(
-    overflowed, start, tmp_path, shape, step
-):
+def test_a_run_resumed_after_overflows_has_the_same_bits(overflowed, start, tmp_path, shape, step):
     _, through = overflowed(shape)
     run_dir = copied(through, step, tmp_path / "run")
     result = start(shape, "fp16", run_dir)

@@ -88,9 +88,7 @@ def test_its_files_mean_what_transformers_reads_in_them(folder_of, name):
 
 
 @pytest.mark.parametrize("name", each(pytest.mark.slow))
-def test_it_is_trained_and_its_snapshot_is_a_model_of_transformers(
-    folder_of, name, small, tmp_path
-):
+def test_its_snapshot_is_a_model_of_transformers(folder_of, name, small, tmp_path):
     """Two steps, a sample, a snapshot with the logits and the ends of transformers' own model.
 
     The run then resumes from it.
@@ -164,7 +162,7 @@ def test_a_run_trains_another_output_layer_as_its_own(small, tmp_path, processes
         assert not torch.equal(head, file.get_tensor("transformer.wte.weight"))
 
 
-def test_a_file_that_holds_the_tied_tensor_as_the_output_layer_loads(tmp_path):
+def test_a_file_with_the_tied_tensor_as_the_output_loads(tmp_path):
     for name in ("gpt2", "Qwen3-0.6B"):
         folder = real_folders.make(name, tmp_path / name)
         tensors = load_file(folder / "model.safetensors")

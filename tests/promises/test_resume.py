@@ -34,9 +34,7 @@ def test_never_starts_over_and_moves_the_earlier_run_aside(small, tmp_path):
     assert len(runs.losses(tmp_path / "run.old-1")) == 10
 
 
-def test_a_named_snapshot_starts_a_new_run_which_the_same_command_continues(
-    finished_run, small, tmp_path
-):
+def test_a_named_snapshot_starts_a_run_that_continues_itself(finished_run, small, tmp_path):
     words = [
         *small,
         "model.dropout=0.1",

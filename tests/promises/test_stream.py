@@ -109,9 +109,7 @@ def compare(undisturbed: Path, killed: Path, steps: int, exact: bool) -> None:
     ("kills", "steps"), [(2, 50), pytest.param(20, 500, marks=pytest.mark.slow)]
 )
 @pytest.mark.timeout(900)
-def test_a_run_that_is_killed_ends_with_the_bits_of_one_that_was_not(
-    sources, tmp_path, kills, steps
-):
+def test_a_killed_run_ends_with_the_same_bits(sources, tmp_path, kills, steps):
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
     shared = words_of(sources, steps, f"data.cache_dir={tmp_path / 'cache'}")
     result = runs.train(*shared, f"run.dir={undisturbed}")
@@ -139,7 +137,7 @@ def on_the_hub(hub, sources) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_run_killed_on_one_three_two_and_one_process_streams_from_the_hub(sources, tmp_path, hub):
+def test_a_killed_run_streams_on_with_any_number_of_processes(sources, tmp_path, hub):
     steps, kills = 500, 20
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
     names = on_the_hub(hub, sources)
@@ -165,7 +163,7 @@ def test_a_run_killed_on_one_three_two_and_one_process_streams_from_the_hub(sour
 
 @pytest.mark.thorough
 @pytest.mark.timeout(900)
-def test_a_run_killed_under_fsdp_continues_on_another_number_of_processes(sources, tmp_path):
+def test_killed_under_fsdp_it_goes_on_with_other_processes(sources, tmp_path):
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
     shared = words_of(sources, 50, "model.dropout=0", f"data.cache_dir={tmp_path / 'cache'}")
     whole = runs.train(*shared, f"run.dir={undisturbed}")
@@ -184,7 +182,7 @@ def test_a_run_killed_under_fsdp_continues_on_another_number_of_processes(source
 
 
 @pytest.mark.thorough
-def test_a_run_continues_at_its_commit_although_the_branch_has_moved(sources, tmp_path, hub):
+def test_a_run_stays_at_its_commit_when_the_branch_moves(sources, tmp_path, hub):
     names = on_the_hub(hub, sources)
     split = "data.held_out_split=validation"
     shared = words_of(names, 40, f"data.cache_dir={tmp_path / 'cache'}", split)
@@ -217,7 +215,7 @@ def test_a_run_continues_at_its_commit_although_the_branch_has_moved(sources, tm
 
 
 @pytest.mark.thorough
-def test_a_run_continues_on_an_empty_disk_although_the_branch_is_of_no_use(sources, tmp_path, hub):
+def test_a_resume_needs_the_commit_and_not_the_branch(sources, tmp_path, hub):
     (name, other) = on_the_hub(hub, sources)
     shared = [*words_of(sources, 40)[1:], "hub.repo_id=me/run", f"data.source={name}"]
     undisturbed, moved = tmp_path / "undisturbed", tmp_path / "moved"

@@ -87,7 +87,7 @@ def test_a_killed_and_resumed_run_ends_with_the_same_bits(small, tmp_path):
     assert runs.metrics(killed, "eval") == runs.metrics(undisturbed, "eval")
 
 
-def test_transformers_loads_its_snapshot_with_the_same_tokens_and_logits(single):
+def test_transformers_loads_it_with_the_same_tokens_and_logits(single):
     folder = runs.snapshot(single, 30)
     theirs, ours = AutoTokenizer.from_pretrained(folder), load_tokenizer(folder)
     ids = theirs(PROMPT)["input_ids"]

@@ -106,7 +106,7 @@ def test_a_damaged_newest_is_passed_over_and_made_again(copied_run, finished_run
     verify(runs.snapshot(copied_run, 30))
 
 
-def test_a_run_without_a_whole_snapshot_does_not_start_over_in_silence(copied_run, small):
+def test_without_a_whole_snapshot_a_run_does_not_start_over(copied_run, small):
     for folder in snapshot_folders(copied_run / "snapshots"):
         flip_a_byte(folder / "optimizer.safetensors")
     result = runs.train(*small, "model.dropout=0.1", f"run.dir={copied_run}")
@@ -127,7 +127,7 @@ def test_a_full_disk_costs_a_snapshot_and_nothing_else(small, small_disk):
 
 
 @pytest.mark.thorough
-def test_a_disk_that_becomes_read_only_costs_a_snapshot_and_nothing_else(small, tmp_path):
+def test_a_read_only_disk_costs_a_snapshot_and_nothing_else(small, tmp_path):
     # The snapshots' alone: the run's lock, an open file, would hold up a remount of its own.
     (tmp_path / "run").mkdir()
     place = tmp_path / "run" / "snapshots"

@@ -115,7 +115,7 @@ def test_a_mistake_in_a_shell_gets_the_same(broken_texts, tmp_path, name):
 
 
 @pytest.mark.thorough
-def test_a_batch_that_two_processes_cannot_share_names_the_nearest(small, tmp_path):
+def test_a_batch_that_does_not_divide_names_the_nearest(small, tmp_path):
     result = runs.launch(
         "ddp_cpu.yaml", *small, f"run.dir={tmp_path / 'run'}", "train.global_batch_size=7"
     )
@@ -165,7 +165,7 @@ def test_a_character_that_the_model_never_saw_is_named(finished_run):
     assert result.stdout == ""
 
 
-def test_a_loss_that_is_not_finite_stops_with_the_last_good_snapshot(finished_run, small, tmp_path):
+def test_a_loss_that_is_not_finite_stops_the_run(finished_run, small, tmp_path):
     run_dir = shutil.copytree(finished_run, tmp_path / "run")
     words = [*small, "model.dropout=0.1", f"run.dir={run_dir}", "train.max_steps=40"]
     words += ["optim.warmup_steps=0", "snapshot.every=1"]
@@ -181,7 +181,7 @@ def test_a_loss_that_is_not_finite_stops_with_the_last_good_snapshot(finished_ru
 
 
 @pytest.mark.thorough
-def test_a_snapshot_that_only_the_main_process_can_use_is_said_once(finished_run, small, tmp_path):
+def test_a_snapshot_only_the_main_process_can_use_is_said_once(finished_run, small, tmp_path):
     damaged = shutil.copytree(runs.snapshot(finished_run, 30), tmp_path / "damaged")
     (damaged / "tokenizer.json").unlink()
     result = runs.launch(
@@ -191,7 +191,7 @@ def test_a_snapshot_that_only_the_main_process_can_use_is_said_once(finished_run
     assert result.stderr.count("tokenizer.json is missing") == 1
 
 
-def test_snapshots_that_are_no_folder_are_refused_before_training(small, tmp_path):
+def test_a_snapshots_that_is_no_folder_is_refused(small, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "snapshots").write_text("")
     result = runs.train(*small, f"run.dir={tmp_path / 'run'}")
@@ -200,7 +200,7 @@ def test_snapshots_that_are_no_folder_are_refused_before_training(small, tmp_pat
 
 
 @pytest.mark.thorough
-def test_an_output_without_the_text_s_characters_does_not_stop_a_run(small, tmp_path):
+def test_an_output_that_lacks_characters_stops_no_run(small, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("naïve \u2019quotes\u2019 😀\n" * 400, encoding="utf-8")
     result = runs.train(

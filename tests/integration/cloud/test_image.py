@@ -73,7 +73,7 @@ def image(tmp_path_factory) -> images.Image:
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-def test_a_stopped_container_has_its_code_and_the_next_resumes_from_the_hub(image, hub, tmp_path):
+def test_a_stopped_container_keeps_its_code_and_the_next_resumes(image, hub, tmp_path):
     version = (image.folder / "etc" / "debian_version").read_text().strip()
     assert version.split(".")[0] == re.findall(r"\d+", image.base)[0]
     small = ["model.n_layer=2", "model.n_head=2", "model.n_embd=32", "data.block_size=16"]

@@ -66,7 +66,7 @@ def rules(name: str) -> list[tuple[str, list[int]]]:
     return found
 
 
-def test_a_job_fails_at_a_mistake_and_does_not_count_a_stop_or_a_drained_machine():
+def test_a_job_fails_at_a_mistake_and_does_not_count_a_stop():
     assert rules("job.yaml") == [
         ("FailJob", [exits.EXIT_USER_MISTAKE]),
         ("Ignore", [exits.EXIT_AGAIN]),
@@ -77,7 +77,7 @@ def test_a_job_fails_at_a_mistake_and_does_not_count_a_stop_or_a_drained_machine
     assert job_of("job.yaml")["spec"]["backoffLimit"] > 0
 
 
-def test_all_machines_of_a_set_start_again_unless_one_has_a_mistake():
+def test_a_set_starts_again_unless_a_machine_has_a_mistake():
     assert rules("jobset.yaml") == [("FailJob", [exits.EXIT_USER_MISTAKE])]
     assert job_of("jobset.yaml")["spec"]["backoffLimit"] == 0
     policy = manifest("jobset.yaml")["spec"]["failurePolicy"]
@@ -106,7 +106,7 @@ def test_the_arguments_are_those_of_the_attempts(name):
 
 
 @each
-def test_the_token_comes_from_a_secret_and_the_user_is_the_image_s(name):
+def test_the_token_is_a_secret_and_the_user_is_the_image_s(name):
     variables = {one["name"]: one["valueFrom"] for one in container_of(name)["env"]}
     assert variables["HF_TOKEN"]["secretKeyRef"] == {"name": "hf-token", "key": "token"}
     made = "kubectl create secret generic hf-token --from-literal=token=$HF_TOKEN"

@@ -64,7 +64,7 @@ def test_each_machine_starts_the_attempts_with_its_rank():
     assert (config.hub.repo_id, config.train.max_steps) == ("me/run", 5)
 
 
-def test_skypilot_takes_another_machine_after_75_and_no_other_code():
+def test_skypilot_takes_another_machine_after_75_alone():
     recovery = yaml.safe_load(FILE.read_text())["resources"]["job_recovery"]
     assert recovery == {"recover_on_exit_codes": [exits.EXIT_AGAIN], "max_restarts_on_errors": 0}
     assert "--again-elsewhere" in yaml.safe_load(FILE.read_text())["run"]

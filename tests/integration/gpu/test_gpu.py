@@ -15,9 +15,7 @@ GPU = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")}
 
 
 @pytest.mark.parametrize("compiled", ["false", "true"])
-def test_a_run_that_failed_beside_a_snapshot_ends_with_the_bits_of_one_that_did_not(
-    small, tmp_path, compiled
-):
+def test_a_failure_during_a_snapshot_leaves_the_bits_unchanged(small, tmp_path, compiled):
     # Enough positions for attention to add up in pieces, and a step that a snapshot fits beside.
     overrides = [*small, "model.dropout=0.1", "train.micro_batch_size=4", "model.n_embd=256"]
     overrides += ["data.block_size=512", "snapshot.staging_bytes=0"]  # nothing is copied first

@@ -36,7 +36,7 @@ def archive(tmp_path) -> Path:
     return path
 
 
-def test_the_dependencies_of_the_script_are_those_of_requirements_txt():
+def test_the_script_depends_on_what_requirements_txt_lists():
     block = re.search(r"^# /// script\n(.*?)^# ///$", SCRIPT.read_text(), re.DOTALL | re.MULTILINE)
     header = tomllib.loads(re.sub(r"^# ?", "", block[1], flags=re.MULTILINE))
     listed = (runs.ROOT / "requirements.txt").read_text().replace('"', "'").splitlines()
@@ -57,7 +57,7 @@ def test_options_go_to_the_launcher_and_keys_to_train_py(archive):
     assert load_config(launch[at + 1 :]).model.n_embd == 768
 
 
-def test_an_archive_that_is_not_there_is_a_mistake_with_its_remedy(capsys):
+def test_a_missing_archive_is_a_mistake_with_its_remedy(capsys):
     with pytest.raises(SystemExit) as raised:
         command(["none.tar.gz", "hub.repo_id=me/run"])
     assert raised.value.code == exits.EXIT_USER_MISTAKE
@@ -65,7 +65,7 @@ def test_an_archive_that_is_not_there_is_a_mistake_with_its_remedy(capsys):
 
 
 @pytest.mark.thorough
-def test_a_job_that_is_killed_resumes_on_an_empty_disk_with_the_same_bits(
+def test_a_killed_job_resumes_on_an_empty_disk_bit_by_bit(
     small, finished_run, archive, hub, tmp_path
 ):
     config = runs.rehearsal("cpu.yaml", tmp_path, 1)  # in the float32 of finished_run

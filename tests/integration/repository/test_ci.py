@@ -30,7 +30,7 @@ console.log(JSON.stringify(results));
 """
 
 
-def test_every_python_that_the_project_allows_runs_the_same_script():
+def test_every_allowed_python_runs_the_same_script():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     allowed = SpecifierSet(project["requires-python"])
     pythons = [f"3.{minor}" for minor in range(30) if allowed.contains(f"3.{minor}.0")]

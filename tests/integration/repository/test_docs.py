@@ -58,7 +58,7 @@ def test_every_page_is_linked_in_the_readme():
     assert len(readme.splitlines()) <= 220
 
 
-def test_every_room_is_in_the_readme_and_on_the_page_of_the_rooms():
+def test_every_room_is_in_the_readme_and_on_its_page():
     rooms = {path.parent for path in tracked(suffix=".py") if path.name == "__init__.py"}
     assert len(rooms) >= 10
     for room in rooms:

@@ -168,7 +168,7 @@ def test_model_needs_torch_and_nothing_else():
         assert others <= ({"transformers"} if path.name == "causal_lm.py" else set()), path
 
 
-def test_few_files_bypass_the_accelerator_and_one_reads_the_environment():
+def test_few_files_bypass_the_accelerator_or_read_environ():
     assert {name_of(path) for path in SOURCES if "torch.distributed" in text(path)} <= (
         TALKS_TO_TORCH_DISTRIBUTED
     )

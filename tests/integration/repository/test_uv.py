@@ -37,7 +37,7 @@ def group(name: str) -> tuple[list[str], set[str]]:
     return included, {str(Requirement(one)) for one in entries if isinstance(one, str)}
 
 
-def test_the_dependencies_of_the_project_are_those_of_requirements_txt():
+def test_the_project_depends_on_what_requirements_txt_lists():
     own = {str(Requirement(one)) for one in PROJECT["project"]["dependencies"]}
     assert ([], own) == listed("requirements.txt")
 
@@ -67,7 +67,7 @@ def test_the_locked_versions_are_in_the_ranges_of(file):
         assert all(requirement.specifier.contains(one) for one in versions()[name]), requirement
 
 
-def test_everything_in_the_lock_comes_from_the_public_index_with_its_hash():
+def test_the_lock_takes_all_from_the_public_index_with_hashes():
     for package in LOCK["package"]:
         if package["name"] == PROJECT["project"]["name"]:
             assert package["source"] == {"virtual": "."}  # scripts: nothing is built of them

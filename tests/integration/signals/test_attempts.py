@@ -65,7 +65,7 @@ def test_a_run_is_started_again_until_it_is_done_or_gets_nowhere(
     assert len(list(tmp_path.glob("attempt-*"))) == attempts
 
 
-def test_the_code_of_an_attempt_before_is_not_taken_for_this_one_s(handlers, tmp_path):
+def test_the_code_of_an_earlier_attempt_is_not_this_one_s(handlers, tmp_path):
     (tmp_path / "exit_code").write_text("0")
     command = [sys.executable, "-c", LAUNCHER, str(tmp_path), "crash"]
     assert Attempts(command, tmp_path).run(0, ()) == exits.EXIT_FAILED
@@ -116,15 +116,13 @@ def test_a_mistake_has_its_own_exit_code_and_is_not_tried_again(tmp_path):
         pytest.param(signal.SIGINT, exits.EXIT_INTERRUPTED, marks=pytest.mark.thorough),
     ],
 )
-def test_a_signal_to_the_first_process_alone_stops_the_run_with_a_snapshot(
-    small, tmp_path, number, code
-):
+def test_a_signal_to_the_first_process_stops_with_a_snapshot(small, tmp_path, number, code):
     stops_with_a_snapshot(small, tmp_path, number, code, CPU)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("starting", ["launcher", "train.py"])
-def test_a_signal_during_the_start_ends_it_with_the_code_of_the_signal(small, tmp_path, starting):
+def test_a_signal_during_the_start_ends_it_with_its_code(small, tmp_path, starting):
     words = [*MODULE, "--restarts", "5", *CPU, *small, f"run.dir={tmp_path}"]
     with runs.started(words, into=tmp_path / "said", forked=False) as process:
         attempts = psutil.Process(process.pid)

@@ -138,7 +138,7 @@ def test_each_machine_starts_one_launcher_for_its_gpus(script, rehearsal):
 @pytest.mark.parametrize(
     ("end", "code"), [("2", 2), ("1", 1), ("crash", 9), ("75", 75), ("143+", 143)]
 )
-def test_a_job_that_fails_or_gets_nowhere_ends_with_the_code_of_the_run(rehearsal, end, code):
+def test_a_failed_or_stuck_job_ends_with_the_code_of_the_run(rehearsal, end, code):
     stale = rehearsal.folder / "out/ddp/exit_code"
     stale.parent.mkdir(parents=True)
     stale.write_text("0")

@@ -272,7 +272,7 @@ def test_a_hundred_snapshots_stay_within_four(near_hub, snapshot_of):
     print(f"{most / size:.2f} snapshots at most, the present files of a bucket")
 
 
-def test_the_best_snapshot_is_uploaded_even_if_newer_ones_were_first(near_hub, snapshot_of):
+def test_the_best_snapshot_is_uploaded_even_after_newer_ones(near_hub, snapshot_of):
     bucket = near_hub.create_bucket(BUCKET)
     uploads, best = uploader(keep=1), Best(2, 1.0, snapshot_of(2))
     upload(uploads, snapshot_of(1))
@@ -304,9 +304,7 @@ def test_a_best_json_whose_snapshot_a_bucket_has_not_is_ignored(near_hub, snapsh
 
 
 @pytest.mark.thorough
-def test_two_writers_of_a_run_damage_nothing_and_the_higher_step_is_continued(
-    near_hub, snapshot_of, tmp_path
-):
+def test_two_writers_damage_nothing_and_the_higher_step_goes_on(near_hub, snapshot_of, tmp_path):
     near_hub.create_bucket(BUCKET)
     near_hub.latency = (0.0, 0.01)
     one, other = uploader(attempt_id=FIRST), uploader(attempt_id=SECOND)
@@ -429,7 +427,7 @@ def test_a_run_goes_on_from_its_bucket_on_another_machine(finished_run, small, t
     assert "from hf://buckets/me/run, step 30, as snapshot.resume asks" in branch.stdout
 
 
-def test_a_model_repo_of_something_else_is_refused_before_the_first_step(small, tmp_path, hub):
+def test_a_foreign_model_repo_is_refused_before_the_first_step(small, tmp_path, hub):
     hub.create("me/model")
     hub.commit_files("me/model", {"config.json": b"{}"})
     mine = words(tmp_path / "run", "train.max_steps=10", "hub.repo_id=me/model")
@@ -440,7 +438,7 @@ def test_a_model_repo_of_something_else_is_refused_before_the_first_step(small, 
     assert steps_in(hub) == []
 
 
-def test_a_model_repo_of_another_run_or_out_of_reach_is_told_at_the_start(near_hub, finished_run):
+def test_a_model_repo_of_another_run_is_reported_at_the_start(near_hub, finished_run):
     newest = runs.snapshot(finished_run, 30)
     here = Start(newest, read_state(newest), "")
     new = RunStore(Hub("me/new", 1.0), private=True, takeover=False)
@@ -467,9 +465,7 @@ def test_a_model_repo_of_another_run_or_out_of_reach_is_told_at_the_start(near_h
         pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
     ],
 )
-def test_killed_while_uploading_the_bucket_is_whole_and_the_bits_are_equal(
-    small, tmp_path, hub, kills, monkeypatch
-):
+def test_killed_while_uploading_the_bucket_is_whole(small, tmp_path, hub, kills, monkeypatch):
     hub.latency = (0.0, 0.03)
     chosen, last, hits = random.Random(4), 10 * (kills + 1), 0
     mine = words(tmp_path / "run", f"train.max_steps={last}", "optim.warmup_steps=2")

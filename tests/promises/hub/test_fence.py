@@ -185,9 +185,7 @@ def overwriting(scene: Scene, one: Trainer, other: Callable[[], Trainer]) -> Tra
 
 
 @pytest.mark.parametrize("order", [before, without_a_word, during, after, overwriting])
-def test_the_last_upload_of_a_dying_attempt_does_not_end_those_of_the_next(
-    near_hub, tmp_path, order
-):
+def test_the_last_upload_of_a_dying_attempt_fences_no_other(near_hub, tmp_path, order):
     scene = Scene(near_hub, tmp_path)
     first = scene.start()
     scene.wait(20, train=True)
@@ -259,9 +257,7 @@ def test_the_uploads_of_one_attempt_alone_are_its_only_commits(near_hub, tmp_pat
     assert len(hubs.all_latest(near_hub)) == 12
 
 
-def test_an_owner_shows_that_it_lives_while_a_snapshot_waits_for_its_time(
-    near_hub, tmp_path, monkeypatch
-):
+def test_an_owner_shows_that_it_lives_between_two_uploads(near_hub, tmp_path, monkeypatch):
     """With hub.min_interval_seconds=7200, in the real thread; a second stands for an hour."""
     for name in ("SHORTEST", "USUAL"):
         monkeypatch.setattr(f"store.fence.{name}_SILENCE_SECONDS", 1)
@@ -373,9 +369,7 @@ def random_order(hub: LoopbackHub, folder: Path, seed: int) -> str:
 @pytest.mark.parametrize(
     "seeds", [range(2), pytest.param(range(2, 20), marks=pytest.mark.thorough)], ids=str
 )
-def test_in_any_order_of_events_the_newest_step_of_a_living_attempt_is_there(
-    tmp_path, monkeypatch, seeds
-):
+def test_in_any_order_the_newest_step_of_a_living_attempt_wins(tmp_path, monkeypatch, seeds):
     print("\norder of events | alive in the end | in the repo")
     for seed in seeds:
         with LoopbackHub(tmp_path / f"hub-{seed}", new_port=True, use_xet=False) as hub:

@@ -447,7 +447,7 @@ def test_of_two_uploaders_on_one_repo_exactly_one_keeps_it(near_hub, finished_ru
 
 
 @pytest.mark.parametrize("silence_seconds", [0, 1], ids=["it said so", "it was killed"])
-def test_the_late_upload_of_an_attempt_that_is_over_does_not_end_uploads(
+def test_the_late_upload_of_an_ended_attempt_fences_no_other(
     near_hub, finished_run, silence_seconds
 ):
     """Every preempted machine: it uploads in its grace time, and the next one has begun."""
@@ -514,9 +514,7 @@ def test_takeover_replaces_what_another_run_has_there(finished_run, small, tmp_p
         pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
     ],
 )
-def test_killed_while_uploading_nothing_is_half_there_and_nothing_goes_twice(
-    small, tmp_path, hub, kills
-):
+def test_killed_while_uploading_nothing_is_half_there_or_twice(small, tmp_path, hub, kills):
     hub.latency = (0.0, 0.03)
     chosen = random.Random(4)
     last, hits = 10 * (kills + 1), 0
@@ -646,7 +644,7 @@ def test_what_cannot_work_is_refused_at_the_start_in_a_sentence(
         pytest.param("a repo of something else", marks=pytest.mark.thorough),
     ],
 )
-def test_a_run_that_cannot_work_is_refused_at_the_start_in_a_sentence(small, tmp_path, hub, name):
+def test_a_run_that_cannot_work_is_refused_in_a_sentence(small, tmp_path, hub, name):
     other_repos(hub)
     changes, more, part = REFUSALS[name]
     result = runs.train(*overrides(small, tmp_path / "run", *more), **hub.environment() | changes)
@@ -668,9 +666,7 @@ def test_a_public_repo_is_taken_where_that_is_allowed(near_hub, finished_run, tm
 
 
 @pytest.mark.thorough
-def test_with_a_snapshot_here_a_start_needs_no_hub_and_without_it_does(
-    finished_run, small, tmp_path, hub
-):
+def test_only_a_start_without_a_snapshot_needs_the_hub(finished_run, small, tmp_path, hub):
     run_dir = shutil.copytree(finished_run, tmp_path / "run")
     hubs.seed(hub, runs.snapshot(run_dir, 30))
     words = [*like(finished_run, small, run_dir), "train.max_steps=40", "hub.flush_seconds=0"]
@@ -687,7 +683,7 @@ def test_with_a_snapshot_here_a_start_needs_no_hub_and_without_it_does(
     assert hubs.step_of(hub) == 30
 
 
-def test_a_start_without_the_hub_resumes_what_is_here_and_takes_no_repo_that_holds_a_run(
+def test_a_start_without_the_hub_resumes_and_takes_no_repo(
     near_hub, finished_run, tmp_path, monkeypatch
 ):
     newest = runs.snapshot(finished_run, 30)

@@ -175,9 +175,7 @@ def test_a_new_run_begins_from_a_repo(finished_run, small, tmp_path, hub):
     assert [one["step"] for one in runs.metrics(tmp_path / "b")] == list(range(31, 51))
 
 
-def test_a_snapshot_of_another_run_is_refused_before_it_is_downloaded(
-    finished_run, small, tmp_path, hub
-):
+def test_another_run_s_snapshot_is_refused_before_the_download(finished_run, small, tmp_path, hub):
     """So the corrected command begins its own run, and uploads it to its own repo."""
     hubs.seed(hub, runs.snapshot(finished_run, 20))
     run_dir, before = tmp_path / "run", len(hub.requests)

@@ -73,7 +73,7 @@ def assert_untouched(hub: LoopbackHub, files: dict[str, bytes], commits: int) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_repo_whose_latest_json_is_not_a_run_s_is_refused_however_a_run_starts(
+def test_a_foreign_latest_json_is_refused_however_a_run_starts(
     near_hub, finished_run, tmp_path, kind
 ):
     near_hub.create(hubs.REPO)
@@ -95,9 +95,7 @@ def test_a_repo_whose_latest_json_is_not_a_run_s_is_refused_however_a_run_starts
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_latest_json_that_changes_during_a_run_ends_uploads_until_it_is_restored(
-    near_hub, finished_run, kind
-):
+def test_a_latest_json_that_changes_pauses_the_uploads(near_hub, finished_run, kind):
     near_hub.create(hubs.REPO)
     uploads = hubs.uploader()
     first, second = (runs.snapshot(finished_run, step) for step in (10, 20))
@@ -116,7 +114,7 @@ def test_a_latest_json_that_changes_during_a_run_ends_uploads_until_it_is_restor
     near_hub.wait_for(lambda: hubs.step_of(near_hub) == 20)
 
 
-def test_files_that_come_before_the_first_upload_are_not_overwritten(near_hub, finished_run):
+def test_files_older_than_the_first_upload_are_not_overwritten(near_hub, finished_run):
     files = {
         path: content for path, content in somebodys("damaged").items() if "latest" not in path
     }
@@ -209,9 +207,7 @@ def test_what_no_manifest_names_stays_in_a_bucket(near_hub, snapshot_of, tmp_pat
     assert {path.split("/")[2] for path in snapshots} == {"step-00000005"}
 
 
-def test_of_an_upload_that_was_cut_off_only_what_a_run_writes_is_deleted(
-    near_hub, snapshot_of, tmp_path
-):
+def test_of_a_cut_off_upload_only_a_run_s_files_are_deleted(near_hub, snapshot_of, tmp_path):
     there = near_hub.create_bucket(hubs.REPO)
     upload(bucket_uploads(RUN, FIRST, keep=3), snapshot_of(1), snapshot_of(2))
     cut = f"{RUN}/{FIRST}/step-00000001/"
@@ -228,7 +224,7 @@ def test_of_an_upload_that_was_cut_off_only_what_a_run_writes_is_deleted(
     "path",
     ["a/b/step-00000001/weights.safetensors", f"{RUN}/{FIRST}/metrics/notes.txt", "latest.json"],
 )
-def test_a_bucket_with_paths_that_only_look_like_a_run_s_is_refused(near_hub, tmp_path, path):
+def test_a_bucket_that_only_looks_like_a_run_s_is_refused(near_hub, tmp_path, path):
     near_hub.create_bucket(hubs.REPO)
     put(Bucket(hubs.REPO, 1.0), tmp_path / "mine", {path: b"mine"})
     for takeover in (False, True):
@@ -246,7 +242,7 @@ def test_a_bucket_with_another_program_s_manifest_is_refused(near_hub, tmp_path)
         choose_start(tmp_path / "run", "auto", RunStore(Bucket(hubs.REPO, 1.0), True, True))
 
 
-def test_a_run_s_own_repo_of_before_the_format_had_a_version_is_known(near_hub, finished_run):
+def test_a_run_s_repo_without_a_format_version_is_known(near_hub, finished_run):
     newest = runs.snapshot(finished_run, 30)
     run_id = read_state(newest).run_id
     hubs.put(near_hub, newest, 30, run=run_id)

@@ -86,7 +86,7 @@ def test_two_machines_have_the_losses_of_one(cluster, small, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_link_that_is_cut_for_five_seconds_holds_a_run_up_and_no_more(cluster, small, tmp_path):
+def test_a_link_cut_for_five_seconds_only_delays_a_run(cluster, small, tmp_path):
     overrides = [*small, "train.max_steps=300", "train.eval_every=100", "snapshot.every=100"]
     with contextlib.ExitStack() as stack:
         first, second = cluster.start(stack, *overrides)
@@ -107,9 +107,7 @@ def test_a_link_that_is_cut_for_five_seconds_holds_a_run_up_and_no_more(cluster,
 
 
 @pytest.mark.slow
-def test_a_link_that_is_cut_for_good_ends_both_sides_and_the_hub_has_the_run(
-    cluster, small, tmp_path
-):
+def test_a_link_cut_for_good_ends_both_and_the_hub_has_the_run(cluster, small, tmp_path):
     overrides = [*small, "model.dropout=0.1", "train.max_steps=300", "train.eval_every=100"]
     bound = f"run.collective_timeout_seconds={GIVEN_UP_SECONDS}"
     with contextlib.ExitStack() as stack:
@@ -210,7 +208,7 @@ OUTAGE_SECONDS = 30
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("cluster", ["ddp_multinode.yaml"], indirect=True)
-def test_the_loop_of_the_readme_ends_done_whatever_fails_on_the_way(cluster, small, tmp_path):
+def test_the_loop_of_the_readme_ends_done_despite_failures(cluster, small, tmp_path):
     overrides = [
         *small,
         "model.dropout=0.1",
@@ -272,7 +270,7 @@ def test_the_loop_of_the_readme_ends_at_a_mistake(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_first_machine_that_cannot_be_reached_is_said_and_given_up_in_time(tmp_path):
+def test_an_unreachable_first_machine_is_given_up_in_time(tmp_path):
     there = {
         "num_machines": 2,
         "main_process_ip": "127.0.0.1",

@@ -88,9 +88,7 @@ def test_a_ctrl_c_that_reaches_every_process_finishes_the_step(words, tmp_path):
         pytest.param("fsdp_cpu.yaml", "rank 1", marks=pytest.mark.slow),
     ],
 )
-def test_sigterm_to_the_launcher_or_to_one_worker_stops_all_at_one_step(
-    words, tmp_path, config, whom
-):
+def test_sigterm_to_launcher_or_worker_stops_all_at_one_step(words, tmp_path, config, whom):
     run_dir = tmp_path / "run"
     # Restarts are left, and must not be used for a run that was told to stop.
     with runs.started(
@@ -138,7 +136,7 @@ def test_a_launcher_that_is_killed_does_not_leave_workers_behind(words, tmp_path
 
 
 @pytest.mark.slow
-def test_a_launcher_that_ends_by_the_same_ctrl_c_does_not_cut_the_snapshot_short(words, tmp_path):
+def test_a_launcher_ended_by_ctrl_c_does_not_cut_the_snapshot(words, tmp_path):
     run_dir = tmp_path / "run"
     # Steps of seconds: the launcher of one process is gone long before such a one is done.
     long = ["data.block_size=256", "model.n_embd=256", "train.global_batch_size=64"]
@@ -155,7 +153,7 @@ def test_a_launcher_that_ends_by_the_same_ctrl_c_does_not_cut_the_snapshot_short
 
 
 @pytest.mark.thorough
-def test_a_neighbour_that_hangs_cannot_hold_a_run_that_is_told_to_stop(words, tmp_path):
+def test_a_hanging_neighbour_cannot_delay_a_stop(words, tmp_path):
     run_dir = tmp_path / "run"
     with runs.started(
         runs.launch_command("ddp_cpu.yaml", *words, "run.grace_seconds=2")
@@ -214,7 +212,7 @@ def test_a_grace_time_that_the_launcher_does_not_give_is_said(words):
 
 
 @pytest.mark.thorough
-def test_the_runs_own_time_stops_it_with_a_snapshot_to_be_started_again(words, tmp_path):
+def test_the_run_s_own_time_stops_it_to_be_started_again(words, tmp_path):
     run_dir = tmp_path / "run"
     begun = time.monotonic()
     result = runs.launch("ddp_cpu.yaml", *words, "run.max_minutes=0.4", "run.grace_seconds=4")

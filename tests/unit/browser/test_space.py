@@ -45,9 +45,7 @@ def metadata(readme: str) -> dict:
     return yaml.safe_load(readme.split("---\n")[1])
 
 
-def test_a_run_becomes_a_folder_with_the_page_and_the_model_and_no_optimizer(
-    finished_run, tmp_path
-):
+def test_a_run_becomes_a_folder_with_page_and_model(finished_run, tmp_path):
     folder = tmp_path / "new" / "space"
     result = runs.run([*runs.MODULE, "space", str(finished_run), "--to", str(folder)])
     assert result.returncode == 0, result.stderr
@@ -129,7 +127,7 @@ def test_what_the_page_cannot_compute_is_refused_in_a_sentence(tmp_path, capsys)
         assert not (tmp_path / "space").exists()
 
 
-def test_each_tokenizer_that_the_page_would_compute_otherwise_is_found(tmp_path):
+def test_tokenizers_that_the_page_would_get_wrong_are_found(tmp_path):
     trained().save(tmp_path)
     content = read_json(tmp_path / "tokenizer.json")
     assert _unknown_in(content) is None
@@ -240,7 +238,7 @@ def test_one_commit_makes_a_private_static_space(near_hub, model, tmp_path, caps
     assert near_hub.repo(SPACE) is None  # no model repo of that name
 
 
-def test_a_second_one_replaces_the_files_and_deletes_those_that_are_gone(near_hub, model, tmp_path):
+def test_a_second_space_replaces_files_and_deletes_old_ones(near_hub, model, tmp_path):
     make_space(str(model), SPACE, public=False)
     repo = near_hub.repo(STORED)
     described = json.loads(repo.read(repo.head, "space.json"))

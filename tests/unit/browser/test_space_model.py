@@ -62,7 +62,7 @@ def test_greedy_tokens_are_those_of_torch_beyond_the_context_too(space):
         assert tokens == expected
 
 
-def test_weights_in_several_files_and_under_short_names_are_the_same_model(tmp_path, monkeypatch):
+def test_files_in_parts_and_short_names_are_the_same_model(tmp_path, monkeypatch):
     pieces = families.make("gpt2", tmp_path / "pieces", pieces=True)
     monkeypatch.setattr("browser.space.PIECE_BYTES", 30_000)
     several = space_of(pieces, tmp_path / "several")

@@ -79,7 +79,7 @@ def greedy(model, prompt: str, length: int) -> str:
     return prompt + CHARACTERS.decode([int(token) for token in tokens])
 
 
-def test_greedy_text_streams_in_and_is_that_of_sample_py_beyond_the_context(page, model, address):
+def test_greedy_text_is_that_of_sample_py_beyond_the_context(page, model, address):
     page.evaluate(
         "window.lengths = []; new MutationObserver(() => lengths.push("
         f"{COUNT})).observe(document.getElementById('output'), "
@@ -97,7 +97,7 @@ def test_greedy_text_streams_in_and_is_that_of_sample_py_beyond_the_context(page
     assert all(one.startswith((address, "data:")) for one in page.requested)
 
 
-def test_text_arrives_while_it_is_generated_and_the_button_stops_it(page):
+def test_text_arrives_as_it_is_generated_and_can_be_stopped(page):
     fill(page, prompt="a", length=ENDLESS)
     page.evaluate("document.getElementById('generate').click()")
     page.wait_for(f"{COUNT} > 20")
@@ -134,7 +134,7 @@ def test_a_keyboard_is_enough(page):
     page.wait_for(f"{IDLE} && {COUNT} === 5")
 
 
-def test_a_screen_reader_has_a_name_for_everything_and_hears_the_text(page):
+def test_a_screen_reader_has_names_and_hears_the_text(page):
     parts = page.accessibility()
     for part in (
         ("textbox", "Prompt"),
@@ -178,7 +178,7 @@ def luminance(color: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def test_text_is_shown_as_text_and_what_cannot_be_encoded_as_a_sentence(page):
+def test_text_is_shown_as_text_and_errors_as_sentences(page):
     fill(page, prompt="<b>bold</b>", length=1)
     page.press("Enter", control=True)
     page.wait_for(f"{IDLE} && {COUNT} === 12")
@@ -253,7 +253,7 @@ def test_greedy_text_of_the_gpu_is_that_of_sample_py(page, model, address):
 
 @pytest.mark.usefixtures("has_gpu")
 @pytest.mark.parametrize("after", [1, CONTEXT], ids=["cached", "full context"])
-def test_a_gpu_that_is_lost_in_the_middle_of_a_text_changes_nothing_of_it(page, model, after):
+def test_a_gpu_that_is_lost_changes_nothing_of_the_text(page, model, after):
     ids = CHARACTERS.encode("abc").tolist()
     before, found, end = page.evaluate(f"""(async () => {{ {MODULES}
         const model = await Model.open(config, weights, "gpu");
@@ -269,5 +269,5 @@ def test_a_gpu_that_is_lost_in_the_middle_of_a_text_changes_nothing_of_it(page, 
     assert "abc" + CHARACTERS.decode(found) == greedy(model, "abc", CONTEXT + 6)
 
 
-def test_a_simulated_gpu_which_is_slow_is_not_used_unless_asked_for(page):
+def test_a_slow_simulated_gpu_is_used_only_when_asked_for(page):
     assert page.evaluate(STATUS).endswith(", on the CPU.")

@@ -67,7 +67,7 @@ def test_no_key_can_be_set_in_both_files(path):
     assert not names & set(yaml.safe_load(path.read_text()))
 
 
-def test_the_tuned_shakespeare_run_has_the_same_text_and_no_larger_model():
+def test_the_tuned_shakespeare_run_has_no_larger_model():
     tuned, reference = (
         load_config([f"experiment=shakespeare_char_cpu{end}"]) for end in ("", "_reference")
     )
@@ -87,7 +87,7 @@ def test_the_reference_shakespeare_run_is_the_well_known_one():
     assert config.train.eval_batches is None
 
 
-def test_the_larger_shakespeare_run_is_the_well_known_one_with_a_quarter_of_its_tokens():
+def test_the_larger_shakespeare_run_has_a_quarter_of_the_tokens():
     tuned = load_config(["experiment=shakespeare_char"])
     reference = load_config(["experiment=shakespeare_char_reference"])
     assert tuned.model == reference.model
@@ -267,7 +267,7 @@ def test_braces_that_a_shell_has_expanded_are_to_be_quoted():
     assert len(load_config([*words, "data.tokenizer=bpe:257"]).data.mix) == 2
 
 
-def test_a_locale_that_lacks_characters_is_named_with_the_way_out():
+def test_a_locale_without_the_characters_is_named():
     script = (
         "import sys; from config.compose import load_config\n"
         "try: load_config(sys.argv[1:])\n"
@@ -324,7 +324,7 @@ def test_a_batch_that_does_not_divide_names_the_nearest_sizes(size, micro, proce
         assert part in str(caught.value)
 
 
-def test_every_whole_number_has_a_most_that_a_slip_of_the_finger_exceeds():
+def test_every_whole_number_has_an_upper_bound():
     base = load_config([])
     whole = {
         f"{section.name}.{entry.name}": entry.type
@@ -369,7 +369,7 @@ def test_null_is_no_text_where_a_key_can_be_null():
         "a\nb",
     ],
 )
-def test_a_text_that_hydra_does_not_take_comes_back_as_the_argument_that_it_takes(text):
+def test_a_text_that_hydra_cannot_parse_survives_as_an_argument(text):
     with pytest.raises(ConfigError) as caught:
         load_config([f"data.source={text}"])
     argument = str(caught.value).split("In a shell write ")[1].removesuffix(" instead.")
@@ -412,7 +412,7 @@ def test_an_option_of_another_program_names_our_key(words, argument):
     assert argument in mistakes(*words)[-1]
 
 
-def test_every_alias_is_of_one_key_that_there_is_and_is_none_itself():
+def test_every_alias_belongs_to_one_existing_key():
     aliases = [alias for names in ALIASES.values() for alias in names.split()]
     assert set(ALIASES) <= set(all_keys())
     assert len(set(aliases)) == len(aliases)
@@ -433,7 +433,7 @@ def test_the_run_s_folder_is_known_whatever_else_is_wrong():
         assert str(run_dir_of(["run.dir=mine", mistake])) == "mine"
 
 
-def test_the_secrets_of_an_address_are_not_in_what_is_stored_and_are_no_change():
+def test_secrets_of_an_address_are_not_stored_or_compared():
     address = "https://me:word@host/some/text.txt?token=abc"
     config = load_config([f'data.source="{address}"'])
     assert config.data.source == address  # to fetch it

@@ -15,13 +15,13 @@ def _in_a_folder_with_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_misspelled_path_below_a_folder_here_is_not_asked_of_the_hub():
+def test_a_misspelled_path_is_not_asked_of_the_hub():
     for name in ("out/python-dcos", "out/python-docs@main", "notes/python-docs"):
         with pytest.raises(SnapshotError, match=f"no {name}, and .* here, so the Hub is not asked"):
             named_repo(name)
 
 
-def test_a_repo_whose_owner_is_called_like_a_folder_here_can_still_be_named():
+def test_a_repo_named_like_a_local_folder_can_be_named():
     assert named_repo("hf://out/python-dcos") == ("out/python-dcos", "main")
     assert named_repo("hf://out/python-docs@v1") == ("out/python-docs", "v1")
 

@@ -56,7 +56,7 @@ def test_its_rate_is_one_for_its_size(words, parameters, rate):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_its_size_is_the_same_with_and_without_an_output_layer_of_its_own(tied):
+def test_its_size_does_not_count_the_output_layer(tied):
     sizes = causal_lm_config({**families.FAMILIES["llama"], "tie_word_embeddings": tied})
     both = layout_for(sizes).parameters()
     own = 0 if tied else families.VOCABULARY * sizes.n_embd

@@ -57,7 +57,7 @@ def state_of(config: dict) -> RunState:
     return RunState("r", "a", 3, 0, 0, None, content, DATA)
 
 
-def test_every_falsy_value_is_the_same_after_a_stop_and_another_value_is_not():
+def test_falsy_values_are_equal_after_a_stop_and_others_are_not():
     base, pairs = load_config([]), falsy_values()
     expected = {"train.seed", "data.num_workers", "model.dropout", "hub.private", "optim.betas"}
     assert expected | {"train.sample_every", "optim.warmup_steps"} <= {key for key, _ in pairs}
@@ -86,7 +86,7 @@ def test_a_difference_is_told_in_the_words_of_the_command_line():
     ]
 
 
-def test_a_key_that_an_older_snapshot_lacks_is_no_change_from_what_it_was():
+def test_a_key_that_an_older_snapshot_lacks_is_no_change():
     now = as_plain(load_config([f"{key}={value}" for key, value in LEGACY_VALUES.items()]))
     before = json.loads(json.dumps(now))
     for key in LEGACY_VALUES:

@@ -59,9 +59,7 @@ def address(text_file):
         thread.join()
 
 
-def test_a_run_stores_shows_and_uploads_no_token_and_resumes_with_another(
-    small, tmp_path, hub, address
-):
+def test_no_token_is_stored_shown_or_uploaded(small, tmp_path, hub, address):
     words = [word for word in small if not word.startswith("data.")]
     words += ["data.block_size=16", f"data.cache_dir={tmp_path / 'cache'}"]
     for steps, token in ((2, "mysecret1"), (4, "mysecret2")):

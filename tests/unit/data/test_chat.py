@@ -293,7 +293,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_rows_that_are_no_conversations_are_refused_with_their_number(prepare, tmp_path, name):
+def test_rows_without_conversations_are_refused_by_number(prepare, tmp_path, name):
     rows, sentence = WRONG[name]
     with pytest.raises(DataError) as refused:
         prepare(chats.write(tmp_path / "chat.jsonl", rows))

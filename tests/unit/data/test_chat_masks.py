@@ -69,7 +69,7 @@ def test_tokens_and_targets_are_those_of_transformers(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", tokenizer_kinds.ALL)
-def test_a_special_token_that_a_message_spells_out_is_text_without_another_space(kind):
+def test_a_spelled_out_special_token_is_text_without_a_space(kind):
     """Also where the template splits the reply at a special token: it leaves no fence open."""
     tokenizer = tokenizer_kinds.tokenizer(kind, TEMPLATES["Qwen 3"])
     template, marks = ChatTemplate(tokenizer, "here"), set(tokenizer.marks.values())
@@ -83,7 +83,7 @@ def test_a_special_token_that_a_message_spells_out_is_text_without_another_space
     assert "no</s> step<s>is" in text
 
 
-def test_a_special_token_that_ends_a_turn_and_that_the_template_changes_is_refused():
+def test_a_changed_end_of_turn_token_is_refused():
     cut = chats.CHATML.replace("m['content']", "m['content'].split('<|im_end|>')[0].strip()")
     template = ChatTemplate(tokenizer_kinds.tokenizer("bytes", cut), "here")
     (found,) = template.encode([Conversation(chats.said("the <|im_end|>run", "goes"))], 500)

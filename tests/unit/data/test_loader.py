@@ -103,7 +103,7 @@ def test_a_stream_leaves_its_tokens_in_the_arrow_file(tmp_path):
     assert str(path) not in Path("/proc/self/maps").read_text()
 
 
-def test_a_file_that_becomes_shorter_ends_a_read_and_not_the_process(tmp_path):
+def test_a_file_that_shrinks_ends_a_read_and_not_the_process(tmp_path):
     path = arrow_file(tmp_path / "tokens.arrow", [np.arange(60_000)])
     stream = TokenStream.from_arrow(path)
     os.truncate(path, 50_000)
@@ -188,7 +188,7 @@ def test_evaluation_takes_every_held_out_target_once(length, block_size, batch):
     assert {tuple(inputs.shape) for (inputs, _), _ in loaded} == {(batch, block_size)}
 
 
-def test_an_evaluation_of_some_blocks_spreads_them_evenly_and_always_the_same():
+def test_an_evaluation_spreads_its_blocks_evenly():
     every = held_out_starts(1001, 10, None)
     some = held_out_starts(1001, 10, 7)
 
@@ -268,7 +268,7 @@ main()
 """
 
 
-def test_a_process_that_ends_with_workers_at_work_does_not_wait_for_them():
+def test_a_process_does_not_wait_for_its_workers_at_the_end():
     """They ignore the SIGTERM with which Python would end them."""
     result = subprocess.run(
         [sys.executable, "-W", "ignore:This DataLoader will create", "-c", HELD_AT_THE_END],

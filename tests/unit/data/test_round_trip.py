@@ -88,7 +88,7 @@ def test_a_tokenizer_that_holds_every_text_loses_nothing(tmp_path, kind):
     assert corpus.info.checked > 800
 
 
-def test_unknown_tokens_and_lost_characters_are_counted_and_there_are_no_bits_per_byte(tmp_path):
+def test_unknown_tokens_and_lost_characters_are_counted(tmp_path):
     corpus = prepared(tmp_path, ascii_only(), TEXT)
     found, tokens = corpus.info, all_tokens(corpus)
     assert found.unknown == tokens.count(corpus.tokenizer.unknown) > 0
@@ -110,7 +110,7 @@ def test_characters_that_a_normalizer_changes_are_named(tmp_path):
     assert lost_in_words(0.9996, RoundTrip()) == "100 % of the tokens are unknown to the tokenizer"
 
 
-def test_the_first_space_that_sentencepiece_takes_for_its_own_is_lost(tmp_path):
+def test_the_first_space_of_sentencepiece_is_lost(tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in [" the run", "on"] * 40))
     found = prepared(tmp_path, ascii_only(), "", source=rows).info
@@ -118,9 +118,7 @@ def test_the_first_space_that_sentencepiece_takes_for_its_own_is_lost(tmp_path):
     assert 0 < found.lost <= 40
 
 
-def test_a_long_text_is_decoded_in_part_and_unknown_tokens_are_counted_in_all(
-    tmp_path, monkeypatch
-):
+def test_a_long_text_is_decoded_in_part_and_counted_in_all(tmp_path, monkeypatch):
     monkeypatch.setattr("data.pieces.CHUNK_CHARACTERS", 100)
     monkeypatch.setattr("data.round_trip.FIRST_CHARACTERS", 1000)
     found = prepared(tmp_path, ascii_only(), TEXT).info
@@ -128,7 +126,7 @@ def test_a_long_text_is_decoded_in_part_and_unknown_tokens_are_counted_in_all(
     assert found.unknown == prepared(tmp_path, ascii_only(), TEXT).info.unknown
 
 
-def test_held_out_rows_of_a_stream_are_checked_also_when_they_are_cached(tmp_path):
+def test_held_out_rows_are_checked_also_from_the_cache(tmp_path):
     folder = tmp_path / "rows"
     folder.mkdir()
     rows = [json.dumps({"text": TEXT[i : i + 50]}) for i in range(0, 20_000, 50)]

@@ -35,9 +35,7 @@ def test_what_is_wrong_is_said_with_file_row_and_remedy(tmp_path, case):
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_a_row_in_the_midst_of_a_file_and_of_several_has_its_own_number(
-    tmp_path, monkeypatch, reader
-):
+def test_each_row_has_its_own_number_in_several_files(tmp_path, monkeypatch, reader):
     monkeypatch.setattr("data.reading.lines.GROUP_BYTES", 100)
     (tmp_path / "a.jsonl").write_bytes(lines(*[A] * 50))
     (tmp_path / "b.jsonl").write_bytes(lines(*[A] * 20, "\n", *[A] * 20, "oops\n", *[A] * 20))
@@ -122,7 +120,7 @@ def test_texts_do_not_depend_on_the_rows_beside_them(tmp_path, reader):
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_a_parquet_file_with_other_columns_is_read_with_the_others(tmp_path, reader):
+def test_parquet_files_with_other_columns_are_read_together(tmp_path, reader):
     parquet.write_table(pa.table({"text": ["a"], "n": [1]}), tmp_path / "a.parquet")
     parquet.write_table(
         pa.table({"n": [[1.5]], "text": ["a"], "x": [{"y": 1}]}), tmp_path / "b.parquet"
@@ -138,7 +136,7 @@ SKIPPED = {
 
 
 @pytest.mark.parametrize("name", SKIPPED)
-def test_broken_rows_alone_are_skipped_and_the_others_keep_their_numbers(tmp_path, name):
+def test_only_broken_rows_are_skipped_and_numbers_stay(tmp_path, name):
     (tmp_path / name).write_bytes(SKIPPED[name])
     access = Access(tmp_path / "cache")
     listing = list_source(str(tmp_path / name), "text", access, skip_broken=True)

@@ -73,14 +73,14 @@ def test_every_target_is_there_once_and_follows_its_input(lengths, block_size, p
         assert not positions
 
 
-def test_a_document_longer_than_a_row_is_cut_into_consecutive_pieces():
+def test_a_long_document_is_cut_into_consecutive_pieces():
     rows = Rows(text_of([11]), 4, IGNORED, pack=False)
     (inputs, targets), _ = rows.__getitems__(rows.in_order(None))
     assert inputs.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 0]]
     assert targets.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, IGNORED, IGNORED]]
 
 
-def test_positions_begin_again_with_each_document_and_with_the_padding():
+def test_positions_begin_again_with_documents_and_padding():
     rows = Rows(text_of([4, 3]), 8, IGNORED, pack=True)
     (inputs, targets, positions), _ = rows.__getitems__(rows.in_order(None))
     assert inputs.tolist() == [[0, 1, 2, 4, 5, 0, 0, 0]]
@@ -143,7 +143,7 @@ def model_of(folder):
 
 @pytest.mark.parametrize("family", families.FAMILIES)
 @torch.no_grad()
-def test_a_packed_batch_has_the_loss_of_its_conversations_one_by_one(bases, family):
+def test_a_packed_batch_has_the_loss_of_its_conversations(bases, family):
     model = model_of(bases[family])
     assert model.can_pack == (not isinstance(model, GPT))
     text = conversations()
@@ -195,7 +195,7 @@ UNABLE = {
 
 
 @pytest.mark.parametrize("name", UNABLE)
-def test_a_model_that_does_not_keep_documents_apart_has_one_in_a_row(name):
+def test_a_model_that_mixes_documents_gets_one_a_row(name):
     with torch.device("meta"):
         model = build_model(model_config({**UNABLE[name], "vocab_size": 320}, name))
     assert not model.can_pack

@@ -111,7 +111,7 @@ def test_texts_of_two_thousand_files_are_the_same():
 
 @FEW
 @given(table_files.files("messages", ("lines", "array", "parquet")))
-def test_conversations_reach_a_template_as_json_and_pyarrow_have_them(made):
+def test_conversations_reach_a_template_as_json_has_them(made):
     column = MessagesColumn("text")
     with tempfile.TemporaryDirectory() as folder:
         table_files.write(Path(folder), made)

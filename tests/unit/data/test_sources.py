@@ -211,7 +211,7 @@ def test_words_that_mean_nothing_elsewhere_are_text_in_csv(text_of, tmp_path):
     assert text_of(put(tmp_path / "a.csv", csv(words))) == "\n".join(words) + "\n"
 
 
-def test_numbers_among_the_texts_of_a_csv_are_text_as_they_are_written(text_of, tmp_path):
+def test_numbers_in_a_csv_are_text_as_written(text_of, tmp_path):
     rows = ["a sentence"] * 10_000 + ["007"] * 10_000  # the reader guesses types by 10,000 rows
 
     assert text_of(put(tmp_path / "a.csv", csv(rows))) == "\n".join(rows) + "\n"

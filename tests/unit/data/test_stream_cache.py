@@ -95,7 +95,7 @@ def huge_corpus(folder: Path, read: list[int], listing: Listing | None = None, *
     return stream_corpus(listings, [1], partial(made_up, read), tokenizer, **options)
 
 
-def test_what_was_not_used_for_longest_is_removed_and_what_is_held_never(tmp_path):
+def test_the_least_recently_used_is_removed_and_held_ones_stay(tmp_path):
     cache = TokenCache(tmp_path, most_bytes=4 * rows().size)
     held = hold(cache, "a")
     for name in ("b", "c", "d", "e", "f"):
@@ -128,7 +128,7 @@ def test_a_file_is_made_once_although_many_need_it(tmp_path):
     assert made == [1]
 
 
-def test_threads_that_share_a_small_source_never_sleep_for_its_locks(tmp_path, monkeypatch):
+def test_threads_of_a_small_source_never_sleep_for_its_locks(tmp_path, monkeypatch):
     slept, sleep = [], time.sleep
     folder = streams.lines_folder(tmp_path / "a", "a", files=1, rows=9)
     corpus = streams.corpus(tmp_path, folder, val_fraction=0.3)
@@ -139,7 +139,7 @@ def test_threads_that_share_a_small_source_never_sleep_for_its_locks(tmp_path, m
     assert slept == []
 
 
-def test_a_lock_that_another_process_releases_is_taken_a_millisecond_later(tmp_path, monkeypatch):
+def test_a_released_lock_is_taken_within_a_millisecond(tmp_path, monkeypatch):
     slept: list[float] = []
     descriptor = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -184,7 +184,7 @@ def test_the_cache_of_a_run_stays_within_its_bound(tmp_path):
     assert bytes_in(tmp_path / "1" / "stream") > 80_000
 
 
-def test_a_file_that_is_removed_while_it_is_in_use_ends_the_run_and_is_made_again(tmp_path):
+def test_a_file_removed_in_use_ends_the_run_and_is_made_again(tmp_path):
     folder = streams.parquet_folder(tmp_path / "a", "a")
     corpus = streams.corpus(tmp_path, folder)
     windows = windows_of(corpus.train, 16, -100, False)
@@ -208,7 +208,7 @@ def test_a_cache_that_fails_in_a_run_ends_it_in_a_sentence(tmp_path, monkeypatch
         source.hold(0, 0)
 
 
-def test_a_start_at_step_a_million_reads_one_window_and_is_as_fast(tmp_path):
+def test_a_start_at_step_a_million_reads_one_window(tmp_path):
     seconds, groups = [], []
     for blocks, cursor in ((0, {}), (4_000_000, {"epoch": 3, "window": 1500, "row": 7})):
         read: list[int] = []
@@ -229,7 +229,7 @@ def test_a_start_at_step_a_million_reads_one_window_and_is_as_fast(tmp_path):
 
 
 @pytest.mark.parametrize(("share", "most_groups"), [(0.1, 55), (0.01, 275), (0.001, 275)])
-def test_a_small_share_of_held_out_rows_does_not_cost_much_reading(tmp_path, share, most_groups):
+def test_a_small_held_out_share_costs_little_reading(tmp_path, share, most_groups):
     """100 KB of them, from groups of 20 KB, in a text of 20,000 groups."""
     read: list[int] = []
     listing = huge(20_000, group_bytes=20_000)
@@ -239,7 +239,7 @@ def test_a_small_share_of_held_out_rows_does_not_cost_much_reading(tmp_path, sha
 
 
 @pytest.mark.parametrize("before", [None, [1.0]])  # as a run of an earlier version has begun
-def test_rows_held_out_in_some_groups_are_about_the_share_and_never_trained_on(tmp_path, before):
+def test_rows_held_out_in_some_groups_are_about_the_share(tmp_path, before):
     settings = {"val_fraction": 0.01, "held_out_bytes": MB, "held_out_groups": before}
     corpus = huge_corpus(tmp_path, [], huge(60), **settings)
     (source,) = corpus.train.sources
@@ -343,7 +343,7 @@ def test_what_cannot_be_read_is_reported_when_it_is_needed(tmp_path):
 
 
 @pytest.mark.thorough
-def test_memory_and_open_files_are_flat_over_two_thousand_batches(tmp_path):
+def test_memory_is_flat_over_two_thousand_batches(tmp_path):
     corpus = huge_corpus(tmp_path, [])
     steps, used = steps_of(corpus, block_size=1024), []
     for number in range(2500):
@@ -382,7 +382,7 @@ def corpus_that_skips(folder: Path, file: Path, said: list[str], skip: bool = Tr
     )
 
 
-def test_what_is_left_out_is_reported_at_every_start_also_from_the_cache(tmp_path):
+def test_what_is_left_out_is_reported_at_every_start(tmp_path):
     file = with_a_bad_line(tmp_path / "data")
     reports = []
     for _ in range(2):
@@ -395,14 +395,14 @@ def test_what_is_left_out_is_reported_at_every_start_also_from_the_cache(tmp_pat
     assert set(reports[0]) == {f"row 41 of part-0.jsonl ({reason})"}
 
 
-def test_a_cache_that_was_filled_with_skipping_is_not_used_without(tmp_path):
+def test_a_cache_made_with_skipping_is_not_used_without(tmp_path):
     file = with_a_bad_line(tmp_path / "data")
     next(steps_of(corpus_that_skips(tmp_path / "cache", file, [])))
     with pytest.raises(BrokenText, match=r"skip_broken=true leaves out"):
         corpus_that_skips(tmp_path / "cache", file, [], skip=False)
 
 
-def test_a_held_out_data_set_takes_no_row_of_the_one_that_is_trained_on(tmp_path):
+def test_a_held_out_data_set_takes_no_training_row(tmp_path):
     train = streams.parquet_folder(tmp_path / "a", "a")
     held_out = streams.parquet_folder(tmp_path / "b", "b", files=1, rows=10)
     access = Access(tmp_path)

@@ -48,7 +48,7 @@ def test_files_rows_columns_and_tokens_of_parquet(inspect, tmp_path):
     assert shown["epochs"] == f"{100 * 8 * 32 / tokens:.3g} in 100 steps of 8 x 32 tokens"
 
 
-def test_a_tokenizer_of_bytes_is_bpe_257_and_others_get_a_sentence(inspect, tmp_path):
+def test_a_tokenizer_of_bytes_is_bpe_257(inspect, tmp_path):
     (tmp_path / "a.jsonl").write_bytes(lines_of(TEXTS))
     code, shown, _ = inspect(tmp_path / "a.jsonl", "--tokenizer", "bpe:257")
     assert (code, shown["tokens"]) == (

@@ -71,7 +71,7 @@ def test_the_windows_of_an_epoch_have_each_group_once(sizes, window_bytes, epoch
         assert sum(sizes[group] for group in window[:-1]) <= window_bytes
 
 
-def test_every_row_is_trained_on_once_an_epoch_and_no_held_out_one_ever(sources, tmp_path):
+def test_every_row_is_trained_on_once_an_epoch(sources, tmp_path):
     corpus = streams.corpus(tmp_path, *sources, weights=WEIGHTS, held_out_bytes=10**6)
     steps = steps_of(corpus, count=600)
     held_out = held_out_ids(corpus)
@@ -88,7 +88,7 @@ def test_every_row_is_trained_on_once_an_epoch_and_no_held_out_one_ever(sources,
         assert len({tuple(epoch) for epoch in epochs}) == len(epochs)  # each in another order
 
 
-def test_the_target_of_a_block_s_last_token_is_the_next_block_s_first(sources, tmp_path):
+def test_the_last_target_of_a_block_is_the_next_one_s_first(sources, tmp_path):
     corpus = streams.corpus(tmp_path, sources[0])
     steps = steps_of(corpus, count=50)
     inputs = np.concatenate([batch[0].reshape(-1) for batch, _ in steps])
@@ -181,7 +181,7 @@ def test_the_share_of_held_out_rows_is_the_one_asked_for():
     assert 0.009 < chosen.mean() < 0.011
 
 
-def test_held_out_rows_of_groups_of_lines_are_not_the_same_in_each():
+def test_held_out_rows_of_groups_differ():
     file = DataFile("/nowhere", "file", 1, "1")
     groups = tuple(Group(0, n, None, None, 0, 0, 1) for n in range(2))
     listing = Listing("name", None, "lines", "text", (file,), groups, "f")
@@ -189,7 +189,7 @@ def test_held_out_rows_of_groups_of_lines_are_not_the_same_in_each():
     assert (one != other).any()
 
 
-def test_weights_hold_to_a_thousandth_after_a_hundred_thousand_blocks():
+def test_weights_hold_to_a_thousandth_after_100000_blocks():
     for weights in ([0.7, 0.3], [1, 2, 4], [0.0005, 1, 3], [97, 2, 1]):
         mix = Mix(weights, seed=3)
         shares = np.array(mix.counts(100_000)) / 100_000
@@ -232,7 +232,7 @@ def test_a_file_that_two_sources_name_differently_is_refused(tmp_path):
     streams.corpus(tmp_path / "cache", part, part, weights=(0.7, 0.3))
 
 
-def test_a_text_of_which_all_rows_are_held_out_is_refused_and_not_searched_forever(tmp_path):
+def test_a_text_with_only_held_out_rows_is_refused(tmp_path):
     folder = streams.parquet_folder(tmp_path / "a", "a")
     corpus = streams.corpus(tmp_path, folder, val_fraction=1.0)
     with pytest.raises(DataError, match="has no row to train on"):

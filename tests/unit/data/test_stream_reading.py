@@ -95,7 +95,7 @@ def test_a_compressed_file_is_one_group(tmp_path, monkeypatch, name, pack):
     ]
 
 
-def test_a_row_without_text_is_left_out_and_the_others_keep_their_numbers(tmp_path):
+def test_a_row_without_text_is_left_out_and_numbers_stay(tmp_path):
     rows = b'{"text": "a"}\n\n{"text": null}\n{"text": ""}\n{"n": 1}\r\n  \n{"text": "b\\n"}\r\n'
     (tmp_path / "a.jsonl").write_bytes(rows)
 
@@ -103,7 +103,7 @@ def test_a_row_without_text_is_left_out_and_the_others_keep_their_numbers(tmp_pa
     assert (group.rows, group.texts) == ([0, 4], ["a\n", "b\n"])
 
 
-def test_a_listing_is_the_same_from_any_folder_and_another_for_other_content(tmp_path):
+def test_a_listing_depends_on_content_and_not_on_the_folder(tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     (first / "deeper").mkdir(parents=True)
     write_parquet(first / "b.parquet")
@@ -288,9 +288,7 @@ CONTENTS = {
 @pytest.mark.parametrize(
     ("name", "case"), [(name, case) for name in CONTENTS for case in CONTENTS[name]]
 )
-def test_a_file_that_cannot_be_streamed_is_reported_before_any_training(
-    tmp_path, monkeypatch, name, case
-):
+def test_a_file_that_cannot_be_streamed_is_reported_early(tmp_path, monkeypatch, name, case):
     if case == "huge row groups":
         monkeypatch.setattr("data.reading.listing.MOST_GROUP_BYTES", 100)
     write, reason = CONTENTS[name][case]
@@ -366,9 +364,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_group_that_cannot_be_decoded_is_reported_or_skipped_the_same_each_time(
-    tmp_path, monkeypatch, case
-):
+def test_a_group_that_cannot_be_decoded_is_reported_or_skipped(tmp_path, monkeypatch, case):
     monkeypatch.setattr(lines, "PIECE_BYTES", 100)  # the first row of each can be read
     name, write, reason, broken = BROKEN[case]
     file = tmp_path / name
@@ -391,7 +387,7 @@ def test_a_group_that_cannot_be_decoded_is_reported_or_skipped_the_same_each_tim
     assert groups == [read_group(listing, group, access, True) for group in listing.groups]
 
 
-def test_of_several_bad_lines_the_first_is_named_and_the_others_keep_their_numbers(tmp_path):
+def test_the_first_of_several_bad_lines_is_named(tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_bytes(lines_of("ab") + b"{\n3\n" + lines_of("c") + b"[]\n" + lines_of("d"))
     listing = list_here(file, tmp_path)

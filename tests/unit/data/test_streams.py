@@ -94,9 +94,7 @@ def test_what_cannot_be_streamed_gets_a_sentence(words, said):
     ],
     ids=str,
 )
-def test_a_snapshot_with_another_cursor_than_a_run_writes_is_refused(
-    finished_run, tmp_path, change
-):
+def test_a_snapshot_with_a_foreign_cursor_is_refused(finished_run, tmp_path, change):
     content = json.loads((runs.snapshot(finished_run, 30) / "state.json").read_text())
     place = {"epoch": 1, "window": 2, "row": 3, "token": 4, "blocks": 5}
     cursor = {"source": "a", "revision": None, **place}

@@ -90,7 +90,7 @@ def test_the_held_out_text_is_that_of_characters(prepare, tmp_path):
     assert parts_of(prepare(source)) == (train, held_out + END_OF_TEXT)
 
 
-def test_a_loss_in_bits_per_byte_does_not_depend_on_the_tokenizer(prepare, tmp_path):
+def test_bits_per_byte_do_not_depend_on_the_tokenizer(prepare, tmp_path):
     """Of a model that gives every byte of the text the same probability."""
     source = written(tmp_path / "a.txt", TEXT)
     for tokenizer in ("char", "bpe:300"):
@@ -136,7 +136,7 @@ def test_the_vocabulary_is_of_the_training_text_alone(prepare, tmp_path):
     assert vocabulary("unheard " * 100) != vocabulary("unheard " * 2000)
 
 
-def test_of_a_long_text_the_vocabulary_sees_a_part_from_all_over_it(monkeypatch):
+def test_the_vocabulary_of_a_long_text_sees_parts_from_all_over(monkeypatch):
     monkeypatch.setattr(data.bpe, "MOST_CHARACTERS", 100)
     chunks = [Chunk(f"{i:010d}", True, i >= 90) for i in range(100)]
 
@@ -227,7 +227,7 @@ def test_a_second_preparation_reads_the_first(prepare, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
-def test_a_prepared_text_with_a_damaged_tokenizer_is_prepared_again(prepare, tmp_path, name):
+def test_a_damaged_tokenizer_prepares_the_text_again(prepare, tmp_path, name):
     source, lines = written(tmp_path / "a.txt", TEXT), []
     expected = prepare(source).info
     (file,) = (tmp_path / "cache").glob(f"*/{name}")

@@ -79,7 +79,7 @@ def test_a_stream_shows_what_is_known_at_once():
     assert len(list(ids)) == len(BPE.encode("the 日 run")) - 1  # not one more was waited for
 
 
-def test_a_stream_keeps_the_space_that_a_decoder_drops_at_the_beginning(tmp_path):
+def test_a_stream_keeps_the_space_that_a_decoder_drops(tmp_path):
     llama = SubwordTokenizer.from_folder(sentencepiece_folder(tmp_path))
     prompt, new = llama.encode("on"), llama.encode("the 日 on")
     assert llama.decode(new) == "the 日 on"
@@ -164,7 +164,7 @@ def test_a_foreign_tokenizer_adds_nothing_and_cuts_nothing(tmp_path):
     assert ours.vocab_size == 258
 
 
-def test_what_is_saved_of_a_foreign_tokenizer_is_what_transformers_needs(tmp_path):
+def test_a_foreign_tokenizer_is_saved_as_transformers_needs_it(tmp_path):
     content = read_json(foreign_folder(tmp_path / "theirs") / "tokenizer.json")
     ours = SubwordTokenizer.from_folder(tmp_path / "theirs")
     (tmp_path / "ours").mkdir()
@@ -215,7 +215,7 @@ def test_a_tokenizer_that_is_none_gets_a_sentence(tmp_path, content):
         SubwordTokenizer.from_folder(tmp_path)
 
 
-def test_a_vocabulary_larger_than_the_embedding_is_refused_and_a_smaller_one_is_not():
+def test_a_vocabulary_larger_than_the_embedding_is_refused():
     refuse_larger_than(300, BPE, "bpe:300")
     refuse_larger_than(301, BPE, "bpe:300")
     with pytest.raises(DataError, match=r"data\.tokenizer=bpe:300 has 300 tokens.*has 299 rows"):

@@ -185,9 +185,7 @@ def test_a_corpus_has_the_name_that_it_is_asked_for_by(source, tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["gz", "bz2", "xz"])
-def test_a_plain_text_that_is_called_compressed_is_refused_although_it_is_prepared(
-    source, tmp_path, ending
-):
+def test_a_prepared_plain_text_called_compressed_is_refused(source, tmp_path, ending):
     prepare(source, tmp_path / "cache")
     packed = tmp_path / f"a.txt.{ending}"
     packed.write_bytes(source.read_bytes())
@@ -196,9 +194,7 @@ def test_a_plain_text_that_is_called_compressed_is_refused_although_it_is_prepar
         prepare(packed, tmp_path / "cache")
 
 
-def test_a_compressed_text_that_is_called_plain_is_refused_although_it_is_prepared(
-    source, tmp_path
-):
+def test_a_prepared_compressed_text_called_plain_is_refused(source, tmp_path):
     packed = tmp_path / "a.txt.gz"
     packed.write_bytes(gzip.compress(TEXT.encode()))
     prepare(packed, tmp_path / "cache")
@@ -255,9 +251,7 @@ def test_without_locks_the_first_of_two_is_used_by_both(no_locks, source, tmp_pa
     assert len(folders(cache)) == 1
 
 
-def test_a_killed_preparation_keeps_nobody_waiting_on_a_disk_without_locks(
-    no_locks, source, tmp_path, monkeypatch
-):
+def test_a_killed_preparation_blocks_nobody_without_locks(no_locks, source, tmp_path, monkeypatch):
     cache = tmp_path / "cache"
 
     class Killed(BaseException):

@@ -46,9 +46,7 @@ def prepare(source, cache, **more):
 
 
 @pytest.mark.parametrize("first_of_both", [0, 1])
-def test_two_machines_that_fetch_into_one_folder_both_get_the_whole_text(
-    served, tmp_path, first_of_both
-):
+def test_two_machines_fetching_into_one_folder_get_the_text(served, tmp_path, first_of_both):
     address, answers, asked = served
     both = threading.Barrier(2, timeout=60)
     go_on, one_is_done = [threading.Event(), threading.Event()], threading.Event()
@@ -149,7 +147,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-def test_a_download_that_cannot_be_read_is_named_and_fetched_again(served, tmp_path, broken):
+def test_an_unreadable_download_is_named_and_fetched_again(served, tmp_path, broken):
     address, answers, asked = served
     name, content, reason = BROKEN[broken]
     answers[f"/{name}"] = (200, of_length(content), [content])

@@ -410,9 +410,7 @@ def test_a_reader_that_is_gone_does_not_stop_a_preparation(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
-def test_a_file_is_prepared_where_the_cache_of_datasets_cannot_be_used(
-    prepare, tmp_path, monkeypatch, name
-):
+def test_a_file_is_prepared_without_the_cache_of_datasets(prepare, tmp_path, monkeypatch, name):
     (tmp_path / "closed").write_text("no folder")
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "closed" / "datasets")
     (tmp_path / name).write_text(ROWS)

@@ -115,7 +115,7 @@ def in_parts(corpus) -> list[tuple[list[int], list[int]]]:
 
 
 @pytest.mark.parametrize("kind", ["lines", "parquet", "parquet of JSON"])
-def test_a_template_gets_tools_and_calls_as_transformers_gives_them(prepare, tmp_path, kind):
+def test_a_template_gets_tools_as_transformers_gives_them(prepare, tmp_path, kind):
     from transformers import AutoTokenizer
 
     rows = ROWS
@@ -154,9 +154,7 @@ def test_replies_that_are_only_calls_have_bytes(prepare, tmp_path):
     assert corpus.info.held_out_bytes == len('\ncall lose {"step": 1}\ncall a {}')
 
 
-def test_what_a_template_never_writes_is_named_with_the_count_of_its_conversations(
-    prepare, tmp_path
-):
+def test_what_a_template_never_writes_is_named_and_counted(prepare, tmp_path):
     plain = chats.CHATML.replace("m['content']", "(m['content'] or '')")
     corpus, _ = prepare(lines(tmp_path / "a.jsonl", ROWS), plain)
     assert corpus.info.unwritten == {
@@ -169,7 +167,7 @@ def test_what_a_template_never_writes_is_named_with_the_count_of_its_conversatio
 
 
 @pytest.mark.parametrize("write", [lines, parquet])
-def test_rows_without_messages_and_replies_without_text_are_left_out(prepare, tmp_path, write):
+def test_rows_without_messages_or_reply_are_left_out(prepare, tmp_path, write):
     """A template may mark an empty reply with nothing; a table has null for what is absent."""
     unended = chats.CHATML.replace(
         "m['content'] + '<|im_end|>' }}{% endgeneration %}",
@@ -191,7 +189,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_row_that_is_no_conversation_is_refused_with_its_number(prepare, tmp_path, name):
+def test_a_row_that_is_no_conversation_is_refused(prepare, tmp_path, name):
     changes, sentence = WRONG[name]
     with pytest.raises(DataError, match="row 2") as refused:
         prepare(lines(tmp_path / "a.jsonl", [ROWS[0], {**ROWS[1], **changes}]))

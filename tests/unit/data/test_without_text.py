@@ -112,7 +112,7 @@ def noted(call, calls: list[int]):
     return lambda *given: (calls.append(1), call(*given))[1]
 
 
-def test_a_listing_requests_the_beginning_of_a_remote_file_of_lines_once(tmp_path, monkeypatch):
+def test_a_listing_requests_the_start_of_a_remote_file_once(tmp_path, monkeypatch):
     store = fsspec.filesystem("memory")
     read: list[int] = []
     for name in "ab":

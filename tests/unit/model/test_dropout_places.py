@@ -25,7 +25,7 @@ OTHERS = ("bloom", "falcon", "gpt_neox", "llama", "mixtral", "phi", "qwen3", "st
 
 
 @pytest.mark.parametrize("family", [*BY_DEFAULT, *OTHERS])
-def test_a_config_without_the_entries_has_the_dropout_that_is_asked_for(family):
+def test_a_config_without_the_entries_gets_the_asked_dropout(family):
     content = {"model_type": family, **SIZES}
     ids = torch.randint(families.VOCABULARY, (1, 16))
     for dropout in (0.0, 0.3):

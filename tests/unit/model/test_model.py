@@ -262,7 +262,7 @@ def test_the_first_loss_is_that_of_guessing():
     assert loss.item() == pytest.approx(math.log(V), abs=0.1)
 
 
-def test_the_loss_is_the_mean_cross_entropy_of_the_targets_that_count():
+def test_the_loss_is_the_mean_over_the_targets_that_count():
     model = random_model().eval()
     ids, targets = random_ids(1), random_ids(2)
     targets[0, :5] = IGNORED
@@ -302,7 +302,7 @@ def test_dropout_is_active_in_training_only():
     assert torch.equal(model(ids), random_model(dropout=0.0).eval()(ids))
 
 
-def test_activation_checkpointing_changes_neither_loss_nor_gradients():
+def test_checkpointing_changes_neither_loss_nor_gradients():
     ids, targets = random_ids(1), random_ids(2)
     results = []
     for checkpointing in (False, True):
@@ -317,7 +317,7 @@ def test_activation_checkpointing_changes_neither_loss_nor_gradients():
         assert torch.equal(gradient, same_gradients[name]), name
 
 
-def test_activation_checkpointing_keeps_fewer_tensors_for_the_backward_pass():
+def test_checkpointing_keeps_fewer_tensors_for_backward():
     def kept(checkpointing):
         sizes = []
         model = random_model(activation_checkpointing=checkpointing)

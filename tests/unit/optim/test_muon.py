@@ -89,7 +89,7 @@ def test_updates_are_those_of_torch_s_muon_and_adamw(model):
         assert one.equal(other)
 
 
-def test_matrices_of_the_blocks_are_muon_s_and_all_others_adamw_s(model):
+def test_matrices_of_blocks_are_muon_s_and_others_adamw_s(model):
     groups = make_optimizer(model, OPTIM, CPU, "no").param_groups
     ours = {id(one): group[PARTS] for group in groups if PARTS in group for one in group["params"]}
     joined = {id(one): 3 if one.shape == (48, 16) else 1 for one in matrices(model)}
@@ -157,7 +157,7 @@ def test_a_resumed_run_ends_with_the_same_bits(single, small, tmp_path):
 @pytest.mark.parametrize(
     ("config", "processes"), [("fsdp_cpu.yaml", 2), ("fsdp_hybrid.yaml", 4), ("ddp_cpu.yaml", 2)]
 )
-def test_several_processes_have_the_losses_of_one_and_resume_its_run(
+def test_several_processes_have_the_losses_of_one_and_resume(
     single, small, tmp_path, config, processes
 ):
     hybrid = {"parallelism_config_dp_shard_size": 2} if processes == 4 else {}
@@ -196,7 +196,7 @@ def test_a_snapshot_holds_one_moment_of_a_matrix_in_its_layout(single):
     }
 
 
-def test_a_snapshot_of_another_optimizer_than_its_state_says_is_refused(single, tmp_path):
+def test_a_snapshot_of_another_optimizer_is_refused(single, tmp_path):
     folder = tmp_path / "step-00000020"
     shutil.copytree(runs.snapshot(single, 20), folder)
     check_snapshot(folder)

@@ -54,9 +54,7 @@ def test_a_stable_rate_does_not_depend_on_the_last_step():
 
 
 @pytest.mark.thorough
-def test_a_run_that_is_extended_before_its_decay_is_one_that_was_longer_from_the_start(
-    small, tmp_path
-):
+def test_an_extended_run_is_one_that_was_longer_from_the_start(small, tmp_path):
     wsd = [*small, "optim.schedule=wsd", "snapshot.every=5", "train.eval_every=20"]
     wsd.append("optim.min_learning_rate=0")
     long, extended = tmp_path / "long", tmp_path / "extended"
@@ -83,7 +81,7 @@ def jump(*words: str, steps: int = 2000) -> str | None:
     return rate_jump(state, load_config(["train.max_steps=4000", *words]))
 
 
-def test_a_finished_run_jumps_back_to_the_stable_rate_and_a_stable_one_does_not():
+def test_a_finished_run_jumps_back_to_the_stable_rate():
     words = jump("optim.schedule=wsd")
     assert words is not None
     assert "rises from 0.0003 to 0.01, 33.3 times: it falls after step 3,200 of 4,000" in words
@@ -129,7 +127,7 @@ def test_a_warm_up_as_long_as_the_run_is_said_before_and_after(steps, warmup, hi
         (["experiment=finetune_gpt2", "data.source=my.txt"], 10),
     ],
 )
-def test_an_evaluation_takes_a_tenth_of_the_work_of_the_steps_before_it(words, batches):
+def test_an_evaluation_takes_a_tenth_of_the_steps_work(words, batches):
     """Counted in batches and not in seconds: the held-out loss is the same on every machine."""
     assert load_config(words).train.eval_batches == batches
 
@@ -147,9 +145,7 @@ def test_an_evaluation_takes_a_tenth_of_the_work_of_the_steps_before_it(words, b
         (["experiment=finetune_gpt2", "data.source=my.txt"], 124_000_000, False),
     ],
 )
-def test_a_rate_for_random_weights_is_named_where_a_pretrained_model_is_trained(
-    words, parameters, hinted
-):
+def test_a_rate_for_random_weights_is_named_for_a_pretrained(words, parameters, hinted):
     words = [word.replace("=gpt2", "=openai-community/gpt2") for word in words]
     words = ["optim.min_learning_rate=0", *words]
     hint = rate_too_high(load_config(words), parameters)

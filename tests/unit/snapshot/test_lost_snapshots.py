@@ -12,7 +12,7 @@ from training.run.run_lock import RunLock
 LINE = '{"event": "train", "step": 1, "loss": 1.0}\n'
 
 
-def test_a_start_leaves_a_place_for_snapshots_before_there_are_steps(tmp_path):
+def test_a_start_makes_the_snapshot_folder_before_any_step(tmp_path):
     RunLock().acquire(tmp_path)
     assert (tmp_path / "snapshots").is_dir()
     (tmp_path / "metrics.jsonl").write_text("")
@@ -30,7 +30,7 @@ def test_snapshots_that_are_gone_are_missed(tmp_path):
     assert (tmp_path / "run.old-1" / "metrics.jsonl").read_text() == LINE
 
 
-def test_a_run_that_was_killed_before_its_first_snapshot_begins_again_and_says_so(tmp_path):
+def test_a_run_killed_before_its_first_snapshot_begins_again(tmp_path):
     (tmp_path / "snapshots").mkdir()
     (tmp_path / "metrics.jsonl").write_text(LINE)
     RunLock().acquire(tmp_path)

@@ -84,7 +84,7 @@ def test_the_same_command_goes_on_with_the_run_that_it_began(
 
 @pytest.mark.parametrize("code", [2, None])  # refused since then; removed by cloud.attempts
 @pytest.mark.parametrize("cause", ["Ctrl-C", "SIGTERM"])
-def test_a_run_that_a_person_stopped_has_ended_whatever_was_refused_since(tmp_path, code, cause):
+def test_a_run_stopped_by_a_person_has_ended(tmp_path, code, cause):
     config = config_of(tmp_path / "run")
     ended(config, 7, code)
     events = Events(tmp_path / "run" / EVENTS, "0123456789")
@@ -159,7 +159,7 @@ def test_what_a_new_run_notes_is_in_its_own_folder(tmp_path):
     assert not (tmp_path / "run.old-1" / ATTEMPTS).exists()
 
 
-def test_another_start_that_takes_the_place_of_a_moved_run_keeps_it(tmp_path, monkeypatch):
+def test_another_start_in_place_of_a_moved_run_keeps_it(tmp_path, monkeypatch):
     """A process that waits for the lock makes the directory anew, when its moment comes."""
     config = config_of(tmp_path / "run")
     ended(config, 7, 0)
@@ -177,7 +177,7 @@ def test_another_start_that_takes_the_place_of_a_moved_run_keeps_it(tmp_path, mo
         chosen(config)
 
 
-def test_a_run_behind_a_link_is_moved_and_the_link_leads_to_the_new_one(tmp_path):
+def test_of_a_run_behind_a_link_the_target_is_moved(tmp_path):
     (tmp_path / "disk").mkdir()
     link = tmp_path / "run"
     link.symlink_to(tmp_path / "disk" / "target")
@@ -239,7 +239,7 @@ def test_what_the_command_reads_is_not_moved_with_the_run(tmp_path, word):
 
 
 @pytest.mark.thorough
-def test_a_requeued_run_goes_on_from_its_repo_although_it_was_to_start_over(small, tmp_path, hub):
+def test_a_requeued_run_resumes_from_its_repo_despite_never(small, tmp_path, hub):
     run_dir = tmp_path / "run"
     words = [*small, *hubs.words(run_dir), "snapshot.resume=never", "train.max_steps=100"]
     with runs.started(runs.command(*words), **hub.environment()) as process:

@@ -88,7 +88,7 @@ POISON = [
 
 
 @pytest.mark.parametrize(("name", "value", "sentence"), POISON)
-def test_numbers_that_are_of_no_use_are_refused_and_an_older_snapshot_is_used(
+def test_useless_numbers_are_refused_and_an_older_one_is_used(
     run_dir, folder, name, value, sentence
 ):
     good = run_dir / "snapshots" / "step-00000001"
@@ -156,7 +156,7 @@ def test_numbers_are_seen_where_the_header_has_an_odd_length(folder):
         check_snapshot(folder)
 
 
-def test_a_flipped_bit_is_said_to_be_damage_whatever_number_it_makes(folder):
+def test_a_flipped_bit_is_damage_whatever_number_it_makes(folder):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-4] + struct.pack("<f", NAN))
     with pytest.raises(SnapshotError, match=r"model\.safetensors has changed"):

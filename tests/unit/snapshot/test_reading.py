@@ -51,7 +51,7 @@ def test_any_other_file_is_refused(run_dir, name):
         check_snapshot(folder)
 
 
-def test_what_a_file_manager_leaves_while_it_is_written_is_no_part_of_it(tmp_path):
+def test_a_file_manager_s_leftovers_are_no_part_of_a_snapshot(tmp_path):
     with atomic_snapshot(tmp_path, "step-00000001") as folder:
         (folder / ".DS_Store").write_bytes(b"")
         (folder / "state.json").write_text("{}")
@@ -61,7 +61,7 @@ def test_what_a_file_manager_leaves_while_it_is_written_is_no_part_of_it(tmp_pat
 @pytest.mark.parametrize(
     "closed", [".", "manifest.json", "model.safetensors", "state.json", "tokenizer.json"]
 )
-def test_a_snapshot_that_may_not_be_read_is_passed_over_in_a_sentence(run_dir, closed):
+def test_an_unreadable_snapshot_is_passed_over_in_a_sentence(run_dir, closed):
     (run_dir / "snapshots" / "step-00000002" / closed).chmod(0)
     with as_anybody():
         newest, faults = newest_verified(run_dir / "snapshots", check_snapshot)
@@ -70,7 +70,7 @@ def test_a_snapshot_that_may_not_be_read_is_passed_over_in_a_sentence(run_dir, c
 
 
 @pytest.mark.parametrize("closed", [".", "snapshots"])
-def test_a_run_that_may_not_be_read_is_not_taken_for_one_without_snapshots(run_dir, closed):
+def test_an_unreadable_run_is_not_one_without_snapshots(run_dir, closed):
     (run_dir / closed).chmod(0)
     with as_anybody():
         for look in (choose_start, newest_snapshot):
@@ -89,7 +89,7 @@ def test_a_path_that_may_not_be_looked_at_gets_a_sentence(run_dir, tmp_path, mon
             named_repo("run/snapshots")
 
 
-def test_one_that_builds_the_same_snapshot_at_the_same_time_mixes_nothing_into_it(tmp_path):
+def test_two_writers_of_one_snapshot_mix_nothing(tmp_path):
     """As two starts may, on a disk without locks."""
 
     def build_both() -> None:

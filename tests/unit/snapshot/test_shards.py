@@ -94,7 +94,7 @@ def test_so_it_is_for_a_model_of_the_hub(small, tmp_path, family, more):
 
 
 @pytest.mark.thorough
-def test_a_process_that_is_killed_while_it_writes_leaves_no_snapshot(small, tmp_path):
+def test_a_process_killed_while_writing_leaves_no_snapshot(small, tmp_path):
     result = launched(tmp_path, "dies", *small, f"run.dir={tmp_path / 'run'}")
     assert result.returncode == 1
     assert re.search(r"exitcode +: -9", result.stderr), result.stderr
@@ -103,7 +103,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_no_snapshot(small, tmp_
 
 
 @pytest.mark.thorough
-def test_a_full_disk_under_one_of_them_costs_a_snapshot_and_nothing_else(small, tmp_path):
+def test_a_full_disk_under_one_writer_costs_one_snapshot(small, tmp_path):
     result = launched(tmp_path, "full", *small, f"run.dir={tmp_path / 'run'}")
     assert result.returncode == 0, result.stdout + result.stderr
     said = "warning: the snapshot of step 20 could not be written: [Errno 28] No space left"
@@ -188,7 +188,7 @@ def test_the_bytes_of_a_file_are_those_of_save_file(tmp_path, monkeypatch):
         assert written(tmp_path / f"{strips} {maps}", tensors, strips, maps) == expected
 
 
-def test_a_disk_that_is_full_under_a_map_is_an_error_and_no_signal(tmp_path):
+def test_a_full_disk_under_a_map_is_an_error_and_no_signal(tmp_path):
     with mounted(tmp_path / "disk", lambda: Tmpfs(tmp_path / "disk")) as disk:
         placements = {"model": place_tensors({"matrix": (1000, 500)}, "model", 10**9)}
         create_files(disk.folder, placements)

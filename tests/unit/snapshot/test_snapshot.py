@@ -33,7 +33,7 @@ SCALER = torch.amp.GradScaler("cpu").state_dict()
 
 
 @pytest.mark.parametrize("piece_bytes", [10**9, 2000])
-def test_what_is_restored_is_what_was_written_in_one_piece_or_many(tmp_path, piece_bytes):
+def test_what_is_restored_is_what_was_written_in_any_pieces(tmp_path, piece_bytes):
     model, optimizer = trained(3)
     folder = write(tmp_path, 3, model, optimizer, piece_bytes=piece_bytes)
     verify(folder)
@@ -63,7 +63,7 @@ def test_no_piece_is_larger_than_asked_unless_one_tensor_is(tmp_path):
     assert index["metadata"]["total_size"] == sum(p.numel() * 4 for p in model.parameters())
 
 
-def test_a_writing_that_fails_leaves_nothing_and_keeps_the_earlier(tmp_path):
+def test_a_failed_write_leaves_nothing_and_keeps_the_earlier(tmp_path):
     model, optimizer = trained(1)
     earlier = write(tmp_path, 1, model, optimizer)
 
@@ -89,7 +89,7 @@ def test_only_the_newest_are_kept(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_damaged_snapshots_of_later_steps_do_not_take_the_place_of_good_ones(tmp_path):
+def test_damaged_later_snapshots_do_not_replace_good_ones(tmp_path):
     for step in (1, 2, 3, 90, 91, 92):
         write(tmp_path, step, *trained(min(step, 3)))
     prune(tmp_path, keep=2, newest=3)
@@ -181,7 +181,7 @@ def remake(folder, contents: dict[str, str]) -> None:
             (building / name).write_bytes(content)
 
 
-def test_a_run_that_starts_from_another_s_snapshot_has_an_id_of_its_own(tmp_path):
+def test_a_run_from_another_s_snapshot_has_its_own_id(tmp_path):
     named = write(tmp_path / "old" / "snapshots", 1, *trained(1))
     start = choose_start(tmp_path / "new", str(named))
     assert start.folder == named
@@ -235,7 +235,7 @@ def test_an_activation_that_is_not_gpt2s_is_refused(odd):
         gpt_shape({**config, "activation_function": odd})
 
 
-def test_a_snapshot_from_before_there_was_a_choice_has_gpt2s_activation():
+def test_a_snapshot_without_the_key_has_gpt2s_activation():
     data = {"vocabulary": 7, "fingerprint": "f"}
     before = replace(state_at(3), config={"model": {"n_layer": 2}}, data=data)
     model = {"n_layer": 2, "activation_function": "gelu_new"}

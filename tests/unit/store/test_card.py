@@ -66,7 +66,7 @@ def test_a_name_is_shown_as_it_is_and_never_is_markup(card):
     assert "<img" not in text
 
 
-def test_a_sample_cannot_leave_its_block_and_holds_no_control_characters(card):
+def test_a_sample_cannot_leave_its_block_in_the_card(card):
     text = card(sample="one\n```\n<script>\x1b[2J\ttwo\r")
     assert "````text\none\n```\n<script>\\x1b[2J\ttwo\n````" in text
     assert "\x1b" not in text

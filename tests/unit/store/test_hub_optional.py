@@ -132,7 +132,7 @@ def test_a_home_that_cannot_be_used_is_named_once(
         assert "Set HF_TOKEN, or HF_HOME to a folder that can be used." in warning
 
 
-def test_a_process_without_the_hub_says_so_once_and_waits_for_nothing(
+def test_a_process_without_the_hub_says_so_once(
     near_hub, finished_run, small, tmp_path, monkeypatch
 ):
     hubs.seed(near_hub, runs.snapshot(finished_run, 10))

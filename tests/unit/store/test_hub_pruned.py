@@ -87,7 +87,7 @@ def of_named(tmp_path, store) -> int:
     ],
     indirect=["near_hub"],
 )
-def test_a_snapshot_that_is_pruned_while_it_is_downloaded_has_a_successor(
+def test_a_pruned_snapshot_has_a_successor_to_download(
     near_hub, pruned_meanwhile, tmp_path, make, read, capsys
 ):
     pruned_meanwhile(make)

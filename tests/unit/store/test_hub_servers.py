@@ -69,9 +69,7 @@ def test_a_run_is_uploaded_to_and_fetched_from_a_server_with(hub, finished_run, 
 
 
 @pytest.mark.parametrize("hub", [Deviations()], indirect=True)
-def test_the_weights_of_several_commits_are_kept_once_where_hf_cache_finds_them(
-    hub, finished_run, tmp_path
-):
+def test_weights_of_several_commits_are_cached_once(hub, finished_run, tmp_path):
     folders = []
     for step in (10, 20):
         hubs.put(hub, runs.snapshot(finished_run, 30), step)
@@ -88,7 +86,7 @@ def test_the_weights_of_several_commits_are_kept_once_where_hf_cache_finds_them(
 
 @pytest.mark.parametrize("hub", [Deviations()], indirect=True)
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "manifest.json"])
-def test_a_file_that_was_damaged_in_the_cache_is_downloaded_again(hub, finished_run, name):
+def test_a_damaged_file_in_the_cache_is_downloaded_again(hub, finished_run, name):
     hubs.put(hub, runs.snapshot(finished_run, 30), 30)
     for damage in (
         lambda content: content[: len(content) // 2],
@@ -104,9 +102,7 @@ def test_a_file_that_was_damaged_in_the_cache_is_downloaded_again(hub, finished_
 
 
 @pytest.mark.parametrize("hub", [Deviations()], indirect=True)
-def test_what_is_damaged_on_the_hub_itself_is_an_error_and_the_one_before_is_taken(
-    hub, finished_run
-):
+def test_damage_on_the_hub_itself_falls_back_to_the_one_before(hub, finished_run):
     hubs.put(hub, runs.snapshot(finished_run, 30), 10, 20)
     path = "snapshots/step-00000020/config.json"
     repo = hub.repo(hubs.REPO)
@@ -262,7 +258,7 @@ def test_the_first_commit_after_a_restart_does_not_squash_again(hub, finished_ru
 
 
 @pytest.mark.parametrize("hub", [Deviations()], indirect=True)
-def test_a_fault_is_a_warning_once_and_a_word_in_the_progress_line(hub, finished_run, monkeypatch):
+def test_a_fault_is_one_warning_and_a_word_in_the_progress(hub, finished_run, monkeypatch):
     monkeypatch.setattr("store.uploader.FIRST_DELAY_SECONDS", 0.01)
     hub.create(hubs.REPO)
     fault = hub.fault("commit", "status", status=500, times=None, message="the disk is on fire")
@@ -280,9 +276,7 @@ def test_a_fault_is_a_warning_once_and_a_word_in_the_progress_line(hub, finished
 
 
 @pytest.mark.parametrize("hub", [Deviations()], indirect=True)
-def test_what_the_client_refuses_to_send_is_a_warning_at_once_and_no_outage(
-    hub, finished_run, monkeypatch
-):
+def test_what_the_client_refuses_to_send_is_no_outage(hub, finished_run, monkeypatch):
     def refuse(*_, **__) -> None:
         raise ValueError("`parent_commit` is not a valid commit OID")
 

@@ -41,7 +41,7 @@ def places(path: Path) -> list[tuple[int, str]]:
     return [(record["step"], record["event"]) for record in read_metrics(path)]
 
 
-def test_an_upload_has_the_newest_segment_and_the_first_one_has_all(tmp_path):
+def test_an_upload_has_the_newest_segment_the_first_has_all(tmp_path):
     path = history(tmp_path / "metrics.jsonl", 1, 25_100)
     files, reached = segments(path, 0, 25_000)
     names = [f"metrics/from-{first:08d}.jsonl" for first in (1, 10_001, 20_001)]
@@ -54,7 +54,7 @@ def test_an_upload_has_the_newest_segment_and_the_first_one_has_all(tmp_path):
     assert segments(tmp_path / "none", 0, 10) == ({}, 0)
 
 
-def test_a_long_run_that_uploads_late_sends_its_segments_in_turns(tmp_path):
+def test_a_long_run_that_uploads_late_sends_segments_in_turns(tmp_path):
     last = (MOST_SEGMENTS + 3) * SEGMENT_STEPS
     path = history(tmp_path / "metrics.jsonl", 1, last, eval_every=last)
     sent, reached = {}, 0
@@ -120,7 +120,7 @@ def test_fetched_metrics_are_untrusted_input(tmp_path, line):
     assert sorted(found.name for found in tmp_path.iterdir()) == ["fetched", "metrics.jsonl"]
 
 
-def test_control_characters_of_fetched_metrics_do_not_reach_a_terminal(tmp_path):
+def test_fetched_control_characters_reach_no_terminal(tmp_path):
     fetched = tmp_path / "fetched"
     fetched.write_text(json.dumps({**GOOD, "hub_error": "\x1b[2J"}) + "\n")
     merge_metrics(tmp_path / "metrics.jsonl", [fetched], 30)
@@ -226,7 +226,7 @@ def test_a_start_fetches_a_bounded_number_of_segments(near_hub, small, tmp_path,
 
 
 @pytest.mark.parametrize("name", [EVENTS, SAMPLES])
-def test_a_file_that_grows_with_its_run_costs_the_same_at_any_length(tmp_path, name):
+def test_a_growing_file_costs_the_same_at_any_length(tmp_path, name):
     def lines(first: int, last: int) -> bytes:
         begin = {"time": "2026-01-01T00:00:00Z", "attempt": "01234567", "event": "warning"}
         return b"".join(

@@ -50,7 +50,7 @@ def assert_refs_whole(hub: LoopbackHub) -> None:
             assert stored == entry.size, (revision, path)
 
 
-def test_the_contents_of_pruned_snapshots_are_deleted_and_the_history_stays(near_hub, snapshot_of):
+def test_contents_of_pruned_snapshots_go_and_history_stays(near_hub, snapshot_of):
     near_hub.create(hubs.REPO)
     uploads = hubs.uploader(keep=2)
     size = sum(path.stat().st_size for path in snapshot_of(1).iterdir())
@@ -155,9 +155,7 @@ def test_what_could_not_be_deleted_and_is_needed_again_stays(near_hub, snapshot_
     assert_refs_whole(near_hub)
 
 
-def test_contents_are_not_deleted_when_another_attempt_has_committed(
-    near_hub, snapshot_of, monkeypatch
-):
+def test_nothing_is_deleted_when_another_attempt_committed(near_hub, snapshot_of, monkeypatch):
     near_hub.create(hubs.REPO)
     uploads = hubs.uploader(keep=1)
     upload(uploads, snapshot_of(1))
@@ -173,7 +171,7 @@ def test_contents_are_not_deleted_when_another_attempt_has_committed(
     assert near_hub.count("lfs-delete") == 0
 
 
-def test_full_storage_is_freed_by_squashing_where_nothing_else_can(near_hub, snapshot_of):
+def test_full_storage_is_freed_by_squashing_as_a_last_resort(near_hub, snapshot_of):
     near_hub.deviations = Deviations(no_deletion=True)
     near_hub.create(hubs.REPO)
     uploads = hubs.uploader(keep=1)
@@ -185,7 +183,7 @@ def test_full_storage_is_freed_by_squashing_where_nothing_else_can(near_hub, sna
     assert len(near_hub.repo(hubs.REPO).commits) == 2
 
 
-def test_a_history_with_commits_of_somebody_else_is_not_squashed_unasked(near_hub, snapshot_of):
+def test_a_history_with_foreign_commits_is_not_squashed(near_hub, snapshot_of):
     near_hub.deviations = Deviations(no_deletion=True)
     near_hub.create(hubs.REPO)
     uploads = hubs.uploader(keep=1)
@@ -290,7 +288,7 @@ def test_a_tag_moves_only_to_another_snapshot(near_hub, snapshot_of):
 
 
 @pytest.mark.thorough
-def test_milestones_that_an_attempt_left_behind_are_uploaded_by_the_next(small, tmp_path, hub):
+def test_milestones_left_behind_are_uploaded_by_the_next(small, tmp_path, hub):
     words = [*small, *hubs.words(tmp_path / "run", "hub.milestone_every=10", "hub.flush_seconds=0")]
     hub.create(hubs.REPO)
     hub.fault("commit", "status", status=503, times=None)
@@ -311,7 +309,7 @@ def test_a_milestone_that_is_no_snapshot_is_refused(small):
     assert "The nearest: 20 or 30" in result.stderr
 
 
-def test_the_best_snapshot_is_in_the_repo_and_its_files_are_not_sent_again(near_hub, snapshot_of):
+def test_the_best_snapshot_is_in_the_repo_without_resending(near_hub, snapshot_of):
     near_hub.create(hubs.REPO)
     uploads = hubs.uploader(keep=1)
     best = Best(1, 2.0, snapshot_of(1))

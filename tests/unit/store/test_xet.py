@@ -96,7 +96,7 @@ def test_a_download_that_moves_no_byte_ends(hub, storage, tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_slow_upload_that_progresses_is_left_alone_and_has_its_token_renewed(hub, tmp_path):
+def test_a_slow_upload_that_progresses_is_left_alone(hub, tmp_path):
     hub.bytes_per_second, hub.xet_token_seconds = 2_500_000, 3
     storage, begun = XetStorage(hubs.REPO, 6.0), time.monotonic()  # the system buffers some MB
     storage.upload([weights(tmp_path / "file", 20_000_000)], "main")
@@ -149,7 +149,7 @@ def test_errors_of_the_disk_are_none_of_the_hub(hub, storage, tmp_path):
         storage.download({Path("/dev/full"): stored(hub, file)}, "main")
 
 
-def test_without_hf_xet_or_where_it_is_switched_off_there_is_none(monkeypatch):
+def test_without_hf_xet_there_is_no_xet(monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
     assert xet.is_available()
     monkeypatch.setattr(xet, "find_spec", lambda name: None)

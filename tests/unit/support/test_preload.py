@@ -156,14 +156,14 @@ def test_the_address_of_the_hub_is_that_of_the_environment():
         {"CUDA_VISIBLE_DEVICES": "0"},
     ],
 )
-def test_what_python_or_the_first_stage_may_have_read_has_a_new_process(changes):
+def test_what_the_first_stage_may_have_read_has_a_new_process(changes):
     process, out, _ = ended(probe("found"), **changes)
     assert not process.forked
     assert told(out)[0]["environment"].items() >= changes.items()
 
 
 @pytest.mark.thorough
-def test_what_torch_sets_in_the_process_of_the_tests_is_not_handed_on(monkeypatch):
+def test_what_torch_sets_in_the_tests_is_not_inherited(monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/nowhere")
     process, out, _ = ended(probe("found"))
     assert process.forked
@@ -230,7 +230,7 @@ def test_the_templates_end_with_the_tests(tmp_path):
         pytest.param("fsdp_cpu.yaml", ["0", "1"], marks=pytest.mark.slow),
     ],
 )
-def test_forked_workers_are_given_what_accelerate_launch_gives_them(config, ranks):
+def test_forked_workers_get_what_accelerate_launch_gives(config, ranks):
     """The real launcher, but for its workers, which are forked instead of being started."""
     words = runs.launch_command(config, "found", script=PROBE)
     fork, out, errors = ended(words)
@@ -262,7 +262,7 @@ def test_a_worker_that_fails_ends_a_forked_launch_as_a_real_one():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("config", ["ddp_cpu.yaml", "fsdp_cpu.yaml"])
-def test_a_run_under_the_real_launcher_has_the_bits_of_a_forked_one(small, tmp_path, config):
+def test_a_forked_run_has_the_bits_of_a_launched_one(small, tmp_path, config):
     words = [*small, "model.dropout=0.1", "train.max_steps=6", "snapshot.every=6"]
     for name, forked in (("forked", True), ("new", False)):
         result = runs.launch(config, *words, f"run.dir={tmp_path / name}", forked=forked)

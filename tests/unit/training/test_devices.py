@@ -98,7 +98,7 @@ def test_what_would_make_gpus_faster_is_said(monkeypatch, native, offload, threa
         (1, 1, 8, []),  # this process may use one
     ],
 )
-def test_idle_cores_are_said_unless_they_are_a_second_thread_of_one(
+def test_idle_cores_are_reported_unless_they_are_hyperthreads(
     monkeypatch, threads, logical, physical, hints
 ):
     accelerator = SimpleNamespace(

@@ -92,9 +92,7 @@ def test_a_run_without_memory_ends_with_a_sentence(
 
 
 @pytest.mark.parametrize("in_training", [False, True])
-def test_a_model_that_this_machine_cannot_hold_is_refused_before_it_is_made(
-    monkeypatch, in_training
-):
+def test_a_model_too_large_for_the_machine_is_refused(monkeypatch, in_training):
     config = GPTConfig(vocab_size=11, block_size=7, n_layer=3, n_head=2, n_embd=8)
     needed = 4 * parameter_count(GPT(config)) * (4 if in_training else 1)
     left = needed

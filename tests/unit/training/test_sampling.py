@@ -40,13 +40,13 @@ def drawn(monkeypatch):
     return tokenizer, draw
 
 
-def test_a_sample_of_a_packed_text_ends_where_the_model_ends_its_text(drawn):
+def test_a_packed_sample_ends_where_the_model_ends_its_text(drawn):
     tokenizer, draw = drawn
     before, after = tokenizer.encode("the run").tolist(), tokenizer.encode("goes on").tolist()
     assert draw([*before, tokenizer.end_of_text, *after]) == ("the run", "")
 
 
-def test_a_sample_of_a_packed_text_ends_where_the_models_files_end_one(small, tmp_path):
+def test_a_packed_sample_ends_where_the_model_s_files_say(small, tmp_path):
     """At each end that generation_config.json names, as transformers does."""
     end = 290  # the tokenizer has another one
     base = families.make("gpt2", tmp_path / "base")
@@ -81,7 +81,7 @@ def test_with_sample_every_zero_there_is_none():
         assert due_after(config.train.max_steps, config, last=True, stopping=False).sample is due
 
 
-def test_a_chat_model_stops_in_other_programs_where_its_template_ends_a_reply(tmp_path):
+def test_a_chat_model_stops_elsewhere_where_its_template_does(tmp_path):
     tokenizer = chats.tokenizer(chats.CHATML, end="</s>")
     ids = tokenizer.marks
     corpus = SimpleNamespace(

@@ -147,7 +147,7 @@ def report_of(tmp_path) -> Report:
         (1.0, float("inf"), "the gradient norm is inf at step 3"),
     ],
 )
-def test_a_figure_that_is_not_finite_stops_the_run_and_names_the_step(tmp_path, loss, norm, words):
+def test_a_loss_or_norm_that_is_not_finite_names_the_step(tmp_path, loss, norm, words):
     report = report_of(tmp_path)
     for step in (1, 2):
         report.add(step, 0.1, torch.tensor(1.5), torch.tensor(1.0))
@@ -160,7 +160,7 @@ def test_a_figure_that_is_not_finite_stops_the_run_and_names_the_step(tmp_path, 
     assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
 
 
-def test_a_snapshot_of_the_weights_that_broke_a_run_is_not_called_good(tmp_path):
+def test_broken_weights_are_not_called_a_good_snapshot(tmp_path):
     report = report_of(tmp_path)
     report.last_snapshot, report.saved_step = tmp_path / "step-00000002", 2
     with pytest.raises(TrainingStopped, match="of step 2, has the weights that cause this"):
@@ -194,7 +194,7 @@ def test_a_held_out_loss_is_recorded_per_token_and_per_byte(tmp_path, capsys):
     assert capsys.readouterr().out == "step 7: held-out loss 2.0000, 0.9017 bits per byte\n"
 
 
-def test_the_pace_is_of_passes_alone_whatever_updates_and_measurements_take(tmp_path, monkeypatch):
+def test_the_pace_counts_passes_alone(tmp_path, monkeypatch):
     now, paces = [0.0], []
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 
@@ -251,7 +251,7 @@ def test_no_update_but_the_first_looks_for_modules(monkeypatch):
     assert set(found) <= {"lomo_optim"}
 
 
-def test_every_step_gets_its_own_line_however_rarely_they_are_read_back(tmp_path):
+def test_every_step_gets_its_own_line(tmp_path):
     report = report_of(tmp_path)
     for step in range(1, 6):
         report.add(step, 0.1 * step, torch.tensor(float(step)), torch.tensor(0.5))

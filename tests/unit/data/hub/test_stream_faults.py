@@ -68,9 +68,7 @@ def texts_of(listing, access, **options):
 BOTH = [text for _, text in ROWS] * 2
 
 
-def test_a_listing_costs_a_request_a_file_and_no_more_after_it_and_a_group_costs_one_range(
-    dataset_hub, access, later
-):
+def test_a_listing_costs_a_request_a_file_and_a_group_one_range(dataset_hub, access, later):
     listing = list_source(FILES, "text", access)
     ranges = [one for one in requests_of(dataset_hub) if one == "blob-get"]
     assert len(ranges) == len(listing.files) == 2
@@ -84,9 +82,7 @@ def test_a_listing_costs_a_request_a_file_and_no_more_after_it_and_a_group_costs
     assert requests_of(dataset_hub, before) == ["resolve-get", "blob-get"] * 3
 
 
-def test_the_train_files_of_the_default_configuration_are_those_that_datasets_chooses(
-    dataset_hub, access
-):
+def test_the_default_train_files_are_those_of_datasets(dataset_hub, access):
     config = "- config_name: a\n  default: true\n  data_files: data/train-1.parquet\n"
     card = f"---\nconfigs:\n{config}---\n"
     publish_dataset(dataset_hub, {"README.md": card.encode(), "data/test.parquet": parquet_of()})
@@ -99,9 +95,7 @@ def test_the_train_files_of_the_default_configuration_are_those_that_datasets_ch
 
 
 @pytest.mark.parametrize("folder", ["", "/", "/data", "/data/"])
-def test_of_a_folder_of_the_hub_only_the_data_is_read_as_of_one_of_this_disk(
-    dataset_hub, access, folder
-):
+def test_only_the_data_of_a_hub_folder_is_read(dataset_hub, access, folder):
     others = ("README.md", ".gitattributes", "data/README.md", "data/.cache/0.jsonl", "_old/a.json")
     publish_dataset(dataset_hub, dict.fromkeys(others, b"of another format"))
     listing = list_source(f"hf://datasets/{DATASET}{folder}", "text", access)
@@ -153,7 +147,7 @@ def test_a_server_that_asks_for_a_delay_gets_it(dataset_hub, access, headers):
     assert 0.4 <= tried.time - refused.time < 10
 
 
-def test_a_start_waits_for_the_end_of_a_rate_limit_or_says_how_long_it_is(
+def test_a_start_waits_for_a_rate_limit_or_says_its_length(
     dataset_hub, access, monkeypatch, tmp_path
 ):
     monkeypatch.setattr(waiting, "START_SECONDS", 0.1)
@@ -188,9 +182,7 @@ def test_retry_after_is_a_number_or_a_date():
     assert seconds_of(None) is seconds_of("soon") is None
 
 
-def test_a_run_waits_for_a_server_that_is_down_with_a_line_and_reads_on(
-    dataset_hub, access, monkeypatch
-):
+def test_a_run_waits_for_a_server_that_is_down(dataset_hub, access, monkeypatch):
     monkeypatch.setattr(waiting, "SHOWN_AFTER_SECONDS", 0.2)
     shown = threading.Event()
     access.waiting._say = lambda line: (access.lines.append(line), shown.set())
@@ -331,7 +323,7 @@ def test_a_damaged_cache_of_footers_is_filled_again(dataset_hub, access, later, 
     assert list_source(FILES, "text", later, listing.revision) == listing
 
 
-def test_a_named_split_is_listed_at_the_same_commit_and_no_other_has_its_rows(dataset_hub, access):
+def test_a_named_split_is_listed_at_the_same_commit(dataset_hub, access):
     files = {"data/validation-0.parquet": parquet_of(["held out"])}
     commit = publish_dataset(dataset_hub, files)
     publish_dataset(dataset_hub, {"data/validation-1.parquet": parquet_of(["later"])})
@@ -367,9 +359,7 @@ def served(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.jsonl", "a.jsonl.gz"])
-def test_a_file_behind_a_url_is_read_in_ranges_and_its_secrets_are_not_shown(
-    served, access, tmp_path, name
-):
+def test_a_file_behind_a_url_is_read_in_ranges_without_secrets(served, access, tmp_path, name):
     address, contents, _, _ = served
     content = parquet_of() if name == "a.parquet" else lines_of(TEXTS)
     contents[f"/{name}"] = gzip.compress(content) if name.endswith("gz") else content
@@ -431,7 +421,7 @@ def test_a_server_without_ranges_is_reported_at_the_start(served, access):
 
 
 @pytest.mark.parametrize("kind", ["listing", "reading"])
-def test_one_whole_file_in_place_of_a_range_is_a_fault_that_passes(served, access, kind):
+def test_a_whole_file_in_place_of_a_range_is_a_passing_fault(served, access, kind):
     address, contents, _, answers = served
     contents["/a.jsonl"] = body = lines_of(TEXTS)
     ranged, whole = answers[0], [1]
@@ -465,7 +455,7 @@ def test_an_error_names_a_url_without_its_secrets(served, access):
         ("http://127.0.0.1:port/a.parquet", "is not a valid URL"),
     ],
 )
-def test_a_url_that_is_not_requested_is_reported_without_its_password(access, url, reason):
+def test_a_refused_url_is_reported_without_its_password(access, url, reason):
     with pytest.raises(DataError, match=reason) as caught:
         list_source(url, "text", access)
     assert "secret" not in str(caught.value)
@@ -474,7 +464,7 @@ def test_a_url_that_is_not_requested_is_reported_without_its_password(access, ur
 @pytest.mark.parametrize(
     "source", ["a-folder-that-has-gone", "hf://a/model.parquet", "owner/name@a@b"]
 )
-def test_what_is_neither_here_nor_a_name_of_the_hub_is_reported_as_both(access, source):
+def test_an_unknown_name_is_reported_as_path_and_repo(access, source):
     with pytest.raises(DataError, match="neither a file or folder here nor a name") as error:
         list_source(source, "text", access)
     assert "owner/name@revision" in str(error.value)

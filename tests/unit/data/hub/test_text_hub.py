@@ -68,9 +68,7 @@ def test_a_data_set_of_text_is_kept_to_the_letter(hub_dataset, repository, name,
     assert text_of(source) == text_of(source) == LETTERS
 
 
-def test_a_data_set_of_several_texts_is_what_a_pattern_of_them_is(
-    hub_dataset, repository, tmp_path
-):
+def test_a_data_set_of_several_texts_reads_as_their_pattern(hub_dataset, repository, tmp_path):
     folder = repository(train1_txt=TEXT, train2_txt=TEXT)
     local = open_source(f"{folder}/*.txt", TextColumn("text"), tmp_path)
 
@@ -143,7 +141,7 @@ def test_a_cache_of_data_sets_that_cannot_be_used_is_named(
 
 
 @pytest.mark.parametrize("damage", ["", "{}", '["gone.txt"]', "[3]", "nonsense"])
-def test_files_that_are_not_there_any_more_are_no_copy_of_a_data_set(
+def test_removed_files_make_no_copy_of_a_data_set(
     hub_dataset, repository, tmp_path, monkeypatch, damage
 ):
     folder = repository(train_txt=TEXT)
@@ -232,7 +230,7 @@ def prepared(tmp_path, **environment):
 
 
 @pytest.mark.thorough
-def test_a_text_has_one_fingerprint_from_the_hub_from_a_file_and_without_a_network(tmp_path):
+def test_a_text_has_one_fingerprint_wherever_it_comes_from(tmp_path):
     with serving(hub_s_answer) as (address, _):
         there, _ = prepared(
             tmp_path,

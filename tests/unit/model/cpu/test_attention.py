@@ -102,7 +102,7 @@ def test_the_measurement_draws_nothing_and_keeps_the_threads():
     assert all(0 < value < 10 for value in seconds.values())
 
 
-def test_a_resume_keeps_the_bits_on_a_machine_that_would_choose_otherwise(small, tmp_path):
+def test_a_resume_keeps_the_bits_on_another_processor(small, tmp_path):
     """Two processes; only the first one measures."""
     config = runs.rehearsal("ddp_cpu.yaml", tmp_path, 2)
 

@@ -83,7 +83,7 @@ def begun(adapt_threads: bool = True) -> CpuTuning:
     return CpuTuning(Accelerator(cpu=True), config)
 
 
-def test_a_run_in_a_container_takes_no_thread_for_each_core_of_the_machine(threads):
+def test_a_container_takes_threads_for_its_own_cores(threads):
     warnings = []
     tuning = begun()
     assert threads == [64, 4]

@@ -78,7 +78,7 @@ def test_a_machine_that_is_busy_at_the_start_uses_one_thread(machine):
     assert "run.adapt_threads=false" in warning
 
 
-def test_a_machine_that_becomes_busy_changes_after_a_slow_interval(machine):
+def test_a_machine_that_gets_busy_changes_after_a_slow_interval(machine):
     machine.start()
     assert machine.steps(3) == [2] * 3
     machine.seconds[2] = 0.1
@@ -86,7 +86,7 @@ def test_a_machine_that_becomes_busy_changes_after_a_slow_interval(machine):
     assert len(machine.warnings) == 1
 
 
-def test_a_machine_that_seemed_quiet_changes_after_the_first_interval(machine):
+def test_a_machine_that_seemed_quiet_changes_after_the_first(machine):
     machine.start()
     machine.seconds[2] = 0.1  # the passes of the start were lucky
     assert machine.steps(4) == [2, 1, 1, 1]
@@ -138,7 +138,7 @@ def test_a_large_pass_is_not_measured(machine):
     assert machine.clock == 0.0
 
 
-def test_a_small_pass_that_takes_seconds_on_a_busy_machine_is_measured(machine):
+def test_a_slow_small_pass_on_a_busy_machine_is_measured(machine):
     machine.seconds = {2: 4.0, 1: 0.7}
     machine.start()
     assert machine.steps(3) == [1] * 3

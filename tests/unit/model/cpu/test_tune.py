@@ -67,7 +67,7 @@ def test_attention_by_scores_is_torchs_own(dtype, nearly, time):
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_attention_is_by_products_where_that_is_asked_for_or_faster(
+def test_attention_is_by_products_where_asked_for_or_faster(
     by_products, dtype, way, time, expected
 ):
     attention = Attention(GPTConfig(V, time, 1, 2, 16), 0).to(dtype)

@@ -130,7 +130,7 @@ def test_an_upload_that_is_reset_leaves_nothing_behind(hub, client, repo):
     assert hub.uploaded[SHA256] == before + 1
 
 
-def test_a_refused_connection_is_an_error_where_the_client_does_not_retry(hub, client, repo):
+def test_a_refused_connection_without_retries_is_an_error(hub, client, repo):
     for endpoint, call in {
         "info": HEAD,
         "commit": SMALL,
@@ -151,7 +151,7 @@ def test_the_commit_stands_although_its_answer_is_lost(hub, client, repo):
 
 
 @pytest.mark.parametrize("lost", ["complete", "verify"])
-def test_a_large_content_whose_last_answer_is_lost_is_not_stored_twice(hub, client, repo, lost):
+def test_a_large_content_with_a_lost_answer_is_stored_once(hub, client, repo, lost):
     before = hub.uploaded[SHA256]
     hub.multipart_above = 1
     hub.fault(lost, "lost-answer")
@@ -159,9 +159,7 @@ def test_a_large_content_whose_last_answer_is_lost_is_not_stored_twice(hub, clie
     assert hub.uploaded[SHA256] == before + 1
 
 
-def test_a_truncated_download_is_resumed_by_the_client_after_ten_megabytes(
-    hub, client, repo, tmp_path
-):
+def test_a_truncated_download_is_resumed_after_ten_megabytes(hub, client, repo, tmp_path):
     small, large = CONTENT.encode(), CONTENT.encode() * 2400
     hub.commit_files(repo, {"m.safetensors": large, "a.txt": small})
     expected = {"m.safetensors": ("blob-get", large, 206), "a.txt": ("resolve-get", small, 200)}
@@ -224,7 +222,7 @@ def test_parents_may_be_ignored_or_answered_badly(hub, client, repo):
     assert sorted(hub.repo(repo).files("main")) == [".gitattributes", "a.txt", "b.txt"]
 
 
-def test_a_hub_that_is_down_refuses_and_comes_back_at_the_same_address(hub, client, repo):
+def test_a_hub_that_is_down_comes_back_at_the_same_address(hub, client, repo):
     client(HEAD, repo=repo)  # leaves a connection open
     hub.down()
     hub.down()
@@ -248,7 +246,7 @@ def test_what_hangs_does_not_keep_the_hub_from_going_down(hub, client, repo):
     assert len(hub.repo(repo).commits) == 1
 
 
-def test_a_client_that_leaves_within_its_request_has_done_nothing(hub, client, repo):
+def test_a_client_that_leaves_within_a_request_did_nothing(hub, client, repo):
     address = ("127.0.0.1", int(hub.endpoint.rpartition(":")[2]))
     since = len(hub.requests)
     with socket.create_connection(address) as connection:

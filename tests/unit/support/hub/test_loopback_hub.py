@@ -279,7 +279,7 @@ def test_uploads_are_checked(hub, client, repo):
     assert [client(verify, **place, size=size) for size in (5, 6)] == [200, 400]
 
 
-def test_an_expired_token_is_told_apart_from_a_repo_that_may_not_be_seen(hub, client, repo):
+def test_an_expired_token_differs_from_a_hidden_repo(hub, client, repo):
     hub.create("she/private")
     hub.create("she/public", private=False)
     token = hub.default_token

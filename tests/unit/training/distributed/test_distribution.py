@@ -280,9 +280,7 @@ ALONE = {
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_several_processes_of_which_accelerate_starts_one_are_refused(
-    under_accelerate, states, tmp_path, name
-):
+def test_several_processes_without_a_launcher_are_refused(under_accelerate, states, tmp_path, name):
     words, told, kind = ALONE[name]
     (tmp_path / "multi_cpu.yaml").write_text(MULTI_CPU)
     (tmp_path / "no.yaml").write_text(MULTI_CPU.replace("MULTI_CPU", "'NO'"))

@@ -83,9 +83,7 @@ def test_what_is_exported_makes_no_launcher_of_a_shell(under, monkeypatch, words
         assert abs(seconds_since_launch() - since) < 1  # not the shell's
 
 
-def test_a_worker_that_died_by_itself_is_missed_and_one_that_was_told_is_not(
-    under, tmp_path, monkeypatch
-):
+def test_only_a_worker_that_died_by_itself_is_missed(under, tmp_path, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     with under(sys.executable, program(tmp_path, "torchrun", TWO_WORKERS)) as parent:
         found = launcher.launcher()

@@ -46,7 +46,7 @@ def history(path, steps: int, eval_every: int = EVERY) -> list[dict]:
     return evaluations
 
 
-def test_a_start_and_a_snapshot_cost_the_same_however_long_the_run_is(tmp_path, monkeypatch):
+def test_a_start_and_a_snapshot_cost_the_same_at_any_length(tmp_path, monkeypatch):
     path, steps = tmp_path / "metrics.jsonl", 100_000
     history(path, steps)
     config = load_config([f"run.dir={tmp_path}", f"train.eval_every={EVERY}"])
@@ -75,7 +75,7 @@ def test_a_start_and_a_snapshot_cost_the_same_however_long_the_run_is(tmp_path, 
     assert peak < MOST_MEMORY < path.stat().st_size
 
 
-def test_a_file_is_cut_where_the_later_steps_begin_whatever_it_holds(tmp_path):
+def test_a_file_is_cut_where_the_later_steps_begin(tmp_path):
     path = tmp_path / "metrics.jsonl"
     for number in range(200):
         rng = random.Random(number)
@@ -102,7 +102,7 @@ LOST = b"\0" * 4_000
 
 @pytest.mark.parametrize("rest", [b"", b"\n", b'ss": 1.0}\n'])
 @pytest.mark.parametrize("after", [range(0), range(11, 13), range(14, 40)])
-def test_a_hole_behind_the_newest_snapshot_is_cut_off_with_the_lines_there(tmp_path, rest, after):
+def test_a_hole_behind_the_newest_snapshot_is_cut_off(tmp_path, rest, after):
     path = tmp_path / "metrics.jsonl"
     history(path, 10)
     *kept, _ = path.read_bytes().splitlines(keepends=True)
@@ -117,7 +117,7 @@ def test_a_hole_behind_the_newest_snapshot_is_cut_off_with_the_lines_there(tmp_p
 
 
 @pytest.mark.parametrize("hole", [1, 5, 9])
-def test_a_hole_before_the_newest_snapshot_costs_no_line_behind_it(tmp_path, hole):
+def test_a_hole_before_the_newest_snapshot_costs_no_line(tmp_path, hole):
     path = tmp_path / "metrics.jsonl"
     history(path, 20)
     lines = path.read_bytes().splitlines(keepends=True)
@@ -137,7 +137,7 @@ def test_a_number_that_none_is_gets_a_sentence(tmp_path, loss):
         held_out_at(path, 1)
 
 
-def test_the_lines_that_stay_are_not_written_again_so_a_kill_loses_none(tmp_path):
+def test_lines_that_stay_are_not_rewritten(tmp_path):
     path = tmp_path / "metrics.jsonl"
     history(path, 30)
     before = path.stat()
@@ -147,7 +147,7 @@ def test_the_lines_that_stay_are_not_written_again_so_a_kill_loses_none(tmp_path
 
 
 @pytest.mark.parametrize("eval_every", [1, 30, 250, 4_000, 10**9])
-def test_the_picture_of_a_long_run_has_its_course_and_its_evaluations(tmp_path, eval_every):
+def test_the_picture_of_a_long_run_has_its_course(tmp_path, eval_every):
     path, steps = tmp_path / "metrics.jsonl", 20_000
     known = history(path, steps, eval_every)
     records = sample_metrics(path, eval_every)

@@ -40,7 +40,7 @@ def lossy(monkeypatch):
     return on
 
 
-def test_a_full_disk_under_the_output_raises_nothing_and_words_come_again(lossy, tmp_path):
+def test_a_full_disk_under_the_output_raises_nothing(lossy, tmp_path):
     full = os.open("/dev/full", os.O_WRONLY)
     file = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
     with lossy(full):
@@ -76,7 +76,7 @@ def test_a_terminal_that_is_gone_raises_nothing(lossy):
     os.close(theirs)
 
 
-def test_the_bar_has_the_time_left_and_the_figures_that_a_line_takes(monkeypatch):
+def test_the_bar_has_the_time_left_and_the_figures(monkeypatch):
     for columns, figures in (
         (80, "loss 1.1075, 6.05k tokens/s, norm 0.52"),
         (120, "loss 1.1075, 6.05k tokens/s, norm 0.52, rate 0.0011"),
@@ -92,7 +92,7 @@ def test_the_bar_has_the_time_left_and_the_figures_that_a_line_takes(monkeypatch
         assert len(f"100%|#| step {last}") <= columns
 
 
-def test_the_bar_of_a_finished_run_is_full_and_ends_before_the_sentence(monkeypatch, capfd):
+def test_the_bar_of_a_finished_run_is_full(monkeypatch, capfd):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     console = Console(shown=True, max_steps=1200, step=1446)  # max_steps was larger before
@@ -139,7 +139,7 @@ def test_no_file_takes_the_place_of_an_output_that_was_closed(tmp_path):
     assert int((tmp_path / "number").read_text()) > 2
 
 
-def test_control_characters_are_shown_and_addresses_have_no_secrets(capsys):
+def test_control_characters_are_shown_and_secrets_are_not(capsys):
     console = Console(shown=True, max_steps=3, step=0)
     console.say("a\x1b[2Jb\u202e\r")
     console.warn("https://u:p@h/x?t=1 is\x07 not there.")
@@ -190,7 +190,7 @@ def test_a_pipe_has_the_steps_and_no_bar_disturbs_them(monkeypatch):
 
 
 @pytest.mark.thorough
-def test_a_run_ends_well_with_a_full_disk_under_its_words_and_its_terminal_gone(small, tmp_path):
+def test_a_run_ends_well_with_a_full_disk_and_no_terminal(small, tmp_path):
     ours, theirs = pty.openpty()
     words = [*small, f"run.dir={tmp_path / 'run'}"]
     with open("/dev/full", "w") as full:

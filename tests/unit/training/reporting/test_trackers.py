@@ -168,9 +168,7 @@ FAILS = HANGS.replace("time.sleep(600)", "raise ValueError('no room')")
     ],
     ids=["hangs", "fails"],
 )
-def test_a_tracker_that_hangs_or_fails_costs_no_step_and_is_said_once(
-    small, tmp_path, program, how
-):
+def test_a_tracker_that_hangs_or_fails_costs_no_step(small, tmp_path, program, how):
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "sitecustomize.py").write_text(program)
     run_dir = tmp_path / "run"

@@ -63,7 +63,7 @@ def take_steps(
         watch.done(step)
 
 
-def test_a_step_of_ten_times_the_usual_is_said_while_it_hangs_and_once(watch, clock, capsys):
+def test_a_hanging_step_is_reported_once_while_it_hangs(watch, clock, capsys):
     take_steps(watch, clock, 1.0)
     clock.pass_by(9.9)
     watch._look_at_step()
@@ -79,7 +79,7 @@ def test_a_step_of_ten_times_the_usual_is_said_while_it_hangs_and_once(watch, cl
     assert "step 61 has finished after 15 s" in said(capsys)
 
 
-def test_short_steps_that_stumble_and_evaluations_are_nobodys_business(watch, clock, capsys):
+def test_short_steps_that_vary_are_not_reported(watch, clock, capsys):
     take_steps(watch, clock, 0.01)
     clock.pass_by(4)
     watch._look_at_step()
@@ -169,7 +169,7 @@ def test_a_resumed_run_counts_from_where_it_was(clock, capsys, monkeypatch, tmp_
     assert "the next snapshot, at step 750," in said(capsys)
 
 
-def test_a_clock_that_jumps_is_said_and_one_that_is_corrected_is_not(watch, clock, capsys):
+def test_a_clock_that_jumps_is_reported(watch, clock, capsys):
     clock.of_day += 1
     watch._look_at_clock()
     assert said(capsys) == ""
@@ -179,9 +179,7 @@ def test_a_clock_that_jumps_is_said_and_one_that_is_corrected_is_not(watch, cloc
     assert said(capsys).count("the system's clock has jumped by -3599 s") == 1
 
 
-def test_a_disk_that_will_be_full_is_said_before_the_next_snapshot(
-    watch, clock, capsys, monkeypatch, tmp_path
-):
+def test_a_disk_that_will_be_full_is_reported_in_time(watch, clock, capsys, monkeypatch, tmp_path):
     def disk_with(free: int) -> None:
         usage = type("Usage", (), {"free": free})
         monkeypatch.setattr(watchdog.shutil, "disk_usage", lambda _: usage)
@@ -213,7 +211,7 @@ def test_a_disk_that_will_be_full_is_said_before_the_next_snapshot(
     assert "has 1.5 MB left" in said(capsys)
 
 
-def test_a_folder_that_is_closed_in_the_middle_of_a_run_does_not_end_the_watch(watch, tmp_path):
+def test_a_folder_closed_during_a_run_does_not_end_the_watch(watch, tmp_path):
     (tmp_path / "snapshots").chmod(0)
     with as_anybody():
         watch._look_at_disk()

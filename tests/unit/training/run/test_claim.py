@@ -55,7 +55,7 @@ def test_a_disk_without_locks_is_said_and_keeps_no_start_out(
     assert (run_dir / EXIT_CODE).read_text() == "75\n"
 
 
-def test_a_folder_of_snapshots_that_may_not_be_written_is_refused_before_any_work(tmp_path, lock):
+def test_a_read_only_snapshot_folder_is_refused_at_the_start(tmp_path, lock):
     snapshots_in(tmp_path).mkdir()
     snapshots_in(tmp_path).chmod(0o555)
     with as_anybody(), pytest.raises(ConfigError, match=r"cannot be written: Permission denied"):
@@ -76,9 +76,7 @@ def test_the_first_cause_of_an_end_is_the_one_that_is_left(tmp_path, lock):
     assert (run_dir / EXIT_CODE).read_text() == "1\n"
 
 
-def test_a_thread_that_ends_the_process_waits_for_the_code_that_another_one_writes(
-    tmp_path, lock, monkeypatch
-):
+def test_an_ending_thread_waits_for_the_code_of_another(tmp_path, lock, monkeypatch):
     """The launcher that a mistake stops sends SIGTERM while the main thread leaves its code."""
     lock.acquire(tmp_path)
     opened, go_on = threading.Event(), threading.Event()
@@ -108,7 +106,7 @@ def test_a_thread_that_ends_the_process_waits_for_the_code_that_another_one_writ
     assert found == ["2\n"]
 
 
-def test_a_mistake_before_the_lock_leaves_its_code_where_the_folder_is_there(tmp_path, lock):
+def test_a_mistake_before_the_lock_leaves_its_code(tmp_path, lock):
     run_dir = tmp_path / "run"
     lock.leave_code_in(run_dir)
     lock.note_exit(2)
@@ -122,7 +120,7 @@ def test_a_mistake_before_the_lock_leaves_its_code_where_the_folder_is_there(tmp
     assert (run_dir / EXIT_CODE).read_text() == "2\n"
 
 
-def test_a_second_start_leaves_no_code_in_the_folder_of_a_run_that_trains(tmp_path, lock):
+def test_a_second_start_leaves_no_code_beside_a_running_one(tmp_path, lock):
     run_dir = tmp_path / "run"
     lock.acquire(run_dir)
     second = RunLock()
@@ -131,7 +129,7 @@ def test_a_second_start_leaves_no_code_in_the_folder_of_a_run_that_trains(tmp_pa
     assert not (run_dir / EXIT_CODE).exists()
 
 
-def test_each_machine_has_the_exit_code_on_its_own_disk_and_one_on_a_shared_disk(tmp_path, lock):
+def test_each_machine_has_the_exit_code_on_its_own_disk(tmp_path, lock):
     shared, own = tmp_path / "shared", tmp_path / "own"
     lock.acquire(shared)
     other = RunLock()

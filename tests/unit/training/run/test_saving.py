@@ -38,9 +38,7 @@ from training.run.saving import SnapshotWriter
         pytest.param("fsdp_cpu.yaml", 2, marks=pytest.mark.thorough),
     ],
 )
-def test_a_snapshot_is_written_beside_the_next_step_and_only_the_update_waits(
-    small, tmp_path, config, processes
-):
+def test_only_the_update_waits_for_a_snapshot(small, tmp_path, config, processes):
     overrides = [*small, "model.dropout=0.1", "train.micro_batch_size=2", f"run.dir={tmp_path}/run"]
     overrides.append("snapshot.staging_bytes=0")
     file = runs.rehearsal(config, tmp_path, processes)
@@ -54,7 +52,7 @@ def test_a_snapshot_is_written_beside_the_next_step_and_only_the_update_waits(
 
 
 @pytest.mark.thorough
-def test_a_step_that_fails_does_not_take_the_snapshot_before_it_along(small, tmp_path):
+def test_a_failing_step_leaves_the_snapshot_before_it_whole(small, tmp_path):
     words = runs.command("fails", *small, f"run.dir={tmp_path / 'run'}", script=str(runs.BESIDE))
     result = runs.run(words)
     assert result.returncode == 1
@@ -64,7 +62,7 @@ def test_a_step_that_fails_does_not_take_the_snapshot_before_it_along(small, tmp
 
 
 @pytest.mark.thorough
-def test_a_process_that_dies_does_not_take_the_snapshot_before_it_along(small, tmp_path):
+def test_a_dying_process_leaves_the_snapshot_before_it_whole(small, tmp_path):
     """The launcher tells the main process to end, while that still writes."""
     file = runs.rehearsal("ddp_cpu.yaml", tmp_path, 2)
     words = ["dies", *small, f"run.dir={tmp_path / 'run'}"]
@@ -120,7 +118,7 @@ def test_a_disk_that_refuses_is_said_once_and_the_run_goes_on(tmp_path, capsys):
     assert not list((tmp_path / "snapshots").iterdir())
 
 
-def test_after_one_beside_a_step_a_place_that_cannot_be_made_holds_nothing_up(tmp_path, capsys):
+def test_after_a_snapshot_a_failed_one_holds_nothing_up(tmp_path, capsys):
     trained = Trained(tmp_path, CharTokenizer("abcdefg").save)
     trained.begin()
     trained.finish()
@@ -161,7 +159,7 @@ def test_numbers_of_no_use_are_not_written_over_good_snapshots(tmp_path, capsys,
     assert [path.name for path in (tmp_path / "snapshots").iterdir()] == [good.name]
 
 
-def test_without_memory_for_both_the_step_waits_which_is_said_once(tmp_path, capsys, monkeypatch):
+def test_without_memory_for_both_the_step_waits_and_says_so(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(saving, "memory_left", lambda device: 1000)
     trained = Trained(tmp_path, CharTokenizer("abcdefg").save)
     for _ in range(2):
@@ -184,7 +182,7 @@ def control_group(root: Path, lines: str, group: str, **files: str) -> Path:
     return root
 
 
-def test_the_memory_left_is_that_of_the_control_group_where_it_has_less(tmp_path):
+def test_the_memory_left_is_that_of_the_control_group(tmp_path):
     machine = psutil.virtual_memory().available
     nothing = available_memory(root=tmp_path / "no Linux")
     assert nothing == pytest.approx(machine, rel=0.2)

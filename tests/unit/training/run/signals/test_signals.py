@@ -61,7 +61,7 @@ def test_each_signal_ends_a_run_in_order(number):
     assert "its grace time is over" in output
 
 
-def test_a_hangup_that_is_ignored_at_the_start_as_under_nohup_stays_ignored():
+def test_a_hangup_ignored_at_the_start_stays_ignored():
     with started(preexec_fn=ignoring_hangup) as process:
         status = Path(f"/proc/{process.pid}/status").read_text()
         (ignored,) = (line for line in status.splitlines() if line.startswith("SigIgn:"))
@@ -94,7 +94,7 @@ def parent(lives: bool = True, lost: bool = False, forwards: bool = True) -> Sim
 
 @pytest.mark.parametrize(("lost", "code"), [(True, 1), (False, 143)])
 @pytest.mark.parametrize("phase", [Phase.NOTHING_BEGUN, Phase.TRAINING, Phase.UPLOADING])
-def test_sigterm_after_another_workers_death_is_a_failure_and_else_a_stop(phase, lost, code):
+def test_sigterm_after_a_worker_s_death_is_a_failure(phase, lost, code):
     handler = Handler(phase, parent(lost=lost))
     handler.tell(signal.SIGTERM)
     cause = handler.left[0][0] if phase is Phase.NOTHING_BEGUN else handler.cause
@@ -102,7 +102,7 @@ def test_sigterm_after_another_workers_death_is_a_failure_and_else_a_stop(phase,
     assert (cause == WORKER_GONE) == lost
 
 
-def test_a_worker_that_dies_after_the_run_was_told_to_stop_changes_nothing():
+def test_a_worker_that_dies_after_the_stop_changes_nothing():
     handler = Handler(Phase.TRAINING, parent(lost=True))
     handler.tell(signal.SIGINT)
     handler._launcher = parent(lost=True)
@@ -111,9 +111,7 @@ def test_a_worker_that_dies_after_the_run_was_told_to_stop_changes_nothing():
 
 
 @pytest.mark.parametrize(("forwards", "code"), [(True, 75), (False, 143)])
-def test_a_launcher_that_could_have_said_so_did_not_tell_the_run_to_stop(
-    monkeypatch, forwards, code
-):
+def test_a_silent_launcher_did_not_tell_the_run_to_stop(monkeypatch, forwards, code):
     monkeypatch.setattr(signals, "PARENT_SECONDS", 0.01)
     handler = Handler(Phase.TRAINING, parent(lives=False, forwards=forwards))
     handler._look()
