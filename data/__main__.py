@@ -118,7 +118,7 @@ def described(options: argparse.Namespace, say: Callable[[str], None]) -> Iterat
 def _files_and_columns(listing: Listing, access: Access) -> Iterator[str]:
     commit = f", commit {listing.revision}" if listing.revision else ""
     yield f"source    {listing.name}{commit}"
-    kind = reader_of(listing.format).title
+    kind = reader_of(listing.format).TITLE
     size = sum(file.size for file in listing.files)
     yield f"files     {len(listing.files):,} of {kind}, {size:,} bytes"
     for file in listing.files[:SHOWN_FILES]:

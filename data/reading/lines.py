@@ -1,4 +1,7 @@
-"""JSON lines and JSON arrays: the ranges of bytes that hold whole rows, and each row."""
+"""JSON lines and JSON arrays: the ranges of bytes that hold whole rows, and each row.
+
+A row is an object; a text alone is a row with that text.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from data.reading.content import refuse_content
 from data.reading.groups import Group
 from data.reading.table import UNREADABLE, OnBroken, Row, Table, check_length
 
+TITLE = "JSON lines"
 GROUP_BYTES = 16 << 20
 """Of a plain file, the bytes of a group."""
 SLACK_BYTES = 1 << 18
@@ -34,40 +38,37 @@ Parsed = tuple[int, int, Any, str]
 """Index and number of a row, its value, and its JSON."""
 
 
-class Lines:
-    """Objects of JSON, one a line; or one array of them. A text alone is a row with that text."""
+def groups(table: Table) -> list[Group]:
+    """Ranges of lines; a compressed file and an array are one group."""
+    file = table.file
+    if file.is_compressed or file.size <= GROUP_BYTES or _is_array(table):
+        return table.whole()
+    found = []
+    for index, begin in enumerate(range(0, file.size, GROUP_BYTES)):
+        end = min(begin + GROUP_BYTES, file.size)
+        found.append(Group(table.number, index, None, None, begin, end, end - begin))
+    return found
 
-    title = "JSON lines"
 
-    def groups(self, table: Table) -> list[Group]:
-        """Ranges of lines; a compressed file and an array are one group."""
-        file = table.file
-        if file.is_compressed or file.size <= GROUP_BYTES or _is_array(table):
-            return table.whole()
-        groups = []
-        for index, begin in enumerate(range(0, file.size, GROUP_BYTES)):
-            end = min(begin + GROUP_BYTES, file.size)
-            groups.append(Group(table.number, index, None, None, begin, end, end - begin))
-        return groups
+def rows(table: Table, group: Group, on_broken: OnBroken) -> Iterator[Row]:
+    """The rows of a group. A line that is no row is reported and passed over."""
 
-    def rows(self, table: Table, group: Group, on_broken: OnBroken) -> Iterator[Row]:
-        """The rows of a group. A line that is no row is reported and passed over."""
+    def report(number: int, error: BadRow) -> None:
+        if number == 1 and group.begin == 0:
+            error.remedy = _advice(table) or error.remedy
+        on_broken(number, error)
 
-        def report(number: int, error: BadRow) -> None:
-            if number == 1 and group.begin == 0:
-                error.remedy = _advice(table) or error.remedy
-            on_broken(number, error)
+    for index, number, value, text in _parsed(table, group, report):
+        try:
+            yield Row(index, number, _row(value, text, table.column))
+        except BadRow as error:
+            report(number, error)
 
-        for index, number, value, text in _parsed(table, group, report):
-            try:
-                yield Row(index, number, _row(value, text, table.column))
-            except BadRow as error:
-                report(number, error)
 
-    def columns(self, table: Table) -> dict[str, str]:
-        """The keys of the first row, each with its Python type."""
-        first = next(_first_rows(table), {})
-        return {name: type(value).__name__ for name, value in first.items()}
+def columns(table: Table) -> dict[str, str]:
+    """The keys of the first row, each with its Python type."""
+    first = next(_first_rows(table), {})
+    return {name: type(value).__name__ for name, value in first.items()}
 
 
 class ColumnsSeen:

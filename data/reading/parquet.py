@@ -1,4 +1,7 @@
-"""Parquet files: their row groups, from the footers, and the rows of one."""
+"""Parquet files: their row groups, from the footers, and the rows of one.
+
+Only the columns that are read are requested.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from data.reading.table import FileRange, OnBroken, Row, Table
 if TYPE_CHECKING:
     from pyarrow.parquet import ColumnChunkMetaData, FileMetaData
 
+TITLE = "Parquet"
 FOOTER_BYTES = 1 << 16
 """What is read of a file's end at first: most footers are smaller."""
 MAGIC = b"PAR1"
@@ -28,67 +32,64 @@ JSON = "arrow.json"
 Restore = Callable[[Any], Any]
 
 
-class Parquet:
-    """Tables of Apache Parquet, of which only the columns that are read are requested."""
+def groups(table: Table) -> list[Group]:
+    """The row groups. Raises DataError if the file lacks the column, or has no texts there."""
+    footer = _footer_of(table)
+    types = _types_of(footer)
+    wanted = table.column.find(table.where, list(types))
+    names = footer.schema.to_arrow_schema().names
+    for name in wanted:
+        if names.count(name) > 1:
+            raise table.twice(name)
+        table.column.check_type(table.where, name, str(types[name]), _is_text(types[name]))
+    paths = [footer.schema.column(i).path for i in range(footer.num_columns)]
+    leaves = [i for i, path in enumerate(paths) if _top(path, types) in wanted]
+    found, row, are_empty = [], 0, []
+    for index in range(footer.num_row_groups):
+        group = footer.row_group(index)
+        chunks = [group.column(leaf) for leaf in leaves]
+        begin = min(map(_begin, chunks))
+        end = max(_begin(chunk) + chunk.total_compressed_size for chunk in chunks)
+        size = sum(chunk.total_uncompressed_size for chunk in chunks)
+        if group.num_rows:
+            found.append(Group(table.number, index, row, group.num_rows, begin, end, size))
+            are_empty.append(all(map(_is_empty, chunks)))
+        row += group.num_rows
+    is_null = all(pa.types.is_null(types[name]) for name in wanted)
+    if found and (is_null or all(are_empty)):
+        raise table.no_text()
+    return found
 
-    title = "Parquet"
 
-    def groups(self, table: Table) -> list[Group]:
-        """The row groups. Raises DataError if the file lacks the column, or has no texts there."""
-        footer = _footer_of(table)
-        types = _types_of(footer)
-        wanted = table.column.find(table.where, list(types))
-        names = footer.schema.to_arrow_schema().names
-        for name in wanted:
-            if names.count(name) > 1:
-                raise table.twice(name)
-            table.column.check_type(table.where, name, str(types[name]), _is_text(types[name]))
-        paths = [footer.schema.column(i).path for i in range(footer.num_columns)]
-        leaves = [i for i, path in enumerate(paths) if _top(path, types) in wanted]
-        groups, row, are_empty = [], 0, []
-        for index in range(footer.num_row_groups):
-            group = footer.row_group(index)
-            chunks = [group.column(leaf) for leaf in leaves]
-            begin = min(map(_begin, chunks))
-            end = max(_begin(chunk) + chunk.total_compressed_size for chunk in chunks)
-            size = sum(chunk.total_uncompressed_size for chunk in chunks)
-            if group.num_rows:
-                groups.append(Group(table.number, index, row, group.num_rows, begin, end, size))
-                are_empty.append(all(map(_is_empty, chunks)))
-            row += group.num_rows
-        is_null = all(pa.types.is_null(types[name]) for name in wanted)
-        if groups and (is_null or all(are_empty)):
-            raise table.no_text()
-        return groups
+def rows(table: Table, group: Group, on_broken: OnBroken) -> Iterator[Row]:
+    """The rows of a row group, with the columns that are read.
 
-    def rows(self, table: Table, group: Group, on_broken: OnBroken) -> Iterator[Row]:
-        """The rows of a row group, with the columns that are read.
+    Raises ValueError or OSError, of pyarrow and of the decoder, if it cannot be decoded.
+    """
+    from pyarrow import parquet
 
-        Raises ValueError or OSError, of pyarrow and of the decoder, if it cannot be decoded.
-        """
-        from pyarrow import parquet
+    footer = _footer_of(table)
+    types = _types_of(footer)
+    wanted = table.column.find(table.where, list(types))
+    restores = [restorer(types[name]) for name in wanted]
+    chunk = FileRange(table)
+    chunk.load(group.begin, group.end)
+    opened = parquet.ParquetFile(
+        chunk, metadata=footer, pre_buffer=False, page_checksum_verification=True
+    )
+    index = 0
+    with opened:
+        for batch in opened.iter_batches(
+            ROWS_AT_ONCE, row_groups=[group.index], columns=wanted, use_threads=False
+        ):
+            for values in _values([batch.column(name) for name in wanted], restores):
+                yield Row(index, index + 1, dict(zip(wanted, values, strict=True)))
+                index += 1
 
-        footer = _footer_of(table)
-        types = _types_of(footer)
-        wanted = table.column.find(table.where, list(types))
-        restores = [restorer(types[name]) for name in wanted]
-        chunk = FileRange(table)
-        chunk.load(group.begin, group.end)
-        opened = parquet.ParquetFile(
-            chunk, metadata=footer, pre_buffer=False, page_checksum_verification=True
-        )
-        index = 0
-        with opened:
-            for batch in opened.iter_batches(
-                ROWS_AT_ONCE, row_groups=[group.index], columns=wanted, use_threads=False
-            ):
-                for values in _values([batch.column(name) for name in wanted], restores):
-                    yield Row(index, index + 1, dict(zip(wanted, values, strict=True)))
-                    index += 1
 
-    def columns(self, table: Table) -> dict[str, str]:
-        """The columns of a file with their Arrow types."""
-        return {name: str(kind) for name, kind in _types_of(_footer_of(table)).items()}
+def columns(table: Table) -> dict[str, str]:
+    """The columns of a file with their Arrow types."""
+    return {name: str(kind) for name, kind in _types_of(_footer_of(table)).items()}
 
 
 def _footer_of(table: Table) -> FileMetaData:

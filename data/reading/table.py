@@ -56,10 +56,10 @@ OnBroken = Callable[[int, BadRow], None]
 
 
 class Format(Protocol):
-    """A format of files: what reads them."""
+    """What the module of a format has."""
 
-    title: str
-    """Its name for a user."""
+    TITLE: str
+    """The name of the format, for a user."""
 
     def groups(self, table: Table) -> list[Group]:
         """The groups of rows of a file, none if it has no rows.

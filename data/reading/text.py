@@ -13,25 +13,23 @@ from data.reading.content import LATIN, iconv
 from data.reading.groups import Group
 from data.reading.table import UNREADABLE, OnBroken, Row, Table
 
+TITLE = "text"
 PIECE_BYTES = 1 << 20
 
 
-class Text:
-    """A text file: one row, whatever the column is called."""
+def groups(table: Table) -> list[Group]:
+    """The file."""
+    return table.whole()
 
-    title = "text"
 
-    def groups(self, table: Table) -> list[Group]:
-        """The file."""
-        return table.whole()
+def rows(table: Table, group: Group, on_broken: OnBroken) -> Iterator[Row]:
+    """One row, whatever the column is called."""
+    yield Row(0, 1, {table.column.name: "".join(_decoded(table))})
 
-    def rows(self, table: Table, group: Group, on_broken: OnBroken) -> Iterator[Row]:
-        """The whole text."""
-        yield Row(0, 1, {table.column.name: "".join(_decoded(table))})
 
-    def columns(self, table: Table) -> dict[str, str]:
-        """None but the text."""
-        return {table.column.name: "text"}
+def columns(table: Table) -> dict[str, str]:
+    """None but the text."""
+    return {table.column.name: "text"}
 
 
 def text_pieces(tables: list[Table], say: Callable[[str], None]) -> Iterator[Piece]:

@@ -17,6 +17,7 @@ from pyarrow import parquet
 from data.errors import BrokenText, DataError
 from data.reading import lines
 from data.reading.access import Access
+from data.reading.formats import FORMATS, reader_of
 from data.reading.listing import list_source
 from data.reading.rows import read_group
 from stream_data import ROWS, TEXTS, lines_of, write_parquet
@@ -93,6 +94,29 @@ def test_a_compressed_file_is_one_group(tmp_path, monkeypatch, name, pack):
     assert [group.texts for group in read(tmp_path / name, tmp_path)] == [
         [text for _, text in ROWS]
     ]
+
+
+def test_a_text_file_is_one_document(tmp_path):
+    (tmp_path / "a.txt").write_bytes("\ufeffone\r\n\ntwo, é".encode())
+    (tmp_path / "b.TXT.gz").write_bytes(gzip.compress(b"three\n"))
+    (tmp_path / "c.txt").write_bytes(b"")
+    listing = list_here(f"{tmp_path}/*", tmp_path / "cache")
+    assert (listing.format, len(listing.files), len(listing.groups)) == ("text", 3, 2)
+    assert texts_of(f"{tmp_path}/*.*", tmp_path / "cache") == ["one\r\n\ntwo, é\n", "three\n"]
+
+    (tmp_path / "c.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(BrokenText, match=r"c\.txt is not UTF-8: byte 3 .*skip_broken=true"):
+        read(f"{tmp_path}/*.*", tmp_path / "cache")
+    groups = read(f"{tmp_path}/*.*", tmp_path / "cache", skip_broken=True)
+    assert [len(group.texts) for group in groups] == [1, 1, 0]
+    assert groups[2].broken.startswith("c.txt: ")
+
+
+@pytest.mark.parametrize("name", sorted({*FORMATS.values()}))
+def test_every_format_is_a_module_with_its_functions(name):
+    reader = reader_of(name)
+    assert reader.TITLE
+    assert all(map(callable, (reader.groups, reader.rows, reader.columns)))
 
 
 def test_a_row_without_text_is_left_out_and_numbers_stay(tmp_path):

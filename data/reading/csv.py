@@ -1,4 +1,9 @@
-"""CSV and TSV: records of fields, after a header that names them."""
+"""CSV and TSV: records of fields, after a header that names them.
+
+Records are those of RFC 4180, which `csv` reads: quotes are doubled, and fields may have newlines
+in them. So a file is one group: nobody knows whether a newline is in a field without reading what
+is before it.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +18,7 @@ from data.reading.content import suffixes
 from data.reading.groups import Group
 from data.reading.table import MOST_ROW_BYTES, OnBroken, Row, Table
 
+TITLE = "CSV"
 DELIMITERS = {".csv": (",", ";", "\t"), ".tsv": ("\t",)}
 """By the end of a name, what may be between fields: the first with which the header has the
 columns that are read."""
@@ -31,42 +37,35 @@ class Opened(NamedTuple):
     delimiter: str
 
 
-class Delimited:
-    """Records of RFC 4180, which `csv` reads: quotes are doubled, and fields have newlines in them.
+def groups(table: Table) -> list[Group]:
+    """The file. Raises DataError if its header lacks the column."""
+    return table.whole() if table.file.size and _opened(table, HEADER_BYTES).header else []
 
-    A file is one group: nobody knows whether a newline is in a field without reading what is
-    before it.
-    """
 
-    title = "CSV"
+def rows(table: Table, group: Group, on_broken: OnBroken) -> Iterator[Row]:
+    """The records after the header; blank lines are none."""
+    header, records, delimiter = _opened(table)
+    index = -1
+    while True:
+        try:
+            fields = next(records)
+            if not fields:
+                continue
+            index += 1
+            yield Row(index, index + 1, _row(header, fields, delimiter))
+        except StopIteration:
+            return
+        except csv.Error as error:
+            index += 1
+            reason = f"its quoting is not valid CSV ({error})"
+            on_broken(index + 1, BadRow(reason, 'Quote a field that has quotes: "say ""yes"""'))
+        except BadRow as error:
+            on_broken(index + 1, error)
 
-    def groups(self, table: Table) -> list[Group]:
-        """The file. Raises DataError if its header lacks the column."""
-        return table.whole() if table.file.size and _opened(table, HEADER_BYTES).header else []
 
-    def rows(self, table: Table, group: Group, on_broken: OnBroken) -> Iterator[Row]:
-        """The records after the header; blank lines are none."""
-        header, records, delimiter = _opened(table)
-        index = -1
-        while True:
-            try:
-                fields = next(records)
-                if not fields:
-                    continue
-                index += 1
-                yield Row(index, index + 1, _row(header, fields, delimiter))
-            except StopIteration:
-                return
-            except csv.Error as error:
-                index += 1
-                reason = f"its quoting is not valid CSV ({error})"
-                on_broken(index + 1, BadRow(reason, 'Quote a field that has quotes: "say ""yes"""'))
-            except BadRow as error:
-                on_broken(index + 1, error)
-
-    def columns(self, table: Table) -> dict[str, str]:
-        """The names in the header."""
-        return dict.fromkeys(_opened(table, HEADER_BYTES).header, "text")
+def columns(table: Table) -> dict[str, str]:
+    """The names in the header."""
+    return dict.fromkeys(_opened(table, HEADER_BYTES).header, "text")
 
 
 def _opened(table: Table, ahead: int | None = None) -> Opened:
