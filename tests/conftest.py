@@ -35,6 +35,8 @@ MARKED = {"hub": "hub", "store": "hub"} | {
 # The files that take longest, longest first: a worker that took one of them last would be alone.
 LONGEST = [
     "promises/hub/test_hub_faults.py",
+    "promises/test_stream.py",
+    "unit/snapshot/test_shards.py",
     "integration/test_pretrained.py",
     "integration/test_plan.py",
     "integration/slurm/test_slurm.py",

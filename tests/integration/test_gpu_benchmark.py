@@ -218,7 +218,7 @@ def test_a_model_that_does_not_fit_is_a_result_with_its_plan(monkeypatch):
     assert "plan / peak" not in row
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_each_kind_of_update_is_measured_in_one_process(tmp_path):
     names = ["deterministic", "micro-batch 4", "gpt2_xl with checkpointing", "fp16"]
     names += ["FSDP on one rank", "FSDP on one rank, offloaded"]

@@ -137,7 +137,7 @@ def a_model_of(family: str, **entries: object) -> ModelConfig:
 @pytest.mark.parametrize(
     ("family", "precision"),
     [
-        pytest.param("llama", "no", marks=pytest.mark.thorough),
+        pytest.param("llama", "no", marks=pytest.mark.slow),
         pytest.param("qwen3", "bf16", marks=pytest.mark.slow),
         pytest.param("llama with adapters", "no", marks=pytest.mark.slow),
         pytest.param("llama with adapters", "bf16", marks=pytest.mark.slow),

@@ -86,7 +86,7 @@ def test_muon_gathers_the_updates_that_are_predicted(tmp_path):
     assert counted > 2 * WEIGHTS + 2 * 12 * 128**2 * 4  # and the matrices of two blocks
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_hybrid_sharding_sends_what_is_predicted(tmp_path):
     rows, folder = trace("fsdp_hybrid_cpu.yaml", tmp_path, "model.n_layer=2", "optim.name=adamw")
     assert list(rows) == ["all-gather", "reduce-scatter", "all-reduce", "all-reduce of the norm"]
@@ -96,7 +96,7 @@ def test_hybrid_sharding_sends_what_is_predicted(tmp_path):
     assert "2 groups of 2 processes" in (folder / "trace.html").read_text()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_adapters_and_shorter_sequences_are_predicted_as_well(finished_run, text_file, tmp_path):
     words = [f"model.pretrained={finished_run}", "model.lora_rank=4", "data.block_size=8"]
     rows, folder = trace("fsdp_cpu.yaml", tmp_path, *words, f"data.source={text_file}")

@@ -223,7 +223,7 @@ def test_what_is_not_to_be_merged(a_run, tmp_path):
     open_base("model.pretrained", str(a_run), 5.0).fetch_weights()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_what_the_end_of_a_run_advises(small, tmp_path):
     words = [*small, f"run.dir={tmp_path / 'my run'}", "train.max_steps=4", "run.tracker=null"]
     said = runs.train(*words).stdout

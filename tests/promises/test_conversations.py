@@ -64,7 +64,7 @@ def alone(small, base, conversations, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "name", ["accumulated", "DDP-2", pytest.param("FSDP-2", marks=pytest.mark.thorough)]
+    "name", ["accumulated", "DDP-2", pytest.param("FSDP-2", marks=pytest.mark.slow)]
 )
 def test_every_shape_has_the_losses_of_one_process(
     small, base, conversations, alone, tmp_path, name
@@ -122,7 +122,7 @@ def test_a_run_does_not_change_its_documents(small, base, conversations, alone):
     assert result.returncode == 2
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_model_repeats_twenty_learned_conversations(small, base, tmp_path):
     source = chats.write(tmp_path / "chat.jsonl", [*KNOWN, KNOWN[0], KNOWN[1]])
     learn = [
@@ -152,7 +152,7 @@ def test_a_model_repeats_twenty_learned_conversations(small, base, tmp_path):
     assert out.splitlines() == [answer["content"] for _, answer in KNOWN]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_separate_documents_train_in_two_shapes_alike(small, tmp_path):
     """Our own GPT, one document a row, which model.dropout and characters do not change."""
     rows = "".join(

@@ -161,7 +161,7 @@ def test_a_killed_run_streams_on_with_any_number_of_processes(sources, tmp_path,
     compare(undisturbed, killed, steps, exact=False)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_killed_under_fsdp_it_goes_on_with_other_processes(sources, tmp_path):
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
@@ -214,7 +214,7 @@ def test_a_run_stays_at_its_commit_when_the_branch_moves(sources, tmp_path, hub)
     assert json.loads(evaluated.stdout)["loss"] == pytest.approx(loss, abs=1e-6)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_resume_needs_the_commit_and_not_the_branch(sources, tmp_path, hub):
     (name, other) = on_the_hub(hub, sources)
     shared = [*words_of(sources, 40)[1:], "hub.repo_id=me/run", f"data.source={name}"]
@@ -267,7 +267,7 @@ def test_a_server_that_misbehaves_changes_no_loss(sources, tmp_path, hub):
     compare(undisturbed, faulty, steps, exact=True)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_processes_micro_batches_and_workers_change_no_loss(sources, tmp_path):
     shared = words_of(sources, 60, "model.dropout=0", f"data.cache_dir={tmp_path / 'cache'}")
     one, other = tmp_path / "one", tmp_path / "other"

@@ -131,7 +131,7 @@ def test_the_commands_for_a_run_here_work(finished_run, what):
         assert len(result.stdout) == len("on ") + 300 + len("\n")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_plan_is_what_its_page_shows():
     plans = [one for one in SHOWN if one.line.startswith("python plan.py")]
     (command,) = (one for one in plans if one.page.name == "parallelism.md")

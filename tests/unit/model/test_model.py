@@ -145,9 +145,7 @@ def test_a_large_vocabulary_is_never_in_memory_as_logits(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own code
-@pytest.mark.parametrize(
-    "backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.thorough)]
-)
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiled_the_loss_has_the_same_gradients(backend):
     """inductor loses the alpha of an addition to a matrix product, for example."""
     torch.manual_seed(0)

@@ -155,7 +155,12 @@ def test_a_resumed_run_ends_with_the_same_bits(single, small, tmp_path):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("config", "processes"), [("fsdp_cpu.yaml", 2), ("fsdp_hybrid.yaml", 4), ("ddp_cpu.yaml", 2)]
+    ("config", "processes"),
+    [
+        ("fsdp_cpu.yaml", 2),
+        pytest.param("fsdp_hybrid.yaml", 4, marks=pytest.mark.slow),
+        ("ddp_cpu.yaml", 2),
+    ],
 )
 def test_several_processes_have_the_losses_of_one_and_resume(
     single, small, tmp_path, config, processes
