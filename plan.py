@@ -33,7 +33,8 @@ from planning.fake_trace import DTYPES, Shape
 from planning.fits import GIB, Fit, candidates, micro_batch_that_fits
 from snapshot.base import open_base
 from snapshot.command_line import positive_int
-from snapshot.disk.architecture import layout_for
+from snapshot.disk.architecture import check_described, layout_for
+from snapshot.disk.optimizer_state import snapshot_bytes
 from snapshot.errors import SnapshotError
 from store.errors import HubError
 from training.memory import available_memory
@@ -104,7 +105,7 @@ def planned_model(options: argparse.Namespace, config: Config) -> ModelConfig:
     sizes = config.model
     if (named := other_model(sizes)) is None:
         ours = gpt_config(config, vocabulary_of(options, config))
-        layout_for(ours).refuse_undescribed()
+        check_described(layout_for(ours))
         return ours
     quiet_transformers()
     base = open_base(*named, config.hub.timeout_seconds, with_weights=False)
@@ -112,7 +113,7 @@ def planned_model(options: argparse.Namespace, config: Config) -> ModelConfig:
     if config.data.block_size > model.block_size:
         raise ConfigError(too_long(config, base.key, model.block_size))
     model = replace(model, block_size=config.data.block_size, lora=lora_of(sizes))
-    layout_for(model).refuse_undescribed()  # building it raises for adapters it cannot have
+    check_described(layout_for(model))  # building it raises for adapters it cannot have
     return model
 
 
@@ -183,7 +184,7 @@ def print_storage(config: Config, model: ModelConfig) -> None:
     """Print what snapshots take, in GB, on the disk and on the Hub."""
     layout = layout_for(model)
     layout.freeze(config.optim.freeze)
-    snapshot = layout.snapshot_bytes(config.optim.name, config.saves_only_trained) / 1e9
+    snapshot = snapshot_bytes(layout, config.optim.name, config.saves_only_trained) / 1e9
     keep, hub = config.snapshot.keep, config.hub
     print(
         f"A snapshot is {snapshot:.2f} GB: {snapshot * (keep + 1):.1f} GB of disk with "

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from math import prod
 
 from model.causal_lm import ModelConfig
+from model.layout import FLOAT_BYTES
 from planning.fake_trace import Shape
 from snapshot.disk.architecture import layout_for
-from snapshot.disk.layout import FLOAT_BYTES
+from snapshot.disk.entries import written_as
+from snapshot.disk.optimizer_state import moment_counts
 from snapshot.disk.reference import ADAPTERS, WHOLE
 from snapshot.disk.tensor_files import BLOCK_BYTES
 
@@ -36,7 +38,7 @@ def writing_memory(
     layout.freeze(shape.freeze)
     stem = WHOLE if config.lora is None else ADAPTERS
     held = layout.parameters() if config.lora is None else layout.adapters()
-    moments = layout.moment_counts(shape.optimizer)
+    moments = moment_counts(layout, shape.optimizer)
     total = sum(one.nbytes * (1 + moments.get(name, 0)) for name, one in held.items())
     largest = block = 0
     for name, parameter in held.items():
@@ -46,7 +48,7 @@ def writing_memory(
             rows = min(parameter.shape[1], max(1, BLOCK_BYTES // row))
             block = max(block, rows * row // shape.shards)
     converted = 0  # what several parameters make, or a part of one, is gathered to be converted
-    for group in layout.written_as(stem):
+    for group in written_as(layout, stem):
         if not group.is_direct:
             converted = max(
                 converted, FLOAT_BYTES * sum(prod(one) for one in group.shapes.values())

@@ -25,9 +25,9 @@ from snapshot.command_line import exit_code_of
 from snapshot.comparison import OtherModel, compare_logits
 from snapshot.config_values import value_of
 from snapshot.disk.architecture import layout_for
-from snapshot.disk.contents import check_model
+from snapshot.disk.contents import check_model, frozen_in
 from snapshot.disk.files import manifest_entries, read_json, snapshot_folders, snapshots_in
-from snapshot.disk.frozen import frozen_in
+from snapshot.disk.optimizer_state import kept_in
 from snapshot.disk.reference import read_reference
 from snapshot.disk.state import RunState, check_snapshot, read_state
 from snapshot.disk.text_facts import loss_in_words, token_unit
@@ -181,7 +181,7 @@ def _kept(shape: ModelConfig, state: RunState) -> str:
     """What the optimizer keeps, as 'adamw: exp_avg, exp_avg_sq, step of 28 tensors'."""
     layout, name = layout_for(shape), value_of(state.config, "optim.name")
     layout.freeze(frozen_in(state.config))
-    counts = Counter(", ".join(sorted(one)) or "nothing" for one in layout.kept(name).values())
+    counts = Counter(", ".join(sorted(one)) or "nothing" for one in kept_in(layout, name).values())
     return f"{name}: {'; '.join(f'{keys} of {n} tensors' for keys, n in counts.items())}"
 
 

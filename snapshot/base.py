@@ -281,8 +281,7 @@ def check_weights(base: Base, config: ModelConfig) -> bool:
     try:
         layout = layout_for(config)
         with TensorReader(base.folder, "model") as reader:
-            shapes = reader.shapes()
-        found = layout.find(shapes)
+            shapes, found = reader.shapes(), reader.find(layout)
         for name, parameter in layout.parameters().items():
             if name not in found:
                 raise SnapshotError(f"it lacks {name}")

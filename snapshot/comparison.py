@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from model.causal_lm import ModelConfig, build_model, quiet_transformers
+from model.layout import FLOAT_BYTES
 from model.lora import INSTALL
 from snapshot.disk.architecture import layout_for
-from snapshot.disk.layout import FLOAT_BYTES
 from snapshot.disk.reference import read_reference
 from snapshot.disk.state import restore_weights
 from snapshot.errors import SnapshotError

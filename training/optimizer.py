@@ -9,9 +9,11 @@ from torch.optim import Optimizer
 
 from config.schema import ConfigError, OptimConfig
 from model.causal_lm import LanguageModel
+from model.layout import is_frozen
 from optim.optimizers import OPTIMIZERS
 from snapshot.disk.architecture import layout_of
-from snapshot.disk.frozen import KEY, is_frozen
+
+KEY = "optim.freeze"
 
 
 def make_optimizer(

@@ -18,9 +18,9 @@ from model.causal_lm import (
     causal_lm_config,
 )
 from model.gpt import ACTIVATIONS, GPTConfig
+from model.gpt2_layout import GPT2Layout, gpt2_config, gpt_shape
+from model.layout import Layout, ModelError
 from model.lora import LoraError
-from snapshot.disk.gpt2_layout import GPT2Layout, gpt2_config, gpt_shape
-from snapshot.disk.layout import Layout
 from snapshot.errors import SnapshotError
 
 OWN_VALUES: dict[str, tuple[Any, ...]] = {
@@ -88,7 +88,7 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
 def layout_of(model: LanguageModel) -> Layout:
     """The layout of a model."""
     if isinstance(model, CausalLM):
-        from snapshot.disk.transformers_layout import TransformersLayout
+        from model.transformers_layout import TransformersLayout
 
         return TransformersLayout(model)
     return GPT2Layout(model)
@@ -106,6 +106,14 @@ def layout_for(config: ModelConfig) -> Layout:
         raise SnapshotError(f"its config.json cannot be used: {error}") from error
     except LoraError as error:
         raise SnapshotError(str(error).rstrip(".")) from error
+
+
+def check_described(layout: Layout) -> None:
+    """Raise SnapshotError where the config.json of a snapshot would describe another model."""
+    try:
+        layout.refuse_undescribed()
+    except ModelError as error:
+        raise SnapshotError(str(error)) from error
 
 
 class _Uninitialized(TorchFunctionMode):

@@ -17,13 +17,14 @@ from data.subwords import load_tokenizer
 from data.tokenizer import TOKENIZER_FILES
 from model.causal_lm import CODE_KEYS, ModelConfig
 from model.gpt import GPTConfig
+from model.layout import Layout, Shape
 from snapshot.config_values import value_of
 from snapshot.disk.architecture import config_json, layout_for, model_config
+from snapshot.disk.entries import written_as
 from snapshot.disk.files import MANIFEST, count_json_values, read_json
-from snapshot.disk.frozen import frozen_in
 from snapshot.disk.generation import check_generation
 from snapshot.disk.headers import file_by_name, read_header, tensor_files
-from snapshot.disk.layout import Layout, Shape
+from snapshot.disk.optimizer_state import kept_in
 from snapshot.disk.reading import names_in
 from snapshot.disk.reference import (
     ADAPTER_CONFIG,
@@ -55,7 +56,7 @@ def check_contents(folder: Path, config: dict[str, Any]) -> None:
     _check_what_is_saved(folder, config)
     kept = {
         f"{name}.{key}": shape[:: -1 if layout.is_transposed(name) else 1]
-        for name, shapes in layout.kept(value_of(config, "optim.name")).items()
+        for name, shapes in kept_in(layout, value_of(config, "optim.name")).items()
         for key, shape in shapes.items()
     }
     _compare(folder, "optimizer", kept)
@@ -115,9 +116,16 @@ def check_model(folder: Path) -> ModelConfig:
     return config
 
 
+def frozen_in(config: dict[str, Any]) -> list[str]:
+    """The patterns of optim.freeze in the configuration of a snapshot, which is untrusted input."""
+    found = config.get("optim", {}) if isinstance(config, dict) else {}
+    patterns = found.get("freeze", []) if isinstance(found, dict) else []
+    return [one for one in patterns if isinstance(one, str)] if isinstance(patterns, list) else []
+
+
 def expected_weights(layout: Layout, stem: str) -> dict[str, Shape]:
     """Name and shape, as in the files of a stem, of every weight in them."""
-    groups = layout.written_as(stem)
+    groups = written_as(layout, stem)
     return {name: shape for group in groups for name, shape in group.shapes.items()}
 
 

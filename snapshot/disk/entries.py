@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from model.layout import Layout, Shape, Written
 from model.sharded import (
     gather_full,
     is_sharded,
@@ -14,8 +15,7 @@ from model.sharded import (
     local_slices,
     writes_shard,
 )
-from snapshot.disk.layout import Layout, Shape
-from snapshot.disk.reference import ADAPTERS
+from snapshot.disk.reference import ADAPTERS, TRAINED
 from snapshot.disk.tensor_files import Slices, TensorFiles
 
 
@@ -70,11 +70,22 @@ class Part:
         files.write(entry.stem, name, tensor, slices)
 
 
+def written_as(layout: Layout, stem: str) -> list[Written]:
+    """What the files of this stem hold (see snapshot/disk/reference.py)."""
+    if stem == ADAPTERS:
+        shapes = {name: tuple(one.shape) for name, one in layout.adapters().items()}
+        return [Written((name,), {name: shape}) for name, shape in shapes.items()]
+    if stem == TRAINED:
+        trained = layout.trained()
+        return [one for one in layout.written() if not trained.keys().isdisjoint(one.parameters)]
+    return layout.written()
+
+
 def weight_entries(layout: Layout, stem: str) -> list[Entry]:
     """The weights that files of this stem hold, in their order."""
     parameters = {**layout.parameters(), **layout.adapters()}
     entries = []
-    for group in layout.written_as(stem):
+    for group in written_as(layout, stem):
         tensors = {name: parameters[name].detach() for name in group.parameters}
         transposed = stem != ADAPTERS and layout.is_transposed(group.parameters[0])
         convert = None if group.is_direct else layout.to_files

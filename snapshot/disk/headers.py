@@ -7,8 +7,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from model.layout import Shape
 from snapshot.disk.files import parse_json, read_json
-from snapshot.disk.layout import Shape
 from snapshot.errors import SnapshotError
 
 LARGEST_HEADER_BYTES = 4 << 20

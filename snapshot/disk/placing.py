@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from model.layout import FLOAT_BYTES, Shape
 from snapshot.disk.headers import METADATA, MOST_TENSORS
-from snapshot.disk.layout import FLOAT_BYTES, Shape
 
 ALIGNMENT = 8
 """The data of a safetensors file begins at a multiple of it."""

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from model.causal_lm import LanguageModel
 from model.cpu.attention import WAYS
 from model.gpt import GPT
+from model.layout import Stored
 from model.sharded import reshard
 from snapshot.config_values import value_of
 from snapshot.disk.architecture import config_json, layout_of
@@ -31,7 +32,6 @@ from snapshot.disk.files import (
     verify,
     write_json,
 )
-from snapshot.disk.layout import Stored
 from snapshot.disk.numbers import NumberChecks
 from snapshot.disk.optimizer_state import moment_entries, restore_moments
 from snapshot.disk.pending import PendingSnapshot
@@ -239,7 +239,7 @@ def restore_weights(folder: Path, model: LanguageModel, stem: str = WHOLE) -> No
             for name, parameter in layout.adapters().items():
                 read_into(parameter, reader, Stored((name,)))
             return
-        stored = layout.find(reader.shapes())
+        stored = reader.find(layout)
         for name, parameter in layout.parameters().items():
             if name in stored:
                 read_into(parameter, reader, stored[name])

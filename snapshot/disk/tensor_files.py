@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from model.layout import FLOAT_BYTES
 from snapshot.disk.files import write_json
-from snapshot.disk.layout import FLOAT_BYTES
 from snapshot.disk.placing import Place, Placement
 
 BLOCK_BYTES = 32 << 20

@@ -9,9 +9,9 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from model.layout import Layout, ModelError, Shape, Stored
 from model.sharded import local_part, local_slices
 from snapshot.disk.headers import read_header, tensor_files
-from snapshot.disk.layout import Shape, Stored
 from snapshot.errors import SnapshotError
 
 
@@ -43,6 +43,13 @@ class TensorReader:
     def shapes(self) -> dict[str, Shape]:
         """The shapes of all tensors by name."""
         return self._shapes
+
+    def find(self, layout: Layout) -> dict[str, Stored]:
+        """Where each parameter lies. Raises SnapshotError for a tensor that the model lacks."""
+        try:
+            return layout.find(self._shapes)
+        except ModelError as error:
+            raise SnapshotError(str(error)) from error
 
     def __enter__(self) -> TensorReader:
         return self

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from snapshot.disk.layout import Layout
+from model.layout import Layout
 from snapshot.disk.reference import WHOLE
 from snapshot.disk.tensors import TensorReader
 
@@ -28,7 +28,7 @@ def has_own_output(folder: Path, layout: Layout) -> bool:
     """
     with TensorReader(folder, WHOLE) as reader:
         shapes = reader.shapes()
-        stored = layout.find(shapes)
+        stored = reader.find(layout)
         embedding = stored[layout.embedding_name()].names[0]
         used = {name for one in stored.values() for name in one.names}
         # Surplus tensors are constants or copies of the embedding, or `find` had refused them.

@@ -18,7 +18,7 @@ from data.errors import DataError
 from data.subwords import tokenizer_of
 from model.causal_lm import causal_lm_config
 from snapshot.base import check_weights, open_base
-from snapshot.disk.architecture import layout_for
+from snapshot.disk.architecture import check_described, layout_for
 from snapshot.errors import SnapshotError
 from snapshot.start import Start
 from training.run.text import tokenizer_of_run
@@ -106,9 +106,9 @@ def test_a_model_with_values_besides_its_parameters_is_refused():
     sizes = {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, "n_routed_experts": 4}
     config = causal_lm_config({"model_type": "deepseek_v3", **sizes, **families.ROTARY})
     with pytest.raises(SnapshotError, match=r"parameters \(.*e_score_correction_bias\)"):
-        layout_for(config).refuse_undescribed()
+        check_described(layout_for(config))
     for family in families.FAMILIES.values():
-        layout_for(causal_lm_config(family)).refuse_undescribed()
+        check_described(layout_for(causal_lm_config(family)))
 
 
 def without_safetensors(folder):

@@ -18,10 +18,10 @@ from config.schema import ConfigError
 from data.subwords import load_tokenizer
 from kills import after_a_rename, kill_at
 from model.gpt import GPT, GPTConfig
+from model.gpt2_layout import gpt_shape
 from runs import CONSTANT, relative_difference
 from sealed import seal
 from snapshot.disk.files import MANIFEST, read_json
-from snapshot.disk.gpt2_layout import gpt_shape
 from snapshot.disk.state import restore_weights
 from subword_folders import foreign_folder
 

@@ -10,8 +10,8 @@ import runs
 from data.tokenizer import CharTokenizer
 from model.generate import generate
 from model.gpt import GPT, GPTConfig
+from model.gpt2_layout import gpt_shape
 from snapshot.disk.files import read_json
-from snapshot.disk.gpt2_layout import gpt_shape
 from snapshot.disk.state import restore_weights
 
 PROMPT = "The run goes\non"

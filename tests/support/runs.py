@@ -20,9 +20,9 @@ from safetensors.torch import load_file
 import preload
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT, GPTConfig
+from model.gpt2_layout import gpt_shape
 from preload import environment
 from snapshot.disk.files import read_json
-from snapshot.disk.gpt2_layout import gpt_shape
 from snapshot.disk.state import restore_weights
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -30,7 +30,7 @@ from model.causal_lm import (
 from model.dropout_places import active_dropout
 from model.lora import LoraError
 from snapshot.base import Base, check_weights, keep_base, open_base, open_reference
-from snapshot.disk.architecture import config_json, layout_for
+from snapshot.disk.architecture import check_described, config_json, layout_for
 from snapshot.disk.generation import generation_of
 from snapshot.disk.reference import BaseReference, read_reference
 from snapshot.disk.state import restore, restore_weights
@@ -47,7 +47,7 @@ from training.out_of_memory import check_parameters_fit
 def refuse_undescribed(config: Config) -> None:
     """Raise SnapshotError where our own GPT in model/gpt.py is not what snapshots would say."""
     if other_model(config.model) is None:
-        layout_for(gpt_config(config, vocab_size=1)).refuse_undescribed()
+        check_described(layout_for(gpt_config(config, vocab_size=1)))
 
 
 def find_pretrained(
@@ -141,7 +141,7 @@ class PretrainedModel:
             if self.is_untied:
                 sizes = base.config(keys.dropout, keys.activation_checkpointing, untied=True)
         layout = layout_for(sizes)
-        layout.refuse_undescribed()
+        check_described(layout)
         count = sum(map(torch.numel, layout.parameters().values()))
         is_new = start.folder is None and not self._has_weights
         what, optimizer = f"{base.key} needs", self._config.optim.name

@@ -17,9 +17,9 @@ from data.errors import DataError
 from data.subwords import SubwordTokenizer, load_tokenizer
 from data.tokenizer import TOKENIZER_FILES, CharTokenizer, Tokenizer, refuse_larger_than
 from model.gpt import GPTConfig
+from model.gpt2_layout import gpt2_config
 from odd_texts import AWKWARD, SPACED, UNICODE
 from snapshot.disk.files import read_json
-from snapshot.disk.gpt2_layout import gpt2_config
 from subword_folders import END, WORDS, foreign_folder, sentencepiece_folder, trained
 
 BPE = trained()

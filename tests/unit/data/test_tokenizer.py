@@ -14,8 +14,8 @@ from transformers import AutoTokenizer
 from data.errors import DataError
 from data.tokenizer import TOKENIZER_FILES, CharTokenizer
 from model.gpt import GPTConfig
+from model.gpt2_layout import gpt2_config
 from odd_texts import AWKWARD, SPACED, UNICODE
-from snapshot.disk.gpt2_layout import gpt2_config
 
 
 def tokenizer_of(*texts):

@@ -18,9 +18,9 @@ from model.gpt import (
     GPTConfig,
     parameter_count,
 )
+from model.gpt2_layout import gpt2_config, to_gpt2_layout
 from model.head import IGNORED
 from planning.allocation_log import LiveBytes
-from snapshot.disk.gpt2_layout import gpt2_config, to_gpt2_layout
 
 B, T, V = 2, 12, 31
 SHAPE = {"vocab_size": V, "block_size": T, "n_layer": 3, "n_head": 4, "n_embd": 16}

@@ -11,6 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from config.schema import OptimConfig
 from model.gpt import GPT, GPTConfig
+from model.gpt2_layout import gpt2_config, gpt_shape
+from model.layout import ModelError
 from small_snapshots import SHAPE, state_at, trained, write
 from snapshot.disk.files import (
     newest_verified,
@@ -19,7 +21,6 @@ from snapshot.disk.files import (
     snapshot_folders,
     verify,
 )
-from snapshot.disk.gpt2_layout import gpt2_config, gpt_shape
 from snapshot.disk.placing import plan_pieces
 from snapshot.disk.pruning import prune
 from snapshot.disk.state import read_state, restore
@@ -231,7 +232,7 @@ def test_an_activation_that_is_not_gpt2s_is_refused(odd):
     config = gpt2_config(asdict(SHAPE))
     assert gpt_shape(config)["activation_function"] == "gelu_new"
 
-    with pytest.raises(SnapshotError, match="activation_function that is not gelu_new or gelu"):
+    with pytest.raises(ModelError, match="activation_function that is not gelu_new or gelu"):
         gpt_shape({**config, "activation_function": odd})
 
 

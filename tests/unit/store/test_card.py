@@ -8,8 +8,8 @@ import pytest
 
 import runs
 from model.gpt import GPTConfig
+from model.gpt2_layout import gpt_shape
 from snapshot.disk.files import read_json
-from snapshot.disk.gpt2_layout import gpt_shape
 from snapshot.disk.state import read_state
 from store.card import card_text
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from model.causal_lm import LanguageModel
 from model.lora import is_adapter, name_in_files, name_in_model
 from model.matrices import matrices_of
-from optim.optimizers import Kept, OptimizerError, kept_by
-from snapshot.disk.frozen import is_frozen
-from snapshot.disk.reference import ADAPTERS, TRAINED
-from snapshot.errors import SnapshotError
 
 Shape = tuple[int, ...]
 FLOAT_BYTES = 4
+
+
+class ModelError(ValueError):
+    """A model, or a tensor in its files, that this project cannot use: the rest of a sentence."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,11 @@ class Stored:
         return tuple(self.convert(stored).shape)
 
 
+def is_frozen(name: str, patterns: Sequence[str]) -> bool:
+    """Whether one of the patterns of optim.freeze, with * and ?, matches a parameter's name."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
 class Layout(ABC):
     """The layout of one model. Its parameters may be on any device, or sharded."""
 
@@ -82,31 +87,6 @@ class Layout(ABC):
         matrices = matrices_of(self._model)
         return {one: matrices.get(one, 0) for one in self.trained().values()}
 
-    def kept(self, optimizer: Any) -> dict[str, Kept]:
-        """Names and shapes of what the optimizer of this optim.name keeps of all that is trained.
-
-        Raises SnapshotError for an optimizer that is unknown, or of which no snapshot is possible.
-        """
-        try:
-            kept = kept_by(optimizer, self.parts())
-        except OptimizerError as error:
-            raise SnapshotError(f"optim.name={optimizer!s:.80} {error}") from error
-        return {name: kept[one] for name, one in self.trained().items()}
-
-    def moment_counts(self, optimizer: str) -> dict[str, int]:
-        """How many numbers the optimizer keeps of each number of what is trained."""
-        kept, trained = self.kept(optimizer), self.trained()
-        shapes = {name: tuple(one.shape) for name, one in trained.items()}
-        return {name: [*of.values()].count(shapes[name]) for name, of in kept.items()}
-
-    def snapshot_bytes(self, optimizer: str, only_trained: bool) -> int:
-        """Bytes of a snapshot's tensors: all weights, or those that are trained, and moments."""
-        trained, moments = self.trained(), self.moment_counts(optimizer)
-        weights = trained if only_trained else self.parameters()
-        numbers = sum(one.numel() for one in weights.values())
-        numbers += sum(moments[name] * one.numel() for name, one in trained.items())
-        return FLOAT_BYTES * numbers
-
     def embedding_name(self) -> str:
         """The name of the token embedding's weight."""
         embedding = self._model.get_input_embeddings().weight
@@ -126,7 +106,7 @@ class Layout(ABC):
                 parameter.requires_grad_(False)
 
     def refuse_undescribed(self) -> None:  # noqa: B027
-        """Raise SnapshotError where the config.json of a snapshot would describe other tensors."""
+        """Raise ModelError where the config.json of a snapshot would describe other tensors."""
 
     def is_transposed(self, name: str) -> bool:
         """Whether files hold this parameter, and so its moments, transposed."""
@@ -136,16 +116,6 @@ class Layout(ABC):
     def written(self) -> list[Written]:
         """What is written of a whole model, in the order of the file."""
 
-    def written_as(self, stem: str) -> list[Written]:
-        """What the files of this stem hold (see snapshot/disk/reference.py)."""
-        if stem == ADAPTERS:
-            shapes = {name: tuple(one.shape) for name, one in self.adapters().items()}
-            return [Written((name,), {name: shape}) for name, shape in shapes.items()]
-        if stem == TRAINED:
-            trained = self.trained()
-            return [one for one in self.written() if not trained.keys().isdisjoint(one.parameters)]
-        return self.written()
-
     @abstractmethod
     def to_files(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors in the file, contiguous, of the full parameters of one `Written`."""
@@ -154,15 +124,15 @@ class Layout(ABC):
     def find(self, shapes: Mapping[str, Shape]) -> dict[str, Stored]:
         """Where each parameter lies, in files with tensors of these names and shapes.
 
-        Raises SnapshotError, with the name, for a tensor that the model does not have.
+        Raises ModelError, with the name, for a tensor that the model does not have.
         """
 
 
 def refuse_unless_tied(
     name: str, shapes: Mapping[str, Shape], output: str, model: LanguageModel
 ) -> None:
-    """Raise SnapshotError for a tensor unless it is a copy of the tied embedding."""
+    """Raise ModelError for a tensor unless it is a copy of the tied embedding."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     is_copy = name == output and head.weight is embedding.weight
     if not is_copy or shapes[name] != tuple(embedding.weight.shape):  # type: ignore[arg-type]
-        raise SnapshotError(f"it holds {name!r}, which the model does not have")
+        raise ModelError(f"it holds {name!r}, which the model does not have")

@@ -27,8 +27,7 @@ from transformers.core_model_loading import (
 )
 
 from model.causal_lm import CausalLM
-from snapshot.disk.layout import Layout, Shape, Stored, Written, refuse_unless_tied
-from snapshot.errors import SnapshotError
+from model.layout import Layout, ModelError, Shape, Stored, Written, refuse_unless_tied
 
 
 class TransformersLayout(Layout):
@@ -41,13 +40,13 @@ class TransformersLayout(Layout):
         return self._lm.named_parameters()
 
     def refuse_undescribed(self) -> None:
-        """Raise SnapshotError for a model whose files hold more than parameters, as snapshots do.
+        """Raise ModelError for a model whose files hold more than parameters, as snapshots do.
 
         Of a buffer transformers would invent the values, and so would a run that resumes.
         """
         parameters = {name for name, _ in self._lm.named_parameters(remove_duplicate=False)}
         if buffers := [name for name in self._lm.state_dict() if name not in parameters]:
-            raise SnapshotError(
+            raise ModelError(
                 f"the model {self._model.config.family} has values besides its parameters "
                 f"({buffers[0]}), which snapshots do not hold. It cannot be trained here"
             )
@@ -105,7 +104,7 @@ class TransformersLayout(Layout):
                 refuse_unless_tied(name, {name: shapes[name]}, name, self._model)
                 copies[aliases[target]] = name
             elif not self._is_ignored(target):
-                raise SnapshotError(f"it holds {name!r}, which the model does not have")
+                raise ModelError(f"it holds {name!r}, which the model does not have")
         stored = {}
         for target, found in names.items():
             if found[0][1] is None:
@@ -135,7 +134,7 @@ class TransformersLayout(Layout):
         try:
             made = convert([torch.empty(shapes[name], device="meta") for name in names])
         except Exception as error:  # of torch, for shapes that do not match
-            raise SnapshotError(f"it holds {names[0]!r} and its like in wrong shapes") from error
+            raise ModelError(f"it holds {names[0]!r} and its like in wrong shapes") from error
         return {
             key: Stored(names, convert=lambda tensors, key=key: convert(tensors)[key])  # type: ignore[misc]
             for key in made

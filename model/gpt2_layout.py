@@ -13,8 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from model.gpt import ACTIVATIONS, GPT, GPT2, GPTConfig
-from snapshot.disk.layout import Layout, Shape, Stored, Written, refuse_unless_tied
-from snapshot.errors import SnapshotError
+from model.layout import Layout, ModelError, Shape, Stored, Written, refuse_unless_tied
 
 CLASS = "GPT2LMHeadModel"
 ACTIVATION_NAMES = " or ".join(ACTIVATIONS)
@@ -98,7 +97,7 @@ def gpt2_tensors(config: dict[str, Any]) -> dict[str, Shape]:
 
 
 def gpt_shape(config: dict[str, Any]) -> dict[str, Any]:
-    """The fields of our GPTConfig from a config.json. Raises SnapshotError for another model."""
+    """The fields of our GPTConfig from a config.json. Raises ModelError for another model."""
     names = {
         "vocab_size": "vocab_size",
         "block_size": "n_positions",
@@ -107,14 +106,12 @@ def gpt_shape(config: dict[str, Any]) -> dict[str, Any]:
         "n_embd": "n_embd",
     }
     if not isinstance(config, dict) or config.get("model_type") != GPTConfig.family:
-        raise SnapshotError(f"config.json is not that of a {GPTConfig.family}")
+        raise ModelError(f"config.json is not that of a {GPTConfig.family}")
     if any(type(config.get(theirs)) is not int for theirs in names.values()):
-        raise SnapshotError(f"config.json lacks one of {', '.join(names.values())}")
+        raise ModelError(f"config.json lacks one of {', '.join(names.values())}")
     activation = config.get("activation_function")
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
-        raise SnapshotError(
-            f"config.json has an activation_function that is not {ACTIVATION_NAMES}"
-        )
+        raise ModelError(f"config.json has an activation_function that is not {ACTIVATION_NAMES}")
     return {
         **{ours: config[theirs] for ours, theirs in names.items()},
         "activation_function": activation,
@@ -142,7 +139,7 @@ class GPT2Layout(Layout):
         expected = gpt2_tensors(config)
         for name in [*expected, *has]:
             if has.get(name) != expected.get(name):
-                raise SnapshotError(
+                raise ModelError(
                     f"model/gpt.py {_has(has, name)}, and transformers' {CLASS}, which config.json "
                     f"names, {_has(expected, name)}. So transformers would load another model from "
                     "each snapshot. Give a model that is not GPT-2 a name of its own: "
