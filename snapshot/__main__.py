@@ -36,9 +36,9 @@ from snapshot.named_model import BASE_HELP, merge
 from snapshot.run_store import checked, fetch_newest
 from store.fetch import RepoContents, fetch, read_repo
 from store.latest import remote_step
-from store.names import named_remote
 from store.remote import Remote
 from store.retries import with_retries
+from store.stores import named_remote
 
 COMMANDS = ("verify", "list", "merge", "space")
 

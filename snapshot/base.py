@@ -41,9 +41,9 @@ from snapshot.errors import SnapshotError
 from snapshot.start import newest_snapshot
 from store.client import Hub
 from store.errors import HubError, HubUnreachable
-from store.names import named_repo
 from store.remote import BRANCH, PREFIX, RemoteFile
 from store.retries import with_retries
+from store.stores import named_repo
 
 LARGEST_SMALL_BYTES = 64 << 20
 """Of a file that is read before the weights; the largest tokenizers have 40 MB."""

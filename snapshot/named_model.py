@@ -32,8 +32,8 @@ from snapshot.errors import SnapshotError
 from snapshot.start import newest_snapshot
 from store.client import Hub
 from store.fetch import fetch_for_sampling, read_repo
-from store.names import NAMED_BUCKET, named_repo
 from store.newest import newest_whole
+from store.stores import NAMED_BUCKET, named_repo
 
 KEY = "model"
 TIMEOUT_SECONDS = 60.0

@@ -7,12 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import get_token
-
 from snapshot.disk.state import RunState, read_state
 from snapshot.errors import DiskFault, SnapshotError
-from store.bucket import Bucket
-from store.client import Hub
 from store.errors import (
     HubError,
     HubMissing,
@@ -20,13 +16,13 @@ from store.errors import (
     HubRefused,
     HubUnreachable,
     HubUnsupported,
-    translate_errors,
 )
 from store.fetch import RepoContents, fetch, fetch_state, read_repo
 from store.latest import remote_step
 from store.newest import Fetched, newest_whole
-from store.remote import BRANCH, Remote
+from store.remote import Remote
 from store.retries import with_retries
+from store.stores import open_store
 
 Fetch = Callable[[RepoContents, str, Path], Path]
 """Downloads a snapshot to a folder: `fetch` all of it, `fetch_small` what describes it."""
@@ -52,22 +48,21 @@ class RunStore:
 class RemoteSnapshot:
     """A snapshot on the Hub, at a commit, so that it cannot change."""
 
-    repo_id: str
+    url: str
+    """Of its store."""
     commit: str
     folder: str
     timeout: float = 60.0
     """`hub.timeout_seconds`: how long a request waits for a response."""
-    is_bucket: bool = False
 
     @classmethod
     def of(cls, repo: RepoContents, folder: str) -> RemoteSnapshot:
         """The snapshot in a folder of a repo."""
-        hub = repo.hub
-        return cls(hub.repo_id, repo.commit, folder, hub.timeout, isinstance(hub, Bucket))
+        return cls(repo.hub.url, repo.commit, folder, repo.hub.timeout)
 
     def fetch_to(self, root: Path, fetch: Fetch = fetch) -> Path:
         """Download it to `root`. Raises SnapshotError and HubError."""
-        hub = (Bucket if self.is_bucket else Hub)(self.repo_id, self.timeout)
+        hub = open_store(self.url, self.timeout)
         files = with_retries(hub, lambda: hub.files(self.commit))
         return fetch(RepoContents(hub, self.commit, True, files, None), self.folder, root)
 
@@ -115,10 +110,7 @@ def open_repo(
 
 
 def _read_or_create(store: RunStore) -> RepoContents:
-    with translate_errors(store.hub.name, BRANCH):
-        token = get_token()
-    if not token:
-        store.hub.check_token()  # raises without a request
+    store.hub.require_token()
     try:
         found = read_repo(store.hub)
     except HubMissing:

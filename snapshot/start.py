@@ -38,8 +38,8 @@ from snapshot.run_store import (
 from store.errors import HubError, HubUnreachable
 from store.fetch import PARTIAL, RepoContents, fetch
 from store.latest import Latest, remote_step
-from store.names import named_remote
 from store.newest import NoneWhole
+from store.stores import named_remote
 
 METRICS = "metrics.jsonl"
 """In a run's directory: the metrics of its steps."""
@@ -308,9 +308,8 @@ def newest_of_disk_and_repo(
             raise
         fault = f"step {latest.step} of {repo.name} could not be fetched: {str(error).rstrip('.')}."
         return replace(local, warnings=(*warnings, fault))
-    place, remote = found.repo.name, RemoteSnapshot.of(found.repo, found.folder)
-    if remote.is_bucket:  # its folders name the attempt, of which there may be several
-        place = f"{place}/{found.folder.rpartition('/')[0]}"
+    prefix = found.repo.hub.attempt_prefix(found.folder)  # which attempt of several, if it tells
+    place = f"{found.repo.name}/{prefix}".rstrip("/")
     why = "there is none here" if newest is None else f"newer than step {local_step} here"
     return Start(
         found.path,
@@ -318,7 +317,7 @@ def newest_of_disk_and_repo(
         f"{found.path}, fetched from {place}: {why}",
         warnings + skipped(found.faults),
         fetched=True,
-        remote=remote,
+        remote=RemoteSnapshot.of(found.repo, found.folder),
         repo=found.repo,
     )
 

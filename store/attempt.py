@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 import huggingface_hub  # imports the rest at its first use
 
@@ -16,37 +16,15 @@ from store.fence import Clock, Fence, Fenced, Held, Pulse
 from store.fetch import read_repo
 from store.latest import LATEST, Latest, latest_as_bytes
 from store.pruning import Manifests
-from store.publish import Policy, Upload, latest_for, publish
-from store.remote import Remote
+from store.publish import latest_for, publish
+from store.remote import Transfer, Upload, UploadTarget
 from store.upkeep import Upkeep
-from store.xet import Transfer
 
 STORAGE_IS_FULL = ("HTTP 402", "HTTP 403", "HTTP 413", "HTTP 507")
 """Statuses that servers send where a repo's storage has no room, among other reasons."""
 
 
-@dataclass(frozen=True)
-class UploadTarget:
-    """The repo or bucket that an attempt uploads to, and what is known about it at the start."""
-
-    hub: Remote
-    policy: Policy
-    run_id: str
-    attempt_id: str
-    known_latest: Latest | None = None
-    """`latest.json` at the start; None if there was none, or the repo could not be read."""
-    ended_attempts: Collection[str] = ()
-    """Earlier attempts of this run that are known to be over."""
-    records: Callable[[int, int], tuple[dict[str, bytes], int]] = lambda after, step: ({}, step)
-    """The run's records of the steps after one and up to another, by path in the repo; and the step
-    up to which they reach. May raise OSError and ValueError."""
-    repo_was_read: bool = True
-    """False if the Hub could not be reached at the start; the repo may not even exist."""
-    said_before: Callable[[str], bool] = lambda text: False
-    """Whether an earlier attempt has said this about the server."""
-
-
-class Attempt:
+class RepoAttempt:
     """Uploads the snapshots of one attempt, one at a time. Not thread-safe."""
 
     def __init__(

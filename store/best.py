@@ -8,7 +8,7 @@ from pathlib import Path
 
 from snapshot.disk.files import verify
 from snapshot.errors import SnapshotError
-from store.publish import Upload
+from store.remote import Upload
 
 
 class BestCheck:

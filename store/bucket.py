@@ -28,10 +28,17 @@ from snapshot.disk.files import (
     read_json,
 )
 from snapshot.errors import SnapshotError
-from store.errors import BUCKETS, HubMissing, HubRefused, HubUnreachable, translate_errors
+from store.errors import (
+    BUCKETS,
+    HubMissing,
+    HubRefused,
+    HubUnreachable,
+    translate_errors,
+)
+from store.http import OnHub
 from store.latest import Latest, best_in, remote_step
-from store.remote import BRANCH, Remote, RemoteFile
-from store.xet import NoXet, Sent, Transfer, XetFile, is_available
+from store.remote import BRANCH, RemoteFile, Transfer
+from store.xet import NoXet, is_available
 
 ATTEMPT = r"[0-9a-f]{32}/[0-9a-f]{32}"
 """A run and an attempt."""
@@ -45,7 +52,7 @@ NEEDS_XET = (
 )
 
 
-class Bucket(Remote):
+class Bucket(OnHub):
     """One bucket. What reads works as with a repo, whose only commit is the present state.
 
     Every method raises HubError.
@@ -127,9 +134,9 @@ class Bucket(Remote):
         steps = {remote_step(one) for one in self.folders(files, latest)}
         return latest if latest.best_step in steps else latest.without_best()
 
-    def records_prefix(self, latest: Latest) -> str:
-        """Before the paths of the records, which each attempt has below its own folder."""
-        return f"{latest.run_id}/{latest.attempt_id}/"
+    def attempt_prefix(self, folder: str) -> str:
+        """`<run>/<attempt>/`: each attempt has a folder of its own."""
+        return f"{folder.rpartition('/')[0]}/"
 
     def read(self, commit: str, path: str, most: int) -> bytes:
         """A small file, of which at most `most` bytes are read. Raises OSError, too."""
@@ -162,11 +169,11 @@ class Bucket(Remote):
         if not is_available():
             raise HubRefused(NEEDS_XET)
         try:
-            self._download_with_xet("", files, folder)
+            self._xet.download_to(folder, files, "")
         except NoXet as error:
             raise HubRefused(f"{NEEDS_XET} ({error})") from error
 
-    def upload(self, files: Mapping[str, Path]) -> tuple[dict[str, Sent], Transfer]:
+    def upload(self, files: Mapping[str, Path]) -> tuple[dict[str, RemoteFile], Transfer]:
         """Upload contents for paths, where nothing is to be seen of them until `add`."""
         if not is_available():
             raise HubRefused(NEEDS_XET)
@@ -176,7 +183,7 @@ class Bucket(Remote):
             raise HubRefused(f"{NEEDS_XET} ({error})") from error
         return dict(zip(files, sent, strict=True)), transfer
 
-    def add(self, files: Mapping[str, XetFile]) -> None:
+    def add(self, files: Mapping[str, RemoteFile]) -> None:
         """Add uploaded contents at their paths. It may be applied in part."""
         now = int(time.time() * 1000)
         self._batch(

@@ -11,7 +11,6 @@ from tempfile import TemporaryDirectory
 from data.tokenizer import TOKENIZER_FILES
 from snapshot.disk.contents import STATE
 from snapshot.disk.files import MANIFEST, manifest_entries
-from store.attempt import UploadTarget
 from store.best import BestCheck
 from store.bucket import BEST, RECORDS, Bucket, folders_in_bucket, run_of, whole_snapshots
 from store.errors import HubError, HubRefused, HubUnreachable
@@ -19,9 +18,8 @@ from store.fence import Fenced
 from store.fetch import read_repo
 from store.latest import remote_step
 from store.pruning import OPTIMIZER, WEIGHTS, Manifests
-from store.publish import CONFIGS, Best, Upload, check_digests
-from store.remote import RemoteFile
-from store.xet import Transfer, XetFile
+from store.publish import CONFIGS, check_digests
+from store.remote import Best, RemoteFile, Transfer, Upload, UploadTarget
 
 
 class BucketAttempt:
@@ -98,10 +96,10 @@ class BucketAttempt:
         check_digests({path: sent[path].sha256 for path in files}, snapshot)
         self._manifests.note(place, snapshot)
         self._added[place] = list(files)
-        contents = {path: one.file for path, one in sent.items() if path != last}
+        contents = {path: file for path, file in sent.items() if path != last}
         self._bucket.add(contents)
         self._check_listed(contents)
-        self._bucket.add({last: sent[last].file})  # now the snapshot is there
+        self._bucket.add({last: sent[last]})  # now the snapshot is there
         return transfer
 
     def _open(self) -> bool:
@@ -128,7 +126,7 @@ class BucketAttempt:
             self._added[folder] = [path for path in paths if is_written(path.rpartition("/")[2])]
         self._known, self._has_begun = frozenset(there), True
 
-    def _check_listed(self, contents: dict[str, XetFile]) -> None:
+    def _check_listed(self, contents: Mapping[str, RemoteFile]) -> None:
         """Raise HubUnreachable unless the bucket lists all contents as they were added."""
         listed = self._bucket.files()
         for path, file in contents.items():

@@ -18,9 +18,9 @@ from snapshot.disk.reference import ADAPTERS, TRAINED, WHOLE, configured_stem
 from snapshot.disk.state import RunState
 from snapshot.disk.text_facts import bits_per_byte, loss_in_words, lost_facts, token_unit
 from store.client import REPO_ID
-from store.names import NAMED_REPO
 from store.publish import CURVES, Best
 from store.records import EVENTS
+from store.stores import NAMED_REPO
 
 SHOWN = (
     ("optim.learning_rate", "learning rate"),

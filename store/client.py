@@ -19,16 +19,11 @@ from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_st
 
 from snapshot.disk.files import MANIFEST
 from snapshot.errors import DiskFault, SnapshotError, is_full
-from store.errors import (
-    HubMissing,
-    HubNoFile,
-    HubNoRevision,
-    HubRefused,
-    translate_errors,
-)
+from store.errors import HubMissing, HubNoFile, HubNoRevision, HubRefused, translate_errors
+from store.http import OnHub
 from store.latest import BEST, LATEST, Latest, folders_in, read_latest
-from store.remote import BRANCH, Remote, RemoteFile
-from store.xet import NoXet, Transfer, is_available
+from store.remote import BRANCH, RemoteFile, Transfer
+from store.xet import NoXet, is_available
 
 MOST_FILES = 100_000
 """More than any run has; a longer listing is cut off."""
@@ -43,7 +38,7 @@ LARGE_BYTES = 5 << 20
 """The Hub takes at most 10 MB into git itself."""
 
 
-class Hub(Remote):
+class Hub(OnHub):
     """One model repo. Every method raises HubError."""
 
     @property
@@ -154,7 +149,7 @@ class Hub(Remote):
         at_once: set[str] = set()
         if folder is not None and is_available():
             try:
-                at_once = self._download_with_xet(commit, files, folder)
+                at_once = self._xet.download_to(folder, files, commit)
             except NoXet:
                 constants.HF_HUB_DISABLE_XET = True  # or the client tries the same
         for path in sorted(set(files) - at_once):
@@ -192,6 +187,7 @@ class Hub(Remote):
         uploaded = dict(zip(paths, sent, strict=True))
         for one in additions:
             if found := uploaded.get(str(one.path_or_fileobj)):
+                assert found.sha256 is not None
                 one.upload_info.sha256 = bytes.fromhex(found.sha256)
                 # As the client itself marks them. If it changes its marks, it uploads them again,
                 # and finds that nothing is left to send.

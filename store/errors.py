@@ -114,11 +114,6 @@ class HubConflict(HubError):
     """Another commit came first."""
 
 
-def is_offline() -> bool:
-    """Whether this process must not use the Hub; that lasts as long as the process."""
-    return bool(constants.HF_HUB_OFFLINE)
-
-
 @contextmanager
 def translate_errors(
     repo_id: str, revision: str, not_found: type[HubRefused] = HubUnsupported

@@ -1,4 +1,4 @@
-"""The HTTP client of the Hub client: its default one, with timeouts and short delays."""
+"""A store on the Hub, and the HTTP client that it has: the default one, with timeouts."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ from functools import lru_cache
 
 import httpx2
 import huggingface_hub  # imports HfApi at its first use, which a run without a Hub has not
+from huggingface_hub import constants, get_token
+from huggingface_hub.errors import LocalTokenNotFoundError
 from huggingface_hub.utils import logging
 from huggingface_hub.utils._http import default_client_factory, set_client_factory
 
 from store.answers import RETRY_AFTER, retry_after_seconds
+from store.errors import REMEDY, HubRefused, translate_errors
+from store.remote import BRANCH, Remote
 from store.waiting import limit_request, watch_response
+from store.xet import XetStorage
 
 LONGEST_SLEEP_SECONDS = 10.0
 """The longest delay between the Hub client's own retries of a request."""
@@ -21,6 +26,39 @@ def hub_api(timeout: float) -> huggingface_hub.HfApi:
     logging.set_verbosity_error()  # its warnings would break our progress line
     _use_timeout(timeout)
     return huggingface_hub.HfApi()
+
+
+class OnHub(Remote):
+    """A repo or a bucket: a store that the Hub client reaches."""
+
+    def __init__(self, repo_id: str, timeout: float = 60.0, is_bucket: bool = False) -> None:
+        """`timeout`: seconds that a request waits for data."""
+        super().__init__(timeout)
+        self.repo_id = repo_id
+        self._api = hub_api(timeout)
+        self._xet = XetStorage(repo_id, timeout, is_bucket)
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether this process must not use the Hub; that lasts as long as the process."""
+        return bool(constants.HF_HUB_OFFLINE)
+
+    def require_token(self) -> None:
+        """Raise HubRefused if there is no token. Makes no request."""
+        with translate_errors(self.name, BRANCH):
+            if not get_token():
+                raise LocalTokenNotFoundError
+
+    def check_token(self) -> None:
+        """Raise HubRefused if there is no token, or a read-only one."""
+        with translate_errors(self.name, BRANCH):
+            who = self._api.whoami()
+        token = (who.get("auth") or {}).get("accessToken") or {}
+        if token.get("role") == "read":
+            raise HubRefused(
+                f"the token of {who.get('name')} is read-only, but the run writes to "
+                f"{self.name}. {REMEDY}"
+            )
 
 
 @lru_cache(maxsize=1)

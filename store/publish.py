@@ -18,7 +18,7 @@ import huggingface_hub  # imports the rest at its first use
 
 from data.special_tokens import GENERATION
 from data.tokenizer import TOKENIZER_FILES
-from snapshot.disk.files import MANIFEST, manifest_entries, manifest_sha256, step_of
+from snapshot.disk.files import MANIFEST, manifest_entries, manifest_sha256
 from snapshot.disk.reference import ADAPTER_CONFIG, BASE, CONFIG
 from snapshot.errors import SnapshotError
 from store.client import OWN_FILES, Hub
@@ -31,47 +31,10 @@ from store.pruning import (
     weights_in_another_split,
 )
 from store.records import replaced_segments
-from store.remote import RemoteFile
-from store.xet import Transfer
+from store.remote import Best, RemoteFile, Transfer, Upload
 
 CONFIGS = (CONFIG, BASE, ADAPTER_CONFIG, GENERATION)
 CURVES = "curves.png"
-
-
-@dataclass(frozen=True)
-class Card:
-    """The model card: README.md, and the loss curves as a PNG, if there are any."""
-
-    text: str
-    curves: bytes | None = None
-
-
-@dataclass(frozen=True)
-class Policy:
-    """The keys `hub.*` of the configuration that decide how snapshots are uploaded."""
-
-    keep: int
-    min_interval: float
-    squash_every: int | None
-    """None: the history is never squashed."""
-    private: bool
-    takeover: bool
-    milestone_every: int | None = None
-    """Steps between snapshots that are all uploaded, and tagged."""
-
-    def is_milestone(self, step: int) -> bool:
-        """Whether the snapshot of a step is uploaded in any case, and gets a tag."""
-        return self.milestone_every is not None and step % self.milestone_every == 0
-
-
-@dataclass(frozen=True)
-class Best:
-    """The snapshot with the lowest held-out loss."""
-
-    step: int
-    loss: float
-    folder: Path | None
-    """None if only the repo has it."""
 
 
 @dataclass(frozen=True)
@@ -82,22 +45,6 @@ class Published:
     transfer: Transfer
     unneeded: frozenset[str]
     """Large files, by their SHA-256, that the commit before had and this one does not."""
-
-
-@dataclass(frozen=True)
-class Upload:
-    """A snapshot to upload."""
-
-    folder: Path
-    card: Card
-    best: Best | None = None
-    """The snapshot with the lowest held-out loss so far, if that is kept."""
-    is_last: bool = False
-    """Whether the attempt ends with it."""
-
-    @property
-    def step(self) -> int:
-        return step_of(self.folder)
 
 
 def latest_for(
@@ -257,7 +204,7 @@ def _digests_of(operations: Iterable[huggingface_hub.CommitOperationAdd]) -> dic
     return {one.path_in_repo: one.upload_info.sha256.hex() for one in operations}
 
 
-def check_digests(sent: Mapping[str, str], folder: Path) -> None:
+def check_digests(sent: Mapping[str, str | None], folder: Path) -> None:
     """Raise SnapshotError if a file, by its remote path, is not what its snapshot's manifest says.
 
     `sent` has the SHA-256 of what was sent.

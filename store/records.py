@@ -72,7 +72,7 @@ def fetch_records(repo: RepoContents, step: int, folder: Path) -> Records:
     Raises SnapshotError for a file that is too large or not the one that the repo lists, HubError
     and OSError if a download fails.
     """
-    prefix = "" if repo.latest is None else repo.hub.records_prefix(repo.latest)
+    prefix = "" if repo.latest is None else repo.hub.attempt_prefix(repo.latest.folder)
     there = {path.removeprefix(prefix) for path in repo.files if path.startswith(prefix)}
     found = {first: path for first, path in segments_in(there).items() if first <= step}
     totals = accumulate(repo.files[prefix + path].size for path in reversed(found.values()))

@@ -1,22 +1,20 @@
-"""What a repo and a bucket of the Hub have in common: what a start needs to read one.
+"""What is asked of a store: a place away from this disk, where a run keeps its snapshots.
 
-huggingface_hub, "the Hub client" in comments, has no timeouts of its own.
+A start lists and reads it (`Remote`); the uploads of an attempt publish, delete and fence there
+(`Attempt`). store/stores.py has the kinds of stores by their URLs.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from tqdm import tqdm
-
-from store.errors import REMEDY, HubRefused, translate_errors
-from store.http import hub_api
+from snapshot.disk.files import step_of
 from store.latest import Latest
 from store.waiting import WaitingTime
-from store.xet import XetFile, XetStorage
 
 BRANCH = "main"
 PREFIX = "hf://"
@@ -25,29 +23,45 @@ PREFIX = "hf://"
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file of a repo, as listed."""
+    """A file of a store, as listed."""
 
     size: int
-    sha256: str | None
-    """None for a small file, which is stored in git itself."""
+    sha256: str | None = None
+    """None where the store does not tell: of a small file, which is stored in git itself."""
     xet_hash: str | None = None
     """None for a file that is not in Xet storage."""
     git_oid: str = ""
     """Git's name for the content, or for the pointer to a large one."""
 
 
-class Remote(ABC):
-    """A repo or a bucket, as a start reads it. Every method raises HubError."""
+@dataclass(frozen=True)
+class Transfer:
+    """What an upload has sent of large files, or the sum of several uploads."""
 
-    def __init__(self, repo_id: str, timeout: float = 60.0, is_bucket: bool = False) -> None:
+    bytes_sent: int = 0
+    """With Xet, compressed and without the chunks that the storage had."""
+    seconds: float = 0.0
+
+    def __add__(self, other: Transfer) -> Transfer:
+        return Transfer(self.bytes_sent + other.bytes_sent, self.seconds + other.seconds)
+
+    def as_words(self) -> str:
+        """For the end of a run: '130.2 MB in 26.1 s, 5.0 MB/s'."""
+        megabytes = self.bytes_sent / 1e6
+        speed = f", {megabytes / self.seconds:.1f} MB/s" if self.seconds else ""
+        return f"{megabytes:.1f} MB in {self.seconds:.1f} s{speed}"
+
+
+class Remote(ABC):
+    """A store, as a start reads it. Every method raises HubError."""
+
+    def __init__(self, timeout: float) -> None:
         """`timeout`: seconds that a request waits for data."""
-        self.repo_id, self.timeout = repo_id, timeout
+        self.timeout = timeout
         self.notes: list[str] = []
         """Sentences about what the server lacks, each for the user once in a run."""
         self.waiting = WaitingTime(timeout)
         """What a start has left to wait for answers; uploads do not use it."""
-        self._api = hub_api(timeout)
-        self._xet = XetStorage(repo_id, timeout, is_bucket)
 
     @property
     @abstractmethod
@@ -64,13 +78,24 @@ class Remote(ABC):
     def key(self) -> str:
         """The configuration key and value that name it."""
 
+    @property
+    def is_offline(self) -> bool:
+        """Whether this process must not use it."""
+        return False
+
+    def require_token(self) -> None:  # noqa: B027
+        """Raise HubRefused if the store needs a token and there is none. Makes no request."""
+
+    def check_token(self) -> None:  # noqa: B027
+        """Raise HubRefused if there is no token, or a read-only one, where the store has them."""
+
     @abstractmethod
     def create(self, private: bool) -> None:
         """Create it if it does not exist."""
 
     @abstractmethod
     def head(self, revision: str = BRANCH) -> tuple[str, bool]:
-        """The commit of a revision, empty for a bucket, and whether it is private."""
+        """The commit of a revision, empty without commits, and whether the store is private."""
 
     @abstractmethod
     def files(self, commit: str) -> dict[str, RemoteFile]:
@@ -91,19 +116,19 @@ class Remote(ABC):
         Raises SnapshotError if what names it is not of this project.
         """
 
-    def records_prefix(self, latest: Latest) -> str:
-        """Before the paths of the records of the run that has the newest snapshot."""
+    def attempt_prefix(self, folder: str) -> str:
+        """The beginning of all paths of the attempt that uploaded a folder; may be empty."""
         return ""
 
     @abstractmethod
     def read(self, commit: str, path: str, most: int) -> bytes:
-        """A small file, of which at most `most` bytes are read. Of a bucket raises OSError, too."""
+        """A small file, of which at most `most` bytes are read. May raise OSError, too."""
 
     @abstractmethod
     def download(self, commit: str, path: str, folder: Path | None, again: bool = False) -> Path:
         """Download a file of a commit to `folder`, under its own path, or to the client's cache.
 
-        With `again`, a cached file is replaced. A bucket has no cache.
+        With `again`, a cached file is replaced. Only a repo of the Hub has a cache.
         """
 
     @abstractmethod
@@ -116,35 +141,99 @@ class Remote(ABC):
         """Add a sentence about what the server lacks."""
         self.notes.append(text)
 
-    def check_token(self) -> None:
-        """Raise HubRefused if there is no token, or a read-only one."""
-        with translate_errors(self.name, BRANCH):
-            who = self._api.whoami()
-        token = (who.get("auth") or {}).get("accessToken") or {}
-        if token.get("role") == "read":
-            raise HubRefused(
-                f"the token of {who.get('name')} is read-only, but the run writes to "
-                f"{self.name}. {REMEDY}"
-            )
 
-    def _download_with_xet(
-        self, commit: str, files: Mapping[str, RemoteFile], folder: Path
-    ) -> set[str]:
-        """Download the files that are in Xet storage; returns their paths."""
-        found = {
-            path: XetFile(file.xet_hash, file.size)
-            for path, file in files.items()
-            if file.xet_hash is not None
-        }
-        partial = {  # an earlier download, which was cut off, may have left the others
-            folder / f"{path}.incomplete": file
-            for path, file in found.items()
-            if not (folder / path).exists()
-        }
-        if partial:
-            size = sum(file.size for file in partial.values())
-            with tqdm(total=size, unit="B", unit_scale=True, desc="fetching", disable=None) as bar:
-                self._xet.download(partial, commit, lambda done: bar.update(done - bar.n))
-        for path in partial:
-            path.rename(path.with_suffix(""))
-        return set(found)
+@dataclass(frozen=True)
+class Policy:
+    """The keys `hub.*` of the configuration that decide how snapshots are uploaded."""
+
+    keep: int
+    min_interval: float
+    squash_every: int | None
+    """None: the history is never squashed."""
+    private: bool
+    takeover: bool
+    milestone_every: int | None = None
+    """Steps between snapshots that are all uploaded, and stay."""
+
+    def is_milestone(self, step: int) -> bool:
+        """Whether the snapshot of a step is uploaded in any case, and stays."""
+        return self.milestone_every is not None and step % self.milestone_every == 0
+
+
+@dataclass(frozen=True)
+class Card:
+    """The model card: README.md, and the loss curves as a PNG, if there are any."""
+
+    text: str
+    curves: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Best:
+    """The snapshot with the lowest held-out loss."""
+
+    step: int
+    loss: float
+    folder: Path | None
+    """None if only the store has it."""
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A snapshot to upload."""
+
+    folder: Path
+    card: Card
+    best: Best | None = None
+    """The snapshot with the lowest held-out loss so far, if that is kept."""
+    is_last: bool = False
+    """Whether the attempt ends with it."""
+
+    @property
+    def step(self) -> int:
+        return step_of(self.folder)
+
+
+@dataclass(frozen=True)
+class UploadTarget:
+    """The store that an attempt uploads to, and what is known about it at the start."""
+
+    hub: Remote
+    policy: Policy
+    run_id: str
+    attempt_id: str
+    known_latest: Latest | None = None
+    """The newest snapshot at the start; None if there was none, or the store was not read."""
+    ended_attempts: Collection[str] = ()
+    """Earlier attempts of this run that are known to be over."""
+    records: Callable[[int, int], tuple[dict[str, bytes], int]] = lambda after, step: ({}, step)
+    """The run's records of the steps after one and up to another, by path in the store; and the
+    step up to which they reach. May raise OSError and ValueError."""
+    repo_was_read: bool = True
+    """False if the store could not be reached at the start; it may not even exist."""
+    said_before: Callable[[str], bool] = lambda text: False
+    """Whether an earlier attempt has said this about the server."""
+
+
+class Attempt(Protocol):
+    """The uploads of one attempt to a store, one at a time. One thread calls it."""
+
+    repo_was_read: bool
+    """Whether the store has been read at least once."""
+
+    def upload(self, upload: Upload) -> Transfer:
+        """Publish a snapshot, unless the store has it; returns what was sent.
+
+        Raises Fenced if the store is another run's, Held while another attempt of this run owns
+        it, HubError, SnapshotError if the files on disk have changed, and OSError if the folder no
+        longer exists. A snapshot becomes visible when all of it is there.
+        """
+
+    def tidy(self, step: int) -> None:
+        """After the upload of a step: delete what the policy does not keep. Raises nothing."""
+
+    def seconds_until_beat(self) -> float:
+        """Until `beat` is due; infinite where no attempt waits for another one."""
+
+    def beat(self) -> None:
+        """Give a sign of life, for attempts that wait. Raises nothing."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from snapshot.disk.files import MANIFEST
 from snapshot.errors import SnapshotError
 from store.errors import HubError, HubRefused
-from store.xet import Transfer
+from store.remote import Transfer
 
 
 @dataclass(frozen=True)

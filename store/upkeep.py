@@ -9,7 +9,7 @@ from snapshot.errors import SnapshotError
 from store.client import Hub
 from store.errors import HubError, HubRefused, HubUnsupported
 from store.latest import Latest
-from store.publish import Policy
+from store.remote import Policy
 
 
 class Upkeep:

@@ -16,15 +16,11 @@ from pathlib import Path
 from huggingface_hub.utils import disable_progress_bars
 
 from snapshot.errors import SnapshotError
-from store.attempt import Attempt, UploadTarget
-from store.bucket import Bucket
-from store.bucket_attempt import BucketAttempt
-from store.client import Hub
 from store.errors import HubConflict, HubRefused, HubUnreachable
 from store.fence import LOOK_SECONDS, Fenced, Held
-from store.publish import Best, Card, Upload
+from store.remote import Best, Card, Transfer, Upload, UploadTarget
 from store.status import UploadFailure, UploadStatus, is_about_snapshot
-from store.xet import Transfer
+from store.stores import begin_attempt
 
 FIRST_DELAY_SECONDS = 1.0
 LONGEST_DELAY_SECONDS = 3600.0
@@ -60,7 +56,7 @@ class Uploader:
         self._last_commit = -float("inf")
         self._messages: list[str] = []
         self._sent = self._all_sent = Transfer()
-        self._attempt = _attempt_at(target, self._notify)
+        self._attempt = begin_attempt(target, self._notify)
         disable_progress_bars()  # those of the Hub client would break our progress line
         self._thread = threading.Thread(target=self._work, name="uploader", daemon=True)
         self._thread.start()
@@ -283,10 +279,3 @@ class Uploader:
     def _notify(self, text: str) -> None:
         with self._changed:
             self._messages.append(text)
-
-
-def _attempt_at(target: UploadTarget, notify: Callable[[str], None]) -> Attempt | BucketAttempt:
-    if isinstance(target.hub, Bucket):
-        return BucketAttempt(target.hub, target, notify)
-    assert isinstance(target.hub, Hub)
-    return Attempt(target.hub, target, notify)

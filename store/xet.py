@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -23,6 +22,7 @@ from typing import Any
 
 from huggingface_hub import constants
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+from tqdm import tqdm
 
 from data.printable import printable
 from store.answers import redact_secrets
@@ -36,6 +36,7 @@ from store.errors import (
     lost_file,
     translate_errors,
 )
+from store.remote import RemoteFile, Transfer
 from store.waiting import transfer
 
 SETTINGS = {
@@ -63,40 +64,6 @@ class NoXet(Exception):
     """The server has no Xet storage, or this machine no place for its cache: a sentence."""
 
 
-@dataclass(frozen=True)
-class Transfer:
-    """What an upload has sent to the storage for large files, or the sum of several uploads."""
-
-    bytes_sent: int = 0
-    """With Xet, compressed and without the chunks that the storage had."""
-    seconds: float = 0.0
-
-    def __add__(self, other: Transfer) -> Transfer:
-        return Transfer(self.bytes_sent + other.bytes_sent, self.seconds + other.seconds)
-
-    def as_words(self) -> str:
-        """For the end of a run: '130.2 MB in 26.1 s, 5.0 MB/s'."""
-        megabytes = self.bytes_sent / 1e6
-        speed = f", {megabytes / self.seconds:.1f} MB/s" if self.seconds else ""
-        return f"{megabytes:.1f} MB in {self.seconds:.1f} s{speed}"
-
-
-@dataclass(frozen=True)
-class XetFile:
-    """A file in Xet storage."""
-
-    xet_hash: str
-    size: int
-
-
-@dataclass(frozen=True)
-class Sent:
-    """A file that was uploaded."""
-
-    sha256: str
-    file: XetFile
-
-
 def is_available() -> bool:
     """Whether this process may use Xet, and hf_xet is installed."""
     return not constants.HF_HUB_DISABLE_XET and find_spec("hf_xet") is not None
@@ -114,8 +81,10 @@ class XetStorage:
         self._kind = "buckets" if is_bucket else "models"
         self._name = f"hf://{BUCKETS}{repo_id}" if is_bucket else repo_id
 
-    def upload(self, paths: Sequence[Path], revision: str = "") -> tuple[list[Sent], Transfer]:
-        """Upload files; returns the hashes of each, computed from what was sent."""
+    def upload(
+        self, paths: Sequence[Path], revision: str = ""
+    ) -> tuple[list[RemoteFile], Transfer]:
+        """Upload files; returns each with its hashes, computed from what was sent."""
         import hf_xet
 
         started, connection = time.monotonic(), self._connection("write", revision)
@@ -125,13 +94,13 @@ class XetStorage:
             handles = [group.start_upload_file(str(path), hf_xet.COMPUTE_SHA256) for path in paths]
             report = _finish(group, self.timeout)
             found = [handle.result().xet_info for handle in handles]
-        files = [Sent(one.sha256, XetFile(one.hash, one.file_size)) for one in found]
+        files = [RemoteFile(one.file_size, one.sha256, one.hash) for one in found]
         sent = report.dedup_metrics.total_bytes_uploaded
         return files, Transfer(sent, time.monotonic() - started)
 
     def download(
         self,
-        files: Mapping[Path, XetFile],
+        files: Mapping[Path, RemoteFile],
         revision: str = "",
         notify: Callable[[int], None] = lambda size: None,
     ) -> None:
@@ -153,6 +122,22 @@ class XetStorage:
                 info = hf_xet.XetFileInfo(file.xet_hash, file.size)
                 group.start_download_file(info, str(path.absolute()))
             _finish(group, timeout, moved)
+
+    def download_to(self, folder: Path, files: Mapping[str, RemoteFile], revision: str) -> set[str]:
+        """Download those files that are in Xet storage below a folder; returns their paths."""
+        found = {path for path, file in files.items() if file.xet_hash is not None}
+        partial = {  # an earlier download, which was cut off, may have left the others
+            folder / f"{path}.incomplete": files[path]
+            for path in sorted(found)
+            if not (folder / path).exists()
+        }
+        if partial:
+            size = sum(file.size for file in partial.values())
+            with tqdm(total=size, unit="B", unit_scale=True, desc="fetching", disable=None) as bar:
+                self.download(partial, revision, lambda done: bar.update(done - bar.n))
+        for path in partial:
+            path.rename(path.with_suffix(""))
+        return found
 
     def _connection(self, scope: str, revision: str) -> dict[str, Any]:
         """Where the storage is, and a token for it that hf_xet renews before it expires."""

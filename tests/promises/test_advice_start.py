@@ -182,7 +182,7 @@ def in_bucket(hub, name: str, snapshot: Path | None, private: bool = True) -> No
         place = f"{read_state(snapshot).run_id}/{'a' * 32}/step-00000010"
         files = {f"{place}/{path.name}": path for path in snapshot.iterdir()}
     sent, _ = content.upload(files)
-    content.add({path: one.file for path, one in sent.items()})
+    content.add(sent)
     assert bucket.files
 
 

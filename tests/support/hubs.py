@@ -21,12 +21,10 @@ from loopback_store import Repo
 from snapshot.disk.files import manifest_sha256
 from snapshot.disk.state import read_state
 from snapshot.run_store import RunStore
-from store.attempt import UploadTarget
 from store.client import Hub
 from store.latest import Latest, latest_as_bytes
-from store.publish import Card, Policy
+from store.remote import Card, Policy, Transfer, UploadTarget
 from store.uploader import Uploader
-from store.xet import Transfer
 
 REPO = "me/run"
 WITHOUT_OPTIMIZER = ("config.json", "model.safetensors", "tokenizer.json")

@@ -95,7 +95,7 @@ def fetch_missing(
 
 
 def records_for_upload(config: Config) -> Callable[[int, int], tuple[dict[str, bytes], int]]:
-    """What an upload adds of the records: `store.attempt.UploadTarget.records`."""
+    """What an upload adds of the records: `store.remote.UploadTarget.records`."""
     run_dir = Path(config.run.dir)
 
     def records(after: int, step: int) -> tuple[dict[str, bytes], int]:

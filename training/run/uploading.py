@@ -15,15 +15,12 @@ from snapshot.disk.state import RunState, read_state, versions
 from snapshot.errors import SnapshotError
 from snapshot.run_store import RunStore
 from snapshot.start import Start
-from store.attempt import UploadTarget
-from store.bucket import Bucket
 from store.card import card_text
-from store.client import Hub
-from store.errors import HubError, is_offline
+from store.errors import HubError
 from store.fetch import read_repo
-from store.publish import Best, Card, Policy
 from store.records import EVENTS
-from store.remote import Remote
+from store.remote import PREFIX, Best, Card, Policy, Remote, UploadTarget
+from store.stores import open_store
 from store.uploader import Uploader
 from training.reporting.console import Console
 from training.reporting.events import read_events
@@ -36,10 +33,8 @@ def store_of(config: Config) -> RunStore | None:
     """The bucket that `hub.bucket` names, or the repo that `hub.repo_id` names; None without."""
     hub = config.hub
     if hub.bucket is not None:
-        return RunStore(Bucket(hub.bucket, hub.timeout_seconds), hub.private, hub.takeover)
-    if hub.repo_id is not None:
-        return RunStore(Hub(hub.repo_id, hub.timeout_seconds), hub.private, hub.takeover)
-    return None
+        return _store_at(f"{PREFIX}buckets/{hub.bucket}", config)
+    return None if hub.repo_id is None else _store_at(f"{PREFIX}{hub.repo_id}", config)
 
 
 def model_repo_of(config: Config) -> RunStore | None:
@@ -47,7 +42,12 @@ def model_repo_of(config: Config) -> RunStore | None:
     hub = config.hub
     if hub.bucket is None or hub.repo_id is None:
         return None
-    return RunStore(Hub(hub.repo_id, hub.timeout_seconds), hub.private, hub.takeover)
+    return _store_at(f"{PREFIX}{hub.repo_id}", config)
+
+
+def _store_at(url: str, config: Config) -> RunStore:
+    hub = config.hub
+    return RunStore(open_store(url, hub.timeout_seconds), hub.private, hub.takeover)
 
 
 def begin_uploads(
@@ -60,7 +60,7 @@ def begin_uploads(
     Snapshots that an earlier attempt did not upload go first: the newest one, and milestones.
     """
     store = store_of(config)
-    if store is None or is_offline():
+    if store is None or store.hub.is_offline:
         return None
     policy = _policy(config)
     uploads = Uploader(

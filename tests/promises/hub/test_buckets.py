@@ -22,11 +22,10 @@ from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.run_store import RunStore
 from snapshot.start import Start, check_model_repo, choose_start, newest_of_disk_and_repo
-from store.attempt import UploadTarget
 from store.bucket import Bucket
 from store.client import Hub
 from store.errors import HubRefused
-from store.publish import Best, Card, Policy
+from store.remote import Best, Card, Policy, UploadTarget
 from store.uploader import Uploader
 
 BUCKET = "me/run"
@@ -298,7 +297,7 @@ def test_a_best_json_whose_snapshot_a_bucket_has_not_is_ignored(near_hub, snapsh
     for step, best in ((2, (0, None)), (3, (3, 1.0))):
         (tmp_path / "best.json").write_text(f'{{"step": {step}, "loss": 1.0}}')
         sent, _ = remote.upload({path: tmp_path / "best.json"})
-        remote.add({path: sent[path].file})
+        remote.add(sent)
         found = remote.latest("", remote.files())
         assert (found.step, found.best_step, found.best_loss) == (3, *best)
 
@@ -376,7 +375,7 @@ def test_what_cannot_be_a_store_is_refused(near_hub, tmp_path, monkeypatch):
     content = Bucket(BUCKET, 1.0)
     (tmp_path / "notes.txt").write_text("mine")
     sent, _ = content.upload({"notes.txt": tmp_path / "notes.txt"})
-    content.add({path: one.file for path, one in sent.items()})
+    content.add(sent)
     assert bucket.files
     with pytest.raises(SnapshotError, match=r"hub\.bucket=me/run holds notes\.txt"):
         started_empty(tmp_path)

@@ -20,12 +20,12 @@ from config.compose import load_config
 from loopback_hub import LoopbackHub
 from snapshot.disk.files import folder_name, write_json
 from snapshot.disk.writing import atomic_snapshot
-from store.attempt import Attempt, UploadTarget
+from store.attempt import RepoAttempt
 from store.client import Hub
 from store.errors import HubConflict
 from store.fence import Fenced, Held
 from store.fetch import read_repo
-from store.publish import Policy, Upload
+from store.remote import Policy, Upload, UploadTarget
 from store.uploader import Uploader
 from training.reporting.console import Console
 from training.run.uploading import finish_uploads
@@ -50,7 +50,7 @@ class Trainer:
     """One attempt: it takes snapshots, uploads the newest, and dies."""
 
     name: str
-    attempt: Attempt
+    attempt: RepoAttempt
     hub: hubs.Interrupted
     root: Path
     step: int
@@ -91,7 +91,7 @@ class Scene:
         policy = Policy(3, 0.0, None, private=True, takeover=False)
         target = UploadTarget(client, policy, "run", name, known)
         wrong = len(self.trainers) * 60 * MINUTE
-        attempt = Attempt(client, target, self.told.append, lambda: self.now - wrong)
+        attempt = RepoAttempt(client, target, self.told.append, lambda: self.now - wrong)
         step = 0 if known is None else known.step
         trainer = Trainer(name, attempt, client, self.folder / name, step, self.now)
         self.trainers.append(trainer)
@@ -308,7 +308,7 @@ def test_another_run_is_never_taken_over_by_waiting(near_hub, tmp_path):
     mine = scene.start()
     policy = Policy(3, 0.0, None, private=True, takeover=False)
     target = UploadTarget(mine.hub, policy, "other", "X")
-    other = Attempt(mine.hub, target, scene.told.append, lambda: scene.now)
+    other = RepoAttempt(mine.hub, target, scene.told.append, lambda: scene.now)
     mine.snapshot(is_last=True)
     upload = Upload(tiny(tmp_path / "other", 20), hubs.Card("# card\n"))
     for _ in range(2):

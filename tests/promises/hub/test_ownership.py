@@ -17,11 +17,10 @@ from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.run_store import RunStore
 from snapshot.start import choose_start
-from store.attempt import UploadTarget
 from store.bucket import Bucket
 from store.client import Hub
 from store.latest import Latest, latest_as_bytes
-from store.publish import Best, Card, Policy
+from store.remote import Best, Card, Policy, UploadTarget
 from store.uploader import Uploader
 
 pytestmark = pytest.mark.filterwarnings(
@@ -188,7 +187,7 @@ def put(bucket: Bucket, folder: Path, files: dict[str, bytes]) -> None:
     for number, content in enumerate(files.values()):
         (folder / str(number)).write_bytes(content)
     sent, _ = bucket.upload({path: folder / str(number) for number, path in enumerate(files)})
-    bucket.add({path: one.file for path, one in sent.items()})
+    bucket.add(sent)
 
 
 @pytest.mark.parametrize("takes_over", [False, True], ids=["same run", "takeover"])

@@ -19,7 +19,7 @@ import runs
 from loopback_hub import LoopbackHub
 from store.bucket import Bucket
 from store.client import Hub
-from store.publish import Best
+from store.remote import Best
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Use 'content=:DeprecationWarning"  # huggingface_hub 2.4 calls httpx2 so

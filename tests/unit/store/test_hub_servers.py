@@ -21,7 +21,7 @@ from store.client import Hub
 from store.errors import HubError, HubUnreachable
 from store.fetch import fetch, fetch_for_sampling, read_repo
 from store.newest import newest_whole
-from store.publish import Card
+from store.remote import Card
 from training.reporting.console import Console
 from training.reporting.events import Events, read_events
 from training.run.uploading import begin_uploads

@@ -20,7 +20,7 @@ from snapshot.disk.state import read_state
 from snapshot.start import METRICS
 from store.client import Hub
 from store.fetch import read_repo
-from store.publish import Best, Card
+from store.remote import Best, Card
 from store.uploader import Uploader
 from training.reporting.metrics import read_metrics
 

@@ -18,7 +18,8 @@ from loopback_deviations import Deviations
 from loopback_hub import LoopbackHub
 from store import xet
 from store.errors import HubRefused, HubUnreachable
-from store.xet import NoXet, XetFile, XetStorage
+from store.remote import RemoteFile
+from store.xet import NoXet, XetStorage
 
 
 @pytest.fixture
@@ -42,17 +43,18 @@ def weights(path: Path, size: int, seed: int = 0) -> Path:
     return path
 
 
-def stored(hub: LoopbackHub, path: Path) -> XetFile:
-    name = hub.xet.hash_of(sha256(path.read_bytes()).hexdigest())
+def stored(hub: LoopbackHub, path: Path) -> RemoteFile:
+    digest = sha256(path.read_bytes()).hexdigest()
+    name = hub.xet.hash_of(digest)
     assert name is not None
-    return XetFile(name, path.stat().st_size)
+    return RemoteFile(path.stat().st_size, digest, name)
 
 
 def test_what_is_uploaded_comes_back_byte_for_byte(hub, storage, tmp_path):
     files = [weights(tmp_path / f"{seed}", 1_000_000 + 4 * seed, seed) for seed in range(3)]
     uploaded, sent = storage.upload(files, "main")
     digests = [one.sha256 for one in uploaded]
-    assert [one.file for one in uploaded] == [stored(hub, path) for path in files]
+    assert uploaded == [stored(hub, path) for path in files]
     assert digests == [sha256(path.read_bytes()).hexdigest() for path in files]
     assert 0.8 < sent.bytes_sent / hub.xet.stored_bytes() < 1.2
     repo = hub.repo(hubs.REPO)

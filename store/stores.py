@@ -1,18 +1,58 @@
-"""Names on the command line: a path on this disk, or a repo of the Hub."""
+"""The kinds of stores, by the beginnings of their URLs; and what a name on the command line means.
+
+Another kind is a row in `KINDS`: its `Remote`, and the `Attempt` that uploads to it.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from snapshot.disk.reading import visible
 from snapshot.errors import SnapshotError
+from store.attempt import RepoAttempt
 from store.bucket import Bucket
+from store.bucket_attempt import BucketAttempt
 from store.client import REPO_ID, Hub
-from store.remote import BRANCH, PREFIX, Remote
+from store.remote import BRANCH, PREFIX, Attempt, Remote, UploadTarget
 
 NAMED_BUCKET = re.compile(rf"{PREFIX}buckets/({REPO_ID.pattern})")
 NAMED_REPO = re.compile(rf"({PREFIX})?({REPO_ID.pattern})(?:@([\w./-]+))?")
+Notify = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of store."""
+
+    open: Callable[[str, float], Remote]
+    """From what follows the beginning of its URL, and a timeout in seconds."""
+    attempt: Callable[[Any, UploadTarget, Notify], Attempt]
+    """The uploads to such a store; sentences for the user go to the last argument."""
+
+
+KINDS = {  # the first beginning that a URL has
+    f"{PREFIX}buckets/": Kind(Bucket, BucketAttempt),
+    PREFIX: Kind(Hub, RepoAttempt),
+}
+
+
+def open_store(url: str, timeout: float = 60.0) -> Remote:
+    """The store at a URL. Makes no request."""
+    beginning = _beginning_of(url)
+    return KINDS[beginning].open(url.removeprefix(beginning), timeout)
+
+
+def begin_attempt(target: UploadTarget, notify: Notify) -> Attempt:
+    """The uploads of an attempt to its store."""
+    return KINDS[_beginning_of(target.hub.url)].attempt(target.hub, target, notify)
+
+
+def _beginning_of(url: str) -> str:
+    return next(beginning for beginning in KINDS if url.startswith(beginning))
 
 
 def named_repo(name: str) -> tuple[str, str] | None:
@@ -40,7 +80,7 @@ def named_remote(name: str, timeout: float = 60.0) -> tuple[Remote, str] | None:
 
     None for a path. Raises SnapshotError as `named_repo` does.
     """
-    if (match := NAMED_BUCKET.fullmatch(name)) is not None:
-        return Bucket(match[1], timeout), BRANCH
+    if NAMED_BUCKET.fullmatch(name):
+        return open_store(name, timeout), BRANCH
     found = named_repo(name)
     return None if found is None else (Hub(found[0], timeout), found[1])
