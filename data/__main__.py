@@ -28,10 +28,10 @@ from data.tokenizer import CHARACTERS, OF_BYTES, Tokenizer, bpe_size
 
 COMMANDS = ("inspect",)
 ARGUMENTS = {"data.text_column": "--text-column", "data.source": "SOURCE"}
-"""The arguments for keys that messages name."""
+"""The arguments that stand for keys in messages."""
 SHOWN_FILES, SHOWN_ROWS, SHOWN_CHARACTERS = 5, 3, 100
 SAMPLE_BYTES = 16 << 20
-"""The least that is read to estimate tokens, unless the data set is smaller."""
+"""At least this much is read to estimate tokens, if the data set has it."""
 
 
 def main(arguments: list[str]) -> int:
@@ -80,7 +80,7 @@ class Sample:
     text_bytes: int
     tokens: int
     texts: list[str]
-    """The first."""
+    """The first ones."""
 
 
 def described(options: argparse.Namespace, say: Callable[[str], None]) -> Iterator[str]:
@@ -155,7 +155,7 @@ def _opened(name: str | None) -> Tokenizer | None:
 
 
 def _sample(listing: Listing, access: Access, tokenizer: Tokenizer | None) -> Sample:
-    """Groups in equal distances until there are enough bytes; broken ones count nothing."""
+    """Read groups from all over the data set until there are enough bytes; skip broken ones."""
     of_groups = rows = text_bytes = tokens = 0
     texts: list[str] = []
     for group in _spread(listing.groups):
@@ -175,7 +175,7 @@ def _sample(listing: Listing, access: Access, tokenizer: Tokenizer | None) -> Sa
 
 
 def _spread(groups: tuple[Group, ...]) -> Iterator[Group]:
-    """The first group, then those between the ones before, until all have come."""
+    """The first group, then the one in the middle, then those between, and so on."""
     step = 1 << (len(groups) - 1).bit_length()
     yield groups[0]
     while step > 1:

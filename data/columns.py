@@ -1,4 +1,4 @@
-"""The columns of a table or a data set in which its documents are."""
+"""Which columns of a row hold its document."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHOWN_COLUMNS, SHOWN_NAME = 20, 40
 
 @dataclass(frozen=True)
 class TextColumn:
-    """A column of texts, of which each is a document. A row without text has none."""
+    """A column of texts. Each is a document; a row without text has none."""
 
     name: str
     """The value of `data.text_column`."""
@@ -45,14 +45,14 @@ class TextColumn:
         return (self.name,)
 
     def find(self, source: str, columns: Collection[str]) -> list[str]:
-        """The columns to read. Raises DataError if the source does not have them."""
+        """The columns to read. Raises DataError if the source lacks them."""
         found = self.among(columns)
         if not found:
             raise self.missing(source, columns)
         return found
 
     def among(self, columns: Collection[str]) -> list[str]:
-        """Those of a table's columns that are read; none if it has no such documents."""
+        """The columns to read; none if a table with these columns has no such documents."""
         return [self.name] if self.name in columns else []
 
     def missing(self, source: str, columns: Iterable[str]) -> DataError:
@@ -162,7 +162,7 @@ def no_column(source: str, name: str, columns: Iterable[str]) -> DataError:
 
 
 def _listed(names: list[str]) -> str:
-    """The first names, each shortened, and how many there are besides."""
+    """The first names, shortened, and how many more there are."""
     shown = [
         name if len(name) <= SHOWN_NAME else f"{name[:SHOWN_NAME]}..."
         for name in names[:SHOWN_COLUMNS]
@@ -180,7 +180,7 @@ class NotUtf8(BadRow):
 
 
 def check_utf8(column: str, text: str) -> None:
-    """Raise BadRow for a text that is no Unicode: bytes of another encoding, half characters.
+    """Raise BadRow for a text with bytes of another encoding, or half of a character.
 
     Readers keep bytes that are not UTF-8 as `surrogateescape` has them.
     """
@@ -196,7 +196,7 @@ def check_utf8(column: str, text: str) -> None:
 
 
 def _as_texts(column: str, value: Any) -> str:
-    """The command that writes the numbers of a column as texts, for a number."""
+    """For a number, the command that converts the numbers of a column to texts."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return ""
     command = shlex.quote(f"(.[{json.dumps(column)}] | numbers) |= tostring")

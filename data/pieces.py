@@ -1,6 +1,6 @@
-"""Pieces of text, as all sources have them, and chunks of it, which a tokenizer encodes.
+"""Pieces, in which all sources yield their text, and chunks, in which a tokenizer encodes it.
 
-Where a text is cut into chunks depends on the text alone, and not on its pieces.
+The chunks depend on the text alone, not on how it is divided into pieces.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ class Piece(TypedDict):
 
 
 def with_final_newline(document: str) -> str:
-    """A document that ends with a newline; one is added if needed."""
+    """The document, with a newline added if it does not end with one."""
     return document if document.endswith("\n") else document + "\n"
 
 
 def utf8_bytes(text: str) -> int:
-    """How many bytes a text has in UTF-8."""
+    """The size of a text in UTF-8."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 def pieces_of(documents: Iterable[str]) -> Iterator[Piece]:
-    """Documents, joined into pieces."""
+    """Join documents into pieces."""
     parts: list[str] = []
     ends: list[int] = []
     length = 0
@@ -58,7 +58,7 @@ class Chunk(NamedTuple):
     ends_document: bool
     held_out: bool
     begins: bool = True
-    """Whether nothing that predicts its first token stands before it."""
+    """Whether nothing before it predicts its first token."""
     before: str = ""
     """A text after which it is encoded: its tokens are those of a text that continues another."""
 
@@ -86,7 +86,7 @@ def chunks_of(
     for text, held_out, edge, ends_document in _segments(pieces, cut):
         rest += text
         start = 0
-        # The same place, however the text comes in pieces.
+        # `around` makes the place independent of where the piece ends.
         while len(rest) - start > CHUNK_CHARACTERS + (0 if edge else around):
             stop, next_before = end(rest, start)
             yield Chunk(rest[start:stop], False, held_out, begins, before)
@@ -124,7 +124,7 @@ def plain_end(text: str, start: int) -> tuple[int, str]:
 
 
 def batches_of(chunks: Iterable[Chunk], cores: int) -> Iterator[list[Chunk]]:
-    """Consecutive chunks, all held out or none, that are encoded at once by so many cores."""
+    """Consecutive chunks, all held out or none, to be encoded at once by this many cores."""
     most = max(BATCH_CHARACTERS, cores * CHUNKS_OF_A_CORE * CHUNK_CHARACTERS)
     batch: list[Chunk] = []
     characters = 0

@@ -1,4 +1,4 @@
-"""What may leave this machine of a configuration: names, and not the folders in which things lie.
+"""The parts of a configuration that may leave this machine: names, but no folders.
 
 Snapshots are uploaded, perhaps to a public repo. A resume takes the folders from its own command.
 """
@@ -18,16 +18,6 @@ from data.reading.formats import FORMATS
 URL = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 NAME_ON_HUB = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[\w./-]+)?")
 """`owner/name@revision`; a relative path of two names looks the same."""
-FOLDERS = (("run", "dir"), ("data", "cache_dir"))
-"""Keys whose values are always folders."""
-NAMES = (
-    ("data", "source"),
-    ("data", "tokenizer"),
-    ("model", "pretrained"),
-    ("model", "architecture"),
-)
-"""Keys whose values may be paths."""
-RESUME = ("snapshot", "resume")
 
 
 def public_name(source: str) -> str:
@@ -43,9 +33,9 @@ def public_name(source: str) -> str:
 
 
 def public_resume(resume: str) -> str:
-    """`public_name` of another run's snapshot: of two paths with one name, which it is.
+    """`public_name` of another run's snapshot, with four digits of the hash of its path.
 
-    Four digits tell paths apart, and are too few to find out a path.
+    They tell two paths with the same name apart, and are too few to guess a path.
     """
     name = public_name(resume)
     if name == resume or URL.match(resume) or re.search(r"#[0-9a-f]{4}$", resume):
@@ -54,14 +44,12 @@ def public_resume(resume: str) -> str:
 
 
 def public_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration, or an older snapshot's, as snapshots hold it: without folders."""
+    """A configuration as snapshots store it, without folders; older ones may have some."""
     found = {name: dict(part) if isinstance(part, dict) else part for name, part in config.items()}
-    kinds = ((FOLDERS, _last_part), (NAMES, public_name), ((RESUME,), public_resume))
-    for keys, public in kinds:
-        for section, name in keys:
-            part = found.get(section)
-            if isinstance(part, dict) and isinstance(part.get(name), str):
-                part[name] = public(part[name])
+    for (section, name), public in PUBLIC.items():
+        part = found.get(section)
+        if isinstance(part, dict) and isinstance(part.get(name), str):
+            part[name] = public(part[name])
     data = found.get("data")
     if isinstance(data, dict) and isinstance(data.get("mix"), list):
         data["mix"] = [_public_part(part) for part in data["mix"]]
@@ -77,3 +65,15 @@ def _public_part(part: Any) -> Any:
     if not isinstance(part, dict) or not isinstance(part.get("source"), str):
         return part
     return {**part, "source": public_name(part["source"])}
+
+
+PUBLIC = {
+    ("run", "dir"): _last_part,
+    ("data", "cache_dir"): _last_part,
+    ("data", "source"): public_name,
+    ("data", "tokenizer"): public_name,
+    ("model", "pretrained"): public_name,
+    ("model", "architecture"): public_name,
+    ("snapshot", "resume"): public_resume,
+}
+"""By key whose value may be a path, the function that removes its folders."""

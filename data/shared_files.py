@@ -1,4 +1,4 @@
-"""Files in folders that processes and machines share: locks, and entries of a cache.
+"""Files that processes and machines share: locks, and entries of a cache.
 
 An entry is written under a temporary name and renamed, so that it is whole or absent.
 """
@@ -31,8 +31,8 @@ DIGEST_BYTES = 32
 
 
 def file_lock(path: Path) -> FileLock:
-    """A lock that the system releases when its process ends, in any way."""
-    # Without filelock's marker files: the marker of a killed process would lock out other machines.
+    """A lock that the system releases when its process ends, however it ends."""
+    # No marker files: the marker of a killed process would lock out other machines.
     return FileLock(path, fallback_to_soft=False)
 
 
@@ -124,12 +124,12 @@ def _remove(path: Path) -> None:
 
 
 def digest_of(*parts: str) -> str:
-    """A name for what these parts identify."""
+    """A file name for what these parts identify."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
 def keep(path: Path, content: bytes) -> None:
-    """Write a file and its hash. Without the file it is requested again: errors do not matter."""
+    """Write a file with its hash. Errors do not matter: a later start requests it again."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = temporary_name(path)
@@ -138,7 +138,7 @@ def keep(path: Path, content: bytes) -> None:
 
 
 def kept(path: Path) -> bytes | None:
-    """What `keep` wrote; None if it is absent or damaged."""
+    """Read what `keep` wrote; None if it is missing or damaged."""
     try:
         found = path.read_bytes()
     except OSError:

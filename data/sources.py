@@ -36,10 +36,10 @@ from data.reading.places import cannot_be_opened, local_files, looks_like_files,
 from data.reading.table import Table
 
 BUILT_IN = ("python-docs", "python-stdlib")
-"""Texts that Python carries."""
+"""Texts that ship with Python."""
 PIECE_BYTES = 1 << 20
 TABLES_FORMAT = 2
-"""Part of the key of the cache; increase it when a table would have another text."""
+"""Part of the cache key; increase it when the text of a table would change."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class Source:
     name: str
     """The name for messages."""
     key: str
-    """The key for the cache of prepared texts; it changes whenever the text may have changed."""
+    """The cache key of the prepared text; it changes whenever the text may have changed."""
     open: Callable[[], Iterable[Piece]]
-    """Returns its pieces, see the module. Raises DataError if there are none."""
+    """Returns its pieces. Raises DataError if there are none."""
     is_unchanged: Callable[[], bool] = lambda: True
-    """Whether the text still has this `key`, judged by its files' metadata."""
+    """Whether the files are still those of `key`, by their size, time and inode."""
     place: Callable[[int], str] = lambda number: f"row {number:,}"
     """Where document `number` is, counted from 1, for messages."""
     downloaded: Path | None = None
@@ -172,7 +172,7 @@ def _files(
     progress.doing(f"reading {name}", size)
     digest = hashlib.sha256(kind.encode())
     for file in files:
-        # The format and the compression, which the name decides, are how the bytes are read.
+        # The name decides format and compression, and so what text the bytes are.
         digest.update("".join(suffixes(file.name)[is_text:]).encode())
         digest.update(_digest_of(name, Path(file.url), progress))
     if not is_text:
@@ -212,7 +212,7 @@ def _files(
 def _documents(
     name: str, tables: list[Table], say: Callable[[str], None]
 ) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Every document of tables, each with what says where it is.
+    """Every document of the tables, each with a function that says where it is.
 
     `say` prints how many rows have no text, if some have none. Raises DataError if they cannot be
     read, lack the column or have no rows, or if a table has no text.

@@ -1,1 +1,1 @@
-"""Files become rows of text: from a disk, a server, a store or the Hub; for both ways to train."""
+"""Reads files as rows of text, from disk, HTTP, fsspec stores and the Hub, prepared or streamed."""

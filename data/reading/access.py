@@ -1,4 +1,4 @@
-"""The bytes of a data set's files, wherever they are."""
+"""Reads the bytes of data files, wherever they are."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class Access:
     """Reads ranges of bytes. Any thread may call it, and a forked process as well."""
 
     def __init__(self, cache_dir: Path, say: Callable[[str], None] | None = None) -> None:
-        """`say` prints a line for the user, about a wait for example."""
+        """`say` prints a line for the user, for example about a wait."""
         self.cache_dir, self.say = cache_dir, say
         self.waiting = Waiting(say or (lambda line: None))
         self.http = HttpFiles()
         self.footers: OrderedDict[tuple[str, str], FileMetaData] = OrderedDict()
-        """Of Parquet files, by URL and version."""
+        """Footers of Parquet files, by URL and version."""
         self.skipped: set[str] = set()
-        """What of the groups was left out, since the process started."""
+        """Broken rows and groups that have been reported since the process started."""
         self.left_out: defaultdict[str, LeftOut] = defaultdict(LeftOut)
-        """Of each source, how many rows have no text."""
+        """By source, how many rows were read and how many of them have no text."""
         self.said: Counter[str] = Counter()
-        """How many had none when it was reported."""
+        """By source, how many had no text at the last report."""
         self.lock = threading.Lock()
 
     def read(self, source: str, file: DataFile, begin: int, end: int) -> bytes | bytearray:
@@ -78,7 +78,7 @@ class Access:
         return into
 
     def ask(self, source: str, url: str, request: Callable[[], Answer]) -> Answer:
-        """The answer of a request about a URL. Raises DataError."""
+        """Return what `request` returns, and retry it while the server fails. Raises DataError."""
         answers: list[Answer] = []
 
         def attempt() -> bool:
@@ -93,7 +93,7 @@ class Access:
         return answers[0]
 
     def note_left_out(self, source: str, left_out: LeftOut) -> None:
-        """Report what is broken, once, and how many rows have no text, at each tenfold."""
+        """Report each broken row once, and the rows without text when their count grew tenfold."""
         for broken in left_out.broken:
             self._note_broken(source, broken)
         with self.lock:
@@ -118,7 +118,7 @@ class Access:
             self.say(f"warning: {line}")
 
     def close(self) -> None:
-        """End the connections, and any wait: a thread that reads gets Stopped."""
+        """Close the connections and end all waits: a thread that reads gets Stopped."""
         self.waiting.close()
         self.http.close()
 
@@ -131,7 +131,7 @@ class Access:
 
 
 def _read_by_fsspec(file: DataFile, begin: int, end: int, into: bytearray) -> None:
-    """As HttpFiles.read. A file that has changed is found before its next range is read."""
+    """Like HttpFiles.read. The version is compared before each range is read."""
 
     def read_range(system: Any, path: str) -> Any:
         system.invalidate_cache(path)  # otherwise it may answer with what it has listed
@@ -145,7 +145,7 @@ def _read_by_fsspec(file: DataFile, begin: int, end: int, into: bytearray) -> No
 
 
 def with_filesystem(url: str, call: Callable[[Any, str], Answer]) -> Answer:
-    """What `call` returns for the file system of a URL and the path in it.
+    """Call a function with the file system of a URL and the path in it.
 
     Raises Refused and FileNotFoundError for a lasting failure, Unanswered for any other.
     """
@@ -163,7 +163,7 @@ def with_filesystem(url: str, call: Callable[[Any, str], Answer]) -> Answer:
 
 
 def version_of(info: dict[str, Any]) -> str:
-    """What changes when the file does, of what fsspec knows about it."""
+    """A string that changes when the file does, from what fsspec knows about it."""
     named = ("ETag", "etag", "md5", "mtime", "LastModified", "last_modified", "created")
     found = next((info[name] for name in named if info.get(name) is not None), "")
     if isinstance(found, datetime):  # some file systems list seconds, and stat dates

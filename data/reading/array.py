@@ -1,4 +1,4 @@
-"""The elements of a JSON array, read piece by piece."""
+"""Parses a JSON array element by element, in bounded memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from data.reading.table import check_length
 
 PIECE_BYTES = 1 << 20
 CUT_TOKEN = 64
-"""An error in so many last characters may come from where the piece ends."""
+"""A parse error this close to the end of a piece may be caused by the cut."""
 
 
 def elements_of(content: IO[bytes]) -> Iterator[tuple[Any, str]]:
@@ -35,7 +35,7 @@ def elements_of(content: IO[bytes]) -> Iterator[tuple[Any, str]]:
 
 
 class _Text:
-    """The part of a text from the present place on that has been read."""
+    """The part of a text that has been read and not yet parsed."""
 
     def __init__(self, content: IO[bytes]) -> None:
         self._content = content
@@ -45,7 +45,7 @@ class _Text:
         self._ended = False
 
     def next_character(self) -> str:
-        """Skip whitespace; the character after it, empty at the end."""
+        """Skip whitespace and return the next character; empty at the end."""
         while True:
             self._at = WHITESPACE.match(self._text, self._at).end()
             if self._at < len(self._text):
@@ -63,7 +63,7 @@ class _Text:
         self._at += 1
 
     def value(self) -> tuple[Any, str]:
-        """The value here, and its JSON."""
+        """Parse the next value; returns it and its JSON."""
         while True:
             try:
                 value, end = self._json.raw_decode(self._text, self._at)
@@ -81,7 +81,7 @@ class _Text:
             self._read()
 
     def _read(self) -> None:
-        """Add a piece, as long as what is left: a long value is tried few times."""
+        """Read a piece as long as what is left, so that a long value is parsed only a few times."""
         left = self._text[self._at :]
         check_length(len(left))
         piece = self._content.read(max(PIECE_BYTES, len(left)))

@@ -1,4 +1,4 @@
-"""Compression of files, and what their first bytes reveal about them."""
+"""Decompresses files, and recognises other formats by their first bytes."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Compression(NamedTuple):
     """How a compressed file is read."""
 
     open: Callable[[Any, str], Any]
-    """Opens an open file of bytes."""
+    """Wraps an open binary file."""
     magic: bytes
-    """A pattern of the bytes with which such a file begins."""
+    """Pattern of the first bytes of such a file."""
     unpack: str
-    """The command that prints the content of the file after it."""
+    """Command that prints the content of the file named after it."""
 
 
 COMPRESSIONS = {
@@ -40,7 +40,7 @@ COMPRESSIONS = {
 }
 """By file extension."""
 PACKED_NAMES = (*COMPRESSIONS, ".bz", ".lz4", ".z", ".zip", ".zstd")
-"""Extensions that a file loses when it is unpacked."""
+"""Extensions that are dropped when a file is unpacked."""
 BROKEN_COMPRESSION = (OSError, EOFError, lzma.LZMAError, zlib.error)
 """Raised by reading a broken compressed file."""
 HEAD_BYTES = 512
@@ -62,7 +62,7 @@ OTHER_FORMATS = (
     (0, b"version https://git-lfs", "a Git LFS pointer", "Fetch the file itself: git lfs pull"),
     (0, bytes(HEAD_BYTES), "full of NUL bytes", "Copy it again: it is incomplete."),
 )
-"""Offset, bytes at it, the format that they indicate, and how to convert it to a text."""
+"""Offset, the bytes there, the format that they indicate, and how to convert it."""
 BYTE_ORDER_MARKS = (
     (b"\xff\xfe\x00\x00", "UTF-32"),
     (b"\x00\x00\xfe\xff", "UTF-32"),
@@ -72,7 +72,7 @@ BYTE_ORDER_MARKS = (
 
 
 LATIN = "if it is Windows-1252 or Latin-1"
-"""Windows has quotation marks where Latin-1 has control characters, which no text has."""
+"""Windows-1252 differs from Latin-1 only where Latin-1 has control characters."""
 
 
 def suffixes(path: str) -> tuple[str, str]:
@@ -120,7 +120,7 @@ def refuse_content(file: str, head: bytes) -> None:
 
 
 def _unpacked(file: str) -> str:
-    """A name for the content of a file: in the present folder, of the same format."""
+    """A file name for the unpacked content, in the current folder and with the same format."""
     path = PurePosixPath(file)
     if path.suffix.lower() not in PACKED_NAMES:
         return f"{path.stem}-unpacked{path.suffix or '.txt'}"
@@ -128,11 +128,11 @@ def _unpacked(file: str) -> str:
 
 
 def _wide_encoding(head: bytes) -> str | None:
-    """UTF-16 or UTF-32, by the byte order mark or by the positions of NUL bytes; else None."""
+    """UTF-16 or UTF-32, recognised by a byte order mark or the positions of NUL bytes."""
     for mark, encoding in BYTE_ORDER_MARKS:
         if head.startswith(mark):
             return encoding
-    # By offset modulo 4: whether more than half of the bytes are NUL.
+    # For each offset modulo 4: are more than half of the bytes NUL?
     nuls = [head[offset::4].count(0) * 8 > len(head) for offset in range(4)]
     return {
         (False, True, False, True): "UTF-16LE",
@@ -143,7 +143,7 @@ def _wide_encoding(head: bytes) -> str | None:
 
 
 def iconv(encoding: str, file: str) -> str:
-    """The command that converts a file to UTF-8, and keeps its format."""
+    """The command that converts a file to UTF-8 and keeps its format."""
     suffix, compression = suffixes(file)
     into = f"utf8{suffix or '.txt'}"
     convert = f"iconv -f {encoding} -t UTF-8"

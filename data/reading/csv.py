@@ -20,10 +20,9 @@ from data.reading.table import MOST_ROW_BYTES, OnBroken, Row, Table
 
 TITLE = "CSV"
 DELIMITERS = {".csv": (",", ";", "\t"), ".tsv": ("\t",)}
-"""By the end of a name, what may be between fields: the first with which the header has the
-columns that are read."""
+"""By extension, the possible delimiters. The first that gives the header the columns wins."""
 HEADER_BYTES = 1 << 16
-"""What is requested for a header."""
+"""Bytes requested to read a header."""
 NAMES = {",": "commas", ";": "semicolons", "\t": "tabs"}
 
 csv.field_size_limit(MOST_ROW_BYTES)  # of the process: the module has no other limit
@@ -43,7 +42,7 @@ def groups(table: Table) -> list[Group]:
 
 
 def rows(table: Table, group: Group, on_broken: OnBroken) -> Iterator[Row]:
-    """The records after the header; blank lines are none."""
+    """The records after the header, without blank lines."""
     header, records, delimiter = _opened(table)
     index = -1
     while True:
@@ -71,8 +70,8 @@ def columns(table: Table) -> dict[str, str]:
 def _opened(table: Table, ahead: int | None = None) -> Opened:
     """A file whose header has been read. Raises DataError if it lacks the column."""
     content, _ = table.open(ahead)
-    # As `csv` asks for, lines keep their ends. Bytes that are not UTF-8 matter in the column
-    # that is read, and not in the others.
+    # `csv` requires newline="". Bytes that are not UTF-8 are an error only in the columns that are
+    # read, so they are kept here and checked there.
     lines = io.TextIOWrapper(content, "utf-8-sig", errors="surrogateescape", newline="")
     beginning: list[str] = []
     delimiters = DELIMITERS[suffixes(table.file.name)[0]]

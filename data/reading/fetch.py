@@ -1,4 +1,4 @@
-"""Download of a text from a URL."""
+"""Downloads a text from a URL."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def file_name_of(url: str) -> str:
 
 
 def _download(url: str, path: Path, progress: Progress) -> None:
-    """Write what a URL answers to a new file. Raises OSError, or an error of httpx2."""
+    """Download into a new file. Raises OSError, ValueError, Unanswered or an error of httpx2."""
     received, digest = 0, hashlib.sha256()
     with (
         httpx2.stream(
@@ -124,7 +124,7 @@ def _download(url: str, path: Path, progress: Progress) -> None:
 
 
 def _is_unknown_host(error: BaseException | None) -> bool:
-    """Whether the host of a URL has no address: a mistake in the URL, most likely."""
+    """Whether the host name is unknown, most likely because the URL is wrong."""
     while error is not None:
         if isinstance(error, socket.gaierror):
             return error.errno == socket.EAI_NONAME
@@ -133,7 +133,7 @@ def _is_unknown_host(error: BaseException | None) -> bool:
 
 
 def _refuse_page(url: str, headers: httpx2.Headers, begin: bytes) -> None:
-    """Raise OSError for a response that is not the file: a web page, or a compressed body."""
+    """Raise OSError if the response is a web page or compressed, and not the file itself."""
     path = urlsplit(url).path.lower()
     encoding = headers.get("Content-Encoding", "identity").lower()
     packed = path.endswith(".gz") and encoding in ("gzip", "x-gzip")  # the file's own compression

@@ -32,7 +32,7 @@ FORMATS = {
 
 
 def reader_of(name: str) -> Format:
-    """The module that reads a format. Only what a start reads is imported."""
+    """The module that reads a format, imported on first use: pyarrow takes a second."""
     return cast("Format", import_module(f"data.reading.{name}"))
 
 

@@ -1,4 +1,4 @@
-"""What a data set consists of before any row is read: files, and groups of rows within them."""
+"""What is known of a data set before any row is read: files, and groups of rows in them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class DataFile:
 
     @property
     def is_compressed(self) -> bool:
-        """Whether its name says so."""
+        """Whether its extension says so."""
         return suffixes(self.name)[1] != ""
 
     @property
@@ -55,22 +55,22 @@ class Group:
     file: int
     """The index of its file in the listing."""
     index: int
-    """Which group of its file, counted from 0."""
+    """The index of the group in its file."""
     first_row: int | None
     """The number of its first row in the file; None for lines, whose rows are counted by group."""
     rows: int | None
     """How many; None for lines."""
     begin: int
-    """The first byte that is read: of lines, the line that begins at or after it is the first."""
+    """The first byte that is read. For lines, the group has the lines that begin in begin..end."""
     end: int
-    """The byte after the last; of lines, the last one begins before it."""
+    """The byte after the last."""
     bytes: int
-    """About how much memory its text takes: of Parquet the column's size without compression."""
+    """About how much memory its text takes; for Parquet, the column's uncompressed size."""
 
 
 @dataclass(frozen=True)
 class Listing:
-    """All files and groups of one data set at one revision, in an order that depends on no disk."""
+    """All files and groups of a data set at one revision, in the same order on every machine."""
 
     name: str
     """`data.source` as it was written, without secrets."""
@@ -95,7 +95,7 @@ class LeftOut:
     without_text: int = 0
     """How many of them have no text."""
     broken: tuple[str, ...] = ()
-    """What cannot be read, and why."""
+    """What cannot be read and why, one entry each."""
 
     @property
     def in_words(self) -> str:
@@ -124,10 +124,10 @@ class GroupText:
     without_text: int = 0
     """How many rows have none."""
     broken: str = ""
-    """What of the group was left out, and why; empty if nothing was."""
+    """What was left out of the group and why; empty if nothing was."""
 
     @property
     def left_out(self) -> LeftOut:
-        """What of the group is not trained on."""
+        """The rows of the group that are not trained on."""
         broken = (self.broken,) if self.broken else ()
         return LeftOut(len(self.rows) + self.without_text, self.without_text, broken)

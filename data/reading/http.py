@@ -1,4 +1,4 @@
-"""Ranges of bytes over HTTP, of any server and of the Hub."""
+"""Reads byte ranges over HTTP, from any server and from the Hub."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ TIMEOUT_SECONDS = 20.0
 """How long a request waits for the next bytes."""
 CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
 TRIES_WITHOUT_RANGE = 3
-"""A server that has never sent a range, and so often a whole file, knows no ranges."""
+"""A server that has sent this many whole files and no range does not support ranges."""
 OID = "oid:"
-"""Before the version of a file of the Hub: a commit does not change, so answers have no other."""
+"""Prefix of the versions of Hub files. They belong to a commit, so they cannot change."""
 NO_RANGES = (
     "cannot be streamed: the server sends no byte ranges. Set data.streaming=false, which "
     "downloads it, or give the path of a copy."
@@ -33,15 +33,15 @@ LOG_IN = "For a private data set of the Hub log in with `hf auth login`, or set 
 
 
 class Changed(Exception):
-    """The file is another one than was listed."""
+    """The file is not the one that was listed."""
 
 
 class Refused(Exception):
-    """An answer that is final. The message is the rest of a sentence about the URL."""
+    """A final error. The message completes a sentence that begins with the URL."""
 
 
 class HttpFiles:
-    """One pool of connections, which is made anew in a forked process."""
+    """A pool of connections; a forked process gets its own."""
 
     def __init__(self) -> None:
         self._clients: dict[int, httpx2.Client] = {}
@@ -49,7 +49,7 @@ class HttpFiles:
         self._with_ranges: set[str] = set()
         """Servers that have sent a range."""
         self._without_range: Counter[str] = Counter()
-        """By server, how many requests it has answered with whole files."""
+        """By server, how many range requests it has answered with whole files."""
         self._lock = threading.Lock()
 
     def _client(self) -> httpx2.Client:
@@ -67,7 +67,7 @@ class HttpFiles:
             client.close()
 
     def get_from_hub(self, url: str) -> tuple[Any, str | None]:
-        """JSON of the Hub, and the URL of the next page. Raises Unanswered or Refused."""
+        """Request JSON from the Hub; returns it and the URL of the next page, if any."""
         response = self._request(url, {}, lambda response: response.read(), of_hub=True)
         try:
             return response.json(), response.links.get("next", {}).get("url")
@@ -88,9 +88,9 @@ class HttpFiles:
         return size, version_of(response.headers, size)
 
     def read(self, file: DataFile, begin: int, end: int, into: bytearray) -> None:
-        """Append the bytes of a file from `begin + len(into)` to `end`; what arrives is kept.
+        """Append the bytes from `begin + len(into)` to `end`. Whatever arrives is kept.
 
-        Raises Unanswered if it is less, Changed if the file is another one, and Refused.
+        Raises Unanswered if less arrives, Changed if the file is not the listed one, and Refused.
         """
 
         def receive(response: httpx2.Response) -> None:
@@ -112,7 +112,7 @@ class HttpFiles:
             raise Unanswered("the connection ended too early")
 
     def _no_range(self, url: str) -> Unanswered | Refused:
-        """The error for another answer than 206: a cache before a server may send a whole file."""
+        """The error for an answer without the range. A cache may send a whole file once."""
         server = _server(url)
         self._without_range[server] += 1
         tries = self._without_range[server]
@@ -164,9 +164,9 @@ def token_headers(url: str) -> dict[str, str]:
 
 
 def check_transient(status: int, headers: Mapping[str, str]) -> None:
-    """Raise Unanswered for an error that passes."""
+    """Raise Unanswered for a status that may pass."""
     if is_transient(status):
-        # The Hub says when its limit ends in another header as well: `"api";r=0;t=55`.
+        # The Hub names the end of its rate limit in a header of its own: `"api";r=0;t=55`.
         limit = re.search(r"\bt=(\d+)", headers.get("RateLimit", ""))
         retry_after = seconds_of(headers.get("Retry-After"))
         if retry_after is None and limit is not None:
@@ -175,7 +175,7 @@ def check_transient(status: int, headers: Mapping[str, str]) -> None:
 
 
 def _check(response: httpx2.Response) -> None:
-    """Raise Unanswered or Refused for an answer that is an error."""
+    """Raise Unanswered or Refused for an error status."""
     status = response.status_code
     if response.is_success or status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
         return
@@ -193,12 +193,12 @@ def _check(response: httpx2.Response) -> None:
 
 
 def version_of(headers: httpx2.Headers, size: int) -> str:
-    """The etag; without one the size and the time of the last change."""
+    """The etag, or else the size and the modification time."""
     return headers.get("ETag") or f"{size}-{headers.get('Last-Modified', '')}"
 
 
 def is_same(file: DataFile, headers: httpx2.Headers, size: int) -> bool:
-    """Whether an answer is of the version of a file that was listed."""
+    """Whether a response is from the version of the file that was listed."""
     return size == file.size and (
         file.version.startswith(OID) or version_of(headers, size) == file.version
     )

@@ -1,4 +1,4 @@
-"""The files of a data set of the Hub at one commit."""
+"""Lists the files of a Hub data set at one commit."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from data.reading.http import LOG_IN, OID, check_transient
 from data.shared_files import digest_of, keep, kept
 
 NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w.-]+(/[\w.-]+)*))?")
-"""A data set, of whose default configuration one split is read."""
+"""A data set; one split of its default configuration is read."""
 HF = re.compile(
     r"hf://datasets/(?P<name>[\w.-]+/[\w.-]+)"
     r"(@(?P<revision>refs/(pr|convert)/[\w.-]+|[\w.-]+))?(/(?P<path>.*))?"
 )
-"""Some of its files, by a path or a pattern, as `huggingface_hub` and `datasets` write it."""
+"""Some files of a data set, by path or pattern, in the notation of `huggingface_hub`."""
 
 
 def hub_files(
@@ -51,7 +51,7 @@ def hub_files(
     name, path = found["name"], found.groupdict().get("path")
     is_whole = NAME.fullmatch(source) is not None
     commit = revision or _commit_of(access, source, name, found["revision"] or "main")
-    # Earlier versions kept READMEs and the like among the files of a folder.
+    # The key differs from that of older records, which list other files for a folder.
     of_split = (split,) if split != TRAIN else () if is_whole else ("data",)
     key = digest_of(_endpoint(), source, commit, *of_split)
     record = access.cache_dir / "streams" / f"{key}.files"
@@ -100,7 +100,7 @@ def _tree(
 
 
 def _matching(path: str, tree: dict[str, Any], is_data: Callable[[Path], bool]) -> list[str]:
-    """The files that are at a path or match it as a pattern, or the data in it as a folder."""
+    """The file at a path, the files that match a pattern, or the data files in a folder."""
     if any(mark in path for mark in "*?["):
         pattern = re.compile(glob_translate(path))
         return [file for file in tree if pattern.match(file)]
@@ -115,7 +115,7 @@ def _matching(path: str, tree: dict[str, Any], is_data: Callable[[Path], bool]) 
 
 
 def _paths_of_split(access: Access, source: str, name: str, commit: str, split: str) -> list[str]:
-    """The files of a split of the default configuration, as `datasets` chooses them."""
+    """The files of a split of the default configuration, as `datasets` selects them."""
 
     def load() -> Any:
         try:

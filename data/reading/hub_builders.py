@@ -1,4 +1,4 @@
-"""Data sets on the Hub, which `datasets` downloads and caches."""
+"""Prepared Hub data sets: `datasets` downloads and caches them, and its builders read some."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from data.reading.waiting import is_transient
 from data.shared_files import NO_LOCKS, temporary_name
 
 CACHE_ERRORS = (*NO_LOCKS, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
-"""Errors of a disk on which `datasets` cannot cache its downloads."""
+"""Disk errors that keep `datasets` from caching its downloads."""
 
 
 def hub_pieces(
@@ -93,7 +93,7 @@ def hub_pieces(
 
 
 def _restores(rows: IterableDataset, columns: list[str]) -> dict[str, Restore]:
-    """What restores the values of nested columns, by name; `datasets` has decoded their JSON."""
+    """By column, what restores its nested values. `datasets` has already decoded their JSON."""
     schema = rows.features.arrow_schema
     found = {name: restorer(schema.field(name).type, lambda value: value) for name in columns}
     return {name: restore for name, restore in found.items() if restore is not None}
@@ -102,7 +102,7 @@ def _restores(rows: IterableDataset, columns: list[str]) -> dict[str, Restore]:
 def _row_pieces(
     name: str, rows: IterableDataset, restores: dict[str, Restore], column: TextColumn
 ) -> Iterator[Piece]:
-    """The documents of rows that `datasets` has read. Raises DataError for a row that is none."""
+    """The documents of rows that `datasets` has read. Raises DataError for a broken row."""
 
     def documents() -> Iterator[str]:
         for number, row in enumerate(rows, start=1):
@@ -119,8 +119,8 @@ def _row_pieces(
 
 
 def _builder(name: str, column: TextColumn) -> DatasetBuilder:
-    """The builder of a data set; of its cached rows if the Hub cannot be reached."""
-    # Without them pandas drops texts such as "NA" and turns "007" into 7.
+    """The builder of a data set, or of its cached rows if the Hub cannot be reached."""
+    # By default pandas drops texts such as "NA" and turns "007" into 7.
     options = {"keep_default_na": False, "converters": dict.fromkeys(column.texts, str)}
     try:
         builder = datasets.load_dataset_builder(name)
@@ -158,7 +158,7 @@ def _recorded_files(name: str, record: Path) -> list[DataFile]:
 
 
 def _texts_of(builder: Text, name: str, column: TextColumn) -> list[DataFile]:
-    """The files of the split `train`, downloaded and unpacked."""
+    """The files of the `train` split, downloaded and unpacked."""
     config = builder.config
     column.find(name, list(config.features or ("text",)))
     if codecs.lookup(config.encoding).name != "utf-8":
@@ -175,7 +175,7 @@ def _texts_of(builder: Text, name: str, column: TextColumn) -> list[DataFile]:
 
 
 def _tables_of(builder: DatasetBuilder, name: str) -> list[DataFile]:
-    """The tables of the split `train`, downloaded; none if only the builder can read them."""
+    """The tables of the `train` split, downloaded; empty if only the builder can read them."""
     if not _tables_are_plain(builder):
         return []
     urls = [str(url) for url in builder.config.data_files["train"]]
@@ -185,7 +185,7 @@ def _tables_of(builder: DatasetBuilder, name: str) -> list[DataFile]:
 
 
 def _tables_are_plain(builder: DatasetBuilder) -> bool:
-    """Whether a data set has tables of one format in its split `train`, and no options for them."""
+    """Whether the `train` split has tables of one format that need no options."""
     config = builder.config
     files = (config.data_files or {}).get("train", ())
     kinds = {format_of(str(url)) for url in files}

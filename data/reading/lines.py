@@ -22,24 +22,24 @@ from data.reading.table import UNREADABLE, OnBroken, Row, Table, check_length
 
 TITLE = "JSON lines"
 GROUP_BYTES = 16 << 20
-"""Of a plain file, the bytes of a group."""
+"""The size of a group of a plain file."""
 SLACK_BYTES = 1 << 18
-"""Read with a group, for the end of its last line."""
+"""Bytes read beyond a group, for the end of its last line."""
 FIRST_BYTES = 16 << 20
-"""Of a file, the rows of which one has to have the column."""
+"""One of the rows in the first bytes of a file must have the column."""
 PIECE_BYTES = 1 << 20
 HEAD_BYTES = 1 << 10
 MOST_COLUMNS = 1000
-"""Names that are collected for an error."""
+"""How many column names are collected for an error."""
 MOST_ADVISED_BYTES = 64 << 20
-"""Of a file that is read whole to find out where its rows may be."""
+"""Larger files are not searched for the list that their rows may be in."""
 REMEDY = "Each row must be an object on a line of its own, or all rows one array of objects"
 Parsed = tuple[int, int, Any, str]
 """Index and number of a row, its value, and its JSON."""
 
 
 def groups(table: Table) -> list[Group]:
-    """Ranges of lines; a compressed file and an array are one group."""
+    """Ranges of lines; a compressed file or an array is one group."""
     file = table.file
     if file.is_compressed or file.size <= GROUP_BYTES or _is_array(table):
         return table.whole()
@@ -51,7 +51,7 @@ def groups(table: Table) -> list[Group]:
 
 
 def rows(table: Table, group: Group, on_broken: OnBroken) -> Iterator[Row]:
-    """The rows of a group. A line that is no row is reported and passed over."""
+    """The rows of a group. A line that is not a row is reported and skipped."""
 
     def report(number: int, error: BadRow) -> None:
         if number == 1 and group.begin == 0:
@@ -72,7 +72,7 @@ def columns(table: Table) -> dict[str, str]:
 
 
 class ColumnsSeen:
-    """The columns of the rows that were read, for the error about a file without the right one."""
+    """The columns of the rows that were read, for an error that lists them."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
@@ -86,7 +86,7 @@ class ColumnsSeen:
             self.names.update(dict.fromkeys(islice(row, MOST_COLUMNS - len(self.names))))
 
     def check(self) -> None:
-        """Raise DataError if there were rows, and none had the column."""
+        """Raise DataError if there were rows and none had the column."""
         if self.names and not self.has_column:
             error = self.table.column.missing(self.table.where, self.names)
             advice = _advice(self.table)
@@ -102,7 +102,7 @@ def check_text(table: Table) -> None:
 
 
 def _checked(table: Table) -> bytes:
-    """What is kept of a file that has a text: nothing. Raises as `check_text`."""
+    """The check; the empty file that is kept records that it passed."""
     seen = ColumnsSeen(table)
     for row in _first_rows(table):
         with suppress(BadRow):  # whoever reads the row reports it
@@ -118,7 +118,7 @@ def _checked(table: Table) -> bytes:
 
 
 def _first_rows(table: Table) -> Iterator[Mapping[str, Any]]:
-    """The rows in the first `FIRST_BYTES`. Raises BrokenText for what is none."""
+    """The rows in the first `FIRST_BYTES`. Raises BrokenText for a broken row."""
     begin = Group(0, 0, None, None, 0, table.file.size, table.file.size)
     number = size = 0
 
@@ -154,7 +154,7 @@ def _begins_array(head: bytes) -> bool:
 def _parsed(
     table: Table, group: Group, on_broken: OnBroken, ahead: int | None = None
 ) -> Iterator[Parsed]:
-    """The values of a group that are JSON."""
+    """The JSON values of a group."""
     if table.is_whole(group):
         content, head = table.open(ahead)
         if _begins_array(head):
@@ -169,7 +169,7 @@ def _parsed(
         is_first = number == 1 and group.begin == 0
         if not (line := (line.removeprefix(codecs.BOM_UTF8) if is_first else line).strip()):
             continue
-        # Bytes that are not UTF-8 matter in the column that is read, and not in the others.
+        # Bytes that are not UTF-8 are an error only in the columns that are read.
         text = line.decode(errors="surrogateescape")
         try:
             yield index, number, json.loads(text), text
@@ -180,7 +180,7 @@ def _parsed(
 
 
 def _row(value: Any, text: str, column: TextColumn) -> dict[str, Any]:
-    """A row. Raises BadRow for what is none, or has a column that is read twice."""
+    """A row. Raises BadRow for a value that is not a row, or has a column twice that is read."""
     if isinstance(value, str):
         value = {DEFAULT_COLUMN: value}
     if not isinstance(value, dict):
@@ -198,7 +198,7 @@ def _times(text: str, name: str) -> int:
 
 
 def _advice(table: Table) -> str:
-    """What to do with a file that is one object with lists, as GeoJSON is; empty for others."""
+    """The remedy for a file that is one object with lists, such as GeoJSON; else empty."""
     if table.file.size > MOST_ADVISED_BYTES:
         return ""
     try:

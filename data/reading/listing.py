@@ -22,7 +22,7 @@ from data.reading.rows import format_for
 from data.reading.table import MOST_GROUP_BYTES, Table
 
 READERS = 16
-"""Footers and headers that are read at the same time."""
+"""How many footers and headers are read at the same time."""
 
 
 def list_source(
@@ -71,7 +71,7 @@ def _groups(
             with suppress(*(BrokenText,) if skip_broken else ()):
                 check_text(table)
         for group in groups:
-            # How much a compressed text has is known when it is read.
+            # The size of a compressed text is known only once it is read.
             if group.bytes > MOST_GROUP_BYTES and not table.file.is_compressed:
                 raise table.too_large(group)
         return groups
@@ -87,7 +87,7 @@ def _groups(
 
 
 def _fingerprint(parts: list[str], found: Found, groups: Iterable[Group]) -> str:
-    """It has no paths and no times: other machines have others."""
+    """Without paths and times, which differ between machines."""
     digest = hashlib.sha256(json.dumps(parts).encode())
     for content, file in found:
         digest.update(json.dumps([content, file.name, file.size]).encode())

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 TITLE = "Parquet"
 FOOTER_BYTES = 1 << 16
-"""What is read of a file's end at first: most footers are smaller."""
+"""Bytes read from the end of a file at first; most footers are smaller."""
 MAGIC = b"PAR1"
 KEPT_FOOTERS = 64
-"""Footers in memory."""
+"""How many footers are kept in memory."""
 ROWS_AT_ONCE = 1024
 JSON = "arrow.json"
-"""The Arrow type of values that have no common one, as `datasets` writes them."""
+"""The Arrow type in which `datasets` stores values of mixed types."""
 Restore = Callable[[Any], Any]
 
 
@@ -150,7 +150,7 @@ def _types_of(footer: FileMetaData) -> dict[str, pa.DataType]:
 
 
 def _top(path: str, columns: Collection[str]) -> str:
-    """The column of a leaf: the name of either may have dots."""
+    """The column of a leaf. Both names may contain dots."""
     while path not in columns and "." in path:
         path = path.rpartition(".")[0]
     return path
@@ -163,7 +163,7 @@ def _begin(chunk: ColumnChunkMetaData) -> int:
 
 
 def _is_empty(chunk: ColumnChunkMetaData) -> bool:
-    """Whether the footer says that a column has no value in a row group, or only empty texts."""
+    """Whether, by the footer, a column of a row group has only nulls or empty texts."""
     found = chunk.statistics
     if found is None:
         return False
@@ -172,7 +172,7 @@ def _is_empty(chunk: ColumnChunkMetaData) -> bool:
 
 
 def _values(columns: list[pa.Array], restores: list[Restore | None]) -> Iterator[tuple[Any, ...]]:
-    """The values of each row, restored. Raises ValueError at the row that is not UTF-8."""
+    """The values of each row, restored. Raises ValueError at a row that is not UTF-8."""
     try:
         lists: list[Iterable[Any]] = [column.to_pylist() for column in columns]
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""The files that a source names: of this machine, of the Hub, of a server, or of a store."""
+"""Finds the files that a source names: on this machine, a server, a store or the Hub."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from data.reading.groups import TRAIN, URL, DataFile
 from data.reading.http import HTTP
 
 Found = list[tuple[str, DataFile]]
-"""Files in the order of their names, each with what identifies its content on every machine."""
+"""Files sorted by name, each with a string that identifies its content on every machine."""
 File = TypeVar("File")
 HUB_URL = "hf://"
 SAMPLE_BYTES = 1 << 16
-"""Read of both ends of a local file: they identify its content, with its size."""
+"""Both ends of a local file, and its size, identify its content."""
 
 
 def find_files(
@@ -83,7 +83,7 @@ def check_formats(source: str, files: list[DataFile]) -> str:
 
 
 def is_one_group(file: DataFile) -> bool:
-    """Whether its name says that a file is streamed at once, however large it is."""
+    """Whether a file is streamed at once, however large it is."""
     return file.is_compressed or format_of(file.name) in (CSV, TEXT)
 
 
@@ -132,16 +132,16 @@ def matching_files(source: str) -> list[Path]:
 
 
 def local_files(source: str, paths: Sequence[Path]) -> list[DataFile]:
-    """Files of this machine, named from the longest folder that all are in.
+    """Files of this machine, named relative to the deepest folder that contains all of them.
 
-    Raises DataError for what is no regular file.
+    Raises DataError if one is not a regular file.
     """
     names = names_in_folder([path.absolute().as_posix() for path in paths])
     return [local_file(source, path, name) for path, name in zip(paths, names, strict=True)]
 
 
 def names_in_folder(paths: Sequence[str]) -> list[str]:
-    """Paths or URLs, without the longest beginning of all that ends with a slash."""
+    """Paths or URLs, relative to the deepest folder that contains all of them."""
     folders = [path.split("/")[:-1] for path in paths]
     shared = min(folders, key=len, default=[])
     while any(folder[: len(shared)] != shared for folder in folders):
@@ -178,7 +178,7 @@ def _sample(access: Access, source: str, file: DataFile) -> str:
 
 
 def _files_of_store(access: Access, source: str) -> Found:
-    """Files of a file system of fsspec: one, those of a folder, or those that match a pattern."""
+    """Files in a file system of fsspec, named by a path, a folder or a pattern."""
 
     def list_files(system: Any, path: str) -> dict[str, dict[str, Any]]:
         if glob.has_magic(path):
@@ -204,7 +204,7 @@ def _files_of_store(access: Access, source: str) -> Found:
 
 
 def _beginning(source: str, path: str) -> str:
-    """What of a URL comes before the path in its file system: protocol, host, account.
+    """The beginning of a URL, before the path in its file system: protocol, host, account.
 
     Raises DataError for a URL whose files have no URLs that begin with it, such as a chained one.
     """
@@ -218,7 +218,7 @@ def _beginning(source: str, path: str) -> str:
 
 
 def of_folder(files: Sequence[File], name_of: Callable[[File], str]) -> list[File]:
-    """The data of a folder: next to other tables, CSV is of something else, labels for example."""
+    """The data files of a folder. CSV next to other tables is left out: it holds labels, say."""
     kinds = [format_of(name_of(file)) for file in files]
     has_others = any(kind not in (None, TEXT, CSV) for kind in kinds)
     return [
@@ -227,5 +227,5 @@ def of_folder(files: Sequence[File], name_of: Callable[[File], str]) -> list[Fil
 
 
 def is_data(path: Path) -> bool:
-    """Whether a file of a folder is a part of the data set: a table that is not hidden."""
+    """Whether a file in a folder belongs to the data set: a table that is not hidden."""
     return is_table(path.name) and not any(part.startswith((".", "_")) for part in path.parts)

@@ -1,4 +1,4 @@
-"""The documents of a file, of any format: of one group of its rows, or of all."""
+"""Reads the documents of a file of any format: of one group of its rows, or of all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from data.reading.table import MOST_GROUP_BYTES, UNREADABLE, Format, OnBroken, R
 
 
 class Document(NamedTuple):
-    """What a row has as its text."""
+    """The text of a row, and where the row is."""
 
     text: str
     """With a final newline; empty for a row without text."""
@@ -26,7 +26,7 @@ class Document(NamedTuple):
 
 
 def format_for(table: Table) -> Format:
-    """What reads a file."""
+    """The module that reads a file."""
     return reader_of(str(format_of(table.file.name)))
 
 
@@ -69,7 +69,7 @@ def read_group(
     def refuse(number: int, error: BadRow) -> None:
         raise table.broken_row(group, number, error) from error
 
-    # What is broken is not the file, perhaps, but what arrived of it: it is fetched once more.
+    # Perhaps the file is fine and only arrived damaged, so it is fetched once more.
     for is_last in (False, True) if file.is_remote else (True,):
         try:
             return _read(table, group, refuse)

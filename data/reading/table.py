@@ -29,15 +29,15 @@ from data.shared_files import digest_of, keep, kept
 AHEAD_BYTES = 32 << 20
 """What is requested at once of a file that is read from its beginning to its end."""
 PACKED_RATIO = 3
-"""How much larger a compressed text is in memory, about."""
+"""About how much larger a compressed text is in memory."""
 MOST_ROW_BYTES = 256 << 20
 MOST_GROUP_BYTES = 4 << 30
 """The most text that is streamed at once; a table that is prepared is read row by row."""
 UNREADABLE = (ValueError, *BROKEN_COMPRESSION)
-"""Raised by what decodes a broken file, pyarrow among it, whose errors are ValueErrors."""
+"""Errors of the decoders for a broken file. Those of pyarrow are ValueErrors."""
 PIECE_BYTES = 1 << 20
 LONG_WINDOW = "Frame requires too much memory"
-"""What Zstandard says of a file that was compressed with more than `--long=27`."""
+"""Zstandard's error for a file that was compressed with more than `--long=27`."""
 
 
 class Row(NamedTuple):
@@ -46,17 +46,17 @@ class Row(NamedTuple):
     place: int
     """Its number in the group, counted from 0; blank lines are no rows."""
     number: int
-    """Its number as a person counts: from 1, of JSON lines with the blank ones."""
+    """Its number for the user: counted from 1, for JSON lines including blank lines."""
     values: Mapping[str, Any]
-    """By column, as `json`, `csv` and pyarrow have them; of Parquet only the columns asked for."""
+    """By column, as `json`, `csv` and pyarrow return them; for Parquet only the needed columns."""
 
 
 OnBroken = Callable[[int, BadRow], None]
-"""Called with the number of a row that cannot be read, as a person counts. It may raise."""
+"""Called with the number (for the user) of a row that cannot be read. It may raise."""
 
 
 class Format(Protocol):
-    """What the module of a format has."""
+    """What the module of a format provides."""
 
     TITLE: str
     """The name of the format, for a user."""
@@ -75,7 +75,7 @@ class Format(Protocol):
         """
 
     def columns(self, table: Table) -> dict[str, str]:
-        """The columns of a file, each with its type in words; of JSON those of the first row."""
+        """The columns of a file, each with its type in words; for JSON those of the first row."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Table:
         return decompressed(self.file.name, raw.reopened()), head
 
     def kept(self, kind: str, make: Callable[[], bytes], *key: str) -> bytes:
-        """What `make` derives from the file; of a remote file it is kept on the disk."""
+        """Return what `make` returns; for a remote file, keep it on the disk for later starts."""
         if not self.file.is_remote:
             return make()
         name = f"{digest_of(self.file.url, self.file.version, *key)}.{kind}"
@@ -125,7 +125,7 @@ class Table:
         return content
 
     def whole(self) -> list[Group]:
-        """The one group of a file that is read from its beginning to its end."""
+        """The whole file as one group; none if it is empty."""
         size = self.file.size
         text_bytes = size * (PACKED_RATIO if self.file.is_compressed else 1)
         return [Group(self.number, 0, None, None, 0, size, text_bytes)] if size else []
@@ -158,13 +158,13 @@ class Table:
         return f"the rows of {name} from byte {group.begin:,} to {group.end:,}"
 
     def broken_row(self, group: Group, number: int, error: BadRow) -> BrokenText:
-        """The error for a row of a group that is no document."""
+        """The error for a row that is not a document."""
         remedy = error.remedy_for(self.file.shown)
         row = self.row_in_words(group, number)
         return self._broken(f"{row} cannot be read: {reason_of(error)}. {remedy}.")
 
     def unreadable(self, group: Group, after: int, error: Exception) -> BrokenText:
-        """The error for a group that cannot be decoded after so many of its rows."""
+        """The error for a group that cannot be decoded after its row number `after`."""
         what = self.group_in_words(group)
         if after:
             what = f"the part after {self.row_in_words(group, after)}"
@@ -176,7 +176,7 @@ class Table:
         return self._broken(f"{what} cannot be read: {reason_of(error)}. {remedy}.")
 
     def no_text(self) -> BrokenText:
-        """The error for a file of which no row has a text."""
+        """The error for a file without a text in any row."""
         return self._broken(
             f"no row of {self.file.name} has a text in {self.column.shown}. Leave the file out, or "
             "name another column with data.text_column."
@@ -202,7 +202,7 @@ class FileRange(io.RawIOBase):
     """A file for readers that seek. One range of it is in memory; others are read when needed."""
 
     def __init__(self, table: Table, ahead: int = 0) -> None:
-        """`ahead`: how many bytes to read at least where some are needed."""
+        """Whenever bytes are needed, at least `ahead` bytes are read."""
         super().__init__()
         self._table, self._ahead = table, ahead
         self._begin, self._bytes = 0, memoryview(b"")
@@ -215,7 +215,7 @@ class FileRange(io.RawIOBase):
         self._begin = begin
 
     def reopened(self) -> FileRange:
-        """The same file at its beginning, with the same range in memory."""
+        """The same file from its beginning, with the same range in memory."""
         again = FileRange(self._table, self._ahead)
         again._begin, again._bytes = self._begin, self._bytes
         return again
@@ -245,7 +245,7 @@ class FileRange(io.RawIOBase):
 
 
 def check_length(size: int) -> None:
-    """Raise ValueError for a row of so many bytes, if they are too many."""
+    """Raise ValueError if a row of this many bytes is too long."""
     if size > MOST_ROW_BYTES:
         raise ValueError(f"its row has more than {MOST_ROW_BYTES / 1e6:,.0f} MB")
 

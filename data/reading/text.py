@@ -1,4 +1,4 @@
-"""Text files, plain or compressed: each is one document."""
+"""Reads text files, plain or compressed. Each is one document."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rows(table: Table, group: Group, on_broken: OnBroken) -> Iterator[Row]:
 
 
 def columns(table: Table) -> dict[str, str]:
-    """None but the text."""
+    """The text."""
     return {table.column.name: "text"}
 
 

@@ -1,4 +1,4 @@
-"""Retries requests that fail, and prints how long it has waited."""
+"""Retries failing requests, with a growing delay, and reports long waits."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from data.errors import DataError, TextUnreachable
 
 FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 0.5, 60.0
 LONGEST_RETRY_AFTER_SECONDS = 3600.0
-"""A server may ask for more; it is asked again after this."""
+"""The longest delay that a server may ask for."""
 START_SECONDS = 30.0
-"""How long a start waits. It ends with TextUnreachable, and whatever started it can try again."""
+"""How long a start waits before it fails with TextUnreachable; the launcher may try again."""
 START_RATE_LIMIT_SECONDS = 330.0
-"""How long a start waits for the end of a rate limit that the server names: the Hub counts over
-five minutes, and an attempt that starts again sooner is refused again."""
+"""How long a start waits for the end of a rate limit. The Hub counts over five minutes, and would
+refuse an attempt that starts again sooner."""
 RUN_SECONDS = 6 * 3600.0
 """How long a run waits."""
 SHOWN_AFTER_SECONDS, SHOWN_EVERY_SECONDS = 5.0, 60.0
 
 
 class Unanswered(Exception):
-    """A request that failed, and may succeed later. `retry_after`: seconds, if the server said."""
+    """A request that failed and may succeed later, after the seconds that the server named."""
 
     def __init__(self, reason: str, retry_after: float | None = None) -> None:
         super().__init__(reason)
@@ -33,11 +33,11 @@ class Unanswered(Exception):
 
 
 class Stopped(DataError):
-    """A wait that ended because the reader was closed."""
+    """A wait ended because `Access` was closed."""
 
 
 class Waiting:
-    """The waits of all threads that read a data set."""
+    """Retries the requests of all threads that read a data set."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -48,7 +48,7 @@ class Waiting:
 
     @contextmanager
     def at_start(self) -> Iterator[None]:
-        """Within it, waits are short."""
+        """Waits are short within this context."""
         before, self._most_seconds = self._most_seconds, START_SECONDS
         try:
             yield
@@ -107,12 +107,12 @@ class Waiting:
 
 
 def is_transient(status: int) -> bool:
-    """Whether an HTTP status is that of a failure that passes, such as a rate limit."""
+    """Whether an HTTP status is a failure that may pass, such as a rate limit."""
     return status in (408, 425, 429) or status >= 500
 
 
 def seconds_of(retry_after: str | None) -> float | None:
-    """The seconds of a Retry-After header, which holds a number or a date; None without one."""
+    """The delay of a Retry-After header, which is a number or a date; None without one."""
     if retry_after is None:
         return None
     try:

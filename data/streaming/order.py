@@ -1,4 +1,4 @@
-"""The order in which a run reads its streams: each source as one long row of blocks.
+"""The order in which a run reads its streams: each source is one long sequence of blocks.
 
 The stream of a source is all windows of all epochs, one after another, cut into blocks. Where a
 block begins depends on how many tokens the windows before it have, which nobody knows without
@@ -18,24 +18,25 @@ from data.streaming.source import StreamSource
 from data.streaming.token_file import HeldFile
 
 Part = tuple[str, int, int]
-"""Tokens in the cache: the name of a file, the first of them, and how many."""
+"""Tokens in the cache: file name, first token, count."""
 Block = tuple[Part, ...]
-"""An item of the loader: the tokens of a block and the one after it."""
+"""An item of the loader: the parts with the tokens of a block and the one after it."""
 WindowId = tuple[int, int]
-"""An epoch, and the number of a window in it."""
+"""Epoch, and window in the epoch."""
 
 
 @dataclass(frozen=True)
 class Cursor:
-    """Where the next block of a source begins, and how many it has had. All count from 0."""
+    """Where the next block of a source begins, counted from 0."""
 
     epoch: int = 0
     window: int = 0
     row: int = 0
-    """Of the window, in its shuffled order."""
+    """In the window's shuffled order."""
     token: int = 0
     """Of the row."""
     blocks: int = 0
+    """How many blocks the source has had."""
 
 
 class Walk:
@@ -137,7 +138,7 @@ class Walk:
 
 
 def following(window: WindowId, windows: int) -> WindowId:
-    """The window after one, in an epoch of so many."""
+    """The next window, in an epoch of this many."""
     epoch, number = window
     return (epoch, number + 1) if number + 1 < windows else (epoch + 1, 0)
 
@@ -176,12 +177,12 @@ class StreamOrder:
         return blocks
 
     def epoch_of(self, sequence: int) -> int:
-        """The epoch, counted from 0, of the source that has had fewest, after a step's last."""
+        """The lowest epoch of all sources after the step that ends with this sequence."""
         cursors = self._after[(sequence + 1) // self._global_batch_size]
         return min(cursor.epoch for cursor in cursors)
 
     def finish(self, step: int) -> list[Cursor]:
-        """The cursors after a step, which has been computed: what is before them may be removed."""
+        """The cursors after a step that has been computed. Earlier windows are released."""
         cursors = self._after.pop(step)
         for walk, cursor in zip(self._walks, cursors, strict=True):
             walk.release_before(cursor)

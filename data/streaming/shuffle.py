@@ -23,7 +23,7 @@ GROUPS, ROWS, BLOCKS, HELD_OUT = 0, 1, 2, 3
 """What random numbers are for: the first of the numbers that they are a function of. All have the
 same number of them, because numpy ignores zeros at their end."""
 LINES_OF_A_GROUP = np.uint64(1 << 40)
-"""More than any group has, so that rows of different groups of a file have different numbers."""
+"""More rows than any group has, so that every row of a file has its own number."""
 
 MOST_OF_A_GROUP = 0.02
 """A smaller share of held-out rows is taken from some of the groups, about so many rows of each:
@@ -31,9 +31,9 @@ to evaluate 2 MB, about 100 MB are read, however small the share."""
 FEWEST_GROUPS = 16
 """About so many groups have held-out rows, of a text with more, so that they are from all over."""
 WHOLE = 10_000
-"""Weights hold to such a part of the whole, so those of four decimals hold exactly."""
+"""The resolution of weights: four decimals are exact."""
 SHORTEST_ROUND = 100
-"""Blocks; short rounds keep every part of a run near the weights, and each costs a little time."""
+"""In blocks. Short rounds keep every part of a run near the weights; each costs a little time."""
 
 
 def epoch_windows(
@@ -89,7 +89,7 @@ def _fractions(listing: Listing, group: Group, numbers: NDArray[np.uint64]) -> N
 
 
 def shuffled(count: int, keys: NDArray[np.uint64]) -> list[int]:
-    """The numbers 0..count in another order."""
+    """The numbers 0..count, permuted."""
     if count == 0:
         return []
     order: list[int] = permuted(np.arange(count), count, keys).tolist()

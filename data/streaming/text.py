@@ -27,7 +27,7 @@ from data.streaming.source import StreamSource
 from data.streaming.token_file import tokens_in
 
 OPEN_FILES = 4
-"""Of each source, in a process that reads blocks."""
+"""How many files of each source a process keeps open."""
 
 
 class StreamedText:
@@ -43,7 +43,7 @@ class StreamedText:
         self._order: StreamOrder | None = None
 
     def begin_at(self, state: Sequence[dict[str, Any]]) -> None:
-        """Continue where a snapshot ends, whose state this is. Raises DataError."""
+        """Continue where the snapshot with this state ends. Raises DataError for other weights."""
         self._start = [Cursor(**{key: one[key] for key in vars(Cursor())}) for one in state]
         blocks = [cursor.blocks for cursor in self._start]
         if blocks != self.mix.counts(sum(blocks)):
@@ -129,14 +129,14 @@ class StreamedBlocks(Dataset):
                 begin, content = files[name]
                 row[place : place + count] = content[first - begin : first - begin + count]
                 place += count
-        # Of one storage: a worker sends it at once.
+        # One storage, which a worker sends at once.
         both = np.empty((2, len(blocks), self.block_size), dtype=np.int64)
         both[0], both[1] = tokens[:, :-1], tokens[:, 1:]
         inputs, targets = torch.from_numpy(both)
         return (inputs, targets), 1.0
 
     def _read(self, parts: Iterable[Part]) -> dict[str, tuple[int, NDArray]]:
-        """Of each file, from the first token of its parts to the last, and where that begins.
+        """By file, the tokens from the first to the last of its parts, and where they begin.
 
         The blocks of a batch are consecutive in each source, so that nothing else is read.
         """
