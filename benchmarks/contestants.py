@@ -72,7 +72,7 @@ def ours(words: list[str]) -> None:
     import train
     from model.gpt import parameter_count
     from training.distributed.environment import is_main_process
-    from training.reporting.speed import flops_per_token, measured_peak
+    from training.reporting.machine import flops_per_token, measured_peak
     from training.run.command import run_command
 
     reseed, gpt = train.reseed, train.GPT
@@ -176,7 +176,7 @@ def bare(settings: dict[str, Any]) -> None:
     """The same model and text in a minimal loop of plain torch with gradient clipping."""
     from model.cpu.tune import tune
     from model.gpt import GPT, GPTConfig, parameter_count
-    from training.reproducibility import compute_reproducibly
+    from training.step import compute_reproducibly
 
     torch.manual_seed(0)
     tokens, vocabulary = tokens_of(settings)

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 from common import ROOT, flops_per_token, median, spread
-from gpu_items import Row, Settings
+from gpu_settings import Row, Settings
 from gpu_steps import free_memory, peak_flops
 from turns import Contestant, other, ours, take_turns
 

@@ -31,11 +31,11 @@ from model.gpt import GPT, GPTConfig
 from planning.allocation_log import LiveBytes
 from planning.fake_trace import Shape
 from planning.fits import candidates
-from training.distributed.precision import configure_precision
+from training.distributed.strategy import configure_precision
+from training.memory import is_out_of_memory
 from training.optimizer import make_optimizer
-from training.out_of_memory import is_out_of_memory
-from training.reporting.speed import flops_per_token, published_peak
-from training.reproducibility import compute_reproducibly
+from training.reporting.machine import flops_per_token, published_peak
+from training.step import compute_reproducibly
 
 WARM_UP = 3
 """The first update compiles and creates the optimizer's state."""

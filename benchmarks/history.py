@@ -12,21 +12,17 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import sys
 import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
-from common import ROOT, SHAPES, as_words, machine, overrides, print_table, save
-
-sys.path.insert(0, str(ROOT))
+from common import SHAPES, as_words, machine, print_table, save
+from history_run import BATCHES, Run
+from history_upload import measure
 
 LENGTHS = (100, 1_000, 10_000, 100_000, 1_000_000)
-EVERY = 50
-"""Steps between evaluations, and between uploads."""
-BATCHES = 200
 KINDS = {
     "first batch": 1,
     "batch": BATCHES,
@@ -38,6 +34,7 @@ KINDS = {
 """What is timed, and how often in one turn."""
 
 
+<<<<<<< HEAD
 def append_history(path: Path, before: int, steps: int) -> None:
     """Add the steps from `before` + 1 to `steps` to metrics.jsonl."""
     with open(path, "a") as opened:
@@ -153,10 +150,10 @@ class Run:
         assert (self.dir / "curves.png").exists()
 
 
+=======
+>>>>>>> 340c028 (Limits of length are printed as advice; no benchmark imports itself through others)
 def histories(turns: int, shape: str) -> None:
     """Print the cost of everything after 100 to 1,000,000 steps."""
-    import history_upload
-
     seconds: dict[str, dict[int, list[float]]] = {
         kind: {steps: [] for steps in LENGTHS} for kind in KINDS
     }
@@ -179,7 +176,7 @@ def histories(turns: int, shape: str) -> None:
             megabytes[run.steps] = tracemalloc.get_traced_memory()[1] / 1e6
             tracemalloc.stop()
         carried = {run.steps: run.carried for run in runs}
-    alone = {steps: history_upload.measure(steps, shape) for steps in LENGTHS}
+    alone = {steps: measure(steps, shape) for steps in LENGTHS}
     rows = []
     for steps in LENGTHS:
         figures = [1e3 * min(seconds[kind][steps]) for kind in KINDS]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 from common import ROOT
-from history import EVERY, Run, append_history
+from history_run import EVERY, Run, append_history
 
 sys.path += [str(ROOT / "tests" / "support"), str(ROOT / "tests" / "support" / "hub")]
 REPO, SECONDS = "me/run", 120.0
@@ -46,7 +46,7 @@ def main() -> None:
     from store.records import SEGMENT_STEPS
     from store.remote import Card, Policy, UploadTarget
     from store.uploader import Uploader
-    from training.reporting.records import MOST_SEGMENTS
+    from training.reporting.segments import MOST_SEGMENTS
     from training.run.records import records_for_upload
 
     run = Run(place, steps, shape)

@@ -22,13 +22,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import train
 from model.generate import generate
 from planning.allocation_log import LiveBytes
-from training.evaluation import held_out_loss
+from training.distributed.accelerator import Accelerator
+from training.evaluation import Sample, held_out_loss
 from training.run import saving
 from training.run import session as session_file
-from training.run.accelerator import Accelerator
 from training.run.command import run_command
 from training.run.saving import SnapshotWriter
-from training.sampling import Sample
 
 FIRST_MEASURED = 3
 """DDP builds its buckets and AdamW creates its state before it."""

@@ -64,10 +64,10 @@ class Bench:
         from config.compose import load_config
         from model.gpt import GPT, GPTConfig
         from snapshot.disk.staging import StagingBuffer
+        from training.distributed.accelerator import accelerator_options
         from training.memory import available_memory
         from training.optimizer import make_optimizer
         from training.reporting.console import Console
-        from training.run.accelerator import accelerator_options
         from training.run.snapshot_ranks import find_ranks
 
         self.place, self.dist = place, dist
