@@ -28,9 +28,8 @@ from data.command import EXIT_USER_MISTAKE, exit_code_of, say_error
 from data.tokenizer import bpe_size
 from model.causal_lm import ModelConfig, build_model, quiet_transformers
 from model.gpt import parameter_count
-from planning.advice import advise, within_machine
 from planning.fake_trace import DTYPES, Shape
-from planning.fits import GIB, Fit, candidates, micro_batch_that_fits
+from planning.fits import GIB, Fit, advise, candidates, micro_batch_that_fits, within_machine
 from snapshot.base import open_base
 from snapshot.command_line import positive_int
 from snapshot.disk.architecture import check_described, layout_for
@@ -59,9 +58,14 @@ def plan(options: argparse.Namespace) -> int:
     try:
         config = load_config(options.overrides)
         memory = GIB * memory_of(options)
-        way = None if config.run.attention == "auto" else config.run.attention
-        optimizer = config.optim.name, tuple(config.optim.freeze)
-        shape = Shape(options.device, options.precision, options.processes, 1, *optimizer, way)
+        shape = Shape(
+            device=options.device,
+            precision=options.precision,
+            processes=options.processes,
+            optimizer=config.optim.name,
+            freeze=tuple(config.optim.freeze),
+            attention=None if config.run.attention == "auto" else config.run.attention,
+        )
         if options.processes % options.machines:
             raise ConfigError(
                 f"--processes {options.processes} is not a multiple of --machines "
@@ -72,26 +76,26 @@ def plan(options: argparse.Namespace) -> int:
         with torch.device("meta"):
             freeze(counted := build_model(model), config.optim.freeze)
         settle_rate(config, layout_for(model).size_without_output)
-        found = candidates(model, shape, options.machines, config.snapshot.staging_bytes)
+        strategies = candidates(model, shape, options.machines, config.snapshot.staging_bytes)
     except (ConfigError, SnapshotError, HubError) as error:
         say_error(str(error))
         return EXIT_USER_MISTAKE
-    share = config.train.global_batch_size // options.processes
+    sequences = config.train.global_batch_size // options.processes  # of a step, for each
     requested = config.train.micro_batch_size
-    micro = micro_batch_that_fits(found, share, memory) if requested is None else requested
-    fits = [candidate.fit(memory, micro, share // micro) for candidate in found]
+    micro = requested or micro_batch_that_fits(strategies, sequences, memory)
+    fits = [strategy.fit(memory, micro, sequences // micro) for strategy in strategies]
     here = options.processes // options.machines
     if options.memory is None:  # the plan is for this machine
         fits = within_machine(fits, here, available_memory())
-    chosen = "" if micro == share else f"={micro}"
+    chosen = None if micro == sequences else micro
     advice, code = advise(fits, model, requested, chosen, here, options.overrides)
     parameters = parameter_count(counted)
-    saved = sum(one.numel() for one in counted.parameters() if one.requires_grad)
+    trained = sum(entry.numel() for entry in counted.parameters() if entry.requires_grad)
     if options.json:
         content = {"parameters": parameters, "micro_batch_size": micro, "advice": advice}
         print(json.dumps({**content, "fits": [asdict(row) for row in fits]}, indent=2))
         return code
-    print_plan(config, model, (parameters, saved), options, fits, micro)
+    print_plan(config, model, parameters, trained, options, fits, micro)
     print(f"\n{advice}")
     return code
 
@@ -125,28 +129,28 @@ def vocabulary_of(options: argparse.Namespace, config: Config) -> int:
 def print_plan(
     config: Config,
     model: ModelConfig,
-    parameters: tuple[int, int],
+    parameters: int,
+    trained: int,
     options: argparse.Namespace,
     fits: list[Fit],
     micro: int,
 ) -> None:
     """Print the table of strategies, with the model above and notes below.
 
-    `parameters`: how many the model has, and how many are trained.
+    The model has so many `parameters`, of which so many are `trained`.
     """
-    every, trained = parameters
     where = f"{options.processes} x {options.device} with {memory_of(options):g} GiB each"
     if options.machines > 1:
         where += f", on {options.machines} machines"
     checkpointing = ", activation checkpointing" if model.activation_checkpointing else ""
     print(
-        f"model     {every:,} parameters: {model.n_layer} layers, {model.n_head} heads, "
+        f"model     {parameters:,} parameters: {model.n_layer} layers, {model.n_head} heads, "
         f"{model.n_embd} wide, context {model.block_size}, vocabulary {model.vocab_size:,}"
     )
-    if trained < every:
+    if trained < parameters:
         key = "optim.freeze" if config.optim.freeze else "model.lora_rank"
         value = config.optim.freeze or config.model.lora_rank
-        print(f"frozen    {every - trained:,} of them, by {key}={value}")
+        print(f"frozen    {parameters - trained:,} of them, by {key}={value}")
     print(f"optimizer {config.optim.name}, learning rate {config.optim.learning_rate:g}")
     print(f"machine   {where}, {options.precision}{checkpointing}")
     batch = config.train.global_batch_size

@@ -212,7 +212,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--top-p",
-        type=_share,
+        type=_probability,
         help="sample only from the most likely tokens whose probabilities sum to p",
     )
     parser.add_argument(
@@ -277,7 +277,7 @@ def _at_least_zero(text: str) -> float:
     return value if value >= SMALLEST else 0.0
 
 
-def _share(text: str) -> float:
+def _probability(text: str) -> float:
     value = _number(text)
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1")

@@ -13,18 +13,15 @@ from data.loader import HeldOutBatches, StepBatches, window_loader, windows_of
 from model.causal_lm import LanguageModel
 from model.gpt import GPT
 from model.head import IGNORED
-from training.distributed.precision import configure_precision
-from training.distributed.strategy import grads_in_buckets
-from training.evaluation import held_out_loss
+from training.distributed.accelerator import Accelerator, accelerator_options
+from training.distributed.strategy import configure_precision, grads_in_buckets
+from training.evaluation import held_out_loss, sample_text
+from training.memory import check_fits
 from training.optimizer import freeze, make_optimizer
-from training.out_of_memory import check_fits
-from training.reproducibility import reseed
-from training.run.accelerator import Accelerator, accelerator_options
 from training.run.command import run_command
 from training.run.session import Session
 from training.run.text import prepare_text
-from training.sampling import sample_text
-from training.schedule import learning_rate_at, set_learning_rate
+from training.step import learning_rate_at, reseed, set_learning_rate
 
 
 def main(config: Config, session: Session) -> int:
@@ -82,9 +79,9 @@ def main(config: Config, session: Session) -> int:
         set_learning_rate(optimizer, rate)
         step_loss = torch.zeros((), device=accelerator.device)
         for _ in range(accumulation):
-            batch, share = next(batches)  # inputs and targets, each (B, T)
+            batch, weight = next(batches)  # inputs and targets, each (B, T)
             with accelerator.accumulate(model):
-                loss = model(*batch) * share  # so every target of the step weighs the same
+                loss = model(*batch) * weight  # so every target of the step weighs the same
                 accelerator.backward(loss)  # divides the loss by `accumulation`
                 step_loss += loss.detach() / accumulation
                 if accelerator.sync_gradients:

@@ -105,11 +105,11 @@ class Run:
     def resume(self) -> None:
         """What a start does with the files of an earlier attempt."""
         from snapshot.disk.state import restore
-        from snapshot.resume import choose_start
+        from snapshot.start import choose_start
         from training.reporting.console import Console
         from training.reporting.metrics import MetricsFile
         from training.reporting.report import Report
-        from training.run.best import BestSnapshot
+        from training.run.evaluations import BestSnapshot
         from training.run.saving import SnapshotWriter
 
         start = choose_start(self.dir, "auto")

@@ -36,7 +36,13 @@ def files_made(description: object) -> set[str]:
     """The files that a space.json lists; none if it is not one of this command's."""
     if not isinstance(description, dict) or not {"title", "weights"} <= description.keys():
         return set()
-    of_older = [*OWN_FILES, SPACE, CONFIG, *TOKENIZER_FILES, *(one.name for one in PAGE.iterdir())]
+    of_older = [
+        *OWN_FILES,
+        SPACE,
+        CONFIG,
+        *TOKENIZER_FILES,
+        *(file.name for file in PAGE.iterdir()),
+    ]
     listed = [description["weights"], description.get("files", of_older)]
     if not all(isinstance(names, list) for names in listed):
         return set()

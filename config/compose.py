@@ -21,7 +21,6 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from config.checks import problems
-from config.evaluation import batches_of_evaluation
 from config.hints import (
     EXPANDED,
     SWEEP_HINT,
@@ -52,11 +51,28 @@ ONE_OR_SEVERAL = ("run.tracker",)
 BAD_VALUE = (HydraException, OmegaConfBaseException, ArithmeticError, TypeError)
 """Raised by Hydra and OmegaConf for a value of the wrong type."""
 
+SHARE = 0.1
+"""Work of an evaluation as a share of the steps since the one before."""
+STEPS_OF_A_BATCH = 1 / 3
+"""Work of a forward pass, in steps: a step also has a backward pass of twice the work."""
+FEWEST, MOST = 5, 200
+
+
+def batches_of_evaluation(eval_every: int, max_steps: int) -> int:
+    """The default of `train.eval_batches`.
+
+    It follows from the number of steps and not from a clock, so that the held-out loss of a run is
+    the same on every machine.
+    """
+    steps = min(eval_every, max_steps)
+    return max(FEWEST, min(MOST, round(SHARE * steps / STEPS_OF_A_BATCH)))
+
+
 ConfigStore.instance().store(name="schema", node=Config)
 OmegaConf.register_new_resolver(
     "data_name",
     lambda source, mix: "-".join(
-        _name_of(str(one)) for one in ([part.source for part in mix] or [source])
+        _name_of(str(source)) for source in ([part.source for part in mix] or [source])
     ),
     replace=True,
 )

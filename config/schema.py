@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
-from config.mix import MixPart
+from omegaconf import MISSING
+
 from model.gpt import GPTConfig
 from model.lora import Lora
 
@@ -18,6 +19,16 @@ OTHER_MODELS = ("pretrained", "architecture")
 
 class ConfigError(ValueError):
     """Mistakes in the configuration: sentences with key, value and remedy, one a line."""
+
+
+@dataclass
+class MixPart:
+    source: str = MISSING
+    """A source like data.source, always streamed."""
+    weight: float = 1.0
+    """Its share of the training blocks, relative to the other weights."""
+    text_column: str | None = None
+    """The column that holds the text; null: data.text_column."""
 
 
 @dataclass

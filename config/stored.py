@@ -1,4 +1,4 @@
-"""A configuration as files and snapshots hold it."""
+"""The configuration as files and snapshots store it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ LARGEST_BYTES = 1 << 20
 
 
 def with_folders(stored: dict[str, Any], path: Path) -> dict[str, Any]:
-    """A snapshot's configuration, with the places of its text as the file at `path` has them.
+    """The configuration of a snapshot, with the folders of its text added from the file at `path`.
 
-    That is the config.yaml of the run's directory, which says where things lie and is not uploaded.
-    Sources that are others there, or a file that is not there, change nothing.
+    That file is config.yaml in the run's directory. It keeps folders, because it is not uploaded.
+    Nothing changes where it names other sources, or does not exist.
     """
     here: Any = {}
     with suppress(OSError, ValueError, OmegaConfBaseException):
@@ -54,7 +54,7 @@ def as_plain(config: Config) -> dict[str, Any]:
 
 
 def _public(config: Config) -> DictConfig:
-    """The configuration without secrets, which may be stored, shown and uploaded."""
+    """The configuration without secrets, safe to store, show and upload."""
     mix = [replace(part, source=redact_urls(part.source)) for part in config.data.mix]
     data = replace(config.data, source=redact_urls(config.data.source), mix=mix)
     return OmegaConf.structured(replace(config, data=data))

@@ -3,30 +3,36 @@
 Every allocation of an update, an evaluation or a sample is constant, or proportional to the layers,
 the sequences, or both. So the total after each event follows, for every model of a width, from
 traces of two depths and two micro-batches. The peak is the largest total. The peak itself is not
-extrapolated, because it may occur at another event.
+extrapolated, because it may occur at another event. The memory to write a snapshot is computed from
+the sizes of its tensors.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from model.causal_lm import ModelConfig, with_layers
+from model.layout import FLOAT_BYTES
 from planning.allocation_log import KINDS, LiveBytes, Place
 from planning.fake_trace import Shape, traced_phases
+from snapshot.disk.architecture import layout_for
+from snapshot.disk.entries import written_as
+from snapshot.disk.optimizer_state import moment_counts
+from snapshot.disk.reference import ADAPTERS, WHOLE
+from snapshot.disk.tensor_files import BLOCK_BYTES
 
 EDGE = 2
 """Number of layers at each end that may differ from the others, because FSDP prefetches."""
 SHALLOW, DEEP = 2 * EDGE + 1, 2 * EDGE + 2
 SIZES = (2, 3)
 """Sequences of the traced micro-batches; a single sequence sometimes uses other kernels."""
-
 PHASES = ("update", "evaluation", "sampling")
 """The phases of a run that are traced."""
-
 ByPlace = dict[Place, np.ndarray]
 """Live bytes (events, kinds) at the places that models of every depth have."""
 
@@ -172,3 +178,50 @@ def _messages(trace: LiveBytes, micro: int) -> Counter[str]:
         if at == micro or (at == "update" and micro == 1):  # Muon gathers its updates
             found[kind] += size
     return found
+
+
+@dataclass(frozen=True)
+class WritingMemory:
+    """The maximum bytes to write a snapshot, in addition to weights and optimizer."""
+
+    on_device: int
+    """On the device of each process. On a CPU, only the process that writes needs it."""
+    on_host: int
+    """CPU memory of each process that writes; 0 if the device is the CPU."""
+    copies: int
+    """More CPU memory for `snapshot.staging_bytes`; the run takes less if less is free."""
+
+
+def writing_memory(
+    config: ModelConfig, shape: Shape, staging_bytes: int, offload: bool
+) -> WritingMemory:
+    """The peak of `snapshot.disk.state.begin_snapshot`, without a step at the same time.
+
+    Under FSDP each process writes its own shards.
+    """
+    layout = layout_for(config)
+    layout.freeze(shape.freeze)
+    stem = WHOLE if config.lora is None else ADAPTERS
+    held = layout.parameters() if config.lora is None else layout.adapters()
+    moments = moment_counts(layout, shape.optimizer)
+    total = sum(parameter.nbytes * (1 + moments.get(name, 0)) for name, parameter in held.items())
+    largest = block = 0
+    for name, parameter in held.items():
+        largest = max(largest, parameter.nbytes // shape.shards)
+        if layout.is_transposed(name):
+            row = parameter.nbytes // parameter.shape[1]
+            rows = min(parameter.shape[1], max(1, BLOCK_BYTES // row))
+            block = max(block, rows * row // shape.shards)
+    converted = 0  # tensors that are not stored as they are: their parameters are gathered first
+    for group in written_as(layout, stem):
+        if not group.is_direct:
+            converted = max(
+                converted, FLOAT_BYTES * sum(prod(shape) for shape in group.shapes.values())
+            )
+    copies = min(staging_bytes, total // shape.shards)
+    if shape.device == "cpu":
+        gathered = converted if shape.shards > 1 else 0
+        mapped = shape.shards > 1
+        return WritingMemory(max(0 if mapped else block, gathered + converted), 0, copies)
+    on_device = 2 * converted if shape.shards > 1 and not offload else 0
+    return WritingMemory(on_device, max(largest + block, 2 * converted), copies)

@@ -36,10 +36,9 @@ from planning.kernels import (
     without_offsets,
     without_packing,
 )
-from training.distributed.precision import sums_in_float32
-from training.distributed.strategy import DDP_OPTIONS, grads_in_buckets
+from training.distributed.strategy import DDP_OPTIONS, grads_in_buckets, sums_in_float32
+from training.evaluation import TOKENS
 from training.optimizer import freeze, make_optimizer
-from training.sampling import TOKENS
 
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CUDA_GRANULE = 512
@@ -92,7 +91,7 @@ def traced_phases(config: ModelConfig, micro_batch_size: int, shape: Shape) -> L
         model: nn.Module = bare if mesh is None else _sharded(bare, mesh, shape)
         ids = torch.zeros(micro_batch_size, config.block_size, dtype=torch.int64)
         tracker.mark(list(model.parameters()), "parameters")
-        parameters = [one for one in model.parameters() if one.requires_grad]
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         for parameter in parameters:
             parameter.register_post_accumulate_grad_hook(
                 lambda parameter: tracker.mark([parameter.grad], "gradients")
@@ -133,7 +132,7 @@ def traced_phases(config: ModelConfig, micro_batch_size: int, shape: Shape) -> L
 
 
 def _first_update(optimizer: Optimizer, shape: Shape) -> None:
-    """Raise ConfigError for an optimizer whose update is not possible without numbers."""
+    """The first update creates the state. Raise ConfigError if it cannot run on fake tensors."""
     try:
         optimizer.step()
     except Exception as error:  # each optimizer raises its own types
@@ -152,13 +151,13 @@ def _forward(model: nn.Module, shape: Shape, *inputs: Tensor, **options: Any) ->
 
 
 def _sample(model: LanguageModel, shape: Shape) -> None:
-    """The last tokens of a sample, as `model.generate` does: they use the most memory."""
+    """Compute the last tokens of a sample as `model.generate` does: they use the most memory."""
     config, cache = model.config, model.new_cache()
     window = torch.zeros(1, config.block_size, dtype=torch.int64)
     _fill(
         cache,
         min(config.block_size, TOKENS) - 1,
-        lambda one: _forward(model, shape, window[:, :1], cache=one),
+        lambda empty: _forward(model, shape, window[:, :1], cache=empty),
     )
     logits = _forward(model, shape, window[:, :1], cache=cache)
     if config.block_size <= TOKENS:  # the window slides, and the cache stays in memory
@@ -185,7 +184,10 @@ def _fill(cache: Any, positions: int, forward: Callable[[Any], Tensor]) -> None:
         forward(cache)
         del cache.update
     for layer, of_layer in first.items():
-        more = [one.new_empty(1, one.size(1), positions - 1, one.size(3)) for one in of_layer]
+        more = [
+            tensor.new_empty(1, tensor.size(1), positions - 1, tensor.size(3))
+            for tensor in of_layer
+        ]
         cache.update(*more, layer)
         del more, of_layer
     first.clear()

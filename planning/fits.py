@@ -1,20 +1,22 @@
-"""Does it fit? The strategies for a number of processes, and the memory that each needs."""
+"""Does it fit? The strategies for a number of processes, the memory of each, and the advice."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import shlex
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 
 import torch
+from omegaconf import OmegaConf
 
 from config.schema import SnapshotConfig
 from model.causal_lm import ModelConfig, build_model, with_layers
 from model.gpt import parameter_count
 from planning.allocation_log import KINDS
-from planning.estimate import MemoryEstimate, estimate_memory
+from planning.estimate import MemoryEstimate, estimate_memory, writing_memory
 from planning.fake_trace import DTYPES, Shape
-from planning.snapshot_memory import writing_memory
 
 GIB = 2**30
 PERSISTENT = ("parameters", "optimizer")
@@ -29,7 +31,9 @@ OUTSIDE = {"cuda": 0.75 * GIB, "cpu": 0.5 * GIB}
 """Estimated: a process's CUDA context and cuBLAS workspace, and the allocator's fragmentation; on a
 CPU, Python with torch."""
 OUTSIDE_COMMUNICATION = {"cuda": 0.5 * GIB, "cpu": 0.1 * GIB}
-"""Estimate for NCCL or gloo, in each of several processes."""
+"""Estimated: NCCL or gloo, in each of several processes."""
+EXIT_NOTHING_FITS = 3
+CONFIGS = "accelerate_configs"
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class Fit:
     buffers: float
     """Peak of the tensors in communication between processes."""
     peak: float
-    """The maximum of all tensors in the memory that is limited: at most the sum of the above."""
+    """The largest sum of all tensors in the limited memory; at most the sum of the above."""
     peaks: dict[str, float]
     """The peak of each phase of a run."""
     peak_in: str
@@ -185,17 +189,17 @@ def candidates(
     ]
 
 
-def micro_batch_that_fits(found: list[Candidate], share: int, memory: float) -> int:
-    """The largest micro-batch that divides a process's share and fits the fastest strategy.
+def micro_batch_that_fits(strategies: list[Candidate], sequences: int, memory: float) -> int:
+    """The largest micro-batch that fits the fastest strategy; 1 if nothing fits.
 
-    1 if nothing fits.
+    It divides the `sequences` that each process computes in a step.
     """
-    for candidate in found:
-        if candidate.needed(share, False) <= memory:
-            return share
-        largest = candidate.largest(memory)
-        if largest:
-            return max(size for size in range(1, min(share, largest) + 1) if share % size == 0)
+    for candidate in strategies:
+        if candidate.needed(sequences, False) <= memory:
+            return sequences
+        if largest := candidate.largest(memory):
+            sizes = range(1, min(sequences, largest) + 1)
+            return max(size for size in sizes if sequences % size == 0)
     return 1
 
 
@@ -220,3 +224,75 @@ def _largest(fits: Callable[[int], bool]) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
+
+
+def within_machine(fits: list[Fit], here: int, memory: int) -> list[Fit]:
+    """The strategies; offloading fits only if a machine has `memory` bytes for it."""
+    return [
+        replace(row, fits=False, largest_micro_batch=0)
+        if row.on_cpu and here * (row.on_cpu + row.writer) > memory
+        else row
+        for row in fits
+    ]
+
+
+def advise(
+    fits: list[Fit],
+    model: ModelConfig,
+    requested: int | None,
+    chosen: int | None,
+    here: int,
+    overrides: Sequence[str] = (),
+) -> tuple[str, int]:
+    """The advice as a sentence, and the exit code. The first strategy that fits is the fastest.
+
+    `requested` is train.micro_batch_size; `chosen` is the one that fits, if train.py would take
+    another. A machine has `here` processes. `overrides` are the arguments of train.py.
+    """
+    for row in fits:
+        if row.fits:
+            words = [*overrides]
+            if chosen is not None and requested is None:
+                words.append(f"train.micro_batch_size={chosen}")
+            return f"It fits{_where(row, here)}: {_command(row, here, words)}", 0
+    for row in fits:
+        if row.largest_micro_batch:
+            return (
+                f"train.micro_batch_size={requested} does not fit. {row.strategy.name} fits at "
+                f"most {row.largest_micro_batch}."
+            ), EXIT_NOTHING_FITS
+    remedies = ["more processes", "more memory", "a smaller model or data.block_size"]
+    if not model.activation_checkpointing:
+        remedies.insert(0, "model.activation_checkpointing=true")
+    return f"Nothing fits, not even one sequence. Try {', '.join(remedies)}.", EXIT_NOTHING_FITS
+
+
+def _command(row: Fit, here: int, words: list[str]) -> str:
+    """The command for a strategy, with options where the plan differs from its config file."""
+    config, shape = f"{CONFIGS}/{row.strategy.config}", row.strategy.shape
+    machines = shape.processes // here
+    planned = {
+        "num_processes": shape.processes,
+        "num_machines": machines,
+        "mixed_precision": shape.precision,
+        "parallelism_config_dp_replicate_size": machines,
+        "parallelism_config_dp_shard_size": here,
+    }
+    file = OmegaConf.to_container(OmegaConf.load(Path(__file__).parent.parent / config))
+    assert isinstance(file, dict)
+    written = file | file.get("parallelism_config", {})
+    options = [
+        f"--{name}={planned[name]}"
+        for name in planned.keys() & written.keys()
+        if written[name] != planned[name]
+    ]
+    command = ["accelerate", "launch", "--config_file", config, *sorted(options, reverse=True)]
+    return shlex.join([*command, "train.py", *words])
+
+
+def _where(row: Fit, here: int) -> str:
+    """The condition for offloading, which takes the machine's memory."""
+    if not row.on_cpu:
+        return ""
+    needed = here * (row.on_cpu + row.writer) / GIB
+    return f" where each machine has {needed:,.1f} GiB of memory left for its {here} processes"

@@ -8,15 +8,13 @@ from html import escape
 import numpy as np
 
 from planning.allocation_log import KINDS
-from tracing.ranges import BLOCK
-from tracing.result import Result
-from tracing.spans import Collective, Process, Span
+from tracing.spans import BLOCK, Collective, Process, Span
 from training.reporting.html import round_ticks
 
 WIDTH, LEFT, ROW, GAP = 1000, 90, 24, 14
 """The width of a picture and of its labels, the height of a row, and the gap between processes."""
 LETTER = 7
-"""The width of a letter."""
+"""Width of a letter."""
 HEIGHT = 260
 """The height of the memory picture."""
 MOST_POINTS = 600
@@ -44,9 +42,10 @@ svg.swatch { width: 1em; }
 
 def time_line(processes: Sequence[Process], label: str) -> str:
     """The lanes of all processes over a time: parts of the step, blocks, collectives."""
-    spans = [span for one in processes for span in one.steps]
-    first, last = min(one.start for one in spans), max(one.end for one in spans)
-    last = max(last, *(one.end for process in processes for one in process.collectives), last)
+    spans = [span for process in processes for span in process.steps]
+    first, last = min(span.start for span in spans), max(span.end for span in spans)
+    collectives = [collective for process in processes for collective in process.collectives]
+    last = max([last, *(collective.end for collective in collectives)])
     scale = (WIDTH - LEFT - 10) / (last - first)
     drawn, y = [], 0
     for process in processes:
@@ -56,14 +55,14 @@ def time_line(processes: Sequence[Process], label: str) -> str:
         ]
         lanes = _without_overlaps(process.collectives)
         rows += [("collectives" if not number else "", lane) for number, lane in enumerate(lanes)]
-        for head, row in (one for one in rows if one[1]):
+        for head, row in ((head, row) for head, row in rows if row):
             drawn.append(f'<text x="0" y="{y + 16}">{head}</text>')
             drawn += _row(row, first, y, scale)
             y += ROW
         y += GAP
     axis = []
     total = (last - first) / 1e3
-    for milliseconds in (one for one in round_ticks(0, total) if one <= total):
+    for milliseconds in (tick for tick in round_ticks(0, total) if tick <= total):
         x = LEFT + milliseconds * 1e3 * scale
         axis.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{y - GAP}"/>')
         anchor = "end" if x > WIDTH - 40 else "middle"
@@ -111,7 +110,7 @@ def _bar(span: Span, x: float, width: float, y: int, scale: float) -> str:
 def _without_overlaps(spans: Sequence[Collective]) -> list[list[Collective]]:
     """The same spans in as few rows as they need."""
     rows: list[list[Collective]] = []
-    for span in sorted(spans, key=lambda one: one.start):
+    for span in sorted(spans, key=lambda span: span.start):
         free = (row for row in rows if row[-1].end <= span.start)
         row = next(free, None)
         if row is None:
@@ -121,17 +120,20 @@ def _without_overlaps(spans: Sequence[Collective]) -> list[list[Collective]]:
     return rows
 
 
-def memory_picture(result: Result) -> str:
-    """Live bytes of a process over a step, by kind, one above the other; the predicted peak."""
-    known = [index for index, place in enumerate(result.places) if place]  # the step, not its start
-    totals, places = result.memory[known], [result.places[index] for index in known]
+def memory_picture(memory: np.ndarray, places: list[str], predicted_peak: float | None) -> str:
+    """Live bytes of a process over a step, by kind, one above the other; the predicted peak.
+
+    `memory` (events, kinds) has a place in the step for each event; those of the start have none.
+    """
+    known = [index for index, place in enumerate(places) if place]
+    totals, places = memory[known], [places[index] for index in known]
     columns = np.array_split(np.arange(len(totals)), min(MOST_POINTS, len(totals)))
     # The moment with the most memory in each part of the step.
     chosen = [int(rows[totals[rows].sum(axis=1).argmax()]) for rows in columns]
     order = [KINDS.index(kind) for kind in KINDS_FROM_BELOW]
     stacked = totals[chosen][:, order].cumsum(axis=1)
     peak = float(totals.sum(axis=1).max())
-    top = max(peak, result.predicted_peak or 0.0) * 1.05
+    top = max(peak, predicted_peak or 0.0) * 1.05
     across = (WIDTH - LEFT - 10) / max(1, len(chosen) - 1)
 
     def point(index: int, size: float) -> str:
@@ -143,13 +145,13 @@ def memory_picture(result: Result) -> str:
         floor = stacked[:, level - 1] if level else np.zeros(len(chosen))
         below = [point(index, size) for index, size in enumerate(floor)][::-1]
         drawn.append(f'<path class="area {kind}" d="M {" L ".join(above + below)} Z"/>')
-    for size in (one for one in round_ticks(0, top / MEGABYTE) if one * MEGABYTE <= top):
+    for size in (tick for tick in round_ticks(0, top / MEGABYTE) if tick * MEGABYTE <= top):
         y = round(20 + (HEIGHT - 40) * (1 - size * MEGABYTE / top), 1)
         drawn.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - 10}" y1="{y}" y2="{y}"/>')
         drawn.append(f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{size:,g} MB</text>')
     drawn += _part_labels([places[index] for index in chosen], across)
-    if result.predicted_peak:
-        y = 20 + (HEIGHT - 40) * (1 - result.predicted_peak / top)
+    if predicted_peak:
+        y = 20 + (HEIGHT - 40) * (1 - predicted_peak / top)
         drawn.append(f'<line class="predicted" x1="{LEFT}" x2="{WIDTH - 10}" y1="{y}" y2="{y}"/>')
     label = f"Memory of tensors over a step; at most {peak / MEGABYTE:,.2f} MB"
     return _picture(label, HEIGHT, drawn)

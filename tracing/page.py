@@ -1,23 +1,180 @@
-"""trace.html: the time line of a step, its collectives and its memory."""
+"""trace.html: the time line of a step, its collectives and its memory, next to the prediction."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from planning.estimate import sent_share
+import numpy as np
+from accelerate import Accelerator
+from torch import nn
+
+from config.schema import Config, lora_of
+from model.causal_lm import ModelConfig
+from planning.allocation_log import LiveBytes
+from planning.estimate import estimate_memory, sent_share
+from planning.fake_trace import Shape
 from tracing.drawing import KINDS_FROM_BELOW, MEGABYTE, STYLE, memory_picture, time_line
-from tracing.ranges import AGREEMENT, BACKWARD, BLOCK, UPDATES
-from tracing.result import Result, Row, traffic_rows
-from tracing.spans import NORM, Process, read_process
+from tracing.spans import (
+    AGREEMENT,
+    BACKWARD,
+    BLOCK,
+    NORM,
+    PREPARE,
+    UPDATES,
+    Collective,
+    Process,
+    read_process,
+)
+from training.distributed.accelerator import micro_batch_shape
+from training.distributed.strategy import bucket_parameters, unwrapped
 from training.reporting.html import table, write_html
 
 PAGE, CHROME = "trace.html", "trace.json"
 PART = "profile_{}.json"
 """accelerate's name for the trace of a process."""
+
+
+@dataclass
+class Result:
+    """The shape of a run, and what was counted in this process."""
+
+    name: str
+    model: ModelConfig
+    block_size: int
+    """The length of the run's sequences, which a model's context may exceed."""
+    shape: Shape
+    micro_batch_size: int
+    accumulation: int
+    weights: int
+    """Bytes of the model's parameters and buffers."""
+    trained: int
+    """Number of trained tensors."""
+    buckets: list[list[str]]
+    """The parameters of each of DDP's buckets."""
+    memory: np.ndarray
+    """Live bytes (events, kinds) in the counted step."""
+    places: list[str]
+    """The part of the step of each event."""
+    predicted_traffic: dict[str, float] = field(default_factory=dict)
+    predicted_peak: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        accelerator: Accelerator,
+        config: Config,
+        model: nn.Module,
+        memory: LiveBytes,
+        attention: str | None,
+    ) -> Result:
+        """Collect the result of an attempt. `attention` is the method that it computes with.
+
+        A sharded model counts with its full sizes.
+        """
+        bare: Any = unwrapped(accelerator, model)
+        tensors = [*bare.parameters(), *bare.buffers()]
+        sharding = accelerator.parallelism_config
+        shards = accelerator.num_processes if accelerator.is_fsdp2 else 1
+        if accelerator.is_fsdp2 and sharding is not None:
+            shards = sharding.dp_shard_size
+        totals = memory.log.totals()
+        return cls(
+            name=config.run.name,
+            model=replace(bare.config, lora=lora_of(config.model)),
+            block_size=config.data.block_size,
+            shape=Shape(
+                device=accelerator.device.type,
+                precision=accelerator.mixed_precision,
+                processes=accelerator.num_processes,
+                shards=shards,
+                optimizer=config.optim.name,
+                freeze=tuple(config.optim.freeze),
+                attention=attention,
+            ),
+            micro_batch_size=micro_batch_shape(accelerator, config)[0],
+            accumulation=accelerator.gradient_accumulation_steps,
+            weights=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+            trained=sum(parameter.requires_grad for parameter in bare.parameters()),
+            buckets=bucket_parameters(model),
+            memory=totals,
+            places=[place[0] if place else "" for place in memory.log.places[: len(totals)]],
+        )
+
+    def predict(self) -> None:
+        """Add what the planner predicts. It must not run while there is a process group."""
+        accumulation = self.accumulation
+        estimate = estimate_memory(self.model, self.shape)
+        self.predicted_traffic = estimate.traffic(accumulation)
+        if self.shape.shards > 1:  # the norms of all tensors, in float32
+            self.predicted_traffic[NORM] = 4 * self.trained
+        if self.block_size < self.model.block_size:
+            shorter = replace(self.model, block_size=self.block_size)
+            estimate = estimate_memory(shorter, self.shape)
+        self.predicted_peak = estimate.peaks(self.micro_batch_size, accumulation > 1)["update"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A kind of collective in a step of one process: counted, and predicted."""
+
+    kind: str
+    calls: int
+    counted: int
+    """Bytes of the full tensors."""
+    predicted: float | None
+    milliseconds: float
+    overlapped: float
+    """The share of the time in which the process also computed."""
+
+    @property
+    def ratio(self) -> float | None:
+        """Counted bytes over predicted bytes."""
+        return self.counted / self.predicted if self.predicted else None
+
+
+def traffic_rows(process: Process, result: Result) -> list[Row]:
+    """The collectives of a process by kind: at its start, in and around its last step."""
+    step = process.within(process.steps[-1]).collectives
+    start = [
+        collective
+        for collective in process.collectives
+        if collective.part == PREPARE and collective.is_float
+    ]
+    rows = [_row("broadcast of the weights, at the start", start, result.weights)]
+    for kind in dict.fromkeys(collective.name for collective in step):
+        update = [
+            collective
+            for collective in step
+            if collective.name == kind and collective.part in UPDATES
+        ]
+        others = [
+            collective
+            for collective in step
+            if collective.name == kind and collective.part not in UPDATES
+        ]
+        rows.append(_row(kind, update, result.predicted_traffic.get(kind, 0.0)))
+        rows.append(_row(f"{kind}, agreement to stop", others, None))
+    return [row for row in rows if row.calls]
+
+
+def _row(kind: str, some: list[Collective], predicted: float | None) -> Row:
+    microseconds = sum(collective.end - collective.start for collective in some)
+    covered = sum(
+        (collective.end - collective.start) * collective.overlapped for collective in some
+    )
+    return Row(
+        kind,
+        len(some),
+        sum(collective.size for collective in some),
+        predicted,
+        microseconds / 1e3,
+        covered / microseconds if microseconds else 0.0,
+    )
 
 
 def report(result: Result, folder: Path, say: Callable[[str], None]) -> None:
@@ -51,12 +208,12 @@ def as_lines(rows: list[Row]) -> list[str]:
         f"{'collective':<32}{'calls':>6}{'counted, bytes':>17}{'predicted':>14}{'ratio':>8}"
         f"{'ms':>9}{'while computing':>17}"
     ]
-    for one in rows:
-        predicted = "" if one.predicted is None else f"{one.predicted:,.0f}"
-        ratio = "" if one.ratio is None else f"{one.ratio:.4f}"
+    for row in rows:
+        predicted = "" if row.predicted is None else f"{row.predicted:,.0f}"
+        ratio = "" if row.ratio is None else f"{row.ratio:.4f}"
         lines.append(
-            f"{one.kind:<32}{one.calls:>6}{one.counted:>17,}{predicted:>14}{ratio:>8}"
-            f"{one.milliseconds:>9.2f}{one.overlapped:>17.0%}"
+            f"{row.kind:<32}{row.calls:>6}{row.counted:>17,}{predicted:>14}{ratio:>8}"
+            f"{row.milliseconds:>9.2f}{row.overlapped:>17.0%}"
         )
     return lines
 
@@ -67,7 +224,9 @@ def sections(result: Result, processes: list[Process], rows: list[Row]) -> list[
         [process.within(process.steps[number]) for process in processes]
         for number in range(len(processes[0].steps))
     ]
-    kinds = dict.fromkeys(one.name for process in steps[-1] for one in process.collectives)
+    kinds = dict.fromkeys(
+        collective.name for process in steps[-1] for collective in process.collectives
+    )
     parts = [
         f"<h1>A step of {escape(result.name)}</h1>",
         f"<p>{escape(in_words(result))}</p>",
@@ -75,8 +234,8 @@ def sections(result: Result, processes: list[Process], rows: list[Row]) -> list[
         key([*UPDATES, AGREEMENT, BLOCK, *kinds]),
         time_line(steps[-1], f"Time line of step {len(steps)}"),
     ]
-    for number, one in enumerate(steps[:-1], start=1):
-        line = time_line(one, f"Time line of step {number}")
+    for number, step in enumerate(steps[:-1], start=1):
+        line = time_line(step, f"Time line of step {number}")
         parts.append(f"<details><summary>Step {number}</summary>{line}</details>")
     if rows:
         parts += [
@@ -89,7 +248,7 @@ def sections(result: Result, processes: list[Process], rows: list[Row]) -> list[
         *parts,
         f"<h2>Memory of tensors, process 0</h2>\n<p>{escape(memory_in_words(result))}</p>",
         key(KINDS_FROM_BELOW),
-        memory_picture(result),
+        memory_picture(result.memory, result.places, result.predicted_peak),
     ]
 
 
@@ -117,18 +276,18 @@ def in_words(result: Result) -> str:
 def traffic_table(result: Result, rows: list[Row]) -> str:
     """The traffic of a step, and the part that one process sends on a ring."""
     cells = []
-    for one in rows:
-        sent = f"{sent_share(one.kind, result.shape) * one.counted:,.0f}"
+    for row in rows:
+        sent = f"{sent_share(row.kind, result.shape) * row.counted:,.0f}"
         cells.append(
             (
-                one.kind,
-                one.calls,
-                f"{one.counted:,}",
-                "" if one.predicted is None else f"{one.predicted:,.0f}",
-                "" if one.ratio is None else f"{one.ratio:.4f}",
-                sent if one.kind in result.predicted_traffic and one.kind != NORM else "",
-                f"{one.milliseconds:.2f}",
-                f"{one.overlapped:.0%}",
+                row.kind,
+                row.calls,
+                f"{row.counted:,}",
+                "" if row.predicted is None else f"{row.predicted:,.0f}",
+                "" if row.ratio is None else f"{row.ratio:.4f}",
+                sent if row.kind in result.predicted_traffic and row.kind != NORM else "",
+                f"{row.milliseconds:.2f}",
+                f"{row.overlapped:.0%}",
             )
         )
     heads = ["collective", "calls", "bytes, counted", "predicted", "ratio"]
@@ -137,15 +296,17 @@ def traffic_table(result: Result, rows: list[Row]) -> str:
 
 
 def bucket_section(result: Result, step: Process) -> list[str]:
-    """DDP's buckets: their parameters, and how much of each one's time overlaps."""
-    sent = [one for one in step.collectives if one.part == BACKWARD]
+    """DDP's buckets: their parameters, and how much of their time overlaps with computing."""
+    sent = [bucket for bucket in step.collectives if bucket.part == BACKWARD]
     if not result.buckets:
         return []
     rows = []
-    for names, one in zip(result.buckets, sent[-len(result.buckets) :], strict=True):
+    for names, bucket in zip(result.buckets, sent[-len(result.buckets) :], strict=True):
         named = f"{names[0]} ... {names[-1]}" if len(names) > 2 else ", ".join(names)
-        took = (one.end - one.start) / 1e3
-        rows.append((f"{one.size:,}", len(names), named, f"{took:.2f}", f"{one.overlapped:.0%}"))
+        took = (bucket.end - bucket.start) / 1e3
+        rows.append(
+            (f"{bucket.size:,}", len(names), named, f"{took:.2f}", f"{bucket.overlapped:.0%}")
+        )
     heads = ("bytes", "parameters", "from the last to the first", "ms", "while computing")
     return ["<h2>DDP's buckets</h2>", table("Buckets", heads, rows)]
 
@@ -160,7 +321,7 @@ def accumulation_in_words(result: Result, rows: list[Row]) -> str:
             f"The step has {times} micro-batches, and FSDP sends after each of them. Otherwise "
             "every process would hold the gradients of the whole model."
         )
-    size = sum(one.counted for one in rows if one.kind == "all-reduce")
+    size = sum(row.counted for row in rows if row.kind == "all-reduce")
     return (
         f"The step has {times} micro-batches, and only the last one sends (no_sync): "
         f"{size:,} bytes instead of {times * size:,}."

@@ -12,26 +12,44 @@ from accelerate.data_loader import DataLoaderShard
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import ProfileKwargs
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.profiler import record_function
 
 from config.compose import load_config
 from config.schema import Config, ConfigError
 from planning.allocation_log import LiveBytes
 from planning.fake_trace import CUDA_GRANULE
-from tracing.memory import track_kinds
-from tracing.page import report
-from tracing.ranges import AGREEMENT, BACKWARD, BLOCK, CLIP, FORWARD, PREPARE, STEP, UPDATE
-from tracing.result import Result
+from tracing.page import Result, report
+from tracing.spans import AGREEMENT, BACKWARD, BLOCK, CLIP, FORWARD, PREPARE, STEP, UPDATE
 from training.distributed.environment import silence_profiler
 from training.distributed.strategy import unwrapped
 from training.exits import EXIT_DONE
-from training.run.due import Due
 from training.run.run_dir import has_snapshot
-from training.run.session import Session
+from training.run.session import Due, Session
 
 STEPS = 3
 """Number of profiled steps. One more step counts memory, which takes longer."""
 NEVER = 10**9
+
+
+@contextmanager
+def track_kinds(memory: LiveBytes, model: nn.Module, optimizer: Optimizer) -> Iterator[None]:
+    """Record the allocations of a step that is not the first, each with its kind."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    memory.mark(model.parameters(), "parameters")
+    memory.mark((parameter.grad for parameter in parameters), "gradients")  # DDP's buckets
+    for state in optimizer.state.values():
+        memory.mark(state.values(), "optimizer")
+    hooks = [
+        parameter.register_post_accumulate_grad_hook(
+            lambda parameter: memory.mark([parameter.grad], "gradients")
+        )
+        for parameter in parameters
+    ]
+    with memory:
+        yield
+    for hook in hooks:
+        hook.remove()
 
 
 def load_traced_config(arguments: list[str]) -> Config:

@@ -10,10 +10,17 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, TypeVar
 
-from tracing.ranges import BLOCK, PARTS, STEP, TORCH_UPDATE, UPDATE
-
+STEP, PREPARE, FORWARD, BACKWARD, CLIP = "step", "prepare", "forward", "backward", "clip"
+AGREEMENT, BLOCK = "agreement", "block"
+UPDATE = "update"
+TORCH_UPDATE = "Optimizer.step#"
+"""Prefix of torch's own range of an update."""
+UPDATES = (FORWARD, BACKWARD, CLIP, UPDATE)
+PARTS = (PREPARE, *UPDATES, AGREEMENT)
+"""The parts of a step; the first comes before all steps."""
 Event = dict[str, Any]
 NORM = "all-reduce of the norm"
 """The collective of the gradient norm, which DTensor computes from the shards."""
@@ -83,19 +90,19 @@ class Process:
         """The collectives called within a span."""
         chosen = Process(self.rank)
         for name in ("steps", "parts", "blocks", "collectives"):
-            for one in getattr(self, name):
-                begun = one.called if isinstance(one, Collective) else one.start
+            for inner in getattr(self, name):
+                begun = inner.called if isinstance(inner, Collective) else inner.start
                 if span.start <= begun < span.end:
-                    getattr(chosen, name).append(one)
+                    getattr(chosen, name).append(inner)
         return chosen
 
 
 def read_process(chrome: dict[str, Any], rank: int) -> Process:
-    """Read the Chrome trace of a process."""
-    events = [one for one in chrome["traceEvents"] if one.get("ph") == "X"]
-    events.sort(key=lambda one: one["ts"])
+    """What the Chrome trace of a process says."""
+    events = [event for event in chrome["traceEvents"] if event.get("ph") == "X"]
+    events.sort(key=lambda event: event["ts"])
     is_step = re.compile(rf"{STEP} \d+").fullmatch
-    main = next(one["tid"] for one in events if is_step(one["name"]))
+    main = next(event["tid"] for event in events if is_step(event["name"]))
     process = Process(rank)
     for event in events:
         name = UPDATE if event["name"].startswith(TORCH_UPDATE) else event["name"]
@@ -114,17 +121,17 @@ def span_of(event: Event, name: str) -> Span:
 
 
 def blocks_of(events: Sequence[Event], main: int) -> list[Span]:
-    """The passes of each block: forward by its hooks, backward by autograd's numbers.
+    """The passes of each block: forward from its hooks, backward from autograd's sequence numbers.
 
     A backward operation has the number of the forward operation that made it: the last one with
     that number on the main thread.
     """
     forward = [
-        span_of(one, one["name"])
-        for one in events
-        if one["name"].startswith(f"{BLOCK} ") and one["tid"] == main
+        span_of(event, event["name"])
+        for event in events
+        if event["name"].startswith(f"{BLOCK} ") and event["tid"] == main
     ]
-    starts = [one.start for one in forward]
+    starts = [span.start for span in forward]
     made_in: dict[int, str] = {}
     backward: list[Span] = []
     for event in events:
@@ -139,17 +146,19 @@ def blocks_of(events: Sequence[Event], main: int) -> list[Span]:
             before = bisect_right(starts, event["ts"]) - 1
             inside = before >= 0 and event["ts"] < forward[before].end
             made_in[number] = forward[before].name if inside else ""
-    return sorted(forward + [one for one in backward if one.name], key=lambda one: one.start)
+    return sorted(forward + [span for span in backward if span.name], key=lambda span: span.start)
 
 
 def collectives_of(events: Sequence[Event], parts: Sequence[Span]) -> list[Collective]:
     """The collectives of a process, in the order of their calls."""
-    places = [one for one in events if _takes_place(one)]
-    by_dtensor = [span_of(one, "") for one in events if one["name"] == DTENSOR]
-    by_fsdp = [span_of(one, one["name"]) for one in events if one["name"].startswith("FSDP::")]
+    places = [event for event in events if _takes_place(event)]
+    by_dtensor = [span_of(event, "") for event in events if event["name"] == DTENSOR]
+    by_fsdp = [
+        span_of(event, event["name"]) for event in events if event["name"].startswith("FSDP::")
+    ]
     busy = computing(events)
     found = []
-    for call in (one for one in events if one["name"] in CALLS):
+    for call in (event for event in events if event["name"] in CALLS):
         kind, argument, names = CALLS[call["name"]]
         dims, types = (call["args"][key] for key in ("Input Dims", "Input type"))
         count, typed = _elements(dims[argument]), types[argument]
@@ -188,7 +197,7 @@ def _first_match(
     """The first collective of a kind and a size that ends after its call."""
     for place in places:
         plain, args = place["name"].lower().replace("_", ""), place["args"]
-        sizes = [_elements(one) for one in args.get("Input Dims", [])]
+        sizes = [_elements(shape) for shape in args.get("Input Dims", [])]
         sizes += [args[key] for key in ("In msg nelems", "Out msg nelems") if key in args]
         ended = place["ts"] + place["dur"] < called
         fits = not sizes or count in sizes or plain.endswith("allgather")  # one's part alone
@@ -199,10 +208,12 @@ def _first_match(
 
 def computing(events: Sequence[Event]) -> list[Span]:
     """When a process computes, in order and without overlaps: on its GPU, otherwise on its CPU."""
-    kernels = [one for one in events if one.get("cat") == "kernel" and not _takes_place(one)]
-    calls = [one["ts"] for one in events if one["name"] in CALLS or one["name"] == WAIT]
+    kernels = [
+        event for event in events if event.get("cat") == "kernel" and not _takes_place(event)
+    ]
+    calls = [event["ts"] for event in events if event["name"] in CALLS or event["name"] == WAIT]
     merged: list[Span] = []
-    for event in kernels or [one for one in events if one["name"].startswith(COMPUTES)]:
+    for event in kernels or [event for event in events if event["name"].startswith(COMPUTES)]:
         span = span_of(event, "")
         if bisect_left(calls, span.start) < bisect_left(calls, span.end) and not kernels:
             continue  # an operation on shards, which waits for its collective
@@ -216,10 +227,10 @@ def computing(events: Sequence[Event]) -> list[Span]:
 def share_of(span: Span, others: Sequence[Span]) -> float:
     """The share of a span that others, in order and without overlaps, cover."""
     covered = 0.0
-    for one in others[bisect_right(others, span.start, key=lambda one: one.end) :]:
-        if one.start >= span.end:
+    for other in others[bisect_right(others, span.start, key=lambda other: other.end) :]:
+        if other.start >= span.end:
             break
-        covered += min(span.end, one.end) - max(span.start, one.start)
+        covered += min(span.end, other.end) - max(span.start, other.start)
     return covered / (span.end - span.start) if span.end > span.start else 0.0
 
 
@@ -228,8 +239,8 @@ Some = TypeVar("Some", bound=Span)
 
 def enclosing(spans: Iterable[Some], time: float) -> Some | None:
     """The innermost span around a time: the last to begin."""
-    around = [one for one in spans if one.start <= time < one.end]
-    return max(around, key=lambda one: one.start, default=None)
+    around = [span for span in spans if span.start <= time < span.end]
+    return max(around, key=lambda span: span.start, default=None)
 
 
 def _block_in(name: str) -> str:
@@ -242,7 +253,4 @@ def _elements(dims: Any) -> int:
     """Elements of a tensor's shape, or of all shapes of a list of tensors."""
     if dims and isinstance(dims[0], list):
         return sum(map(_elements, dims))
-    product = 1
-    for one in dims:
-        product *= one
-    return product
+    return prod(dims)

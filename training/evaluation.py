@@ -1,17 +1,31 @@
-"""The held-out loss: one number, the same whatever the number of processes."""
+"""What a run looks at between two steps: the held-out loss, and a text that the model generates."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import contextlib
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
+import torch
 from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderShard
-from accelerate.utils import send_to_device
+from accelerate.utils import broadcast, send_to_device
 from torch import Tensor, nn
 
+from data.corpus import Corpus
+from model.causal_lm import LanguageModel
 from model.evaluation import summed_loss
-from training.distributed.strategy import is_compiled
+from model.generate import BrokenModel, generate
+from model.gpt import parameter_count
+from model.sharded import reshard
+from training.distributed.strategy import is_compiled, unwrapped
+from training.exits import TrainingStopped
+from training.memory import memory_left
+
+TOKENS, MOST_SECONDS = 400, 20.0
+TOGETHER = 16
+"""With several processes, check whether the time is up after so many tokens."""
 
 
 def held_out_loss(
@@ -32,10 +46,95 @@ def held_out_loss(
 def first_window(accelerator: Accelerator, loader: DataLoaderShard, micro_batch: int) -> Any:
     """The batch of the first held-out window, on the device; the same on every process.
 
-    A compiled model is compiled for the shape of a micro-batch, which the batch then has.
+    For a compiled model it is padded to a micro-batch, the shape that the model is compiled for.
     """
     windows = loader.dataset
     items = list(windows.in_order(1))
     if is_compiled(accelerator):
         items += [windows.nothing] * (micro_batch - 1)
     return send_to_device(windows.__getitems__(items), accelerator.device)
+
+
+class Sample(NamedTuple):
+    """A text that the model has generated."""
+
+    text: str
+    shortened: str = ""
+    """How much of it there is, in words, if the time was up."""
+
+
+def sample_text(accelerator: Accelerator, model: nn.Module, corpus: Corpus, seed: int) -> Sample:
+    """Generate a short text, the same on every process. Every process must call this.
+
+    It ends at an end-of-text token of the tokenizer or of the model's own files, after `TOKENS`
+    tokens, or after `MOST_SECONDS`. A chat model replies to the first held-out question. Raises
+    TrainingStopped if the weights are not finite.
+    """
+    tokenizer, marks = corpus.tokenizer, corpus.marks
+    stops, deadline = {*marks, *corpus.ends, tokenizer.end_of_text}, time.monotonic() + MOST_SECONDS
+    bare_model = unwrapped(accelerator, model)
+    beginning = corpus.prompt().astype("int64")
+    prompt = torch.from_numpy(beginning)[None].to(accelerator.device)
+    with _unsharded_blocks(accelerator, bare_model), _uncompiled(accelerator):
+        drawn = generate(
+            bare_model,
+            prompt,
+            TOKENS,
+            temperature=0.8,
+            top_k=200,
+            seed=seed,
+            vocab_size=tokenizer.vocab_size,
+        )
+        tokens: list[int] = beginning.tolist() if marks else []
+        try:
+            for number, token in enumerate(map(int, drawn), start=1):
+                if token in stops:
+                    break
+                tokens.append(token)
+                if number < TOKENS and _is_late(accelerator, number, deadline):
+                    return Sample(
+                        tokenizer.decode(tokens),
+                        f"{number} of {TOKENS} {tokenizer.unit}s, for it took {MOST_SECONDS:g} s",
+                    )
+        except BrokenModel as error:
+            raise TrainingStopped(str(error)) from error
+    return Sample(tokenizer.decode(tokens))
+
+
+def _is_late(accelerator: Accelerator, number: int, deadline: float) -> bool:
+    """Whether the time is up on the main process. Every process must call this."""
+    if accelerator.num_processes > 1 and number % TOGETHER:
+        return False
+    late = torch.tensor([int(time.monotonic() > deadline)], device=accelerator.device)
+    return bool(broadcast(late))
+
+
+def _uncompiled(accelerator: Accelerator) -> contextlib.AbstractContextManager[object]:
+    """Compute without compilation: FSDP compiles blocks, and would again for each layer's cache."""
+    if not is_compiled(accelerator):
+        return contextlib.nullcontext()
+    return torch.compiler.set_stance("force_eager")
+
+
+@contextlib.contextmanager
+def _unsharded_blocks(accelerator: Accelerator, model: LanguageModel) -> Iterator[None]:
+    """If memory suffices, have FSDP gather each block once and not for every token."""
+    if not accelerator.is_fsdp2 or not accelerator.state.fsdp_plugin.reshard_after_forward:
+        yield
+        return
+    width = 4 if accelerator.mixed_precision == "no" else 2
+    free = torch.tensor([memory_left(accelerator.device)], device=accelerator.device)
+    if 2 * width * parameter_count(model) > accelerator.gather(free).min():
+        yield
+        return
+    _reshard_blocks_after_forward(model, False)
+    try:
+        yield
+    finally:
+        _reshard_blocks_after_forward(model, True)
+        reshard(model)
+
+
+def _reshard_blocks_after_forward(model: LanguageModel, value: bool) -> None:
+    for block in model.blocks:
+        block.set_reshard_after_forward(value)  # type: ignore[operator]

@@ -1,14 +1,30 @@
-"""How much memory this process may take."""
+"""How much memory a process may take, and the sentence for a run that needs more.
+
+The check comes before the model is created. A step that fails later is told from its error.
+"""
 
 from __future__ import annotations
 
+import errno
+import re
 from pathlib import Path
 
 import psutil
 import torch
+from accelerate import Accelerator
 
+from config.schema import ConfigError
 from model.cpu.cores import control_groups
-from training.distributed.environment import processes_here
+from model.gpt import GPTConfig
+from optim.optimizers import moments_of
+from training.distributed.agreement import run_on_all
+from training.distributed.environment import (
+    fsdp_requested,
+    on_cpu,
+    processes_here,
+    started_processes,
+)
+from training.exits import OutOfMemory
 
 MEMORY_FILES = (
     ("memory.max", "memory.current"),
@@ -16,14 +32,94 @@ MEMORY_FILES = (
 )
 """Files of a control group, versions 2 and 1: its limit and its use."""
 FILE_CACHE = ("active_file", "inactive_file")
-"""The part of the use that the system can reclaim; version 1 has it as total_... too."""
+"""Cached file pages, which the system can reclaim; version 1 also has them as total_..."""
+FAILURES = re.compile(
+    r"out of memory|not enough memory|allocate memory|ALLOC_FAILED|Storage size calculation overfl",
+    re.IGNORECASE,
+)
+"""Messages of torch's allocators, CUDA's libraries and the system in errors of general types."""
+REQUESTED = re.compile(r"allocate ([\d.]+ (?:bytes|[KMGTP]i?B))")
+FLOAT_BYTES = 4
+PLAN = "`python plan.py` with the same arguments and --memory shows what fits."
+SMALLER = (
+    f"{PLAN} Lower train.micro_batch_size, set model.activation_checkpointing=true, or lower "
+    "data.block_size, model.n_layer or model.n_embd."
+)
+
+
+def check_fits(accelerator: Accelerator, config: GPTConfig, optimizer: str) -> GPTConfig:
+    """Return the sizes; raise ConfigError where a process needs more memory than its share.
+
+    Every process must call this. Each creates the weights. On a CPU, gradients and optimizer state
+    take the same memory, and FSDP's processes keep a shard of all of them. The check comes first,
+    because the system promises more memory than it has, and later kills the process silently.
+    """
+    width, layers = config.n_embd, config.n_layer
+    embedded = config.vocab_size + config.block_size + 2
+    parameters = 12 * layers * width**2 + (13 * layers + embedded) * width
+    what_needs = f"model.n_layer={layers} and model.n_embd={width} need"
+    check_parameters_fit(accelerator, parameters, optimizer, what_needs)
+    return config
+
+
+def check_parameters_fit(
+    accelerator: Accelerator, parameters: int, optimizer: str, what_needs: str, created: bool = True
+) -> None:
+    """`check_fits` for so many parameters; `what_needs` begins the message.
+
+    Every process must call this. Without `created`, no process ever has all of the weights.
+    """
+
+    def check() -> None:
+        kept = FLOAT_BYTES * (2 + moments_of(optimizer)) * parameters if on_cpu() else 0
+        if fsdp_requested():
+            kept //= started_processes()
+        needed = max(kept, FLOAT_BYTES * parameters if created else 0)
+        left = memory_left(torch.device("cpu"), with_swap=True)
+        if needed > left:
+            processes = processes_here()
+            share = f", its share of {processes} processes," if processes > 1 else ""
+            raise ConfigError(
+                f"{what_needs} {needed / 1e9:,.1f} GB of this machine's memory for each process, "
+                f"and {left / 1e9:,.1f} GB{share} are left, at any train.micro_batch_size. {PLAN}"
+            )
+
+    run_on_all(accelerator, check)  # nobody takes memory before all have looked how much is left
+
+
+def in_words(error: Exception, begun: bool) -> Exception:
+    """The error itself, or one with a sentence in its place if memory is exhausted.
+
+    That is a ConfigError before training has `begun`, and OutOfMemory later. On a device it is
+    always OutOfMemory, because another program may not have freed the device yet.
+    """
+    if not is_out_of_memory(error):
+        return error
+    requested = REQUESTED.search(str(error))
+    more = f": {requested[1]} more were requested" if requested else ""
+    if begun or isinstance(error, torch.OutOfMemoryError):
+        sentence = f"there is not enough memory for a step{more}. The run can be resumed. {SMALLER}"
+        problem: Exception = OutOfMemory(sentence)
+    else:
+        problem = ConfigError(f"there is not enough memory for this model{more}. {SMALLER}")
+    problem.reported_here = True  # type: ignore[attr-defined]  # perhaps only this process lacks memory
+    return problem
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error means that there is no more memory, of the machine or of a device."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    if isinstance(error, RuntimeError):
+        return FAILURES.search(str(error)) is not None
+    return isinstance(error, MemoryError)
 
 
 def memory_left(device: torch.device, with_swap: bool = False) -> int:
     """Bytes that this process may still take: on a CUDA device, or else of this machine.
 
-    On CUDA it is what is free there, or cached by torch without use. Of the machine it is an equal
-    share for each process that the launcher started on it; `with_swap` for what may be slow.
+    On CUDA, that includes what torch has cached and does not use. The machine's memory is divided
+    equally among the processes that the launcher started on it, and counts swap `with_swap`.
     """
     if device.type == "cuda":
         idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

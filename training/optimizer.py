@@ -1,4 +1,4 @@
-"""The optimizer of a run, which its snapshots can hold; and what is not trained."""
+"""The optimizer of a run, and which parameters it leaves frozen."""
 
 from __future__ import annotations
 
@@ -21,17 +21,26 @@ def make_optimizer(
 ) -> Optimizer:
     """Build the `optim.name` optimizer (see `optim.optimizers`) over all trainable parameters.
 
-    `precision` is that of the run, as accelerate names it: in bf16 Muon orthogonalizes in bf16,
-    and in float32 otherwise, or rounding would make processes' losses differ from those of one.
-    At the first update it raises ConfigError for a parameter that has no gradient.
+    `precision` is the name that accelerate gives it. Muon orthogonalizes in bf16 if that is bf16,
+    otherwise in float32, because rounding would change the losses with the number of processes.
+    The first update raises ConfigError for a parameter that has no gradient.
     """
     layout = layout_of(model)
     parts = layout.parts()
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     optimizer = OPTIMIZERS[optim.name](parts, optim, device, dtype)
-    named = {one: name for name, one in layout.trained().items()}
-    names = [[named[one] for one in group["params"]] for group in optimizer.param_groups]
-    optimizer.register_step_pre_hook(lambda *_: _refuse_without_gradient(optimizer, names))
+    name_of = {parameter: name for name, parameter in layout.trained().items()}
+    names = [[name_of[entry] for entry in group["params"]] for group in optimizer.param_groups]
+
+    checked = False
+
+    def check_first_update(*_: object) -> None:
+        nonlocal checked
+        if not checked:
+            _refuse_without_gradient(optimizer, names)
+            checked = True
+
+    optimizer.register_step_pre_hook(check_first_update)
     return optimizer
 
 

@@ -84,10 +84,6 @@ class RunState:
     """Of each source of a streamed text: source, revision, held_out_groups (1.0 if it is missing),
     epoch, window, row, token, blocks."""
 
-    def advance(self, step: int, epoch: int, stream: list[dict[str, Any]] | None) -> None:
-        """Record that a step has been computed."""
-        self.step, self.epoch, self.stream = step, epoch, stream
-
     def update_best_loss(self, loss: float) -> None:
         """Record a held-out loss, if it is the lowest so far."""
         self.best_loss = loss if self.best_loss is None else min(loss, self.best_loss)

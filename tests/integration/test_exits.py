@@ -12,8 +12,7 @@ from config.schema import ConfigError
 from data.errors import DataError, TextLost, TextUnreachable
 from snapshot.errors import SnapshotError
 from store.errors import HubError, HubRefused, HubUnreachable
-from training.distributed.agreement import FailedElsewhere
-from training.errors import is_lasting
+from training.distributed.agreement import FailedElsewhere, is_lasting
 from training.exits import OutOfMemory, TrainingStopped
 from training.run.command import _code_for
 from training.run.signals import (

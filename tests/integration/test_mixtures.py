@@ -139,6 +139,6 @@ def test_experts_get_no_adapters_and_that_is_said(small, tmp_path):
 
 def test_a_plan_that_fails_does_not_say_that_nothing_fits():
     """Python's exit code for a program that has failed is 1."""
-    from planning.advice import EXIT_NOTHING_FITS
+    from planning.fits import EXIT_NOTHING_FITS
 
     assert EXIT_NOTHING_FITS not in (0, 1, 2)

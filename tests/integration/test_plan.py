@@ -26,18 +26,26 @@ from model.cpu.tune import tune
 from model.generate import generate
 from model.gpt import GPT, GPTConfig
 from model.lora import Lora
-from planning.advice import EXIT_NOTHING_FITS, advise, within_machine
 from planning.allocation_log import LiveBytes
 from planning.estimate import estimate_memory
 from planning.fake_trace import DTYPES, Shape, traced_phases
-from planning.fits import GIB, Candidate, Fit, Strategy, candidates, strategies
+from planning.fits import (
+    EXIT_NOTHING_FITS,
+    GIB,
+    Candidate,
+    Fit,
+    Strategy,
+    advise,
+    candidates,
+    strategies,
+    within_machine,
+)
 from planning.kernels import cuda_kernels
 from snapshot.disk.architecture import layout_for
 from snapshot.disk.state import RunState, begin_snapshot
 from tracked import tracked
-from training.evaluation import held_out_loss
+from training.evaluation import TOKENS, held_out_loss
 from training.optimizer import make_optimizer
-from training.sampling import TOKENS
 
 TINY = GPTConfig(103, 64, n_layer=4, n_head=4, n_embd=128)
 PIECE = 1_000_000
@@ -318,12 +326,12 @@ def test_offloading_fits_where_memory_suffices_for_all():
     offload = Strategy("FSDP, offload", "fsdp_offload.yaml", shape, offload=True)
     sizes = dict.fromkeys((field.name for field in fields(Fit)), 0.0)
     row = Fit(**sizes | {"strategy": offload, "on_cpu": 131 * GIB, "writer": GIB, "fits": True})
-    advice, code = advise([row], TINY, 1, "", here=8)
+    advice, code = advise([row], TINY, 1, None, here=8)
     assert code == 0
     assert "It fits where each machine has 1,056.0 GiB of memory left for its 8 proc" in advice
     assert within_machine([row], 8, 1056 * GIB) == [row]
     (refused,) = within_machine([row], 8, 1055 * GIB)
-    assert advise([refused], TINY, 1, "", here=8)[1] == EXIT_NOTHING_FITS
+    assert advise([refused], TINY, 1, None, here=8)[1] == EXIT_NOTHING_FITS
 
 
 @pytest.mark.thorough

@@ -31,7 +31,7 @@ from snapshot.disk.state import RunState, begin_snapshot, check_snapshot, restor
 from snapshot.errors import SnapshotError
 from training.optimizer import make_optimizer
 from training.run.pretrained import refuse_undescribed
-from training.schedule import last_full_step, learning_rate_at
+from training.step import last_full_step, learning_rate_at
 
 CPU = torch.device("cpu")
 SIZES = GPTConfig(vocab_size=12, block_size=8, n_layer=2, n_head=2, n_embd=8)

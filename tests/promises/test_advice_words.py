@@ -19,7 +19,7 @@ from config.problems import value_of
 from config.schema import Config, ConfigError, accumulation_steps
 from snapshot.config_values import as_argument
 from training.reporting.rate_hints import twice_as_long
-from training.schedule import learning_rate_at
+from training.step import learning_rate_at
 
 STREAMED = ["data.streaming=true", "data.source=me/texts", "data.tokenizer=gpt2"]
 NAMED = {

@@ -18,12 +18,12 @@ from model.gpt import GPT, GPTConfig
 from snapshot.disk.files import verify
 from snapshot.disk.state import RunState, read_state
 from snapshot.start import Start
+from training.evaluation import sample_text
 from training.exits import TrainingStopped
 from training.reporting.console import Console
 from training.reporting.metrics import MetricsFile, read_metrics
 from training.reporting.rate_hints import rate_jump
 from training.run.evaluations import MOST_TRIES, evaluation_is_pending
-from training.sampling import sample_text
 
 
 def test_a_killed_evaluation_is_repeated_at_the_resume(finished_run, small, tmp_path):

@@ -1,4 +1,7 @@
-"""Agreement between the processes of a run: when one fails, all end instead of waiting for it."""
+"""Agreement between the processes of a run: when one fails, all end instead of waiting for it.
+
+The file also says what an error means: whose mistake it is, its exit code, whether to try again.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,28 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast
 
-from training.errors import exit_code_for, is_lasting
+from config.schema import ConfigError
+from data.errors import DataError, TextLost, TextUnreachable
+from snapshot.errors import SnapshotError
+from store.errors import HubError, HubUnreachable
+from training.exits import EXIT_FAILED, EXIT_USER_MISTAKE, OutOfMemory, TrainingStopped
 
+USER_MISTAKES = (ConfigError, DataError, SnapshotError, HubError)
+"""Errors that are shown as a sentence, without a traceback."""
+TEMPORARY = (HubUnreachable, TextUnreachable, TextLost, OutOfMemory)
+"""Errors that are nobody's mistake. The same command may succeed later."""
 Result = TypeVar("Result")
+
+
+def exit_code_for(error: Exception) -> int:
+    """The exit code of a run that ends with an error."""
+    mistake = isinstance(error, USER_MISTAKES) and not isinstance(error, TEMPORARY)
+    return EXIT_USER_MISTAKE if mistake else EXIT_FAILED
+
+
+def is_lasting(error: Exception) -> bool:
+    """Whether the same command would end with the same error, so that a restart is useless."""
+    return isinstance(error, (*USER_MISTAKES, TrainingStopped)) and not isinstance(error, TEMPORARY)
 
 
 class FailedElsewhere(Exception):

@@ -1,4 +1,4 @@
-"""The launcher of this process, if there is one: its workers, its end, its options."""
+"""The launcher that started this process, if there is one: its workers and its end."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import psutil
-from accelerate.commands.config.config_args import default_config_file, load_config_from_file
-from accelerate.commands.launch import launch_command_parser
 
 from training.distributed.environment import launched, processes_here
 
@@ -74,51 +71,6 @@ def launcher() -> Launcher | None:
         if Path(word).name in PROGRAMS or (command[place - 1] == "-m" and word.startswith(MODULES)):
             return Launcher(parent, tuple(command[place:]))
     return None
-
-
-@dataclass(frozen=True)
-class LaunchOptions:
-    """What the command line and the config file of `accelerate launch` request."""
-
-    processes: int
-    machines: int
-    kind: str
-    """The option that selects the kind of processes: '--cpu', 'distributed_type: MULTI_CPU'."""
-    use_cpu: bool
-    gpu_ids: str
-
-
-def launch_options() -> LaunchOptions | None:
-    """The options of `accelerate launch`, parsed by its own parser; None without it."""
-    started_by = launcher()
-    if started_by is None or "accelerate" not in Path(started_by.command[0]).name:
-        return None
-    words = started_by.command[1:]
-    words = words[1:] if words[:1] == ("launch",) else words
-    try:
-        options = launch_command_parser().parse_args(list(words))
-        file = None
-        if options.config_file or (Path(default_config_file).is_file() and not options.cpu):
-            file = load_config_from_file(options.config_file)
-    except (SystemExit, OSError, ValueError):  # options of another version
-        return None
-
-    def either(name: str) -> Any:
-        given = getattr(options, name, None)
-        return getattr(file, name, None) if given is None else given
-
-    kind = (
-        "without --multi_gpu"
-        if file is None
-        else f"distributed_type: {file.distributed_type.value}"
-    )
-    return LaunchOptions(
-        processes=int(either("num_processes") or 1),
-        machines=int(either("num_machines") or 1),
-        kind="--cpu" if options.cpu else kind,
-        use_cpu=bool(options.cpu or getattr(file, "use_cpu", False)),
-        gpu_ids=str(either("gpu_ids") or "all"),
-    )
 
 
 def seconds_since_launch() -> float:

@@ -5,6 +5,12 @@ Otherwise accelerate or torch would ignore them silently and train something els
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+from accelerate.commands.config.config_args import default_config_file, load_config_from_file
+from accelerate.commands.launch import launch_command_parser
+
 from training.distributed.environment import (
     env_var,
     fsdp_requested,
@@ -14,30 +20,56 @@ from training.distributed.environment import (
     requested_precision,
     started_processes,
 )
-from training.distributed.launcher import launch_options
+from training.distributed.launcher import launcher
 
 CONFIG_FILE = "The accelerate config file"
 
 
 def _ignored_by_launcher() -> list[str]:
-    """A sentence for the options that `accelerate launch` ignores silently."""
-    options = launch_options()
-    if options is None:
+    """A sentence for the options that `accelerate launch` ignores silently.
+
+    Its own parser reads its command line and its config file.
+    """
+    started_by = launcher()
+    if started_by is None or "accelerate" not in Path(started_by.command[0]).name:
         return []
-    if not launched() and (options.processes > 1 or options.machines > 1):
+    words = started_by.command[1:]
+    words = words[1:] if words[:1] == ("launch",) else words
+    try:
+        options = launch_command_parser().parse_args(list(words))
+        file = None
+        if options.config_file or (Path(default_config_file).is_file() and not options.cpu):
+            file = load_config_from_file(options.config_file)
+    except (SystemExit, OSError, ValueError):  # options of another version
+        return []
+
+    def either(name: str) -> Any:
+        given = getattr(options, name, None)
+        return getattr(file, name, None) if given is None else given
+
+    if options.cpu:
+        kind = "--cpu"
+    elif file is None:
+        kind = "without --multi_gpu"
+    else:
+        kind = f"distributed_type: {file.distributed_type.value}"
+    processes, machines = int(either("num_processes") or 1), int(either("num_machines") or 1)
+    if not launched() and (processes > 1 or machines > 1):
         return [
-            f"accelerate launch has num_machines: {options.machines} and num_processes: "
-            f"{options.processes}, but starts one process that trains alone ({options.kind}). For "
-            "several, set distributed_type: MULTI_GPU or FSDP, with use_cpu: true on CPUs, as in "
+            f"accelerate launch has num_machines: {machines} and num_processes: {processes}, but "
+            f"starts one process that trains alone ({kind}). For several, set distributed_type: "
+            "MULTI_GPU or FSDP, with use_cpu: true on CPUs, as in "
             "accelerate_configs/ddp_cpu.yaml; for one, --num_machines 1 --num_processes 1."
         ]
-    several = launched() and options.gpu_ids == "all"
-    wanted = several or any(name.strip().isdigit() for name in options.gpu_ids.split(","))
-    if wanted and not options.use_cpu and not is_on("ACCELERATE_USE_CPU") and on_cpu():
+    gpu_ids = str(either("gpu_ids") or "all")
+    several = launched() and gpu_ids == "all"
+    wanted = several or any(name.strip().isdigit() for name in gpu_ids.split(","))
+    use_cpu = options.cpu or getattr(file, "use_cpu", False) or is_on("ACCELERATE_USE_CPU")
+    if wanted and not use_cpu and on_cpu():
         return [
-            f"{CONFIG_FILE} requests GPUs ({options.kind}, gpu_ids: {options.gpu_ids}), but torch "
-            "finds none. Check the driver (nvidia-smi), and that torch is built for it. For CPUs, "
-            "use accelerate_configs/cpu.yaml, ddp_cpu.yaml or fsdp_cpu.yaml."
+            f"{CONFIG_FILE} requests GPUs ({kind}, gpu_ids: {gpu_ids}), but torch finds none. "
+            "Check the driver (nvidia-smi), and that torch is built for it. For CPUs, use "
+            "accelerate_configs/cpu.yaml, ddp_cpu.yaml or fsdp_cpu.yaml."
         ]
     return []
 
@@ -81,59 +113,34 @@ def _fsdp_refusals() -> list[str]:
             f"{CONFIG_FILE} says fsdp_version: {version}. Version 1 flattens parameters, which a "
             "snapshot cannot hold: set fsdp_version: 2, as in accelerate_configs/fsdp.yaml."
         ]
-    checks = [*_wrapping_checks(), *_version_2_checks()]
-    found = [
-        f"{CONFIG_FILE} says fsdp_{entry}: {value}. {remedy}"
-        for is_right, entry, value, remedy in checks
-        if not is_right
-    ]
-    if is_on("ACCELERATE_USE_PARALLELISM_CONFIG"):
-        found += _parallelism_refusals()
-    return found
-
-
-Check = tuple[bool, str, str, str]
-"""Whether an entry is right, its name without `fsdp_`, its value, and the remedy."""
-
-
-def _wrapping_checks() -> list[Check]:
-    """The entries that say which modules are sharded, and how."""
-    policy = env_var("FSDP_AUTO_WRAP_POLICY", "NO_WRAP")
+    wrapping = env_var("FSDP_AUTO_WRAP_POLICY", "NO_WRAP")
     ignored = env_var("FSDP_IGNORED_MODULES", "None")
-    recomputing = [
+    reshard = env_var("FSDP_RESHARD_AFTER_FORWARD", "true")
+    strategy = env_var("FSDP_SHARDING_STRATEGY", "FULL_SHARD")
+    prefetch = env_var("FSDP_BACKWARD_PREFETCH", "None")
+    recomputes = (
+        "It recomputes with different dropout masks, so gradients would be wrong. Remove it, and "
+        "pass model.activation_checkpointing=true to train.py."
+    )
+    # Each: whether the entry is right, its name without fsdp_, its value, and the remedy.
+    checks = [
         (
-            not is_on(f"FSDP_{entry.upper()}"),
-            entry,
-            "true",
-            "It recomputes with different dropout masks, so gradients would be wrong. Remove it, "
-            "and pass model.activation_checkpointing=true to train.py.",
-        )
-        for entry in ("activation_checkpointing", "activation_checkpointing_offload")
-    ]
-    return [
-        (
-            policy.upper() == "TRANSFORMER_BASED_WRAP",
+            wrapping.upper() == "TRANSFORMER_BASED_WRAP",
             "auto_wrap_policy",
-            policy,
+            wrapping,
             "Only wrapping block by block keeps the whole model out of memory: set "
             "TRANSFORMER_BASED_WRAP.",
         ),
-        *recomputing,
+        *(
+            (not is_on(f"FSDP_{entry.upper()}"), entry, "true", recomputes)
+            for entry in ("activation_checkpointing", "activation_checkpointing_offload")
+        ),
         (
             ignored in ("None", ""),
             "ignored_modules",
             ignored,
             "The gradients of those modules would not be reduced over processes. Remove it.",
         ),
-    ]
-
-
-def _version_2_checks() -> list[Check]:
-    """The entries that version 2 of FSDP ignores, or understands differently."""
-    reshard = env_var("FSDP_RESHARD_AFTER_FORWARD", "true")
-    strategy = env_var("FSDP_SHARDING_STRATEGY", "FULL_SHARD")
-    prefetch = env_var("FSDP_BACKWARD_PREFETCH", "None")
-    return [
         (
             reshard.lower() in ("true", "false"),
             "reshard_after_forward",
@@ -168,6 +175,14 @@ def _version_2_checks() -> list[Check]:
             "arrived from the GPU. Set mixed_precision to bf16 or no.",
         ),
     ]
+    refused = [
+        f"{CONFIG_FILE} says fsdp_{entry}: {value}. {remedy}"
+        for is_right, entry, value, remedy in checks
+        if not is_right
+    ]
+    if is_on("ACCELERATE_USE_PARALLELISM_CONFIG"):
+        refused += _parallelism_refusals()
+    return refused
 
 
 def _parallelism_refusals() -> list[str]:

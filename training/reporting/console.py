@@ -1,29 +1,91 @@
-"""What a run prints, on the main process; the others are silent."""
+"""What a run prints, on the main process. Output that cannot be written never ends the run."""
 
 from __future__ import annotations
 
+import io
 import os
+import select
 import shutil
 import stat
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TextIO
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from training.reporting.events import Events
-from training.reporting.output import shown
-from training.reporting.samples import add_sample
-from training.reporting.speed import Speed
+from data.printable import printable, redact_urls
+from training.reporting.events import Events, add_sample
+from training.reporting.machine import Speed
 
 BAR = "{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"
 BAR_COLUMNS = len("100%|#| step / [00:00<00:00], ")
-"""What a line has besides the figures and two numbers of steps."""
+"""Columns of a line besides the figures and the two numbers of steps."""
+
+
+class LossyFile(io.FileIO):
+    """A file descriptor that drops what it cannot write, and tries again with what comes next.
+
+    A full disk, or a reader or a terminal that is gone, must not end a run.
+    """
+
+    def write(self, content: Any, /) -> int:
+        try:
+            while (written := super().write(content)) is None:  # set to non-blocking, and full
+                select.select([], [self], [])
+        except OSError:
+            return len(content)
+        return written
+
+
+def make_output_lossy() -> None:
+    """Put sys.stdout and sys.stderr on `LossyFile`s, whole lines at once, in any encoding."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    while nothing <= 2:  # closed by who started this process: a file would take its number, and
+        nothing = os.open(os.devnull, os.O_RDWR)  # what libraries write to it would go there
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            descriptor, encoding = nothing, "utf-8"
+        else:
+            descriptor, encoding = stream.fileno(), stream.encoding
+            with suppress(OSError):
+                stream.flush()
+        lossy = io.TextIOWrapper(
+            io.BufferedWriter(LossyFile(descriptor, "w", closefd=False)),
+            encoding=encoding,
+            errors="backslashreplace",  # a character that the terminal lacks
+            line_buffering=True,
+        )
+        lossy.replaced = stream  # type: ignore[attr-defined]  # or its end would close the file
+        setattr(sys, name, lossy)
+
+
+def shown(text: str) -> str:
+    """Text that is safe to print: control characters escaped, URLs without their secrets."""
+    return printable(redact_urls(text), multiline=True)
+
+
+def say_error(text: str) -> None:
+    """Print on stderr, above the progress bar if there is one."""
+    tqdm.write(shown(text), file=sys.stderr)
+    sys.stderr.flush()
+
+
+def write_now(text: str, seconds: float) -> None:
+    """Write to stderr if that is possible in time: its terminal or reader may have stopped.
+
+    `print` could block: the main thread may hold the stream while it waits for that reader.
+    """
+    with suppress(OSError, ValueError, AttributeError):
+        number = sys.stderr.fileno()
+        if select.select([], [number], [], seconds)[1]:
+            os.write(number, text.encode())
 
 
 @dataclass
 class Console:
-    """Lines on stdout; progress as a live bar where stderr is a terminal, and as lines in a log."""
+    """Prints lines to stdout, and progress as a bar if stderr is a terminal, otherwise as lines."""
 
     shown: bool
     """Whether this process prints."""
@@ -65,20 +127,14 @@ class Console:
             self.events.add(event, step, text)
 
     def sample(self, step: int, text: str, shortened: str = "") -> None:
-        """Print a text that the model has generated, set off from the rest, and keep it.
+        """Print a text that the model has generated between two rules, and keep it.
 
-        `shortened` says how much there is of a text that time has ended.
+        `shortened` says how much of it there is, if the time was up.
         """
         heading = f"sample at step {step}" + f", {shortened}" * bool(shortened)
         self.say(f"----- {heading} -----\n{text.strip()}\n-----")
         if self.events is not None:
             add_sample(self.events.path.parent, step, text)
-
-    def advance(self, step: int) -> None:
-        """A step is done; its metrics are not known yet."""
-        self.step = step
-        if self.bar is not None:
-            self.bar.update(step - self.bar.n)
 
     def progress(
         self,
@@ -91,9 +147,7 @@ class Console:
         skipped: int = 0,
         hub_status: str = "",
     ) -> None:
-        """Print the metrics of a step: its learning rate and gradient norm, how many updates of the
-        run were `skipped`, and the Hub's lag.
-        """
+        """Print the metrics of a step; `skipped` is how many updates the run has skipped so far."""
         self.tokens_per_second = tokens_per_second
         first, speed = f"loss {loss:.4f}", f"{self.speed_in_words()}"
         others = [f"norm {norm:.2f}", f"rate {rate:.2g}"]
@@ -106,14 +160,14 @@ class Console:
             self.say(f"step {step}/{self.max_steps}, {figures}, {_duration(seconds_left)} left")
 
     def _fit(self, figures: list[str], others: list[str]) -> str:
-        """The figures, and as many of the others as a line of the terminal takes."""
-        room = shutil.get_terminal_size().columns - BAR_COLUMNS - 2 * len(str(self.max_steps))
-        while others and len(", ".join([*figures, *others])) > room:
+        """The figures, and as many of the others as fit into a line of the terminal."""
+        columns = shutil.get_terminal_size().columns - BAR_COLUMNS - 2 * len(str(self.max_steps))
+        while others and len(", ".join([*figures, *others])) > columns:
             others = others[:-1]
         return ", ".join([*figures, *others])
 
     def speed_in_words(self) -> str | None:
-        """The last speed, with its share of the machine's peak where that is known."""
+        """The last speed, with its share of the machine's peak if that is known."""
         if self.tokens_per_second is None:
             return None
         share = self.speed.share(self.tokens_per_second)
@@ -130,12 +184,6 @@ class Console:
 def _is_pipe(stream: TextIO) -> bool:
     """Whether a reader may print it on the same terminal, as `| tee log` does."""
     return stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode)
-
-
-def counted(number: int, noun: str) -> str:
-    """'1 process', '2 processes', '2 threads'."""
-    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
-    return f"{number} {noun}{ending}"
 
 
 def _short(number: float) -> str:

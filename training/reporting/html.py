@@ -1,4 +1,4 @@
-"""Pages for a browser: one file each, without scripts and without requests."""
+"""HTML pages of one file each, without scripts or requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from data.printable import printable
 from snapshot.disk.files import write_whole
 
 MOST_INTERVALS = 6
-"""Between the ticks of an axis."""
+"""Most intervals between the ticks of an axis."""
 STYLE = """
 :root { color-scheme: light dark; --line: #1f77b4; --held: #d9660a; --grid: #8886; }
 @media (prefers-color-scheme: dark) { :root { --line: #6db3f2; --held: #ffa657; } }
@@ -39,9 +39,9 @@ def write_html(
     style: str = "",
     reload_seconds: int | None = None,
 ) -> None:
-    """Write a page from its parts, which are HTML, as is the title. Raises OSError.
+    """Write a page. Title and parts are HTML. Raises OSError.
 
-    A browser loads it again after `reload_seconds`.
+    A browser reloads it after `reload_seconds`.
     """
     body = "\n".join(parts)
     again = f'<meta http-equiv="refresh" content="{reload_seconds}">\n' if reload_seconds else ""
@@ -63,14 +63,14 @@ def round_ticks(low: float, high: float, whole: bool = False) -> list[float]:
 
     high = high if high > low else low + (abs(low) or 1.0)
     locator = MaxNLocator(nbins=MOST_INTERVALS, steps=[1, 2, 2.5, 5, 10], integer=whole)
-    ticks = [float(one) for one in locator.tick_values(low, high)]
+    ticks = [float(tick) for tick in locator.tick_values(low, high)]
     first = max((n for n, one in enumerate(ticks) if one <= low), default=0)
     last = min((n for n, one in enumerate(ticks) if one >= high), default=len(ticks) - 1)
     return ticks[first : last + 1]
 
 
 def table(label: str, heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A table, which can be scrolled sideways by keyboard as well."""
+    """A table that can be scrolled sideways, by keyboard as well."""
     cells = "".join(f'<th scope="col">{escape(head)}</th>' for head in heads)
     lines = [
         "<tr>" + "".join(f"<td>{escape(printable(str(cell)))}</td>" for cell in row) + "</tr>"

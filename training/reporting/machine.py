@@ -1,25 +1,65 @@
-"""The machine that a run computes on, in words: for the header, and for state.json."""
+"""The machine that a run computes on, in words, and how much of it the run uses (MFU).
+
+The model FLOP utilisation of Chowdhery et al. (2022, appendix B) counts what the model needs, not
+what is computed: a recomputed block counts once.
+"""
 
 from __future__ import annotations
 
 import platform
+import re
+import time
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from statistics import median
 
 import psutil
 import torch
 from accelerate import Accelerator
+from torch import nn
 
-from config.schema import RunConfig
+from config.schema import Config, RunConfig
+from model.causal_lm import LanguageModel
 from model.cpu.cores import cores
+from model.gpt import GPTConfig
 from training.distributed.environment import processes_here
-from training.distributed.precision import effective_precision
-from training.distributed.strategy import offloads
-from training.reporting.console import counted
+from training.distributed.strategy import effective_precision, offloads
+
+PEAKS = (
+    (r"\bB200\b", 2250e12),
+    (r"\bH100 PCIe\b", 756e12),
+    (r"\bH100 NVL\b", 835e12),
+    (r"\b(H100|H200|GH200)\b", 989e12),
+    (r"\bA100\b", 312e12),
+    (r"\bL40S\b", 362e12),
+    (r"\bL4\b", 121e12),
+    (r"\bA10G\b", 70e12),
+    (r"\bRTX 4090\b", 165e12),
+    (r"\bRTX 3090\b", 71e12),
+    (r"\bV100\b", 125e12),
+    (r"\bT4\b", 65e12),
+)
+"""FLOP/s by the name of a GPU, as NVIDIA publishes them: 16-bit tensor cores with float32 sums and
+without sparsity. V100 and T4 support only fp16."""
+ONLY_FP16 = r"\b(V100|T4)\b"
+DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+MATRIX, LARGER_MATRIX = 2048, 8192
+"""Rows and columns of the matrices whose product measures the peak. CUDA takes the larger, because
+starting a kernel takes time as well."""
+PRODUCTS = 5
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+"""Entries of the config.json of a mixture of experts, where a token uses only some parameters."""
+
+
+def counted(number: int, noun: str) -> str:
+    """'1 process', '2 processes', '2 threads'."""
+    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{number} {noun}{ending}"
 
 
 def machine_line(accelerator: Accelerator) -> str:
-    """Processes, device, precision and threads, for the header."""
+    """Processes, device, precision and threads: a line of the header."""
     count = accelerator.num_processes
     precision = {"no": "float32"}.get(accelerator.mixed_precision, accelerator.mixed_precision)
     parts = [counted(count, "process"), precision]
@@ -38,14 +78,14 @@ def machine_line(accelerator: Accelerator) -> str:
 
 
 def computed_on(accelerator: Accelerator) -> str:
-    """Everything that the last bits of a step depend on; equal words mean an exact resume."""
+    """What the last bits of a step depend on: a resume is exact where these words are equal."""
     processor = f"{_processor()}, {torch.backends.cpu.get_cpu_capability()}"
     return f"{machine_line(accelerator)}; {processor}; torch {torch.__version__}"
 
 
 @cache
 def _processor() -> str:
-    """Its name. On machines with many cores Linux takes long to list them."""
+    """The name of the processor. Read once, as Linux takes long to list many cores."""
     try:
         facts = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.split(":", 1)[1].strip() for line in facts if "model name" in line)
@@ -69,7 +109,7 @@ def _strategy(accelerator: Accelerator) -> str:
 
 
 def machine_hints(accelerator: Accelerator, run: RunConfig) -> list[str]:
-    """What would make this machine faster."""
+    """What would make the run faster on this machine."""
     hints = []
     device, used = accelerator.device, torch.get_num_threads()
     share = cores() // processes_here()
@@ -105,3 +145,104 @@ def machine_hints(accelerator: Accelerator, run: RunConfig) -> list[str]:
 
 def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What a token costs, and what the machine could compute."""
+
+    flops_per_token: float | None
+    """None for a mixture of experts."""
+    peak: float | None
+    """FLOP/s of all processes; None if it is unknown."""
+    source: str = ""
+    """How the peak is known."""
+
+    def share(self, tokens_per_second: float) -> float | None:
+        """A speed as a share of the peak (MFU); None if it is unknown."""
+        if self.flops_per_token is None or self.peak is None:
+            return None
+        return tokens_per_second * self.flops_per_token / self.peak
+
+    def as_words(self) -> str:
+        """The line of the header."""
+        cost = "unknown FLOP"
+        if self.flops_per_token is not None:
+            cost = f"{_short(self.flops_per_token)}FLOP"
+        if self.peak is None:
+            return f"{cost} a token"
+        return f"{cost} a token; peak of the machine {_short(self.peak)}FLOP/s, {self.source}"
+
+
+def speed_of(model: LanguageModel, config: Config, accelerator: Accelerator) -> Speed:
+    """The cost of a token of this model, and the peak of all processes.
+
+    Processes measure the peak at the same time, as they compute at the same time.
+    """
+    device, precision = accelerator.device, accelerator.mixed_precision
+    flops, peak = flops_per_token(model, config.data.block_size), None
+    source = "as published"
+    if device.type == "cuda":
+        peak = published_peak(torch.cuda.get_device_name(device), precision)
+    if config.run.measure_peak:
+        peak, source = measured_peak(device, precision), "a measured matrix product"
+    return Speed(flops, None if peak is None else peak * accelerator.num_processes, source)
+
+
+def flops_per_token(model: LanguageModel, block_size: int) -> float | None:
+    """FLOP of a forward and a backward pass for a token: 6N + 12LTC; None for a mixture.
+
+    N leaves out embeddings, which are looked up and not multiplied. A frozen parameter counts 4 and
+    not 6, because it gets no gradient. Attention counts as if every position saw all others.
+    """
+    config = model.config
+    if not isinstance(config, GPTConfig) and any(config.content.get(key) for key in EXPERTS):
+        return None
+    output = model.get_output_embeddings().weight
+    looked_up = {
+        id(module.weight)
+        for module in model.modules()
+        if isinstance(module, nn.Embedding) and module.weight is not output
+    }
+    matrices = 0
+    for parameter in model.parameters():
+        if id(parameter) not in looked_up:
+            matrices += parameter.numel() * (6 if parameter.requires_grad else 4)
+    width = config.n_embd if isinstance(config, GPTConfig) else config.n_head * config.head_size
+    return matrices + 12 * config.n_layer * width * block_size
+
+
+def published_peak(name: str, precision: str) -> float | None:
+    """FLOP/s of a GPU by its name; None if that is unknown for this precision."""
+    if precision == "no" or (precision == "bf16" and re.search(ONLY_FP16, name)):
+        return None
+    return next((peak for pattern, peak in PEAKS if re.search(pattern, name)), None)
+
+
+def measured_peak(device: torch.device, precision: str) -> float:
+    """FLOP/s of a square matrix product in this precision, on this process's threads.
+
+    The matrices are random: a GPU needs less power for equal numbers, and computes faster.
+    """
+    size = LARGER_MATRIX if device.type == "cuda" else MATRIX
+    generator = torch.Generator(device).manual_seed(0)
+    first, second = (
+        torch.randn(size, size, device=device, generator=generator).to(DTYPES[precision])
+        for _ in range(2)
+    )
+    out = torch.empty_like(first)
+    seconds = []
+    for _ in range(PRODUCTS):
+        begun = time.perf_counter()
+        torch.mm(first, second, out=out)
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+        seconds.append(time.perf_counter() - begun)
+    return 2 * size**3 / median(seconds)
+
+
+def _short(number: float) -> str:
+    for size, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g} {letter}"
+    return f"{number:.3g} "

@@ -21,12 +21,12 @@ from config.schema import ConfigError
 
 Record = dict[str, Any]
 MOST_PLACES = 100
-"""The number of steps of a long run around which lines are read for a picture."""
+"""For a picture of a long run, lines are read around so many steps."""
 PLACE_BYTES = 3 << 10
 """Bytes read before each of these steps: about twenty lines, whose mean is smooth enough."""
 COUNTED_AT_ONCE = 1 << 20
 HOLE = b"\0"
-"""What a file system leaves where the content of a longer file had not reached the disk."""
+"""After a power loss a file may hold this where its content had not reached the disk."""
 LINE = re.compile(
     rb'\{"event": "(train|eval)", "step": (\d+), "loss": (\d[\d.e+-]*)[,}]'
     rb'(?:[^\n]*?"tokens_per_second": (\d[\d.e+-]*))?'
@@ -109,7 +109,7 @@ def _places(last: int, eval_every: int) -> list[int]:
 def place_after(opened: BinaryIO, step: int, begin: int = 0) -> int:
     """The offset in an opened metrics file where the lines up to `step` end.
 
-    Half a line may follow, or what a power loss has left of lines that had not reached the disk.
+    Half a line may follow, or the remains of lines that a power loss kept from the disk.
     The search starts at `begin`, the beginning of a line of an earlier step or the same one. Raises
     ConfigError for a line that is not a line of metrics.
     """
@@ -127,9 +127,9 @@ def place_after(opened: BinaryIO, step: int, begin: int = 0) -> int:
 
 
 def _place_of(opened: BinaryIO, step: int) -> tuple[int, int]:
-    """Where the lines of a step begin and end; up to the first that a power loss has spoiled.
+    """Where the lines of a step begin and end, up to the first that a power loss has damaged.
 
-    The search may pass over one: the evaluation follows the snapshot of its step, and may be there.
+    The bisection may pass over a damaged line: the evaluation, which follows the step's snapshot.
     """
     begin = place_after(opened, step - 1)
     end = place_after(opened, step, begin)
@@ -186,7 +186,7 @@ def as_line(record: Record) -> bytes:
 
 
 class MetricsFile:
-    """Appends lines. A disk that refuses them does not stop a run: they wait for the next write."""
+    """Appends lines. If the disk refuses them, they wait for the next write."""
 
     def __init__(self, path: Path, step: int) -> None:
         """Continue a file after `step`; the run repeats the later lines.
@@ -198,12 +198,12 @@ class MetricsFile:
         self._lock = Lock()  # the loop and the thread that writes a snapshot both use the file
         self.waiting = bytearray()
         self.fault: str | None = None
-        """Why the last write failed; None when it did not."""
+        """Why the last write failed; None if it succeeded."""
         with open(path, "a+b") as opened:
             self.size = opened.truncate(_place_of(opened, step)[1])
 
     def append(self, records: Iterable[Record]) -> None:
-        """Add lines, as far as the disk accepts them."""
+        """Add lines. Those that the disk refuses wait."""
         with self._lock:
             self._append(b"".join(map(as_line, records)))
 

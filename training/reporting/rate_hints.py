@@ -1,24 +1,24 @@
-"""What a run says of its learning rate: where it may be wrong, and how it continues."""
+"""Hints about the learning rate: where it may be wrong, and how a longer run continues."""
 
 from __future__ import annotations
 
 from config.schema import Config, OptimConfig
 from snapshot.disk.state import RunState
-from training.schedule import last_full_step, learning_rate_at, schedule_of
+from training.step import last_full_step, learning_rate_at, schedule_of
 
 STEEP = 1.5
-"""A learning rate this many times the last step's is worth a hint."""
+"""A rise of the learning rate by this factor is worth a hint."""
 HIGH = 1e-3
-"""Rates from here up are for random weights, and for pretrained ones of small models alone..."""
+"""Rates from here up suit random weights. Among pretrained models they suit only those..."""
 SMALL = 20_000_000
-"""...of at most so many parameters."""
+"""...with at most so many parameters."""
 
 
 def rate_too_high(config: Config, parameters: int) -> str | None:
-    """A hint that the rate undoes what a pretrained model has learned; None where it is lower.
+    """A hint if the rate is so high that a pretrained model forgets what it has learned.
 
-    The rates of the presets for sizes, and so the default ones, are for random weights. Adapters
-    begin with random weights, too.
+    The rates of the presets, and so the defaults, are for random weights. Adapters also begin with
+    random weights.
     """
     model, optim = config.model, config.optim
     if model.pretrained is None or model.lora_rank is not None or parameters <= SMALL:
@@ -33,7 +33,7 @@ def rate_too_high(config: Config, parameters: int) -> str | None:
 
 
 def never_falls(config: Config) -> str | None:
-    """A hint that the warm-up is as long as the run; None where it is shorter."""
+    """A hint if the warm-up is as long as the run."""
     optim, steps = config.optim, config.train.max_steps
     if optim.warmup_steps < steps or steps == 1:
         return None
@@ -46,10 +46,10 @@ def never_falls(config: Config) -> str | None:
 
 
 def rate_jump(state: RunState, config: Config) -> str | None:
-    """A hint that the next learning rate is much higher than the last one; None where it is not.
+    """A hint if the next learning rate is much higher than the last one.
 
-    The schedule spans all steps. With more steps, a finished run is in the middle of the cosine, or
-    in the stable phase, again.
+    The schedule spans all steps. With more steps, a finished run is back in the middle of the
+    cosine, or in the stable phase.
     """
     try:
         before = OptimConfig(**state.config["optim"])
@@ -77,7 +77,7 @@ def rate_jump(state: RunState, config: Config) -> str | None:
 
 
 def twice_as_long(config: Config) -> str:
-    """How a finished run continues, and at which rate: what follows 'Continue training: '."""
+    """How a finished run continues, and at which rate: the text after 'Continue training: '."""
     optim, longer = config.optim, 2 * config.train.max_steps
     rate = learning_rate_at(config.train.max_steps + 1, optim, longer)
     if config.train.max_steps < optim.warmup_steps:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,12 @@ from model.sharded import gather_full
 from store.uploader import Uploader
 from training.distributed.launcher import seconds_since_start
 from training.exits import TrainingStopped
-from training.reporting.clock import EVALUATION, PASSES, SNAPSHOT, PhaseClock
 from training.reporting.console import Console
 from training.reporting.metrics import MetricsFile
-from training.reporting.watchdog import Watchdog
+from training.reporting.timing import EVALUATION, PASSES, SNAPSHOT, PhaseClock, Watchdog
 
 
+@dataclass
 class Report:
     """Collects the loss and the gradient norm of each step as tensors, and writes them as lines.
 
@@ -32,52 +33,41 @@ class Report:
     happen only in `write`, for all steps since the last call.
     """
 
-    def __init__(
-        self,
-        console: Console,
-        metrics: MetricsFile | None,
-        tokens_per_step: int,
-        last_snapshot: Path | None,
-        skipped: int = 0,
-        max_skipped: int = 0,
-        uploads: Uploader | None = None,
-        watchdog: Watchdog | None = None,
-        threads: Threads | None = None,
-        figures: Callable[[int], dict[str, int]] = lambda step: {},
-    ) -> None:
-        """`figures` are added to a step's line: how much of each source has been read."""
-        self.console = console
-        self.metrics = metrics  # None on all but the main process
-        self.tokens_per_step = tokens_per_step
-        self.last_snapshot = last_snapshot
-        self.saved_step = console.step
+    console: Console
+    metrics: MetricsFile | None
+    """None on all but the main process."""
+    tokens_per_step: int
+    last_snapshot: Path | None
+    """The newest snapshot that is on the disk as a whole; at first the one that is resumed."""
+    skipped: int = 0
+    """Steps of the run so far whose update fp16's loss scaler skipped."""
+    max_skipped: int = 0
+    uploads: Uploader | None = None
+    watchdog: Watchdog | None = None
+    threads: Threads | None = None
+    blocks_read: Callable[[int], dict[str, int]] = lambda step: {}
+    """By step, how many blocks of each source have been read: more figures of its line."""
+
+    def __post_init__(self) -> None:
+        self.saved_step = self.console.step
         """The step of the newest snapshot that has begun; 0 where it failed, or there is none."""
         self.stall_seconds: list[float] = []
         """How long each snapshot stalled the steps."""
         self.durable_seconds: list[float] = []
         """How long it took until each snapshot was on the disk."""
-        self.skipped = skipped
-        """Steps of the run so far whose update fp16's loss scaler skipped."""
-        self.max_skipped = max_skipped
-        self.uploads = uploads
-        self.watchdog = watchdog
-        self.threads = threads
-        self.figures = figures
         self.clock = PhaseClock(seconds_since_start(psutil.Process()))
         self.skipped_in_a_row = 0
-        self.steps: list[int] = []
-        self.rates: list[float] = []
-        self.losses: list[Tensor] = []
-        self.norms: list[Tensor] = []
-        self.since = time.perf_counter()
-        self.passes_before = 0.0
+        self.collected: list[tuple[int, float, Tensor, Tensor]] = []
+        """Step, learning rate, loss and gradient norm of each step since the last `write`."""
+        self._since = time.perf_counter()
+        self._passes_before = 0.0
         """Seconds of forward and backward until the last call of `write`."""
         if self.watchdog is not None:
             self.watchdog.resume()
 
     def resume_clock(self) -> None:
         """Continue to time the steps: their speed does not include evaluation and snapshots."""
-        self.since = time.perf_counter()
+        self._since = time.perf_counter()
         self.clock.enter(PASSES)
         if self.watchdog is not None:
             self.watchdog.resume()
@@ -97,16 +87,15 @@ class Report:
             else:
                 self.watchdog.wait_for(work)
         seconds = time.perf_counter() - begun
-        self.since += seconds
+        self._since += seconds
         return seconds
 
     def add(self, step: int, learning_rate: float, loss: Tensor, grad_norm: Tensor) -> None:
         """Add the metrics of a step: this process's mean loss, and the norm before clipping."""
-        self.steps.append(step)
-        self.rates.append(learning_rate)
-        self.losses.append(loss)
-        self.norms.append(grad_norm)
-        self.console.advance(step)
+        self.collected.append((step, learning_rate, loss, grad_norm))
+        self.console.step = step
+        if self.console.bar is not None:
+            self.console.bar.update(step - self.console.bar.n)
         self.clock.enter(PASSES)
         if self.watchdog is not None and loss.device.type == "cpu":
             self.watchdog.done(step)  # a GPU runs behind until `write` waits for it
@@ -117,18 +106,19 @@ class Report:
         Raises TrainingStopped on all processes when a loss or a gradient norm is not finite. Under
         fp16, a gradient that overflows only means that the loss scaler has skipped the update.
         """
-        if not self.steps:
+        if not self.collected:
             return
+        steps, rates, own_losses, own_norms = zip(*self.collected, strict=True)
         # Losses differ between processes; norms are of the common gradient.
-        losses = accelerator.reduce(torch.stack(self.losses).float(), "mean").tolist()
-        norms = torch.stack([gather_full(norm) for norm in self.norms]).float().tolist()
-        seconds = time.perf_counter() - self.since
-        speed = self.tokens_per_step * len(self.steps) / seconds
+        losses = accelerator.reduce(torch.stack(own_losses).float(), "mean").tolist()
+        norms = torch.stack([gather_full(norm) for norm in own_norms]).float().tolist()
+        seconds = time.perf_counter() - self._since
+        speed = self.tokens_per_step * len(steps) / seconds
         share = self.console.speed.share(speed)
         measured = {} if share is None else {"mfu": round(share, 6)}
         records = []
         fault = None
-        for step, rate, loss, norm in zip(self.steps, self.rates, losses, norms, strict=True):
+        for step, rate, loss, norm in zip(steps, rates, losses, norms, strict=True):
             skipped = accelerator.scaler is not None and not math.isfinite(norm)
             fault = self._fault(step, loss, norm, skipped)
             if fault is not None:
@@ -144,27 +134,33 @@ class Report:
                     "grad_norm": None if skipped else norm,
                     "tokens_per_second": round(speed, 1),
                     **measured,
-                    **self.figures(step),
+                    **self.blocks_read(step),
                     **({"skipped": True} if skipped else {}),
                 }
             )
-        if self.watchdog is not None and self.losses[-1].device.type != "cpu":
-            self.watchdog.done(self.steps[-1])
+        if self.watchdog is not None and own_losses[-1].device.type != "cpu":
+            self.watchdog.done(steps[-1])
         hub_status = self._add_hub_status(records)
         self.record(records)
         if fault is not None:
             raise self._broken(fault, 0 if skipped else step - 1)
         if self.threads is not None:
-            passes = self.clock.seconds[PASSES] - self.passes_before
-            self.threads.report_pace(passes / len(self.steps))
+            passes = self.clock.seconds[PASSES] - self._passes_before
+            self.threads.report_pace(passes / len(steps))
             self.clock.enter(PASSES)
-            self.passes_before = self.clock.seconds[PASSES]  # without what it has measured
-        left = (self.console.max_steps - self.steps[-1]) * seconds / len(self.steps)
-        figures = losses[-1], speed, left, self.rates[-1], norms[-1]
-        self.console.progress(self.steps[-1], *figures, self.skipped, hub_status)
-        for collected in (self.steps, self.rates, self.losses, self.norms):
-            collected.clear()
-        self.since = time.perf_counter()
+            self._passes_before = self.clock.seconds[PASSES]  # without what it has measured
+        self.console.progress(
+            steps[-1],
+            losses[-1],
+            tokens_per_second=speed,
+            seconds_left=(self.console.max_steps - steps[-1]) * seconds / len(steps),
+            rate=rates[-1],
+            norm=norms[-1],
+            skipped=self.skipped,
+            hub_status=hub_status,
+        )
+        self.collected.clear()
+        self._since = time.perf_counter()
 
     def held_out(self, step: int, loss: float, text: CorpusInfo) -> None:
         """Report an evaluation. Raises TrainingStopped when its loss is not finite."""

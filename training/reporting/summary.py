@@ -23,15 +23,15 @@ from snapshot.config_values import changed_values
 from snapshot.disk.architecture import layout_of
 from snapshot.disk.state import RunState
 from snapshot.start import Start
-from training.distributed.compiling import why_not_compiled
+from training.distributed.accelerator import why_not_compiled
 from training.distributed.environment import shutdown_timeout
-from training.reporting.clock import PhaseClock
-from training.reporting.console import Console, counted
-from training.reporting.machine import computed_on, machine_hints, machine_line
+from training.reporting.console import Console
+from training.reporting.machine import computed_on, counted, machine_hints, machine_line
 from training.reporting.rate_hints import never_falls, rate_jump, rate_too_high, twice_as_long
 from training.reporting.report import Report
+from training.reporting.timing import PhaseClock
 
-WAYS_IN_WORDS = {PRODUCTS: "matrix products", KERNEL: "torch's kernel"}
+ATTENTION_IN_WORDS = {PRODUCTS: "matrix products", KERNEL: "torch's kernel"}
 
 
 def print_header(
@@ -46,7 +46,7 @@ def print_header(
 ) -> None:
     """Print the text, the model, the machine, the step and the snapshot that the run resumes.
 
-    `is_untied`: the weights that it begins from have an output layer that their config.json ties.
+    `is_untied`: the output layer of the base has weights of its own, although config.json ties it.
     """
     info, train = corpus.info, config.train
     batch = train.global_batch_size
@@ -63,7 +63,7 @@ def print_header(
     _print_model(console, config, model, state.base, is_untied)
     console.say(f"machine   {machine_line(accelerator)}")
     if state.attention is not None:
-        console.say(f"kernels   attention by {WAYS_IN_WORDS[state.attention]}")
+        console.say(f"kernels   attention by {ATTENTION_IN_WORDS[state.attention]}")
     console.say(f"cost      {console.speed.as_words()}")
     console.say(
         f"step      {batch * block:,} tokens: {micro} sequences x "
@@ -94,7 +94,7 @@ def print_header(
 
 
 def _print_changes(console: Console, before: RunState, config: Config, now: str) -> None:
-    """Print what is not as in the snapshot: keys, what it is computed on, the learning rate."""
+    """Print what differs from the snapshot: keys, the machine, the learning rate."""
     for change in changed_values(before.config, as_plain(config)):
         console.say(f"changed   {change}")
     if before.computed_on not in (None, now):
@@ -125,7 +125,7 @@ def _print_text(console: Console, corpus: Corpus) -> None:
 
 
 def _say_what_is_lost(console: Console, corpus: Corpus) -> None:
-    """Print what of the text is not trained on, because its tokens do not have it."""
+    """Print what part of the text is not trained on, because its tokens cannot express it."""
     lost = corpus.info.lost_in_words
     if lost is not None and corpus.info.is_lossy:
         console.warn(
@@ -145,13 +145,14 @@ def _say_what_is_lost(console: Console, corpus: Corpus) -> None:
 def _print_model(
     console: Console, config: Config, model: LanguageModel, base: str | None, is_untied: bool
 ) -> None:
-    """Print the sizes of the model, what of it is trained, and what it begins from."""
+    """Print the sizes of the model, which parameters are trained, and where it begins."""
     shape = model.config
     console.say(
         f"model     {parameter_count(model):,} parameters: {shape.n_layer} layers, {shape.n_head} "
         f"heads, {shape.n_embd} wide, context {shape.block_size}"
     )
-    if frozen := sum(one.numel() for one in model.parameters() if not one.requires_grad):
+    kept = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+    if frozen := sum(parameter.numel() for parameter in kept):
         key = "optim.freeze" if config.optim.freeze else "model.lora_rank"
         value = config.optim.freeze or config.model.lora_rank
         console.say(f"frozen    {frozen:,} of them, by {key}={value}")
@@ -172,7 +173,7 @@ def _print_model(
 
 
 def text_in_words(corpus: Corpus) -> str:
-    """How much text there is, in tokens, too, and how many tokens are held out."""
+    """How much text there is, also in tokens, and how many tokens are held out."""
     info, tokenizer = corpus.info, corpus.tokenizer
     if corpus.marks:
         lost = f"; {info.shortened:,} shortened" * bool(info.shortened)
@@ -195,9 +196,9 @@ def text_in_words(corpus: Corpus) -> str:
 
 
 def loss_text(loss: float, corpus: Corpus) -> str:
-    """A loss in nats per token, and in bits per byte, which compare with any tokenizer.
+    """A loss in nats per token and in bits per byte, which any tokenizer can be compared by.
 
-    A loss of characters is in bits per character as well.
+    With a tokenizer of characters, also in bits per character.
     """
     per_byte = corpus.info.bits_per_byte(loss)
     words = "" if per_byte is None else f", {per_byte:.4f} bits per byte"
@@ -207,7 +208,7 @@ def loss_text(loss: float, corpus: Corpus) -> str:
 
 
 def _evaluated(config: Config, corpus: Corpus) -> str:
-    """What the held-out loss is a mean of."""
+    """What the held-out loss is a mean over."""
     train = config.train
     if isinstance(corpus.held_out, Documents):
         return "the held-out documents"
@@ -238,7 +239,7 @@ def print_times(console: Console, clock: PhaseClock) -> None:
 
 
 def print_finished(console: Console, step: int) -> None:
-    """Print that a run has taken all of its steps before this attempt."""
+    """Print that the run had taken all of its steps before this attempt."""
     console.close()
     console.say(f"The run is finished at step {step}. A larger train.max_steps extends it.")
 

@@ -12,33 +12,49 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import groupby, takewhile
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, cast
 
 from accelerate.state import PartialState
-from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 from filelock import FileLock
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from config.schema import ConfigError, RunConfig
+from config.schema import Config, ConfigError, RunConfig
 from data.public_names import public_config
 from snapshot.disk.files import snapshot_folders, snapshots_in, write_whole
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
-from training.reporting.events import Event
-from training.reporting.rows import Rows
+from snapshot.start import METRICS
+from store.records import EVENTS
+from training.distributed.accelerator import check_installed
+from training.distributed.environment import without_launcher
+from training.reporting.console import Console
+from training.reporting.events import Event, read_events, read_samples
+from training.reporting.metrics import Record, read_after
 
 FOLDER = "trackers"
-"""In a run's directory: for each tracker how far it is, and what went wrong."""
+"""A folder of the run's directory: how far each tracker is, and what went wrong."""
 EVERY_SECONDS = 1.0
 LAST_SECONDS = 300.0
 """How long this process still sends after the end of its run, before it gives a tracker up."""
 NICENESS = 10
+MOST_BYTES = 4 << 20
+"""How much of metrics.jsonl is read at once."""
+Row = tuple[int, dict[str, Any]]
+"""A step, and its figures and texts by name."""
+ROOT = Path(__file__).parents[2]
+END_SECONDS = 10.0
+"""How long the end of a run waits for all of its trackers."""
 
 
 def main(arguments: list[str]) -> int:
@@ -88,21 +104,10 @@ def send(run_dir: Path, name: str, run_id: str, ended: threading.Event) -> None:
         tracker.finish()
 
 
-def check_installed(names: list[str]) -> None:
-    """Raise ConfigError for a name that is no installed tracker of accelerate's."""
-    installed = sorted(str(tracker) for tracker in get_available_trackers())
-    for name in names:
-        if name not in installed:
-            raise ConfigError(
-                f"run.tracker={name} is not installed, or not supported by accelerate. Installed: "
-                f"{', '.join(installed) or 'none'} (pip install -r requirements-trackers.txt)."
-            )
-
-
 def open_tracker(name: str, run_dir: Path, config: Any, run_id: str, step: int) -> GeneralTracker:
-    """accelerate's tracker of this name: one run over all attempts, where the tracker has that.
+    """accelerate's tracker of this name. All attempts are one run, if the tracker supports that.
 
-    `step` is the last that was sent.
+    `step` is the last one that was sent.
     """
     run_name = str(config.run.name)
     project = str(config.run.get("project") or RunConfig.project)  # older runs have none
@@ -147,9 +152,7 @@ class Cursor:
 
 
 def store_config(tracker: GeneralTracker, config: Any) -> None:
-    """Send the configuration by dotted key; to TensorBoard, where that would be a second run, as a
-    text.
-    """
+    """Send the configuration by dotted key; to TensorBoard as a text, or it makes a second run."""
     if tracker.name == "tensorboard":
         tracker.log({"config": f"```yaml\n{OmegaConf.to_yaml(config)}```"}, step=0)
         return
@@ -171,7 +174,7 @@ def run_id_of(run_dir: Path) -> str:
 
 
 def _wait_for_end(ended: threading.Event) -> None:
-    """Wait for the run's word that it ends, or for the end of its process; then a bounded time."""
+    """Wait until the run says that it ends, or its process is gone; then give up after a while."""
     with suppress(OSError, ValueError):
         os.read(sys.stdin.fileno(), 1)
     ended.set()
@@ -194,6 +197,111 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--follow", action="store_true", help="until the standard input ends")
     parser.add_argument("--run-id", help="default: that of the newest snapshot")
     return parser.parse_args(arguments)
+
+
+class Rows:
+    """The rows of a run's directory, each once, as the run adds them."""
+
+    def __init__(self, run_dir: Path, step: int, event: Event | None) -> None:
+        """Begin after `step`, and after `event` of events.jsonl."""
+        self.step, self.event = step, event
+        self._run_dir = run_dir
+
+    def next(self, complete: bool) -> Iterator[Row]:
+        """The rows since the last call, without the newest unless the run is `complete`.
+
+        The evaluation of a step comes after its other figures, so a step is complete when the next
+        one has begun. Raises OSError, and ConfigError if the file holds no metrics.
+        """
+        at_end = False
+        while not at_end:
+            records, at_end = read_after(self._run_dir / METRICS, self.step, MOST_BYTES)
+            steps = [(step, list(of_it)) for step, of_it in groupby(records, itemgetter("step"))]
+            known = steps if complete and at_end else steps[:-1]
+            samples, events = read_samples(self._run_dir), read_events(self._run_dir / EVENTS)
+            for step, found in known:
+                row = figures_of(found)
+                if step in samples:
+                    row["sample"] = samples[step]
+                self.step = step
+                if new := self._events_up_to(step, events):
+                    texts = [f"{event['time']} {event['event']} {event['text']}" for event in new]
+                    row["events"] = "\n".join(map(str.rstrip, texts))
+                    self.event = new[-1]
+                yield step, row
+
+    def _events_up_to(self, step: int, events: list[Event]) -> list[Event]:
+        """The next events, up to the first of a later step."""
+        begin = events.index(self.event) + 1 if self.event in events else 0
+        return list(takewhile(lambda event: event["step"] <= step, events[begin:]))
+
+
+def figures_of(records: list[Record]) -> dict[str, Any]:
+    """The figures of the lines of one step: train/loss, eval/loss, ..."""
+    return {
+        f"{record['event']}/{name}": float(value) if isinstance(value, bool) else value
+        for record in records
+        for name, value in record.items()
+        if name not in ("event", "step") and isinstance(value, int | float)
+    }
+
+
+class Trackers:
+    """The processes that send a run to its trackers. Only the main process starts any."""
+
+    def __init__(self, console: Console, config: Config, run_id: str, shown: bool) -> None:
+        """Start them. A tracker that cannot be started costs a warning."""
+        self._console, self._folder = console, Path(config.run.dir) / FOLDER
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        for name in config.run.tracker or [] if shown else []:
+            words = [config.run.dir, "--to", name, "--follow", "--run-id", run_id]
+            try:
+                self._folder.mkdir(exist_ok=True)
+                with open(self._log(name), "ab") as log:
+                    self._processes[name] = subprocess.Popen(
+                        [sys.executable, "-m", "training.reporting.track", *words],
+                        stdin=subprocess.PIPE,  # ends when this process ends, whatever ends it
+                        stdout=log,
+                        stderr=log,
+                        env=without_launcher(ROOT),
+                        start_new_session=True,  # Ctrl-C is for the run, which tells them
+                    )
+            except OSError as error:
+                console.warn(f"run.tracker={name} cannot be started: {error}.")
+
+    def check(self) -> None:
+        """Warn once about each tracker that has failed."""
+        for name in list(self._processes):
+            if self._processes[name].poll() is not None:
+                self._lost(name, "has failed")
+
+    def end(self, seconds: float) -> None:
+        """Let them send the rest, and wait at most so long."""
+        self.check()
+        for process in self._processes.values():
+            assert process.stdin is not None
+            with suppress(OSError):
+                process.stdin.write(b"end")  # workers that read data may hold the pipe open, too
+                process.stdin.close()
+        until = time.monotonic() + min(END_SECONDS, seconds)
+        for name, process in list(self._processes.items()):
+            try:
+                if process.wait(max(0.0, until - time.monotonic())):
+                    self._lost(name, "has failed")
+            except subprocess.TimeoutExpired:
+                self._lost(name, "has not sent everything yet, and continues in the background")
+        self._processes.clear()
+
+    def _lost(self, name: str, how: str) -> None:
+        del self._processes[name]
+        run_dir = self._folder.parent
+        self._console.warn(
+            f"run.tracker={name} {how} ({self._log(name)}). Every step is in metrics.jsonl; send "
+            f"them again with: python -m training.reporting.track {run_dir} --to {name}"
+        )
+
+    def _log(self, name: str) -> Path:
+        return self._folder / f"{name}.log"
 
 
 if __name__ == "__main__":

@@ -19,11 +19,10 @@ from config.schema import Config, ConfigError
 from config.stored import as_yaml
 from data.errors import TextLost
 from data.streaming.prefetch import PREFETCH
-from training.distributed.agreement import FailedElsewhere
+from training.distributed.agreement import USER_MISTAKES, FailedElsewhere, exit_code_for, is_lasting
 from training.distributed.environment import is_local_main_process, launched, restarts_left
 from training.distributed.launcher import launcher
-from training.distributed.timeouts import is_lost_peer
-from training.errors import USER_MISTAKES, exit_code_for, is_lasting
+from training.distributed.processes import is_lost_peer
 from training.exits import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
@@ -31,8 +30,8 @@ from training.exits import (
     RESUME,
     TrainingStopped,
 )
-from training.out_of_memory import in_words
-from training.reporting.output import make_output_lossy, say_error
+from training.memory import in_words
+from training.reporting.console import make_output_lossy, say_error
 from training.run.preemption import watch_for_preemption
 from training.run.run_lock import RunLock
 from training.run.session import Session
@@ -172,7 +171,7 @@ def _leave(code: int, lock: RunLock) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     # Threads of the Hub client, and those that read a streamed text: none of them is waited for.
-    busy = any(not one.daemon or one.name == PREFETCH for one in threading.enumerate()[1:])
+    busy = any(not thread.daemon or thread.name == PREFETCH for thread in threading.enumerate()[1:])
     if PartialState._shared_state.get("_num_processes", 1) > 1 or launched() or busy:
         os._exit(code)
     sys.exit(code)

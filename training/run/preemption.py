@@ -1,7 +1,7 @@
-"""The notice of a cloud that it takes this machine back, in two minutes or in half of one.
+"""The notice of a cloud that it takes this spot machine back, 30 seconds to two minutes ahead.
 
-Each cloud has an address, reachable from its machines only, that tells of it. A notice ends the run
-as SIGUSR1 does: a snapshot, its upload, and the exit code that asks to be started again.
+Each cloud has a metadata service that only its machines can reach. A notice ends the run as SIGUSR1
+does: with a snapshot, its upload, and the exit code that asks for a restart.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 from config.schema import RunConfig
 from training.distributed.environment import is_local_main_process
-from training.reporting.output import say_error
+from training.reporting.console import say_error
 from training.run.signals import PREEMPTED, Signals
 
 EVERY_SECONDS = 2.0
-"""How often the address is asked: Google's notice comes half a minute before the end."""
+"""How often to ask: Google's notice comes 30 seconds before the end."""
 ANSWER_SECONDS = 2.0
 SEARCH_SECONDS = 60.0
-"""How long `auto` looks for the cloud of this machine, whose network may come up late."""
+"""How long `auto` looks for the cloud of this machine: its network may come up late."""
 LARGEST_ANSWER = 1 << 20
 TOKEN_SECONDS = 21_600
 
@@ -39,7 +39,7 @@ def _is_gcp(answer: str, _: str) -> bool:
 
 
 def _is_azure(answer: str, machine: str) -> bool:
-    """All machines of a set are told of each."""
+    """The service tells every machine of a scale set about all of them."""
     return any(
         event.get("EventType") == "Preempt" and machine.strip() in event.get("Resources", [])
         for event in json.loads(answer)["Events"]
@@ -48,17 +48,17 @@ def _is_azure(answer: str, machine: str) -> bool:
 
 @dataclass(frozen=True)
 class Cloud:
-    """Where a cloud tells of a preemption, and how."""
+    """The metadata service of a cloud."""
 
     address: str
     path: str
     is_notice: Callable[[str, str], bool]
-    """From the answer, and the name of this machine."""
+    """Whether an answer is a notice, given the answer and the name of this machine."""
     known_by: str
-    """A path that answers at once on every machine of this cloud, with the machine's name."""
+    """A path that returns the name of the machine, at once, on every machine of this cloud."""
     headers: dict[str, str] = field(default_factory=dict)
     token_path: str = ""
-    """Where a token for the requests comes from, if they need one."""
+    """The path that issues a token for the requests, if they need one."""
 
 
 CLOUDS = {
@@ -94,7 +94,7 @@ def watch_for_preemption(run: RunConfig, signals: Signals) -> None:
 
 def _watch(run: RunConfig, signals: Signals) -> None:
     name = run.preemption_notice
-    cloud = _found(run.metadata_address) if name == "auto" else CLOUDS[name]
+    cloud = _find_cloud(run.metadata_address) if name == "auto" else CLOUDS[name]
     if cloud is None:
         say_error(f"run.preemption_notice={name}: no cloud has answered. Notices are not watched.")
     while cloud is not None and signals.cause is None:
@@ -103,8 +103,8 @@ def _watch(run: RunConfig, signals: Signals) -> None:
         time.sleep(EVERY_SECONDS)
 
 
-def _found(address: str | None) -> Cloud | None:
-    """The cloud of this machine; None after a minute without an answer of any."""
+def _find_cloud(address: str | None) -> Cloud | None:
+    """The cloud of this machine; None if no cloud answers within a minute."""
     until = time.monotonic() + SEARCH_SECONDS
     while time.monotonic() < until:
         for cloud in CLOUDS.values():
@@ -116,7 +116,7 @@ def _found(address: str | None) -> Cloud | None:
 
 
 def _has_notice(cloud: Cloud, address: str | None) -> bool:
-    """Whether the cloud tells of a preemption. What cannot be read is none."""
+    """Whether the cloud announces a preemption. An answer that cannot be read is no notice."""
     with suppress(OSError, HTTPException, ValueError, KeyError, TypeError, AttributeError):
         machine = _ask(cloud, address, cloud.known_by)
         return cloud.is_notice(_ask(cloud, address, cloud.path), machine)

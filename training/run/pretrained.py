@@ -41,7 +41,7 @@ from training.distributed.agreement import (
     run_on_all,
     run_on_main,
 )
-from training.out_of_memory import check_parameters_fit
+from training.memory import check_parameters_fit
 
 
 def refuse_undescribed(config: Config) -> None:

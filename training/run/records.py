@@ -21,7 +21,7 @@ from store.retries import with_retries
 from training.reporting.console import Console
 from training.reporting.events import Events, as_text, read_events
 from training.reporting.metrics import has_step
-from training.reporting.records import merge_metrics, segments
+from training.reporting.segments import merge_metrics, segments
 
 
 def begin_records(

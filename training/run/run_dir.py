@@ -16,9 +16,8 @@ from snapshot.errors import SnapshotError
 from snapshot.start import METRICS
 from store.fetch import PARTIAL
 from store.records import EVENTS
-from training.reporting.events import parse_events
-from training.reporting.page import PAGE
-from training.reporting.samples import SAMPLES
+from training.reporting.events import SAMPLES, parse_events
+from training.reporting.pictures import PAGE
 from training.reporting.track import FOLDER as TRACKERS
 from training.run.evaluations import BEST
 

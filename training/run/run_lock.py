@@ -17,7 +17,7 @@ from data.shared_files import acquire, file_lock
 from snapshot.disk.files import TEMPORARY_PREFIX, remove_leftovers, snapshots_in
 from snapshot.start import has_steps
 from training.distributed.environment import is_local_main_process
-from training.reporting.output import say_error
+from training.reporting.console import say_error
 from training.run.run_dir import EXIT_CODE, LOCK, exit_code_in, may_hold_code
 
 NOTICE_SECONDS = 3.0

@@ -30,10 +30,10 @@ from training.distributed.agreement import raise_if_any_failed
 from training.distributed.strategy import unwrapped
 from training.exits import TrainingStopped
 from training.memory import memory_left
-from training.reporting.clock import EVALUATION, SNAPSHOT
-from training.reporting.curves import draw_run
 from training.reporting.machine import computed_on
+from training.reporting.pictures import draw_run
 from training.reporting.report import Report
+from training.reporting.timing import EVALUATION, SNAPSHOT
 from training.run.evaluations import BestSnapshot
 from training.run.snapshot_ranks import find_ranks
 from training.run.uploading import hand_over
@@ -75,14 +75,17 @@ class SnapshotWriter:
         """`generation` is the content of generation_config.json, if snapshots have one."""
         self.pending = False
         """Whether a snapshot has begun that the next update must wait for."""
+        self.unfinished = False
+        """Whether `finish` has work: until the thread of the newest snapshot has ended."""
         self._step, self._unit = 0, "token"
         self._accelerator, self._config, self._report = accelerator, config, report
         self._model, self._optimizer, self._best = model, optimizer, best
         self._tokenizer, self._base, self._generation = tokenizer, base, generation
         self._root = snapshots_in(Path(config.run.dir))
         seconds = max(config.run.start_timeout_seconds, config.run.collective_timeout_seconds)
-        about = self._root, seconds, report.console
-        self._ranks = find_ranks(accelerator, unwrapped(accelerator, model), *about)
+        self._ranks = find_ranks(
+            accelerator, unwrapped(accelerator, model), self._root, seconds, report.console
+        )
         pinned = accelerator.device.type == "cuda"
         self._buffer = StagingBuffer(config.snapshot.staging_bytes, _room_for_copies, pinned)
         self._snapshot: PendingSnapshot | None = None
@@ -142,6 +145,7 @@ class SnapshotWriter:
         self._report.stall_seconds.append(time.perf_counter() - begun)
         self._report.clock.enter(EVALUATION)
         self.pending = not (last or stopping)
+        self.unfinished = True
         if not self.pending:
             remedy = NO_NUMBERS if isinstance(self._error, SnapshotError) else NO_ROOM
             failure = self._failure()
@@ -160,6 +164,8 @@ class SnapshotWriter:
             self._report.stall_seconds[-1] += self._report.wait_for(self._snapshot.release)
         self.pending = False
         if self._written.is_set():
+            # The thread still draws and uploads, and may fail; look before asking for its error.
+            self.unfinished = self._thread is not None and self._thread.is_alive()
             self._report_failure()
             self._best.settle()
 
@@ -173,8 +179,16 @@ class SnapshotWriter:
             saved = report.last_snapshot
             self._best.settle()
             best = self._best.newest
-            about = sample, best_loss, best, ends
-            hand_over(report.console, report.uploads, self._config, saved, *about)
+            hand_over(
+                report.console,
+                report.uploads,
+                self._config,
+                saved,
+                sample,
+                best_loss=best_loss,
+                best=best,
+                is_last=ends,
+            )
 
     def prune(self, newest: int) -> None:
         """Remove the snapshots up to step `newest` that neither the run nor an upload needs."""

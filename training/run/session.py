@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderShard
@@ -19,30 +20,27 @@ from torch import Tensor, nn
 
 from config.schema import Config
 from data.corpus import Corpus
+from data.streaming.text import StreamedText
 from model.causal_lm import LanguageModel
 from snapshot.disk.architecture import layout_of
 from snapshot.disk.optimizer_state import snapshot_bytes
 from snapshot.disk.state import RunState
 from snapshot.start import Start
 from store.uploader import Uploader
+from training.distributed.accelerator import micro_batch_shape, set_accumulation
 from training.distributed.agreement import run_on_main
 from training.distributed.environment import is_local_main_process
 from training.distributed.launcher import launcher
+from training.distributed.processes import ProcessGroupTimeouts
 from training.distributed.strategy import refuse_other_blocks, unwrapped
-from training.distributed.timeouts import ProcessGroupTimeouts
-from training.evaluation import first_window, held_out_loss
+from training.evaluation import Sample, first_window, held_out_loss, sample_text
 from training.exits import EXIT_DONE, RESUME, WRITING_SECONDS
 from training.reporting import summary
-from training.reporting.clock import END, UPDATE, UPLOAD
-from training.reporting.console import Console
-from training.reporting.machine import computed_on
-from training.reporting.output import write_now
+from training.reporting.console import Console, write_now
+from training.reporting.machine import computed_on, speed_of
 from training.reporting.report import Report
-from training.reporting.speed import speed_of
-from training.reporting.watchdog import Watchdog
-from training.reproducibility import build_gradient_buckets, compute_reproducibly, one_pass
-from training.run.accelerator import micro_batch_shape, set_accumulation
-from training.run.due import Due, due_after
+from training.reporting.timing import END, UPDATE, UPLOAD, Watchdog
+from training.reporting.track import Trackers
 from training.run.evaluations import BestSnapshot, evaluation_is_pending
 from training.run.pretrained import (
     PretrainedModel,
@@ -64,11 +62,28 @@ from training.run.start import (
     take_start,
 )
 from training.run.stop import Stop
-from training.run.text import blocks_of, stream_after
-from training.run.tracking import Trackers
+from training.run.text import blocks_of
 from training.run.tuning import tuning_for
 from training.run.uploading import begin_uploads, finish_uploads, longest_finish_seconds
-from training.sampling import Sample, sample_text
+from training.step import build_gradient_buckets, compute_reproducibly, one_pass
+
+
+class Due(NamedTuple):
+    """What the loop does after a step, in this order."""
+
+    save: bool = False
+    evaluate: bool = False
+    sample: bool = False
+
+
+def due_after(step: int, config: Config, last: bool, stopping: bool) -> Due:
+    """What is due after `step`: the run's `last`, or one at which it is `stopping`, or any."""
+    train, snapshot = config.train, config.snapshot
+    return Due(
+        save=last or stopping or step % snapshot.every == 0,
+        evaluate=last or step % train.eval_every == 0,
+        sample=train.sample_every > 0 and (last or step % train.sample_every == 0),
+    )
 
 
 class Session:
@@ -88,7 +103,7 @@ class Session:
         self._uploads: Uploader | None = None
         self._writer: SnapshotWriter | None = None
         self._due = Due()
-        self.finished = self._awaited = self._last = self._stopping = False
+        self.finished = self._waited_for_snapshot = self._last = self._stopping = False
         self._sample: str | None = None
         self._held_out = float("nan")
 
@@ -145,8 +160,9 @@ class Session:
         run_on_main(accelerator, lambda: begin_records(console, config, start, state, code))
         self._tuning.tune(model, state)
         is_untied = self.pretrained is not None and self.pretrained.is_untied
-        about = self.corpus, model, start, state, is_untied
-        summary.print_header(console, accelerator, config, *about)
+        summary.print_header(
+            console, accelerator, config, self.corpus, model, start, state, is_untied
+        )
         self._uploads = run_on_main(
             accelerator, lambda: begin_uploads(console, config, start, state)
         )
@@ -171,14 +187,31 @@ class Session:
         watchdog = Watchdog(self.console, config, size, accelerator.num_processes)
         self._tuning.loaded(self.console.warn)
         tokens = config.train.global_batch_size * config.data.block_size
-        before = start.permanent_folder, state.skipped_steps, config.train.max_skipped_steps
-        around = self._uploads, watchdog, self._tuning.threads, blocks_of(corpus, config)
-        self.report = report = Report(self.console, metrics, tokens, *(*before, *around))
+        self.report = Report(
+            self.console,
+            metrics,
+            tokens,
+            last_snapshot=start.permanent_folder,
+            skipped=state.skipped_steps,
+            max_skipped=config.train.max_skipped_steps,
+            uploads=self._uploads,
+            watchdog=watchdog,
+            threads=self._tuning.threads,
+            blocks_read=blocks_of(corpus, config),
+        )
         self._best = BestSnapshot(config, accelerator.is_main_process, state, start)
-        base = None if self.pretrained is None else self.pretrained.reference
-        about = corpus.tokenizer, report, self._best, base, self._generation
-        self._writer = SnapshotWriter(accelerator, config, model, optimizer, *about)
-        optimizer.optimizer.register_step_pre_hook(lambda *_: self._finish_snapshot())
+        self._writer = SnapshotWriter(
+            accelerator,
+            config,
+            model,
+            optimizer,
+            tokenizer=corpus.tokenizer,
+            report=self.report,
+            best=self._best,
+            base=None if self.pretrained is None else self.pretrained.reference,
+            generation=self._generation,
+        )
+        optimizer.optimizer.register_step_pre_hook(self._before_update)
         self._timeouts = ProcessGroupTimeouts(accelerator, config.run)
         self._stop = Stop(accelerator, config.run, self.signals)
         model.train()
@@ -186,7 +219,7 @@ class Session:
         build_gradient_buckets(accelerator, model, optimizer, shape)
         cost = tokens * (self.console.speed.flops_per_token or float("inf"))
         self._tuning.watch(lambda: one_pass(accelerator, model, optimizer, shape), cost)
-        self._probe = first_window(accelerator, held_out_loader, shape[0])
+        self._first_held_out = first_window(accelerator, held_out_loader, shape[0])
         if self._pending:
             self.report_evaluation(held_out_loss(accelerator, model, held_out_loader))
             if config.train.sample_every:
@@ -201,17 +234,17 @@ class Session:
         self.signals.phase = Phase.TRAINING  # a signal finishes the step and writes a snapshot
         self.report.resume_clock()  # the first speed is that of steps, too
         for step in range(first, self.config.train.max_steps + 1):
-            self._awaited = False
+            self._waited_for_snapshot = False
             yield step
             assert self.state.step == step, "finish_step was not called"
             any_due = any(self._due)
-            if any_due or self._awaited:
+            if any_due or self._waited_for_snapshot:
                 self.accelerator.wait_for_everyone()
             if self._last or self._stopping:
                 return
             if any_due:
                 self.report.resume_clock()  # the speed is that of the steps
-            if any_due or self._awaited or step == first:
+            if any_due or self._waited_for_snapshot or step == first:
                 self._timeouts.tighten()
 
     def finish_step(
@@ -222,8 +255,12 @@ class Session:
         `loss` is this process's mean over the step, `grad_norm` the norm before clipping. Raises
         TrainingStopped when a loss or a norm is not finite.
         """
-        self._finish_snapshot()  # fp16's loss scaler may have skipped the update
-        self.state.advance(step, epoch, stream_after(self.corpus, step))
+        assert self._writer is not None
+        if self._writer.unfinished:  # fp16's loss scaler may have skipped the update
+            self._finish_snapshot(self._writer)
+        self.state.step, self.state.epoch = step, epoch
+        if isinstance(self.corpus.train, StreamedText):
+            self.state.stream = self.corpus.train.finish(step)
         self.report.add(step, learning_rate, loss, grad_norm)
         self._last, self._stopping = step == self.config.train.max_steps, self._stop.agreed()
         if self._last or self._stopping:  # before the snapshot, whose upload has the events
@@ -235,9 +272,9 @@ class Session:
             self._trackers.check()
             self.report.pause_clock()
             self._timeouts.relax()
-            # The metrics above are of the weights before this update; the probe is of those after.
-            probe = held_out_loss(self.accelerator, self._model, [self._probe])
-            self.report.refuse_broken(step, probe)
+            # The metrics above are of the weights before this update. These are about to be saved.
+            loss_after = held_out_loss(self.accelerator, self._model, [self._first_held_out])
+            self.report.refuse_broken(step, loss_after)
         return self._due
 
     def save(self) -> None:
@@ -260,10 +297,9 @@ class Session:
     def end(self) -> int:
         """Publish the last snapshot, wait for the upload, and return the exit code."""
         self.signals.phase = Phase.UPLOADING
-        uploads = self.console, self.config, self._uploads, self.signals
         if self.finished:
             summary.print_finished(self.console, self.state.step)
-            finish_uploads(*uploads, self.start.folder)
+            self._finish_uploads(self.start.folder)
             return EXIT_DONE
         assert self._writer is not None
         self.report.clock.enter(END)
@@ -273,7 +309,7 @@ class Session:
         else:
             summary.print_stop(self.console, self.config, self.report, self._stop.reason)
         with self.report.clock.within(UPLOAD):
-            finish_uploads(*uploads, self.report.last_snapshot if self._last else None)
+            self._finish_uploads(self.report.last_snapshot if self._last else None)
         self._writer.prune(self.state.step)  # what an upload needed until now
         self._trackers.end(self.signals.seconds_left() - LAST_WORDS_SECONDS)
         summary.print_times(self.console, self.report.clock)
@@ -296,14 +332,20 @@ class Session:
         if self._uploads is not None:
             self._uploads.flush(seconds)
 
-    def _finish_snapshot(self) -> None:
-        """Wait for the pending snapshot: the update that begins must not change what it holds."""
+    def _before_update(self, *_: object) -> None:
+        """Called by the optimizer: the update must not change what a pending snapshot holds."""
         self.report.clock.enter(UPDATE)
-        if self._writer is not None:
-            if self._writer.pending:
-                self._timeouts.relax()  # the other processes wait for the one that writes
-                self._awaited = True
-            self._writer.finish()
+        if self._writer is not None and self._writer.unfinished:
+            self._finish_snapshot(self._writer)
+
+    def _finish_snapshot(self, writer: SnapshotWriter) -> None:
+        if writer.pending:
+            self._timeouts.relax()  # the other processes wait for the one that writes
+            self._waited_for_snapshot = True
+        writer.finish()
+
+    def _finish_uploads(self, last: Path | None) -> None:
+        finish_uploads(self.console, self.config, self._uploads, self.signals, last)
 
     def _end_by_signal(self, cause: int, why: str) -> None:
         """End the process from the thread that handles signals, whatever the others wait for."""

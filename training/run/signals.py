@@ -1,7 +1,7 @@
 """Signals: the first ends a run in order, within a bounded time; a second Ctrl-C ends it at once.
 
-A thread handles them. Python's own handlers run in the main thread alone, and not while that waits
-inside torch for another process, which may be the very one whose death the signal is about.
+A thread handles them. Python runs its own handlers in the main thread alone, and not while that
+waits inside torch for another process, which may be the very one that has died.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from training.exits import (
     EXIT_AGAIN,
@@ -24,9 +24,12 @@ from training.exits import (
     EXIT_TERMINATED,
 )
 
+if TYPE_CHECKING:
+    from training.distributed.launcher import Launcher  # imports torch, which no signal needs
+
 TAKEN = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 LAUNCHER_GONE, WORKER_GONE, TIME_IS_OVER, PREEMPTED = 101, 102, 103, 104
-"""Causes of an end that are not signals; their numbers are no signal's."""
+"""Causes of an end that are not signals. No signal has these numbers."""
 NAMES = {
     signal.SIGINT: "Ctrl-C",
     LAUNCHER_GONE: "the death of its launcher",
@@ -47,7 +50,7 @@ EXIT_CODES = {
 PARENT_SECONDS = 1.0
 """How often to check that the launcher is alive."""
 LAST_WORDS_SECONDS = 2.0
-"""Part of the grace time that is reserved for the last messages of a run."""
+"""The part of the grace time that is reserved for the last messages of a run."""
 
 
 class Phase(enum.Enum):
@@ -57,20 +60,6 @@ class Phase(enum.Enum):
     TRAINING = "finish the step and write a snapshot, within the grace time"
     UPLOADING = "the run is over: leave the upload, at once on Ctrl-C or within the grace time"
     FAILED = "leave at once and silently: the error decides"
-
-
-class Launcher(Protocol):
-    """What `Signals` needs to know about the process that started this one."""
-
-    @property
-    def forwards_sigterm(self) -> bool:
-        """Whether it forwards a SIGTERM to its workers before it ends."""
-
-    def is_alive(self) -> bool:
-        """Whether it still waits for this process."""
-
-    def lost_a_worker(self) -> bool:
-        """Whether another process that it started has ended by itself."""
 
 
 class Signals:
@@ -93,7 +82,8 @@ class Signals:
         self.phase = Phase.NOTHING_BEGUN
         self._grace, self._leave, self._launcher = grace_seconds, leave, launcher
         self._watched = launcher is not None  # until it is seen to have ended
-        self._cause: int | None = None
+        self.cause: int | None = None
+        """The signal, or other cause, that stops this run; None while there is none."""
         self._until = math.inf
         self._reading, self._writing = os.pipe()
         os.set_blocking(self._writing, False)
@@ -103,19 +93,14 @@ class Signals:
                 signal.signal(number, _nothing)  # or the default would end the process
         threading.Thread(target=self._watch, name="signals", daemon=True).start()
 
-    @property
-    def cause(self) -> int | None:
-        """The signal, or other cause, that stops this run; None while there is none."""
-        return self._cause
-
     def seconds_left(self) -> float:
         """What is left of the grace time; infinite while nothing stops the run."""
         return self._until - time.monotonic()
 
     def stop(self, number: int) -> None:
         """Stop the run for a signal that another process received, or for another cause."""
-        if self._cause is None:
-            self._cause, self._until = number, time.monotonic() + self._grace
+        if self.cause is None:
+            self.cause, self._until = number, time.monotonic() + self._grace
             os.write(self._writing, bytes([0]))  # the thread begins to count the seconds
 
     def _watch(self) -> None:
@@ -127,7 +112,7 @@ class Signals:
 
     def _look(self) -> None:
         """Wait for a signal, the end of the launcher or of the grace time, and act on it."""
-        times = [self.seconds_left()] if self._cause is not None else []
+        times = [self.seconds_left()] if self.cause is not None else []
         if self._watched:
             times.append(PARENT_SECONDS)
         ready, _, _ = select.select(
@@ -138,13 +123,13 @@ class Signals:
                 self._take(number)
         if self._launcher is not None and self._watched and not self._launcher.is_alive():
             self._watched = False
-            if self._cause is None:  # the same Ctrl-C may end the launcher
+            if self.cause is None:  # the same Ctrl-C may end the launcher
                 self._take(LAUNCHER_GONE if self._launcher.forwards_sigterm else signal.SIGTERM)
-        if self._cause is not None and self.seconds_left() <= 0:
-            self._leave(self._cause, f"{name_of(self._cause)}, and its grace time is over")
+        if self.cause is not None and self.seconds_left() <= 0:
+            self._leave(self.cause, f"{name_of(self.cause)}, and its grace time is over")
 
     def _take(self, number: int) -> None:
-        if number == signal.SIGTERM and self._cause is None and self._launcher is not None:
+        if number == signal.SIGTERM and self.cause is None and self._launcher is not None:
             number = WORKER_GONE if self._launcher.lost_a_worker() else number
         if self.phase is Phase.NOTHING_BEGUN:
             # A launcher that sends SIGTERM reports why; mostly another process has failed.
@@ -152,11 +137,11 @@ class Signals:
             self._leave(number, "" if silent else f"{name_of(number)} before the first step")
         elif self.phase is Phase.FAILED:
             self._leave(number, "")
-        elif self._cause is None:
+        elif self.cause is None:
             hurry = self.phase is Phase.UPLOADING and number == signal.SIGINT
             self._until = time.monotonic() + (LAST_WORDS_SECONDS if hurry else self._grace)
-            self._cause = number
-        elif self._cause == signal.SIGINT and number in (signal.SIGINT, signal.SIGTERM):
+            self.cause = number
+        elif self.cause == signal.SIGINT and number in (signal.SIGINT, signal.SIGTERM):
             # torch elastic forwards a second Ctrl-C as SIGTERM
             self._leave(signal.SIGINT, "Ctrl-C again")
 

@@ -18,7 +18,7 @@ AGREE_SECONDS = 1.0
 
 
 class Stop:
-    """Whether the run ends after a step: the same answer on all processes, at the same step.
+    """Whether the run ends after a step: all processes get the same answer at the same step.
 
     A process that stopped alone would write a snapshot without the others, or wait for them
     forever. Comparing after each step would add one more wait, so the processes compare about once
@@ -48,7 +48,11 @@ class Stop:
             return False
         now = time.monotonic()
         pace = (now - self._compared_at) / self._steps
-        number, pace = self._largest_of_all(self._own_cause(now, pace), pace)
+        number = self.signals.cause or 0
+        if not number and now + 2 * pace * self._every + self._reserve > self._ends:
+            number = TIME_IS_OVER
+        if self.accelerator.num_processes > 1:
+            number, pace = self._largest_of_all(number, pace)
         self._compared_at, self._steps = now, 0
         every = max(1, int(AGREE_SECONDS / max(pace, 1e-4)))
         self._every = min(every, 2 * self._every)  # a GPU's first steps are only queued
@@ -68,16 +72,8 @@ class Stop:
         """The exit code of the process, once the run has ended."""
         return exit_code_of(self.signals.cause) if self.reason else EXIT_DONE
 
-    def _own_cause(self, now: float, pace: float) -> int:
-        """This process's cause to end: a signal's number, or another one; 0 to continue."""
-        if self.signals.cause is not None:
-            return self.signals.cause
-        return TIME_IS_OVER if now + 2 * pace * self._every + self._reserve > self._ends else 0
-
     def _largest_of_all(self, number: int, pace: float) -> tuple[int, float]:
         """The largest cause and pace of all processes; on a GPU those of the last comparison."""
-        if self.accelerator.num_processes == 1:
-            return number, pace
         device = self.accelerator.device
         mine = torch.tensor([[float(number), pace]], device=device)
         gathered = self.accelerator.gather(mine)  # (processes, 2)

@@ -10,13 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from accelerate import Accelerator
 
-from config.mix import MixPart
-from config.schema import Config, other_model
-from config.streaming import is_streamed
+from config.checks import is_streamed
+from config.schema import Config, MixPart, other_model
 from data.columns import PACKED
 from data.corpus import Corpus, prepare_corpus
 from data.errors import DataError
@@ -45,7 +43,7 @@ from training.distributed.agreement import (
     run_on_main,
 )
 from training.distributed.environment import processes_here
-from training.reporting.output import say_error
+from training.reporting.console import say_error
 from training.run.pretrained import PretrainedModel
 
 LARGE_BYTES = 5_000_000_000
@@ -261,11 +259,6 @@ def begin_stream(corpus: Corpus, config: Config, state: RunState | None) -> None
                 f"not {state.step} steps of {config.train.global_batch_size}."
             )
         corpus.train.begin_at(state.stream)
-
-
-def stream_after(corpus: Corpus, step: int) -> list[dict[str, Any]] | None:
-    """Where a streamed text continues after a step; None for a prepared one."""
-    return corpus.train.finish(step) if isinstance(corpus.train, StreamedText) else None
 
 
 def blocks_of(corpus: Corpus, config: Config) -> Callable[[int], dict[str, int]]:

@@ -1,25 +1,44 @@
-"""What a run does only because a CPU computes it: the one way from a run into model/cpu/."""
+"""What a run does only because a CPU computes it: the one way from a run into model/cpu/.
+
+Attention is computed by products or by torch's kernel, whichever is faster for the shapes of the
+run. The last bits of a step depend on that choice, so it is the same on all processes and kept in
+every snapshot. It is measured once and cached with the prepared texts: a second run of these shapes
+on this machine makes the same choice.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 import torch
 from accelerate import Accelerator
 from torch import nn
 
 from config.schema import Config
+from data.shared_files import temporary_name
+from model.cpu.attention import MATMUL_ATTENTION_LENGTH, WAYS, faster_of, measure
 from model.cpu.malloc import keep_freed_memory, use_one_heap
 from model.cpu.threads import Threads, limit_threads
 from model.cpu.tune import tune
+from model.gpt import GPT
 from snapshot.disk.state import RunState
+from training.distributed.accelerator import micro_batch_shape
+from training.distributed.agreement import broadcast_text
 from training.distributed.environment import on_cpu, processes_here
 from training.distributed.strategy import is_compiled
-from training.run.attention import choose_attention
+from training.reporting.machine import computed_on
+
+MOST_SCORES = 1 << 20
+"""Queries times keys of a measurement. A larger batch is measured in part: such a pass takes only
+milliseconds, so that several fit between two pauses of the host of a virtual machine."""
 
 
 class Tuning:
-    """Nothing, for a run on another device. Every process calls the methods in their order."""
+    """Does nothing, on other devices. Every process calls the methods in their order."""
 
     threads: Threads | None = None
 
@@ -34,7 +53,7 @@ class Tuning:
 
 
 class CpuTuning(Tuning):
-    """For a run on a CPU: its heap and its threads from here on, later kernels and pages."""
+    """Tunes a run on a CPU: heap and threads at once, kernels and freed memory later."""
 
     def __init__(self, accelerator: Accelerator, config: Config) -> None:
         self._accelerator, self._config = accelerator, config
@@ -44,12 +63,12 @@ class CpuTuning(Tuning):
             limit_threads(processes_here())
 
     def tune(self, model: nn.Module, state: RunState) -> None:
-        """As above; the way of attention is kept in the run's state."""
+        """As above. The run's state keeps how attention is computed."""
         choose_attention(self._accelerator, self._config, model, state)
         tune(model, state.attention)
 
     def loaded(self, warn: Callable[[str], None]) -> None:
-        """As above. What steps free is kept from here on: whole weights are sharded by now."""
+        """As above. From now on freed memory is kept: whole weights are sharded by now."""
         accelerator = self._accelerator
         keep_freed_memory(accelerator.is_fsdp2)
         alone = accelerator.num_processes == 1 and not is_compiled(accelerator)
@@ -61,7 +80,7 @@ class CpuTuning(Tuning):
         )
 
     def watch(self, one_pass: Callable[[], object], flop_of_step: float) -> None:
-        """As above: the number of threads is measured now, and when the pace falls."""
+        """As above. The number of threads is measured now, and again if steps become slower."""
         assert self.threads is not None
         self.threads.watch(one_pass, flop_of_step)
 
@@ -69,3 +88,52 @@ class CpuTuning(Tuning):
 def tuning_for(accelerator: Accelerator, config: Config) -> Tuning:
     """The tuning of a run, before its first computation."""
     return CpuTuning(accelerator, config) if on_cpu() else Tuning()
+
+
+def choose_attention(
+    accelerator: Accelerator, config: Config, model: nn.Module, state: RunState
+) -> None:
+    """Set `state.attention` to products or kernel. Every process must call this.
+
+    It stays None for a model of the Hub, for sequences that are too long for products, and for a
+    run that resumes from a snapshot of an older version.
+    """
+    if not isinstance(model, GPT):
+        return
+    if config.run.attention != "auto":
+        state.attention = config.run.attention
+    elif state.attention is None and state.step == 0:
+        queries = _queries(accelerator, config)
+        if 1 < queries.size(2) <= MATMUL_ATTENTION_LENGTH:
+            is_main = accelerator.is_main_process
+            faster = _faster(accelerator, config, queries) if is_main else None
+            state.attention = broadcast_text(accelerator, faster)
+
+
+def _queries(accelerator: Accelerator, config: Config) -> torch.Tensor:
+    """Random queries (B, H, T, D) of a micro-batch, or of a part of a large one."""
+    (batch, time), model = micro_batch_shape(accelerator, config), config.model
+    batch = max(1, min(batch, MOST_SCORES // (model.n_head * time * time)))
+    kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
+    generator = torch.Generator().manual_seed(0)  # the global one is the training's
+    shape = (batch, model.n_head, time, model.n_embd // model.n_head)
+    return torch.randn(shape, generator=generator).to(kind or torch.float32)
+
+
+def _faster(accelerator: Accelerator, config: Config, queries: torch.Tensor) -> str:
+    """The faster method for these shapes on this machine, from the cache or measured."""
+    facts = [computed_on(accelerator), list(queries.shape), config.model.dropout]
+    key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+    path = Path(config.data.cache_dir) / f"attention-{key}.json"
+    with suppress(OSError, ValueError, TypeError, KeyError):  # absent or damaged: measure
+        known = json.loads(path.read_text(encoding="utf-8"))["way"]
+        if known in WAYS:
+            return str(known)
+    seconds = measure(queries, config.model.dropout)
+    faster = faster_of(seconds)
+    with suppress(OSError):  # without it, the next run measures as well
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = temporary_name(path)
+        temporary.write_text(json.dumps({"facts": facts, "seconds": seconds, "way": faster}) + "\n")
+        temporary.rename(path)
+    return faster

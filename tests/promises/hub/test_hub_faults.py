@@ -36,7 +36,7 @@ from store.errors import HubUnreachable
 from store.fetch import fetch_for_sampling, read_repo
 from store.newest import newest_whole
 from store.uploader import Uploader
-from training.errors import USER_MISTAKES, exit_code_for
+from training.distributed.agreement import USER_MISTAKES, exit_code_for
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Use 'content=:DeprecationWarning"  # huggingface_hub 2.4 calls httpx2 so

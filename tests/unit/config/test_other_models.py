@@ -15,7 +15,7 @@ from config.other_models import rate_by_size, settle_rate
 from config.schema import ConfigError
 from model.causal_lm import causal_lm_config
 from snapshot.disk.architecture import layout_for
-from training.schedule import learning_rate_at
+from training.step import learning_rate_at
 
 
 @pytest.mark.parametrize("key", ["model.pretrained", "model.architecture"])

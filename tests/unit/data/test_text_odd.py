@@ -26,7 +26,7 @@ from data.errors import DataError
 from data.progress import Progress
 from data.sources import open_source
 from snapshot.start import Start
-from training.reporting.output import make_output_lossy, say_error
+from training.reporting.console import make_output_lossy, say_error
 
 TEXT = "".join(f"line {i} of the text, é ü 日本\n" for i in range(400))
 ROWS = "".join(json.dumps({"text": f"row {i}"}) + "\n" for i in range(9))

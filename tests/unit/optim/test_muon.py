@@ -16,9 +16,8 @@ from model.causal_lm import build_model
 from model.gpt import GPT, GPTConfig
 from model.lora import Lora
 from optim.muon import ITERATIONS, PARTS, orthogonalized
-from planning.estimate import estimate_memory
+from planning.estimate import estimate_memory, writing_memory
 from planning.fake_trace import Shape
-from planning.snapshot_memory import writing_memory
 from sealed import seal
 from snapshot.disk.architecture import layout_for, model_config
 from snapshot.disk.files import read_json, write_json

@@ -11,7 +11,7 @@ from config.compose import load_config
 from config.schema import OptimConfig
 from snapshot.disk.state import RunState
 from training.reporting.rate_hints import never_falls, rate_jump, rate_too_high, twice_as_long
-from training.schedule import learning_rate_at
+from training.step import learning_rate_at
 
 WSD = OptimConfig(
     learning_rate=1.0,

@@ -18,10 +18,17 @@ from snapshot.errors import SnapshotError
 from store.fetch import read_repo
 from store.latest import Latest
 from store.records import EVENTS, SEGMENT_STEPS, fetch_records, replaced_segments
-from training.reporting.events import LONGEST_TEXT, MOST_EVENTS, Events, parse_events, read_events
+from training.reporting.events import (
+    LONGEST_TEXT,
+    MOST_EVENTS,
+    SAMPLES,
+    Events,
+    parse_events,
+    read_events,
+    read_samples,
+)
 from training.reporting.metrics import read_metrics
-from training.reporting.records import MOST_SEGMENTS, merge_metrics, segments
-from training.reporting.samples import SAMPLES, read_samples
+from training.reporting.segments import MOST_SEGMENTS, merge_metrics, segments
 from training.run.records import fetch_missing
 
 GOOD = {"event": "train", "step": 1, "loss": 1.5, "learning_rate": 0.1, "hub_error": None}

@@ -9,12 +9,11 @@ import pytest
 import torch
 
 import training.memory
-import training.out_of_memory
 from config.schema import ConfigError
 from model.gpt import GPT, GPTConfig, parameter_count
-from training.errors import exit_code_for, is_lasting
+from training.distributed.agreement import exit_code_for, is_lasting
 from training.exits import EXIT_FAILED, EXIT_USER_MISTAKE
-from training.out_of_memory import check_fits, in_words
+from training.memory import check_fits, in_words
 from training.run import command, session
 from training.run.signals import Phase
 
@@ -97,7 +96,7 @@ def test_a_model_too_large_for_the_machine_is_refused(monkeypatch, in_training):
     needed = 4 * parameter_count(GPT(config)) * (4 if in_training else 1)
     left = needed
     monkeypatch.setattr(training.memory, "available_memory", lambda with_swap: left)
-    monkeypatch.setattr(training.out_of_memory, "run_on_all", lambda accelerator, work: work())
+    monkeypatch.setattr(training.memory, "run_on_all", lambda accelerator, work: work())
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setenv("ACCELERATE_USE_FSDP", str(not in_training))
     monkeypatch.setenv("WORLD_SIZE", "1" if in_training else "4")

@@ -14,12 +14,12 @@ import chats
 import families
 import runs
 import subword_folders
-import training.sampling as sampling
 from config.compose import load_config
 from model.gpt import GPT, GPTConfig
+from training import evaluation
 from training.reporting.console import Console
-from training.run.due import due_after
 from training.run.pretrained import generation
+from training.run.session import due_after
 
 
 @pytest.fixture
@@ -32,10 +32,10 @@ def drawn(monkeypatch):
         tokenizer=tokenizer, prompt=lambda: beginning, marks=frozenset(), ends=frozenset()
     )
 
-    def draw(tokens: list[int]) -> sampling.Sample:
+    def draw(tokens: list[int]) -> evaluation.Sample:
         made = (torch.tensor([one]) for one in tokens)
-        monkeypatch.setattr(sampling, "generate", lambda *_, **__: made)
-        return sampling.sample_text(Accelerator(cpu=True), model, corpus, seed=1)
+        monkeypatch.setattr(evaluation, "generate", lambda *_, **__: made)
+        return evaluation.sample_text(Accelerator(cpu=True), model, corpus, seed=1)
 
     return tokenizer, draw
 
@@ -66,7 +66,7 @@ def test_a_packed_sample_ends_where_the_model_s_files_say(small, tmp_path):
 
 
 def test_a_sample_that_takes_too_long_ends_and_says_so(drawn, monkeypatch, capsys):
-    monkeypatch.setattr(sampling, "MOST_SECONDS", 0.0)
+    monkeypatch.setattr(evaluation, "MOST_SECONDS", 0.0)
     tokenizer, draw = drawn
     found = draw(tokenizer.encode("the run").tolist())
     assert found.shortened == "1 of 400 tokens, for it took 0 s"

@@ -15,16 +15,15 @@ import torch
 from config.schema import ConfigError, OptimConfig
 from data.prepared import CorpusInfo
 from model.gpt import GPT, GPTConfig
+from training.distributed.accelerator import Accelerator
 from training.optimizer import make_optimizer
-from training.reporting.clock import PASSES, UPDATE
 from training.reporting.console import Console
-from training.reporting.curves import draw_curves
 from training.reporting.metrics import MetricsFile, read_metrics
+from training.reporting.pictures import draw_curves
 from training.reporting.report import Report, TrainingStopped
-from training.reproducibility import reseed
-from training.run.accelerator import Accelerator
+from training.reporting.timing import PASSES, UPDATE
 from training.run.session import Session
-from training.schedule import learning_rate_at
+from training.step import learning_rate_at, reseed
 
 RATES = OptimConfig(learning_rate=1.0, min_learning_rate=0.1, warmup_steps=10)
 TEXT = CorpusInfo("text", 3000, 1, 1000, 900, 2700, 320, 100, 0, 0, "0" * 64, "0" * 64)
@@ -172,10 +171,7 @@ def test_broken_weights_are_not_called_a_good_snapshot(tmp_path):
         good = "The last good snapshot stays" in str(caught.value)
         assert good == (step == 4)
         assert ("begin with an earlier one: snapshot.resume=" in str(caught.value)) == (not good)
-        report.steps.clear()
-        report.losses.clear()
-        report.norms.clear()
-        report.rates.clear()
+        report.collected.clear()
 
 
 def test_a_held_out_loss_that_is_not_finite_stops_the_run(tmp_path):

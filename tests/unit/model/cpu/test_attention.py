@@ -12,13 +12,13 @@ import torch
 from accelerate import Accelerator
 
 import runs
-import training.run.attention
+import training.run.tuning
 from config.compose import load_config
 from config.schema import gpt_config
 from model.cpu.attention import KERNEL, PRODUCTS, measure
 from model.gpt import GPT
 from snapshot.disk.files import read_json
-from training.run.attention import choose_attention
+from training.run.tuning import choose_attention
 
 SHORT = [
     "train.max_steps=4",
@@ -35,7 +35,7 @@ class Machine:
         self.seconds = {PRODUCTS: 0.010, KERNEL: 0.002}
         self.measured = 0
         self.words = words
-        monkeypatch.setattr(training.run.attention, "measure", self._measure)
+        monkeypatch.setattr(training.run.tuning, "measure", self._measure)
 
     def _measure(self, *_: object) -> dict[str, float]:
         self.measured += 1

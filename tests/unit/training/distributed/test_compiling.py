@@ -9,7 +9,7 @@ import pytest
 
 import runs
 from config.compose import load_config
-from training.distributed.compiling import dynamo_plugin_for, why_not_compiled
+from training.distributed.accelerator import dynamo_plugin_for, why_not_compiled
 
 
 @pytest.mark.parametrize(

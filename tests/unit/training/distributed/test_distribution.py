@@ -16,11 +16,10 @@ import runs
 from config.schema import ConfigError, RunConfig
 from model.gpt import GPT, GPTConfig
 from tracked import tracked
-from training.distributed import launch, launcher, refusals
-from training.distributed.launch import init_processes, refuse_broken_launch
+from training.distributed import processes, refusals
 from training.distributed.launcher import Launcher
-from training.distributed.precision import effective_precision
-from training.distributed.strategy import refuse_other_blocks
+from training.distributed.processes import init_processes, refuse_broken_launch
+from training.distributed.strategy import effective_precision, refuse_other_blocks
 
 TIMEOUT = timedelta(seconds=60)
 
@@ -96,8 +95,8 @@ def states(monkeypatch):
         made.append(SimpleNamespace(**words, distributed_type=DistributedType.MULTI_CPU))
         return made[-1]
 
-    monkeypatch.setattr(launch, "PartialState", make)
-    monkeypatch.setattr(launch, "fresh_store", lambda _: ("a store", 1, 2))
+    monkeypatch.setattr(processes, "PartialState", make)
+    monkeypatch.setattr(processes, "fresh_store", lambda _: ("a store", 1, 2))
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     return made
 
@@ -247,8 +246,8 @@ def under_accelerate(monkeypatch, tmp_path):
 
     def launch(words: str, processes: int = 1, gpu: bool = False) -> None:
         started_by = Launcher(psutil.Process(), ("accelerate", "launch", *words.split()))
-        monkeypatch.setattr(launcher, "launcher", lambda: started_by)
-        monkeypatch.setattr(launcher, "default_config_file", str(tmp_path / "none.yaml"))
+        monkeypatch.setattr(refusals, "launcher", lambda: started_by)
+        monkeypatch.setattr(refusals, "default_config_file", str(tmp_path / "none.yaml"))
         monkeypatch.setattr(torch.accelerator, "is_available", lambda: gpu)
         monkeypatch.chdir(runs.ROOT)
         if processes > 1:

@@ -8,7 +8,7 @@ import time
 import pytest
 
 import runs
-from training.reporting.clock import (
+from training.reporting.timing import (
     DATA,
     EVALUATION,
     PASSES,

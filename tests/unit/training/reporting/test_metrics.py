@@ -14,7 +14,6 @@ from config.compose import load_config
 from config.schema import ConfigError
 from training.reporting import metrics as metrics_file
 from training.reporting.console import Console
-from training.reporting.curves import draw_curves, draw_run
 from training.reporting.metrics import (
     MetricsFile,
     as_line,
@@ -24,6 +23,7 @@ from training.reporting.metrics import (
     read_metrics,
     sample_metrics,
 )
+from training.reporting.pictures import draw_curves, draw_run
 
 EVERY = 250
 MOST_PARSED = 10_000

@@ -14,8 +14,7 @@ import threading
 import pytest
 
 import runs
-from training.reporting.console import Console
-from training.reporting.output import LossyFile, make_output_lossy, say_error
+from training.reporting.console import Console, LossyFile, make_output_lossy, say_error
 from training.reporting.summary import print_finished
 
 
@@ -130,7 +129,8 @@ def test_an_output_that_was_closed_is_no_error(monkeypatch):
 
 def test_no_file_takes_the_place_of_an_output_that_was_closed(tmp_path):
     script = (
-        "import sys; from training.reporting.output import make_output_lossy; make_output_lossy()\n"
+        "import sys; from training.reporting.console import make_output_lossy\n"
+        "make_output_lossy()\n"
         "print('nothing'); print('nothing', file=sys.stderr)\n"
         "with open(sys.argv[1], 'w') as file: file.write(str(file.fileno()))"
     )

@@ -11,10 +11,9 @@ import pytest
 
 import web_browser
 from config.schema import Config, HubConfig
-from training.reporting.events import Events
+from training.reporting.events import Events, add_sample
 from training.reporting.html import round_ticks
-from training.reporting.page import write_page
-from training.reporting.samples import add_sample
+from training.reporting.pictures import write_page
 
 VOID = {"meta", "link"}
 

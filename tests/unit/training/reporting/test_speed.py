@@ -14,7 +14,7 @@ from model.causal_lm import CausalLM, causal_lm_config
 from model.cpu.attention import PRODUCTS
 from model.cpu.tune import tune
 from model.gpt import GPT, GPTConfig
-from training.reporting.speed import Speed, flops_per_token, measured_peak, published_peak
+from training.reporting.machine import Speed, flops_per_token, measured_peak, published_peak
 
 LENGTH = 32
 

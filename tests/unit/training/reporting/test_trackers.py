@@ -13,10 +13,8 @@ from pathlib import Path
 import pytest
 
 import runs
-from training.reporting.events import read_events
-from training.reporting.rows import Rows, figures_of
-from training.reporting.samples import add_sample, read_samples
-from training.reporting.track import Cursor
+from training.reporting.events import add_sample, read_events, read_samples
+from training.reporting.track import Cursor, Rows, figures_of
 
 STEPS = 40
 
@@ -224,7 +222,7 @@ def test_rows_are_steps_that_are_known_to_be_complete(tmp_path):
 
 
 def test_a_long_run_is_read_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr("training.reporting.rows.MOST_BYTES", 200)
+    monkeypatch.setattr("training.reporting.track.MOST_BYTES", 200)
     lines(tmp_path, *range(1, 50))
     assert [step for step, _ in Rows(tmp_path, 7, None).next(True)] == list(range(8, 50))
 

@@ -11,9 +11,9 @@ import hubs
 import runs
 from config.schema import Config, RunConfig
 from disks import as_anybody
-from training.reporting import watchdog
+from training.reporting import timing
 from training.reporting.console import Console
-from training.reporting.watchdog import REMEMBERED, Watchdog
+from training.reporting.timing import REMEMBERED, Watchdog
 
 
 class Clock:
@@ -36,7 +36,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(watchdog, "time", clock)
+    monkeypatch.setattr(timing, "time", clock)
     return clock
 
 
@@ -147,7 +147,7 @@ def test_the_next_snapshot_is_never_after_the_last_step(
     watch, clock, capsys, monkeypatch, tmp_path
 ):
     usage = type("Usage", (), {"free": 1})
-    monkeypatch.setattr(watchdog.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(timing.shutil, "disk_usage", lambda _: usage)
     watch._config.train.max_steps, watch._config.snapshot.every = 60, 40
     take_steps(watch, clock, 0.1, 1, 50)
     watch._look_at_disk()
@@ -161,7 +161,7 @@ def test_the_next_snapshot_is_never_after_the_last_step(
 def test_a_resumed_run_counts_from_where_it_was(clock, capsys, monkeypatch, tmp_path):
     (tmp_path / "snapshots").mkdir()
     usage = type("Usage", (), {"free": 1})
-    monkeypatch.setattr(watchdog.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(timing.shutil, "disk_usage", lambda _: usage)
     console = Console(shown=False, max_steps=1000, step=600)
     watch = Watchdog(console, Config(run=RunConfig(dir=str(tmp_path))), 12_000, processes=1)
     console.shown = True
@@ -182,7 +182,7 @@ def test_a_clock_that_jumps_is_reported(watch, clock, capsys):
 def test_a_disk_that_will_be_full_is_reported_in_time(watch, clock, capsys, monkeypatch, tmp_path):
     def disk_with(free: int) -> None:
         usage = type("Usage", (), {"free": free})
-        monkeypatch.setattr(watchdog.shutil, "disk_usage", lambda _: usage)
+        monkeypatch.setattr(timing.shutil, "disk_usage", lambda _: usage)
 
     take_steps(watch, clock, 0.1)
     disk_with(12_000)  # 1,000 parameters: as nothing is known yet, 12 bytes each
@@ -224,7 +224,7 @@ def test_a_neighbour_that_hangs_is_said_during_the_run(small, tmp_path):
         runs.wait_until(lambda: runs.newest_step(tmp_path / "run") > 60, launcher)
         one = runs.workers(launcher)[1]
         one.suspend()
-        time.sleep(watchdog.SLOW_SECONDS + 3 * watchdog.LOOK_SECONDS)
+        time.sleep(timing.SLOW_SECONDS + 3 * timing.LOOK_SECONDS)
         one.resume()
         step = runs.newest_step(tmp_path / "run")
         runs.wait_until(lambda: runs.newest_step(tmp_path / "run") > step + 5, launcher)
@@ -242,6 +242,6 @@ def test_a_last_upload_that_takes_its_time_is_no_slow_step(small, tmp_path, hub)
     words = hubs.words(tmp_path / "run", "snapshot.every=1000", "train.max_steps=60")
     result = runs.train(*small, *words, **hub.environment())
     assert result.returncode == 0, result.stderr
-    assert time.monotonic() - begun > 2 * watchdog.SLOW_SECONDS
+    assert time.monotonic() - begun > 2 * timing.SLOW_SECONDS
     assert "hub       me/run has step 60" in result.stdout
     assert "no step has finished since" not in result.stdout

@@ -15,7 +15,7 @@ import runs
 from snapshot.disk.files import step_of
 from stopping import ENDLESS, exit_code, only_snapshot, wait_for_steps
 from training.run import preemption
-from training.run.preemption import CLOUDS, _found, _has_notice
+from training.run.preemption import CLOUDS, _find_cloud, _has_notice
 
 QUIET = {"aws": None, "gcp": "FALSE", "azure": json.dumps({"Events": []})}
 """What each address answers without a notice; None is 404."""
@@ -81,7 +81,7 @@ def metadata(request):
 
 
 def test_each_cloud_is_found_and_its_notice_is_understood(metadata):
-    cloud = _found(metadata.address)
+    cloud = _find_cloud(metadata.address)
     assert cloud is metadata.cloud
     assert not _has_notice(cloud, metadata.address)
     metadata.answer = next(NOTICES[name] for name, one in CLOUDS.items() if one is cloud)
@@ -95,7 +95,7 @@ def test_an_unknown_cloud_or_a_hanging_address_is_no_notice(monkeypatch):
     monkeypatch.setattr(preemption, "SEARCH_SECONDS", 0.1)
     monkeypatch.setattr(preemption, "EVERY_SECONDS", 0.1)
     monkeypatch.setattr(preemption, "ANSWER_SECONDS", 0.2)
-    assert _found("http://127.0.0.1:9") is None
+    assert _find_cloud("http://127.0.0.1:9") is None
     with Metadata("gcp") as server:
         server.shutdown()  # it listens, and never answers
         assert not _has_notice(CLOUDS["gcp"], server.address)

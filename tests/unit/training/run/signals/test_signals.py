@@ -76,7 +76,7 @@ class Handler(Signals):
 
     def __init__(self, phase: Phase, launcher: object = None) -> None:
         self.phase, self.left = phase, []
-        self._grace, self._launcher, self._cause = 5.0, launcher, None
+        self._grace, self._launcher, self.cause = 5.0, launcher, None
         self._watched = launcher is not None
         self._leave = lambda number, why: self.left.append((number, why))
         self._reading, self._writing = os.pipe()

@@ -1,4 +1,4 @@
-"""metrics.jsonl as it travels with a run's repo: cut into segments, and merged when fetched."""
+"""metrics.jsonl as the repo of a run holds it: cut into segments, and merged when fetched."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from store.records import SEGMENT_STEPS, segment_path
 from training.reporting.metrics import Record, as_line, figures_at, is_finite, place_after
 
 MOST_SEGMENTS = 16
-"""In one upload; a long run that begins to upload late needs several."""
+"""Most segments of one upload. A long run that begins to upload late needs several uploads."""
 LONGEST_LINE = 8_192
 NAME = re.compile(r"[a-z_][a-z_0-9]{0,39}")
 Line = tuple[int, int, int, bytes]
-"""A step, whether it is an evaluation, where it comes from, and the line itself."""
+"""Step, whether it is an evaluation, 0 for this disk or 1 for fetched, and the line itself."""
 
 
 def segments(path: Path, after: int, step: int) -> tuple[dict[str, bytes], int]:
     """The segments with lines after step `after` up to `step`, by their path in a repo.
 
-    Returns the step, too, up to which the segments reach: all of them may be too many. The lines of
-    `after` itself are included, because its evaluation may be newer. Raises OSError, and
-    ConfigError where the file is no metrics file.
+    Also returns the last step of these segments, because all may be too many for one upload. The
+    lines of `after` itself are included, because its evaluation may be newer. Raises OSError, and
+    ConfigError if the file is no metrics file.
     """
     if not path.exists() or step < 1:
         return {}, after
@@ -51,8 +51,8 @@ def segments(path: Path, after: int, step: int) -> tuple[dict[str, bytes], int]:
 def merge_metrics(path: Path, fetched: Iterable[Path], step: int) -> None:
     """Add the lines of fetched segments that a metrics file lacks, up to `step`.
 
-    Every step has its lines once, those of this disk first. Needs the memory of a few lines. Raises
-    SnapshotError if the segments are not metrics; the file then stays as it is.
+    Every step gets its lines once, preferably those of this disk. Holds only a few lines in memory.
+    Raises SnapshotError if the segments are not metrics; the file then stays as it is.
     """
     partial = path.with_name(f"{path.name}.new")
     before = (0, 0)
@@ -84,7 +84,7 @@ def _own(path: Path, step: int) -> Iterator[Line]:
 
 
 def _checked(fetched: Iterable[Path], step: int) -> Iterator[Line]:
-    """The lines of fetched segments up to a step, written anew from their checked values."""
+    """The lines of fetched segments up to a step, rewritten from their checked values."""
     before = (0, 0)
     for path in fetched:
         with open(path, "rb") as opened:
@@ -102,7 +102,7 @@ def _checked(fetched: Iterable[Path], step: int) -> Iterator[Line]:
 
 
 def _record_in(line: bytes) -> Record | None:
-    """A line's record; None where it is not one of metrics."""
+    """The record of a line; None if it is no line of metrics."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Warnings of what goes wrong slowly, while there is time to act. They never end a run."""
+"""Where the time of an attempt goes, and warnings of what goes wrong slowly, in time to act."""
 
 from __future__ import annotations
 
@@ -9,17 +9,24 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from config.schema import Config
 from snapshot.disk.files import TEMPORARY_PREFIX, snapshot_folders, snapshots_in, step_of
 from snapshot.errors import SnapshotError
 from training.reporting.console import Console
 
+START, DATA, PASSES, UPDATE = "start", "data", "forward and backward", "update"
+SNAPSHOT, EVALUATION, UPLOAD, END = "snapshot", "evaluation and sample", "upload", "end"
+PHASES = (START, DATA, PASSES, UPDATE, SNAPSHOT, EVALUATION, UPLOAD, END)
+"""The phase of the upload is the wait for the last one; others run in the background."""
+Item = TypeVar("Item")
 LOOK_SECONDS = 1.0
 REMEMBERED = 50
-"""Steps whose median is the usual value."""
+"""How many steps the usual value is the median of."""
 SLOW_TIMES, SLOW_SECONDS = 10, 5.0
 """A step is slow when it takes this many times the usual time, and at least this long."""
 STEEP_TIMES = 100
@@ -28,8 +35,53 @@ JUMP_SECONDS = 5.0
 """Least difference between the system's clock and the monotonic one; corrections are smaller."""
 
 
+class PhaseClock:
+    """Divides the wall time of this process among the phases; their sum is all of it.
+
+    A GPU computes behind the host. Its time counts for the phase in which the host waits for it.
+    """
+
+    def __init__(self, seconds_before: float) -> None:
+        """Begin in the phase of the start, which has lasted so long already."""
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self._phase, self._since = START, time.perf_counter() - seconds_before
+
+    def enter(self, phase: str) -> None:
+        """Begin a phase, one of `PHASES`; the one before it ends."""
+        now = time.perf_counter()
+        self.seconds[self._phase] += now - self._since
+        self._phase, self._since = phase, now
+
+    @contextmanager
+    def within(self, phase: str) -> Iterator[None]:
+        """Enter a phase, and return to the one before it afterwards."""
+        before = self._phase
+        self.enter(phase)
+        yield
+        self.enter(before)
+
+    def timed(self, batches: Iterable[Item]) -> Iterator[Item]:
+        """Yield the batches; the wait for each counts as the phase of the data."""
+        iterator = iter(batches)
+        while True:
+            self.enter(DATA)
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+            self.enter(PASSES)
+            yield batch
+
+    def table(self) -> list[str]:
+        """A line for each phase: seconds and share."""
+        self.enter(self._phase)
+        total = sum(self.seconds.values())
+        rows = [*self.seconds.items(), ("all", total)]
+        return [f"{name:<22} {took:>9,.1f} s {took / total:>7.1%}" for name, took in rows]
+
+
 class Watchdog:
-    """Watches the steps, the gradient, the disk and the clock of a run on the main process."""
+    """Watches steps, gradient, disk and system clock on the main process. It never ends a run."""
 
     def __init__(self, console: Console, config: Config, estimate: int, processes: int) -> None:
         """`estimate`: about how many bytes a snapshot has, until there is one."""
@@ -46,7 +98,7 @@ class Watchdog:
             threading.Thread(target=self._look, name="watch", daemon=True).start()
 
     def rest(self) -> None:
-        """No step is running: what follows may take any time."""
+        """No step is under way: what follows may take any time."""
         self._since = math.inf
 
     def wait_for(self, work: Callable[[], object]) -> None:
@@ -70,10 +122,10 @@ class Watchdog:
         self._step, self._since, self._warned_slow = step, now, False
 
     def gradient(self, step: int, norm: float) -> None:
-        """Take the norm of a step's gradient before clipping.
+        """Check the gradient norm of a step, before clipping.
 
-        A norm that is not finite is not steep: fp16's loss scaler skips that update, and without a
-        scaler it ends the run.
+        A norm that is not finite is no warning: fp16's loss scaler skips that update, and without a
+        scaler the run ends.
         """
         if not math.isfinite(norm):
             return

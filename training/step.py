@@ -1,6 +1,7 @@
-"""Makes a resumed run equal, bit by bit, to one that was not interrupted, without saved generators.
+"""What a step depends on besides its batch, as pure functions: nothing of it is ever saved.
 
-Random draws are pure functions of seed and step; kernels and sums keep one order.
+Seeds and the learning rate follow from the step, and kernels and sums keep one order. So a resumed
+run equals, bit by bit, one that was not interrupted.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from accelerate import Accelerator
 from torch import nn
 from torch.optim import Optimizer
 
+from config.schema import ConfigError, OptimConfig
+from optim.schedules import SCHEDULES, Schedule
 from training.distributed.environment import on_cpu
 from training.distributed.strategy import grads_in_buckets
 
@@ -19,14 +22,51 @@ def reseed(seed: int, step: int, process: int) -> None:
     """Seed the global generators of every device from (seed, step, process).
 
     The loop calls this at the start of each step, so that dropout does not depend on restarts.
-    Step 0 of process 0 is for the initial weights.
+    Step 0 of process 0 seeds the initial weights.
     """
     words = np.random.SeedSequence((seed, step, process)).generate_state(2, np.uint32)
-    one = int(words[0]) << 31 | int(words[1]) >> 1
+    number = int(words[0]) << 31 | int(words[1]) >> 1
     if torch.accelerator.is_available():
-        torch.manual_seed(one)
-    else:  # the same, without the stack traces that torch records for absent devices
-        torch.default_generator.manual_seed(one)
+        torch.manual_seed(number)
+    else:  # manual_seed would also record a stack trace for each absent device
+        torch.default_generator.manual_seed(number)
+
+
+def schedule_of(optim: OptimConfig) -> Schedule:
+    """The schedule that `optim.schedule` names. Raises ConfigError for an unknown name."""
+    if optim.schedule not in SCHEDULES:
+        raise ConfigError(f"optim.schedule={optim.schedule} must be {' or '.join(SCHEDULES)}.")
+    return SCHEDULES[optim.schedule]
+
+
+def learning_rate_at(step: int, optim: OptimConfig, max_steps: int) -> float:
+    """The learning rate of step 1..max_steps: linear warm-up from 0, then the schedule.
+
+    Step `warmup_steps` has the full rate. After `last_full_step` it falls, down to
+    `min_learning_rate` at `max_steps`. A run shorter than its warm-up ends within it.
+    """
+    schedule = schedule_of(optim)
+    if step <= optim.warmup_steps:
+        return optim.learning_rate * step / optim.warmup_steps
+    begin = last_full_step(optim, max_steps)
+    if step <= begin:
+        return optim.learning_rate
+    progress = 1.0 if step >= max_steps else (step - begin) / (max_steps - begin)
+    most, least = optim.learning_rate, optim.min_learning_rate
+    return least + (most - least) * schedule.fall(progress)
+
+
+def last_full_step(optim: OptimConfig, max_steps: int) -> int:
+    """The step after which the rate falls."""
+    if not schedule_of(optim).is_stable_first:
+        return optim.warmup_steps
+    return max(optim.warmup_steps, max_steps - round(optim.decay_fraction * max_steps))
+
+
+def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
+    """Use `rate` for the next update, in all groups."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
 
 
 def compute_reproducibly() -> None:

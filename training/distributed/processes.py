@@ -1,0 +1,178 @@
+"""The processes of a run: how they start, find each other, wait, and notice that one is gone.
+
+accelerate silently ignores some requests of its config file and has no interface for the rest, so
+this file uses torch.distributed itself.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from accelerate import Accelerator
+from accelerate.state import PartialState
+from accelerate.utils import DistributedType
+
+from config.schema import ConfigError, RunConfig
+from training.distributed.environment import fsdp_requested, on_cpu, started_processes
+from training.distributed.refusals import CONFIG_FILE, refusals
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+ARRIVAL_SECONDS = 0.02
+"""How often the main process looks for the others at the start."""
+LOST = (
+    "DistNetworkError",  # torch's store
+    "DistStoreError",
+    "Timed out waiting",  # gloo
+    "timed out connecting",
+    "Connect timeout",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Application timeout caused pair closure",
+    "ncclRemoteError",
+    "remote process exited",
+    "Watchdog caught collective operation timeout",
+)
+"""Texts in torch's errors that only report the end of another process."""
+
+
+def init_processes(timeout: timedelta) -> None:
+    """Refuse what cannot be honoured, and connect the processes, also for FSDP on CPUs.
+
+    Call this before the Accelerator is created. `timeout` limits the wait for the other processes.
+    Raises ConfigError that names the entry of the accelerate config file.
+    """
+    refused = refusals()
+    if refused:
+        raise ConfigError("\n".join(refused))
+    if started_processes() == 1:
+        return
+    store, rank, processes = fresh_store(timeout)
+    state = PartialState(
+        # The launcher does not pass use_cpu to several processes.
+        cpu=on_cpu(),
+        store=store,
+        rank=rank,
+        world_size=processes,
+        timeout=timeout,
+    )
+    if fsdp_requested() and on_cpu():
+        # accelerate promotes only MULTI_GPU to FSDP and calls processes on CPUs MULTI_CPU. What
+        # follows is torch's FSDP2 over gloo.
+        state.distributed_type = DistributedType.MULTI_GPU
+
+
+def refuse_broken_launch(accelerator: Accelerator) -> None:
+    """Raise ConfigError when the launcher's processes are not what its config file requests.
+
+    Such processes do not see each other: each would train alone and write the same run.
+    """
+    started = started_processes()
+    if started != accelerator.num_processes:
+        raise ConfigError(
+            f"the launcher started {started} processes, but each sees "
+            f"{accelerator.num_processes}. On a machine without GPUs the accelerate config file "
+            "needs 'use_cpu: true', as accelerate_configs/ddp_cpu.yaml has it."
+        )
+    if fsdp_requested() and accelerator.distributed_type != DistributedType.FSDP:
+        raise ConfigError(
+            f"{CONFIG_FILE} says distributed_type: FSDP with num_processes: {started}. One process "
+            "has nothing to shard: use accelerate_configs/cpu.yaml or single_gpu.yaml."
+        )
+
+
+def fresh_store(timeout: timedelta) -> tuple[Store, int, int]:
+    """The store through which processes find each other, this one's rank, and their number.
+
+    The launcher keeps its store when it restarts the processes, and torch 2.13 writes the same keys
+    into it each time. A process that starts a little before another then reads the address of a
+    dead one, and with three or more processes nearly every restart hangs or fails. So the main
+    process gives all processes that are alive now a prefix that nobody has written to.
+    """
+    from torch.distributed import PrefixStore, rendezvous
+
+    store, rank, processes = next(rendezvous("env://", timeout=timeout))
+    own = uuid.uuid4().hex  # identifies this process in this start
+    store.set(f"here/{rank}", own)
+    if rank > 0:
+        prefix = store.get(f"answer/{own}").decode()  # waits
+        store.set(f"known/{prefix}/{own}", "")
+    else:
+        prefix = own
+        _answer_all(store, processes, prefix, time.monotonic() + timeout.total_seconds())
+    return PrefixStore(prefix, store), rank, processes
+
+
+def _answer_all(store: Store, processes: int, prefix: str, end: float) -> None:
+    """Send the prefix until every process of this start, and not of an earlier one, has it.
+
+    Raises ConnectionError when a process has not arrived at the time `end`.
+    """
+    others = [f"here/{rank}" for rank in range(1, processes)]
+    missing = set(others)
+    while missing:
+        for key in sorted(missing):
+            if not store.check([key]):
+                continue
+            other = store.get(key).decode()
+            store.set(f"answer/{other}", prefix)
+            if store.check([f"known/{prefix}/{other}"]):
+                missing.remove(key)
+        if missing and time.monotonic() > end:
+            ranks = ", ".join(sorted(key.removeprefix("here/") for key in missing))
+            raise ConnectionError(f"the processes {ranks} of {processes} did not arrive")
+        time.sleep(ARRIVAL_SECONDS)
+
+
+class ProcessGroupTimeouts:
+    """The timeout of collectives: short within a step, long where one process works alone.
+
+    A machine that is cut off sends nothing, so only the time distinguishes it from a slow one.
+    Before the first step other processes may prepare a text, download a snapshot or compile. Around
+    a snapshot they wait for the process that writes it.
+    """
+
+    def __init__(self, accelerator: Accelerator, run: RunConfig) -> None:
+        """The timeout is long from now on."""
+        self._accelerator, self._alone = accelerator, accelerator.num_processes == 1
+        self._short = timedelta(seconds=run.collective_timeout_seconds)
+        self._long = timedelta(
+            seconds=max(run.start_timeout_seconds, run.collective_timeout_seconds)
+        )
+        self.relax()  # the groups of hybrid sharding were created with another timeout
+
+    def relax(self) -> None:
+        """Use the long timeout: one process may work while the others wait."""
+        self._set(self._long)
+
+    def wait_for_everyone(self, seconds: float) -> None:
+        """Wait for all processes; one may work this long in addition to the long timeout.
+
+        Every process must call this."""
+        self._set(self._long + timedelta(seconds=seconds))
+        self._accelerator.wait_for_everyone()
+
+    def tighten(self) -> None:
+        """Use the short timeout: no process has a reason to be late."""
+        self._set(self._short)
+
+    def _set(self, timeout: timedelta) -> None:
+        if self._alone:
+            return
+        from torch.distributed import distributed_c10d as c10d
+
+        for group in list(c10d._world.pg_map):  # hybrid sharding has groups of its own
+            c10d._set_pg_timeout(timeout, group)
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether an error only reports that another process is gone or cannot be reached."""
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, ConnectionError):
+        return True
+    return isinstance(error, RuntimeError) and any(word in text for word in LOST)
