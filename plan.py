@@ -37,7 +37,7 @@ from snapshot.disk.optimizer_state import snapshot_bytes
 from snapshot.errors import SnapshotError
 from store.errors import HubError
 from training.memory import available_memory
-from training.optimizer import freeze
+from training.step import freeze
 
 PEAK_IN = {
     "evaluation": "in the evaluation",

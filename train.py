@@ -17,11 +17,10 @@ from training.distributed.accelerator import Accelerator, accelerator_options
 from training.distributed.strategy import configure_precision, grads_in_buckets
 from training.evaluation import held_out_loss, sample_text
 from training.memory import check_fits
-from training.optimizer import freeze, make_optimizer
 from training.run.command import run_command
 from training.run.session import Session
 from training.run.text import prepare_text
-from training.step import learning_rate_at, reseed, set_learning_rate
+from training.step import freeze, learning_rate_at, make_optimizer, reseed, set_learning_rate
 
 
 def main(config: Config, session: Session) -> int:

@@ -33,9 +33,8 @@ from planning.fake_trace import Shape
 from planning.fits import candidates
 from training.distributed.strategy import configure_precision
 from training.memory import is_out_of_memory
-from training.optimizer import make_optimizer
 from training.reporting.machine import flops_per_token, published_peak
-from training.step import compute_reproducibly
+from training.step import compute_reproducibly, make_optimizer
 
 WARM_UP = 3
 """The first update compiles and creates the optimizer's state."""

@@ -41,7 +41,7 @@ class Run:
         from data.tokenizer import CharTokenizer
         from model.gpt import GPT
         from snapshot.disk.state import RunState
-        from training.optimizer import make_optimizer
+        from training.step import make_optimizer
 
         self.dir, self.steps = root / str(steps), steps
         (self.dir / "snapshots").mkdir(parents=True)

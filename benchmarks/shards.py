@@ -66,9 +66,9 @@ class Bench:
         from snapshot.disk.staging import StagingBuffer
         from training.distributed.accelerator import accelerator_options
         from training.memory import available_memory
-        from training.optimizer import make_optimizer
         from training.reporting.console import Console
         from training.run.snapshot_ranks import find_ranks
+        from training.step import make_optimizer
 
         self.place, self.dist = place, dist
         self.config = load_config([f"model={model}", f"run.dir={place}", "hub.repo_id=null"])

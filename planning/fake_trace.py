@@ -38,7 +38,7 @@ from planning.kernels import (
 )
 from training.distributed.strategy import DDP_OPTIONS, grads_in_buckets, sums_in_float32
 from training.evaluation import TOKENS
-from training.optimizer import freeze, make_optimizer
+from training.step import freeze, make_optimizer
 
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CUDA_GRANULE = 512

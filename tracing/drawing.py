@@ -9,7 +9,7 @@ import numpy as np
 
 from planning.allocation_log import KINDS
 from tracing.spans import BLOCK, Collective, Process, Span
-from training.reporting.html import round_ticks
+from training.reporting.pictures import round_ticks
 
 WIDTH, LEFT, ROW, GAP = 1000, 90, 24, 14
 """The width of a picture and of its labels, the height of a row, and the gap between processes."""

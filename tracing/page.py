@@ -32,7 +32,7 @@ from tracing.spans import (
 )
 from training.distributed.accelerator import micro_batch_shape
 from training.distributed.strategy import bucket_parameters, unwrapped
-from training.reporting.html import table, write_html
+from training.reporting.pictures import table, write_html
 
 PAGE, CHROME = "trace.html", "trace.json"
 PART = "profile_{}.json"

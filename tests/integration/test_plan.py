@@ -45,7 +45,7 @@ from snapshot.disk.architecture import layout_for
 from snapshot.disk.state import RunState, begin_snapshot
 from tracked import tracked
 from training.evaluation import TOKENS, held_out_loss
-from training.optimizer import make_optimizer
+from training.step import make_optimizer
 
 TINY = GPTConfig(103, 64, n_layer=4, n_head=4, n_embd=128)
 PIECE = 1_000_000

@@ -29,9 +29,8 @@ from snapshot.disk.optimizer_state import snapshot_bytes
 from snapshot.disk.reference import BaseReference
 from snapshot.disk.state import RunState, begin_snapshot, check_snapshot, restore
 from snapshot.errors import SnapshotError
-from training.optimizer import make_optimizer
 from training.run.pretrained import refuse_undescribed
-from training.step import last_full_step, learning_rate_at
+from training.step import last_full_step, learning_rate_at, make_optimizer
 
 CPU = torch.device("cpu")
 SIZES = GPTConfig(vocab_size=12, block_size=8, n_layer=2, n_head=2, n_embd=8)

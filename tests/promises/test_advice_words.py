@@ -18,7 +18,7 @@ from config.hints import ALIASES, EXPANDED, OTHER_VALUES, SWEEP_HINT, unknown_ke
 from config.problems import value_of
 from config.schema import Config, ConfigError, accumulation_steps
 from snapshot.config_values import as_argument
-from training.reporting.rate_hints import twice_as_long
+from training.reporting.summary import twice_as_long
 from training.step import learning_rate_at
 
 STREAMED = ["data.streaming=true", "data.source=me/texts", "data.tokenizer=gpt2"]

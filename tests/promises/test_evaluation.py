@@ -22,7 +22,7 @@ from training.evaluation import sample_text
 from training.exits import TrainingStopped
 from training.reporting.console import Console
 from training.reporting.metrics import MetricsFile, read_metrics
-from training.reporting.rate_hints import rate_jump
+from training.reporting.summary import rate_jump
 from training.run.evaluations import MOST_TRIES, evaluation_is_pending
 
 

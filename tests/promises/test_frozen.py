@@ -8,7 +8,7 @@ import torch
 import runs
 from config.schema import ConfigError
 from model.gpt import GPT, GPTConfig
-from training.optimizer import freeze
+from training.step import freeze
 
 FROZEN = 'optim.freeze=["*.wpe.*","*.h.0.*"]'
 

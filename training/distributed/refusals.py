@@ -16,11 +16,11 @@ from training.distributed.environment import (
     fsdp_requested,
     is_on,
     launched,
+    launcher,
     on_cpu,
     requested_precision,
     started_processes,
 )
-from training.distributed.launcher import launcher
 
 CONFIG_FILE = "The accelerate config file"
 

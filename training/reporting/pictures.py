@@ -1,26 +1,26 @@
 """curves.png and report.html: a run in pictures, drawn from the files in its directory.
 
-The page also lists speed, samples, events and snapshots. It is one file without scripts or
-requests, and reloads itself until the run is finished.
+The page also lists speed, samples, events and snapshots. A page is one file without scripts or
+requests; report.html reloads itself until the run is finished.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from html import escape
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from config.schema import Config
 from data.printable import printable
-from snapshot.disk.files import snapshot_folders, snapshots_in, step_of
+from snapshot.disk.files import snapshot_folders, snapshots_in, step_of, write_whole
 from store.records import EVENTS
 from training.reporting.console import Console
 from training.reporting.events import read_events, read_samples
-from training.reporting.html import round_ticks, table, write_html
 from training.reporting.metrics import Record, sample_metrics
 
 MOST_POINTS = 500
@@ -33,6 +33,26 @@ WIDTH, HEIGHT, LEFT, BOTTOM = 800, 300, 90, 35
 """Size of a picture and of the margins for its labels, in SVG units."""
 MOST_SAMPLES, MOST_EVENTS = 20, 100
 RELOAD_SECONDS = 60
+MOST_INTERVALS = 6
+"""Most intervals between the ticks of an axis."""
+STYLE = """
+:root { color-scheme: light dark; --line: #1f77b4; --held: #d9660a; --grid: #8886; }
+@media (prefers-color-scheme: dark) { :root { --line: #6db3f2; --held: #ffa657; } }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; }
+svg { width: 100%; height: auto; }
+svg text { fill: currentColor; font-size: 14px; }
+.grid { stroke: var(--grid); } .line { stroke: var(--line); }
+path { fill: none; stroke-width: 2; } circle { fill: var(--held); }
+.key { font-weight: 600; } .key.of-line { color: var(--line); } .key.of-held { color: var(--held); }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; }
+pre { border: 1px solid var(--grid); padding: .5rem; }
+td:nth-child(-n+3) { white-space: nowrap; }
+@media (max-width: 600px) { svg text { font-size: 24px; } }
+.wide { overflow-x: auto; } table { border-collapse: collapse; }
+td, th { text-align: left; vertical-align: top; padding: .2rem .8rem .2rem 0; }
+td { border-top: 1px solid var(--grid); overflow-wrap: anywhere; }
+:focus-visible { outline: 3px solid var(--held); }
+"""
 
 
 def draw_run(console: Console, config: Config, unit: str) -> None:
@@ -256,3 +276,54 @@ def _on_the_hub(config: Config, train: Sequence[Record]) -> str:
     step = next((record["hub_step"] for record in reversed(train) if "hub_step" in record), None)
     reached = "nothing yet" if step is None else f"step {step:,}"
     return f"<p>{escape(printable(str(name)))} on the Hub had {reached} when this was drawn.</p>"
+
+
+def write_html(
+    path: Path,
+    title: str,
+    parts: Iterable[str],
+    style: str = "",
+    reload_seconds: int | None = None,
+) -> None:
+    """Write a page. Title and parts are HTML. Raises OSError.
+
+    A browser reloads it after `reload_seconds`.
+    """
+    body = "\n".join(parts)
+    again = f'<meta http-equiv="refresh" content="{reload_seconds}">\n' if reload_seconds else ""
+    write_whole(
+        path,
+        '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'{again}<link rel="icon" href="data:,">\n'  # otherwise a browser asks for an icon
+        f"<title>{title}</title>\n<style>{STYLE}{style}</style>\n<main>\n{body}\n</main>\n</html>\n",
+    )
+
+
+def round_ticks(low: float, high: float, whole: bool = False) -> list[float]:
+    """About five round numbers for an axis; the first is at most `low`, the last at least `high`.
+
+    With `whole` they are whole numbers.
+    """
+    from matplotlib.ticker import MaxNLocator  # as curves.py: only the end of a run needs it
+
+    high = high if high > low else low + (abs(low) or 1.0)
+    locator = MaxNLocator(nbins=MOST_INTERVALS, steps=[1, 2, 2.5, 5, 10], integer=whole)
+    ticks = [float(tick) for tick in locator.tick_values(low, high)]
+    first = max((n for n, one in enumerate(ticks) if one <= low), default=0)
+    last = min((n for n, one in enumerate(ticks) if one >= high), default=len(ticks) - 1)
+    return ticks[first : last + 1]
+
+
+def table(label: str, heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A table that can be scrolled sideways, by keyboard as well."""
+    cells = "".join(f'<th scope="col">{escape(head)}</th>' for head in heads)
+    lines = [
+        "<tr>" + "".join(f"<td>{escape(printable(str(cell)))}</td>" for cell in row) + "</tr>"
+        for row in rows
+    ]
+    body = "\n".join([f"<tr>{cells}</tr>", *lines])
+    return (
+        f'<div class="wide" tabindex="0" role="region" aria-label="{escape(label)}">'
+        f"<table>\n{body}\n</table></div>"
+    )

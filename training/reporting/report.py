@@ -18,7 +18,7 @@ from data.prepared import CorpusInfo
 from model.cpu.threads import Threads
 from model.sharded import gather_full
 from store.uploader import Uploader
-from training.distributed.launcher import seconds_since_start
+from training.distributed.environment import seconds_since_start
 from training.exits import TrainingStopped
 from training.reporting.console import Console
 from training.reporting.metrics import MetricsFile

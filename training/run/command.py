@@ -20,8 +20,12 @@ from config.stored import as_yaml
 from data.errors import TextLost
 from data.streaming.prefetch import PREFETCH
 from training.distributed.agreement import USER_MISTAKES, FailedElsewhere, exit_code_for, is_lasting
-from training.distributed.environment import is_local_main_process, launched, restarts_left
-from training.distributed.launcher import launcher
+from training.distributed.environment import (
+    is_local_main_process,
+    launched,
+    launcher,
+    restarts_left,
+)
 from training.distributed.processes import is_lost_peer
 from training.exits import (
     EXIT_DONE,

@@ -29,8 +29,7 @@ from snapshot.start import Start
 from store.uploader import Uploader
 from training.distributed.accelerator import micro_batch_shape, set_accumulation
 from training.distributed.agreement import run_on_main
-from training.distributed.environment import is_local_main_process
-from training.distributed.launcher import launcher
+from training.distributed.environment import is_local_main_process, launcher
 from training.distributed.processes import ProcessGroupTimeouts
 from training.distributed.strategy import refuse_other_blocks, unwrapped
 from training.evaluation import Sample, first_window, held_out_loss, sample_text

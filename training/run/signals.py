@@ -25,7 +25,7 @@ from training.exits import (
 )
 
 if TYPE_CHECKING:
-    from training.distributed.launcher import Launcher  # imports torch, which no signal needs
+    from training.distributed.environment import Launcher  # imports torch, which no signal needs
 
 TAKEN = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 LAUNCHER_GONE, WORKER_GONE, TIME_IS_OVER, PREEMPTED = 101, 102, 103, 104

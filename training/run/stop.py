@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from config.schema import RunConfig
-from training.distributed.launcher import seconds_since_launch
+from training.distributed.environment import seconds_since_launch
 from training.exits import EXIT_DONE
 from training.run.signals import TIME_IS_OVER, Signals, exit_code_of, name_of
 

@@ -24,7 +24,7 @@ from snapshot.disk.files import read_json, write_json
 from snapshot.disk.optimizer_state import snapshot_bytes
 from snapshot.disk.state import check_snapshot
 from snapshot.errors import SnapshotError
-from training.optimizer import make_optimizer
+from training.step import make_optimizer
 
 CPU = torch.device("cpu")
 SIZES = GPTConfig(vocab_size=19, block_size=8, n_layer=2, n_head=2, n_embd=16)

@@ -10,7 +10,7 @@ import runs
 from config.compose import load_config
 from config.schema import OptimConfig
 from snapshot.disk.state import RunState
-from training.reporting.rate_hints import never_falls, rate_jump, rate_too_high, twice_as_long
+from training.reporting.summary import never_falls, rate_jump, rate_too_high, twice_as_long
 from training.step import learning_rate_at
 
 WSD = OptimConfig(

@@ -27,8 +27,8 @@ from snapshot.disk.state import read_state, restore
 from snapshot.disk.writing import atomic_snapshot
 from snapshot.errors import SnapshotError
 from snapshot.start import choose_start, newest_snapshot
-from training.optimizer import make_optimizer
 from training.run.same_run import refuse_other_run
+from training.step import make_optimizer
 
 SCALER = torch.amp.GradScaler("cpu").state_dict()
 

@@ -16,14 +16,13 @@ from config.schema import ConfigError, OptimConfig
 from data.prepared import CorpusInfo
 from model.gpt import GPT, GPTConfig
 from training.distributed.accelerator import Accelerator
-from training.optimizer import make_optimizer
 from training.reporting.console import Console
 from training.reporting.metrics import MetricsFile, read_metrics
 from training.reporting.pictures import draw_curves
 from training.reporting.report import Report, TrainingStopped
 from training.reporting.timing import PASSES, UPDATE
 from training.run.session import Session
-from training.step import learning_rate_at, reseed
+from training.step import learning_rate_at, make_optimizer, reseed
 
 RATES = OptimConfig(learning_rate=1.0, min_learning_rate=0.1, warmup_steps=10)
 TEXT = CorpusInfo("text", 3000, 1, 1000, 900, 2700, 320, 100, 0, 0, "0" * 64, "0" * 64)

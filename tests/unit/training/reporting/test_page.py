@@ -12,8 +12,7 @@ import pytest
 import web_browser
 from config.schema import Config, HubConfig
 from training.reporting.events import Events, add_sample
-from training.reporting.html import round_ticks
-from training.reporting.pictures import write_page
+from training.reporting.pictures import round_ticks, write_page
 
 VOID = {"meta", "link"}
 

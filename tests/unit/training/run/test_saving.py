@@ -22,12 +22,12 @@ from snapshot.start import Start
 from store.remote import Best
 from training.exits import TrainingStopped
 from training.memory import available_memory
-from training.optimizer import make_optimizer
 from training.reporting.console import Console
 from training.reporting.report import Report
 from training.run import saving
 from training.run.evaluations import BestSnapshot
 from training.run.saving import SnapshotWriter
+from training.step import make_optimizer
 
 
 @pytest.mark.parametrize(
