@@ -20,6 +20,7 @@ from data.corpus import Corpus, prepare_corpus
 from data.errors import DataError
 from data.public_names import public_name
 from data.reading.access import Access
+from data.reading.formats import TEXT
 from data.reading.groups import TRAIN, Listing
 from data.reading.listing import list_source
 from data.reading.places import check_formats, find_files, is_one_group
@@ -141,17 +142,18 @@ def is_streamed_text(accelerator: Accelerator, config: Config, state: RunState |
 def is_large(config: Config) -> bool:
     """Whether a source can be streamed, and has more bytes than are prepared unasked.
 
-    A large file that is streamed at once is prepared, which reads it row by row.
+    A text is prepared, and so is a large file that would be streamed at once: preparing reads
+    it piece by piece.
     """
     access, source = Access(Path(config.data.cache_dir)), config.data.source
     try:
         with access.waiting.at_start():
             _, files = find_files(access, source, None)
-            check_formats(source, [file for _, file in files])
+            kind = check_formats(source, [file for _, file in files])
             at_once = [file.size for _, file in files if is_one_group(file)]
     except DataError:  # preparing it finds what is wrong
         return False
-    is_bounded = max(at_once, default=0) < MOST_AT_ONCE_BYTES
+    is_bounded = kind != TEXT and max(at_once, default=0) < MOST_AT_ONCE_BYTES
     return is_bounded and sum(file.size for _, file in files) > LARGE_BYTES
 
 

@@ -353,7 +353,7 @@ def test_a_process_that_is_forked_afterwards_can_encode():
     result = subprocess.run(
         [sys.executable, "-c", FORKING],
         cwd=ROOT,
-        env={**environment, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+        env={**environment, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/support'}"},
         capture_output=True,
         text=True,
         timeout=60,
