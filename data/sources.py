@@ -32,7 +32,7 @@ from data.reading.content import suffixes
 from data.reading.fetch import fetch_url
 from data.reading.formats import TEXT, format_of, mixed_formats
 from data.reading.groups import DataFile, LeftOut
-from data.reading.places import cannot_be_opened, local_files, looks_like_files, matching_files
+from data.reading.listing import cannot_be_opened, local_files, looks_like_files, matching_files
 from data.reading.table import Table
 
 BUILT_IN = ("python-docs", "python-stdlib")
@@ -246,7 +246,7 @@ def _digest_of(name: str, file: Path, progress: Progress) -> bytes:
 
 
 def _hub_dataset(name: str, column: TextColumn, cache_dir: Path, progress: Progress) -> Source:
-    from data.reading.hub_builders import hub_pieces
+    from data.reading.hub import hub_pieces
 
     progress.doing(f"loading {name} from the Hub")
     found = hub_pieces(name, column, cache_dir, progress.say)

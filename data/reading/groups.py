@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from data.reading.content import suffixes
@@ -131,3 +132,12 @@ class GroupText:
         """The rows of the group that are not trained on."""
         broken = (self.broken,) if self.broken else ()
         return LeftOut(len(self.rows) + self.without_text, self.without_text, broken)
+
+
+def names_in_folder(paths: Sequence[str]) -> list[str]:
+    """Paths or URLs, relative to the deepest folder that contains all of them."""
+    folders = [path.split("/")[:-1] for path in paths]
+    shared = min(folders, key=len, default=[])
+    while any(folder[: len(shared)] != shared for folder in folders):
+        shared = shared[:-1]
+    return [path[len("/".join([*shared, ""])) :] for path in paths]

@@ -1,26 +1,42 @@
-"""The files and groups of rows of a data set, listed before any row is read."""
+"""Lists a data set before any row is read: the files that a source names, and their groups of rows.
+
+The files may be on this machine, on a server, in a store of fsspec or on the Hub.
+"""
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import astuple
+from pathlib import Path
+from typing import Any, TypeVar
 
 from data.columns import TextColumn
 from data.errors import BrokenText, DataError
 from data.printable import redact_urls
 from data.progress import Progress
-from data.reading.access import Access
-from data.reading.formats import LINES
-from data.reading.groups import TRAIN, Group, Listing
+from data.reading.access import Access, local_file, version_of, with_filesystem
+from data.reading.content import suffixes
+from data.reading.fetch import file_name_of
+from data.reading.formats import CSV, FORMATS, LINES, TEXT, format_of, is_table, mixed_formats
+from data.reading.groups import TRAIN, URL, DataFile, Group, Listing, names_in_folder
+from data.reading.http import HTTP
 from data.reading.lines import check_text
-from data.reading.places import Found, check_formats, find_files
 from data.reading.rows import format_for
 from data.reading.table import MOST_GROUP_BYTES, Table
 
+Found = list[tuple[str, DataFile]]
+"""Files sorted by name, each with a string that identifies its content on every machine."""
+File = TypeVar("File")
+HUB_URL = "hf://"
+SAMPLE_BYTES = 1 << 16
+"""Both ends of a local file, and its size, identify its content."""
 READERS = 16
 """How many footers and headers are read at the same time."""
 
@@ -94,3 +110,198 @@ def _fingerprint(parts: list[str], found: Found, groups: Iterable[Group]) -> str
     for group in groups:
         digest.update(repr(astuple(group)).encode())
     return digest.hexdigest()
+
+
+def find_files(
+    access: Access, source: str, revision: str | None, split: str = TRAIN
+) -> tuple[str | None, Found]:
+    """The commit of a data set of the Hub, and the files of any source.
+
+    Only a data set of the Hub that is named as a whole has another `split`. Raises DataError if
+    they cannot be listed.
+    """
+    if split != TRAIN and (URL.match(source) or _is_local(source)):
+        raise DataError(
+            f"data.held_out_split={split} applies only to a data set of the Hub (owner/name), and "
+            f"data.source={redact_urls(source)} is not one. Leave it out; data.val_fraction of "
+            "the rows is held out instead."
+        )
+    if HTTP.match(source):
+        name = file_name_of(source)  # raises for a URL that is not requested
+        size, version = access.ask(source, source, lambda: access.http.stat(source))
+        return None, [(version, DataFile(source, name, size, version))]
+    if URL.match(source) and not source.startswith(HUB_URL):
+        return None, _files_of_store(access, source)
+    if not source.startswith(HUB_URL):
+        try:
+            if _is_local(source):
+                return None, _local_files(access, source)
+        except (OSError, RuntimeError) as error:  # an unreadable folder, an unknown ~user
+            raise cannot_be_opened(source, error) from error
+    from data.reading.hub import hub_files
+
+    commit, files = hub_files(access, source, revision, split, is_data)
+    chosen = files if glob.has_magic(source) else of_folder(files, lambda file: file.name)
+    return commit, [(file.version, file) for file in chosen]
+
+
+def check_formats(source: str, files: list[DataFile]) -> str:
+    """The format of all files. Raises DataError if there are none, or if they have several."""
+    if not files:
+        raise DataError(
+            f"data.source={source} names no file of Parquet, JSON lines or CSV. Check the name; a "
+            "folder or a pattern needs files that end in .parquet, .jsonl, .json, .csv or .tsv, "
+            "and all but .parquet also with .gz, .bz2, .xz or .zst. Texts are named by a pattern "
+            "such as *.txt."
+        )
+    kinds = {format_of(file.name) for file in files}
+    if len(kinds) > 1:
+        raise mixed_formats(source, [file.name for file in files])
+    kind = kinds.pop()
+    if kind is None:
+        raise DataError(
+            f"data.source={source} cannot be streamed: {files[0].name} is not Parquet, JSON lines "
+            "(.jsonl, .ndjson or .json), CSV (.csv or .tsv) or a text (.txt, .text, .md or .py). "
+            "Set data.streaming=false, convert it, or rename it."
+        )
+    return kind
+
+
+def is_one_group(file: DataFile) -> bool:
+    """Whether a file is streamed at once, however large it is."""
+    return file.is_compressed or format_of(file.name) in (CSV, TEXT)
+
+
+def looks_like_files(source: str) -> bool:
+    """Whether a source names local files, and not a data set on the Hub."""
+    suffix, compression = suffixes(source)
+    return (
+        Path(source).expanduser().exists()
+        or any(mark in source for mark in "*?[")
+        or source.startswith(("/", "./", "../", "~"))
+        or compression != ""
+        or suffix in FORMATS
+        or re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source) is None
+    )
+
+
+def matching_files(source: str) -> list[Path]:
+    """The files that a path or a pattern matches, sorted by name.
+
+    Raises DataError if there are none, OSError if a folder cannot be read or a name is too long,
+    and RuntimeError for the home of an unknown user.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        raise DataError(
+            f"data.source={source} is a directory. Name the files in it, for example "
+            f"'data.source=\"{source.rstrip('/')}/*.txt\"'."
+        )
+    if path.exists():
+        return [path]
+    if not any(mark in source for mark in "*?["):
+        streamed = ""
+        if re.fullmatch(r"[\w.-]+/[\w.-]+@[\w./-]+", source):
+            streamed = " For a revision of a data set of the Hub, set data.streaming=true."
+        raise DataError(f"data.source={source}: there is no such file. Check the path.{streamed}")
+    fixed = [part for part in path.parents if not glob.has_magic(str(part))]
+    if fixed and fixed[0].is_dir():
+        os.scandir(fixed[0]).close()  # raises for an unreadable folder, where glob finds no files
+    files = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
+    files = [file for file in files if not file.is_dir()]
+    if not files:
+        raise DataError(
+            f"data.source={source} matches no file. Check the pattern; ** includes subfolders."
+        )
+    return files
+
+
+def local_files(source: str, paths: Sequence[Path]) -> list[DataFile]:
+    """Files of this machine, named relative to the deepest folder that contains all of them.
+
+    Raises DataError if one is not a regular file.
+    """
+    names = names_in_folder([path.absolute().as_posix() for path in paths])
+    return [local_file(source, path, name) for path, name in zip(paths, names, strict=True)]
+
+
+def cannot_be_opened(source: str, error: OSError | RuntimeError) -> DataError:
+    """The error for a path that cannot be looked up."""
+    reason = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
+    return DataError(f"data.source={source} cannot be opened: {reason}. Check the path.")
+
+
+def _is_local(source: str) -> bool:
+    return looks_like_files(source.partition("@")[0]) or Path(source).expanduser().exists()
+
+
+def _local_files(access: Access, source: str) -> Found:
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        data = (path for path in folder.rglob("*") if is_data(path.relative_to(folder)))
+        paths = of_folder([path for path in data if not path.is_dir()], str)
+    else:
+        paths = matching_files(source)
+    found = local_files(source, [path.absolute() for path in paths])
+    files = sorted(found, key=lambda file: file.name)
+    return [(_sample(access, source, file), file) for file in files]
+
+
+def _sample(access: Access, source: str, file: DataFile) -> str:
+    begin = access.read(source, file, 0, SAMPLE_BYTES)
+    end = access.read(source, file, max(0, file.size - SAMPLE_BYTES), file.size)
+    return hashlib.sha256(begin + end).hexdigest()
+
+
+def _files_of_store(access: Access, source: str) -> Found:
+    """Files in a file system of fsspec, named by a path, a folder or a pattern."""
+
+    def list_files(system: Any, path: str) -> dict[str, dict[str, Any]]:
+        if glob.has_magic(path):
+            found = system.glob(path, detail=True)
+        elif system.isdir(path):
+            found = system.find(path, detail=True)
+            folder = path.rstrip("/") + "/"
+            names = [name for name in found if is_data(Path(name.removeprefix(folder)))]
+            found = {name: found[name] for name in of_folder(names, str)}
+        else:
+            found = {path: system.info(path)}
+        return {_beginning(source, path) + name: info for name, info in found.items()}
+
+    found = access.ask(source, source, lambda: with_filesystem(source, list_files))
+    infos = {url: info for url, info in found.items() if info["type"] == "file"}
+    has_tables = any(map(is_table, infos))
+    files = [
+        DataFile(url, name, int(infos[url]["size"]), version_of(infos[url]))
+        for url, name in zip(infos, names_in_folder(list(infos)), strict=True)
+        if is_table(url) or (format_of(url) and not has_tables) or len(infos) == 1
+    ]
+    return [(file.version, file) for file in sorted(files, key=lambda file: file.name)]
+
+
+def _beginning(source: str, path: str) -> str:
+    """The beginning of a URL, before the path in its file system: protocol, host, account.
+
+    Raises DataError for a URL whose files have no URLs that begin with it, such as a chained one.
+    """
+    whole, inside = source.rstrip("/"), path.rstrip("/")
+    if not inside or not whole.endswith(inside):
+        raise DataError(
+            f"data.source={redact_urls(source)} cannot be streamed: the files in it have no URLs "
+            "of their own. Name a file, a folder or a pattern of its file system."
+        )
+    return whole.removesuffix(inside)
+
+
+def of_folder(files: Sequence[File], name_of: Callable[[File], str]) -> list[File]:
+    """The data files of a folder. CSV next to other tables is left out: it holds labels, say."""
+    kinds = [format_of(name_of(file)) for file in files]
+    has_others = any(kind not in (None, TEXT, CSV) for kind in kinds)
+    return [
+        file for file, kind in zip(files, kinds, strict=True) if not (has_others and kind == CSV)
+    ]
+
+
+def is_data(path: Path) -> bool:
+    """Whether a file in a folder belongs to the data set: a table that is not hidden."""
+    return is_table(path.name) and not any(part.startswith((".", "_")) for part in path.parts)

@@ -22,8 +22,7 @@ from data.public_names import public_name
 from data.reading.access import Access
 from data.reading.formats import TEXT
 from data.reading.groups import TRAIN, Listing
-from data.reading.listing import list_source
-from data.reading.places import check_formats, find_files, is_one_group
+from data.reading.listing import check_formats, find_files, is_one_group, list_source
 from data.reading.rows import read_group
 from data.sources import BUILT_IN
 from data.special_tokens import end_ids

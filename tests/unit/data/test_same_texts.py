@@ -68,7 +68,6 @@ def compare(made, group_bytes):
         mock.patch.multiple(
             "data.reading.lines", GROUP_BYTES=group_bytes, SLACK_BYTES=8, PIECE_BYTES=16
         ),
-        mock.patch("data.reading.array.PIECE_BYTES", group_bytes),
         mock.patch("data.reading.table.AHEAD_BYTES", 16 * group_bytes),
         mock.patch("data.reading.text.PIECE_BYTES", group_bytes),
     ):

@@ -9,7 +9,7 @@ import pytest
 from config.schema import HubConfig
 from data.columns import TextColumn
 from data.errors import DataError
-from data.reading.hub_builders import hub_pieces
+from data.reading.hub import hub_pieces
 from store.status import UploadFailure, UploadStatus
 from training.run.uploading import finish_uploads
 
