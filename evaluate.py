@@ -57,7 +57,7 @@ OPTIONS = {
 }
 """The arguments for keys that messages name."""
 LARGEST_LOSS = 700
-"""In nats per token; the exponential of a larger one, the perplexity, overflows."""
+"""Nats per token. The perplexity of a larger loss, its exponential, overflows."""
 ADDRESS = re.compile(r"(?!hf:)[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 """A URL, except one of the Hub."""
 

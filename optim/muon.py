@@ -19,7 +19,8 @@ from optim.eager import EagerOptimizer
 
 MOMENTUM = 0.95
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the polynomial that moves all singular values to around 1 (Jordan et al., 2024)."""
+"""Coefficients of the polynomial that moves all singular values to about 1 (Jordan et al., 2024).
+"""
 ITERATIONS = 4
 """Five, as usual, are no better: benchmarks/RESULTS.md, "Schedules and Muon"."""
 ADAMW_RMS = 0.2
@@ -87,7 +88,7 @@ class Muon(EagerOptimizer):
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
-    """For each matrix U S V^T of (N, R, C), nearly U V^T: most singular values are 0.7 to 1.2.
+    """About U V^T for each matrix U S V^T of (N, R, C); most singular values are 0.7 to 1.2.
 
     `ITERATIONS` steps of a Newton-Schulz iteration, in the precision of the input.
     """

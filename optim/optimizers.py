@@ -78,8 +78,8 @@ OPTIMIZERS: dict[str, Callable[[Parts, Settings, torch.device, torch.dtype], Opt
     "adamw": adamw,
     "muon": muon,
 }
-"""By `optim.name`. Each gets the parameters, the device that they are on, and the dtype of the
-run's matrix products."""
+"""Builders by `optim.name`. Each gets the parameters, their device, and the dtype of the run's
+matrix products."""
 
 
 def decayed_groups(parts: Parts, weight_decay: float) -> list[dict[str, Any]]:
@@ -116,7 +116,7 @@ def kept_by(name: Any, parts: Parts, settings: Settings = USUAL) -> dict[nn.Para
 
 
 def _kept_of_kind(name: Any, joined: int, dimensions: int, settings: Settings) -> dict[str, bool]:
-    """By name, whether it is one number for each weight, and not one for the whole parameter."""
+    """What is kept, by name: True for one number per weight, False for one per parameter."""
     if not isinstance(name, str) or name not in OPTIMIZERS:
         raise OptimizerError(f"is not {' or '.join(OPTIMIZERS)}")
     shape = torch.Size((TINY[0] * max(1, joined), *TINY[1:])[:dimensions])
@@ -163,5 +163,5 @@ def refusal(name: str, settings: Settings) -> str | None:
 
 
 def moments_of(name: str) -> int:
-    """How many numbers an optimizer keeps of each number in a matrix of a block."""
+    """Numbers that an optimizer keeps per weight of a block's matrix."""
     return sum(_kept_of_kind(name, 1, 2, USUAL).values())

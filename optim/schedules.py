@@ -36,4 +36,4 @@ SCHEDULES = {
     "cosine": Schedule(cosine),
     "wsd": Schedule(one_minus_root, is_stable_first=True),  # MiniCPM, Hu et al., 2024
 }
-"""By `optim.schedule`."""
+"""Schedules by `optim.schedule`."""

@@ -36,7 +36,7 @@ class Accelerator(accelerate.Accelerator):
     def prepare_model(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> nn.Module:
-        """As accelerate's."""
+        """Like accelerate's method."""
         if device_placement is None and not self.is_fsdp2:
             device_placement = self.device_placement
         return super().prepare_model(model, device_placement, evaluation_mode)
@@ -44,7 +44,7 @@ class Accelerator(accelerate.Accelerator):
     def clip_grad_norm_(
         self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2
     ) -> Tensor:
-        """As accelerate's."""
+        """Like accelerate's method."""
         if self.is_fsdp2:
             return super().clip_grad_norm_(parameters, max_norm, norm_type)
         self.unscale_gradients()

@@ -152,7 +152,7 @@ class Speed:
     """What a token costs, and what the machine could compute."""
 
     flops_per_token: float | None
-    """None for a mixture of experts."""
+    """FLOP per token; None for a mixture of experts."""
     peak: float | None
     """FLOP/s of all processes; None if it is unknown."""
     source: str = ""

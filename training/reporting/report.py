@@ -52,9 +52,9 @@ class Report:
         self.saved_step = self.console.step
         """The step of the newest snapshot that has begun; 0 where it failed, or there is none."""
         self.stall_seconds: list[float] = []
-        """How long each snapshot stalled the steps."""
+        """Seconds that each snapshot stalled the steps."""
         self.durable_seconds: list[float] = []
-        """How long it took until each snapshot was on the disk."""
+        """Seconds until each snapshot was on disk."""
         self.clock = PhaseClock(seconds_since_start(psutil.Process()))
         self.skipped_in_a_row = 0
         self.collected: list[tuple[int, float, Tensor, Tensor]] = []

@@ -44,9 +44,9 @@ from training.run.signals import Phase, exit_code_of
 REPORTING_SECONDS = 30
 """How long a process waits for another one that reports the error of both."""
 ECHO_SECONDS = 3
-"""After the loss of another process: on the same machine the launcher ends this one sooner."""
+"""Seconds to wait after the loss of another process. The launcher ends local processes sooner."""
 STOPPED_FLUSH_SECONDS = 20
-"""For the upload of the last good snapshot when a run stops by itself, while the others wait."""
+"""Seconds for the last upload when a run stops by itself, while the other processes wait."""
 LOST_PEER = "another process is gone, or cannot be reached"
 
 

@@ -22,7 +22,7 @@ from training.reporting.console import Console
 from training.reporting.metrics import held_out_at
 
 BEST = "best.json"
-"""In a run's directory: step and held-out loss of its best snapshot."""
+"""Step and held-out loss of a run's best snapshot, in its directory."""
 TRIES = "evaluation_tries"
 """A file in the run's directory: a step, and how often a resume has begun its evaluation."""
 MOST_TRIES = 2

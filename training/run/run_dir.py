@@ -1,4 +1,4 @@
-"""Whose a folder is: a run overwrites and removes files in its own directory, and in no other."""
+"""Ownership of a folder: a run overwrites and removes files only in its own directory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ATTEMPTS = "attempts.txt"
 WRITTEN = (CONFIG_FILE, METRICS, EVENTS, SAMPLES, BEST, ATTEMPTS, CURVES, PAGE, TRACKERS, LOCK)
 OF_TRACES = ("trace.html", "trace.json", "profile_*.json")
 SECTIONS = {"data", "model", "optim", "train", "snapshot", "run"}
-"""Of the configuration, since its first version."""
+"""Sections of the configuration since its first version."""
 LARGEST_CONFIG_BYTES = 1 << 20
 
 

@@ -39,7 +39,7 @@ class RunLock:
         """Where to leave an exit code before the lock is held; None: another process leaves it."""
         self._lock: FileLock | None = None
         self._file: os.stat_result | None = None
-        """Of the lock's file, which a rename of the directory takes along."""
+        """Identity of the lock's file, which moves with a rename of the directory."""
         self._made = False
         self._code: int | None = None
         self._noted = False
@@ -83,7 +83,7 @@ class RunLock:
             raise not_writable(run_dir, error) from error
 
     def acquire_on_other_machine(self, run_dir: Path) -> None:
-        """As `acquire`, for the first process of a machine that does not have the main process.
+        """Acquire on behalf of a machine without the main process. Its first process calls this.
 
         On a disk that both share, the main process holds the lock and leaves the exit code of both.
         """

@@ -322,12 +322,12 @@ class Session:
         return self._lock.note_exit(code)
 
     def finish_writing(self, seconds: float | None = None) -> None:
-        """After an error: wait at most so long for a snapshot that began before it."""
+        """Wait at most this long, after an error, for a snapshot that began before it."""
         if self._writer is not None:
             self._writer.end(seconds)
 
     def flush_uploads(self, seconds: float) -> None:
-        """After an error: wait at most so long for the uploads."""
+        """Wait at most this long, after an error, for the uploads."""
         if self._uploads is not None:
             self._uploads.flush(seconds)
 

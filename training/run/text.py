@@ -47,9 +47,10 @@ from training.reporting.console import say_error
 from training.run.pretrained import PretrainedModel
 
 LARGE_BYTES = 5_000_000_000
-"""Of files: preparing more takes minutes, and two to four times the disk."""
+"""Files larger than this are streamed: preparing them takes minutes and two to four times the disk.
+"""
 MOST_AT_ONCE_BYTES = 1_000_000_000
-"""Of a file that is one group of rows."""
+"""Largest file that is one group of rows."""
 
 
 def prepare_text(
@@ -263,7 +264,7 @@ def begin_stream(corpus: Corpus, config: Config, state: RunState | None) -> None
 
 
 def blocks_of(corpus: Corpus, config: Config) -> Callable[[int], dict[str, int]]:
-    """By step, how many blocks each source of a mix has had, as figures for metrics.jsonl."""
+    """A function of the step that counts the blocks of each source of a mix, for metrics.jsonl."""
     train, batch = corpus.train, config.train.global_batch_size
     if not isinstance(train, StreamedText):
         return lambda step: {}

@@ -38,7 +38,7 @@ milliseconds, so that several fit between two pauses of the host of a virtual ma
 
 
 class Tuning:
-    """Does nothing, on other devices. Every process calls the methods in their order."""
+    """The tuning for other devices does nothing. Every process calls the methods in order."""
 
     threads: Threads | None = None
 
@@ -63,12 +63,12 @@ class CpuTuning(Tuning):
             limit_threads(processes_here())
 
     def tune(self, model: nn.Module, state: RunState) -> None:
-        """As above. The run's state keeps how attention is computed."""
+        """Choose attention, which the run's state keeps, and replace layers by faster ones."""
         choose_attention(self._accelerator, self._config, model, state)
         tune(model, state.attention)
 
     def loaded(self, warn: Callable[[str], None]) -> None:
-        """As above. From now on freed memory is kept: whole weights are sharded by now."""
+        """Keep freed memory from now on, because whole weights are sharded by now."""
         accelerator = self._accelerator
         keep_freed_memory(accelerator.is_fsdp2)
         alone = accelerator.num_processes == 1 and not is_compiled(accelerator)
@@ -80,7 +80,7 @@ class CpuTuning(Tuning):
         )
 
     def watch(self, one_pass: Callable[[], object], flop_of_step: float) -> None:
-        """As above. The number of threads is measured now, and again if steps become slower."""
+        """Measure the number of threads now, and again if steps become slower."""
         assert self.threads is not None
         self.threads.watch(one_pass, flop_of_step)
 
