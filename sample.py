@@ -22,9 +22,9 @@ from data.chat import ChatTemplate
 from data.errors import DataError
 from data.messages import ChatError, Conversation, Message, objects
 from data.printable import printable
-from data.special_tokens import end_ids
 from data.subwords import tokenizer_of
 from data.tokenizer import Tokenizer, refuse_larger_than
+from data.tokenizer_files import end_ids
 from model.causal_lm import LanguageModel
 from model.generate import generate
 from snapshot.command_line import (

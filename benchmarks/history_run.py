@@ -37,7 +37,7 @@ class Run:
 
         from config.compose import load_config
         from config.schema import gpt_config
-        from data.stream import TokenStream
+        from data.token_file import TokenStream
         from data.tokenizer import CharTokenizer
         from model.gpt import GPT
         from snapshot.disk.state import RunState

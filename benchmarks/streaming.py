@@ -39,8 +39,8 @@ TEN_GB = 10_000_000_000
 
 def write_text(folder: Path, megabytes: int) -> None:
     """Parquet files of 25 MB, and a tokenizer of 8,000 tokens."""
-    from data.bpe import train_bpe
     from data.pieces import chunks_of
+    from data.subwords import train_bpe
 
     rows = 25_000_000 // ROW_BYTES
     for part in range(megabytes // 25):

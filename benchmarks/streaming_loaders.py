@@ -57,25 +57,28 @@ def our_stream(folder: Path) -> Any:
     from data.reading.access import Access
     from data.reading.listing import list_source
     from data.reading.rows import read_group
-    from data.streaming.corpus import fixed_tokenizer, stream_corpus
+    from data.streaming.streamed import fixed_tokenizer, stream_corpus
+    from data.streaming.windows import StreamDefinition, StreamReading
 
     access = Access(folder / "ours")
     listing = list_source(str(folder / "data"), "text", access)
-    corpus = stream_corpus(
+    definition = StreamDefinition(
         [listing],
         [1.0],
-        partial(read_group, access=access),
         fixed_tokenizer(folder),
         seed=1,
         val_fraction=0.01,
         window_bytes=32_000_000,
-        prefetch_bytes=128_000_000,
-        cache_bytes=4_000_000_000,
         held_out_bytes=100_000,
-        cache_dir=folder / "ours",
+    )
+    reading = StreamReading(
+        partial(read_group, access=access),
+        folder / "ours",
+        cache_bytes=4_000_000_000,
+        prefetch_bytes=128_000_000,
         threads=len(os.sched_getaffinity(0)),
     )
-    return corpus.train
+    return stream_corpus(definition, reading).train
 
 
 def fill(folder: Path) -> None:

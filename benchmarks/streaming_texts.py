@@ -34,25 +34,25 @@ def write_parquet(path: Path, texts: list[str], group: int = 1000) -> None:
     parquet.write_table(pa.table({"text": texts}), path, row_group_size=group)
 
 
-def text_of(sources: list[Path], cache: Path, **settings: Any) -> tuple[Any, Any]:
+def text_of(sources: list[Path], cache: Path, window_bytes: int) -> tuple[Any, Any]:
     """Our stream of sources, and what reads their bytes."""
     from data.reading.access import Access
     from data.reading.listing import list_source
     from data.reading.rows import read_group
-    from data.streaming.corpus import fixed_tokenizer, stream_corpus
+    from data.streaming.streamed import fixed_tokenizer, stream_corpus
+    from data.streaming.windows import StreamDefinition, StreamReading
 
     access = Access(cache)
-    corpus = stream_corpus(
+    definition = StreamDefinition(
         [list_source(str(source), "text", access) for source in sources],
         WEIGHTS[: len(sources)],
-        partial(read_group, access=access),
         fixed_tokenizer("bpe:257"),
         seed=1,
         val_fraction=0.001,
-        prefetch_bytes=0,
-        cache_bytes=10**9,
+        window_bytes=window_bytes,
         held_out_bytes=1,
-        cache_dir=cache,
-        **settings,
     )
-    return corpus.train, access
+    reading = StreamReading(
+        partial(read_group, access=access), cache, cache_bytes=10**9, prefetch_bytes=0
+    )
+    return stream_corpus(definition, reading).train, access

@@ -10,10 +10,10 @@ from pathlib import Path
 from config.problems import Problems, is_storable, value_of, why_not_storable
 from config.schema import TEXT_KEYS, Config, other_model
 from data.columns import CONVERSATIONS, DOCUMENT_MODES, PACKED
+from data.order import WHOLE, shares_of
 from data.printable import printable
 from data.reading.groups import TRAIN
 from data.sources import BUILT_IN
-from data.streaming.shuffle import WHOLE, shares_of
 from data.tokenizer import CHARACTERS, LARGEST_BPE, OF_BYTES, SMALLEST_BPE, bpe_size
 from model.cpu.attention import WAYS
 from model.gpt import ACTIVATIONS

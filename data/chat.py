@@ -16,12 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data.continuing import Tokens
 from data.errors import DataError
-from data.fences import Fences, Part, any_of, fenced
-from data.messages import ASSISTANT, EMPTY, ChatError, Conversation
+from data.messages import ASSISTANT, EMPTY, ChatError, Conversation, Fences, Part, any_of, fenced
 from data.pieces import utf8_bytes
 from data.round_trip import RoundTrip, is_checked, round_trip
+from data.seams import Tokens
 from data.subwords import SubwordTokenizer
 from data.tokenizer import Tokenizer
 

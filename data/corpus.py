@@ -1,12 +1,12 @@
 """A text prepared for training: tokenizer, tokens on disk, split, fingerprint.
 
 Prepared once and cached. The cache folder of a corpus holds `tokens.arrow`, the tokenizer's files
-and `corpus.json`. It is built under a temporary name and renamed, so that it is whole or absent.
+and `corpus.json`, and `datasets.load_from_disk` opens it. It is built under a temporary name and
+renamed, so that it is whole or absent.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,18 +14,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+import data.prepare
 from data.columns import CONVERSATIONS, PACKED, SEPARATE, MessagesColumn, TextColumn
+from data.documents import Documents
 from data.errors import BrokenText, DataError, cache_error
-from data.prepared import ALL_HELD_OUT, CACHE_FORMAT, CorpusInfo, Damaged, Prepared, load_prepared
+from data.loader import EndlessText
+from data.prepare import Preparation
+from data.prepared import ALL_HELD_OUT, CorpusInfo, Damaged, Prepared, load_prepared
 from data.progress import Progress
-from data.rows import Documents
-from data.sequences import EndlessText
 from data.shared_files import make_once, remove_abandoned
 from data.sources import Source, open_source
-from data.stream import TokenStream
 from data.subwords import SubwordTokenizer
+from data.token_file import TokenStream
 from data.tokenizer import CHARACTERS, Tokenizer
-from data.tokenizer_folder import folder_key
 
 
 @dataclass(frozen=True)
@@ -86,18 +87,15 @@ def prepare_corpus(
         longest = block_size + 1 if documents == CONVERSATIONS else None
         kind = TextColumn if longest is None else MessagesColumn
         opened = open_source(source, kind(text_column), cache_dir, progress)
-        key = folder_key(tokenizer) if isinstance(tokenizer, Path) else tokenizer
-        settings = f"{CACHE_FORMAT}\0{opened.key}\0{val_fraction!r}\0{key}\0{longest}"
-        folder = cache_dir / hashlib.sha256(settings.encode()).hexdigest()[:16]
+        wanted = Preparation(opened, tokenizer, val_fraction, longest)
+        folder = cache_dir / wanted.key
         try:
             progress.doing(f"loading the prepared {opened.name}")
             if verify:
                 remove_abandoned(folder, has_lock=False)
             prepared = _load_if_whole(folder, verify, progress, progress.say)
             if prepared is None:
-                prepared = _prepare(
-                    opened, val_fraction, tokenizer, longest, folder, threads, progress
-                )
+                prepared = _prepare(wanted, folder, threads, progress)
             train, held_out = _parts(prepared, documents)
         except BrokenText as error:
             raise opened.rejected(error) from error
@@ -136,24 +134,11 @@ def _load_if_whole(
         return None
 
 
-def _prepare(
-    opened: Source,
-    val_fraction: float,
-    tokenizer: str | Path,
-    longest: int | None,
-    folder: Path,
-    threads: int,
-    progress: Progress,
-) -> Prepared:
-    progress.doing(f"preparing {opened.name}")
-    from data.prepare import build  # imports `datasets`, which a prepared text does not need
-
-    progress.doing(f"waiting for another process that prepares {opened.name}")
+def _prepare(wanted: Preparation, folder: Path, threads: int, progress: Progress) -> Prepared:
+    progress.doing(f"waiting for another process that prepares {wanted.source.name}")
     make_once(
         folder,
-        lambda building: build(
-            opened, val_fraction, building, tokenizer, longest, threads, progress
-        ),
+        lambda building: data.prepare.build(wanted, building, threads, progress),
         lambda: _load_if_whole(folder, True, progress, lambda line: None) is not None,
     )
     return load_prepared(folder, False, progress)

@@ -1,19 +1,25 @@
-"""A text as tokens, in order and in bounded memory: what is written to the Arrow file."""
+"""A text, or conversations, as tokens: in order, by several threads, in bounded memory."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from dataclasses import dataclass, field, replace
+from itertools import chain, groupby
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from data.chat import ChatTemplate, EncodedChat
+from data.errors import DataError
+from data.messages import ChatError, Conversation
 from data.pieces import Chunk, Piece, batches_of, chunks_of, utf8_bytes
 from data.round_trip import RoundTrip, is_checked, round_trip
+from data.sources import Source
 from data.subwords import EncodedTexts, SubwordTokenizer
+from data.token_file import TokenRows
 from data.tokenizer import CharTokenizer, Tokenizer
 
 MOST_THREADS = 4
@@ -24,37 +30,24 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class Chats(NamedTuple):
-    """What is known of consecutive conversations besides their tokens."""
+@dataclass(frozen=True, kw_only=True)
+class Encoded(TokenRows):
+    """Consecutive tokens, all held out or none, and what is known of the text that they encode."""
 
-    trained: NDArray[np.uint8]
-    """1 for each token that is a target, 0 for any other."""
-    targets: NDArray[np.int64]
-    """How many targets each conversation has."""
-    left_out: int
-    """How many conversations are too long even with their first reply alone."""
-    shortened: int
-    """How many have lost turns, to be short enough."""
-    unwritten: Counter[str]
-    """How many have what their template does not mention, by its name."""
-
-
-class Encoded(NamedTuple):
-    """Consecutive tokens, all held out or none, and the text that they encode."""
-
-    tokens: NDArray
+    held_out: bool
     characters: int
     text_bytes: int
-    """Of the text in UTF-8; end-of-text tokens have none."""
-    held_out: bool
-    ends: NDArray[np.int64]
-    """How many of the tokens there are up to the end of each document that ends here."""
-    chats: Chats | None = None
-    """For conversations, of which `text_bytes` are those of the targets."""
+    """Of the text in UTF-8, without end-of-text tokens; of conversations those of the targets."""
     first_bytes: int = 0
     """Bytes of the first tokens of held-out documents, which nothing predicts in a document."""
-    trip: RoundTrip = RoundTrip()
+    trip: RoundTrip = field(default_factory=RoundTrip)
     """What of the text the tokens do not hold, as far as it was decoded again."""
+    left_out: int = 0
+    """How many conversations are too long even with their first reply alone."""
+    shortened: int = 0
+    """How many have lost turns, to be short enough."""
+    unwritten: Counter[str] = field(default_factory=Counter)
+    """How many have what their template does not mention, by its name."""
 
 
 def encoded(
@@ -83,15 +76,29 @@ def _encoded_characters(
     for text, tokens, size, ends in in_order(encode, pieces, threads):
         if 0 < left < len(text):
             before, late = utf8_bytes(text[:left]), ends > left
-            yield Encoded(tokens[:left], left, before, False, ends[~late])
-            late_ends = ends[late] - left
-            first = _first_bytes(text[left:], late_ends, begins=True)
             yield Encoded(
-                tokens[left:], len(text) - left, size - before, True, late_ends, None, first
+                tokens[:left], ends[~late], held_out=False, characters=left, text_bytes=before
+            )
+            ends_late = ends[late] - left
+            yield Encoded(
+                tokens[left:],
+                ends_late,
+                held_out=True,
+                characters=len(text) - left,
+                text_bytes=size - before,
+                first_bytes=_first_bytes(text[left:], ends_late, begins=True),
             )
         else:
-            first = _first_bytes(text, ends, begins or left == 0) if left <= 0 else 0
-            yield Encoded(tokens, len(text), size, left <= 0, ends, None, first)
+            is_held_out = left <= 0
+            first = _first_bytes(text, ends, begins or left == 0) if is_held_out else 0
+            yield Encoded(
+                tokens,
+                ends,
+                held_out=is_held_out,
+                characters=len(text),
+                text_bytes=size,
+                first_bytes=first,
+            )
         left -= len(text)
         begins = len(ends) > 0 and int(ends[-1]) == len(text)
 
@@ -107,14 +114,19 @@ def _encoded_subwords(
 ) -> Iterator[Encoded]:
     def encode(placed: tuple[int, int, list[Chunk]]) -> Encoded:
         first_number, begin, batch = placed
-        texts, ends_document = ([chunk.text for chunk in batch], [c.ends_document for c in batch])
-        found = tokenizer.encode_chunks(texts, ends_document, [one.before for one in batch])
-        characters, size = sum(map(len, texts)), sum(map(utf8_bytes, texts))
-        begins = [one.text for one in batch if one.held_out and one.begins]
-        first = sum(map(tokenizer.first_token_bytes, begins))
-        trip = _round_trip(tokenizer, first_number, begin, batch, found)
-        held_out = batch[0].held_out
-        return Encoded(found.ids, characters, size, held_out, found.ends, None, first, trip)
+        texts = [chunk.text for chunk in batch]
+        ends_document = [chunk.ends_document for chunk in batch]
+        found = tokenizer.encode_chunks(texts, ends_document, [chunk.before for chunk in batch])
+        begins = [chunk.text for chunk in batch if chunk.held_out and chunk.begins]
+        return Encoded(
+            found.ids,
+            found.ends,
+            held_out=batch[0].held_out,
+            characters=sum(map(len, texts)),
+            text_bytes=sum(map(utf8_bytes, texts)),
+            first_bytes=sum(map(tokenizer.first_token_bytes, begins)),
+            trip=_round_trip(tokenizer, first_number, begin, batch, found),
+        )
 
     chunks = chunks_of(pieces, cut, tokenizer.seams)
     return in_order(encode, _placed(batches_of(chunks, cores)), BATCHES_AT_ONCE)
@@ -166,3 +178,63 @@ def in_order(
                 yield running.popleft().result()
         while running:
             yield running.popleft().result()
+
+
+BATCH = 256
+"""Conversations that are encoded at once."""
+
+
+def encoded_chats(
+    pieces: Iterable[Piece], template: ChatTemplate, cut: int, longest: int, source: Source
+) -> Iterator[Encoded]:
+    """Conversations of at most so many tokens; the document that begins at `cut` is held out.
+
+    Raises DataError, with the row, for one that cannot be rendered or encoded.
+    """
+    for first, documents, held_out in _batches(pieces, cut):
+        conversations = list(map(Conversation.from_json, documents))
+        found: list[EncodedChat] = []
+        for row, one in enumerate(template.encode(conversations, longest), first + 1):
+            if isinstance(one, ChatError):
+                raise DataError(f"data.source={source.name}: {source.place(row)}: {one}.")
+            if one is not None:
+                found.append(one)
+        no_flags = np.zeros(0, dtype=np.uint8)
+        yield Encoded(
+            np.concatenate([template.no_tokens, *(one.ids for one in found)]),
+            np.cumsum([len(one.ids) for one in found], dtype=np.int64),
+            np.concatenate([no_flags, *(one.trained for one in found)]),
+            np.array([one.targets for one in found], dtype=np.int64),
+            held_out=held_out,
+            characters=sum(map(len, documents)),
+            text_bytes=sum(one.text_bytes for one in found),
+            trip=sum((one.trip for one in found), RoundTrip()),
+            left_out=len(documents) - len(found),
+            shortened=sum(one.is_shortened for one in found),
+            unwritten=Counter(chain.from_iterable(map(template.unwritten, conversations))),
+        )
+
+
+def _batches(pieces: Iterable[Piece], cut: int) -> Iterator[tuple[int, list[str], bool]]:
+    """Documents, all held out or none, with the number of the first one."""
+    numbered = enumerate(_documents(pieces))
+    for held_out, group in groupby(numbered, lambda one: one[1][0] >= cut):
+        batch: list[str] = []
+        for number, (_, document) in group:
+            batch.append(document)
+            if len(batch) == BATCH:
+                yield number + 1 - len(batch), batch, held_out
+                batch = []
+        if batch:
+            yield number + 1 - len(batch), batch, held_out
+
+
+def _documents(pieces: Iterable[Piece]) -> Iterator[tuple[int, str]]:
+    """Each document, with its first character in the whole text."""
+    begin = 0
+    for piece in pieces:
+        start = 0
+        for end in piece["ends"]:
+            yield begin + start, piece["text"][start:end]
+            start = end
+        begin += len(piece["text"])

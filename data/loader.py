@@ -13,17 +13,16 @@ import atexit
 import multiprocessing
 import signal
 from collections.abc import Iterator
-from typing import Any, cast, overload
+from typing import Any, Protocol, cast, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from data.documents import DocumentRows, Documents
 from data.order import BlockOrder
-from data.rows import Documents, Rows
-from data.sequences import EndlessText, Order, Sequences
-from data.stream import TokenStream
+from data.token_file import TokenStream
 
 SEQUENCES_AHEAD = 512
 """How many positions of the order are computed at once."""
@@ -77,7 +76,7 @@ class Windows(Dataset):
 @overload
 def windows_of(
     text: TokenStream | Documents, block_size: int, ignored: int, pack: bool
-) -> Windows | Rows: ...
+) -> Windows | DocumentRows: ...
 
 
 @overload
@@ -94,7 +93,7 @@ def windows_of(
     With `pack` the model keeps the documents of a row apart, by their positions.
     """
     if isinstance(text, Documents):
-        return Rows(text, block_size, ignored, pack)
+        return DocumentRows(text, block_size, ignored, pack)
     if isinstance(text, TokenStream):
         return Windows(text, block_size, ignored)
     return text.sequences(block_size)
@@ -134,7 +133,9 @@ class StepBatches:
 class HeldOutBatches:
     """Each window or row once, or `at_most` of them; the last batch is padded with `nothing`."""
 
-    def __init__(self, windows: Windows | Rows, at_most: int | None, batch_size: int) -> None:
+    def __init__(
+        self, windows: Windows | DocumentRows, at_most: int | None, batch_size: int
+    ) -> None:
         self.batch_size = batch_size
         items: list[Any] = list(windows.in_order(at_most))
         padded = items + [windows.nothing] * (-len(items) % batch_size)
@@ -209,3 +210,34 @@ def _end_workers() -> None:
 
 def _unchanged(batch: Any) -> Any:  # torch types it as a list of rows
     return batch
+
+
+class Order(Protocol):
+    """Which item of a loader each training sequence of a run is; they count from 0."""
+
+    def items(self, first: int, count: int) -> list[Any]:
+        """The items for sequences first..first+count, which are whole steps."""
+
+    def epoch_of(self, sequence: int) -> int:
+        """The epoch, counted from 0, that the last sequence of a step belongs to."""
+
+
+class Sequences(Protocol):
+    """What is trained on, by item."""
+
+    def order(self, seed: int, global_batch_size: int) -> Order:
+        """The order in which it is trained on."""
+
+    def __getitems__(self, items: list[Any]) -> tuple[tuple[Tensor, ...], float]:
+        """Inputs and targets, each int64 (B, T), perhaps with positions (B, T), and their share."""
+
+
+class EndlessText(Protocol):
+    """A text that is read while it is trained on."""
+
+    def sequences(self, block_size: int) -> Sequences:
+        """What a loader reads: blocks of so many tokens."""
+
+    @property
+    def in_words(self) -> list[str]:
+        """The sources and their sizes, a line each."""

@@ -8,10 +8,15 @@ for sizes that are not a power of two (Black & Rogaway, 2002).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 ROUNDS = 6
+GROUPS, ROWS, BLOCKS, HELD_OUT = 0, 1, 2, 3
+"""What random numbers are for: the first of the numbers that they are a function of. All have the
+same number of them, because numpy ignores zeros at their end."""
 
 
 def mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -114,3 +119,63 @@ class RowOrder:
         means = self.targets[rows].reshape(-1, self.global_batch_size).mean(axis=1)
         weights = np.repeat(1 / means, self.global_batch_size)
         return list(zip(rows.tolist(), weights.tolist(), strict=True))
+
+
+WHOLE = 10_000
+"""The resolution of weights: four decimals are exact."""
+SHORTEST_ROUND = 100
+"""In blocks. Short rounds keep every part of a run near the weights; each costs a little time."""
+
+
+class Mix:
+    """Maps training block i of a run to one of several sources, which have weights.
+
+    Blocks come in rounds. In each, every source has its exact number of blocks, in an order that is
+    a permutation of the round. So how many blocks a source has had before any block needs no
+    history.
+    """
+
+    def __init__(self, weights: Sequence[float], seed: int) -> None:
+        """Weights are above 0 and need not add up to 1."""
+        self.seed = seed
+        shares = np.array(shares_of(weights))
+        shares //= np.gcd.reduce(shares)
+        self.blocks = shares * -(-SHORTEST_ROUND // shares.sum())
+        """How many blocks of a round each source has."""
+        self._ends = np.cumsum(self.blocks)
+        self._round = int(self._ends[-1])
+
+    def sources(self, first: int, count: int) -> NDArray[np.int64]:
+        """The sources (count,) of blocks first..first+count, counted from 0."""
+        if len(self.blocks) == 1:
+            return np.zeros(count, dtype=np.int64)
+        rounds, places = np.divmod(np.arange(first, first + count), self._round)
+        found = np.empty(count, dtype=np.int64)
+        for number in np.unique(rounds):
+            chosen = rounds == number
+            found[chosen] = self._in_round(int(number), places[chosen])
+        return found
+
+    def counts(self, block: int) -> list[int]:
+        """How many blocks of each source come before a block."""
+        number, place = divmod(block, self._round)
+        begun = np.bincount(self._in_round(number, np.arange(place)), minlength=len(self.blocks))
+        counts: list[int] = (number * self.blocks + begun).tolist()
+        return counts
+
+    def _in_round(self, number: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        keys = random_words(BLOCKS, self.seed, number, 0, 0)
+        return np.searchsorted(self._ends, permuted(places, self._round, keys), side="right")
+
+
+def shares_of(weights: Sequence[float]) -> list[int]:
+    """The shares of weights in `WHOLE` parts, rounded by largest remainders.
+
+    A weight below half a part has none.
+    """
+    exact = np.array(weights, dtype=np.float64) / sum(weights) * WHOLE
+    shares = np.floor(exact + 1e-9).astype(np.int64)  # 0.29 x 10,000 is a little less than 2,900
+    left = WHOLE - int(shares.sum())
+    shares[np.argsort(shares - exact, kind="stable")[:left]] += 1
+    found: list[int] = shares.tolist()
+    return found

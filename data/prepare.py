@@ -5,26 +5,38 @@ Vocabulary, split and fingerprint depend on the text alone; tokens are written t
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from array import array
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data.chat import TRAINING_DATE, ChatTemplate, no_template
-from data.conversations import encoded_chats
-from data.encode import MOST_THREADS, Encoded, encoded, in_order
+from data.encode import MOST_THREADS, Encoded, encoded, encoded_chats, in_order
 from data.errors import BrokenText, DataError, UnknownCharacter
 from data.pieces import Chunk, Piece, chunks_of
-from data.prepared import ALL_HELD_OUT, INFO
+from data.prepared import (
+    ALL_HELD_OUT,
+    CACHE_FORMAT,
+    INFO,
+    TOKENS,
+    CorpusInfo,
+    begin_fingerprint,
+    documents_digest,
+    end_fingerprint,
+)
 from data.progress import Progress
+from data.round_trip import RoundTrip
 from data.sources import Source
-from data.subwords import tokenizer_of
-from data.token_writer import TokenWriter
+from data.subwords import tokenizer_of, train_bpe
+from data.token_file import NO_NUMBERS, TokenRows, joined, write_tokens
 from data.tokenizer import (
     CHARACTERS,
     CODE_POINTS,
@@ -33,9 +45,43 @@ from data.tokenizer import (
     bpe_size,
     code_points,
 )
+from data.tokenizer_files import folder_key
 
 MANY_DOCUMENTS = 100
 """With this many documents or more, the split is at the end of a document."""
+BATCH_TOKENS = 1 << 22
+"""Of a record batch, at least: a file of few batches opens faster."""
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What decides the content of a prepared text."""
+
+    source: Source
+    tokenizer: str | Path
+    """char, bpe:<size>, or the folder of one."""
+    val_fraction: float
+    longest: int | None
+    """With it the documents are conversations, of at most so many tokens."""
+
+    @property
+    def key(self) -> str:
+        """The name of its folder in the cache."""
+        chosen = self.tokenizer
+        chosen = folder_key(chosen) if isinstance(chosen, Path) else chosen
+        parts = CACHE_FORMAT, self.source.key, repr(self.val_fraction), chosen, self.longest
+        return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:16]
+
+    @property
+    def trained_size(self) -> int | None:
+        """The size of the vocabulary that is trained on the text; None for any other tokenizer."""
+        return bpe_size(self.tokenizer) if isinstance(self.tokenizer, str) else None
+
+    def passes(self) -> Iterator[str]:
+        """The names of the passes over the text."""
+        ordinals = ["first", "second", "third"] if self.trained_size else ["first", "second"]
+        total = {2: "two", 3: "three"}[len(ordinals)]
+        return (f"preparing {self.source.name}, {one} of {total} passes" for one in ordinals)
 
 
 @dataclass
@@ -49,58 +95,43 @@ class Scan:
     """Every character of the text once, in code-point order; only for a tokenizer of characters."""
 
 
-def build(
-    source: Source,
-    val_fraction: float,
-    building: Path,
-    chosen: str | Path,
-    longest: int | None,
-    threads: int,
-    progress: Progress,
-) -> None:
+def build(wanted: Preparation, building: Path, threads: int, progress: Progress) -> None:
     """Write the files of a prepared text to the folder `building`, and flush them to the disk.
 
-    `chosen` is the tokenizer: char, bpe:<size> or a folder. With `longest` the documents are
-    conversations, of at most so many tokens. `threads` work in addition to the one that reads and
-    writes. Raises DataError if the text cannot be read, or changes meanwhile.
+    `threads` work in addition to the one that reads and writes. Raises DataError if the text cannot
+    be read, or changes meanwhile.
     """
-    passes = _pass_names(source, chosen)
-    template = None if longest is None else _template(chosen)
+    source, passes = wanted.source, wanted.passes()
+    template = None if wanted.longest is None else _template(wanted.tokenizer)
     try:
         progress.doing(next(passes), unit="million characters")
-        scan = _scan_text(source, chosen == CHARACTERS, min(threads, MOST_THREADS), progress)
-        cut = _split(scan, val_fraction, source, only_ends=longest is not None)
-        tokenizer = _tokenizer(chosen, source, scan, cut, progress, passes)
+        by_characters = wanted.tokenizer == CHARACTERS
+        scan = _scan_text(source, by_characters, min(threads, MOST_THREADS), progress)
+        cut = _split(wanted, scan)
+        if wanted.trained_size:
+            progress.doing(next(passes), cut)
+        tokenizer = _tokenizer(wanted, scan, cut, progress)
         progress.doing(next(passes), scan.characters)
         parts: Iterator[Encoded]
-        if template is None or longest is None:
+        if template is None or wanted.longest is None:
             parts = encoded(source.read(), tokenizer, cut, threads)
         else:
-            parts = encoded_chats(source.read(), template, cut, longest, source)
-        writer = _write_tokens(parts, building, tokenizer, template is not None, progress)
+            parts = encoded_chats(source.read(), template, cut, wanted.longest, source)
+        totals = _write_tokens(parts, building, tokenizer, template is not None, progress)
     except DataError as error:
-        own = chosen == CHARACTERS and isinstance(error, UnknownCharacter)
+        own = wanted.tokenizer == CHARACTERS and isinstance(error, UnknownCharacter)
         if source.is_unchanged() and not own:
             raise
         raise _changed(source) from error
-    if writer.characters != scan.characters or not source.is_unchanged():
+    if totals.info.characters != scan.characters or not source.is_unchanged():
         raise _changed(source)
-    info = writer.info(source.name)
+    info = totals.finish(source.name)
     tokenizer.save(building)
     (building / INFO).write_text(json.dumps(asdict(info), indent=2) + "\n")
+    _describe(building, info)
     for file in building.iterdir():
         with open(file, "rb") as written_file:
             os.fsync(written_file.fileno())
-
-
-def _pass_names(source: Source, chosen: str | Path) -> Iterator[str]:
-    ordinals = ["first", "second", "third"] if _trained_size(chosen) else ["first", "second"]
-    total = {2: "two", 3: "three"}[len(ordinals)]
-    return iter([f"preparing {source.name}, {ordinal} of {total} passes" for ordinal in ordinals])
-
-
-def _trained_size(chosen: str | Path) -> int | None:
-    return bpe_size(chosen) if isinstance(chosen, str) else None
 
 
 def _changed(source: Source) -> DataError:
@@ -133,63 +164,140 @@ def _scan_text(source: Source, by_characters: bool, threads: int, progress: Prog
     return Scan(characters, np.array(ends, dtype=np.int64), alphabet)
 
 
-def _split(scan: Scan, val_fraction: float, source: Source, only_ends: bool) -> int:
+def _split(wanted: Preparation, scan: Scan) -> int:
     """The first held-out character; with many documents, the end of one nearest to the fraction.
 
-    With `only_ends` always that, because a conversation cannot be cut. Raises DataError for one
+    It always is an end between conversations, which cannot be cut. Raises DataError for one
     conversation alone.
     """
-    cut = int(scan.characters * (1 - val_fraction))
+    cut = int(scan.characters * (1 - wanted.val_fraction))
     inner = scan.ends[(scan.ends > 0) & (scan.ends < scan.characters)]
-    if val_fraction == ALL_HELD_OUT:
+    only_ends = wanted.longest is not None
+    if wanted.val_fraction == ALL_HELD_OUT:
         return 0
     if only_ends and len(inner) == 0:
         raise DataError(
-            f"data.source={source.name} has one conversation. Use two or more: some are held out."
+            f"data.source={wanted.source.name} has one conversation. Use two or more: some are "
+            "held out."
         )
     if not only_ends and (len(scan.ends) < MANY_DOCUMENTS or len(inner) == 0):
         return cut
     return int(inner[np.argmin(np.abs(inner - cut))])
 
 
-def _tokenizer(
-    chosen: str | Path,
-    source: Source,
-    scan: Scan,
-    cut: int,
-    progress: Progress,
-    passes: Iterator[str],
-) -> Tokenizer:
+def _tokenizer(wanted: Preparation, scan: Scan, cut: int, progress: Progress) -> Tokenizer:
     """The tokenizer; one that is trained reads the training text, and no other."""
-    if isinstance(chosen, Path):
-        return tokenizer_of(chosen)
-    if (size := _trained_size(chosen)) is None:
+    if isinstance(wanted.tokenizer, Path):
+        return tokenizer_of(wanted.tokenizer)
+    if wanted.trained_size is None:
         return CharTokenizer(scan.alphabet)
-    from data.bpe import train_bpe
-
-    progress.doing(next(passes), cut)
 
     def chunks() -> Iterator[Chunk]:
-        for chunk in chunks_of(source.read(), cut):
+        for chunk in chunks_of(wanted.source.read(), cut):
             yield chunk
             progress.done += len(chunk.text)
 
-    return train_bpe(size, chunks(), cut)
+    return train_bpe(wanted.trained_size, chunks(), cut)
 
 
 def _write_tokens(
-    parts: Iterator[Encoded],
+    parts: Iterable[Encoded],
     building: Path,
     tokenizer: Tokenizer,
     has_targets: bool,
     progress: Progress,
-) -> TokenWriter:
-    """Last pass: encode into Arrow. Returns the writer, which has counted."""
-    with TokenWriter(building, tokenizer, has_targets) as writer:
+) -> Totals:
+    """Last pass: write the tokens to their file, and count them."""
+    totals = Totals(tokenizer, has_targets)
+
+    def counted() -> Iterator[TokenRows]:
+        waiting: list[Encoded] = []
         for part in parts:
-            writer.add(part)
-            progress.done = writer.characters
-    return writer
+            totals.add(part)
+            progress.done = totals.info.characters
+            if waiting and part.held_out != waiting[0].held_out:
+                yield joined(waiting)
+                waiting = []
+            waiting.append(part)
+            if sum(len(one.tokens) for one in waiting) >= BATCH_TOKENS:
+                yield joined(waiting)
+                waiting = []
+        if waiting:
+            yield joined(waiting)
+
+    write_tokens(str(building / TOKENS), counted(), tokenizer.dtype, has_targets)
+    return totals
+
+
+class Totals:
+    """Counts and digests the tokens of a text while they are written."""
+
+    def __init__(self, tokenizer: Tokenizer, has_targets: bool) -> None:
+        self.info = CorpusInfo()
+        """What has been counted so far."""
+        self._unknown = tokenizer.unknown
+        self._seen = np.zeros(tokenizer.vocab_size, dtype=bool)
+        self._trip = RoundTrip()
+        self._unwritten: Counter[str] = Counter()
+        self._ends, self._targets = [NO_NUMBERS], [NO_NUMBERS]
+        self._digest = begin_fingerprint(tokenizer)
+        self._trained = hashlib.sha256() if has_targets else None
+
+    def add(self, part: Encoded) -> None:
+        """Count consecutive tokens."""
+        info, count = self.info, len(part.tokens)
+        predicted = count
+        if self._trained is not None and part.trained is not None and part.targets is not None:
+            self._trained.update(part.trained.data)
+            self._targets.append(part.targets)
+            predicted = int(part.targets.sum())
+        if part.held_out:
+            info.held_out_bytes += part.text_bytes
+            info.held_out_targets += predicted
+        else:
+            info.train_bytes += part.text_bytes
+            info.split += count
+        if self._unknown is not None:
+            info.unknown += int(np.count_nonzero(part.tokens == self._unknown))
+        self._ends.append(part.ends + info.tokens)
+        info.tokens += count
+        info.characters += part.characters
+        info.first_bytes += part.first_bytes
+        info.left_out += part.left_out
+        info.shortened += part.shortened
+        self._unwritten += part.unwritten
+        self._trip += part.trip
+        self._seen[part.tokens] = True
+        self._digest.update(part.tokens.data)
+
+    def finish(self, name: str) -> CorpusInfo:
+        """What has been counted, as the text of this name."""
+        ends, targets = np.concatenate(self._ends), np.concatenate(self._targets)
+        return replace(
+            self.info,
+            name=name,
+            documents=len(ends),
+            unwritten=dict(self._unwritten),
+            different=int(self._seen.sum()),
+            **vars(self._trip),
+            fingerprint=end_fingerprint(self._digest, self.info.split),
+            documents_fingerprint=documents_digest(ends, targets, self._trained),
+        )
+
+
+def _describe(building: Path, info: CorpusInfo) -> None:
+    """Add what `datasets.load_from_disk` reads besides the Arrow file, whose columns it knows."""
+    state: dict[str, Any] = {
+        "_data_files": [{"filename": TOKENS}],
+        "_fingerprint": info.fingerprint[:16],
+        "_format_columns": None,
+        "_format_kwargs": {},
+        "_format_type": None,
+        "_output_all_columns": False,
+        "_split": None,
+    }
+    (building / "dataset_info.json").write_text("{}\n")
+    (building / "state.json").write_text(json.dumps(state, indent=2) + "\n")
 
 
 def _template(chosen: str | Path) -> ChatTemplate:

@@ -12,50 +12,47 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from data.documents import Documents
 from data.progress import Progress
 from data.round_trip import NEGLIGIBLE, RoundTrip, lost_in_words
-from data.rows import Documents
-from data.stream import TokenStream, column_names
 from data.subwords import load_tokenizer
+from data.token_file import NO_NUMBERS, TokenFile, TokenStream
 from data.tokenizer import Tokenizer
 
 FORMAT = 1
 """Part of every fingerprint, which snapshots store."""
-CACHE_FORMAT = 4
+CACHE_FORMAT = 5
 """Part of every cache key; increase it when the format changes."""
 ALL_HELD_OUT = 1.0
 """The `val_fraction` of a text that is only evaluated: no token is trained on."""
-TOKENS, DOCUMENTS, INFO = "tokens.arrow", "documents.arrow", "corpus.json"
-PIECE_TOKENS = 1 << 20
-NOTHING = np.zeros(0, dtype=np.int64)
-MISSING = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
-"""Errors of a file that is missing or damaged; pyarrow's errors have no number."""
+TOKENS, INFO = "tokens.arrow", "corpus.json"
+MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 LONGEST_CHARACTER = 4
 """In bytes of UTF-8."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class CorpusInfo:
-    """The content of `corpus.json`."""
+    """The content of `corpus.json`. What nobody has counted is 0."""
 
-    name: str
-    characters: int
-    documents: int
-    tokens: int
-    split: int
+    name: str = ""
+    characters: int = 0
+    documents: int = 0
+    tokens: int = 0
+    split: int = 0
     """The first held-out token."""
-    train_bytes: int
+    train_bytes: int = 0
     """Of the raw text that is trained on, in UTF-8; of conversations the assistant's."""
-    held_out_bytes: int
-    held_out_targets: int
+    held_out_bytes: int = 0
+    held_out_targets: int = 0
     """How many tokens have these bytes."""
-    left_out: int
+    left_out: int = 0
     """How many conversations are left out, because not even their first reply fits."""
-    shortened: int
+    shortened: int = 0
     """How many conversations have lost turns for the same reason."""
-    fingerprint: str
+    fingerprint: str = ""
     """Hex digest of text, split and tokenizer; equal texts have equal ones in any format."""
-    documents_fingerprint: str
+    documents_fingerprint: str = ""
     """Hex digest of where documents end, and of which tokens are targets."""
     first_bytes: int = 0
     """Held-out bytes of first tokens of documents, which nothing predicts in documents=separate."""
@@ -126,17 +123,15 @@ class Prepared:
 
         Raises Damaged where they are not what was written.
         """
-        path = self.folder / DOCUMENTS
-        ends = _column(path, "ends")
-        if len(ends) != self.info.documents or (np.diff(ends, prepend=0) < 0).any():
-            raise Damaged(f"{DOCUMENTS} does not match {INFO}")
+        file = TokenFile(self.folder / TOKENS)
+        ends = file.ends()
+        if len(ends) != self.info.documents:
+            raise Damaged(f"{TOKENS} does not match {INFO}")
         chosen = (ends > begin) & (ends <= stop)
-        tokens = self.tokens.part(begin, stop)
+        tokens, own = self.tokens.part(begin, stop), ends[chosen] - begin
         if self.has_targets:
-            trained = TokenStream.from_arrow(self.folder / TOKENS, "trained").part(begin, stop)
-            targets = _column(path, "targets")[chosen]
-            return Documents(tokens, ends[chosen] - begin, trained, targets)
-        own = ends[chosen] - begin
+            trained = TokenStream.from_arrow(file.path, "trained").part(begin, stop)
+            return Documents(tokens, own, trained, file.numbers("targets")[chosen])
         if stop > begin and not (len(own) and own[-1] == stop - begin):
             own = np.append(own, stop - begin)
         return Documents(tokens, own)
@@ -144,11 +139,6 @@ class Prepared:
 
 class Damaged(Exception):
     """The folder has changed since it was written. The message names the fault."""
-
-
-def _column(path: Path, name: str) -> NDArray[np.int64]:
-    stream = TokenStream.from_arrow(path, name)
-    return stream.window(0, len(stream)).astype(np.int64) if len(stream) else NOTHING
 
 
 def begin_fingerprint(tokenizer: Tokenizer) -> hashlib._Hash:
@@ -185,20 +175,17 @@ def load_prepared(folder: Path, verify: bool, progress: Progress) -> Prepared:
 
 
 def _read(folder: Path) -> Prepared:
-    try:
-        info = CorpusInfo(**json.loads((folder / INFO).read_text(encoding="utf-8")))
-    except TypeError as error:  # it is not an object, or has other keys
-        raise Damaged(f"{INFO} has other keys than expected") from error
+    found, expected = json.loads((folder / INFO).read_text(encoding="utf-8")), vars(CorpusInfo())
+    if not isinstance(found, dict) or found.keys() != expected.keys():
+        raise Damaged(f"{INFO} has other keys than expected")
+    for name, default in expected.items():
+        if type(found[name]) is not type(default):
+            raise Damaged(f"{INFO} holds {found[name]!r:.40} as {name}")
+    info = CorpusInfo(**found)
     tokenizer = load_tokenizer(folder)
     tokens = TokenStream.from_arrow(folder / TOKENS)
     size = info.train_bytes, info.held_out_bytes
-    has_targets = "trained" in column_names(folder / TOKENS)
-    counts = info.held_out_targets, info.first_bytes, info.left_out, info.shortened
-    numbers = *size, *counts, *info.unwritten.values()
-    numbers += info.different, info.unknown, info.checked, info.lost
-    for number in (info.characters, info.documents, info.tokens, info.split, *numbers):
-        if type(number) is not int:
-            raise Damaged(f"{INFO} holds {number!r:.40} instead of a number")
+    has_targets = "trained" in TokenFile(folder / TOKENS).schema().names
     if info.tokens != len(tokens) or not 0 <= info.split <= len(tokens):
         raise Damaged(f"{INFO} does not match {TOKENS}")
     least = 0 if has_targets else info.characters  # of conversations, what is trained on
@@ -208,11 +195,11 @@ def _read(folder: Path) -> Prepared:
 
 
 def _fingerprint(prepared: Prepared, progress: Progress) -> str:
-    tokens, digest = prepared.tokens, begin_fingerprint(prepared.tokenizer)
-    progress.doing("verifying the prepared text", len(tokens))
-    for start in range(0, len(tokens), PIECE_TOKENS):
-        digest.update(tokens.window(start, min(PIECE_TOKENS, len(tokens) - start)).data)
-        progress.done = start
+    digest, done = begin_fingerprint(prepared.tokenizer), 0
+    progress.doing("verifying the prepared text", len(prepared.tokens))
+    for piece in prepared.tokens.pieces():
+        digest.update(piece.data)
+        progress.done = done = done + len(piece)
     return end_fingerprint(digest, prepared.info.split)
 
 
@@ -226,13 +213,13 @@ def documents_digest(
 
 
 def _documents_digest(prepared: Prepared) -> str:
-    path, trained = prepared.folder / DOCUMENTS, None
-    if prepared.has_targets:
-        trained = hashlib.sha256()
-        stream = TokenStream.from_arrow(prepared.folder / TOKENS, "trained")
-        for start in range(0, len(stream), PIECE_TOKENS):
-            trained.update(stream.window(start, min(PIECE_TOKENS, len(stream) - start)).data)
-    return documents_digest(_column(path, "ends"), _column(path, "targets"), trained)
+    file = TokenFile(prepared.folder / TOKENS)
+    if not prepared.has_targets:
+        return documents_digest(file.ends(), NO_NUMBERS, None)
+    trained = hashlib.sha256()
+    for piece in TokenStream.from_arrow(file.path, "trained").pieces():
+        trained.update(piece.data)
+    return documents_digest(file.ends(), file.numbers("targets"), trained)
 
 
 def _reason(error: Exception) -> str:

@@ -1,23 +1,32 @@
-"""Places where a long document can be cut without another token than that of the whole.
+"""Places where a long document can be cut, and the tokens of a text that continues another one.
 
-Whether a place is one is tried: with the tokenizer, on the characters around it.
+A place is a *seam* if the tokens of both sides are those of the whole. Whether it is one is tried,
+with the tokenizer, on the characters around it. A tokenizer of SentencePiece puts a space before
+whatever it is given, so a text is encoded after some other text, whose tokens are then dropped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from itertools import islice
+from typing import NamedTuple
 
 from tokenizers import Encoding
 
 from data import pieces
-from data.continuing import NEUTRAL
+from data.pieces import utf8_bytes
 
 AROUND = 64
 """Characters on each side that are tried."""
 TRIED = 8
 """Line ends, spaces, and then characters that are tried."""
+BYTE = re.compile("<0x[0-9A-F]{2}>")
+SPACE = "\u2581"
+"""How tokenizers of SentencePiece spell a space."""
+NEUTRAL = "\n"
+"""A text with which few tokenizers join what follows."""
 
 
 class Seams:
@@ -82,3 +91,41 @@ def _found(text: str, wanted: str, begin: int, end: int, after: int) -> Iterator
     while (place := text.rfind(wanted, begin, end)) >= 0:
         yield place + after
         end = place
+
+
+class Tokens(NamedTuple):
+    """The tokens of a text."""
+
+    ids: list[int]
+    offsets: list[tuple[int, int]]
+    """The first character of each, and the one after its last."""
+
+
+def tokens_after(
+    encode: Callable[[str], Encoding], before: Iterable[str], text: str
+) -> tuple[Tokens, str]:
+    """The tokens of a text that follows one of some texts, and which.
+
+    It is the first of `before` whose own tokens do not change, or else none.
+    """
+    for context in before:
+        own, both = encode(context).ids, encode(context + text)
+        if both.ids[: len(own)] == own:
+            length = len(context)
+            offsets = [(begin - length, end - length) for begin, end in both.offsets[len(own) :]]
+            return Tokens(both.ids[len(own) :], offsets), context
+    alone = encode(text)
+    return Tokens(alone.ids, alone.offsets), ""
+
+
+def first_token_bytes(text: str, encoding: Encoding) -> int:
+    """Bytes of the first token of an encoded text, in UTF-8."""
+    offsets = encoding.offsets
+    if not offsets:
+        return 0
+    end = offsets[0][1]
+    if len(offsets) == 1 or offsets[1][0] >= end:
+        return utf8_bytes(text[:end])
+    # A part of a character: a byte by its number, a character for each byte, or the added space.
+    piece = encoding.tokens[0]
+    return 1 if BYTE.fullmatch(piece) else len(piece.replace(SPACE, ""))

@@ -1,8 +1,8 @@
-"""Tokenizers of subwords: whatever a `tokenizer.json` of the `tokenizers` library describes.
+"""Tokenizers of subwords: loaded from a `tokenizer.json` of the `tokenizers` library, or trained.
 
-Its bytes stay as they are, unless it cuts or pads texts or has special tokens beyond the embedding:
-a snapshot has the tokenizer.json that it was trained with. Of tokenizer_config.json only special
-tokens and the chat template stay; other entries may name code, or change the ids.
+A snapshot has the tokenizer.json that it was trained with, byte by byte, unless that file cuts or
+pads texts or has special tokens beyond the embedding. Of tokenizer_config.json only special tokens
+and the chat template stay: other entries may name code, or change the ids.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import repeat
@@ -20,20 +20,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as RustTokenizer
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from data.continuing import NEUTRAL, Tokens, first_token_bytes, tokens_after
-from data.decoding import decode_stream
 from data.errors import DataError
+from data.pieces import Chunk
 from data.round_trip import unknown_id
-from data.seams import Seams
-from data.special_tokens import (
-    SPECIAL_TOKENS,
-    added_before,
-    beyond_embedding,
-    end_token,
-    kept_settings,
-    without_tokens,
-)
+from data.seams import NEUTRAL, Seams, Tokens, first_token_bytes, tokens_after
 from data.tokenizer import (
     TOKENIZER_FILES,
     CharTokenizer,
@@ -41,7 +33,18 @@ from data.tokenizer import (
     refuse_without_file,
     smallest_unsigned,
 )
-from data.tokenizer_folder import CHAT_TEMPLATE, has_subwords, read, read_json
+from data.tokenizer_files import (
+    CHAT_TEMPLATE,
+    SPECIAL_TOKENS,
+    added_before,
+    beyond_embedding,
+    end_token,
+    has_subwords,
+    kept_settings,
+    read,
+    read_json,
+    without_tokens,
+)
 
 FIXED_SETTINGS = {
     "tokenizer_class": "PreTrainedTokenizerFast",  # loads tokenizer.json as it is
@@ -49,6 +52,13 @@ FIXED_SETTINGS = {
 }
 FIRST_CHARACTERS = 64
 """Of a text: its first token ends there."""
+END_OF_TEXT = "<|endoftext|>"
+MOST_CHARACTERS = 100_000_000
+"""The trainer holds every different word: of a longer text it reads a part, spread over all."""
+NOT_A_CHARACTER = "\ufffd"
+"""What a decoder writes for bytes that are not UTF-8, such as half of a character."""
+MOST_WAITING = 64
+"""Tokens that a stream holds back because they do not end with a whole character."""
 
 
 class EncodedTexts(NamedTuple):
@@ -287,3 +297,59 @@ def _parsed(content: bytes, where: str) -> RustTokenizer:
     except BaseException as error:  # a panic of the Rust library is not an Exception
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise DataError(f"{where}: its tokenizer.json cannot be read: {reason}") from error
+
+
+def train_bpe(size: int, chunks: Iterable[Chunk], characters: int) -> SubwordTokenizer:
+    """Train byte-level BPE of at most `size` tokens on the chunks that are not held out.
+
+    See Sennrich et al. (2016) and Radford et al. (2019). The result depends on the text alone: the
+    trainer counts words and pairs, and breaks ties by the numbers of the tokens, so neither the
+    number of threads nor the order of the counts matters. The chunks have about `characters`
+    characters. A text in which fewer pairs occur twice gives fewer tokens. Raises DataError as
+    reading the chunks does.
+    """
+    tokenizer = RustTokenizer(models.BPE())
+    # Every byte has a token, so every text has an encoding. The words are GPT-2's.
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        min_frequency=2,
+        show_progress=False,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    )
+    tokenizer.train_from_iterator(_sample(chunks, characters), trainer=trainer)
+    content = tokenizer.to_str(pretty=False).encode() + b"\n"
+    return SubwordTokenizer(content, {"eos_token": END_OF_TEXT}, f"data.tokenizer=bpe:{size}")
+
+
+def _sample(chunks: Iterable[Chunk], characters: int) -> Iterator[str]:
+    """The text of every n-th chunk, `MOST_CHARACTERS` of them at most."""
+    every = -(-characters // MOST_CHARACTERS)
+    for number, chunk in enumerate(chunks):
+        if chunk.held_out:
+            return
+        if number % every == 0:
+            yield chunk.text
+
+
+def decode_stream(
+    decode: Callable[[Sequence[int]], str], ids: Iterable[int], after: Sequence[int]
+) -> Iterator[str]:
+    """Yield the texts of ids, which follow `after`: joined, what decoding all at once gives.
+
+    A token may be a part of a character, and some decoders drop the space before the first
+    token: so what is new is what the text of the tokens before does not have.
+    """
+    before: list[int] = list(after)[-MOST_WAITING:]
+    waiting: list[int] = []
+    for token in ids:
+        waiting.append(token)
+        known, text = decode(before), decode(before + waiting)
+        if text.endswith(NOT_A_CHARACTER) and len(waiting) < MOST_WAITING:
+            continue
+        yield text[len(known) :]
+        before, waiting = waiting, []
+    if waiting:
+        yield decode(before + waiting)[len(decode(before)) :]

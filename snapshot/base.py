@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from data.public_names import public_name
-from data.special_tokens import GENERATION
 from data.tokenizer import TOKENIZER_FILES, lacks_file
+from data.tokenizer_files import GENERATION
 from model.causal_lm import ModelConfig
 from model.lora import Lora
 from snapshot.disk.architecture import layout_for, model_config

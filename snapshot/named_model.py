@@ -7,8 +7,8 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from data.special_tokens import GENERATION
 from data.tokenizer import TOKENIZER_FILES
+from data.tokenizer_files import GENERATION
 from model.causal_lm import LanguageModel, ModelConfig, build_model
 from model.lora import merge_adapters
 from snapshot.base import Base, check_weights, open_base, open_reference

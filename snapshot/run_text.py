@@ -15,7 +15,8 @@ from data.reading.access import Access
 from data.reading.groups import TRAIN
 from data.reading.listing import list_source
 from data.reading.rows import read_group
-from data.streaming.corpus import fixed_tokenizer, stream_corpus
+from data.streaming.streamed import fixed_tokenizer, stream_corpus
+from data.streaming.windows import StreamDefinition, StreamReading
 from data.tokenizer import CHARACTERS, bpe_size
 from snapshot.config_values import value_of
 from snapshot.disk.state import RunState
@@ -171,22 +172,25 @@ def stream_of_run(
         ]
 
     with access.waiting.at_start():
-        return stream_corpus(
+        stream = StreamDefinition(
             listed(TRAIN),
             [part.weight for part in parts],
-            partial(read_group, access=access, skip_broken=skip_broken),
             fixed_tokenizer(tokenizer),
             seed=state.seed,
             val_fraction=held_out_share(state, folder),
             window_bytes=entry("data.window_bytes", int),
-            prefetch_bytes=0,
-            cache_bytes=LARGEST_BYTES,  # nothing is removed for a few held-out rows
             held_out_bytes=entry("data.held_out_bytes", int),
-            cache_dir=cache_dir,
             held_out=[] if split is None else listed(entry("data.held_out_split", str)),
             held_out_groups=[part.held_out_groups for part in parts],
             skip_broken=skip_broken,
-            left_out=access.note_left_out,
+        )
+        reading = StreamReading(
+            partial(read_group, access=access, skip_broken=skip_broken),
+            cache_dir=cache_dir,
+            cache_bytes=LARGEST_BYTES,  # nothing is removed for a few held-out rows
+            prefetch_bytes=0,
             threads=threads,
+            left_out=access.note_left_out,
             say=say,
         )
+        return stream_corpus(stream, reading)

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import huggingface_hub  # imports the rest at its first use
 
-from data.special_tokens import GENERATION
 from data.tokenizer import TOKENIZER_FILES
+from data.tokenizer_files import GENERATION
 from snapshot.disk.files import MANIFEST, manifest_entries, manifest_sha256
 from snapshot.disk.reference import ADAPTER_CONFIG, BASE, CONFIG
 from snapshot.errors import SnapshotError

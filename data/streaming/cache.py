@@ -1,4 +1,4 @@
-"""The disk cache of a stream: files of tokens, shared by the processes of a machine.
+"""The disk cache of a stream: a token file for each window, shared by the processes of a machine.
 
 Whichever process needs a file first makes it, the others wait for it. Its size is bounded: what was
 not used for longest is removed first, and what a process holds is never removed.
@@ -7,25 +7,137 @@ not used for longest is removed first, and what a process holds is never removed
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import json
 import os
 import threading
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import astuple, dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
+from data.reading.groups import LeftOut
+from data.round_trip import RoundTrip
 from data.shared_files import NO_LOCKS, acquire, file_lock, remove_abandoned, temporary_name
-from data.streaming.token_file import EncodedRows, HeldFile
+from data.token_file import TokenFile, TokenRows, write_tokens
 
 SUFFIX = ".tokens"
 LOCKS = 64
 """How many files may be made at once; a name decides its lock."""
 UNUSED_SECONDS = 60 * 60
 """After which a file counts as unused on a file system without locks."""
+
+
+FACTS, DIGEST = b"facts", b"sha256"
+"""Entries of a file's metadata."""
+
+
+@dataclass(frozen=True)
+class EncodedRows:
+    """The rows of a window as tokens, which a file of the cache holds."""
+
+    tokens: NDArray
+    ends: NDArray[np.int64]
+    """The token after each row."""
+    text_bytes: int
+    left_out: LeftOut = field(default_factory=LeftOut)
+    """What of the rows of the window is not among them."""
+    trip: RoundTrip = field(default_factory=RoundTrip)
+    """What of their text the tokens do not hold."""
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes of the file."""
+        sink = pa.MockOutputStream()
+        self._write(sink)
+        return int(sink.size())
+
+    def write(self, path: Path) -> None:
+        """Write the file, and flush it to the disk."""
+        with open(path, "wb") as opened:
+            self._write(opened)
+            opened.flush()
+            os.fsync(opened.fileno())
+
+    def _write(self, sink: Any) -> None:
+        metadata = {FACTS: self._facts, DIGEST: self._digest}
+        rows = TokenRows(self.tokens, self.ends)
+        write_tokens(sink, [rows], self.tokens.dtype, metadata=metadata)
+
+    @cached_property
+    def _facts(self) -> bytes:
+        return json.dumps([self.text_bytes, astuple(self.left_out), astuple(self.trip)]).encode()
+
+    @cached_property
+    def _digest(self) -> bytes:
+        return _digest_of(self._facts, self.ends, [self.tokens])
+
+
+def _digest_of(facts: bytes, ends: NDArray[np.int64], tokens: Iterable[NDArray]) -> bytes:
+    digest = hashlib.sha256(facts + b"\0" + ends.tobytes())
+    for piece in tokens:
+        digest.update(np.ascontiguousarray(piece).data)
+    return digest.hexdigest().encode()
+
+
+class HeldFile:
+    """A verified file that no process removes from the cache until `release` is called."""
+
+    def __init__(self, path: Path, dtype: np.dtype) -> None:
+        """Raises OSError if there is none, ValueError if it is damaged or being removed."""
+        self._file = TokenFile(path)
+        self._lock()
+        (self.tokens,) = self._file.lists()
+        self.ends = self._file.ends()
+        found = self._file.schema().metadata or {}
+        facts = found.get(FACTS, b"")
+        digest = _digest_of(facts, self.ends, self.tokens.pieces())
+        if self.tokens.dtype != dtype or digest != found.get(DIGEST):
+            raise ValueError(f"{path} does not match its hash")
+        self.text_bytes, (rows_read, without_text, broken), trip = json.loads(facts)
+        self.left_out = LeftOut(rows_read, without_text, tuple(broken))
+        self.trip = RoundTrip(*trip)
+        os.utime(path)  # the cache removes what was not used for longest
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def release(self) -> None:
+        """Let the file be removed."""
+        # Closing it would not suffice: workers that were forked hold the same lock.
+        with suppress(OSError):
+            fcntl.flock(self._file.descriptor, fcntl.LOCK_UN)
+
+    def place(self, row: int, token: int) -> int:
+        """The offset of a token of a row; -1 if there is none."""
+        if row >= len(self.ends):
+            return -1
+        offset = (int(self.ends[row - 1]) if row else 0) + token
+        return offset if offset < self.ends[row] else -1
+
+    def row(self, offset: int) -> tuple[int, int]:
+        """The row of a token, and its place in the row."""
+        row = int(np.searchsorted(self.ends, offset, side="right"))
+        return row, offset - int(self.ends[row - 1]) if row else offset
+
+    def _lock(self) -> None:
+        path, descriptor = self._file.path, self._file.descriptor
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise ValueError(f"{path} is being removed") from error
+        if path.stat().st_ino != os.fstat(descriptor).st_ino:
+            raise ValueError(f"{path} was removed before it was locked")
 
 
 class TokenCache:

@@ -10,8 +10,8 @@ import threading
 from contextlib import suppress
 from queue import SimpleQueue
 
-from data.streaming.order import WindowId, following
-from data.streaming.source import StreamSource
+from data.streaming.walk import WindowId, following
+from data.streaming.windows import StreamSource
 
 PREFETCH = "prefetch"
 """The name of its threads."""

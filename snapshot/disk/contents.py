@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import DataError
-from data.special_tokens import GENERATION
 from data.subwords import load_tokenizer
 from data.tokenizer import TOKENIZER_FILES
+from data.tokenizer_files import GENERATION
 from model.causal_lm import CODE_KEYS, ModelConfig
 from model.gpt import GPTConfig
 from model.layout import Layout, Shape

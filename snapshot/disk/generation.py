@@ -11,7 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from data.special_tokens import CONFIG, END_ID, GENERATION, model_settings
+from data.tokenizer_files import CONFIG, END_ID, GENERATION, model_settings
 from snapshot.disk.files import read_json
 from snapshot.errors import SnapshotError
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from data.corpus import Corpus
 from data.reading.access import Access
 from data.reading.listing import list_source
 from data.reading.rows import read_group
-from data.streaming.corpus import fixed_tokenizer, stream_corpus
+from data.streaming.streamed import fixed_tokenizer, stream_corpus
+from data.streaming.windows import StreamDefinition, StreamReading
 from data.tokenizer import OF_BYTES
 
 
@@ -43,6 +45,16 @@ def lines_folder(folder: Path, name: str, files: int = 2, rows: int = 40) -> Pat
     return folder
 
 
+def stream_of(listings, weights, read, tokenizer, **settings) -> Corpus:
+    """A stream, by the settings of its definition and of its reading."""
+    defining = {field.name for field in fields(StreamDefinition)} & settings.keys()
+    definition = {name: settings.pop(name) for name in defining}
+    return stream_corpus(
+        StreamDefinition(listings, weights, tokenizer, **definition),
+        StreamReading(read, **settings),
+    )
+
+
 def corpus(folder: Path, *sources: Path, weights: tuple[float, ...] = (1.0,), **settings) -> Corpus:
     """A stream of local data sets, in bytes, with its cache in a folder."""
     access = Access(folder)
@@ -54,12 +66,13 @@ def corpus(folder: Path, *sources: Path, weights: tuple[float, ...] = (1.0,), **
         "cache_bytes": 1_000_000,
         "held_out_bytes": 1000,
         "cache_dir": folder,
-        "tokenizer": fixed_tokenizer(OF_BYTES),
         **settings,
     }
-    return stream_corpus(
+    tokenizer = options.pop("tokenizer", fixed_tokenizer(OF_BYTES))
+    return stream_of(
         [list_source(str(source), "text", access) for source in sources],
         weights,
         partial(read_group, access=access),
+        tokenizer,
         **options,
     )

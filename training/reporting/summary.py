@@ -13,8 +13,8 @@ from config.other_models import rate_by_size
 from config.schema import Config, OptimConfig
 from config.stored import as_plain
 from data.corpus import Corpus
-from data.rows import Documents
-from data.stream import TokenStream
+from data.documents import Documents
+from data.token_file import TokenStream
 from model.causal_lm import LanguageModel
 from model.cpu.attention import KERNEL, PRODUCTS
 from model.gpt import parameter_count

@@ -15,8 +15,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from config.schema import Config
-from data.special_tokens import GENERATION
 from data.tokenizer import Tokenizer
+from data.tokenizer_files import GENERATION
 from model.sharded import is_sharded, reshard
 from snapshot.disk.files import snapshots_in, write_json
 from snapshot.disk.pending import PendingSnapshot

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from config.schema import Config
 from data.corpus import Corpus
-from data.streaming.text import StreamedText
+from data.streaming.streamed import StreamedText
 from model.causal_lm import LanguageModel
 from snapshot.disk.architecture import layout_of
 from snapshot.disk.optimizer_state import snapshot_bytes

@@ -25,10 +25,10 @@ from data.reading.groups import TRAIN, Listing
 from data.reading.listing import check_formats, find_files, is_one_group, list_source
 from data.reading.rows import read_group
 from data.sources import BUILT_IN
-from data.special_tokens import end_ids
-from data.streaming.corpus import fixed_tokenizer, stream_corpus
-from data.streaming.text import StreamedText
+from data.streaming.streamed import StreamedText, fixed_tokenizer, stream_corpus
+from data.streaming.windows import StreamDefinition, StreamReading
 from data.tokenizer import CHARACTERS, OF_BYTES, TOKENIZER_FILES, bpe_size, lacks_file
+from data.tokenizer_files import end_ids
 from model.cpu.cores import cores
 from snapshot.base import Base, open_tokenizer
 from snapshot.disk.reading import names_in
@@ -189,26 +189,29 @@ def stream_text(
         split = data.held_out_split
         held_out = [] if split is None else listed(revisions, split)
         refuse_shared_files(listings, held_out)
-        return stream_corpus(
+        stream = StreamDefinition(
             listings,
             [part.weight for part in parts_of(config)],
-            partial(read_group, access=access, skip_broken=data.skip_broken),
             fixed_tokenizer(tokenizer_of_run(config, start, base)),
             seed=config.train.seed,
             val_fraction=data.val_fraction,
             window_bytes=data.window_bytes,
-            prefetch_bytes=data.prefetch_bytes,
-            cache_bytes=data.stream_cache_bytes,
             held_out_bytes=data.held_out_bytes,
-            cache_dir=Path(data.cache_dir),
             held_out=held_out,
             held_out_groups=held_out_groups,
             skip_broken=data.skip_broken,
-            left_out=access.note_left_out if accelerator.is_main_process else None,
+        )
+        reading = StreamReading(
+            partial(read_group, access=access, skip_broken=data.skip_broken),
+            cache_dir=Path(data.cache_dir),
+            cache_bytes=data.stream_cache_bytes,
+            prefetch_bytes=data.prefetch_bytes,
             threads=cores(),
             turn=(accelerator.local_process_index, processes_here()),
+            left_out=access.note_left_out if accelerator.is_main_process else None,
             say=say_error if first else None,
         )
+        return stream_corpus(stream, reading)
 
     corpus = local_main_first(accelerator, prepare)
     if not equal_on_all(accelerator, corpus.info.fingerprint):

@@ -29,7 +29,7 @@ from data.loader import (
     window_loader,
 )
 from data.order import BlockOrder
-from data.stream import TokenStream
+from data.token_file import TokenStream
 from training.run.signals import TAKEN
 
 IGNORED = -100
@@ -252,9 +252,8 @@ def test_a_worker_ignores_every_signal_that_the_run_takes(monkeypatch):
 
 HELD_AT_THE_END = """
 import numpy as np
-import runs
 from data.loader import HeldOutBatches, Windows, window_loader
-from data.stream import TokenStream
+from data.token_file import TokenStream
 
 def main():
     windows = Windows(TokenStream([np.arange(250, dtype=np.uint8)]), 8, -100)

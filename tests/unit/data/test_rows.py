@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import families
+from data.documents import DocumentRows, Documents, best_fit
 from data.loader import HeldOutBatches, StepBatches, window_loader
-from data.rows import Documents, Rows, best_fit
-from data.stream import TokenStream
+from data.token_file import TokenStream
 from model.causal_lm import PACKING, build_model
 from model.gpt import GPT
 from model.head import IGNORED
@@ -54,7 +54,7 @@ def test_every_piece_is_in_one_row_and_no_row_is_too_long(lengths, capacity):
 @given(lengths=LENGTHS, block_size=st.integers(1, 16), pack=st.booleans())
 def test_every_target_is_there_once_and_follows_its_input(lengths, block_size, pack):
     text = text_of(lengths)
-    rows = Rows(text, block_size, IGNORED, pack)
+    rows = DocumentRows(text, block_size, IGNORED, pack)
     firsts = np.concatenate(([0], text.ends[:-1])).tolist()
     expected = [token for token in range(text.ends[-1]) if token not in firsts]
     if not expected:
@@ -74,14 +74,14 @@ def test_every_target_is_there_once_and_follows_its_input(lengths, block_size, p
 
 
 def test_a_long_document_is_cut_into_consecutive_pieces():
-    rows = Rows(text_of([11]), 4, IGNORED, pack=False)
+    rows = DocumentRows(text_of([11]), 4, IGNORED, pack=False)
     (inputs, targets), _ = rows.__getitems__(rows.in_order(None))
     assert inputs.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 0]]
     assert targets.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, IGNORED, IGNORED]]
 
 
 def test_positions_begin_again_with_documents_and_padding():
-    rows = Rows(text_of([4, 3]), 8, IGNORED, pack=True)
+    rows = DocumentRows(text_of([4, 3]), 8, IGNORED, pack=True)
     (inputs, targets, positions), _ = rows.__getitems__(rows.in_order(None))
     assert inputs.tolist() == [[0, 1, 2, 4, 5, 0, 0, 0]]
     assert targets.tolist() == [[1, 2, 3, 5, 6, IGNORED, IGNORED, IGNORED]]
@@ -90,7 +90,7 @@ def test_positions_begin_again_with_documents_and_padding():
 
 @pytest.mark.parametrize("pack", [False, True])
 def test_the_order_is_a_function_of_seed_and_position(pack):
-    rows = Rows(conversations(CONVERSATIONS * 9), 12, IGNORED, pack)
+    rows = DocumentRows(conversations(CONVERSATIONS * 9), 12, IGNORED, pack)
     order = rows.order(seed=3, global_batch_size=4)
     every = [row for row, _ in order.items(0, 4 * len(rows))]
     for epoch in range(4):
@@ -102,7 +102,7 @@ def test_the_order_is_a_function_of_seed_and_position(pack):
 
 
 def test_an_evaluation_takes_each_row_once():
-    rows = Rows(conversations(), 12, IGNORED, pack=False)
+    rows = DocumentRows(conversations(), 12, IGNORED, pack=False)
     batches = HeldOutBatches(rows, None, 4)
     found = [targets for (_, targets), _ in window_loader(rows, batches)]
     assert len(found) == 2
@@ -115,7 +115,7 @@ def test_an_evaluation_takes_each_row_once():
 @pytest.mark.parametrize("pack", [False, True])
 def test_every_target_of_a_step_weighs_the_same(pack, parts):
     """However the batch is divided: the loss is the number of the target itself."""
-    rows = Rows(conversations(CONVERSATIONS * 9), 12, IGNORED, pack)
+    rows = DocumentRows(conversations(CONVERSATIONS * 9), 12, IGNORED, pack)
     batches = StepBatches(rows.order(1, 8), 8, 8, first_step=5)
     items = next(iter(batches))
     (_, targets, *_), share = rows.__getitems__(items)
@@ -147,11 +147,11 @@ def test_a_packed_batch_has_the_loss_of_its_conversations(bases, family):
     model = model_of(bases[family])
     assert model.can_pack == (not isinstance(model, GPT))
     text = conversations()
-    rows = Rows(text, 24, IGNORED, model.can_pack)
+    rows = DocumentRows(text, 24, IGNORED, model.can_pack)
     assert len(rows) == (2 if model.can_pack else len(CONVERSATIONS))
     batch, _ = rows.__getitems__(rows.in_order(None))
     found = model(*batch).item()
-    alone = Rows(text, 24, IGNORED, pack=False)
+    alone = DocumentRows(text, 24, IGNORED, pack=False)
     total = 0.0
     for item in alone.in_order(None):
         (inputs, targets), _ = alone.__getitems__([item])

@@ -26,9 +26,8 @@ from data.reading.groups import DataFile, Group, GroupText, Listing
 from data.reading.listing import list_source
 from data.reading.rows import read_group
 from data.shared_files import acquire, file_lock
-from data.streaming.cache import TokenCache
-from data.streaming.corpus import fixed_tokenizer, stream_corpus
-from data.streaming.token_file import EncodedRows
+from data.streaming.cache import EncodedRows, TokenCache
+from data.streaming.streamed import fixed_tokenizer
 from data.tokenizer import OF_BYTES
 
 BATCH = 4
@@ -92,7 +91,7 @@ def huge_corpus(folder: Path, read: list[int], listing: Listing | None = None, *
     }
     tokenizer = fixed_tokenizer(OF_BYTES)
     listings = [listing or huge()]
-    return stream_corpus(listings, [1], partial(made_up, read), tokenizer, **options)
+    return streams.stream_of(listings, [1], partial(made_up, read), tokenizer, **options)
 
 
 def test_the_least_recently_used_is_removed_and_held_ones_stay(tmp_path):
@@ -203,7 +202,7 @@ def test_a_cache_that_fails_in_a_run_ends_it_in_a_sentence(tmp_path, monkeypatch
     def full(encoded, path):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("data.streaming.token_file.EncodedRows.write", full)
+    monkeypatch.setattr("data.streaming.cache.EncodedRows.write", full)
     with pytest.raises(TextLost, match=r"data\.cache_dir=.*cache cannot be used: No space left"):
         source.hold(0, 0)
 
@@ -295,7 +294,7 @@ def test_the_first_windows_of_several_sources_are_read_at_once(tmp_path):
         return made_up([], listing, group)
 
     options = {"window_bytes": MB, "prefetch_bytes": 2 * MB, "cache_bytes": 100 * MB}
-    corpus = stream_corpus(
+    corpus = streams.stream_of(
         listings,
         [1, 1],
         read,
@@ -321,7 +320,7 @@ def test_what_cannot_be_read_is_reported_when_it_is_needed(tmp_path):
             raise BrokenText("it is broken")
         return read_group(listing, group, access)
 
-    corpus = stream_corpus(
+    corpus = streams.stream_of(
         [list_source(str(folder), "text", access)],
         [1],
         read,
@@ -365,7 +364,7 @@ def with_a_bad_line(folder: Path) -> Path:
 
 def corpus_that_skips(folder: Path, file: Path, said: list[str], skip: bool = True):
     access = Access(folder)
-    return stream_corpus(
+    return streams.stream_of(
         [list_source(str(file), "text", access)],
         [1],
         partial(read_group, access=access, skip_broken=skip),

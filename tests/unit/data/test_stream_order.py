@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 import streams
 from data.errors import DataError
 from data.loader import StepBatches, window_loader, windows_of
+from data.order import WHOLE, Mix, shares_of
 from data.reading.groups import DataFile, Group, Listing
-from data.streaming.shuffle import WHOLE, Mix, epoch_windows, group_keys, held_out_rows, shares_of
+from data.streaming.windows import epoch_windows, group_keys, held_out_rows
 
 BLOCK, BATCH = 16, 4
 WEIGHTS = (0.7, 0.3)

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-import data.bpe
 import data.prepare
+import data.subwords
 import tokenizer_kinds
-from data.bpe import END_OF_TEXT
 from data.corpus import prepare_corpus
 from data.encode import encoded
 from data.errors import DataError
 from data.pieces import MOST_CHUNKS, Chunk, batches_of, chunks_of
+from data.subwords import END_OF_TEXT
 from runs import ROOT
 from subword_folders import END, foreign_folder
 
@@ -137,11 +137,11 @@ def test_the_vocabulary_is_of_the_training_text_alone(prepare, tmp_path):
 
 
 def test_the_vocabulary_of_a_long_text_sees_parts_from_all_over(monkeypatch):
-    monkeypatch.setattr(data.bpe, "MOST_CHARACTERS", 100)
+    monkeypatch.setattr(data.subwords, "MOST_CHARACTERS", 100)
     chunks = [Chunk(f"{i:010d}", True, i >= 90) for i in range(100)]
 
-    assert list(data.bpe._sample(chunks, 900)) == [chunk.text for chunk in chunks[:90:9]]
-    assert list(data.bpe._sample(chunks, 100)) == [chunk.text for chunk in chunks[:90]]
+    assert list(data.subwords._sample(chunks, 900)) == [chunk.text for chunk in chunks[:90:9]]
+    assert list(data.subwords._sample(chunks, 100)) == [chunk.text for chunk in chunks[:90]]
 
 
 @pytest.mark.parametrize("piece", [37, 1000])
@@ -244,14 +244,14 @@ def test_a_text_shorter_than_a_block_is_told_in_tokens(prepare, tmp_path):
 
 def test_a_text_that_changes_between_the_passes_is_told(prepare, tmp_path, monkeypatch):
     source = written(tmp_path / "a.txt", TEXT)
-    train = data.bpe.train_bpe
+    train = data.subwords.train_bpe
 
     def changed(*arguments):
         found = train(*arguments)
         written(source, TEXT + "more")
         return found
 
-    monkeypatch.setattr(data.bpe, "train_bpe", changed)
+    monkeypatch.setattr(data.prepare, "train_bpe", changed)
     with pytest.raises(DataError, match="changed while it was read"):
         prepare(source)
 

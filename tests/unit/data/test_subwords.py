@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from data.bpe import END_OF_TEXT
 from data.errors import DataError
-from data.subwords import SubwordTokenizer, load_tokenizer
+from data.subwords import END_OF_TEXT, SubwordTokenizer, load_tokenizer
 from data.tokenizer import TOKENIZER_FILES, CharTokenizer, Tokenizer, refuse_larger_than
 from model.gpt import GPTConfig
 from model.gpt2_layout import gpt2_config

@@ -257,7 +257,7 @@ def test_a_killed_preparation_blocks_nobody_without_locks(no_locks, source, tmp_
     class Killed(BaseException):
         pass
 
-    def build(opened, val_fraction, building, *_):
+    def build(wanted, building, *_):
         (building / "tokens.arrow").write_bytes(b"half")
         raise Killed
 

@@ -13,12 +13,13 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+import streams
 from data.corpus import prepare_corpus
 from data.errors import DataError
 from data.reading.access import Access
 from data.reading.listing import list_source
 from data.reading.rows import read_group
-from data.streaming.corpus import fixed_tokenizer, stream_corpus
+from data.streaming.streamed import fixed_tokenizer
 from data.tokenizer import OF_BYTES
 
 ROWS = [f"row {number}" for number in range(10)]
@@ -40,7 +41,7 @@ def prepare(source: str, folder: Path, lines: list[str]):
 
 def stream(source: str, folder: Path, lines: list[str]):
     with closing(Access(folder, lines.append)) as access:
-        corpus = stream_corpus(
+        corpus = streams.stream_of(
             [list_source(source, "text", access)],
             [1],
             partial(read_group, access=access),

@@ -1,4 +1,4 @@
-"""What the files of a model say of its special tokens.
+"""What the files of a tokenizer, and of the model that it belongs to, say.
 
 tokenizer_config.json of openai-community/gpt2 holds a length and nothing else. The end-of-text
 token is then known from the ids in config.json and generation_config.json, and from the class of
@@ -7,6 +7,7 @@ the tokenizer.
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
 from collections.abc import Iterator
@@ -17,6 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
+
+from data.errors import DataError
+from data.tokenizer import TOKENIZER_FILES
 
 SPECIAL_TOKENS = ("eos_token", "bos_token", "unk_token", "pad_token")
 CONFIG, GENERATION = "config.json", "generation_config.json"
@@ -123,3 +127,39 @@ def without_tokens(content: bytes, tokens: set[str]) -> bytes:
         for token in tokens:
             vocabulary.pop(token, None)
     return json.dumps(described, ensure_ascii=False).encode() + b"\n"
+
+
+CHAT_TEMPLATE = "chat_template.jinja"
+
+
+def has_subwords(folder: Path) -> bool:
+    """Whether a folder has a tokenizer of subwords, which has an end-of-text token."""
+    return "eos_token" in read_json(folder / TOKENIZER_FILES[1])
+
+
+def folder_key(folder: Path) -> str:
+    """A digest of a tokenizer's folder; it changes whenever its tokenizer may have changed."""
+    digest = hashlib.sha256()
+    for name in (*TOKENIZER_FILES, CHAT_TEMPLATE):
+        if name == TOKENIZER_FILES[0] or (folder / name).exists():
+            digest.update(f"{name}\0".encode() + hashlib.sha256(read(folder / name)).digest())
+    if not (folder / TOKENIZER_FILES[1]).exists() or not has_subwords(folder):
+        digest.update(repr(end_ids(folder)).encode())
+    return digest.hexdigest()
+
+
+def read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(read(path))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path} cannot be read: it is not an object")
+    return content

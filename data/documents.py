@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from data.order import RowOrder
-from data.stream import TokenStream
+from data.token_file import TokenStream
 
 NO_ROW = (-1, 1.0)
 """Pads a batch of the evaluation: a row whose targets do not count."""
@@ -48,7 +48,7 @@ class Documents:
         return int((np.diff(self.ends, prepend=0) - 1).clip(0).sum())
 
 
-class Rows(Dataset):
+class DocumentRows(Dataset):
     """Rows of documents, by number.
 
     A document that is longer than a row is cut into consecutive pieces; a conversation never is. A

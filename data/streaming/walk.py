@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from data.errors import DataError
-from data.streaming.shuffle import Mix
-from data.streaming.source import StreamSource
-from data.streaming.token_file import HeldFile
+from data.order import Mix
+from data.streaming.cache import HeldFile
+from data.streaming.windows import StreamSource
 
-Part = tuple[str, int, int]
+Span = tuple[str, int, int]
 """Tokens in the cache: file name, first token, count."""
-Block = tuple[Part, ...]
-"""An item of the loader: the parts with the tokens of a block and the one after it."""
+Block = tuple[Span, ...]
+"""An item of the loader: the spans with the tokens of a block and the one after it."""
 WindowId = tuple[int, int]
 """Epoch, and window in the epoch."""
 
@@ -76,7 +76,7 @@ class Walk:
 
     def _across_files(self, block_size: int) -> Block:
         """A block whose last target, or more of it, is in a later window."""
-        parts: list[Part] = []
+        parts: list[Span] = []
         left = block_size
         while left:
             count = min(left, len(self._file) - self._offset)

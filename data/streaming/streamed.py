@@ -1,0 +1,293 @@
+"""A text that is read while it is trained on, as a run takes it.
+
+Letters in shapes: B sequences of one batch, T block_size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from data.corpus import Corpus
+from data.errors import DataError, TextLost, cache_error
+from data.order import Mix
+from data.prepared import CorpusInfo
+from data.progress import Progress
+from data.public_names import public_name
+from data.reading.groups import Listing
+from data.round_trip import RoundTrip
+from data.streaming.cache import HeldFile, TokenCache
+from data.streaming.prefetch import Prefetcher, windows_ahead
+from data.streaming.walk import Block, Cursor, Span, StreamOrder, Walk
+from data.streaming.windows import FORMAT, StreamDefinition, StreamReading, StreamSource
+from data.streaming.windows import held_out_groups as share_of_groups
+from data.subwords import SubwordTokenizer, tokenizer_of, train_bpe
+from data.token_file import TokenFile, TokensInFile, TokenStream
+from data.tokenizer import OF_BYTES, SMALLEST_BPE, Tokenizer
+
+OPEN_FILES = 4
+"""How many files of each source a process keeps open."""
+
+
+class StreamedText:
+    """The sources of a run, mixed. It is read in one order, once: `sequences(...).order(...)`."""
+
+    def __init__(
+        self, sources: Sequence[StreamSource], weights: Sequence[float], prefetcher: Prefetcher
+    ) -> None:
+        self.sources = sources
+        self.mix = Mix(weights, sources[0].definition.seed)
+        self._prefetcher = prefetcher
+        self._start = [Cursor() for _ in sources]
+        self._order: StreamOrder | None = None
+
+    def begin_at(self, state: Sequence[dict[str, Any]]) -> None:
+        """Continue where the snapshot with this state ends. Raises DataError for other weights."""
+        self._start = [Cursor(**{key: one[key] for key in vars(Cursor())}) for one in state]
+        blocks = [cursor.blocks for cursor in self._start]
+        if blocks != self.mix.counts(sum(blocks)):
+            raise DataError(
+                f"data.mix: the run has read {blocks} blocks of its sources, which does not match "
+                "these weights. Restore the weights, or give the new run another run.name."
+            )
+
+    def sequences(self, block_size: int) -> StreamedBlocks:
+        """What a loader reads: blocks of so many tokens."""
+        return StreamedBlocks(self, block_size)
+
+    def order(self, block_size: int, global_batch_size: int) -> StreamOrder:
+        """The order of the blocks, from where the run begins."""
+        walks = []
+        for source, start in zip(self.sources, self._start, strict=True):
+            walks.append(Walk(source, start, self._prefetcher.reached))
+            self._prefetcher.begin(source, (start.epoch, start.window))
+        self._order = StreamOrder(walks, self.mix, block_size, global_batch_size)
+        return self._order
+
+    @property
+    def in_words(self) -> list[str]:
+        """The sources and their sizes, a line each."""
+        shares = self.mix.blocks / self.mix.blocks.sum()
+        return [
+            f"{source.listing.name}: {len(source.listing.files):,} files, "
+            f"{source.text_bytes / 1e6:,.1f} MB of text, {share:.4g} of the blocks"
+            for source, share in zip(self.sources, shares, strict=True)
+        ]
+
+    def figures(self, sequences: int) -> dict[str, int]:
+        """How many of a run's first blocks are from each source, if there are several."""
+        if len(self.sources) == 1:
+            return {}
+        counts = enumerate(self.mix.counts(sequences), start=1)
+        return {f"blocks_of_source_{number}": count for number, count in counts}
+
+    def finish(self, step: int) -> list[dict[str, Any]]:
+        """What a snapshot after `step` stores, by source: where the next block begins."""
+        assert self._order is not None
+        cursors = self._order.finish(step)
+        return [
+            {
+                "source": public_name(source.listing.name),
+                "revision": source.listing.revision,
+                "held_out_groups": source.held_out_groups,
+                **vars(cursor),
+            }
+            for source, cursor in zip(self.sources, cursors, strict=True)
+        ]
+
+
+class StreamedBlocks(Dataset):
+    """Blocks, each a list of parts of files in the cache. A process that has none of them open
+    opens them by name, so workers of any kind can read them."""
+
+    def __init__(self, text: StreamedText, block_size: int) -> None:
+        self.block_size = block_size
+        self._text: StreamedText | None = text
+        self._cache = text.sources[0].cache
+        self._dtype = text.sources[0].definition.tokenizer.dtype
+        self._most_open = OPEN_FILES * len(text.sources)
+        self._open: OrderedDict[str, TokensInFile] = OrderedDict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a worker needs that is not forked: not the text, which has threads."""
+        return {**vars(self), "_text": None, "_open": OrderedDict()}
+
+    def order(self, seed: int, global_batch_size: int) -> StreamOrder:
+        """The order in which they are trained on; the seed is that of the text."""
+        assert self._text is not None
+        return self._text.order(self.block_size, global_batch_size)
+
+    def __getitems__(self, blocks: list[Block]) -> tuple[tuple[Tensor, Tensor], float]:
+        """Inputs and targets, each int64 (B, T), and their share, which is 1."""
+        tokens = np.empty((len(blocks), self.block_size + 1), dtype=self._dtype)
+        files = self._read(part for parts in blocks for part in parts)
+        for row, parts in zip(tokens, blocks, strict=True):
+            place = 0
+            for name, first, count in parts:
+                begin, content = files[name]
+                row[place : place + count] = content[first - begin : first - begin + count]
+                place += count
+        # One storage, which a worker sends at once.
+        both = np.empty((2, len(blocks), self.block_size), dtype=np.int64)
+        both[0], both[1] = tokens[:, :-1], tokens[:, 1:]
+        inputs, targets = torch.from_numpy(both)
+        return (inputs, targets), 1.0
+
+    def _read(self, parts: Iterable[Span]) -> dict[str, tuple[int, NDArray]]:
+        """By file, the tokens from the first to the last of its parts, and where they begin.
+
+        The blocks of a batch are consecutive in each source, so that nothing else is read.
+        """
+        bounds: dict[str, tuple[int, int]] = {}
+        for name, first, count in parts:
+            begin, end = bounds.get(name, (first, first))
+            bounds[name] = min(begin, first), max(end, first + count)
+        return {
+            name: (begin, self._tokens(name)[begin:end]) for name, (begin, end) in bounds.items()
+        }
+
+    def _tokens(self, name: str) -> TokensInFile:
+        if name not in self._open:
+            self._open[name] = self._opened(self._cache.path(name))
+            if len(self._open) > self._most_open:
+                self._open.popitem(last=False)
+        return self._open[name]
+
+    def _opened(self, path: Path) -> TokensInFile:
+        try:
+            (tokens,) = TokenFile(path).lists()
+            return tokens
+        except FileNotFoundError as error:
+            raise TextLost(
+                f"the file {path} of the stream's cache was removed while it was in use. "
+                "The next start prepares it again."
+            ) from error
+
+
+CACHE = "stream"
+"""The folder in `data.cache_dir`."""
+
+
+def fixed_tokenizer(chosen: str | Path) -> Tokenizer:
+    """A tokenizer that does not depend on the text. Raises DataError for any other."""
+    if chosen == OF_BYTES:
+        return train_bpe(SMALLEST_BPE, [], 0)
+    tokenizer = tokenizer_of(chosen) if isinstance(chosen, Path) else None
+    if isinstance(tokenizer, SubwordTokenizer):
+        return tokenizer
+    raise DataError(
+        f"data.tokenizer={chosen} needs the whole text beforehand, which streaming does not "
+        f"read. Use {OF_BYTES} (bytes), or a repo or folder with a tokenizer of subwords."
+    )
+
+
+def stream_corpus(stream: StreamDefinition, reading: StreamReading) -> Corpus:
+    """A mix of data sets, whose rows are read while they are trained on.
+
+    Held-out rows are read here. Raises DataError if there are none, if a file is in two data sets
+    by different names, or if the cache cannot be used.
+    """
+    refuse_two_names(stream.listings)
+    share = stream.held_out_share
+    try:
+        cache = TokenCache(reading.cache_dir.expanduser() / CACHE, reading.cache_bytes)
+        of_groups = stream.held_out_groups or shares_of_groups(stream.listings, share)
+        sources = [
+            StreamSource(listing, number, stream, reading, cache, share, of_groups[number])
+            for number, listing in enumerate(stream.listings)
+        ]
+        evaluated = [
+            StreamSource(listing, number, stream, reading, cache, held_out_share=1.0)
+            for number, listing in enumerate(stream.held_out)
+        ] or sources
+        ahead = windows_ahead(reading.prefetch_bytes, stream.window_bytes, len(sources))
+        text = StreamedText(sources, stream.weights, Prefetcher(ahead, *reading.turn))
+        held = _hold(evaluated, stream, reading.say)
+    except OSError as error:
+        raise cache_error(reading.cache_dir, error) from error
+    tokens = TokenStream([one.tokens for one in held])
+    return Corpus(_info(text, stream, tokens, held), stream.tokenizer, text, tokens)
+
+
+def refuse_two_names(listings: Sequence[Listing]) -> None:
+    """Raise DataError if two sources name a file differently: other rows of it would be held out.
+
+    The ones that the first source holds out would be trained on by the second.
+    """
+    names: dict[str, str] = {}
+    for file in (file for listing in listings for file in listing.files):
+        if names.setdefault(file.url, file.name) != file.name:
+            raise DataError(
+                f"data.mix has {file.name} in two sources, whose files have different folders in "
+                "common: rows that one of them holds out would be trained on. Name each file in "
+                "one source."
+            )
+
+
+def shares_of_groups(listings: Sequence[Listing], share: float) -> list[float]:
+    """Of each data set, which share of its groups has held-out rows, in a new run.
+
+    A file of two sources has the same held-out rows in both: then all groups have some.
+    """
+    files = [file.url for listing in listings for file in listing.files]
+    if share == 0 or len(set(files)) < len(files):
+        return [1.0] * len(listings)
+    return [share_of_groups(len(listing.groups), share) for listing in listings]
+
+
+def _hold(
+    sources: Sequence[StreamSource], stream: StreamDefinition, say: Callable[[str], None] | None
+) -> list[HeldFile]:
+    """The held-out rows of each source, its share of them. Raises DataError, OSError."""
+    held = []
+    with Progress(say) as progress:
+        for source, weight in zip(sources, stream.weights, strict=True):
+            progress.doing(f"reading held-out rows of {source.listing.name}")
+            share = int(stream.held_out_bytes * (weight / sum(stream.weights)))
+            held.append(source.hold_held_out(max(1, share)))
+            if not len(held[-1]):
+                raise DataError(
+                    f"data.source={source.listing.name} has no held-out row. Raise "
+                    "data.val_fraction, name another data.held_out_split, or use more text."
+                )
+    return held
+
+
+def _info(
+    text: StreamedText, stream: StreamDefinition, tokens: TokenStream, held: Sequence[HeldFile]
+) -> CorpusInfo:
+    of_groups = [source.held_out_groups for source in text.sources]
+    facts = (
+        FORMAT,
+        [listing.fingerprint for listing in stream.listings],
+        text.mix.blocks.tolist(),
+        stream.tokenizer.identity.hex(),
+        stream.held_out_share,
+        stream.window_bytes,
+        *([of_groups] if min(of_groups) < 1 else []),
+        *(listing.fingerprint for listing in stream.held_out),
+    )
+    train_bytes = sum(source.text_bytes for source in text.sources)
+    trip = sum((one.trip for one in held), RoundTrip())
+    unknown = stream.tokenizer.unknown
+    pieces = () if unknown is None else tokens.pieces()
+    listings = stream.listings
+    return CorpusInfo(
+        name=listings[0].name if len(listings) == 1 else f"{len(listings)} sources",
+        train_bytes=int(train_bytes * (1 - stream.held_out_share)),
+        held_out_bytes=sum(one.text_bytes for one in held),
+        held_out_targets=len(tokens),
+        fingerprint=hashlib.sha256(json.dumps(facts).encode()).hexdigest(),
+        unknown=sum(int(np.count_nonzero(piece == unknown)) for piece in pieces),
+        **vars(trip),
+    )

@@ -1,0 +1,316 @@
+"""One data set of a stream: which rows its windows have, and these windows as tokens.
+
+Each epoch permutes the groups; consecutive groups of the permutation form windows, and the rows of
+a window are shuffled. All of that is a pure function of the listing, the seed and the position, so
+what a window holds never depends on where a run has started. A window is encoded when it is needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data.encode import encoded, in_order
+from data.errors import TextLost, cache_error
+from data.order import GROUPS, HELD_OUT, ROWS, mixed, permuted, random_words
+from data.pieces import pieces_of, utf8_bytes
+from data.reading.groups import Group, GroupText, LeftOut, Listing
+from data.round_trip import RoundTrip
+from data.streaming.cache import EncodedRows, HeldFile, TokenCache
+from data.token_file import NO_NUMBERS, TokenRows, joined
+from data.tokenizer import Tokenizer
+
+FORMAT = 1
+"""Of a text's fingerprint; increase it when a data set would have other rows or another order."""
+CACHE_FORMAT = 5
+"""Part of the names of files in the cache; increase it when they would hold something else."""
+READS_AT_ONCE = 8
+"""Groups of a window, each a request or several: a network answers them in parallel."""
+EPOCHS_IN_MEMORY = 2
+"""The order of groups of the present epoch, and of the next for what is read ahead."""
+
+
+@dataclass(frozen=True)
+class StreamDefinition:
+    """What decides the rows of a stream and their order, on whatever machine it is read."""
+
+    listings: Sequence[Listing]
+    """The data sets that are mixed."""
+    weights: Sequence[float]
+    tokenizer: Tokenizer
+    seed: int
+    val_fraction: float
+    """The share of rows that is held out (for validation), unless `held_out` names data sets."""
+    window_bytes: int
+    held_out_bytes: int
+    """How much held-out text is evaluated; each data set has its share of it."""
+    held_out: Sequence[Listing] = ()
+    """Data sets of which all rows are held out, one for each in `listings`; or none."""
+    held_out_groups: Sequence[float] | None = None
+    """Which share of the groups of each data set has held-out rows; None as in a new run."""
+    skip_broken: bool = False
+    """Whether rows that cannot be read are left out."""
+
+    @property
+    def held_out_share(self) -> float:
+        """The share of the rows of `listings` that is held out."""
+        return 0.0 if self.held_out else self.val_fraction
+
+
+@dataclass(frozen=True)
+class StreamReading:
+    """How a process reads a stream: it affects time and space, but no row."""
+
+    read: Callable[[Listing, Group], GroupText]
+    """Reads the rows of a group, from any thread; with `skip_broken` without those it cannot."""
+    cache_dir: Path
+    cache_bytes: int
+    prefetch_bytes: int
+    threads: int = 1
+    """How many encode characters; subwords are encoded on all cores, about so many."""
+    turn: tuple[int, int] = (0, 1)
+    """The number of this process on its machine, and how many share the work there."""
+    left_out: Callable[[str, LeftOut], None] | None = None
+    """Called with a data set's name and what of it is left out, when a window is opened."""
+    say: Callable[[str], None] | None = None
+    """Receives progress lines."""
+
+
+class StreamSource:
+    """A data set of a stream, number `number` of its mix."""
+
+    def __init__(
+        self,
+        listing: Listing,
+        number: int,
+        definition: StreamDefinition,
+        reading: StreamReading,
+        cache: TokenCache,
+        held_out_share: float,
+        held_out_groups: float = 1.0,
+    ) -> None:
+        """A share of its rows is held out; these are in a share `held_out_groups` of its groups."""
+        self.listing = listing
+        self.number = number
+        self.definition = definition
+        self.cache = cache
+        self.held_out_share = held_out_share
+        self.held_out_groups = held_out_groups
+        self._reading = reading
+        self.windows = lru_cache(EPOCHS_IN_MEMORY)(self._windows)
+        """The windows of an epoch, each the indices of its groups."""
+
+    @property
+    def text_bytes(self) -> int:
+        """About how many bytes of text an epoch has, held out rows included."""
+        return sum(group.bytes for group in self.listing.groups)
+
+    def name(self, epoch: int, window: int) -> str:
+        """The name of a window's file."""
+        return f"{self._key}-{epoch:04}-{window:06}"
+
+    def hold(self, epoch: int, window: int) -> HeldFile:
+        """Open the file of a window, which is made if it is not there.
+
+        Raises DataError as reading does, and TextLost if the cache can no longer be used.
+        """
+        try:
+            return self._held(self.name(epoch, window), lambda: self.encode(epoch, window))
+        except OSError as error:
+            raise TextLost(str(cache_error(self._reading.cache_dir, error))) from error
+
+    def prepare(self, epoch: int, window: int) -> None:
+        """Make the file of a window, unless it is there."""
+        self.cache.prepare(self.name(epoch, window), lambda: self.encode(epoch, window))
+
+    def encode(self, epoch: int, window: int) -> EncodedRows:
+        """Read a window, and encode its rows in their order. Raises DataError as reading does."""
+        left_out: list[LeftOut] = []
+        texts = self._texts(self.windows(epoch)[window], left_out, held_out=False)
+        keys = row_keys(self.definition.seed, self.number, epoch, window)
+        order = shuffled(len(texts), keys)
+        return self._encoded([texts[row] for row in order], left_out)
+
+    def hold_held_out(self, enough_bytes: int) -> HeldFile:
+        """Open the file of the first held-out rows, until there are so many bytes.
+
+        Raises DataError as reading does, OSError if the cache cannot be used.
+        """
+        name = f"{self._held_out_key}-held-out-{enough_bytes}"
+        return self._held(name, lambda: self._held_out(enough_bytes))
+
+    def _held(self, name: str, make: Callable[[], EncodedRows]) -> HeldFile:
+        held = self.cache.hold(name, self.definition.tokenizer.dtype, make)
+        # Every process opens the same files in the same order, whoever has made them.
+        if self._reading.left_out is not None:
+            self._reading.left_out(self.listing.name, held.left_out)
+        return held
+
+    def _held_out(self, enough_bytes: int) -> EncodedRows:
+        texts: list[str] = []
+        left_out: list[LeftOut] = []
+        left = enough_bytes
+        groups = self._groups_with_held_out_rows()
+        while left > 0 and (chosen := self._enough(groups, left)):
+            for text in self._texts(chosen, left_out, held_out=True):
+                if left > 0:
+                    texts.append(text)
+                    left -= utf8_bytes(text)
+        return self._encoded(texts, left_out)
+
+    def _groups_with_held_out_rows(self) -> Iterator[int]:
+        """Their indices, in an order that is the same in all runs."""
+        groups = self.listing.groups
+        for index in permuted(np.arange(len(groups)), len(groups), held_out_keys()):
+            if has_held_out_rows(self.listing, groups[index], self.held_out_groups):
+                yield index
+
+    def _enough(self, groups: Iterator[int], left: int) -> list[int]:
+        """The next groups, about as many as have `left` bytes of held-out rows."""
+        chosen: list[int] = []
+        expected = 0.0
+        for group in groups:
+            chosen.append(group)
+            text_bytes = self.listing.groups[group].bytes
+            expected += text_bytes * self.held_out_share / self.held_out_groups
+            if expected >= left:
+                break
+        return chosen
+
+    def _windows(self, epoch: int) -> list[NDArray[np.int64]]:
+        keys = group_keys(self.definition.seed, self.number, epoch)
+        return epoch_windows(self.listing, keys, self.definition.window_bytes)
+
+    def _texts(self, groups: Iterable[int], left_out: list[LeftOut], held_out: bool) -> list[str]:
+        """The rows of groups that are held out, or those that are not; `left_out` is added to."""
+        chosen = [self.listing.groups[group] for group in groups]
+        texts: list[str] = []
+        read, share = partial(self._reading.read, self.listing), self.held_out_share
+        for group, found in zip(chosen, in_order(read, chosen, READS_AT_ONCE), strict=True):
+            left_out.append(found.left_out)
+            rows = np.array(found.rows, dtype=np.int64)
+            mask = held_out_rows(self.listing, group, rows, share, self.held_out_groups)
+            texts += [found.texts[row] for row in np.flatnonzero(mask == held_out).tolist()]
+        return texts
+
+    def _encoded(self, texts: Sequence[str], left_out: Sequence[LeftOut]) -> EncodedRows:
+        tokenizer, threads = self.definition.tokenizer, self._reading.threads
+        parts = list(encoded(pieces_of(texts), tokenizer, sys.maxsize, threads))
+        rows = joined([TokenRows(np.zeros(0, dtype=tokenizer.dtype), NO_NUMBERS), *parts])
+        return EncodedRows(
+            rows.tokens,
+            rows.ends,
+            text_bytes=sum(part.text_bytes for part in parts),
+            left_out=sum(left_out, LeftOut()),
+            trip=sum((part.trip for part in parts), RoundTrip()),
+        )
+
+    @cached_property
+    def _held_out_key(self) -> str:
+        share, skip_broken = self.held_out_share, self.definition.skip_broken
+        digest = hashlib.sha256(self.definition.tokenizer.identity)
+        digest.update(f"{CACHE_FORMAT}\0{self.listing.fingerprint}\0{share!r}".encode())
+        digest.update(f"\0{skip_broken}".encode())
+        if self.held_out_groups < 1:
+            digest.update(f"\0{self.held_out_groups!r}".encode())
+        for file in self.listing.files:
+            digest.update(f"\0{file.version}".encode())
+        return digest.hexdigest()[:16]
+
+    @cached_property
+    def _key(self) -> str:
+        seed, window_bytes = self.definition.seed, self.definition.window_bytes
+        place = f"{self._held_out_key}\0{self.number}\0{seed}\0{window_bytes}"
+        return hashlib.sha256(place.encode()).hexdigest()[:16]
+
+
+LINES_OF_A_GROUP = np.uint64(1 << 40)
+"""More rows than any group has, so that every row of a file has its own number."""
+
+MOST_OF_A_GROUP = 0.02
+"""A smaller share of held-out rows is taken from some of the groups, about so many rows of each:
+to evaluate 2 MB, about 100 MB are read, however small the share."""
+FEWEST_GROUPS = 16
+"""About so many groups have held-out rows, of a text with more, so that they are from all over."""
+
+
+def epoch_windows(
+    listing: Listing, keys: NDArray[np.uint64], window_bytes: int
+) -> list[NDArray[np.int64]]:
+    """The windows of an epoch, each the indices of its groups; all groups are in one of them.
+
+    A window begins with the first group that begins `window_bytes` or more after the window before
+    in the permuted text, so a larger group is a window of its own.
+    """
+    sizes = np.array([group.bytes for group in listing.groups], dtype=np.int64)
+    order = permuted(np.arange(len(sizes)), len(sizes), keys)
+    begins = np.cumsum(sizes[order]) - sizes[order]
+    return np.split(order, np.flatnonzero(np.diff(begins // window_bytes)) + 1)
+
+
+def held_out_groups(groups: int, share: float) -> float:
+    """Which share of so many groups has held-out rows, if a `share` of all rows is held out."""
+    return min(1.0, max(share / MOST_OF_A_GROUP, FEWEST_GROUPS / groups))
+
+
+def has_held_out_rows(listing: Listing, group: Group, of_groups: float) -> bool:
+    """Whether a group is among the share `of_groups` that has them, by the hash of its name."""
+    if of_groups >= 1:
+        return True
+    fraction = _fractions(listing, group, np.array([np.iinfo(np.uint64).max - group.index]))[0]
+    return bool(fraction < of_groups)
+
+
+def held_out_rows(
+    listing: Listing, group: Group, rows: NDArray[np.int64], share: float, of_groups: float = 1.0
+) -> NDArray[np.bool_]:
+    """Which rows (n,) of a group are held out: about a `share` of all, by the hash of their names.
+
+    They are in a share `of_groups` of the groups. A row's name is its file's, and its number in the
+    file. So the same rows are held out in every run, whatever its seed, and wherever the files lie.
+    """
+    if not has_held_out_rows(listing, group, of_groups):
+        return np.zeros(len(rows), dtype=np.bool_)
+    numbers = rows.astype(np.uint64)
+    if group.first_row is None:
+        numbers = numbers + np.uint64(group.index) * LINES_OF_A_GROUP
+    else:
+        numbers = numbers + np.uint64(group.first_row)
+    return _fractions(listing, group, numbers) < share / of_groups
+
+
+def _fractions(listing: Listing, group: Group, numbers: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Random numbers from 0 to 1, of a group's file and each of these numbers."""
+    name = listing.files[group.file].name.encode()
+    file = np.frombuffer(hashlib.blake2b(name, digest_size=8).digest(), dtype=np.uint64)
+    return (mixed(file ^ mixed(numbers)) >> np.uint64(11)) * np.float64(2.0**-53)
+
+
+def shuffled(count: int, keys: NDArray[np.uint64]) -> list[int]:
+    """The numbers 0..count, permuted."""
+    if count == 0:
+        return []
+    order: list[int] = permuted(np.arange(count), count, keys).tolist()
+    return order
+
+
+def group_keys(seed: int, source: int, epoch: int) -> NDArray[np.uint64]:
+    """The keys of the order of groups; `source` is the number of the data set in the mix."""
+    return random_words(GROUPS, seed, source, epoch, 0)
+
+
+def row_keys(seed: int, source: int, epoch: int, window: int) -> NDArray[np.uint64]:
+    """The keys of the order of rows in a window."""
+    return random_words(ROWS, seed, source, epoch, window)
+
+
+def held_out_keys() -> NDArray[np.uint64]:
+    """The keys of the order in which groups are read for held-out rows, the same in all runs."""
+    return random_words(HELD_OUT, 0, 0, 0, 0)
