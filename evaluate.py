@@ -29,10 +29,9 @@ from data.prepared import ALL_HELD_OUT
 from data.printable import printable
 from data.reading.content import suffixes
 from data.tokenizer import refuse_larger_than
-from model.evaluation import summed_loss
+from model.family import parameter_count
 from model.generate import BrokenModel
-from model.gpt import parameter_count
-from model.head import IGNORED
+from model.head import IGNORED, summed_loss
 from snapshot.command_line import (
     DeviceError,
     default_device,

@@ -26,8 +26,9 @@ from config.schema import (
 )
 from data.command import EXIT_USER_MISTAKE, exit_code_of, say_error
 from data.tokenizer import bpe_size
-from model.causal_lm import ModelConfig, build_model, quiet_transformers
-from model.gpt import parameter_count
+from model.causal_lm import quiet_transformers
+from model.families import build_model
+from model.family import ModelConfig, parameter_count
 from planning.fake_trace import DTYPES, Shape
 from planning.fits import GIB, Fit, advise, candidates, micro_batch_that_fits, within_machine
 from snapshot.base import open_base

@@ -25,7 +25,7 @@ from data.printable import printable
 from data.subwords import tokenizer_of
 from data.tokenizer import Tokenizer, refuse_larger_than
 from data.tokenizer_files import end_ids
-from model.causal_lm import LanguageModel
+from model.family import LanguageModel
 from model.generate import generate
 from snapshot.command_line import (
     default_device,

@@ -10,8 +10,7 @@ import torch
 
 from config.schema import Config, gpt_config
 from data.loader import HeldOutBatches, StepBatches, window_loader, windows_of
-from model.causal_lm import LanguageModel
-from model.gpt import GPT
+from model.families import build_model
 from model.head import IGNORED
 from training.distributed.accelerator import Accelerator, accelerator_options
 from training.distributed.strategy import configure_precision, grads_in_buckets
@@ -41,7 +40,7 @@ def main(config: Config, session: Session) -> int:
     reseed(train.seed, step=0, process=0)
     if session.pretrained is None:
         sizes = check_fits(accelerator, gpt_config(config, corpus.tokenizer.vocab_size), optim.name)
-        model: LanguageModel = GPT(sizes)
+        model = build_model(sizes)
     else:
         model = session.pretrained.build(session.start, corpus.tokenizer)
     freeze(model, optim.freeze)

@@ -70,9 +70,9 @@ def ours(words: list[str]) -> None:
     from accelerate.utils import broadcast_object_list
 
     import train
-    from model.gpt import parameter_count
+    from model.family import parameter_count
     from training.distributed.environment import is_main_process
-    from training.reporting.machine import flops_per_token, measured_peak
+    from training.reporting.machine import measured_peak
     from training.run.command import run_command
 
     reseed, gpt = train.reseed, train.GPT
@@ -83,7 +83,7 @@ def ours(words: list[str]) -> None:
     def gpt_with_report(config: Any) -> Any:
         model = gpt(config)
         if is_main:
-            flops = flops_per_token(model, config.block_size)
+            flops = model.flops_per_token(config.block_size)
             send(parameters=parameter_count(model), flops_per_token=flops)
         return model
 
@@ -174,8 +174,9 @@ def compiled(model: torch.nn.Module, settings: dict[str, Any]) -> Any:
 
 def bare(settings: dict[str, Any]) -> None:
     """The same model and text in a minimal loop of plain torch with gradient clipping."""
-    from model.cpu.tune import tune
-    from model.gpt import GPT, GPTConfig, parameter_count
+    from model.cpu.layers import tune
+    from model.family import parameter_count
+    from model.gpt import GPT, GPTConfig
     from training.step import compute_reproducibly
 
     torch.manual_seed(0)

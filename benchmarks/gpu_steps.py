@@ -33,7 +33,7 @@ from planning.fake_trace import Shape
 from planning.fits import candidates
 from training.distributed.strategy import configure_precision
 from training.memory import is_out_of_memory
-from training.reporting.machine import flops_per_token, published_peak
+from training.reporting.machine import published_peak
 from training.step import compute_reproducibly, make_optimizer
 
 WARM_UP = 3
@@ -113,7 +113,7 @@ class Training:
         compute_reproducibly()
         with torch.device("cpu" if case.offload else device):
             model = GPT(config)
-        self.flops_per_token = flops_per_token(model, config.block_size)
+        self.flops_per_token = model.flops_per_token(config.block_size)
         self.tokens = batch * config.block_size
         configure_precision(self.accelerator, model)
         optimizer = make_optimizer(

@@ -15,7 +15,6 @@ from tokenizers import pre_tokenizers
 from browser.upload import PAGE, SPACE, files_made, upload_space
 from data.subwords import SubwordTokenizer, tokenizer_of
 from data.tokenizer import TOKENIZER_FILES, Tokenizer, refuse_larger_than
-from model.gpt import GPTConfig
 from snapshot.config_values import value_of
 from snapshot.disk.files import read_json, remove_folder, write_json
 from snapshot.disk.headers import tensor_files
@@ -52,7 +51,7 @@ def make_space(source: str, target: str, public: bool) -> str:
     if folder is not None:
         _refuse_other_contents(folder)
     named = find_model(source)
-    if not isinstance(named.sizes, GPTConfig) or not named.sizes.in_transformers:
+    if not named.sizes.page_computes:
         raise SnapshotError(
             f"{named.name} is a {named.sizes.family} that the page of a Space cannot run: it only "
             "runs GPT-2 as published. Name a run of this project's own GPT, or a GPT-2."

@@ -8,14 +8,15 @@ from collections.abc import Collection
 from pathlib import Path
 
 from config.problems import Problems, is_storable, value_of, why_not_storable
-from config.schema import TEXT_KEYS, Config, other_model
+from config.schema import TEXT_KEYS, Config, gpt_config, other_model
 from data.columns import CONVERSATIONS, DOCUMENT_MODES, PACKED
 from data.order import WHOLE, shares_of
 from data.printable import printable
 from data.reading.groups import TRAIN
 from data.sources import BUILT_IN
 from data.tokenizer import CHARACTERS, LARGEST_BPE, OF_BYTES, SMALLEST_BPE, bpe_size
-from model.cpu.attention import WAYS
+from model.cpu.layers import WAYS
+from model.families import FAMILIES
 from model.gpt import ACTIVATIONS
 from optim.optimizers import OPTIMIZERS, refusal
 from optim.schedules import SCHEDULES
@@ -30,6 +31,7 @@ RANGES = {
     "data.held_out_bytes": (1_000, 10**12),
     "model.n_layer": (1, 10_000),
     "model.n_head": (1, 10_000),
+    "model.n_kv_head": (1, 10_000),
     "model.n_embd": (1, 1_000_000),
     "model.lora_rank": (1, 65_536),
     "model.lora_alpha": (1, 65_536),
@@ -79,6 +81,7 @@ CARD_FIELDS = {
 }
 CHOICES: dict[str, Collection[str]] = {
     "data.documents": DOCUMENT_MODES,
+    "model.family": FAMILIES,
     "model.activation_function": tuple(ACTIVATIONS),
     "optim.name": OPTIMIZERS,
     "optim.schedule": SCHEDULES,
@@ -171,6 +174,12 @@ def _check_data_and_model(found: Problems) -> None:
             f"is not a multiple of model.n_head={model.n_head}. "
             f"The nearest: {' or '.join(str(count * model.n_head) for count in near)}",
         )
+    is_valid = data.block_size >= 1 and not any("model." in one for one in found.sentences)
+    if other_model(model) is None and is_valid:
+        try:
+            gpt_config(found.config, vocab_size=1)
+        except ValueError as error:
+            need(False, "model.family", f"cannot have these sizes: {error}")
 
 
 def _check_what_is_trained(found: Problems) -> None:

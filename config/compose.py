@@ -35,17 +35,20 @@ from config.other_models import recipe_of
 from config.problems import is_storable, why_not_storable
 from config.schema import TEXT_KEYS, Config, ConfigError, other_model
 from data.tokenizer import CHARACTERS
+from model.families import FAMILIES
 
 CONFIG_DIR = Path(__file__).resolve().parent
 GROUPS = ("data", "model", "experiment")
 OWN_SIZES = (
     "model",
+    "model.family",
     "model.n_layer",
     "model.n_head",
+    "model.n_kv_head",
     "model.n_embd",
     "model.activation_function",
 )
-"""The keys that set the sizes of our own GPT."""
+"""The keys that set the sizes of a model of our own."""
 ONE_OR_SEVERAL = ("run.tracker",)
 """List keys that also take a single text."""
 BAD_VALUE = (HydraException, OmegaConfBaseException, ArithmeticError, TypeError)
@@ -113,13 +116,18 @@ def load_config(arguments: Sequence[str]) -> Config:
 
 
 def _unused_sizes(arguments: Sequence[str], config: Config) -> Iterator[str]:
-    """A sentence for each size that is set although the model has its own sizes."""
-    if (other := other_model(config.model)) is None:
-        return
+    """A sentence for each size that is set although the model does not have it."""
+    other, family = other_model(config.model), FAMILIES.get(config.model.family)
     for argument in arguments:
-        if argument.partition("=")[0] in OWN_SIZES:
+        key = argument.partition("=")[0]
+        if other is not None and key in OWN_SIZES:
             named = "=".join(other)
             yield f"{argument} has no effect with {named}, which has its own sizes. Leave it out."
+        elif other is None and family is not None and key in OWN_SIZES[2:]:
+            known = {f"model.{entry.name}" for entry in fields(family)}
+            if key not in known:
+                named = f"model.family={config.model.family}"
+                yield f"{argument} has no effect with {named}. Leave it out."
 
 
 def run_dir_of(arguments: Sequence[str]) -> Path | None:

@@ -17,14 +17,18 @@ from config.compose import load_config
 from config.schema import Config
 from data.command import exit_code_of
 
-PRESETS = ("tiny", "baby", "gpt2", "gpt2_medium", "gpt2_large", "gpt2_xl")
-"""The presets of `model=`, from the smallest."""
+PRESETS = (
+    *("tiny", "baby", "gpt2", "gpt2_medium", "gpt2_large", "gpt2_xl"),
+    *("llama_tiny", "llama_124m"),
+)
+"""The presets of `model=`: of each family, from the smallest."""
 USAGE = """\
 Train a GPT:
 
   accelerate launch [--config_file accelerate_configs/WHICH.yaml] train.py [key=value ...]
 
-  model=tiny|baby|gpt2|gpt2_medium|gpt2_large|gpt2_xl    a preset of sizes and learning rates
+  model=tiny|baby|gpt2|gpt2_medium|gpt2_large|gpt2_xl|llama_tiny|llama_124m
+                                                         a preset of sizes and learning rates
   experiment=shakespeare_char|shakespeare_char_reference
              shakespeare_char_cpu|shakespeare_char_cpu_reference
              finetune_gpt2|chat_smollm                   a preset of a whole run
@@ -90,15 +94,17 @@ def markdown() -> str:
     lines += [
         "### Presets of `model=`",
         "",
-        "| preset | layers | heads | width | dropout | GELU | optimizer | learning rate | steps |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| preset | family | layers | heads | width | dropout | GELU | optimizer | learning rate "
+        "| steps |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for preset in PRESETS:
         loaded = load_config([f"model={preset}"])
         model = loaded.model
+        gelu = f"`{model.activation_function}`" if model.family == "gpt2" else "-"
         lines.append(
-            f"| `{preset}` | {model.n_layer} | {model.n_head} | {model.n_embd} | {model.dropout} "
-            f"| `{model.activation_function}` | {loaded.optim.name} | {loaded.optim.learning_rate} "
+            f"| `{preset}` | `{model.family}` | {model.n_layer} | {model.n_head} | {model.n_embd} "
+            f"| {model.dropout} | {gelu} | {loaded.optim.name} | {loaded.optim.learning_rate} "
             f"| {loaded.train.max_steps:,} |"
         )
     return "\n".join(lines)

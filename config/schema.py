@@ -10,11 +10,12 @@ from dataclasses import dataclass, field, fields
 
 from omegaconf import MISSING
 
-from model.gpt import GPTConfig
+from model.families import FAMILIES
+from model.family import ModelConfig as ModelSizes
 from model.lora import Lora
 
 OTHER_MODELS = ("pretrained", "architecture")
-"""The keys of `model` that name another model than our GPT."""
+"""The keys of `model` that name another model than one of our own."""
 
 
 class ConfigError(ValueError):
@@ -69,20 +70,24 @@ class DataConfig:
 
 @dataclass
 class ModelConfig:
+    family: str = "gpt2"
+    """gpt2, or llama, with rotary positions, RMSNorm and SwiGLU."""
     pretrained: str | None = None
     """The model to start from: a Hub repo (owner/name[@revision]), a folder, a run; null: none."""
     architecture: str | None = None
-    """A repo or folder whose config.json to train from random weights; null: our own GPT."""
+    """A repo or folder whose config.json to train from random weights; null: model.family."""
     n_layer: int = 4
     """Transformer blocks."""
     n_head: int = 4
     """Attention heads per block."""
+    n_kv_head: int | None = None
+    """Llama: heads of keys and values, shared by the query heads; null: n_head."""
     n_embd: int = 128
     """Width: channels of the residual stream, a multiple of n_head."""
     dropout: float = 0.0
-    """Dropout probability, in the same places as GPT-2; use 0 for short runs."""
+    """Dropout probability, where GPT-2 has it (Llama: in attention); use 0 for short runs."""
     activation_function: str = "gelu_new"
-    """gelu_new (GPT-2's) or gelu (exact, and much faster on a CPU)."""
+    """GPT-2: gelu_new (its own) or gelu (exact, and much faster on a CPU)."""
     activation_checkpointing: bool = False
     """Recompute each block in the backward pass: less memory, about a third more work."""
     lora_rank: int | None = None
@@ -244,11 +249,12 @@ TEXT_KEYS = tuple(
 """The keys whose value is a text, or possibly null."""
 
 
-def gpt_config(config: Config, vocab_size: int) -> GPTConfig:
-    """The sizes of our own GPT for a vocabulary."""
-    known = {entry.name for entry in fields(GPTConfig)}
+def gpt_config(config: Config, vocab_size: int) -> ModelSizes:
+    """The sizes of a model of our own for a vocabulary. Raises ValueError for impossible ones."""
+    family = FAMILIES[config.model.family]
+    known = {entry.name for entry in fields(family)}
     sizes = {key: value for key, value in vars(config.model).items() if key in known}
-    return GPTConfig(vocab_size, config.data.block_size, **sizes)
+    return family(vocab_size, config.data.block_size, **sizes)
 
 
 def lora_of(model: ModelConfig) -> Lora | None:
@@ -260,7 +266,7 @@ def lora_of(model: ModelConfig) -> Lora | None:
 
 
 def other_model(model: ModelConfig) -> tuple[str, str] | None:
-    """Key and value that name another model than our GPT; None for ours."""
+    """Key and value that name another model than one of our own; None for ours."""
     for name in OTHER_MODELS:
         if (value := getattr(model, name)) is not None:
             return f"model.{name}", value

@@ -9,18 +9,19 @@ Letters in shapes: B batch, T time (positions), V vocabulary.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from typing import Any, ClassVar
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from model.dropout_places import with_dropout
-from model.experts import IN_AUTOCAST, in_autocast
-from model.gpt import GPT, GPTConfig
+from model.family import LanguageModel, ModelConfig
 from model.head import mean_loss
-from model.lora import INSTALL, Lora, add_adapters
+from model.layout import Layout, ModelError
+from model.lora import INSTALL
 
 CODE_KEYS = ("auto_map", "trust_remote_code", "custom_pipelines")
 """Entries of a config.json that ask for code from a repo. transformers itself passes over them, and
@@ -30,6 +31,12 @@ UNUSED_KEYS = ("attn_implementation", "experts_implementation", "transformers_ve
 """Entries that choose a kernel, perhaps from the Hub, or only inform. They are left out."""
 LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers")
 """What the number of layers is called in a config.json."""
+LARGEST_NUMBER = 2**31
+MOST_MODULES = 20_000
+COUNTS = ("layer", "expert")
+"""Parts of the names of entries that count modules."""
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+"""Entries of a mixture, in which a token uses a part of the parameters."""
 PACKING = (
     *("gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "mixtral", "olmo2"),
     *("phi3", "qwen2", "qwen3", "smollm3"),
@@ -37,98 +44,117 @@ PACKING = (
 """Families whose attention ends where positions begin again (measured by test_rows.py)."""
 GROWING_ROTATIONS = ("dynamic", "longrope")
 """Rotary embeddings that depend on the largest position of a batch."""
-GROUPED = "grouped_mm"
-"""How transformers computes all experts of a layer at once, where an architecture can."""
+GROUPED, GROUPED_IN_AUTOCAST = "grouped_mm", "grouped_mm_in_autocast"
+"""How transformers computes all experts of a layer at once, where an architecture can; and what it
+calls `in_autocast` of that."""
+DROPOUT = ("dropout", "pdrop", "dropout_prob", "dropout_p", "dropout_rate")
+"""How the names of entries end that are probabilities of dropout."""
 UNBOUNDED = 1 << 20
 """The context length of an architecture that has no longest one."""
 
 
-class UnknownArchitecture(ValueError):
-    """A config.json that no causal language model here can be built from: a sentence."""
-
-
-@dataclass(frozen=True)
-class CausalLMConfig:
-    """A config.json, and the sizes in it that this project needs. Sizes are counts."""
+@dataclass(frozen=True, kw_only=True)
+class CausalLMConfig(ModelConfig):
+    """A config.json, and the sizes in it that this project needs."""
 
     content: dict[str, Any] = field(repr=False, hash=False)
     """The entries of config.json, with `dropout` at every place that has one."""
-    family: str
-    """transformers' name of the architecture, such as llama."""
-    vocab_size: int
-    """Rows of the embedding: at least as many as the tokenizer has tokens."""
-    block_size: int
-    """The longest context."""
-    n_layer: int
-    n_head: int
-    n_embd: int
     head_size: int
-    activation_checkpointing: bool = False
-    lora: Lora | None = None
-    in_transformers: ClassVar[bool] = True
 
+    @property
+    def family(self) -> str:
+        return str(self.content["model_type"])
 
-def causal_lm_config(
-    content: dict[str, Any], dropout: float = 0.0, activation_checkpointing: bool = False
-) -> CausalLMConfig:
-    """The configuration of the model that a config.json describes.
+    @property
+    def attention_width(self) -> int:
+        return self.n_head * self.head_size
 
-    Raises UnknownArchitecture if it is not a causal language model of transformers, needs code from
-    a repo, or is quantized, and if transformers is not installed.
-    """
-    if content.get(QUANTIZED):
-        raise UnknownArchitecture(
-            "its weights are quantized, and only float32, bf16 and fp16 weights can be trained"
-        )
-    used = {
-        key: value
-        for key, value in content.items()
-        if key not in (*UNUSED_KEYS, *CODE_KEYS) and not key.startswith("_")
-    }
-    used["dtype"] = "float32"
-    used.pop("torch_dtype", None)
-    try:
+    @classmethod
+    def read(
+        cls, content: dict[str, Any], dropout: float = 0.0, activation_checkpointing: bool = False
+    ) -> Self:
+        """The configuration of the model that a config.json describes.
+
+        Raises ModelError if it is not a causal language model of transformers, needs code from a
+        repo, or is quantized, and if transformers is not installed.
+        """
+        for name, number in _numbers(content):
+            counts = any(part in name for part in COUNTS)
+            if abs(number) > LARGEST_NUMBER or (counts and number > MOST_MODULES):
+                raise ModelError(f"has {name}={number:g}, which no model has")
+        if content.get(QUANTIZED):
+            raise unusable(
+                "its weights are quantized, and only float32, bf16 and fp16 weights can be trained"
+            )
+        used = {
+            key: value
+            for key, value in content.items()
+            if key not in (*UNUSED_KEYS, *CODE_KEYS) and not key.startswith("_")
+        }
+        used["dtype"] = "float32"
+        used.pop("torch_dtype", None)
+        try:
+            built = _transformers_config(used)
+        except ModelError as error:
+            for key in CODE_KEYS:
+                if content.get(key):
+                    raise unusable(
+                        f"it needs code from its repo ({key}), which is never executed"
+                    ) from error
+            raise
+        used = with_dropout(used, built.to_dict(), dropout)
         built = _transformers_config(used)
-    except UnknownArchitecture as error:
-        for key in CODE_KEYS:
-            if content.get(key):
-                raise UnknownArchitecture(
-                    f"it needs code from its repo ({key}), which is never executed"
-                ) from error
-        raise
-    used = with_dropout(used, built.to_dict(), dropout)
-    built = _transformers_config(used)
-    sizes = built.get_text_config()
-    if getattr(sizes, "is_heterogeneous", False):
-        raise UnknownArchitecture("its layers differ in size, which is not supported")
-    heads = int(getattr(sizes, "num_attention_heads", 0) or 0)
-    return CausalLMConfig(
-        content=used,
-        family=str(built.model_type),
-        vocab_size=int(sizes.vocab_size),
-        block_size=int(getattr(sizes, "max_position_embeddings", None) or UNBOUNDED),
-        n_layer=int(sizes.num_hidden_layers),
-        n_head=heads,
-        n_embd=int(sizes.hidden_size),
-        head_size=int(getattr(sizes, "head_dim", None) or sizes.hidden_size // max(1, heads)),
-        activation_checkpointing=activation_checkpointing,
-    )
+        sizes = built.get_text_config()
+        if getattr(sizes, "is_heterogeneous", False):
+            raise unusable("its layers differ in size, which is not supported")
+        heads = int(getattr(sizes, "num_attention_heads", 0) or 0)
+        return cls(
+            content=used,
+            vocab_size=int(sizes.vocab_size),
+            block_size=int(getattr(sizes, "max_position_embeddings", None) or UNBOUNDED),
+            n_layer=int(sizes.num_hidden_layers),
+            n_head=heads,
+            n_embd=int(sizes.hidden_size),
+            head_size=int(getattr(sizes, "head_dim", None) or sizes.hidden_size // max(1, heads)),
+            activation_checkpointing=activation_checkpointing,
+        )
 
+    def build(self) -> CausalLM:
+        return CausalLM(self)
 
-def with_layers(config: ModelConfig, n_layer: int) -> ModelConfig:
-    """The same model with another number of layers; lists with an entry for each follow."""
-    if isinstance(config, GPTConfig):
-        return replace(config, n_layer=n_layer)
-    content: dict[str, Any] = {}
-    for key, value in config.content.items():
-        is_list = isinstance(value, list) and len(value) == config.n_layer
-        if key in LAYER_KEYS:
-            content[key] = n_layer
-        elif is_list:
-            content[key] = [value[i % config.n_layer] for i in range(n_layer)]
-        else:
-            content[key] = value
-    return replace(config, content=content, n_layer=n_layer)
+    def config_json(self, end_of_text: int | None = None) -> dict[str, Any]:
+        return self.content
+
+    def unknown_entries(self, content: Mapping[str, Any]) -> set[str]:
+        return set(content) & set(CODE_KEYS)
+
+    def with_layers(self, n_layer: int) -> Self:
+        """The same model with another number of layers; lists with an entry for each follow."""
+        content: dict[str, Any] = {}
+        for key, value in self.content.items():
+            if key in LAYER_KEYS:
+                content[key] = n_layer
+            elif isinstance(value, list) and len(value) == self.n_layer:
+                content[key] = [value[i % self.n_layer] for i in range(n_layer)]
+            else:
+                content[key] = value
+        return replace(self, content=content, n_layer=n_layer)
+
+    @contextmanager
+    def on_fake_tensors(self) -> Iterator[None]:
+        from transformers import masking_utils
+        from transformers.integrations import moe
+
+        packed, grouped = masking_utils.find_packed_sequence_indices, moe._can_use_grouped_mm
+        # It looks at the positions whether a window has several sequences.
+        masking_utils.find_packed_sequence_indices = lambda position_ids: None
+        # The fake of torch's grouped_mm has bf16 alone; transformers' own saves the same tensors.
+        moe._can_use_grouped_mm = lambda *_: False
+        try:
+            yield
+        finally:
+            masking_utils.find_packed_sequence_indices = packed
+            moe._can_use_grouped_mm = grouped
 
 
 def quiet_transformers() -> None:
@@ -141,39 +167,53 @@ def quiet_transformers() -> None:
 
 
 def _transformers_config(content: dict[str, Any]) -> Any:
-    """transformers' configuration object. Raises UnknownArchitecture."""
+    """transformers' configuration object. Raises ModelError."""
     if find_spec("transformers") is None:
-        raise UnknownArchitecture(f"it needs transformers, which is not installed. {INSTALL}")
+        raise unusable(f"it needs transformers, which is not installed. {INSTALL}")
     from transformers import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
 
     family = content.get("model_type")
     if not isinstance(family, str) or family not in CONFIG_MAPPING:
-        raise UnknownArchitecture(
-            f"the installed transformers does not know its model_type {family!r:.80}"
-        )
+        raise unusable(f"the installed transformers does not know its model_type {family!r:.80}")
     wanted = content.get("architectures") or [NAMES.get(family)]
     if family not in NAMES or wanted != [NAMES[family]] or "vision_config" in content:
-        raise UnknownArchitecture(
-            f"it is not a causal language model of text, but {family} ({wanted!s:.80})"
-        )
+        raise unusable(f"it is not a causal language model of text, but {family} ({wanted!s:.80})")
     try:
         return CONFIG_MAPPING[family](**content)
     except Exception as error:  # the validation of each architecture raises its own types
-        raise UnknownArchitecture(f"transformers refuses it: {_first_line(error)}") from error
+        raise unusable(f"transformers refuses it: {_first_line(error)}") from error
+
+
+def _numbers(content: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    """Every number in a JSON value, with the name of the entry that holds it."""
+    if isinstance(content, dict):
+        for key, value in content.items():
+            yield from _numbers(value, str(key))
+    elif isinstance(content, list):
+        for value in content:
+            yield from _numbers(value, name)
+    elif isinstance(content, int | float) and not isinstance(content, bool):
+        yield name, content
+
+
+def unusable(reason: str) -> ModelError:
+    return ModelError(f"cannot be used: {reason}")
 
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
-class CausalLM(nn.Module):
+class CausalLM(LanguageModel):
     """A module of transformers. Parameters have its names, with `lm.` before them."""
+
+    config: CausalLMConfig
 
     def __init__(self, config: CausalLMConfig) -> None:
         """Build the module with transformers' random weights, on torch's default device.
 
-        Raises UnknownArchitecture for sizes that contradict each other.
+        Raises ModelError for sizes that contradict each other.
         """
         super().__init__()
         from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
@@ -190,18 +230,25 @@ class CausalLM(nn.Module):
         except (KeyboardInterrupt, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # each architecture raises its own types
-            raise UnknownArchitecture(
-                f"transformers cannot build it: {_first_line(error)}"
-            ) from error
+            raise unusable(f"transformers cannot build it: {_first_line(error)}") from error
         if getattr(self.lm.config, "_experts_implementation", None) == GROUPED:
             from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS as FORWARDS
 
-            FORWARDS.register(IN_AUTOCAST, in_autocast(FORWARDS[GROUPED]))
-            self.lm.set_experts_implementation(IN_AUTOCAST)
+            FORWARDS.register(GROUPED_IN_AUTOCAST, in_autocast(FORWARDS[GROUPED]))
+            self.lm.set_experts_implementation(GROUPED_IN_AUTOCAST)
         self._no_split_modules = tuple(self.lm._no_split_modules or ())
         """The classes that FSDP wraps if the accelerate config file names none."""
         # The residual stream is float32 even if FSDP's weights have 16 bits, as in `GPT`.
         self.lm.get_input_embeddings().register_forward_hook(lambda _, __, output: output.float())
+
+    @property
+    def named(self) -> nn.Module:
+        return self.lm
+
+    def layout(self) -> Layout:
+        from model.transformers_layout import TransformersLayout
+
+        return TransformersLayout(self)
 
     @property
     def blocks(self) -> nn.ModuleList:
@@ -252,6 +299,11 @@ class CausalLM(nn.Module):
 
         return DynamicCache(config=self.lm.config)
 
+    def flops_per_token(self, block_size: int) -> float | None:
+        if any(self.config.content.get(key) for key in EXPERTS):
+            return None
+        return super().flops_per_token(block_size)
+
     def forward(
         self,
         ids: Tensor,
@@ -274,23 +326,65 @@ class CausalLM(nn.Module):
         return mean_loss(logits.flatten(0, 1), targets.flatten())
 
 
-LanguageModel = GPT | CausalLM
-"""What the loop trains."""
-ModelConfig = GPTConfig | CausalLMConfig
-"""The sizes of either, by the same names."""
+def in_autocast(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The forward pass of experts, with the products in autocast's dtype where it is enabled.
 
-
-def build_model(config: ModelConfig) -> LanguageModel:
-    """A model with random weights, on torch's default device; with `config.lora`, with adapters.
-
-    Raises UnknownArchitecture, and LoraError for adapters that it cannot have.
+    transformers multiplies all experts of a layer with one operation, which torch's autocast does
+    not know: in bf16 they would compute in float32, and most of a mixture's work is theirs.
     """
-    model = GPT(config) if isinstance(config, GPTConfig) else CausalLM(config)
-    if config.lora is not None:
-        adapt(model, config.lora)
-    return model
+
+    def compute(experts: Any, hidden: Tensor, *routing: Tensor) -> Tensor:
+        kind = hidden.device.type
+        if not torch.is_autocast_enabled(kind):
+            return forward(experts, hidden, *routing)
+        dtype = torch.get_autocast_dtype(kind)
+        return forward(_Cast(experts, dtype), hidden.to(dtype), *routing).to(hidden.dtype)
+
+    return compute
 
 
-def adapt(model: LanguageModel, lora: Lora) -> None:
-    """Freeze a model, and add adapters to it (see `model.lora`)."""
-    add_adapters(model if isinstance(model, GPT) else model.lm, model.blocks, lora)
+class _Cast:
+    """Experts whose weights have another dtype. Autograd returns their gradients to the weights."""
+
+    def __init__(self, experts: Any, dtype: torch.dtype) -> None:
+        self._experts, self._dtype = experts, dtype
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._experts, name)
+        return value.to(self._dtype) if isinstance(value, Tensor) else value
+
+
+def with_dropout(
+    content: dict[str, Any], complete: dict[str, Any], dropout: float
+) -> dict[str, Any]:
+    """A config.json with this probability at every place for one that its class has.
+
+    `complete` has the entries that config.json lacks, too: the defaults of many are above 0.
+    """
+    found = dict(content)
+    for key, value in complete.items():
+        if isinstance(value, dict):
+            given = content.get(key)
+            inner = with_dropout(given if isinstance(given, dict) else {}, value, dropout)
+            found |= {key: inner} if any(map(_is_dropout, inner)) else {}
+        elif _is_dropout(key) and type(value) in (int, float) and value != dropout:
+            found[key] = dropout
+    return found
+
+
+def _is_dropout(key: Any) -> bool:
+    """Whether an entry is a probability of dropout: attention_dropout, resid_pdrop, dropout, ..."""
+    return str(key).endswith(DROPOUT)
+
+
+def active_dropout(model: nn.Module) -> int:
+    """At how many places of a model something is dropped in training."""
+    parts = [
+        vars(one) | ({"dropout": one.p} if isinstance(one, nn.Dropout) else {})
+        for one in model.modules()
+    ]
+    return sum(
+        _is_dropout(key) and isinstance(value, float) and value > 0
+        for part in parts
+        for key, value in part.items()
+    )

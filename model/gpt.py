@@ -4,86 +4,56 @@ Letters in shapes: B batch, T time (positions), C channels (n_embd), H heads, D 
 vocabulary.
 
 Module names are GPT-2's, so that parameters have the same names in a snapshot. Layers are plain
-`nn.Linear`; `snapshot` converts to the transposed layout of GPT-2's files.
+`nn.Linear`; only `GPT.layout` knows that GPT-2's files hold their weights transposed.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from model.family import (
+    Attend,
+    KeyValueCache,
+    LanguageModel,
+    ModelConfig,
+    Part,
+    check_sizes,
+    read_sizes,
+)
 from model.head import Head
-from model.lora import Lora
+from model.layout import Layout, Shape
 
 ACTIVATIONS = {"gelu_new": "tanh", "gelu": "none"}
 """By transformers' name, torch's `approximate`: GPT-2's tanh approximation, and the exact GELU."""
 
 GPT2 = "gpt2"
 """transformers' name of GPT-2."""
-
-
-@dataclass(frozen=True)
-class GPTConfig:
-    """The shape of a model. Sizes are counts; `dropout` is a probability.
-
-    `activation_function` is one of `ACTIVATIONS`.
-    """
-
-    vocab_size: int
-    block_size: int
-    n_layer: int
-    n_head: int
-    n_embd: int
-    dropout: float = 0.0
-    activation_checkpointing: bool = False
-    activation_function: str = "gelu_new"
-    lora: Lora | None = None
-    family: ClassVar[str] = GPT2
-    """The model_type in config.json. A model that computes something else than GPT-2 needs another
-    name, or transformers would load its snapshots as GPT-2 (docs/models.md)."""
-
-    def __post_init__(self) -> None:
-        for name in ("vocab_size", "block_size", "n_layer", "n_head", "n_embd"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        if self.activation_function not in ACTIVATIONS:
-            known = " or ".join(ACTIVATIONS)
-            raise ValueError(f"activation_function={self.activation_function} must be {known}")
-        if self.n_embd % self.n_head:
-            raise ValueError(f"n_embd={self.n_embd} is not a multiple of n_head={self.n_head}")
-
-    @property
-    def in_transformers(self) -> bool:
-        """Whether transformers has a class for what config.json describes."""
-        return self.family == GPT2
-
-
-class KeyValueCache:
-    """Keys and values of past positions, each (B, H, T, D), for every layer."""
-
-    def __init__(self, n_layer: int) -> None:
-        self.layers: list[tuple[Tensor, Tensor] | None] = [None] * n_layer
-
-    @property
-    def length(self) -> int:
-        """The number of cached positions."""
-        first = self.layers[0]
-        return 0 if first is None else first[0].size(2)
-
-    def update(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """Append new positions (B, H, T, D) and return all of them."""
-        cached = self.layers[layer]
-        if cached is not None:
-            key = torch.cat((cached[0], key), dim=2)
-            value = torch.cat((cached[1], value), dim=2)
-        self.layers[layer] = (key, value)
-        return key, value
+NAMES = {
+    "vocab_size": "vocab_size",
+    "block_size": "n_positions",
+    "n_embd": "n_embd",
+    "n_layer": "n_layer",
+    "n_head": "n_head",
+}
+"""Our names of the sizes, and those of config.json."""
+COMPUTED: dict[str, tuple[Any, ...]] = {
+    "layer_norm_epsilon": (1e-5,),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "reorder_and_upcast_attn": (False,),
+    "add_cross_attention": (False,),
+    "tie_word_embeddings": (True,),
+}
+"""Entries of config.json that decide what is computed, with the values that this file computes."""
+TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+"""Weights that GPT-2's files hold as (inputs, outputs), the transpose of `nn.Linear`'s."""
 
 
 class LayerNorm(nn.LayerNorm):
@@ -97,7 +67,7 @@ class LayerNorm(nn.LayerNorm):
         return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
 
 
-class Attention(nn.Module):
+class Attention(Part):
     """Causal self-attention: each position attends to itself and to earlier ones."""
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
@@ -108,6 +78,7 @@ class Attention(nn.Module):
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd)
         self.resid_dropout = nn.Dropout(config.dropout)
+        self.attend = Attend()
 
     def forward(self, x: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         batch, time, channels = x.shape
@@ -124,15 +95,8 @@ class Attention(nn.Module):
         mixed = mixed.transpose(1, 2).reshape(batch, time, channels)  # (B, H, T, D) -> (B, T, C)
         return self.resid_dropout(self.c_proj(mixed))
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        """torch's attention; model/cpu/attention.py has a faster one, with the same arguments.
 
-        To attend otherwise, change the call above: a CPU does not execute this function.
-        """
-        return F.scaled_dot_product_attention(query, key, value, **options)
-
-
-class MLP(nn.Module):
+class MLP(Part):
     """The position-wise feed-forward network around a GELU."""
 
     def __init__(self, config: GPTConfig) -> None:
@@ -161,7 +125,7 @@ class Block(nn.Module):
         return x + self.mlp(self.ln_2(x))
 
 
-class Transformer(nn.Module):
+class Transformer(Part):
     """Embeddings, blocks and the final norm, with GPT-2's names."""
 
     def __init__(self, config: GPTConfig) -> None:
@@ -187,12 +151,116 @@ class Transformer(nn.Module):
         return self.ln_f(x)
 
 
-class GPT(nn.Module):
+@dataclass(frozen=True)
+class GPTConfig(ModelConfig):
+    """The sizes of a GPT-2, and what transformers needs to know to compute the same."""
+
+    activation_function: str = "gelu_new"
+    """One of `ACTIVATIONS`."""
+
+    family = GPT2
+    """A model that computes something else than GPT-2 needs another name, or transformers would
+    load its snapshots as GPT-2 (docs/models.md)."""
+
+    def __post_init__(self) -> None:
+        check_sizes(**{name: getattr(self, name) for name in NAMES})
+        if self.activation_function not in ACTIVATIONS:
+            known = " or ".join(ACTIVATIONS)
+            raise ValueError(f"activation_function={self.activation_function} must be {known}")
+        if self.n_embd % self.n_head:
+            raise ValueError(f"n_embd={self.n_embd} is not a multiple of n_head={self.n_head}")
+
+    @property
+    def in_transformers(self) -> bool:
+        return self.family == GPT2
+
+    @property
+    def page_computes(self) -> bool:
+        return self.in_transformers
+
+    def build(self) -> GPT:
+        return GPT(self)
+
+    def config_json(self, end_of_text: int | None = None) -> dict[str, Any]:
+        # Another family names no class of transformers, which then refuses to load it.
+        described = {"architectures": ["GPT2LMHeadModel"]} if self.in_transformers else {}
+        return {
+            **described,
+            "model_type": self.family,
+            "vocab_size": self.vocab_size,
+            "n_positions": self.block_size,
+            "n_ctx": self.block_size,
+            "n_embd": self.n_embd,
+            "n_layer": self.n_layer,
+            "n_head": self.n_head,
+            "n_inner": None,
+            "activation_function": self.activation_function,
+            "embd_pdrop": self.dropout,
+            "attn_pdrop": self.dropout,
+            "resid_pdrop": self.dropout,
+            "layer_norm_epsilon": 1e-5,
+            "initializer_range": 0.02,
+            "scale_attn_weights": True,
+            "tie_word_embeddings": True,
+            "bos_token_id": None,
+            "eos_token_id": end_of_text,
+            "use_cache": True,
+            "dtype": "float32",
+        }
+
+    @classmethod
+    def read(
+        cls, content: dict[str, Any], dropout: float = 0.0, activation_checkpointing: bool = False
+    ) -> Self | None:
+        width, inner = content.get("n_embd"), content.get("n_inner")
+        is_computed = all(content.get(key, one[0]) in one for key, one in COMPUTED.items())
+        activation = content.get("activation_function", "gelu_new")
+        if content.get("model_type") != cls.family or activation not in tuple(ACTIVATIONS):
+            return None
+        is_wide = inner is None or (isinstance(width, int) and inner == 4 * width)
+        if not is_computed or not is_wide:
+            return None
+        return cls(
+            **read_sizes(content, NAMES),
+            dropout=dropout,
+            activation_checkpointing=activation_checkpointing,
+            activation_function=activation,
+        )
+
+    def tensors_in_transformers(self) -> dict[str, Shape] | None:
+        if not self.in_transformers:
+            return None
+        width, inner = self.n_embd, 4 * self.n_embd
+        block: dict[str, Shape] = {
+            "ln_1.weight": (width,),
+            "ln_1.bias": (width,),
+            "attn.c_attn.weight": (width, 3 * width),
+            "attn.c_attn.bias": (3 * width,),
+            "attn.c_proj.weight": (width, width),
+            "attn.c_proj.bias": (width,),
+            "ln_2.weight": (width,),
+            "ln_2.bias": (width,),
+            "mlp.c_fc.weight": (width, inner),
+            "mlp.c_fc.bias": (inner,),
+            "mlp.c_proj.weight": (inner, width),
+            "mlp.c_proj.bias": (width,),
+        }
+        layers = range(self.n_layer)
+        return {
+            "transformer.wte.weight": (self.vocab_size, width),
+            "transformer.wpe.weight": (self.block_size, width),
+            **{f"transformer.h.{i}.{name}": shape for i in layers for name, shape in block.items()},
+            "transformer.ln_f.weight": (width,),
+            "transformer.ln_f.bias": (width,),
+        }
+
+
+class GPT(LanguageModel):
     """The language model: logits for the next token at every position, or their loss."""
 
+    config: GPTConfig
     _no_split_modules = ("Block",)
-    """The class that FSDP wraps if the accelerate config file names none."""
-    can_pack = False  # a row is one document: its attention is over all earlier positions
+    joined: ClassVar = {"c_attn": 3}  # query, key and value
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -216,10 +284,10 @@ class GPT(nn.Module):
         """The transformer blocks, in order."""
         return self.transformer.h
 
-    def new_cache(self) -> KeyValueCache:
-        return KeyValueCache(self.config.n_layer)
+    def layout(self) -> Layout:
+        # OpenAI's own files have no prefix, and a mask as a constant.
+        return Layout(self, TRANSPOSED, "transformer.", (".attn.bias", ".attn.masked_bias"))
 
-    # Without these three methods accelerate's FSDP2 does not see the tie, and trains wrongly.
     def tie_weights(self) -> None:
         """Make the output layer and the token embedding one tensor."""
         self.lm_head.weight = self.transformer.wte.weight
@@ -247,8 +315,3 @@ class GPT(nn.Module):
         assert past == 0 or time == 1, "a filled cache is extended by one position at a time"
         hidden = self.transformer(ids, past, cache)  # (B, T, C)
         return self.lm_head(hidden, targets)
-
-
-def parameter_count(model: nn.Module) -> int:
-    """The number of trained parameters; tied weights count once."""
-    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,25 +1,26 @@
 """How the parameters of a model are named and laid out in the files of a snapshot.
 
-Our GPT has GPT-2's names and transposed projections. A module of transformers has its own names in
-memory; in files it has those of the Hub, which may split or join parameters.
+A model of our own has the same names in memory and in files; some of its weights may be stored
+transposed. A module of transformers has its own names in memory; in files it has those of the Hub,
+which may split or join parameters (`model.transformers_layout`).
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from model.causal_lm import LanguageModel
 from model.lora import is_adapter, name_in_files, name_in_model
-from model.matrices import matrices_of
 
 Shape = tuple[int, ...]
 FLOAT_BYTES = 4
+OUTPUT = "lm_head.weight"
+"""The name of the output layer; if it is tied, files need not hold it."""
 
 
 class ModelError(ValueError):
@@ -33,8 +34,9 @@ class Written:
     parameters: tuple[str, ...]
     shapes: dict[str, Shape]
     """By the names of the tensors in the file."""
-    is_direct: bool = True
-    """Whether it is one parameter that the file holds as it is, or transposed."""
+    convert: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
+    """From the full parameters to the tensors in the file, which are contiguous; None for one
+    parameter that the file holds as it is, or transposed."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +62,27 @@ def is_frozen(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-class Layout(ABC):
+class Layout:
     """The layout of one model. Its parameters may be on any device, or sharded."""
 
-    _model: LanguageModel
+    def __init__(
+        self,
+        model: Any,
+        transposed: tuple[str, ...] = (),
+        optional_prefix: str = "",
+        constants: tuple[str, ...] = (),
+    ) -> None:
+        """The layout of a `LanguageModel` whose files have the names of its parameters.
 
-    @abstractmethod
+        Names that end with one of `transposed` are those of weights that files hold as (inputs,
+        outputs). Files of others may lack the prefix, and hold `constants`, which are not read.
+        """
+        self._model = model
+        self._transposed, self._prefix, self._constants = transposed, optional_prefix, constants
+
     def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters by their names in the module, tied ones once."""
+        return iter(self._model.named.named_parameters())
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """The parameters by name, without those of adapters."""
@@ -84,7 +99,7 @@ class Layout(ABC):
 
     def parts(self) -> dict[nn.Parameter, int]:
         """What is trained, as an optimizer is built from it (see `optim.optimizers.Parts`)."""
-        matrices = matrices_of(self._model)
+        matrices = self._model.matrices()
         return {one: matrices.get(one, 0) for one in self.trained().values()}
 
     def embedding_name(self) -> str:
@@ -105,34 +120,59 @@ class Layout(ABC):
             if is_frozen(name, patterns):
                 parameter.requires_grad_(False)
 
-    def refuse_undescribed(self) -> None:  # noqa: B027
+    def refuse_undescribed(self) -> None:
         """Raise ModelError where the config.json of a snapshot would describe other tensors."""
+        config = self._model.config
+        expected = config.tensors_in_transformers()
+        if expected is None:
+            return
+        has = {name: shape for one in self.written() for name, shape in one.shapes.items()}
+        (theirs,) = config.config_json()["architectures"]
+        file = f"{type(config).__module__.replace('.', '/')}.py"
+        for name in [*expected, *has]:
+            if has.get(name) != expected.get(name):
+                raise ModelError(
+                    f"{file} {_has(has, name)}, and transformers' {theirs}, which config.json "
+                    f"names, {_has(expected, name)}. So transformers would load another model from "
+                    "each snapshot. Give a model that transformers does not have a name of its "
+                    f"own: {type(config).__name__}.family in {file}."
+                )
 
     def is_transposed(self, name: str) -> bool:
         """Whether files hold this parameter, and so its moments, transposed."""
-        return False
+        return name.endswith(self._transposed)
 
-    @abstractmethod
     def written(self) -> list[Written]:
         """What is written of a whole model, in the order of the file."""
+        return [
+            Written((name,), {name: tuple(one.shape)[:: -1 if self.is_transposed(name) else 1]})
+            for name, one in self.parameters().items()
+        ]
 
-    @abstractmethod
-    def to_files(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors in the file, contiguous, of the full parameters of one `Written`."""
-
-    @abstractmethod
     def find(self, shapes: Mapping[str, Shape]) -> dict[str, Stored]:
         """Where each parameter lies, in files with tensors of these names and shapes.
 
         Raises ModelError, with the name, for a tensor that the model does not have.
         """
+        known = self.parameters()
+        found = {}
+        for name in shapes:
+            full = name if name in known else f"{self._prefix}{name}"
+            if full in known:
+                found[full] = Stored((name,), self.is_transposed(full))
+            elif not name.endswith(self._constants):
+                self._refuse_unless_tied(name, shapes[name], OUTPUT)
+        if OUTPUT in shapes:  # of a file that holds the tied tensor by this name alone
+            found.setdefault(self.embedding_name(), Stored((OUTPUT,)))
+        return found
+
+    def _refuse_unless_tied(self, name: str, shape: Shape, output: str) -> None:
+        """Raise ModelError for a tensor unless it is a copy of the tied embedding."""
+        head, embedding = self._model.get_output_embeddings(), self._model.get_input_embeddings()
+        is_copy = name == output and head.weight is embedding.weight
+        if not is_copy or shape != tuple(embedding.weight.shape):
+            raise ModelError(f"it holds {name!r}, which the model does not have")
 
 
-def refuse_unless_tied(
-    name: str, shapes: Mapping[str, Shape], output: str, model: LanguageModel
-) -> None:
-    """Raise ModelError for a tensor unless it is a copy of the tied embedding."""
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    is_copy = name == output and head.weight is embedding.weight
-    if not is_copy or shapes[name] != tuple(embedding.weight.shape):  # type: ignore[arg-type]
-        raise ModelError(f"it holds {name!r}, which the model does not have")
+def _has(shapes: Mapping[str, Shape], name: str) -> str:
+    return f"has {name} {list(shapes[name])}" if name in shapes else f"has no {name}"

@@ -9,12 +9,12 @@ nothing but its shard.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     PrefixChange,
@@ -26,18 +26,16 @@ from transformers.core_model_loading import (
     revert_weight_conversion,
 )
 
-from model.causal_lm import CausalLM
-from model.layout import Layout, ModelError, Shape, Stored, Written, refuse_unless_tied
+from model.family import LanguageModel
+from model.layout import Layout, ModelError, Shape, Stored, Written
 
 
 class TransformersLayout(Layout):
-    """The layout of a `CausalLM`."""
+    """The layout of a `model.causal_lm.CausalLM`."""
 
-    def __init__(self, model: CausalLM) -> None:
-        self._model, self._lm = model, model.lm
-
-    def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
-        return self._lm.named_parameters()
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__(model)
+        self._lm: Any = model.named
 
     def refuse_undescribed(self) -> None:
         """Raise ModelError for a model whose files hold more than parameters, as snapshots do.
@@ -69,14 +67,14 @@ class TransformersLayout(Layout):
                 tuple(names),
                 {
                     key: tuple(one.shape)
-                    for key, one in self.to_files({name: shapes[name] for name in names}).items()
+                    for key, one in self._to_files({name: shapes[name] for name in names}).items()
                 },
-                group not in converted,
+                self._to_files if group in converted else None,
             )
             for group, names in groups.items()
         ]
 
-    def to_files(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _to_files(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         converted = revert_weight_conversion(self._lm, dict(parameters))
         alone = len(converted) == 1
         # Parts of one parameter share its memory, which safetensors does not write.
@@ -101,7 +99,7 @@ class TransformersLayout(Layout):
             if target in known:
                 names.setdefault(target, []).append((name, pattern))
             elif target in aliases:
-                refuse_unless_tied(name, {name: shapes[name]}, name, self._model)
+                self._refuse_unless_tied(name, shapes[name], name)
                 copies[aliases[target]] = name
             elif not self._is_ignored(target):
                 raise ModelError(f"it holds {name!r}, which the model does not have")

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from model.causal_lm import ModelConfig, with_layers
+from model.family import ModelConfig
 from model.layout import FLOAT_BYTES
 from planning.allocation_log import KINDS, LiveBytes, Place
 from planning.fake_trace import Shape, traced_phases
@@ -89,7 +89,7 @@ def estimate_memory(config: ModelConfig, shape: Shape) -> MemoryEstimate:
     whole = layers <= DEEP or shape.freeze  # one layer may be frozen, and the next not
     depths = (layers, layers) if whole else (SHALLOW, DEEP)
     corners = {
-        (depth, size): traced_phases(with_layers(config, depth), size, shape)
+        (depth, size): traced_phases(config.with_layers(depth), size, shape)
         for depth in set(depths)
         for size in SIZES
     }
@@ -214,7 +214,7 @@ def writing_memory(
             block = max(block, rows * row // shape.shards)
     converted = 0  # tensors that are not stored as they are: their parameters are gathered first
     for group in written_as(layout, stem):
-        if not group.is_direct:
+        if group.convert is not None:
             converted = max(
                 converted, FLOAT_BYTES * sum(prod(shape) for shape in group.shapes.values())
             )

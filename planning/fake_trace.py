@@ -26,15 +26,14 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves
 
 from config.schema import ConfigError, OptimConfig
-from model.causal_lm import LanguageModel, ModelConfig, build_model
-from model.cpu.tune import tune
+from model.cpu.layers import tune
+from model.families import build_model
+from model.family import LanguageModel, ModelConfig
 from planning.allocation_log import LiveBytes
 from planning.kernels import (
     cuda_kernels,
-    grouped_products,
     without_moving,
     without_offsets,
-    without_packing,
 )
 from training.distributed.strategy import DDP_OPTIONS, grads_in_buckets, sums_in_float32
 from training.evaluation import TOKENS
@@ -83,8 +82,7 @@ def traced_phases(config: ModelConfig, micro_batch_size: int, shape: Shape) -> L
     with (
         _fake_process_group(shape) as mesh,
         FakeTensorMode(allow_non_fake_inputs=True),
-        without_packing(config),
-        grouped_products(config),
+        config.on_fake_tensors(),
         without_offsets(),
     ):
         bare = _bare_model(config, shape)

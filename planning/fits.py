@@ -12,8 +12,8 @@ import torch
 from omegaconf import OmegaConf
 
 from config.schema import SnapshotConfig
-from model.causal_lm import ModelConfig, build_model, with_layers
-from model.gpt import parameter_count
+from model.families import build_model
+from model.family import ModelConfig, parameter_count
 from planning.allocation_log import KINDS
 from planning.estimate import MemoryEstimate, estimate_memory, writing_memory
 from planning.fake_trace import DTYPES, Shape
@@ -206,7 +206,7 @@ def micro_batch_that_fits(strategies: list[Candidate], sequences: int, memory: f
 def _largest_group(config: ModelConfig) -> int:
     """Parameters of FSDP's largest group: a block, or the embeddings with the final norm."""
     with torch.device("meta"):
-        model = build_model(with_layers(config, 1))
+        model = build_model(config.with_layers(1))
     embeddings = parameter_count(model.get_input_embeddings()) + 2 * config.n_embd
     return max(parameter_count(model.blocks), embeddings)
 

@@ -11,47 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import optim.muon
-from model.causal_lm import ModelConfig
-from model.gpt import GPTConfig
 from model.sharded import local_part
-
-
-@contextlib.contextmanager
-def without_packing(config: ModelConfig) -> Iterator[None]:
-    """Have transformers use its mask for windows of a single sequence.
-
-    It would look at the positions to decide, and fake tensors have no values.
-    """
-    if isinstance(config, GPTConfig):
-        yield
-        return
-    from transformers import masking_utils
-
-    original = masking_utils.find_packed_sequence_indices
-    masking_utils.find_packed_sequence_indices = lambda position_ids: None
-    try:
-        yield
-    finally:
-        masking_utils.find_packed_sequence_indices = original
-
-
-@contextlib.contextmanager
-def grouped_products(config: ModelConfig) -> Iterator[None]:
-    """Have transformers multiply experts with its own operation, whose fake supports every dtype.
-
-    The fake of torch's grouped_mm only supports bf16. Both save the same tensors.
-    """
-    if isinstance(config, GPTConfig):
-        yield
-        return
-    from transformers.integrations import moe
-
-    original = moe._can_use_grouped_mm
-    moe._can_use_grouped_mm = lambda *_: False
-    try:
-        yield
-    finally:
-        moe._can_use_grouped_mm = original
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from browser.space import make_space
 from data.printable import printable
-from model.causal_lm import ModelConfig
+from model.family import ModelConfig
 from snapshot.command_line import exit_code_of
 from snapshot.comparison import OtherModel, compare_logits
 from snapshot.config_values import value_of

@@ -21,7 +21,7 @@ from typing import Any
 from data.public_names import public_name
 from data.tokenizer import TOKENIZER_FILES, lacks_file
 from data.tokenizer_files import GENERATION
-from model.causal_lm import ModelConfig
+from model.family import ModelConfig
 from model.lora import Lora
 from snapshot.disk.architecture import layout_for, model_config
 from snapshot.disk.files import SNAPSHOT_NAME, TEMPORARY_PREFIX, snapshot_folders, snapshots_in

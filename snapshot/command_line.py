@@ -11,9 +11,9 @@ import torch
 import data.command
 from data.command import EXIT_USER_MISTAKE, say_error
 from data.errors import DataError
-from model.causal_lm import LanguageModel
+from model.cpu.layers import tune
 from model.cpu.threads import limit_threads
-from model.cpu.tune import tune
+from model.family import LanguageModel
 from model.generate import BrokenModel
 from snapshot.errors import SnapshotError
 from store.errors import HubError

@@ -11,7 +11,9 @@ import psutil
 import torch
 from torch import Tensor
 
-from model.causal_lm import ModelConfig, build_model, quiet_transformers
+from model.causal_lm import quiet_transformers
+from model.families import build_model
+from model.family import ModelConfig
 from model.layout import FLOAT_BYTES
 from model.lora import INSTALL
 from snapshot.disk.architecture import layout_for

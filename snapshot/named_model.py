@@ -9,10 +9,11 @@ from pathlib import Path
 
 from data.tokenizer import TOKENIZER_FILES
 from data.tokenizer_files import GENERATION
-from model.causal_lm import LanguageModel, ModelConfig, build_model
+from model.families import build_model
+from model.family import LanguageModel, ModelConfig
 from model.lora import merge_adapters
 from snapshot.base import Base, check_weights, open_base, open_reference
-from snapshot.disk.architecture import config_json, layout_of, model_config
+from snapshot.disk.architecture import model_config
 from snapshot.disk.entries import shapes_of, weight_entries, whole_parts
 from snapshot.disk.files import MANIFEST, snapshot_folders, snapshots_in, write_json
 from snapshot.disk.placing import place_tensors
@@ -157,10 +158,10 @@ def write_model(named: NamedModel, model: LanguageModel, folder: Path, piece_byt
     """
     if named.reference is not None and named.reference.lora is not None:
         merge_adapters(model)
-    entries = weight_entries(layout_of(model), WHOLE)
+    entries = weight_entries(model.layout(), WHOLE)
     placements = {WHOLE: place_tensors(shapes_of(entries), WHOLE, piece_bytes)}
     create_files(folder, placements)
     with TensorFiles(folder, placements, maps=True) as files:
         for part in whole_parts(entries):
             part.write(files)
-    write_json(folder / CONFIG, config_json(named.sizes))
+    write_json(folder / CONFIG, named.sizes.config_json())

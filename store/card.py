@@ -12,7 +12,7 @@ import huggingface_hub  # imports the rest at its first use
 
 from data.printable import printable
 from data.public_names import public_name
-from model.causal_lm import ModelConfig
+from model.family import ModelConfig
 from snapshot.config_values import value_of
 from snapshot.disk.reference import ADAPTERS, TRAINED, WHOLE, configured_stem
 from snapshot.disk.state import RunState
@@ -31,7 +31,7 @@ SHOWN = (
 LANGUAGES = {"python-docs": "en", "python-stdlib": "code"}
 """By the name of a text, its language; others have `hub.language`."""
 SHOWN_EVENTS = 20
-FAMILIES = {"gpt2": "GPT-2"}
+FAMILIES = {"gpt2": "GPT-2", "llama": "Llama"}
 """How a card writes the names of architectures; others are written as transformers does."""
 
 

@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from config.schema import Config, lora_of
-from model.causal_lm import ModelConfig
+from model.family import ModelConfig
 from planning.allocation_log import LiveBytes
 from planning.estimate import estimate_memory, sent_share
 from planning.fake_trace import Shape

@@ -14,10 +14,9 @@ from accelerate.utils import broadcast, send_to_device
 from torch import Tensor, nn
 
 from data.corpus import Corpus
-from model.causal_lm import LanguageModel
-from model.evaluation import summed_loss
+from model.family import LanguageModel, parameter_count
 from model.generate import BrokenModel, generate
-from model.gpt import parameter_count
+from model.head import summed_loss
 from model.sharded import reshard
 from training.distributed.strategy import is_compiled, unwrapped
 from training.exits import TrainingStopped

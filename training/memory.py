@@ -15,8 +15,9 @@ from accelerate import Accelerator
 
 from config.schema import ConfigError
 from model.cpu.cores import control_groups
-from model.gpt import GPTConfig
+from model.family import ModelConfig
 from optim.optimizers import moments_of
+from snapshot.disk.architecture import layout_for
 from training.distributed.agreement import run_on_all
 from training.distributed.environment import (
     fsdp_requested,
@@ -47,17 +48,15 @@ SMALLER = (
 )
 
 
-def check_fits(accelerator: Accelerator, config: GPTConfig, optimizer: str) -> GPTConfig:
+def check_fits(accelerator: Accelerator, config: ModelConfig, optimizer: str) -> ModelConfig:
     """Return the sizes; raise ConfigError where a process needs more memory than its share.
 
     Every process must call this. Each creates the weights. On a CPU, gradients and optimizer state
     take the same memory, and FSDP's processes keep a shard of all of them. The check comes first,
     because the system promises more memory than it has, and later kills the process silently.
     """
-    width, layers = config.n_embd, config.n_layer
-    embedded = config.vocab_size + config.block_size + 2
-    parameters = 12 * layers * width**2 + (13 * layers + embedded) * width
-    what_needs = f"model.n_layer={layers} and model.n_embd={width} need"
+    parameters = sum(one.numel() for one in layout_for(config).parameters().values())
+    what_needs = f"model.n_layer={config.n_layer} and model.n_embd={config.n_embd} need"
     check_parameters_fit(accelerator, parameters, optimizer, what_needs)
     return config
 

@@ -15,11 +15,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from config.schema import ConfigError, OptimConfig
-from model.causal_lm import LanguageModel
+from model.family import LanguageModel
 from model.layout import is_frozen
 from optim.optimizers import OPTIMIZERS
 from optim.schedules import SCHEDULES, Schedule
-from snapshot.disk.architecture import layout_of
 from training.distributed.environment import on_cpu
 from training.distributed.strategy import grads_in_buckets
 
@@ -124,7 +123,7 @@ def make_optimizer(
     otherwise in float32, because rounding would change the losses with the number of processes.
     The first update raises ConfigError for a parameter that has no gradient.
     """
-    layout = layout_of(model)
+    layout = model.layout()
     parts = layout.parts()
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     optimizer = OPTIMIZERS[optim.name](parts, optim, device, dtype)
@@ -165,7 +164,7 @@ def freeze(model: LanguageModel, patterns: Sequence[str]) -> None:
     """
     if not patterns:
         return
-    layout = layout_of(model)
+    layout = model.layout()
     parameters = layout.parameters()
     for pattern in patterns:
         if not any(is_frozen(name, [pattern]) for name in parameters):

@@ -15,11 +15,10 @@ from data.errors import DataError
 from data.subwords import load_tokenizer
 from data.tokenizer import TOKENIZER_FILES
 from data.tokenizer_files import GENERATION
-from model.causal_lm import CODE_KEYS, ModelConfig
-from model.gpt import GPTConfig
+from model.family import ModelConfig
 from model.layout import Layout, Shape
 from snapshot.config_values import value_of
-from snapshot.disk.architecture import config_json, layout_for, model_config
+from snapshot.disk.architecture import layout_for, model_config
 from snapshot.disk.entries import written_as
 from snapshot.disk.files import MANIFEST, count_json_values, read_json
 from snapshot.disk.generation import check_generation
@@ -92,10 +91,7 @@ def check_model(folder: Path) -> ModelConfig:
     base = read_reference(folder)
     content, where = read_config(folder)
     config = model_config(content, where)
-    known = set(content) - set(CODE_KEYS)
-    if isinstance(config, GPTConfig):
-        known = set(config_json(config))
-    if additional := sorted(set(content) - known):
+    if additional := sorted(config.unknown_entries(content)):
         raise SnapshotError(f"{where} has an unknown entry {additional[0]!r}")
     _check_tokenizer(folder, config.vocab_size)
     check_generation(folder)

@@ -28,7 +28,7 @@ class Entry:
     tensors: dict[str, Tensor]
     shapes: dict[str, Shape]
     """Of what is written, by its name in the file."""
-    convert: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None
+    convert: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None
     """From the full tensors to what is written; None for one tensor that is written as it is, or
     transposed."""
     transposed: bool = False
@@ -88,8 +88,7 @@ def weight_entries(layout: Layout, stem: str) -> list[Entry]:
     for group in written_as(layout, stem):
         tensors = {name: parameters[name].detach() for name in group.parameters}
         transposed = stem != ADAPTERS and layout.is_transposed(group.parameters[0])
-        convert = None if group.is_direct else layout.to_files
-        entries.append(Entry(stem, tensors, group.shapes, convert, transposed))
+        entries.append(Entry(stem, tensors, group.shapes, group.convert, transposed))
     return entries
 
 

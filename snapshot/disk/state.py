@@ -14,13 +14,11 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from model.causal_lm import LanguageModel
-from model.cpu.attention import WAYS
-from model.gpt import GPT
+from model.cpu.layers import WAYS
+from model.family import LanguageModel
 from model.layout import Stored
 from model.sharded import reshard
 from snapshot.config_values import value_of
-from snapshot.disk.architecture import config_json, layout_of
 from snapshot.disk.contents import STATE, check_contents
 from snapshot.disk.entries import by_stem, shapes_of, weight_entries
 from snapshot.disk.files import (
@@ -113,15 +111,15 @@ def begin_snapshot(
     Every process must call this, with its unwrapped model, and complete it. The process with
     `writer` calls `save_rest(folder)` for additional files, and writes alone unless `ranks` has
     members, each of which writes its own shards; otherwise shards are gathered here. With `base`,
-    only what is trained is written. transformers stops our own GPT at `end_of_text`. To complete it
-    takes no collective, so it may run in a background thread during the next steps; until
-    `release()` returns, neither weights nor optimizer may change.
+    only what is trained is written. transformers stops a model of our own at `end_of_text`. To
+    complete it takes no collective, so it may run in a background thread during the next steps;
+    until `release()` returns, neither weights nor optimizer may change.
 
     Both raise OSError if the disk rejects the files, and SnapshotError if numbers are out of bounds
     (see `snapshot.disk.numbers`) or if there was no update yet. Earlier snapshots then remain.
     """
     reshard(model)
-    layout, stem = layout_of(model), stem_of(base)
+    layout, stem = model.layout(), stem_of(base)
     optimizer_name = value_of(state.config, "optim.name")
     moments = moment_entries(layout, optimizer, optimizer_name)
     entries = [*weight_entries(layout, stem), *moments]
@@ -148,10 +146,7 @@ def _write_config(
     if base is not None:
         base.write(folder)
         return
-    content = config_json(model.config)
-    if isinstance(model, GPT):
-        content["eos_token_id"] = end_of_text
-    write_json(folder / CONFIG, content)
+    write_json(folder / CONFIG, model.config.config_json(end_of_text))
 
 
 def read_state(folder: Path) -> RunState:
@@ -216,7 +211,7 @@ def restore(folder: Path, model: LanguageModel, optimizer: Optimizer) -> None:
     with a base needs a model that has the weights of the base. Raises SnapshotError if a tensor is
     missing or has another shape.
     """
-    layout = layout_of(model)
+    layout = model.layout()
     restore_weights(folder, model, stem_of(read_reference(folder)))
     restore_moments(folder, layout, optimizer, value_of(read_state(folder).config, "optim.name"))
 
@@ -229,7 +224,7 @@ def restore_weights(folder: Path, model: LanguageModel, stem: str = WHOLE) -> No
     `stem` for a part of the weights leave the others as they are. Raises SnapshotError if a tensor
     is missing or has another shape.
     """
-    layout = layout_of(model)
+    layout = model.layout()
     with TensorReader(folder, stem) as reader:
         if stem == ADAPTERS:
             for name, parameter in layout.adapters().items():

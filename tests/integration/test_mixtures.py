@@ -12,7 +12,7 @@ from transformers.utils import logging
 import families
 import plan
 import runs
-from model.causal_lm import build_model
+from model.families import build_model
 from model.lora import Lora, LoraError, experts_of
 from planning.fake_trace import Shape, traced_phases
 from snapshot.disk.architecture import model_config

@@ -21,8 +21,10 @@ import plan as plan_script
 import runs
 from config.compose import load_config
 from config.schema import OptimConfig
-from model.causal_lm import ModelConfig, build_model, causal_lm_config
-from model.cpu.tune import tune
+from model.causal_lm import CausalLMConfig
+from model.cpu.layers import tune
+from model.families import build_model
+from model.family import ModelConfig
 from model.generate import generate
 from model.gpt import GPT, GPTConfig
 from model.lora import Lora
@@ -139,7 +141,7 @@ def test_frozen_parameters_need_no_gradient_moments_or_traffic(processes):
 
 def a_model_of(family: str, **entries: object) -> ModelConfig:
     """A model of transformers, with windows of its whole context."""
-    return causal_lm_config({**families.FAMILIES[family], **entries})
+    return CausalLMConfig.read({**families.FAMILIES[family], **entries})
 
 
 @pytest.mark.parametrize(

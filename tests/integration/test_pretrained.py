@@ -11,8 +11,8 @@ import torch
 import families
 import hubs
 import runs
-from model.causal_lm import build_model
-from snapshot.disk.architecture import layout_of, model_config
+from model.families import build_model
+from snapshot.disk.architecture import model_config
 from snapshot.disk.files import read_json
 from snapshot.disk.state import restore_weights
 
@@ -66,7 +66,7 @@ def test_logits_of_several_16_bit_files_are_transformers(tmp_path, family):
 def test_what_is_written_has_the_names_that_transformers_writes(bases, family):
     path = bases[family] / "config.json"
     with torch.device("meta"):
-        layout = layout_of(build_model(model_config(read_json(path), str(path))))
+        layout = build_model(model_config(read_json(path), str(path))).layout()
     written = {name: shape for one in layout.written() for name, shape in one.shapes.items()}
     from safetensors import safe_open
 

@@ -16,7 +16,7 @@ import runs
 from config.compose import load_config
 from data.errors import DataError
 from data.subwords import tokenizer_of
-from model.causal_lm import causal_lm_config
+from model.causal_lm import CausalLMConfig
 from snapshot.base import check_weights, open_base
 from snapshot.disk.architecture import check_described, layout_for
 from snapshot.errors import SnapshotError
@@ -104,11 +104,11 @@ def test_a_refusal_ends_a_run_before_it_writes_anything(small, base, tmp_path):
 
 def test_a_model_with_values_besides_its_parameters_is_refused():
     sizes = {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, "n_routed_experts": 4}
-    config = causal_lm_config({"model_type": "deepseek_v3", **sizes, **families.ROTARY})
+    config = CausalLMConfig.read({"model_type": "deepseek_v3", **sizes, **families.ROTARY})
     with pytest.raises(SnapshotError, match=r"parameters \(.*e_score_correction_bias\)"):
         check_described(layout_for(config))
     for family in families.FAMILIES.values():
-        check_described(layout_for(causal_lm_config(family)))
+        check_described(layout_for(CausalLMConfig.read(family)))
 
 
 def without_safetensors(folder):

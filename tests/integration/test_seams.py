@@ -22,7 +22,7 @@ from planning.fake_trace import Shape, traced_phases
 from snapshot import comparison
 from snapshot.__main__ import main
 from snapshot.comparison import compare_logits
-from snapshot.disk.architecture import layout_of, model_config
+from snapshot.disk.architecture import model_config
 from snapshot.disk.contents import check_model
 from snapshot.disk.files import read_json
 from snapshot.disk.optimizer_state import snapshot_bytes
@@ -119,7 +119,7 @@ def test_plans_count_what_every_optimizer_keeps(monkeypatch, name):
     kept = [one for state in optimizer.state.values() for one in state.values()]
     weights = sum(one.nbytes for one in model.parameters())
     moments = sum(one.nbytes for one in kept if one.dim())
-    assert snapshot_bytes(layout_of(model), name, False) == weights + moments
+    assert snapshot_bytes(model.layout(), name, False) == weights + moments
     traced = traced_phases(SIZES, 1, Shape("cpu", "no", optimizer=name)).log.totals()
     assert traced[:, KINDS.index("optimizer")].max() == sum(one.nbytes for one in kept)
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import families
 from data.tokenizer import CharTokenizer
-from model.causal_lm import build_model
+from model.families import build_model
 from model.gpt import GPT, GPTConfig
 from sealed import MOST_MEMORY, at_most, is_refused, seal
 from snapshot.disk.architecture import model_config

@@ -18,7 +18,7 @@ import real_folders
 import runs
 import sample
 from data.subwords import tokenizer_of
-from model.causal_lm import build_model
+from model.families import build_model
 from snapshot.disk.architecture import model_config
 from snapshot.disk.files import read_json
 from snapshot.disk.state import restore_weights

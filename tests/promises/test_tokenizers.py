@@ -18,7 +18,6 @@ from config.schema import ConfigError
 from data.subwords import load_tokenizer
 from kills import after_a_rename, kill_at
 from model.gpt import GPT, GPTConfig
-from model.gpt2_layout import gpt_shape
 from runs import CONSTANT, relative_difference
 from sealed import seal
 from snapshot.disk.files import MANIFEST, read_json
@@ -95,7 +94,7 @@ def test_transformers_loads_it_with_the_same_tokens_and_logits(single):
     assert theirs.decode(ids) == ours.decode(ids) == PROMPT
     assert read_json(folder / "config.json")["eos_token_id"] == ours.end_of_text is not None
 
-    shape = GPTConfig(**gpt_shape(read_json(folder / "config.json")))
+    shape = GPTConfig.read(read_json(folder / "config.json"))
     assert shape.vocab_size == len(theirs) == 300
     model = GPT(shape).eval()
     restore_weights(folder, model)

@@ -10,7 +10,6 @@ import runs
 from data.tokenizer import CharTokenizer
 from model.generate import generate
 from model.gpt import GPT, GPTConfig
-from model.gpt2_layout import gpt_shape
 from snapshot.disk.files import read_json
 from snapshot.disk.state import restore_weights
 
@@ -24,7 +23,7 @@ def folder(finished_run):
 
 @pytest.fixture(scope="module")
 def ours(folder) -> GPT:
-    model = GPT(GPTConfig(**gpt_shape(read_json(folder / "config.json")))).eval()
+    model = GPT(GPTConfig.read(read_json(folder / "config.json"))).eval()
     restore_weights(folder, model)
     return model
 

@@ -20,7 +20,6 @@ from safetensors.torch import load_file
 import preload
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT, GPTConfig
-from model.gpt2_layout import gpt_shape
 from preload import environment
 from snapshot.disk.files import read_json
 from snapshot.disk.state import restore_weights
@@ -222,7 +221,7 @@ def losses_from(run_dir: Path, step: int) -> list[float]:
 
 def loaded(folder: Path) -> tuple[GPT, CharTokenizer]:
     """The model and the tokenizer of a snapshot."""
-    model = GPT(GPTConfig(**gpt_shape(read_json(folder / "config.json")))).eval()
+    model = GPT(GPTConfig.read(read_json(folder / "config.json"))).eval()
     restore_weights(folder, model)
     return model, CharTokenizer.load(folder)
 

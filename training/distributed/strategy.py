@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from config.schema import ConfigError, RunConfig
-from model.causal_lm import LanguageModel
+from model.family import LanguageModel
 from training.distributed.environment import on_cpu, requested_precision
 
 DDP_OPTIONS = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
@@ -118,7 +118,7 @@ def configure_precision(accelerator: Accelerator, model: LanguageModel) -> None:
         plugin.mixed_precision_policy = sums_in_float32(plugin.mixed_precision_policy)
         # accelerate does this for every strategy but FSDP2.
         autocast = get_mixed_precision_context_manager(True, accelerator.autocast_handler)
-        model.forward = autocast(model.forward)  # type: ignore[method-assign]
+        model.forward = autocast(model.forward)
 
 
 def sums_in_float32(policy: Any) -> Any:

@@ -17,12 +17,10 @@ from statistics import median
 import psutil
 import torch
 from accelerate import Accelerator
-from torch import nn
 
 from config.schema import Config, RunConfig
-from model.causal_lm import LanguageModel
 from model.cpu.cores import cores
-from model.gpt import GPTConfig
+from model.family import LanguageModel
 from training.distributed.environment import processes_here
 from training.distributed.strategy import effective_precision, offloads
 
@@ -48,8 +46,6 @@ MATRIX, LARGER_MATRIX = 2048, 8192
 """Rows and columns of the matrices whose product measures the peak. CUDA takes the larger, because
 starting a kernel takes time as well."""
 PRODUCTS = 5
-EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
-"""Entries of the config.json of a mixture of experts, where a token uses only some parameters."""
 
 
 def counted(number: int, noun: str) -> str:
@@ -180,36 +176,13 @@ def speed_of(model: LanguageModel, config: Config, accelerator: Accelerator) -> 
     Processes measure the peak at the same time, as they compute at the same time.
     """
     device, precision = accelerator.device, accelerator.mixed_precision
-    flops, peak = flops_per_token(model, config.data.block_size), None
+    flops, peak = model.flops_per_token(config.data.block_size), None
     source = "as published"
     if device.type == "cuda":
         peak = published_peak(torch.cuda.get_device_name(device), precision)
     if config.run.measure_peak:
         peak, source = measured_peak(device, precision), "a measured matrix product"
     return Speed(flops, None if peak is None else peak * accelerator.num_processes, source)
-
-
-def flops_per_token(model: LanguageModel, block_size: int) -> float | None:
-    """FLOP of a forward and a backward pass for a token: 6N + 12LTC; None for a mixture.
-
-    N leaves out embeddings, which are looked up and not multiplied. A frozen parameter counts 4 and
-    not 6, because it gets no gradient. Attention counts as if every position saw all others.
-    """
-    config = model.config
-    if not isinstance(config, GPTConfig) and any(config.content.get(key) for key in EXPERTS):
-        return None
-    output = model.get_output_embeddings().weight
-    looked_up = {
-        id(module.weight)
-        for module in model.modules()
-        if isinstance(module, nn.Embedding) and module.weight is not output
-    }
-    matrices = 0
-    for parameter in model.parameters():
-        if id(parameter) not in looked_up:
-            matrices += parameter.numel() * (6 if parameter.requires_grad else 4)
-    width = config.n_embd if isinstance(config, GPTConfig) else config.n_head * config.head_size
-    return matrices + 12 * config.n_layer * width * block_size
 
 
 def published_peak(name: str, precision: str) -> float | None:

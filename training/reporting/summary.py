@@ -15,12 +15,10 @@ from config.stored import as_plain
 from data.corpus import Corpus
 from data.documents import Documents
 from data.token_file import TokenStream
-from model.causal_lm import LanguageModel
-from model.cpu.attention import KERNEL, PRODUCTS
-from model.gpt import parameter_count
+from model.cpu.layers import KERNEL, PRODUCTS
+from model.family import LanguageModel, parameter_count
 from model.lora import experts_of
 from snapshot.config_values import changed_values
-from snapshot.disk.architecture import layout_of
 from snapshot.disk.state import RunState
 from snapshot.start import Start
 from training.distributed.accelerator import why_not_compiled
@@ -173,7 +171,7 @@ def _print_model(
                 "ties it: not tied, as in transformers"
             )
         optim = config.optim
-        of_size = rate_by_size(config, layout_of(model).size_without_output())
+        of_size = rate_by_size(config, model.layout().size_without_output())
         rate = f"{optim.learning_rate:g}" + ", by its size" * (optim.learning_rate == of_size)
         console.say(f"optimizer {optim.name}, learning rate {rate}; optim.* changes it")
 

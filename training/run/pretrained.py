@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,17 +19,12 @@ from data.chat import ChatTemplate
 from data.corpus import Corpus
 from data.public_names import public_name
 from data.tokenizer import Tokenizer, refuse_larger_than
-from model.causal_lm import (
-    CausalLMConfig,
-    LanguageModel,
-    ModelConfig,
-    adapt,
-    build_model,
-)
-from model.dropout_places import active_dropout
-from model.lora import LoraError
+from model.causal_lm import active_dropout
+from model.families import build_model, uninitialized
+from model.family import LanguageModel, ModelConfig
+from model.lora import LoraError, add_adapters
 from snapshot.base import Base, check_weights, keep_base, open_base, open_reference
-from snapshot.disk.architecture import check_described, config_json, layout_for
+from snapshot.disk.architecture import check_described, layout_for
 from snapshot.disk.generation import generation_of
 from snapshot.disk.reference import BaseReference, read_reference
 from snapshot.disk.state import restore, restore_weights
@@ -45,7 +39,7 @@ from training.memory import check_parameters_fit
 
 
 def refuse_undescribed(config: Config) -> None:
-    """Raise SnapshotError where our own GPT in model/gpt.py is not what snapshots would say."""
+    """Raise SnapshotError where a model of our own is not what snapshots would say."""
     if other_model(config.model) is None:
         check_described(layout_for(gpt_config(config, vocab_size=1)))
 
@@ -53,7 +47,7 @@ def refuse_undescribed(config: Config) -> None:
 def find_pretrained(
     accelerator: Accelerator, config: Config, start: Start
 ) -> PretrainedModel | None:
-    """The model that `model.pretrained` or `model.architecture` names; None for our own GPT.
+    """The model that `model.pretrained` or `model.architecture` names; None for one of our own.
 
     Of an attempt that resumes, the snapshot has the configuration and the tokenizer, so the model
     that the run began from need not be there any more. Otherwise the main process decides on the
@@ -159,11 +153,11 @@ class PretrainedModel:
         if (lora := lora_of(keys)) is not None:
             try:
                 lora = lora.of(model.blocks)
-                adapt(model, lora)
+                add_adapters(model.named, model.blocks, lora)
             except LoraError as error:
                 raise ConfigError(str(error)) from error
         if start.folder is None:
-            content, run_dir = config_json(model.config), Path(self._config.run.dir)
+            content, run_dir = model.config.config_json(), Path(self._config.run.dir)
 
             def refer() -> BaseReference:
                 return keep_base(self.base, run_dir).reference(content, lora, self._is_uploaded)
@@ -243,12 +237,7 @@ def _empty_model(sizes: ModelConfig) -> LanguageModel:
 
     Buffers, which are constants, have their values.
     """
-    skip_init: AbstractContextManager[None] = nullcontext()
-    if isinstance(sizes, CausalLMConfig):
-        from transformers.initialization import no_init_weights
-
-        skip_init = no_init_weights()
-    with skip_init, init_empty_weights(include_buffers=False):
+    with uninitialized(), init_empty_weights(include_buffers=False):
         model = build_model(sizes)
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):

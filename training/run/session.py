@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from config.schema import Config
 from data.corpus import Corpus
 from data.streaming.streamed import StreamedText
-from model.causal_lm import LanguageModel
-from snapshot.disk.architecture import layout_of
+from model.family import LanguageModel
 from snapshot.disk.optimizer_state import snapshot_bytes
 from snapshot.disk.state import RunState
 from snapshot.start import Start
@@ -182,7 +181,7 @@ class Session:
         read_weights(accelerator, self.pretrained, start, bare_model, optimizer)
         metrics = run_on_main(accelerator, lambda: open_run(Path(config.run.dir), config, start))
         self._trackers = Trackers(self.console, config, state.run_id, accelerator.is_main_process)
-        size = snapshot_bytes(layout_of(bare_model), config.optim.name, config.saves_only_trained)
+        size = snapshot_bytes(bare_model.layout(), config.optim.name, config.saves_only_trained)
         watchdog = Watchdog(self.console, config, size, accelerator.num_processes)
         self._tuning.loaded(self.console.warn)
         tokens = config.train.global_batch_size * config.data.block_size

@@ -20,11 +20,10 @@ from torch import nn
 
 from config.schema import Config
 from data.shared_files import temporary_name
-from model.cpu.attention import MATMUL_ATTENTION_LENGTH, WAYS, faster_of, measure
+from model.cpu.layers import MATMUL_ATTENTION_LENGTH, WAYS, faster_of, measure, tune
 from model.cpu.malloc import keep_freed_memory, use_one_heap
 from model.cpu.threads import Threads, limit_threads
-from model.cpu.tune import tune
-from model.gpt import GPT
+from model.family import Attend
 from snapshot.disk.state import RunState
 from training.distributed.accelerator import micro_batch_shape
 from training.distributed.agreement import broadcast_text
@@ -95,10 +94,10 @@ def choose_attention(
 ) -> None:
     """Set `state.attention` to products or kernel. Every process must call this.
 
-    It stays None for a model of the Hub, for sequences that are too long for products, and for a
-    run that resumes from a snapshot of an older version.
+    It stays None for a model of transformers, for sequences that are too long for products, and
+    for a run that resumes from a snapshot of an older version.
     """
-    if not isinstance(model, GPT):
+    if not any(isinstance(module, Attend) for module in model.modules()):
         return
     if config.run.attention != "auto":
         state.attention = config.run.attention

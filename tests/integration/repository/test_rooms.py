@@ -239,7 +239,7 @@ def test_train_py_is_a_plain_loop():
         "session.choose_start(",
         "prepare_text(",
         "session.accept(",
-        "GPT(",
+        "build_model(",
         "make_optimizer(",
         "window_loader(",
         "accelerator.prepare(",

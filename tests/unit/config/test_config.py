@@ -29,7 +29,8 @@ from config.schema import (
     gpt_config,
 )
 from config.stored import as_plain, as_yaml
-from model.gpt import GPT, parameter_count
+from model.family import parameter_count
+from model.gpt import GPT
 from runs import ROOT
 from snapshot.config_values import changed_values
 from tracked import tracked

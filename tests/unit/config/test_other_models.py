@@ -13,7 +13,7 @@ from config import compose
 from config.compose import load_config
 from config.other_models import rate_by_size, settle_rate
 from config.schema import ConfigError
-from model.causal_lm import causal_lm_config
+from model.causal_lm import CausalLMConfig
 from snapshot.disk.architecture import layout_for
 from training.step import learning_rate_at
 
@@ -57,7 +57,7 @@ def test_its_rate_is_one_for_its_size(words, parameters, rate):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_its_size_does_not_count_the_output_layer(tied):
-    sizes = causal_lm_config({**families.FAMILIES["llama"], "tie_word_embeddings": tied})
+    sizes = CausalLMConfig.read({**families.FAMILIES["llama"], "tie_word_embeddings": tied})
     both = layout_for(sizes).parameters()
     own = 0 if tied else families.VOCABULARY * sizes.n_embd
     assert layout_for(sizes).size_without_output() == sum(map(torch.numel, both.values())) - own

@@ -12,7 +12,8 @@ import families
 from data.documents import DocumentRows, Documents, best_fit
 from data.loader import HeldOutBatches, StepBatches, window_loader
 from data.token_file import TokenStream
-from model.causal_lm import PACKING, build_model
+from model.causal_lm import PACKING
+from model.families import build_model
 from model.gpt import GPT
 from model.head import IGNORED
 from snapshot.disk.architecture import model_config

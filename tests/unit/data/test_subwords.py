@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,6 @@ from data.errors import DataError
 from data.subwords import END_OF_TEXT, SubwordTokenizer, load_tokenizer
 from data.tokenizer import TOKENIZER_FILES, CharTokenizer, Tokenizer, refuse_larger_than
 from model.gpt import GPTConfig
-from model.gpt2_layout import gpt2_config
 from odd_texts import AWKWARD, SPACED, UNICODE
 from snapshot.disk.files import read_json
 from subword_folders import END, WORDS, foreign_folder, sentencepiece_folder, trained
@@ -29,7 +27,7 @@ TEXTS = st.one_of(UNICODE, SPACED, st.lists(LITERAL, max_size=9).map("".join))
 def auto_tokenizer(tokenizer: Tokenizer, folder: Path):
     """AutoTokenizer of a folder that holds what a snapshot holds."""
     shape = GPTConfig(tokenizer.vocab_size, block_size=8, n_layer=1, n_head=1, n_embd=4)
-    (folder / "config.json").write_text(json.dumps(gpt2_config(asdict(shape))))
+    (folder / "config.json").write_text(json.dumps(shape.config_json()))
     tokenizer.save(folder)
     return AutoTokenizer.from_pretrained(folder)
 

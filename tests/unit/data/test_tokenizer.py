@@ -2,7 +2,6 @@
 
 import json
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ from transformers import AutoTokenizer
 from data.errors import DataError
 from data.tokenizer import TOKENIZER_FILES, CharTokenizer
 from model.gpt import GPTConfig
-from model.gpt2_layout import gpt2_config
 from odd_texts import AWKWARD, SPACED, UNICODE
 
 
@@ -25,7 +23,7 @@ def tokenizer_of(*texts):
 def auto_tokenizer(tokenizer, folder):
     """AutoTokenizer of a folder that holds what a snapshot holds."""
     shape = GPTConfig(tokenizer.vocab_size, block_size=8, n_layer=1, n_head=1, n_embd=4)
-    config = gpt2_config(asdict(shape))
+    config = shape.config_json()
     (folder / "config.json").write_text(json.dumps(config))
     tokenizer.save(folder)
     return AutoTokenizer.from_pretrained(folder)

@@ -7,8 +7,7 @@ import torch
 
 import families
 import runs
-from model.causal_lm import CausalLM, causal_lm_config
-from model.dropout_places import active_dropout
+from model.causal_lm import CausalLM, CausalLMConfig, active_dropout
 
 SIZES = {
     **{key: size for key, size in families.ROTARY.items() if key != "head_dim"},
@@ -30,7 +29,7 @@ def test_a_config_without_the_entries_gets_the_asked_dropout(family):
     ids = torch.randint(families.VOCABULARY, (1, 16))
     for dropout in (0.0, 0.3):
         torch.manual_seed(5)
-        model = CausalLM(causal_lm_config(content, dropout)).train()
+        model = CausalLM(CausalLMConfig.read(content, dropout)).train()
         assert (active_dropout(model) > 0) == (dropout > 0)
         assert torch.equal(model(ids), model(ids)) == (dropout == 0)
 

@@ -1,7 +1,6 @@
 """GPT-2 in plain torch, against transformers' own."""
 
 import math
-from dataclasses import asdict
 
 import pytest
 import torch
@@ -11,14 +10,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import model.head
 import runs
-from model.cpu.tune import tune
-from model.gpt import (
-    ACTIVATIONS,
-    GPT,
-    GPTConfig,
-    parameter_count,
-)
-from model.gpt2_layout import gpt2_config, to_gpt2_layout
+from model.cpu.layers import tune
+from model.family import parameter_count
+from model.gpt import ACTIVATIONS, GPT, GPTConfig
 from model.head import IGNORED
 from planning.allocation_log import LiveBytes
 
@@ -97,8 +91,12 @@ def test_no_gradient_flows_back_from_an_earlier_loss(on_cpu):
 @pytest.mark.parametrize("n_head", [1, 4])
 def test_logits_and_loss_are_those_of_transformers(n_head, activation, on_cpu):
     model = random_model(on_cpu, n_head=n_head, activation_function=activation).eval()
-    reference = GPT2LMHeadModel(GPT2Config(**gpt2_config(asdict(model.config)))).eval()
-    weights = {name: to_gpt2_layout(name, p.detach()) for name, p in model.named_parameters()}
+    reference = GPT2LMHeadModel(GPT2Config(**model.config.config_json())).eval()
+    layout = model.layout()
+    weights = {
+        name: one.detach().t() if layout.is_transposed(name) else one.detach()
+        for name, one in layout.parameters().items()
+    }
     missing, unexpected = reference.load_state_dict(weights, strict=False)
     assert set(missing) <= {"lm_head.weight"}
     assert not unexpected

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 import families
 import runs
 from config.schema import OptimConfig
-from model.causal_lm import build_model
+from model.families import build_model
 from model.gpt import GPT, GPTConfig
 from model.lora import Lora
 from optim.muon import ITERATIONS, PARTS, orthogonalized

@@ -8,7 +8,6 @@ import pytest
 
 import runs
 from model.gpt import GPTConfig
-from model.gpt2_layout import gpt_shape
 from snapshot.disk.files import read_json
 from snapshot.disk.state import read_state
 from store.card import card_text
@@ -19,7 +18,7 @@ def card(finished_run):
     """The card of a finished run, with another run.name, data source or sample."""
     folder = runs.snapshot(finished_run, 30)
     state = read_state(folder)
-    shape = GPTConfig(**gpt_shape(read_json(folder / "config.json")))
+    shape = GPTConfig.read(read_json(folder / "config.json"))
 
     def with_changes(
         name: str = "plain", source: str = "python-docs", sample: str = "", **facts: str
@@ -74,7 +73,7 @@ def test_a_sample_cannot_leave_its_block_in_the_card(card):
 
 def test_the_sources_of_a_stream_are_shown_with_their_blocks(finished_run):
     folder = runs.snapshot(finished_run, 30)
-    shape = GPTConfig(**gpt_shape(read_json(folder / "config.json")))
+    shape = GPTConfig.read(read_json(folder / "config.json"))
     place = {"epoch": 1, "window": 2, "row": 3, "token": 4}
     stream = [
         {"source": "me/words", "revision": "c0ffee", "blocks": 7000, **place},

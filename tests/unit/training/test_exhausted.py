@@ -10,7 +10,8 @@ import torch
 
 import training.memory
 from config.schema import ConfigError
-from model.gpt import GPT, GPTConfig, parameter_count
+from model.family import parameter_count
+from model.gpt import GPT, GPTConfig
 from training.distributed.agreement import exit_code_for, is_lasting
 from training.exits import EXIT_FAILED, EXIT_USER_MISTAKE
 from training.memory import check_fits, in_words

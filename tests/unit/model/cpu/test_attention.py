@@ -15,7 +15,7 @@ import runs
 import training.run.tuning
 from config.compose import load_config
 from config.schema import gpt_config
-from model.cpu.attention import KERNEL, PRODUCTS, measure
+from model.cpu.layers import KERNEL, PRODUCTS, measure
 from model.gpt import GPT
 from snapshot.disk.files import read_json
 from training.run.tuning import choose_attention

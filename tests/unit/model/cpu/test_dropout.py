@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from model.cpu.dropout import FastDropout, dropout
+from model.cpu.layers import FastDropout, dropout
 
 
 @pytest.mark.parametrize("probability", [0.1, 0.2, 0.5, 0.9])

@@ -4,9 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import model.cpu.linear
-from model.cpu.linear import LEAST_FEATURES, AmxLinear, linear
-from model.cpu.tune import tune
+import model.cpu.layers
+from model.cpu.layers import LEAST_FEATURES, AmxLinear, linear, tune
 from model.gpt import GPT, GPTConfig
 
 SHAPE = {"vocab_size": 64, "block_size": 16, "n_layer": 2, "n_head": 6, "n_embd": LEAST_FEATURES}
@@ -25,8 +24,8 @@ def calls(monkeypatch):
         made.append(x.shape)
         return linear(x, *rest)
 
-    monkeypatch.setattr(model.cpu.linear, "linear", noted)
-    monkeypatch.setattr(model.cpu.linear, "has_amx", lambda: True)
+    monkeypatch.setattr(model.cpu.layers, "linear", noted)
+    monkeypatch.setattr(model.cpu.layers, "has_amx", lambda: True)
     return made
 
 
@@ -65,7 +64,7 @@ def test_a_model_trains_as_without_it(calls, monkeypatch, checkpointing):
     ids = torch.randint(64, (2, 16), generator=torch.Generator().manual_seed(5))
     found = []
     for amx in (True, False):
-        monkeypatch.setattr(model.cpu.linear, "has_amx", lambda amx=amx: amx)
+        monkeypatch.setattr(model.cpu.layers, "has_amx", lambda amx=amx: amx)
         torch.manual_seed(6)
         network = GPT(GPTConfig(**SHAPE, activation_checkpointing=checkpointing))
         tune(network)

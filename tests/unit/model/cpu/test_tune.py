@@ -9,11 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import model.cpu.attention
-from model.cpu.attention import KERNEL, MATMUL_ATTENTION_LENGTH, PRODUCTS, matmul_attention
-from model.cpu.dropout import FastDropout
-from model.cpu.linear import AmxLinear
-from model.cpu.tune import tune
+import model.cpu.layers
+from model.cpu.layers import (
+    KERNEL,
+    MATMUL_ATTENTION_LENGTH,
+    PRODUCTS,
+    AmxLinear,
+    FastDropout,
+    matmul_attention,
+    tune,
+)
 from model.gpt import GPT, Attention, GPTConfig
 from model.lora import Lora, add_adapters
 
@@ -34,7 +39,7 @@ def by_products(monkeypatch):
         taken.append(query)
         return matmul_attention(query, *rest, **options)
 
-    monkeypatch.setattr(model.cpu.attention, "matmul_attention", noted)
+    monkeypatch.setattr(model.cpu.layers, "matmul_attention", noted)
     return taken
 
 

@@ -10,11 +10,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import families
 import runs
-from model.causal_lm import CausalLM, causal_lm_config
-from model.cpu.attention import PRODUCTS
-from model.cpu.tune import tune
+from model.causal_lm import CausalLM, CausalLMConfig
+from model.cpu.layers import PRODUCTS, tune
 from model.gpt import GPT, GPTConfig
-from training.reporting.machine import Speed, flops_per_token, measured_peak, published_peak
+from training.reporting.machine import Speed, measured_peak, published_peak
 
 LENGTH = 32
 
@@ -36,23 +35,23 @@ def test_a_token_costs_what_torch_counts(gpt):
     """Up to the biases and norms, which are no products; the logits are computed twice here."""
     again = 2 * 300 * 320  # the checkpointed output layer
     tune(gpt, PRODUCTS)  # torch does not count its own kernel on a CPU
-    assert flops_per_token(gpt, LENGTH) == pytest.approx(counted(gpt, 300) - again, rel=0.02)
+    assert gpt.flops_per_token(LENGTH) == pytest.approx(counted(gpt, 300) - again, rel=0.02)
 
 
 def test_a_token_of_a_model_of_the_hub_costs_what_torch_counts():
     content = {**families.FAMILIES["llama"], "hidden_size": 128, "head_dim": 32}
-    model = CausalLM(causal_lm_config({**content, "intermediate_size": 512, "vocab_size": 600}))
-    assert flops_per_token(model, LENGTH) == pytest.approx(counted(model, 600), rel=0.03)
+    model = CausalLM(CausalLMConfig.read({**content, "intermediate_size": 512, "vocab_size": 600}))
+    assert model.flops_per_token(LENGTH) == pytest.approx(counted(model, 600), rel=0.03)
 
 
 def test_frozen_parameters_cost_less_and_a_mixture_is_unknown(gpt):
-    every = flops_per_token(gpt, LENGTH)
+    every = gpt.flops_per_token(LENGTH)
     for parameter in gpt.transformer.h.parameters():
         parameter.requires_grad_(False)
     frozen = sum(map(torch.numel, gpt.transformer.h.parameters()))
-    assert flops_per_token(gpt, LENGTH) == every - 2 * frozen
-    mixture = CausalLM(causal_lm_config(dict(families.FAMILIES["mixtral"])))
-    assert flops_per_token(mixture, LENGTH) is None
+    assert gpt.flops_per_token(LENGTH) == every - 2 * frozen
+    mixture = CausalLM(CausalLMConfig.read(dict(families.FAMILIES["mixtral"])))
+    assert mixture.flops_per_token(LENGTH) is None
     assert Speed(None, 1e12).share(5.0) is None
     assert "unknown FLOP a token" in Speed(None, None).as_words()
 

@@ -1,0 +1,218 @@
+"""Layers that compute the same as torch's, faster on a CPU; `tune` is the way into a model.
+
+Models are written with torch's layers and know nothing of this folder. `tune` gives some of them
+another class, as FSDP does. Each class extends that of the layer by one function with the same
+arguments: parameters, their names and everything else stay.
+
+Letters in shapes: B batch, H heads, T positions, D channels of a head.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from model.family import Attend, Part
+
+WAYS = PRODUCTS, KERNEL = "products", "kernel"
+MATMUL_ATTENTION_LENGTH = 512
+"""The longest sequence for which products are used unless they are requested: they keep T * T
+weights for the backward pass."""
+QUERY_CHUNK_BYTES = 512
+"""Divided by the bytes of a number, the queries of one matrix product: 128 in float32."""
+ROUNDS, LEAST_ROUNDS, MOST_SECONDS = 20, 5, 0.5
+CLEARLY = 1.15
+"""So many times as fast must the way be that is usually slower."""
+LEVELS = 2**16
+"""The probabilities of dropout on a CPU are multiples of 1 / LEVELS."""
+LEAST_FEATURES = 384
+"""Of inputs and outputs: in smaller layers the copy takes longer than it saves (RESULTS.md)."""
+
+
+def dropout(x: Tensor, probability: float) -> Tensor:
+    """`F.dropout` in training: zeros with `probability`, and the rest scaled to the same mean.
+
+    On a CPU the probability is rounded to a multiple of 1 / LEVELS. The mask is a function of the
+    state of torch's default generator, as that of `F.dropout` is, but it is another one.
+    """
+    dropped = round(probability * LEVELS)
+    if dropped in (0, LEVELS):
+        return F.dropout(x, probability)
+    words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64)
+    numbers = words.random_(-(2**63), None).view(torch.int16)[: x.numel()].view(x.shape)
+    kept = (numbers >= dropped - LEVELS // 2).to(x.dtype)
+    return x * kept.mul_(LEVELS / (LEVELS - dropped))
+
+
+class FastDropout(nn.Dropout):
+    """`nn.Dropout` by `dropout`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns x, in training with dropout; of the same shape and type."""
+        return dropout(x, self.p) if self.training else x
+
+
+def matmul_attention(
+    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, is_causal: bool = True
+) -> Tensor:
+    """Causal `F.scaled_dot_product_attention` as matrix products.
+
+    Queries, keys, values and the result are each (B, H, T, D). Each chunk of queries is multiplied
+    only with the keys that it may attend to.
+    """
+    assert is_causal
+    batch, heads, time, size = query.shape
+    chunk = max(1, QUERY_CHUNK_BYTES // query.element_size())
+    rows, keys, values = (p.reshape(batch * heads, time, size) for p in (query, key, value))
+    mixed = []
+    for begin in range(0, time, chunk):
+        part = rows[:, begin : begin + chunk]
+        end = begin + part.size(1)
+        mask = query.new_full((end - begin, end), -math.inf).triu(begin + 1)
+        past = keys[:, :end].transpose(1, 2)
+        scores = torch.baddbmm(mask, part, past, alpha=size**-0.5)  # (B * H, chunk, end)
+        weights = dropout(scores.softmax(dim=-1), dropout_p)
+        mixed.append(torch.bmm(weights, values[:, :end]))
+    return torch.cat(mixed, dim=1).view(batch, heads, time, size)
+
+
+class ProductAttend(Attend):
+    """Attention by products where they are faster."""
+
+    longest = MATMUL_ATTENTION_LENGTH
+    """Positions. Longer sequences are left to torch's kernel."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        """As `Attend`, which computes whatever products do not."""
+        causal = options.get("is_causal") and options.keys() <= {"is_causal", "dropout_p"}
+        if causal and query.size(2) <= self.longest:
+            return matmul_attention(query, key, value, **options)
+        return super().forward(query, key, value, **options)
+
+
+class AmxLinear(nn.Linear):
+    """`nn.Linear`, with a bias by `linear` in training under bf16 autocast where there is AMX."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Inputs (..., in_features) to outputs (..., out_features)."""
+        if (
+            self.bias is not None
+            and min(self.weight.shape) >= LEAST_FEATURES
+            and torch.is_grad_enabled()
+            and torch.is_autocast_enabled("cpu")
+            and torch.get_autocast_dtype("cpu") == torch.bfloat16
+            and has_amx()
+            and not torch.compiler.is_compiling()  # the compiler computes it in its own way
+        ):
+            return linear(x, self.weight, self.bias)
+        return super().forward(x)
+
+
+@cache
+def has_amx() -> bool:
+    """Whether the processor multiplies matrices of bf16 in tiles, and oneDNN uses them."""
+    return torch.backends.mkldnn.is_available() and bool(
+        torch.cpu.get_capabilities().get("amx_bf16")
+    )
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """`F.linear` in bf16 on a CPU: x (..., N), weight (M, N) and bias (M) to (..., M)."""
+    output: Tensor = _Linear.apply(x, weight, bias)
+    return output
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.bfloat16)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        output: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        return output
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        rows = grad.flatten(0, -2)
+        return (
+            grad @ weight if of_x else None,
+            _product_of_transposed(rows, x.flatten(0, -2)) if of_weight else None,
+            rows.sum(0) if of_bias else None,
+        )
+
+
+def _product_of_transposed(left: Tensor, right: Tensor) -> Tensor:
+    """left.mT @ right, for left (K, M) and right (K, N), with a copy of the narrower transposed."""
+    if left.size(1) <= right.size(1):
+        return left.mT.contiguous() @ right
+    return (right.mT.contiguous() @ left).mT.contiguous()
+
+
+FASTER: dict[type[nn.Module], type[nn.Module]] = {
+    Attend: ProductAttend,
+    nn.Linear: AmxLinear,
+    nn.Dropout: FastDropout,
+}
+"""A subclass keeps its own: whoever wrote it changed what it computes."""
+
+
+def tune(model: nn.Module, attention: str | None = None) -> None:
+    """Make a model of our own compute with the layers of this folder; any other stays as it is.
+
+    `attention` is `run.attention`: PRODUCTS, KERNEL, or None for products where they are usually
+    faster. Call it once, before the model is compiled or wrapped, and only if a CPU computes it.
+    """
+    for part in model.modules():
+        if not isinstance(part, Part):
+            continue
+        for child in part.children():
+            # Adapters of peft wrap a layer. Their own layers stay torch's.
+            layer = getattr(child, "base_layer", child)
+            faster = FASTER.get(type(layer))
+            if faster is not None and not (faster is ProductAttend and attention == KERNEL):
+                layer.__class__ = faster
+            if isinstance(layer, ProductAttend) and attention == PRODUCTS:
+                layer.longest = sys.maxsize
+
+
+FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
+    PRODUCTS: matmul_attention,
+    KERNEL: F.scaled_dot_product_attention,
+}
+
+
+def faster_of(seconds: dict[str, float]) -> str:
+    """The way to choose by the seconds of each."""
+    return KERNEL if CLEARLY * seconds[KERNEL] < seconds[PRODUCTS] else PRODUCTS
+
+
+def measure(queries: torch.Tensor, dropout: float) -> dict[str, float]:
+    """The least seconds of each way, in turns, with one thread: other programs disturb it least."""
+    query, key, value = (queries.clone().requires_grad_() for _ in range(3))
+    found: dict[str, list[float]] = {name: [] for name in FUNCTIONS}
+    begun, threads = time.perf_counter(), torch.get_num_threads()
+    torch.set_num_threads(1)
+    with torch.random.fork_rng(devices=[]):  # dropout
+        for done in range(ROUNDS + 1):
+            for name, attend in FUNCTIONS.items():
+                started = time.perf_counter()
+                mixed = attend(query, key, value, dropout_p=dropout, is_causal=True)
+                mixed.backward(queries)
+                if done:  # the first pass prepares kernels
+                    found[name].append(time.perf_counter() - started)
+            if done >= LEAST_ROUNDS and time.perf_counter() - begun > MOST_SECONDS:
+                break
+    torch.set_num_threads(threads)
+    return {name: min(times) for name, times in found.items()}

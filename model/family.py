@@ -1,0 +1,245 @@
+"""What the project asks of a family of models.
+
+A family is two classes in one file: `ModelConfig`, the sizes of a model and all that follows from
+them, and `LanguageModel`, the module. model/llama.py is an example; model/families.py lists them.
+
+Letters in shapes: B batch, H heads, T time (positions), D channels of a head.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.layout import Layout, ModelError, Shape
+from model.lora import Lora
+
+LARGEST_SIZE = 2**24
+MOST_LAYERS = 20_000
+"""Limits for sizes in a config.json, which is untrusted input."""
+
+
+@dataclass(frozen=True)
+class ModelConfig(ABC):
+    """The sizes of a model, and what its family says of them. Sizes are counts."""
+
+    vocab_size: int
+    """Rows of the embedding: at least as many as the tokenizer has tokens."""
+    block_size: int
+    """The longest context."""
+    n_layer: int
+    n_head: int
+    n_embd: int
+    dropout: float = 0.0
+    """A probability."""
+    activation_checkpointing: bool = False
+    lora: Lora | None = None
+
+    @property
+    @abstractmethod
+    def family(self) -> str:
+        """The model_type in config.json."""
+
+    @property
+    def in_transformers(self) -> bool:
+        """Whether transformers has a class for what config.json describes."""
+        return True
+
+    @property
+    def page_computes(self) -> bool:
+        """Whether the page of browser/ computes the model."""
+        return False
+
+    @property
+    def attention_width(self) -> int:
+        """Channels of the queries of all heads."""
+        return self.n_embd
+
+    @classmethod
+    @abstractmethod
+    def read(
+        cls, content: dict[str, Any], dropout: float = 0.0, activation_checkpointing: bool = False
+    ) -> Self | None:
+        """The sizes in a config.json, which is untrusted; None if it is of another family.
+
+        Raises ModelError for a model of this family that cannot be built here.
+        """
+
+    @abstractmethod
+    def build(self) -> LanguageModel:
+        """A model with random weights and without adapters, on torch's default device.
+
+        Raises ModelError for sizes that contradict each other.
+        """
+
+    @abstractmethod
+    def config_json(self, end_of_text: int | None = None) -> dict[str, Any]:
+        """The config.json of a snapshot, as transformers reads it.
+
+        transformers ends a text at `end_of_text`, unless the model came with ends of its own.
+        """
+
+    def unknown_entries(self, content: Mapping[str, Any]) -> set[str]:
+        """Entries of a config.json that no snapshot of such a model has."""
+        return set(content) - set(self.config_json())
+
+    def tensors_in_transformers(self) -> dict[str, Shape] | None:
+        """Names and shapes of the tensors that transformers expects with this config.json.
+
+        None if it has no class for the model, or builds the model itself.
+        """
+        return None
+
+    def with_layers(self, n_layer: int) -> Self:
+        """The same model with another number of layers."""
+        return replace(self, n_layer=n_layer)
+
+    def on_fake_tensors(self) -> AbstractContextManager[None]:
+        """A context in which such a model computes with tensors that have no values."""
+        return nullcontext()
+
+
+class LanguageModel(nn.Module):
+    """A model that predicts the next token at every position."""
+
+    config: ModelConfig
+    _no_split_modules: tuple[str, ...]
+    """The classes of its blocks, which FSDP wraps if the accelerate config file names none."""
+    joined: ClassVar[Mapping[str, int]] = {}
+    """Linear layers of the blocks whose weight joins several matrices by rows, and how many."""
+
+    @property
+    def can_pack(self) -> bool:
+        """Whether `forward` takes positions that say where a document begins."""
+        return False
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The transformer blocks, in order."""
+        raise NotImplementedError
+
+    @property
+    def named(self) -> nn.Module:
+        """The module whose parameters have the names of `layout`; adapters are added to it."""
+        return self
+
+    def layout(self) -> Layout:
+        """How the parameters lie in files."""
+        return Layout(self)
+
+    # Without these three methods accelerate's FSDP2 does not see a tie, and trains wrongly.
+    def tie_weights(self) -> None:
+        """Make the output layer and the token embedding one tensor, if the family does."""
+        raise NotImplementedError
+
+    def get_input_embeddings(self) -> nn.Module:
+        raise NotImplementedError
+
+    def get_output_embeddings(self) -> nn.Module:
+        raise NotImplementedError
+
+    def new_cache(self) -> Any:
+        """An empty cache for `forward`."""
+        return KeyValueCache(self.config.n_layer)
+
+    def matrices(self) -> dict[nn.Parameter, int]:
+        """The weights of the linear layers in the blocks, and how many matrices each one joins.
+
+        Embeddings and the output layer are not among them, nor are stacked experts.
+        """
+        return {
+            cast(nn.Parameter, layer.weight): self.joined.get(name.rpartition(".")[2], 1)
+            for name, layer in self.blocks.named_modules()
+            if isinstance(layer, nn.Linear)
+        }
+
+    def flops_per_token(self, block_size: int) -> float | None:
+        """FLOP of a forward and a backward pass for a token: 6N + 12LTC; None if unknown.
+
+        N excludes embeddings that are looked up and not multiplied. A frozen parameter has 4
+        instead of 6: no gradient is computed for it. Attention is counted as if every position saw
+        all others.
+        """
+        output = self.get_output_embeddings().weight
+        looked_up = {
+            id(module.weight)
+            for module in self.modules()
+            if isinstance(module, nn.Embedding) and module.weight is not output
+        }
+        matrices = 0
+        for parameter in self.parameters():
+            if id(parameter) not in looked_up:
+                matrices += parameter.numel() * (6 if parameter.requires_grad else 4)
+        return matrices + 12 * self.config.n_layer * self.config.attention_width * block_size
+
+
+class Part(nn.Module):
+    """A part of a model of our own, of which model/cpu/ may replace the layers by faster ones."""
+
+
+class Attend(nn.Module):
+    """torch's attention, as a layer, so that model/cpu/ may replace it."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        """Queries, keys and values (B, H, T, D) to (B, H, T, D)."""
+        return F.scaled_dot_product_attention(query, key, value, **options)
+
+
+class KeyValueCache:
+    """Keys and values of past positions, each (B, H, T, D), for every layer."""
+
+    def __init__(self, n_layer: int) -> None:
+        self.layers: list[tuple[Tensor, Tensor] | None] = [None] * n_layer
+
+    @property
+    def length(self) -> int:
+        """The number of cached positions."""
+        first = self.layers[0]
+        return 0 if first is None else first[0].size(2)
+
+    def update(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Append new positions (B, H, T, D) and return all of them."""
+        cached = self.layers[layer]
+        if cached is not None:
+            key = torch.cat((cached[0], key), dim=2)
+            value = torch.cat((cached[1], value), dim=2)
+        self.layers[layer] = (key, value)
+        return key, value
+
+
+def check_sizes(**sizes: int) -> None:
+    """Raise ValueError for a size below 1."""
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name}={size} must be at least 1")
+
+
+def read_sizes(content: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """The sizes in a config.json, by our names; `names` has those of config.json.
+
+    Raises ModelError if one is missing, or is none that a model has.
+    """
+    if any(type(content.get(theirs)) is not int for theirs in names.values()):
+        raise ModelError(f"lacks one of {', '.join(names.values())}")
+    sizes: dict[str, int] = {ours: content[theirs] for ours, theirs in names.items()}
+    if not all(1 <= one <= LARGEST_SIZE for one in sizes.values()):
+        raise ModelError("has sizes that no model has")
+    if sizes["n_layer"] > MOST_LAYERS:
+        raise ModelError("has sizes that no model has")
+    if sizes["n_embd"] % sizes["n_head"]:
+        raise ModelError(
+            f"has an {names['n_embd']} that is not a multiple of its {names['n_head']}"
+        )
+    return sizes
+
+
+def parameter_count(model: nn.Module) -> int:
+    """The number of trained parameters; tied weights count once."""
+    return sum(parameter.numel() for parameter in model.parameters())

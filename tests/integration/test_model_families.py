@@ -1,0 +1,286 @@
+"""Every family of models does all that model/family.py asks: one loop over the registry."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields, replace
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import runs
+from config.compose import load_config
+from config.schema import ConfigError, OptimConfig, gpt_config
+from data.tokenizer import CharTokenizer
+from model.causal_lm import CausalLM
+from model.cpu.layers import tune
+from model.families import FAMILIES, build_model
+from model.generate import generate
+from planning.fake_trace import Shape, traced_phases
+from snapshot.comparison import compare_logits
+from snapshot.disk.architecture import check_described, layout_for, model_config
+from snapshot.disk.files import read_json
+from snapshot.disk.state import RunState, begin_snapshot, check_snapshot, restore
+from snapshot.errors import OtherRun, SnapshotError
+from snapshot.named_model import find_model
+from snapshot.other_run import refuse_other_run
+from training.optimizer import make_optimizer
+
+TOKENIZER = CharTokenizer("abcdefghijklmnop")
+SIZES = {name: family(16, 12, 2, 4, 16) for name, family in FAMILIES.items()}
+SIZES["llama"] = replace(SIZES["llama"], n_kv_head=2)
+SIZES["transformers"] = model_config(
+    {
+        "model_type": "qwen3",
+        "vocab_size": 16,
+        "max_position_embeddings": 12,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 4,
+    },
+    "it",
+)
+EACH = pytest.mark.parametrize("name", SIZES)
+IDS = torch.randint(16, (3, 12), generator=torch.Generator().manual_seed(1))
+
+
+def made(name: str, **changes: object):
+    torch.manual_seed(2)
+    return build_model(replace(SIZES[name], **changes))
+
+
+def attempt(name: str):
+    model = made(name)
+    return model, make_optimizer(model, OptimConfig(name="muon"), torch.device("cpu"), "no")
+
+
+def update(model, optimizer, ids=IDS) -> float:
+    loss = model(ids[:, :-1], ids[:, 1:])
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
+def save(root, model, optimizer, step: int):
+    config = {"optim": asdict(OptimConfig(name="muon"))}
+    state = RunState("a" * 32, "b" * 32, step, 0, 1, None, config, {"vocabulary": "x"})
+    return begin_snapshot(
+        root, state, model, optimizer, TOKENIZER.save, writer=True, piece_bytes=10**9
+    )()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """By family, a model after an update and its snapshot."""
+    found = {}
+    for name in SIZES:
+        model, optimizer = attempt(name)
+        update(model, optimizer)
+        found[name] = model, optimizer, save(tmp_path_factory.mktemp(name), model, optimizer, 1)
+    return found
+
+
+@EACH
+def test_transformers_computes_the_same_logits_and_gradients(saved, name):
+    model, _, folder = saved[name]
+    theirs, loading = AutoModelForCausalLM.from_pretrained(
+        folder, output_loading_info=True, attn_implementation="eager"
+    )
+    assert not any(loading[what] for what in ("missing_keys", "unexpected_keys"))
+    model.eval()
+    torch.testing.assert_close(model(IDS), theirs(IDS).logits, rtol=0, atol=1e-5)
+    assert "as transformers computes them" in compare_logits(folder, model.config)
+    model(IDS[:, :-1], IDS[:, 1:]).backward()
+    theirs(IDS, labels=IDS).loss.backward()
+    layout = model.layout()
+    written = dict(theirs.named_parameters())
+    for key, parameter in layout.parameters().items():
+        gradient = parameter.grad.t() if layout.is_transposed(key) else parameter.grad
+        torch.testing.assert_close(gradient, written[key].grad, rtol=1e-4, atol=1e-6)
+    model.zero_grad()
+
+
+@EACH
+def test_a_snapshot_says_which_model_it_holds_and_resumes_bit_by_bit(saved, name):
+    model, _, folder = saved[name]
+    check_snapshot(folder)
+    content = read_json(folder / "config.json")
+    assert model_config(content, "it") == model.config
+    assert type(find_model(str(folder)).load()) is type(model)
+    resumed, its_optimizer = attempt(name)
+    restore(folder, resumed, its_optimizer)
+    copy, of_copy = attempt(name)
+    restore(folder, copy, of_copy)
+    for _ in range(2):
+        assert update(resumed, its_optimizer) == update(copy, of_copy)
+    for one, other in zip(resumed.parameters(), copy.parameters(), strict=True):
+        assert one.equal(other)
+
+
+@EACH
+def test_its_config_json_describes_its_tensors_and_layers_can_be_left_out(name):
+    check_described(layout_for(SIZES[name]))
+    one = SIZES[name].with_layers(1)
+    assert len(build_model(one).blocks) == one.n_layer == 1
+    if (described := SIZES[name].tensors_in_transformers()) is not None:
+        with torch.device("meta"):
+            theirs = AutoModelForCausalLM.from_config(
+                AutoConfig.for_model(**SIZES[name].config_json())
+            )
+        shapes = {key: tuple(one.shape) for key, one in theirs.named_parameters()}
+        assert shapes == described
+
+
+@EACH
+def test_text_is_generated_with_a_cache_as_without(name):
+    model = made(name)
+    tokens = torch.stack([*generate(model, IDS[:1, :3], 14, temperature=0)], dim=1)
+    text = IDS[:1, :3]
+    model.eval()
+    with torch.no_grad():
+        for _ in range(14):
+            text = torch.cat([text, model(text[:, -12:])[:, -1:].argmax(-1)], dim=1)
+    assert tokens.equal(text[:, 3:])
+
+
+@EACH
+def test_documents_in_a_row_do_not_see_each_other_where_they_are_packed(name):
+    model = made(name).eval()
+    assert model.can_pack == (name != "gpt2")
+    if not model.can_pack:
+        return
+    positions = torch.cat([torch.arange(5), torch.arange(7)])[None].expand(3, -1)
+    with torch.no_grad():
+        packed = model(IDS, positions=positions)
+        torch.testing.assert_close(packed[:, :5], model(IDS[:, :5]), rtol=0, atol=1e-6)
+        torch.testing.assert_close(packed[:, 5:], model(IDS[:, 5:]), rtol=0, atol=1e-6)
+
+
+@EACH
+@pytest.mark.parametrize("packed", [False, True])
+def test_recomputed_blocks_and_layers_of_a_cpu_have_the_same_gradients(name, packed):
+    gradients = []
+    for changes, tuned in (({}, False), ({"activation_checkpointing": True}, False), ({}, True)):
+        model = made(name, **(changes if name != "transformers" else {}))
+        if tuned:
+            tune(model)
+        more = [torch.arange(12).remainder(5).expand(3, -1)] if packed and model.can_pack else []
+        model(IDS, IDS, *more).backward()
+        gradients.append(torch.cat([one.grad.flatten() for one in model.parameters()]))
+    for other in gradients[1:]:
+        torch.testing.assert_close(other, gradients[0], rtol=1e-4, atol=1e-6)
+
+
+@EACH
+@pytest.mark.parametrize(
+    "shape", [Shape("cpu", "no"), Shape("cuda", "bf16", 2, 2)], ids=["cpu", "fsdp"]
+)
+def test_it_is_planned(name, shape):
+    totals = traced_phases(SIZES[name], 1, shape).log.totals()
+    weights = sum(one.numel() for one in made(name).parameters())
+    assert totals.sum(axis=1).max() > 3 * 4 * weights / shape.shards
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_key_of_a_family_is_one_of_the_configuration(name):
+    config = load_config([f"model.family={name}", "model.n_layer=3"])
+    sizes = gpt_config(config, 16)
+    assert type(sizes) is FAMILIES[name]
+    assert sizes.n_layer == 3
+    given = {"vocab_size", "block_size", "lora"}
+    assert {one.name for one in fields(sizes)} - given <= vars(config.model).keys()
+
+
+WRONG = {
+    "model.family=bert": "model.family=bert must be gpt2 or llama",
+    "model.n_kv_head=2": "model.n_kv_head=2 has no effect with model.family=gpt2",
+    "model=llama_tiny model.activation_function=gelu": "no effect with model.family=llama",
+    "model=llama_tiny model.n_kv_head=3": "n_head=4 is not a multiple of n_kv_head=3",
+    "model=llama_tiny model.n_embd=12": "n_embd=12 is not a multiple of 2 * n_head=8",
+    "model=llama_tiny model.n_kv_head=0": "model.n_kv_head=0 must be at least 1",
+    "model.family=llama model.pretrained=a/b": "model.family=llama has no effect with model.pre",
+    "model=llama_tiny model.architecture=a/b": "model=llama_tiny has no effect with model.arch",
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_a_key_that_the_family_does_not_have_gets_a_sentence(words):
+    with pytest.raises(ConfigError) as raised:
+        load_config(words.split())
+    assert WRONG[words] in str(raised.value)
+
+
+def test_another_family_is_another_run():
+    data = {"vocabulary": 7, "fingerprint": "f"}
+    old = RunState("a" * 32, "b" * 32, 3, 0, 1, None, {"model": {}}, data)
+    refuse_other_run(old, {"model": {"family": "gpt2"}}, data)  # before there was the key
+    with pytest.raises(OtherRun, match=r"model\.family: gpt2 in the snapshot, llama now"):
+        refuse_other_run(old, {"model": {"family": "llama"}}, data)
+
+
+def test_a_llama_of_others_is_trained_by_transformers():
+    """Its bits are as before there was one of our own; so is one that differs in an entry."""
+    content = SIZES["llama"].config_json()
+    assert isinstance(build_model(model_config({**content, "rope_theta": 5e5}, "it")), CausalLM)
+    assert isinstance(build_model(model_config({**content, "head_dim": 4}, "it")), CausalLM)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"num_key_value_heads": 3}, "has numbers of heads that do not divide each other"),
+        ({"hidden_size": 12}, "has numbers of heads that do not divide each other"),
+        ({"num_hidden_layers": 10**9}, "has sizes that no model has"),
+        ({"vocab_size": "16"}, "lacks one of vocab_size"),
+    ],
+)
+def test_a_snapshot_with_sizes_of_no_llama_is_refused(changes, error):
+    with pytest.raises(SnapshotError, match=f"it {error}"):
+        model_config({**SIZES["llama"].config_json(), **changes}, "it")
+
+
+LLAMA = ("model.family=llama", "model.n_kv_head=1", "snapshot.every=2")
+
+
+@pytest.mark.slow
+def test_a_llama_has_the_same_losses_in_any_shape_and_resumes_bit_by_bit(small, tmp_path):
+    def words(name, steps=4):
+        own = [word for word in small if not word.startswith(("train.max", "snapshot."))]
+        return [*own, *LLAMA, f"train.max_steps={steps}", f"run.dir={tmp_path / name}"]
+
+    assert runs.train(*words("one")).returncode == 0
+    assert runs.train(*words("two", 2)).returncode == 0
+    again = runs.train(*words("two"))
+    assert again.returncode == 0, again.stderr
+    runs.assert_same_bits(runs.snapshot(tmp_path / "one", 4), runs.snapshot(tmp_path / "two", 4))
+    for config in ("ddp_cpu.yaml", "fsdp_cpu.yaml"):
+        result = runs.launch(config, *words(config))
+        assert result.returncode == 0, result.stderr
+        assert runs.losses(tmp_path / config) == pytest.approx(
+            runs.losses(tmp_path / "one"), abs=1e-5
+        )
+
+
+@pytest.mark.slow
+def test_every_command_takes_a_llama(small, tmp_path):
+    run_dir = tmp_path / "run"
+    own = [word for word in small if not word.startswith(("train.max", "snapshot."))]
+    words = [*own, *LLAMA, "train.max_steps=4"]
+    for script, arguments, code in (
+        ("train.py", [*words, "data.documents=separate", f"run.dir={run_dir}"], 0),
+        ("sample.py", [str(run_dir), "--length", "20"], 0),
+        ("evaluate.py", [str(run_dir)], 0),
+        ("plan.py", [*words, "--memory=1", "--device=cpu", "--precision=no"], 0),
+        ("trace.py", [*words, f"run.dir={tmp_path / 'other'}"], 0),
+    ):
+        result = runs.run(runs.command(*arguments, script=script))
+        assert result.returncode == code, (script, result.stderr)
+    verified = runs.run([*runs.MODULE, "verify", str(run_dir)])
+    assert "logits    as transformers computes them" in verified.stdout
+    page = runs.run([*runs.MODULE, "space", str(run_dir), "--to", str(tmp_path / "page")])
+    assert page.returncode == 2
+    assert "is a llama that the page of a Space does not compute" in page.stderr
