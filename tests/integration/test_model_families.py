@@ -23,8 +23,8 @@ from snapshot.disk.files import read_json
 from snapshot.disk.state import RunState, begin_snapshot, check_snapshot, restore
 from snapshot.errors import OtherRun, SnapshotError
 from snapshot.named_model import find_model
-from training.optimizer import make_optimizer
 from training.run.same_run import refuse_other_run
+from training.step import make_optimizer
 
 TOKENIZER = CharTokenizer("abcdefghijklmnop")
 SIZES = {name: family(16, 12, 2, 4, 16) for name, family in FAMILIES.items()}
