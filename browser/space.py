@@ -54,7 +54,7 @@ def make_space(source: str, target: str, public: bool) -> str:
     if not named.sizes.page_computes:
         raise SnapshotError(
             f"{named.name} is a {named.sizes.family} that the page of a Space cannot run: it only "
-            "runs GPT-2 as published. Name a run of this project's own GPT, or a GPT-2."
+            "runs GPT-2 as published. Name a run of this project's GPT-2, or another GPT-2."
         )
     tokenizer = tokenizer_of(named.folder)
     refuse_larger_than(named.sizes.vocab_size, tokenizer, str(named.folder))
