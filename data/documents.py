@@ -30,16 +30,16 @@ class Documents:
     ends: NDArray[np.int64]
     """The first token after each document, in ascending order."""
     trained: TokenStream | None = None
-    """For conversations: 1 for each token that is a target, 0 for any other."""
+    """Conversations only: 1 for each target token, 0 for any other."""
     targets: NDArray[np.int64] | None = None
-    """For conversations: how many targets each of them has."""
+    """Conversations only: the number of targets of each."""
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @property
     def usable(self) -> int:
-        """How many documents have a target."""
+        """Number of documents with a target."""
         return int((np.diff(self.ends, prepend=0) > 1).sum())
 
     @property
@@ -74,7 +74,7 @@ class DocumentRows(Dataset):
         self.bounds = np.concatenate(([0], np.cumsum(counts)))
         """The first piece of each row, and the number of pieces."""
         self.targets = np.bincount(rows, weights=targets).astype(np.int64)
-        """How many targets each row has."""
+        """Number of targets of each row."""
 
     def __len__(self) -> int:
         return len(self.bounds) - 1

@@ -41,13 +41,13 @@ class Encoded(TokenRows):
     first_bytes: int = 0
     """Bytes of the first tokens of held-out documents, which nothing predicts in a document."""
     trip: RoundTrip = field(default_factory=RoundTrip)
-    """What of the text the tokens do not hold, as far as it was decoded again."""
+    """The part of the text that the tokens lose, where it was decoded again."""
     left_out: int = 0
-    """How many conversations are too long even with their first reply alone."""
+    """Number of conversations whose first reply does not fit."""
     shortened: int = 0
-    """How many have lost turns, to be short enough."""
+    """Number of conversations that lost turns to fit."""
     unwritten: Counter[str] = field(default_factory=Counter)
-    """How many have what their template does not mention, by its name."""
+    """Number of conversations with a field that their template never mentions, by field."""
 
 
 def encoded(
@@ -148,7 +148,7 @@ def _round_trip(
     batch: list[Chunk],
     found: EncodedTexts,
 ) -> RoundTrip:
-    """What does not come back of the chunks that are decoded again."""
+    """The characters that are lost in the chunks that are decoded again."""
     trips = []
     for number, chunk in enumerate(batch):
         # A decoder drops the space before a text, which is no text where one continues another.

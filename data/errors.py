@@ -26,7 +26,7 @@ class BadRow(ValueError):
         self.remedy = remedy
 
     def remedy_for(self, file: str) -> str:
-        """What to do about it, in a file of that name."""
+        """The remedy, for a file of that name."""
         return self.remedy
 
 

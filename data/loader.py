@@ -53,7 +53,7 @@ class Windows(Dataset):
         return len(self.tokens) - 1
 
     def in_order(self, at_most: int | None) -> list[int]:
-        """Those of an evaluation, as `held_out_starts`."""
+        """The items of an evaluation, evenly spaced as in `held_out_starts`."""
         return held_out_starts(len(self.tokens), self.block_size, at_most)
 
     def __getitems__(self, starts: list[int]) -> tuple[tuple[Tensor, Tensor], float]:

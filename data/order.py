@@ -141,7 +141,7 @@ class Mix:
         shares = np.array(shares_of(weights))
         shares //= np.gcd.reduce(shares)
         self.blocks = shares * -(-SHORTEST_ROUND // shares.sum())
-        """How many blocks of a round each source has."""
+        """Blocks of each source in a round."""
         self._ends = np.cumsum(self.blocks)
         self._round = int(self._ends[-1])
 
@@ -157,7 +157,7 @@ class Mix:
         return found
 
     def counts(self, block: int) -> list[int]:
-        """How many blocks of each source come before a block."""
+        """Number of blocks of each source before a block."""
         number, place = divmod(block, self._round)
         begun = np.bincount(self._in_round(number, np.arange(place)), minlength=len(self.blocks))
         counts: list[int] = (number * self.blocks + begun).tolist()

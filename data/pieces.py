@@ -14,7 +14,7 @@ CHUNK_CHARACTERS = 1 << 15
 BATCH_CHARACTERS = 1 << 20
 CHUNKS_OF_A_CORE = 2
 MOST_CHUNKS = 4096
-"""In a batch: each takes memory of its own, however short it is."""
+"""Most chunks in a batch. Each takes memory of its own, even a short one."""
 
 
 class Piece(TypedDict):

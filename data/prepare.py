@@ -86,11 +86,11 @@ class Preparation:
 
 @dataclass
 class Scan:
-    """What the first pass finds."""
+    """The results of the first pass."""
 
     characters: int
     ends: NDArray[np.int64]
-    """Where documents end, in characters."""
+    """The end of each document, in characters."""
     alphabet: str
     """Every character of the text once, in code-point order; only for a tokenizer of characters."""
 

@@ -28,7 +28,7 @@ ALL_HELD_OUT = 1.0
 TOKENS, INFO = "tokens.arrow", "corpus.json"
 MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 LONGEST_CHARACTER = 4
-"""In bytes of UTF-8."""
+"""Bytes of the longest character in UTF-8."""
 
 
 @dataclass
@@ -42,14 +42,14 @@ class CorpusInfo:
     split: int = 0
     """The first held-out token."""
     train_bytes: int = 0
-    """Of the raw text that is trained on, in UTF-8; of conversations the assistant's."""
+    """Bytes of the training text in UTF-8; for conversations, of the assistant's text."""
     held_out_bytes: int = 0
     held_out_targets: int = 0
-    """How many tokens have these bytes."""
+    """Number of tokens of these bytes."""
     left_out: int = 0
-    """How many conversations are left out, because not even their first reply fits."""
+    """Number of conversations left out because not even their first reply fits."""
     shortened: int = 0
-    """How many conversations have lost turns for the same reason."""
+    """Number of conversations that lost turns to fit."""
     fingerprint: str = ""
     """Hex digest of text, split and tokenizer; equal texts have equal ones in any format."""
     documents_fingerprint: str = ""
@@ -57,22 +57,21 @@ class CorpusInfo:
     first_bytes: int = 0
     """Held-out bytes of first tokens of documents, which nothing predicts in documents=separate."""
     unwritten: dict[str, int] = field(default_factory=dict)
-    """How many conversations have what their chat template does not mention, by its name."""
+    """Number of conversations with a field that their chat template never mentions, by field."""
     different: int = 0
-    """How many different tokens occur."""
+    """Number of different tokens that occur."""
     unknown: int = 0
-    """How many tokens are the one for what the tokenizer does not know; of a stream, held-out ones.
-    """
+    """Number of unknown tokens; for a stream, in its held-out rows."""
     checked: int = 0
-    """How many characters were decoded again."""
+    """Number of characters that were decoded again."""
     lost: int = 0
-    """How many of these did not come back."""
+    """Number of these characters that were lost."""
     which: str = ""
     """Some of them."""
 
     @property
     def trip(self) -> RoundTrip:
-        """What of the text the tokens do not hold."""
+        """The part of the text that the tokens lose."""
         return RoundTrip(self.checked, self.lost, self.which)
 
     @property
@@ -82,7 +81,7 @@ class CorpusInfo:
 
     @property
     def lost_in_words(self) -> str | None:
-        """What of the text the tokens do not hold; None if that is nothing."""
+        """The part of the text that the tokens lose, in words; None if they lose nothing."""
         return lost_in_words(self.unknown_share, self.trip)
 
     @property

@@ -13,7 +13,7 @@ from decimal import Decimal
 
 FIRST_CHARACTERS = 1 << 18
 EVERY = 16
-"""After the first characters, one text of so many is decoded: all would take a fifth longer."""
+"""After the first characters, one text in this many is decoded; all would take a fifth longer."""
 SHOWN = 6
 """Characters that are named."""
 NEGLIGIBLE = 1e-4

@@ -51,7 +51,7 @@ FIXED_SETTINGS = {
     "clean_up_tokenization_spaces": False,
 }
 FIRST_CHARACTERS = 64
-"""Of a text: its first token ends there."""
+"""The first token of a text ends within this many characters."""
 END_OF_TEXT = "<|endoftext|>"
 MOST_CHARACTERS = 100_000_000
 """The trainer holds every different word: of a longer text it reads a part, spread over all."""
@@ -233,7 +233,7 @@ class SubwordTokenizer(Tokenizer):
         return self._rust.decode(numbers, skip_special_tokens=False)
 
     def decode_stream(self, ids: Iterable[int], after: Sequence[int] = ()) -> Iterator[str]:
-        """As `Tokenizer.decode_stream`: the yielded texts are those of decoding all at once."""
+        """Decode piece by piece. The pieces join to the text of decoding all ids at once."""
         return decode_stream(self.decode, ids, after)
 
     def save(self, folder: Path) -> None:

@@ -36,7 +36,7 @@ class TokenRows:
 
     tokens: NDArray
     ends: NDArray[np.int64]
-    """How many of the tokens there are up to the end of each document that ends here."""
+    """For each document that ends here, the number of tokens up to its end."""
     trained: NDArray[np.uint8] | None = None
     """Of conversations: 1 for each token that is a target, 0 for any other."""
     targets: NDArray[np.int64] | None = None

@@ -173,7 +173,7 @@ class CharTokenizer(Tokenizer):
         return "\n" if "\n" in self.characters else self.characters[0]
 
     def encode(self, text: str) -> NDArray:
-        """As `Tokenizer.encode`; UnknownCharacter names the first that the vocabulary lacks."""
+        """Encode a text. UnknownCharacter names the first character that the vocabulary lacks."""
         points = code_points(text)
         known = self._known[points]
         if not known.all():

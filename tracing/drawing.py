@@ -108,7 +108,7 @@ def _bar(span: Span, x: float, width: float, y: int, scale: float) -> str:
 
 
 def _without_overlaps(spans: Sequence[Collective]) -> list[list[Collective]]:
-    """The same spans in as few rows as they need."""
+    """Distribute the spans over as few rows as possible, without overlaps."""
     rows: list[list[Collective]] = []
     for span in sorted(spans, key=lambda span: span.start):
         free = (row for row in rows if row[-1].end <= span.start)

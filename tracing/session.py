@@ -75,7 +75,7 @@ class TracedSession(Session):
     """A session that profiles the first steps, counts the memory of the next, and ends."""
 
     def begin(self, accelerator: Accelerator) -> None:
-        """As `Session.begin`, and start the profiler."""
+        """Begin as `Session` does, and start the profiler."""
         super().begin(accelerator)
         on_gpu = accelerator.device.type == "cuda"
         self._memory = LiveBytes(CUDA_GRANULE if on_gpu else 1)
@@ -97,7 +97,7 @@ class TracedSession(Session):
     def restore(
         self, model: nn.Module, optimizer: AcceleratedOptimizer, held_out_loader: DataLoaderShard
     ) -> None:
-        """As `Session.restore`, and name the forward pass, its blocks and the update."""
+        """Restore as `Session` does, and name the forward pass, its blocks and the update."""
         super().restore(model, optimizer, held_out_loader)
         self._optimizer = optimizer.optimizer
         self._name_calls(model, FORWARD)
@@ -125,7 +125,7 @@ class TracedSession(Session):
     def finish_step(
         self, step: int, epoch: int, learning_rate: float, loss: Tensor, grad_norm: Tensor
     ) -> Due:
-        """As `Session.finish_step`, but nothing is due."""
+        """Finish a step as `Session` does, but nothing is due."""
         with self._during(AGREEMENT):
             super().finish_step(step, epoch, learning_rate, loss, grad_norm)
         return Due()

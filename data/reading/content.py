@@ -38,7 +38,7 @@ COMPRESSIONS = {
     ".xz": Compression(lzma.open, rb"\xfd7zXZ|\x5d\x00\x00", "xz -dc <"),
     ".zst": Compression(_open_zstd, rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18", "zstd -dc"),
 }
-"""By file extension."""
+"""Keys are file extensions."""
 PACKED_NAMES = (*COMPRESSIONS, ".bz", ".lz4", ".z", ".zip", ".zstd")
 """Extensions that are dropped when a file is unpacked."""
 BROKEN_COMPRESSION = (OSError, EOFError, lzma.LZMAError, zlib.error)

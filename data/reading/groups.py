@@ -38,7 +38,7 @@ class DataFile:
 
     @property
     def shown(self) -> str:
-        """Its path, which a user can paste into a command; the name of a remote file."""
+        """A path that a user can paste into a command, or the name of a remote file."""
         return self.name if self.is_remote else self.url
 
     def of(self, source: str) -> str:
@@ -60,7 +60,7 @@ class Group:
     first_row: int | None
     """The number of its first row in the file; None for lines, whose rows are counted by group."""
     rows: int | None
-    """How many; None for lines."""
+    """Number of rows; None for lines."""
     begin: int
     """The first byte that is read. For lines, the group has the lines that begin in begin..end."""
     end: int
@@ -92,9 +92,9 @@ class LeftOut:
     """The rows that are not trained on."""
 
     rows: int = 0
-    """How many were read, without the broken ones."""
+    """Number of rows that were read, without broken ones."""
     without_text: int = 0
-    """How many of them have no text."""
+    """Number of these rows without text."""
     broken: tuple[str, ...] = ()
     """What cannot be read and why, one entry each."""
 
@@ -121,9 +121,9 @@ class GroupText:
     texts: list[str]
     """The text of every row that has one, each ending with a newline."""
     rows: list[int]
-    """Their numbers, counted from 0 in the group; null and empty rows are left out."""
+    """Row numbers, counted from 0 in the group, without null and empty rows."""
     without_text: int = 0
-    """How many rows have none."""
+    """Number of rows without text."""
     broken: str = ""
     """What was left out of the group and why; empty if nothing was."""
 

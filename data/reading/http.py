@@ -45,7 +45,7 @@ class HttpFiles:
 
     def __init__(self) -> None:
         self._clients: dict[int, httpx2.Client] = {}
-        """By process."""
+        """Clients by process."""
         self._with_ranges: set[str] = set()
         """Servers that have sent a range."""
         self._without_range: Counter[str] = Counter()

@@ -194,7 +194,7 @@ def _row(value: Any, text: str, column: TextColumn) -> dict[str, Any]:
 
 
 def _times(text: str, name: str) -> int:
-    """How often an object has a key."""
+    """Number of occurrences of a key in an object."""
     pairs = json.loads(text, object_pairs_hook=list)
     return sum(key == name for key, _ in pairs)
 

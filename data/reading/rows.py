@@ -19,7 +19,7 @@ class Document(NamedTuple):
     """The text of a row, and where the row is."""
 
     text: str
-    """With a final newline; empty for a row without text."""
+    """The text with a final newline; empty for a row without text."""
     group: Group
     row: int
     """The number of the row, as a person counts."""

@@ -44,7 +44,7 @@ class Row(NamedTuple):
     """A row of a group."""
 
     place: int
-    """Its number in the group, counted from 0; blank lines are no rows."""
+    """Row number in the group, counted from 0; blank lines are not rows."""
     number: int
     """Its number for the user: counted from 1, for JSON lines including blank lines."""
     values: Mapping[str, Any]

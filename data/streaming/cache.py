@@ -34,7 +34,7 @@ SUFFIX = ".tokens"
 LOCKS = 64
 """How many files may be made at once; a name decides its lock."""
 UNUSED_SECONDS = 60 * 60
-"""After which a file counts as unused on a file system without locks."""
+"""On a file system without locks, a file counts as unused after this time."""
 
 
 FACTS, DIGEST = b"facts", b"sha256"
@@ -148,7 +148,7 @@ class TokenCache:
         self.folder = folder
         self.most_bytes = most_bytes
         self._threads: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
-        """By the name of a lock file: threads of this process wait here, which needs no polling."""
+        """Locks by name of the lock file. Threads of this process wait here without polling."""
         folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, name: str) -> Path:

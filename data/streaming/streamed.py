@@ -235,7 +235,7 @@ def refuse_two_names(listings: Sequence[Listing]) -> None:
 
 
 def shares_of_groups(listings: Sequence[Listing], share: float) -> list[float]:
-    """Of each data set, which share of its groups has held-out rows, in a new run.
+    """The share of each data set's groups that have held-out rows, in a new run.
 
     A file of two sources has the same held-out rows in both: then all groups have some.
     """

@@ -34,7 +34,7 @@ class Cursor:
     row: int = 0
     """In the window's shuffled order."""
     token: int = 0
-    """Of the row."""
+    """Token of the row."""
     blocks: int = 0
     """How many blocks the source has had."""
 

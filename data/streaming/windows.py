@@ -28,7 +28,8 @@ from data.token_file import NO_NUMBERS, TokenRows, joined
 from data.tokenizer import Tokenizer
 
 FORMAT = 1
-"""Of a text's fingerprint; increase it when a data set would have other rows or another order."""
+"""Version in a text's fingerprint. Increase it when the rows of a data set or their order change.
+"""
 CACHE_FORMAT = 5
 """Part of the names of files in the cache; increase it when they would hold something else."""
 READS_AT_ONCE = 8
@@ -166,7 +167,7 @@ class StreamSource:
         return self._encoded(texts, left_out)
 
     def _groups_with_held_out_rows(self) -> Iterator[int]:
-        """Their indices, in an order that is the same in all runs."""
+        """The indices of these groups, in an order that is the same in all runs."""
         groups = self.listing.groups
         for index in permuted(np.arange(len(groups)), len(groups), held_out_keys()):
             if has_held_out_rows(self.listing, groups[index], self.held_out_groups):
