@@ -11,7 +11,7 @@ from config.problems import Problems, is_storable, value_of, why_not_storable
 from config.schema import TEXT_KEYS, Config, gpt_config, other_model
 from data.columns import CONVERSATIONS, DOCUMENT_MODES, PACKED
 from data.order import WHOLE, shares_of
-from data.printable import printable
+from data.printable import printable, redact_urls
 from data.reading.groups import TRAIN
 from data.sources import BUILT_IN
 from data.tokenizer import CHARACTERS, LARGEST_BPE, OF_BYTES, SMALLEST_BPE, bpe_size
@@ -230,6 +230,10 @@ def _check_hub_and_run(found: Problems) -> None:
         need(_is_repo_id(hub.repo_id), "hub.repo_id", "must have the form owner/name")
     if hub.bucket is not None:
         need(_is_repo_id(hub.bucket), "hub.bucket", "must have the form owner/name")
+    if hub.url is not None:
+        need(hub.bucket is None, "hub.url", f"excludes hub.bucket={hub.bucket}: leave one out")
+        reason = _why_no_store(hub.url)
+        need(reason is None, "hub.url", reason or "")
     every, milestone = found.config.snapshot.every, hub.milestone_every
     if milestone is not None and every >= 1:
         near = sorted({max(1, milestone // every) * every, (milestone // every + 1) * every})
@@ -256,6 +260,19 @@ def _check_hub_and_run(found: Problems) -> None:
         f"must be more than {run.grace_seconds / 60:.3g}, or null: "
         f"run.grace_seconds={run.grace_seconds:g} is reserved for the last snapshot",
     )
+
+
+def _why_no_store(url: str) -> str | None:
+    """Why a URL cannot be a store; None if it can."""
+    scheme, mark, place = url.partition("://")
+    if not mark or not place.strip("/") or scheme in ("http", "https"):
+        return "must be the URL of a folder that can be written, such as s3://bucket/run"
+    if scheme == "hf":
+        name = place.removeprefix("buckets/")
+        return None if _is_repo_id(name) else "must have the form hf://buckets/owner/name"
+    if redact_urls(url) != url:
+        return "must hold no user, password or query: set them in the environment"
+    return None
 
 
 def _is_beta(beta: object) -> bool:

@@ -168,6 +168,8 @@ class HubConfig:
     """The Hub repo (owner/name) to upload snapshots to and resume from; null: none."""
     bucket: str | None = None
     """A bucket (owner/name) instead; with repo_id, the last snapshot also goes to that repo."""
+    url: str | None = None
+    """A folder elsewhere instead: s3://bucket/run, gs://..., file:///shared/run: docs/hub.md."""
     private: bool = True
     """Create the repo or bucket as private, and refuse a public one."""
     keep: int = 3
@@ -188,6 +190,20 @@ class HubConfig:
     """Language of the text on the model card, as a code (en, de, code, ...)."""
     flush_seconds: float = 240.0
     """How long the end of a run waits for its last upload; the next start uploads the rest."""
+
+    @property
+    def store_url(self) -> str | None:
+        """The URL of the store; null: none. `bucket` and `repo_id` are short forms of it."""
+        if self.url is not None:
+            return self.url
+        if self.bucket is not None:
+            return f"hf://buckets/{self.bucket}"
+        return None if self.repo_id is None else f"hf://{self.repo_id}"
+
+    @property
+    def has_model_repo(self) -> bool:
+        """Whether `repo_id` is not the store, but gets the last snapshot."""
+        return self.repo_id is not None and (self.url or self.bucket) is not None
 
 
 @dataclass

@@ -75,5 +75,6 @@ PUBLIC = {
     ("model", "pretrained"): public_name,
     ("model", "architecture"): public_name,
     ("snapshot", "resume"): public_resume,
+    ("hub", "url"): public_resume,
 }
 """By key whose value may be a path, the function that removes its folders."""

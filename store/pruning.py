@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
 
-from snapshot.disk.files import MANIFEST, entries_in, manifest_entries, parse_json
+from snapshot.disk.files import MANIFEST, entries_in, parse_json
 from snapshot.errors import SnapshotError
 from store.latest import Latest, folders_in, remote_step
 from store.remote import Remote, RemoteFile
@@ -35,9 +34,9 @@ class Manifests:
         self.digests: set[str] = set()
         """The SHA-256 of all files that the known manifests name."""
 
-    def note(self, folder: str, snapshot: Path) -> None:
-        """Note that `folder` gets the files of a snapshot on this disk. Raises SnapshotError."""
-        self._uploaded[folder] = entries = manifest_entries(snapshot)
+    def note(self, folder: str, entries: Entries) -> None:
+        """Note that `folder` gets the files of a snapshot on this disk."""
+        self._uploaded[folder] = entries
         self.digests.update(digest for _, digest in entries.values())
 
     def paths(self, commit: str, files: Mapping[str, RemoteFile], folder: str) -> list[str]:

@@ -126,9 +126,9 @@ def publish(
     operations: list[huggingface_hub.CommitOperation] = [*added, *deletions]
     card = huggingface_hub.CommitOperationAdd("README.md", upload.card.text.encode())
     message = f"Snapshot of step {latest.step}"
-    manifests.note(latest.folder, upload.folder)
+    manifests.note(latest.folder, manifest_entries(upload.folder))
     if best and upload.best is not None and upload.best.folder is not None:
-        manifests.note(BEST.rstrip("/"), upload.best.folder)
+        manifests.note(BEST.rstrip("/"), manifest_entries(upload.best.folder))
     confirm()
     try:
         commit = hub.commit([*operations, card], message, parent)
@@ -204,7 +204,7 @@ def _digests_of(operations: Iterable[huggingface_hub.CommitOperationAdd]) -> dic
     return {one.path_in_repo: one.upload_info.sha256.hex() for one in operations}
 
 
-def check_digests(sent: Mapping[str, str | None], folder: Path) -> None:
+def check_digests(sent: Mapping[str, str], folder: Path) -> None:
     """Raise SnapshotError if a file, by its remote path, is not what its snapshot's manifest says.
 
     `sent` has the SHA-256 of what was sent.
@@ -214,7 +214,12 @@ def check_digests(sent: Mapping[str, str | None], folder: Path) -> None:
     for path, digest in sent.items():
         name = path.rpartition("/")[2]
         if digest != digests[name]:
-            raise SnapshotError(f"{folder} is damaged: the content of {name} has changed")
+            raise content_has_changed(folder, name)
+
+
+def content_has_changed(folder: Path, name: str) -> SnapshotError:
+    """The error for a file that is not as its snapshot's manifest says."""
+    return SnapshotError(f"{folder} is damaged: the content of {name} has changed")
 
 
 def _refuse_to_overwrite(

@@ -15,12 +15,14 @@ from snapshot.disk.reading import visible
 from snapshot.errors import SnapshotError
 from store.attempt import RepoAttempt
 from store.bucket import Bucket
-from store.bucket_attempt import BucketAttempt
 from store.client import REPO_ID, Hub
+from store.file_system import FileSystem
+from store.files_attempt import FilesAttempt
 from store.remote import BRANCH, PREFIX, Attempt, Remote, UploadTarget
 
 NAMED_BUCKET = re.compile(rf"{PREFIX}buckets/({REPO_ID.pattern})")
 NAMED_REPO = re.compile(rf"({PREFIX})?({REPO_ID.pattern})(?:@([\w./-]+))?")
+URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 Notify = Callable[[str], None]
 
 
@@ -29,19 +31,20 @@ class Kind:
     """A kind of store."""
 
     open: Callable[[str, float], Remote]
-    """From what follows the beginning of its URL, and a timeout in seconds."""
+    """From its URL, or the name in that, and a timeout in seconds."""
     attempt: Callable[[Any, UploadTarget, Notify], Attempt]
     """The uploads to such a store; sentences for the user go to the last argument."""
 
 
-KINDS = {  # the first beginning that a URL has
-    f"{PREFIX}buckets/": Kind(Bucket, BucketAttempt),
+KINDS = {  # the first beginning that a URL has, which is not part of the name
+    f"{PREFIX}buckets/": Kind(Bucket, FilesAttempt),
     PREFIX: Kind(Hub, RepoAttempt),
+    "": Kind(FileSystem, FilesAttempt),
 }
 
 
 def open_store(url: str, timeout: float = 60.0) -> Remote:
-    """The store at a URL. Makes no request."""
+    """The store at a URL. Makes no request. Raises SnapshotError for one that is none."""
     beginning = _beginning_of(url)
     return KINDS[beginning].open(url.removeprefix(beginning), timeout)
 
@@ -76,11 +79,12 @@ def named_repo(name: str) -> tuple[str, str] | None:
 
 
 def named_remote(name: str, timeout: float = 60.0) -> tuple[Remote, str] | None:
-    """The repo or the bucket (`hf://buckets/owner/name`) that a name means, and the revision.
+    """The store that a name means, and the revision; None for a path.
 
-    None for a path. Raises SnapshotError as `named_repo` does.
+    It is a repo, a bucket (`hf://buckets/owner/name`) or any URL. Raises SnapshotError as
+    `named_repo` and `open_store` do.
     """
-    if NAMED_BUCKET.fullmatch(name):
+    if NAMED_BUCKET.fullmatch(name) or (URL.match(name) and not name.startswith(PREFIX)):
         return open_store(name, timeout), BRANCH
     found = named_repo(name)
     return None if found is None else (Hub(found[0], timeout), found[1])

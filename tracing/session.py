@@ -64,7 +64,7 @@ def load_traced_config(arguments: list[str]) -> Config:
             f"a trace would be written to {config.run.dir}, which holds a run with snapshots. Name "
             "another run.dir."
         )
-    config.run.tracker, config.hub.repo_id, config.hub.bucket = None, None, None
+    config.run.tracker, config.hub.repo_id, config.hub.bucket, config.hub.url = (None,) * 4
     config.snapshot.resume, config.snapshot.every = "auto", NEVER
     config.train.sample_every, config.train.log_every = 0, NEVER
     config.train.max_steps = max(config.train.max_steps, STEPS + 2)

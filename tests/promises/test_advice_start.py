@@ -181,8 +181,7 @@ def in_bucket(hub, name: str, snapshot: Path | None, private: bool = True) -> No
     if snapshot is not None:
         place = f"{read_state(snapshot).run_id}/{'a' * 32}/step-00000010"
         files = {f"{place}/{path.name}": path for path in snapshot.iterdir()}
-    sent, _ = content.upload(files)
-    content.add(sent)
+    content.send(files)
     assert bucket.files
 
 

@@ -173,7 +173,7 @@ def write_page(config: Config, records: Sequence[Record], unit: str) -> None:
         _samples(run_dir),
         _events(run_dir),
         _snapshots(run_dir),
-        _on_the_hub(config, train),
+        _in_the_store(config, train),
     ]
     finished = bool(train) and train[-1]["step"] >= config.train.max_steps
     write_html(run_dir / PAGE, title, parts, reload_seconds=None if finished else RELOAD_SECONDS)
@@ -268,14 +268,14 @@ def _snapshots(run_dir: Path) -> str:
     return f"<h2>Snapshots</h2>\n{table('Snapshots', ('step', 'folder'), rows)}"
 
 
-def _on_the_hub(config: Config, train: Sequence[Record]) -> str:
-    """The step that the run's repo or bucket has according to the newest metrics."""
-    name = config.hub.bucket or config.hub.repo_id
-    if name is None:
+def _in_the_store(config: Config, train: Sequence[Record]) -> str:
+    """The step that the run's store has according to the newest metrics."""
+    if config.hub.store_url is None:
         return ""
+    where = config.hub.url or f"{config.hub.bucket or config.hub.repo_id} on the Hub"
     step = next((record["hub_step"] for record in reversed(train) if "hub_step" in record), None)
     reached = "nothing yet" if step is None else f"step {step:,}"
-    return f"<p>{escape(printable(str(name)))} on the Hub had {reached} when this was drawn.</p>"
+    return f"<p>{escape(printable(where))} had {reached} when this was drawn.</p>"
 
 
 def write_html(

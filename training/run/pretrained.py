@@ -189,7 +189,7 @@ class PretrainedModel:
     @property
     def _is_uploaded(self) -> bool:
         """Whether others may read the run's snapshots, which then say no folder of this machine."""
-        return (self._config.hub.repo_id or self._config.hub.bucket) is not None
+        return self._config.hub.store_url is not None
 
     def load(self, model: LanguageModel) -> None:
         """Read the base's weights, if they are needed, into a prepared model. All call this.

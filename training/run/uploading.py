@@ -30,19 +30,16 @@ from training.run.signals import LAST_WORDS_SECONDS, Signals
 
 
 def store_of(config: Config) -> RunStore | None:
-    """The bucket that `hub.bucket` names, or the repo that `hub.repo_id` names; None without."""
-    hub = config.hub
-    if hub.bucket is not None:
-        return _store_at(f"{PREFIX}buckets/{hub.bucket}", config)
-    return None if hub.repo_id is None else _store_at(f"{PREFIX}{hub.repo_id}", config)
+    """The store that `hub.url`, `hub.bucket` or `hub.repo_id` names; None without."""
+    url = config.hub.store_url
+    return None if url is None else _store_at(url, config)
 
 
 def model_repo_of(config: Config) -> RunStore | None:
-    """The model repo that gets the last snapshot of a run whose store is a bucket, if any."""
-    hub = config.hub
-    if hub.bucket is None or hub.repo_id is None:
+    """The model repo that gets the last snapshot of a run whose store is another one, if any."""
+    if not config.hub.has_model_repo:
         return None
-    return _store_at(f"{PREFIX}{hub.repo_id}", config)
+    return _store_at(f"{PREFIX}{config.hub.repo_id}", config)
 
 
 def _store_at(url: str, config: Config) -> RunStore:
@@ -123,7 +120,7 @@ def hand_over(
         if best_loss is not None:
             state.update_best_loss(best_loss)
         text = card_text(
-            str(config.hub.repo_id or config.hub.bucket),
+            str(config.hub.repo_id or config.hub.store_url),
             state,
             check_model(snapshot),
             versions(),
@@ -157,8 +154,8 @@ def finish_uploads(
 ) -> None:
     """Wait a limited time for the last upload, and print its outcome.
 
-    `last` is the last snapshot of a run that is done. If the run's store is a bucket, it goes to
-    the model repo as well, where there is one.
+    `last` is the last snapshot of a run that is done. It goes to the model repo as well, where
+    there is one that is not the store.
     """
     store = store_of(config)
     if uploads is None or store is None:

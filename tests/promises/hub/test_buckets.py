@@ -296,8 +296,7 @@ def test_a_best_json_whose_snapshot_a_bucket_has_not_is_ignored(near_hub, snapsh
     remote, path = Bucket(BUCKET, 1.0), f"{RUN}/{FIRST}/best.json"
     for step, best in ((2, (0, None)), (3, (3, 1.0))):
         (tmp_path / "best.json").write_text(f'{{"step": {step}, "loss": 1.0}}')
-        sent, _ = remote.upload({path: tmp_path / "best.json"})
-        remote.add(sent)
+        remote.send({path: tmp_path / "best.json"})
         found = remote.latest("", remote.files())
         assert (found.step, found.best_step, found.best_loss) == (3, *best)
 
@@ -374,14 +373,13 @@ def test_what_cannot_be_a_store_is_refused(near_hub, tmp_path, monkeypatch):
     bucket = near_hub.create_bucket(BUCKET)
     content = Bucket(BUCKET, 1.0)
     (tmp_path / "notes.txt").write_text("mine")
-    sent, _ = content.upload({"notes.txt": tmp_path / "notes.txt"})
-    content.add(sent)
+    content.send({"notes.txt": tmp_path / "notes.txt"})
     assert bucket.files
     with pytest.raises(SnapshotError, match=r"hub\.bucket=me/run holds notes\.txt"):
         started_empty(tmp_path)
     monkeypatch.setattr("store.bucket.is_available", lambda: False)
     with pytest.raises(HubRefused, match=r"hub\.bucket needs Xet"):
-        content.upload({"notes.txt": tmp_path / "notes.txt"})
+        content.send({"notes.txt": tmp_path / "notes.txt"})
 
 
 def words(run_dir: Path, *more: str) -> list[str]:

@@ -186,8 +186,7 @@ def put(bucket: Bucket, folder: Path, files: dict[str, bytes]) -> None:
     folder.mkdir()
     for number, content in enumerate(files.values()):
         (folder / str(number)).write_bytes(content)
-    sent, _ = bucket.upload({path: folder / str(number) for number, path in enumerate(files)})
-    bucket.add(sent)
+    bucket.send({path: folder / str(number) for number, path in enumerate(files)})
 
 
 @pytest.mark.parametrize("takes_over", [False, True], ids=["same run", "takeover"])

@@ -72,11 +72,13 @@ class Bucket:
 def _create(call: Call) -> Answer:
     bucket_id = call.names["repo"]
     writer(call, bucket_id.partition("/")[0])
+    answer = {"url": f"{call.hub.endpoint}/buckets/{bucket_id}"}
     if call.hub.bucket(bucket_id) is not None:
-        raise Refusal(409, "You already created this bucket")
+        error = "You already created this bucket"
+        return json_answer({"error": error, **answer}, 409, X_Error_Message=error)
     private = call.body.json().get("visibility") == "private"
     call.hub.create_bucket(bucket_id, private)
-    return json_answer({"url": f"{call.hub.endpoint}/buckets/{bucket_id}"})
+    return json_answer(answer)
 
 
 @ROUTES.answers("bucket-info", "GET", "/api/buckets/{repo}")

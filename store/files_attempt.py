@@ -1,4 +1,4 @@
-"""The uploads of one attempt to a bucket. No writer can damage what another one has uploaded."""
+"""The uploads of one attempt to a store of files. No writer damages what another one uploaded."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from tempfile import TemporaryDirectory
 
 from data.tokenizer import TOKENIZER_FILES
 from snapshot.disk.contents import STATE
-from snapshot.disk.files import MANIFEST, manifest_entries
+from snapshot.disk.files import MANIFEST, entries_in, parse_json
 from store.best import BestCheck
-from store.bucket import BEST, RECORDS, Bucket, folders_in_bucket, run_of, whole_snapshots
 from store.errors import HubError, HubRefused, HubUnreachable
 from store.fence import Fenced
 from store.fetch import read_repo
+from store.files import BEST, RECORDS, Files, run_of, snapshot_folders, whole_snapshots
 from store.latest import remote_step
 from store.pruning import OPTIMIZER, WEIGHTS, Manifests
-from store.publish import CONFIGS, check_digests
+from store.publish import CONFIGS, content_has_changed
 from store.remote import Best, RemoteFile, Transfer, Upload, UploadTarget
 
 
-class BucketAttempt:
+class FilesAttempt:
     """Uploads the snapshots of one attempt, one at a time. Not thread-safe."""
 
-    def __init__(self, bucket: Bucket, target: UploadTarget, notify: Callable[[str], None]) -> None:
+    def __init__(self, store: Files, target: UploadTarget, notify: Callable[[str], None]) -> None:
         """`notify` receives sentences for the user."""
-        self._bucket, self._policy, self._notify = bucket, target.policy, notify
+        self._store, self._policy, self._notify = store, target.policy, notify
         self._run_id, self._records = target.run_id, target.records
         self._own = f"{target.run_id}/{target.attempt_id}/"
         self._ended = frozenset(target.ended_attempts)
@@ -37,15 +37,19 @@ class BucketAttempt:
         self._added: dict[str, list[str]] = {}
         """By folder, what an attempt that is this one, or over, has uploaded to it. For folders
         without a manifest: the upload or the deletion was cut off."""
+        self._written: set[str] = set()
+        """Paths that this attempt has begun to write, and may write again."""
+        self._may_take_over = target.policy.takeover
+        """Whether to replace another run's claim: until the first upload."""
         self._recorded_step = 0
         self._best = _best_of(target)
-        """The best snapshot, which the bucket has."""
-        self._best_check, self._manifests = BestCheck(notify), Manifests(bucket)
+        """The best snapshot, which the store has."""
+        self._best_check, self._manifests = BestCheck(notify), Manifests(store)
         self._reported: set[str] = set()
         self.repo_was_read = target.repo_was_read
 
     def upload(self, upload: Upload) -> Transfer:
-        """Upload a snapshot, unless the bucket has it; returns what was sent.
+        """Upload a snapshot, unless the store has it; returns what was sent.
 
         Raises Fenced, HubError, SnapshotError if the files on disk have changed, and OSError if the
         folder no longer exists.
@@ -53,11 +57,11 @@ class BucketAttempt:
         private = self._open()
         if self._policy.private and not private:
             raise HubRefused(
-                f"{self._bucket.key} has become public, and hub.private=true. Make it private, or "
+                f"{self._store.key} has become public, and hub.private=true. Make it private, or "
                 "start with hub.private=false."
             )
         upload = self._best_check.checked(upload)
-        listed = self._bucket.files()
+        listed = self._store.files("")
         if not self._has_begun:
             self._begin(listed)
         transfer = self._add_best(upload, listed)
@@ -70,7 +74,7 @@ class BucketAttempt:
         return transfer
 
     def _add_best(self, upload: Upload, listed: Mapping[str, RemoteFile]) -> Transfer:
-        """Upload the best snapshot, unless the bucket has it or `upload` is that snapshot."""
+        """Upload the best snapshot, unless the store has it or `upload` is that snapshot."""
         best, transfer = upload.best, Transfer()
         if best is None:
             return transfer
@@ -82,34 +86,62 @@ class BucketAttempt:
         return transfer
 
     def _has(self, step: int, listed: Mapping[str, RemoteFile]) -> bool:
-        """Whether the bucket has a whole snapshot of a step of this run."""
+        """Whether the store has a whole snapshot of a step of this run."""
         whole = whole_snapshots(listed)
         return any(self._is_ours(folder) and remote_step(folder) == step for folder in whole)
 
     def _add_snapshot(self, snapshot: Path, records: Mapping[str, Path]) -> Transfer:
         """Upload a snapshot and records, its manifest last."""
         place = f"{self._own}{snapshot.name}"
-        last = f"{place}/{MANIFEST}"
-        files = {f"{place}/{name}": snapshot / name for name in manifest_entries(snapshot)}
-        files[last] = snapshot / MANIFEST
-        sent, transfer = self._bucket.upload({**files, **records})
-        check_digests({path: sent[path].sha256 for path in files}, snapshot)
-        self._manifests.note(place, snapshot)
-        self._added[place] = list(files)
-        contents = {path: file for path, file in sent.items() if path != last}
-        self._bucket.add(contents)
-        self._check_listed(contents)
-        self._bucket.add({last: sent[last]})  # now the snapshot is there
+        manifest = (snapshot / MANIFEST).read_bytes()  # what is compared is what is sent
+        entries = entries_in(parse_json(manifest, str(snapshot / MANIFEST)), str(snapshot))
+        contents = {f"{place}/{name}": snapshot / name for name in entries}
+        self._manifests.note(place, entries)
+        self._added[place] = [*contents, f"{place}/{MANIFEST}"]
+        sent, transfer = self._send({**contents, **records})
+        for name, (_, digest) in entries.items():
+            if sent[f"{place}/{name}"].sha256 != digest:
+                raise content_has_changed(snapshot, name)
+        listed = self._store.files("")
+        self._check_listed(sent, listed)
+        self._claim(listed)
+        with TemporaryDirectory() as folder:
+            (Path(folder) / MANIFEST).write_bytes(manifest)
+            self._send({f"{place}/{MANIFEST}": Path(folder) / MANIFEST})  # now it is there
         return transfer
 
+    def _send(self, files: Mapping[str, Path]) -> tuple[dict[str, RemoteFile], Transfer]:
+        replaced = self._written & files.keys()
+        self._written |= files.keys()
+        return self._store.send(files, replaced)
+
+    def _claim(self, listed: Mapping[str, RemoteFile]) -> None:
+        """Raise Fenced if another run uploads here: of two that begin at once, one is first.
+
+        A claim without a whole snapshot is what a run left that ended just then.
+        """
+        owner = self._store.claim(self._run_id, self._may_take_over)
+        has_snapshots = any(run_of(folder) == owner for folder in whole_snapshots(listed))
+        if owner != self._run_id and not has_snapshots:
+            owner = self._store.claim(self._run_id, takes_over=True)
+        if owner != self._run_id:
+            raise Fenced(f"another run uploads to {self._store.title}; {self._does_not_upload()}")
+        self._may_take_over = False
+
+    def _does_not_upload(self) -> str:
+        return (
+            "this one does not upload. Training continues with local snapshots. Name another "
+            f"{self._store.key.partition('=')[0]}; hub.takeover=true replaces what is there."
+        )
+
     def _open(self) -> bool:
-        """Create the bucket if it could not be read at the start; returns whether it is private."""
+        """Create the store if it could not be read at the start; returns whether it is private."""
         if not self.repo_was_read:
-            self._bucket.create(self._policy.private)
-            if refusal := read_repo(self._bucket).refusal():
+            self._store.create(self._policy.private)
+            if refusal := read_repo(self._store).refusal():
                 raise Fenced(refusal)
             self.repo_was_read = True
-        return self._bucket.head()[1]
+        return self._store.head()[1]
 
     def _begin(self, listed: Mapping[str, RemoteFile]) -> None:
         """Note what is there. Raises Fenced if it is another run's."""
@@ -117,26 +149,26 @@ class BucketAttempt:
         others = [folder for folder in there if not self._is_ours(folder)]
         if others and not self._policy.takeover:
             raise Fenced(
-                f"another run has uploaded step {remote_step(others[0])} to the bucket "
-                f"{self._bucket.repo_id}; this one does not upload. Training continues with local "
-                "snapshots. Name another hub.bucket; hub.takeover=true replaces what is there."
+                f"another run has uploaded step {remote_step(others[0])} to {self._store.title}; "
+                f"{self._does_not_upload()}"
             )
-        for folder in filter(self._is_ended, folders_in_bucket(listed) - set(there)):
+        for folder in filter(self._is_ended, snapshot_folders(listed) - set(there)):
             paths = [path for path in listed if path.startswith(f"{folder}/")]
             self._added[folder] = [path for path in paths if is_written(path.rpartition("/")[2])]
         self._known, self._has_begun = frozenset(there), True
 
-    def _check_listed(self, contents: Mapping[str, RemoteFile]) -> None:
-        """Raise HubUnreachable unless the bucket lists all contents as they were added."""
-        listed = self._bucket.files()
-        for path, file in contents.items():
+    def _check_listed(
+        self, sent: Mapping[str, RemoteFile], listed: Mapping[str, RemoteFile]
+    ) -> None:
+        """Raise HubUnreachable unless the store lists all files as they were sent."""
+        for path, file in sent.items():
             found = listed.get(path)
             if found is None or (found.xet_hash, found.size) != (file.xet_hash, file.size):
-                why = f"the Hub has applied a batch in part: {path} is missing"
+                why = f"{self._store.name} has applied an upload in part: {path} is missing"
                 raise HubUnreachable(why, "batch in part")
 
     def _write_records(self, upload: Upload, folder: Path) -> tuple[dict[str, Path], int]:
-        """The run's new records as files, by their paths in the bucket."""
+        """The run's new records as files, by their paths in the store."""
         records: dict[str, bytes] = {}
         reached = self._recorded_step
         try:
@@ -154,7 +186,7 @@ class BucketAttempt:
         return files, reached
 
     def seconds_until_beat(self) -> float:
-        """Infinite: in a bucket no attempt waits for another one, so none commits signs of life."""
+        """Infinite: no attempt waits for another one, so none needs signs of life."""
         return math.inf
 
     def beat(self) -> None:
@@ -163,18 +195,18 @@ class BucketAttempt:
     def tidy(self, step: int) -> None:
         """After the upload of a step: delete old snapshots. Raises nothing."""
         try:
-            listed = self._bucket.files()
+            listed = self._store.files("")
             for folder in self._to_delete(listed, step):
                 self._added[folder] = paths = self._paths_of(folder, listed)
-                self._bucket.delete(paths[:1])  # the manifest, so that no half of it counts
-                self._bucket.delete(paths[1:])
+                self._store.delete(paths[:1])  # the manifest, so that no half of it counts
+                self._store.delete(paths[1:])
                 listed = {path: file for path, file in listed.items() if path not in paths}
-            self._bucket.delete(self._old_records(listed))
+            self._store.delete(self._old_records(listed))
         except (HubError, OSError) as error:  # what is transient is tried after the next upload
             if not isinstance(error, HubUnreachable):
                 self._report_once(
                     "delete",
-                    f"old snapshots still use storage of {self._bucket.repo_id}: "
+                    f"old snapshots still use storage of {self._store.title}: "
                     f"{str(error).rstrip('.')}. Uploads continue.",
                 )
 
@@ -190,12 +222,12 @@ class BucketAttempt:
         The newest `hub.keep` snapshots of the run stay, milestones, and the best. So do snapshots
         of later steps, and all that another attempt has uploaded since this one began.
         """
-        folders = folders_in_bucket(listed)
+        folders = snapshot_folders(listed)
         whole = whole_snapshots(listed)
         if any(self._is_rival(folder) for folder in whole):
             self._report_once(
                 "another",
-                f"another attempt uploads to the bucket {self._bucket.repo_id}. Both keep their "
+                f"another attempt uploads to {self._store.title}. Both keep their "
                 "snapshots; the next start continues the one with the higher step.",
             )
         before = [
@@ -211,10 +243,11 @@ class BucketAttempt:
 
     def _old_records(self, listed: dict[str, RemoteFile]) -> list[str]:
         """The records of attempts whose snapshots have all been deleted."""
-        having = {folder.rpartition("/")[0] for folder in folders_in_bucket(listed)}
-        before = {folder.rpartition("/")[0] for folder in self._known if self._may_delete(folder)}
+        having = {folder.rpartition("/")[0] for folder in snapshot_folders(listed)}
+        over = {folder.rpartition("/")[0] for folder in self._known if self._may_delete(folder)}
+        over |= {f"{self._run_id}/{attempt}" for attempt in self._ended}
         matches = (RECORDS.fullmatch(path) for path in listed)
-        return [match[0] for match in matches if match and match[1] in before - having]
+        return [match[0] for match in matches if match and match[1] in over - having]
 
     def _is_ours(self, folder: str) -> bool:
         return run_of(folder) == self._run_id

@@ -1,0 +1,429 @@
+"""Promises 2 to 4 with a store of files: a folder, S3, a bucket of the Hub.
+
+What only a bucket of the Hub can do wrong is in test_promise_buckets.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+import hubs
+import runs
+import stores
+from config.compose import load_config
+from config.schema import ConfigError
+from many_snapshots import copied
+from snapshot.__main__ import main
+from snapshot.disk.files import manifest_sha256
+from snapshot.disk.state import read_state
+from snapshot.errors import SnapshotError
+from snapshot.run_store import RunStore
+from snapshot.start import choose_start
+from store.errors import HubMissing, HubRefused, HubUnreachable
+from store.file_system import FileSystem
+from store.remote import Best, Card, Policy, UploadTarget
+from store.stores import open_store
+from store.uploader import Uploader
+from training.run.uploading import store_of
+
+RUN, OTHER_RUN = "1" * 32, "2" * 32
+FIRST, SECOND = "a" * 32, "b" * 32
+POLICY = Policy(keep=3, min_interval=0.0, squash_every=None, private=True, takeover=False)
+
+
+@pytest.fixture(params=stores.KINDS)
+def place(request, tmp_path, monkeypatch):
+    with stores.place(request.param, tmp_path, monkeypatch) as place:
+        yield place
+
+
+@pytest.fixture
+def s3(tmp_path, monkeypatch):
+    with stores.place("S3", tmp_path, monkeypatch) as place:
+        yield place
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    with stores.place("a folder", tmp_path, monkeypatch) as place:
+        yield place
+
+
+@pytest.fixture
+def snapshot_of(finished_run, tmp_path):
+    """A whole snapshot of any step, no tensor of which is another's."""
+
+    def of(step: int) -> Path:
+        return copied(runs.snapshot(finished_run, 30), tmp_path / "made" / "snapshots", step)
+
+    return of
+
+
+def uploader(
+    place: stores.Place,
+    run_id: str = RUN,
+    attempt_id: str = FIRST,
+    timeout: float = 5.0,
+    was_read: bool = False,
+    **more,
+) -> Uploader:
+    """The uploads of an attempt, as often as it can."""
+    policy = {name: more.pop(name) for name in vars(POLICY) if name in more}
+    target = UploadTarget(
+        place.open(timeout),
+        replace(POLICY, **policy),
+        run_id,
+        attempt_id,
+        repo_was_read=was_read,
+        **more,
+    )
+    return Uploader(target)
+
+
+def upload(uploads: Uploader, *folders: Path, best: Best | None = None) -> None:
+    for folder in folders:
+        uploads.offer(folder, Card(""), best)
+        assert uploads.flush(60), uploads.status()
+        assert uploads.status().failure_text is None, uploads.status()
+
+
+def started(place: stores.Place, run_dir: Path, takeover: bool = False, resume: str = "auto"):
+    return choose_start(run_dir, resume, RunStore(place.open(), private=True, takeover=takeover))
+
+
+def assert_whole(place: stores.Place) -> None:
+    """A folder with a manifest has all files that this lists, and no other."""
+    paths = set(place.paths())
+    for path in (path for path in paths if path.endswith("/manifest.json")):
+        entries = {one["path"]: one for one in json.loads(place.read(path))["files"]}
+        inside = path.removesuffix("manifest.json")
+        assert {one for one in paths if one.startswith(inside)} == {
+            path,
+            *(inside + name for name in entries),
+        }
+        for name, entry in entries.items():
+            content = place.read(inside + name)
+            assert (len(content), sha256(content).hexdigest()) == (entry["size"], entry["sha256"])
+
+
+def test_an_empty_store_is_created_and_what_is_uploaded_comes_back(place, finished_run, tmp_path):
+    assert started(place, tmp_path / "run").folder is None
+    snapshots = [runs.snapshot(finished_run, step) for step in (10, 20, 30)]
+    run_id = read_state(snapshots[0]).run_id
+    uploads = uploader(place, run_id, was_read=True)
+    upload(uploads, *snapshots)
+    assert uploads.messages() == []
+    assert uploads.status().sent.bytes_sent > 0
+    assert place.steps() == [10, 20, 30]
+    assert_whole(place)
+    begun = started(place, tmp_path / "run")
+    assert begun.state.step == begun.known_latest.step == 30
+    assert manifest_sha256(begun.folder) == manifest_sha256(snapshots[-1])
+    named = choose_start(tmp_path / "new", place.url)
+    assert named.state.step == 30
+    assert main(["list", place.url]) == 0
+
+
+def test_pruned_are_all_but_the_newest_milestones_and_the_best(place, snapshot_of):
+    uploads = uploader(place, keep=2, milestone_every=4)
+    upload(uploads, *map(snapshot_of, range(1, 4)))
+    best = snapshot_of(3)
+    upload(uploads, *map(snapshot_of, range(4, 8)), best=Best(3, 1.0, best))
+    assert place.steps() == [3, 4, 6, 7]
+    folders = {path.rpartition("/")[0] for path in place.paths() if "/step-" in path}
+    assert len(folders) == 4  # nothing is left of the others
+    remote = place.open()
+    latest = remote.latest("", remote.files(""))  # as another machine sees it
+    assert (latest.step, latest.best_step, latest.best_loss) == (7, 3, 1.0)
+    later = uploader(place, attempt_id=SECOND, keep=1, known_latest=latest, was_read=True)
+    upload(later, snapshot_of(9))
+    assert place.steps() == [3, 9]
+    assert_whole(place)
+
+
+@pytest.mark.parametrize("takes_over", [False, True], ids=["same run", "takeover"])
+def test_what_no_manifest_names_stays(place, snapshot_of, takes_over):
+    upload(uploader(place, keep=3), *map(snapshot_of, (1, 2)))
+    mine = {
+        f"{RUN}/{FIRST}/step-00000001/notes.txt": b"in a snapshot",
+        f"{RUN}/{FIRST}/step-00000002/model.safetensors": b"in place of a snapshot's",
+    }
+    for path, content in mine.items():
+        place.put(path, content)
+    run = OTHER_RUN if takes_over else RUN
+    later = uploader(place, run, SECOND, keep=1, takeover=takes_over, was_read=True)
+    upload(later, *map(snapshot_of, (4, 5)))
+    assert {path: place.read(path) for path in mine} == mine
+    others = {path for path in place.paths() if "/step-" in path} - mine.keys()
+    assert {path.split("/")[2] for path in others} == {"step-00000005"}
+
+
+@pytest.mark.parametrize("path", ["notes.txt", f"{RUN}/{FIRST}/metrics/notes.txt", "latest.json"])
+def test_a_store_with_files_of_somebody_else_is_refused(place, tmp_path, path):
+    place.put(path, b"mine")
+    for takeover in (False, True):
+        for resume in ("auto", "never"):
+            with pytest.raises(SnapshotError, match=r"which no run of this project uploaded"):
+                started(place, tmp_path / "run", takeover, resume)
+    late = uploader(place)
+    late.offer(tmp_path / "step-00000001", Card(""))
+    assert late.flush(60)
+    assert late.status().off
+    assert place.paths() == [path]
+    assert place.read(path) == b"mine"
+
+
+def test_another_run_needs_a_takeover_and_then_replaces_all(place, snapshot_of, finished_run):
+    upload(uploader(place, OTHER_RUN), snapshot_of(5))
+    newest = runs.snapshot(finished_run, 30)
+    with pytest.raises(SnapshotError, match=f"{place.key} holds another run"):
+        started(place, newest.parent.parent)
+    fenced = uploader(place, RUN, SECOND, was_read=True)
+    fenced.offer(snapshot_of(6), Card(""))
+    assert fenced.flush(30)
+    assert fenced.status().off
+    assert "another run has uploaded step 5 to " in fenced.messages()[0]
+    upload(uploader(place, RUN, SECOND, takeover=True, was_read=True), snapshot_of(6))
+    assert place.steps() == [6]
+
+
+def test_two_attempts_of_a_run_damage_nothing(place, snapshot_of):
+    first = uploader(place, attempt_id=FIRST, keep=1)
+    upload(first, snapshot_of(5))
+    other = uploader(place, attempt_id=SECOND, keep=1, was_read=True)
+    for step in range(3, 7):
+        first.offer(snapshot_of(2 * step), Card(""))
+        other.offer(snapshot_of(2 * step + 1), Card(""))
+    assert first.flush(60)
+    assert other.flush(60)
+    assert_whole(place)
+    assert place.steps()[-2:] == [12, 13]
+    remote = place.open()
+    latest = remote.latest("", remote.files(""))
+    assert (latest.attempt_id, latest.step) == (SECOND, 13)
+
+
+@pytest.mark.parametrize("kind", stores.KINDS[:2])
+def test_of_two_runs_that_begin_at_once_one_keeps_the_store(
+    kind, snapshot_of, tmp_path, monkeypatch
+):
+    with stores.place(kind, tmp_path, monkeypatch) as place:
+        one, other = uploader(place, RUN, FIRST), uploader(place, OTHER_RUN, SECOND)
+        one.offer(snapshot_of(1), Card(""))
+        other.offer(snapshot_of(2), Card(""))
+        assert one.flush(60)
+        assert other.flush(60)
+        assert sorted([one.status().off, other.status().off]) == [False, True]
+        fenced = one if one.status().off else other
+        assert any("this one does not upload" in said for said in fenced.messages())
+        kept = other if fenced is one else one
+        upload(kept, snapshot_of(4))
+        # With a takeover the other one replaces it, and that one finds out.
+        upload(uploader(place, "3" * 32, FIRST, takeover=True, was_read=True), snapshot_of(5))
+        kept.offer(snapshot_of(6), Card(""))
+        assert kept.flush(60)
+        assert kept.status().off
+        assert "another run uploads to " in "".join(kept.messages())
+        assert 6 not in place.steps()
+
+
+def test_a_claim_without_a_snapshot_is_passed_over(folder, snapshot_of):
+    folder.open().create(private=True)
+    folder.put("owner.json", b'{"run_id": "' + OTHER_RUN.encode() + b'"}')
+    upload(uploader(folder), snapshot_of(1))
+    assert json.loads(folder.read("owner.json")) == {"run_id": RUN}
+
+
+FAULTS = {
+    "503 on contents": ("status", "PUT", {"times": 2}),
+    "503 on contents for long": ("status", "PUT", {"times": 40}),
+    "500 on the listing": ("status", "GET", {"after": 2, "status": "500 Internal Server Error"}),
+    "403 on a manifest": ("status", "PUT", {"path": "manifest", "status": "403 Forbidden"}),
+    "a hang of a content": ("hang", "PUT", {"path": "model.safe"}),
+    "a hang of the listing": ("hang", "GET", {"after": 2}),
+    "a reset of a content": ("reset", "PUT", {"path": "optimizer"}),
+    "the answer to a content lost": ("lost-answer", "PUT", {"path": "model.safe"}),
+    "the answer to a manifest lost": ("lost-answer", "PUT", {"path": "manifest"}),
+    "the answer to a claim lost": ("lost-answer", "PUT", {"path": "owner"}),
+    "a delete that fails": ("status", "DELETE", {}),
+}
+THOROUGH = {"503 on contents for long", "a hang of the listing", "a reset of a content"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.thorough] if n in THOROUGH else []) for n in FAULTS],
+)
+def test_a_fault_of_s3_costs_no_snapshot(s3, finished_run, tmp_path, monkeypatch, name):
+    monkeypatch.setattr("store.uploader.REPROBE_SECONDS", 0.1)
+    snapshots = [runs.snapshot(finished_run, step) for step in (10, 20, 30)]
+    uploads = uploader(s3, read_state(snapshots[0]).run_id, timeout=1.0, keep=1)
+    kind, method, more = FAULTS[name]
+    fault = s3.fault(kind, method, **more)
+    for folder in snapshots:
+        uploads.offer(folder, Card(""))
+        stores.wait_for(lambda: uploads.flush(60))
+    assert fault.hits
+    assert uploads.status().step == 30
+    assert s3.steps()[-1] == 30
+    assert_whole(s3)
+    assert "secret-of-the-test" not in "".join(uploads.messages())
+    assert started(s3, tmp_path / "run").state.step == 30
+
+
+def test_a_file_of_several_parts_is_replaced_by_none_that_is_cut_off(s3, tmp_path, monkeypatch):
+    monkeypatch.setattr("store.file_system.BLOCK_BYTES", 5 << 20)
+    content = random.Random(1).randbytes(12 << 20)
+    (tmp_path / "large").write_bytes(content)
+    store = s3.open(timeout=2.0)
+    s3.fault("status", "PUT", after=1, path="partNumber=2", status="403 Forbidden")
+    path = f"{RUN}/{FIRST}/step-00000001/model.safetensors"
+    s3.faults[0].after = 0
+    with pytest.raises(HubRefused, match="Check the credentials and their permissions"):
+        store.send({path: tmp_path / "large"})
+    assert s3.paths() == []
+    sent, transfer = store.send({path: tmp_path / "large"})
+    assert s3.read(path) == content
+    assert sent[path].sha256 == sha256(content).hexdigest()
+    assert transfer.bytes_sent == len(content)
+    with pytest.raises(HubRefused, match="a file that this run did not write"):
+        store.send({path: tmp_path / "large"})
+    store.download_all("", store.files(""), tmp_path / "back")
+    assert (tmp_path / "back" / path).read_bytes() == content
+
+
+def test_a_file_of_somebody_else_is_never_replaced(place, tmp_path):
+    if isinstance(place, stores.HubBucket):
+        pytest.skip("a bucket of the Hub cannot tell")
+    place.open().create(private=True)
+    path = f"{RUN}/{FIRST}/step-00000001/model.safetensors"
+    place.put(path, b"mine")
+    (tmp_path / "new").write_bytes(b"a run's")
+    store = place.open()
+    with pytest.raises(HubRefused, match="a file that this run did not write"):
+        store.send({path: tmp_path / "new"})
+    assert place.read(path) == b"mine"
+    store.send({path: tmp_path / "new"}, replaced=[path])
+    assert place.read(path) == b"a run's"
+
+
+def test_a_file_that_is_cut_off_on_a_disk_has_no_name(folder, tmp_path, monkeypatch):
+    store = folder.open()
+    store.create(private=True)
+    (tmp_path / "new").write_bytes(b"x" * 100)
+    path = f"{RUN}/{FIRST}/step-00000001/manifest.json"
+    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left")))
+    with pytest.raises(HubRefused, match="has no room left"):
+        store.send({path: tmp_path / "new"})
+    assert folder.paths() == [f"{RUN}/{FIRST}/.partial"]
+    monkeypatch.undo()
+    store.send({path: tmp_path / "new"})
+    assert folder.paths() == [path]
+    assert store.foreign_file([f"{RUN}/{FIRST}/.partial"]) is None
+
+
+def test_what_cannot_be_a_store_is_told_at_the_start(folder, s3, tmp_path, monkeypatch):
+    unmounted = f"file://{tmp_path}/none/run"
+    with pytest.raises(HubRefused, match=r"there is no folder .*none\. Mount that disk"):
+        choose_start(tmp_path / "run", "auto", RunStore(open_store(unmounted), True, False))
+    with pytest.raises(HubMissing, match=r"s3://none/run does not exist\. Create that bucket"):
+        choose_start(tmp_path / "run", "auto", RunStore(open_store("s3://none/run"), True, False))
+    for words, reason in {
+        ("hub.url=https://a/b",): "must be the URL of a folder that can be written",
+        ("hub.url=out/run",): "must be the URL of a folder",
+        ("hub.url=s3://me:secret@a/b",): "must hold no user, password or query",
+        ("hub.url=s3://a/b", "hub.bucket=me/run"): "excludes hub.bucket=me/run",
+        ("hub.url=hf://buckets/me",): "must have the form hf://buckets/owner/name",
+    }.items():
+        with pytest.raises(ConfigError) as refused:
+            load_config([*words])
+        assert reason in str(refused.value)
+    with pytest.raises(SnapshotError, match="needs a package: pip install dropboxdrivefs"):
+        choose_start(tmp_path / "run", "dropbox://a/b")
+    with pytest.raises(SnapshotError, match="fsspec has no ftx://"):
+        store_of(load_config(["hub.url=ftx://a/b"]))
+    s3.close()
+    with pytest.raises(HubUnreachable, match="it is unknown whether s3://shared/run holds"):
+        choose_start(tmp_path / "run", "auto", RunStore(s3.open(1.0), True, False))
+
+
+def test_no_token_of_the_hub_is_needed(folder, finished_run, tmp_path, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("store.http.get_token", lambda: pytest.fail("the Hub's token was read"))
+    assert started(folder, tmp_path / "run").warnings == ()
+
+
+def words(place: stores.Place, run_dir: Path, *more: str) -> list[str]:
+    mine = [word for word in hubs.words(run_dir, *more) if not word.startswith("hub.repo_id=")]
+    return ["model.dropout=0.1", "train.eval_every=100", place.key, *mine]
+
+
+def test_a_run_goes_on_from_its_store_on_another_machine(
+    finished_run, small, tmp_path, monkeypatch
+):
+    """With a bucket of the Hub: test_promise_buckets. On S3: the same code, in this process."""
+    with stores.place("a folder", tmp_path, monkeypatch) as place:
+        here, there = tmp_path / "here", tmp_path / "there"
+        mine = words(place, here, "train.max_steps=30", "run.name=run")
+        with runs.started(runs.command(*small, *mine), **place.environment) as process:
+            stores.wait_for(lambda: place.steps())
+            process.kill()
+        assert_whole(place)
+        before = place.steps()[-1]
+        shutil.rmtree(here)
+        rest = runs.train(
+            *small,
+            *words(place, there, "train.max_steps=30", "run.name=run"),
+            **place.environment,
+        )
+        assert rest.returncode == 0, rest.stderr
+        if before < 30:
+            assert f"fetched from {place.url}/" in rest.stdout
+        assert runs.losses(there)  # each step once, the fetched ones too
+        runs.assert_same_bits(runs.snapshot(finished_run, 30), runs.snapshot(there, 30))
+        assert f"hub       {place.url} has step 30" in rest.stdout
+        assert place.steps()[-1] == 30
+        assert_whole(place)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", stores.KINDS[:2])
+def test_killed_while_uploading_the_store_is_whole_and_the_bits_are_equal(
+    kind, finished_run, small, tmp_path, monkeypatch
+):
+    chosen = random.Random(5)
+    with stores.place(kind, tmp_path, monkeypatch) as place:
+        mine = words(place, tmp_path / "run", "train.max_steps=30")
+        for _ in range(5):
+            with runs.started(runs.command(*small, *mine), **place.environment) as process:
+                until = len(place.paths()) + chosen.randrange(1, 12)
+                stores.wait_for(
+                    lambda process=process, until=until: (
+                        process.poll() is not None or len(place.paths()) >= until
+                    )
+                )
+                process.kill()
+            assert_whole(place)
+        result = runs.train(*small, *mine, **place.environment)
+        assert result.returncode == 0, result.stderr
+        assert place.steps()[-1] == 30
+        assert_whole(place)
+        shutil.rmtree(tmp_path / "run")
+        fetched = started(place, tmp_path / "run")
+        runs.assert_same_bits(runs.snapshot(finished_run, 30), fetched.folder)
+
+
+def test_a_file_system_says_what_its_names_are():
+    store = FileSystem("memory://shared/run/")
+    assert (store.url, store.name, store.key) == (
+        "memory://shared/run",
+        "memory://shared/run",
+        "hub.url=memory://shared/run",
+    )
