@@ -34,7 +34,7 @@ from snapshot.start import newest_snapshot
 from store.client import Hub
 from store.fetch import fetch_for_sampling, read_repo
 from store.newest import newest_whole
-from store.stores import NAMED_BUCKET, named_repo
+from store.stores import NAMED_FILES, named_repo
 
 KEY = "model"
 TIMEOUT_SECONDS = 60.0
@@ -93,8 +93,11 @@ def find_model(name: str, base: str | None = None) -> NamedModel:
 
 
 def _find(name: str) -> NamedModel:
-    if NAMED_BUCKET.fullmatch(name):
-        raise SnapshotError(f"{name} is a bucket. Name a folder, or a repo of the Hub.")
+    if NAMED_FILES.fullmatch(name):
+        raise SnapshotError(
+            f"{name} is a bucket or a folder elsewhere, which only train.py and `python -m "
+            "snapshot list` and `verify` read. Name a folder here, or a repo of the Hub."
+        )
     path = visible(Path(name).expanduser())
     if path.exists():
         if not _is_ours(path):

@@ -15,7 +15,7 @@ from store.best import BestCheck
 from store.errors import HubError, HubRefused, HubUnreachable
 from store.fence import Fenced
 from store.fetch import read_repo
-from store.files import BEST, RECORDS, Files, run_of, snapshot_folders, whole_snapshots
+from store.files import BEST, OWNER, RECORDS, Files, run_of, snapshot_folders, whole_snapshots
 from store.latest import remote_step
 from store.pruning import OPTIMIZER, WEIGHTS, Manifests
 from store.publish import CONFIGS, content_has_changed
@@ -41,6 +41,8 @@ class FilesAttempt:
         """Paths that this attempt has begun to write, and may write again."""
         self._may_take_over = target.policy.takeover
         """Whether to replace another run's claim: until the first upload."""
+        self._found_claim = False
+        """Whether there was a claim when this attempt began to upload."""
         self._recorded_step = 0
         self._best = _best_of(target)
         """The best snapshot, which the store has."""
@@ -116,13 +118,11 @@ class FilesAttempt:
         return self._store.send(files, replaced)
 
     def _claim(self, listed: Mapping[str, RemoteFile]) -> None:
-        """Raise Fenced if another run uploads here: of two that begin at once, one is first.
-
-        A claim without a whole snapshot is what a run left that ended just then.
-        """
+        """Raise Fenced if another run uploads here: of two that begin at once, one is first."""
         owner = self._store.claim(self._run_id, self._may_take_over)
         has_snapshots = any(run_of(folder) == owner for folder in whole_snapshots(listed))
-        if owner != self._run_id and not has_snapshots:
+        if owner != self._run_id and self._found_claim and not has_snapshots:
+            # A run claims just before its first manifest. That one ended in between.
             owner = self._store.claim(self._run_id, takes_over=True)
         if owner != self._run_id:
             raise Fenced(f"another run uploads to {self._store.title}; {self._does_not_upload()}")
@@ -155,7 +155,8 @@ class FilesAttempt:
         for folder in filter(self._is_ended, snapshot_folders(listed) - set(there)):
             paths = [path for path in listed if path.startswith(f"{folder}/")]
             self._added[folder] = [path for path in paths if is_written(path.rpartition("/")[2])]
-        self._known, self._has_begun = frozenset(there), True
+        self._known, self._found_claim = frozenset(there), OWNER in listed
+        self._has_begun = True
 
     def _check_listed(
         self, sent: Mapping[str, RemoteFile], listed: Mapping[str, RemoteFile]

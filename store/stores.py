@@ -20,9 +20,11 @@ from store.file_system import FileSystem
 from store.files_attempt import FilesAttempt
 from store.remote import BRANCH, PREFIX, Attempt, Remote, UploadTarget
 
-NAMED_BUCKET = re.compile(rf"{PREFIX}buckets/({REPO_ID.pattern})")
+NAMED_FILES = re.compile(
+    rf"{PREFIX}buckets/{REPO_ID.pattern}|(?!{PREFIX})[a-z][a-z0-9+.-]*://.+", re.IGNORECASE
+)
+"""A store of files: a bucket of the Hub, or any other URL."""
 NAMED_REPO = re.compile(rf"({PREFIX})?({REPO_ID.pattern})(?:@([\w./-]+))?")
-URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 Notify = Callable[[str], None]
 
 
@@ -84,7 +86,7 @@ def named_remote(name: str, timeout: float = 60.0) -> tuple[Remote, str] | None:
     It is a repo, a bucket (`hf://buckets/owner/name`) or any URL. Raises SnapshotError as
     `named_repo` and `open_store` do.
     """
-    if NAMED_BUCKET.fullmatch(name) or (URL.match(name) and not name.startswith(PREFIX)):
+    if NAMED_FILES.fullmatch(name):
         return open_store(name, timeout), BRANCH
     found = named_repo(name)
     return None if found is None else (Hub(found[0], timeout), found[1])

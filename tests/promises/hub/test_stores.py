@@ -1,6 +1,6 @@
 """Promises 2 to 4 with a store of files: a folder, S3, a bucket of the Hub.
 
-What only a bucket of the Hub can do wrong is in test_promise_buckets.
+What only a bucket of the Hub can do wrong is in test_buckets.
 """
 
 from __future__ import annotations
@@ -35,10 +35,13 @@ from training.run.uploading import store_of
 
 RUN, OTHER_RUN = "1" * 32, "2" * 32
 FIRST, SECOND = "a" * 32, "b" * 32
+FILE_SYSTEMS = ["a folder", pytest.param("S3", marks=pytest.mark.thorough)]
 POLICY = Policy(keep=3, min_interval=0.0, squash_every=None, private=True, takeover=False)
 
 
-@pytest.fixture(params=stores.KINDS)
+@pytest.fixture(
+    params=["a folder", *(pytest.param(n, marks=pytest.mark.thorough) for n in stores.KINDS[1:])]
+)
 def place(request, tmp_path, monkeypatch):
     with stores.place(request.param, tmp_path, monkeypatch) as place:
         yield place
@@ -113,7 +116,7 @@ def assert_whole(place: stores.Place) -> None:
             assert (len(content), sha256(content).hexdigest()) == (entry["size"], entry["sha256"])
 
 
-def test_an_empty_store_is_created_and_what_is_uploaded_comes_back(place, finished_run, tmp_path):
+def test_what_is_uploaded_to_a_new_store_comes_back(place, finished_run, tmp_path):
     assert started(place, tmp_path / "run").folder is None
     snapshots = [runs.snapshot(finished_run, step) for step in (10, 20, 30)]
     run_id = read_state(snapshots[0]).run_id
@@ -210,7 +213,7 @@ def test_two_attempts_of_a_run_damage_nothing(place, snapshot_of):
     assert (latest.attempt_id, latest.step) == (SECOND, 13)
 
 
-@pytest.mark.parametrize("kind", stores.KINDS[:2])
+@pytest.mark.parametrize("kind", FILE_SYSTEMS)
 def test_of_two_runs_that_begin_at_once_one_keeps_the_store(
     kind, snapshot_of, tmp_path, monkeypatch
 ):
@@ -254,12 +257,12 @@ FAULTS = {
     "the answer to a claim lost": ("lost-answer", "PUT", {"path": "owner"}),
     "a delete that fails": ("status", "DELETE", {}),
 }
-THOROUGH = {"503 on contents for long", "a hang of the listing", "a reset of a content"}
+QUICK = {"a hang of a content", "the answer to a manifest lost"}
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[pytest.mark.thorough] if n in THOROUGH else []) for n in FAULTS],
+    [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.thorough]) for n in FAULTS],
 )
 def test_a_fault_of_s3_costs_no_snapshot(s3, finished_run, tmp_path, monkeypatch, name):
     monkeypatch.setattr("store.uploader.REPROBE_SECONDS", 0.1)
@@ -278,7 +281,7 @@ def test_a_fault_of_s3_costs_no_snapshot(s3, finished_run, tmp_path, monkeypatch
     assert started(s3, tmp_path / "run").state.step == 30
 
 
-def test_a_file_of_several_parts_is_replaced_by_none_that_is_cut_off(s3, tmp_path, monkeypatch):
+def test_a_file_of_several_parts_is_whole_or_not_there(s3, tmp_path, monkeypatch):
     monkeypatch.setattr("store.file_system.BLOCK_BYTES", 5 << 20)
     content = random.Random(1).randbytes(12 << 20)
     (tmp_path / "large").write_bytes(content)
@@ -299,19 +302,19 @@ def test_a_file_of_several_parts_is_replaced_by_none_that_is_cut_off(s3, tmp_pat
     assert (tmp_path / "back" / path).read_bytes() == content
 
 
-def test_a_file_of_somebody_else_is_never_replaced(place, tmp_path):
-    if isinstance(place, stores.HubBucket):
-        pytest.skip("a bucket of the Hub cannot tell")
-    place.open().create(private=True)
+@pytest.mark.parametrize("kind", FILE_SYSTEMS)
+def test_a_file_of_somebody_else_is_never_replaced(kind, tmp_path, monkeypatch):
     path = f"{RUN}/{FIRST}/step-00000001/model.safetensors"
-    place.put(path, b"mine")
     (tmp_path / "new").write_bytes(b"a run's")
-    store = place.open()
-    with pytest.raises(HubRefused, match="a file that this run did not write"):
-        store.send({path: tmp_path / "new"})
-    assert place.read(path) == b"mine"
-    store.send({path: tmp_path / "new"}, replaced=[path])
-    assert place.read(path) == b"a run's"
+    with stores.place(kind, tmp_path, monkeypatch) as place:
+        store = place.open()
+        store.create(private=True)
+        place.put(path, b"mine")
+        with pytest.raises(HubRefused, match="a file that this run did not write"):
+            store.send({path: tmp_path / "new"})
+        assert place.read(path) == b"mine"
+        store.send({path: tmp_path / "new"}, replaced=[path])
+        assert place.read(path) == b"a run's"
 
 
 def test_a_file_that_is_cut_off_on_a_disk_has_no_name(folder, tmp_path, monkeypatch):
@@ -365,11 +368,12 @@ def words(place: stores.Place, run_dir: Path, *more: str) -> list[str]:
     return ["model.dropout=0.1", "train.eval_every=100", place.key, *mine]
 
 
+@pytest.mark.parametrize("kind", FILE_SYSTEMS)
 def test_a_run_goes_on_from_its_store_on_another_machine(
-    finished_run, small, tmp_path, monkeypatch
+    kind, finished_run, small, tmp_path, monkeypatch
 ):
-    """With a bucket of the Hub: test_promise_buckets. On S3: the same code, in this process."""
-    with stores.place("a folder", tmp_path, monkeypatch) as place:
+    """With a bucket of the Hub: test_buckets."""
+    with stores.place(kind, tmp_path, monkeypatch) as place:
         here, there = tmp_path / "here", tmp_path / "there"
         mine = words(place, here, "train.max_steps=30", "run.name=run")
         with runs.started(runs.command(*small, *mine), **place.environment) as process:
@@ -394,8 +398,8 @@ def test_a_run_goes_on_from_its_store_on_another_machine(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", stores.KINDS[:2])
-def test_killed_while_uploading_the_store_is_whole_and_the_bits_are_equal(
+@pytest.mark.parametrize("kind", ["a folder", "S3"])
+def test_killed_while_uploading_the_store_is_whole(
     kind, finished_run, small, tmp_path, monkeypatch
 ):
     chosen = random.Random(5)
