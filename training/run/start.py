@@ -7,7 +7,7 @@ import signal
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,11 @@ from snapshot.base import Base
 from snapshot.config_values import changed_values
 from snapshot.disk.files import (
     folder_name,
+    manifest_entries,
     manifest_sha256,
     remove_leftovers,
     snapshots_in,
+    verify,
     write_whole,
 )
 from snapshot.disk.pruning import prune
@@ -42,7 +44,7 @@ from snapshot.start import (
     folder_for_step,
     move_aside,
 )
-from store.fetch import PARTIAL, fetch, fetch_small, remove_partial
+from store.fetch import PARTIAL, fetch, fetch_small, is_small, remove_partial
 from store.records import EVENTS
 from training.distributed.agreement import (
     broadcast_text,
@@ -157,37 +159,119 @@ def start_over(accelerator: Accelerator, config: Config, lock: RunLock, start: S
 
 def _agree(accelerator: Accelerator, config: Config, choose: Callable[[bool], Start]) -> Start:
     """The start that the main process chooses, with or without this disk, on all machines."""
-    start, proposed = _propose(accelerator, config, lambda: choose(True))
-    lacks = run_on_all(accelerator, lambda: _lacks(accelerator, proposed, config))
+
+    def propose(choose: Callable[[], Start]) -> tuple[Start | None, Chosen | None, bool]:
+        """The main process's start, None on the others; what they find; whether this lacks it."""
+
+        def choice() -> tuple[Start, str]:
+            start = choose()
+            return start, Chosen.text_of(start, config)
+
+        main = run_on_main(accelerator, choice)
+        text = broadcast_text(accelerator, None if main is None else main[1])
+        chosen = Chosen.from_text(text)
+        # The main process has verified its own.
+        looks = accelerator.is_local_main_process and not accelerator.is_main_process
+        lacks = run_on_all(
+            accelerator, lambda: looks and chosen is not None and not chosen.is_here(config)
+        )
+        return None if main is None else main[0], chosen, lacks
+
+    start, chosen, lacks = propose(lambda: choose(True))
     anybody = accelerator.gather(torch.tensor([int(lacks)], device=accelerator.device)).any()
-    can_fetch = proposed is None or proposed["place"] is not None
+    can_fetch = chosen is None or chosen.remote is not None
     if anybody and not can_fetch and store_of(config) is not None:
         # Only the first machine has that snapshot: take one that all machines can download.
         first = start
-        start, proposed = _propose(accelerator, config, lambda: _for_all(config, first, choose))
-        lacks = run_on_all(accelerator, lambda: _lacks(accelerator, proposed, config))
-    theirs = local_main_first(accelerator, lambda: _same_start(proposed, config, lacks))
+        start, chosen, lacks = propose(lambda: _for_all(config, first, choose))
+    theirs = local_main_first(
+        accelerator,
+        lambda: Start(None, None, "") if chosen is None else chosen.start(config, lacks),
+    )
     return theirs if start is None else start
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The snapshot that the main process has chosen, as the other machines look for it."""
+
+    step: int
+    identity: str
+    """The sha256 of its manifest."""
+    root: str | None
+    """Its place below the run's snapshots; None if `snapshot.resume` names a folder."""
+    is_whole: bool
+    remote: RemoteSnapshot | None
+
+    @classmethod
+    def text_of(cls, start: Start, config: Config) -> str:
+        """The snapshot of a start as JSON; null without one."""
+        if start.folder is None or start.state is None:
+            return json.dumps(None)
+        root = None
+        if start.folder.is_relative_to(snapshots_in(Path(config.run.dir))):
+            root = ORIGIN if ORIGIN in start.folder.parts else ""
+        identity = manifest_sha256(start.folder)
+        return json.dumps(
+            asdict(cls(start.state.step, identity, root, start.is_whole, start.remote))
+        )
+
+    @classmethod
+    def from_text(cls, text: str) -> Chosen | None:
+        """What `text_of` has written."""
+        if (content := json.loads(text)) is None:
+            return None
+        remote = content.pop("remote")
+        return cls(**content, remote=None if remote is None else RemoteSnapshot(**remote))
+
+    def folder(self, config: Config) -> Path:
+        """Where a machine has it."""
+        if self.root is None:
+            return folder_for_step(Path(config.snapshot.resume).expanduser(), self.step)
+        root = snapshots_in(Path(config.run.dir)) / self.root
+        if self.is_whole:
+            return root / folder_name(self.step)
+        assert self.remote is not None
+        return root / PARTIAL / self.remote.folder
+
+    def is_here(self, config: Config) -> bool:
+        """Whether this machine has it, undamaged."""
+        folder = self.folder(config)
+        with suppress(SnapshotError, OSError):
+            if manifest_sha256(folder) == self.identity:
+                if self.is_whole:
+                    check_snapshot(folder)
+                else:
+                    verify(folder, [name for name in manifest_entries(folder) if is_small(name)])
+                return True
+        return False
+
+    def start(self, config: Config, lacks: bool) -> Start:
+        """The start of a process of another machine, or of this one, which downloads what it lacks.
+
+        Raises SnapshotError where it can neither be seen nor downloaded.
+        """
+        folder = self.folder(config)
+        if lacks:
+            if self.remote is None:
+                raise SnapshotError(
+                    f"{folder} is missing or differs on this machine: every machine must see the "
+                    "same run.dir. Put it on a shared disk, or give the run a hub.repo_id."
+                )
+            root = snapshots_in(Path(config.run.dir)) / str(self.root)
+            folder = self.remote.fetch_to(root, fetch if self.is_whole else fetch_small)
+            if self.is_whole:
+                prune(root, config.snapshot.keep, self.step)
+        if manifest_sha256(folder) != self.identity:
+            what = f"{folder} differs from the snapshot of the main process"
+            raise SnapshotError(f"{what}. Start again, with one run.dir for all machines.")
+        return Start(folder, read_state(folder), "")
 
 
 def _hold(lock: RunLock, config: Config) -> None:
     """Lock the directory anew if it was moved aside, by this attempt or by another one."""
     if not lock.is_in(Path(config.run.dir)):
         lock.acquire(Path(config.run.dir))
-
-
-def _propose(
-    accelerator: Accelerator, config: Config, choose: Callable[[], Start]
-) -> tuple[Start | None, dict[str, Any] | None]:
-    """The main process's choice (None on the others), and what all processes need to know of it."""
-
-    def choice() -> tuple[Start, str]:
-        start = choose()
-        return start, _proposal(start, config)
-
-    chosen = run_on_main(accelerator, choice)
-    text = broadcast_text(accelerator, None if chosen is None else chosen[1])
-    return None if chosen is None else chosen[0], json.loads(text)
 
 
 def _choose(
@@ -265,74 +349,6 @@ def _stopped_by_a_person(run_dir: Path) -> bool:
     kinds = ("start", "stop", "end")
     events = [one for one in read_events(run_dir / EVENTS) if one["event"] in kinds]
     return bool(events) and events[-1]["text"] == name_of(signal.SIGINT)
-
-
-def _proposal(start: Start, config: Config) -> str:
-    if start.folder is None or start.state is None:
-        return json.dumps(None)
-    root = None  # of a folder that `snapshot.resume` names
-    if start.folder.is_relative_to(snapshots_in(Path(config.run.dir))):
-        root = ORIGIN if ORIGIN in start.folder.parts else ""
-    return json.dumps(
-        {
-            "root": root,
-            "step": start.state.step,
-            "identity": manifest_sha256(start.folder),
-            "is_whole": start.is_whole,
-            "place": None if start.remote is None else vars(start.remote),
-        }
-    )
-
-
-def _root_of(proposed: dict[str, Any], config: Config) -> Path:
-    """Where this machine downloads the proposed snapshot to."""
-    return snapshots_in(Path(config.run.dir)) / str(proposed["root"])
-
-
-def _folder_of(proposed: dict[str, Any], config: Config) -> Path:
-    if proposed["root"] is None:
-        return folder_for_step(Path(config.snapshot.resume).expanduser(), proposed["step"])
-    root = _root_of(proposed, config)
-    if proposed["is_whole"]:
-        return root / folder_name(proposed["step"])
-    return root / PARTIAL / str(proposed["place"]["folder"])
-
-
-def _lacks(accelerator: Accelerator, proposed: dict[str, Any] | None, config: Config) -> bool:
-    """Whether this machine lacks the proposed snapshot, or has a damaged one.
-
-    The first process of each machine checks; the main process has verified its own.
-    """
-    if proposed is None or accelerator.is_main_process or not accelerator.is_local_main_process:
-        return False
-    folder = _folder_of(proposed, config)
-    try:
-        if proposed["is_whole"]:
-            check_snapshot(folder)
-        return manifest_sha256(folder) != proposed["identity"]
-    except (SnapshotError, OSError):
-        return True
-
-
-def _same_start(proposed: dict[str, Any] | None, config: Config, lacks: bool) -> Start:
-    if proposed is None:
-        return Start(None, None, "")
-    folder = _folder_of(proposed, config)
-    if lacks:
-        if proposed["place"] is None:
-            raise SnapshotError(
-                f"{folder} is missing or differs on this machine: every machine must see the same "
-                "run.dir. Put it on a shared disk, or give the run a hub.repo_id."
-            )
-        is_whole, root = proposed["is_whole"], _root_of(proposed, config)
-        snapshot = RemoteSnapshot(**proposed["place"])
-        folder = snapshot.fetch_to(root, fetch if is_whole else fetch_small)
-        if is_whole:
-            prune(root, config.snapshot.keep, proposed["step"])
-    if manifest_sha256(folder) != proposed["identity"]:
-        what = f"{folder} differs from the snapshot of the main process"
-        raise SnapshotError(f"{what}. Start again, with one run.dir for all machines.")
-    return Start(folder, read_state(folder), "")
 
 
 def open_run(run_dir: Path, config: Config, start: Start) -> MetricsFile:
