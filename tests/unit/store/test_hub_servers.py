@@ -22,6 +22,7 @@ from store.errors import HubError, HubUnreachable
 from store.fetch import fetch, fetch_for_sampling, read_repo
 from store.newest import newest_whole
 from store.remote import Card
+from store.stores import open_store
 from training.reporting.console import Console
 from training.reporting.events import Events, read_events
 from training.run.uploading import begin_uploads
@@ -298,11 +299,12 @@ def test_every_request_of_a_start_ends_at_the_run_s_own_timeout(hub, finished_ru
     found = newest_of_disk_and_repo(hubs.store(4.5), None, None, finished_run.parent / "other", ())
     assert found.remote.timeout == 4.5
     asked = []
-    monkeypatch.setattr("snapshot.run_store.Hub", lambda *names: asked.append(names) or Hub(*names))
-    assert manifest_sha256(found.remote.fetch(finished_run.parent / "third")) == manifest_sha256(
-        newest
+    monkeypatch.setattr(
+        "snapshot.run_store.open_store", lambda *names: asked.append(names) or open_store(*names)
     )
-    assert asked == [(hubs.REPO, 4.5)]
+    fetched = found.remote.fetch_to(finished_run.parent / "third")
+    assert manifest_sha256(fetched) == manifest_sha256(newest)
+    assert asked == [(f"hf://{hubs.REPO}", 4.5)]
     fault = hub.fault("info", "hang", times=None)
     started = time.monotonic()
     with pytest.raises(HubUnreachable, match="did not answer in time"):
