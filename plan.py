@@ -34,7 +34,7 @@ from planning.fits import GIB, Fit, advise, candidates, micro_batch_that_fits, w
 from snapshot.base import open_base
 from snapshot.command_line import positive_int
 from snapshot.disk.architecture import check_described, layout_for
-from snapshot.disk.optimizer_state import snapshot_bytes
+from snapshot.disk.shards import snapshot_bytes
 from snapshot.errors import SnapshotError
 from store.errors import HubError
 from training.memory import available_memory

@@ -63,7 +63,7 @@ class Bench:
 
         from config.compose import load_config
         from model.gpt import GPT, GPTConfig
-        from snapshot.disk.staging import StagingBuffer
+        from snapshot.disk.shards import StagingBuffer
         from training.distributed.accelerator import accelerator_options
         from training.memory import available_memory
         from training.reporting.console import Console
@@ -118,7 +118,9 @@ class Bench:
 
         from data.tokenizer import CharTokenizer
         from snapshot.disk.files import folder_name, verify
-        from snapshot.disk.state import RunState, begin_snapshot, restore
+        from snapshot.disk.reading import restore
+        from snapshot.disk.state import RunState
+        from snapshot.disk.writing import begin_snapshot
 
         state = RunState("run", "attempt", 1, 0, 0, None, {"optim": {"name": "adamw"}}, {})
         self.accelerator.wait_for_everyone()

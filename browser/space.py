@@ -16,9 +16,9 @@ from browser.upload import PAGE, SPACE, files_made, upload_space
 from data.subwords import SubwordTokenizer, tokenizer_of
 from data.tokenizer import TOKENIZER_FILES, Tokenizer, refuse_larger_than
 from snapshot.config_values import value_of
-from snapshot.disk.files import read_json, remove_folder, write_json
-from snapshot.disk.headers import tensor_files
-from snapshot.disk.reading import names_in, visible
+from snapshot.disk.files import names_in, read_json, visible, write_json
+from snapshot.disk.pruning import remove_folder
+from snapshot.disk.reading import tensor_files
 from snapshot.disk.reference import WHOLE
 from snapshot.disk.writing import atomic_folder
 from snapshot.errors import SnapshotError

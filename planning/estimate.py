@@ -21,9 +21,8 @@ from model.layout import FLOAT_BYTES
 from planning.allocation_log import KINDS, LiveBytes, Place
 from planning.fake_trace import Shape, traced_phases
 from snapshot.disk.architecture import layout_for
-from snapshot.disk.entries import written_as
-from snapshot.disk.optimizer_state import moment_counts
 from snapshot.disk.reference import ADAPTERS, WHOLE
+from snapshot.disk.shards import moment_counts, written_as
 from snapshot.disk.tensor_files import BLOCK_BYTES
 
 EDGE = 2

@@ -25,12 +25,11 @@ from snapshot.command_line import exit_code_of
 from snapshot.comparison import OtherModel, compare_logits
 from snapshot.config_values import value_of
 from snapshot.disk.architecture import layout_for
-from snapshot.disk.contents import check_model, frozen_in
+from snapshot.disk.checking import check_model, check_snapshot, frozen_in
 from snapshot.disk.files import manifest_entries, read_json, snapshot_folders, snapshots_in
-from snapshot.disk.optimizer_state import kept_in
 from snapshot.disk.reference import read_reference
-from snapshot.disk.state import RunState, check_snapshot, read_state
-from snapshot.disk.text_facts import loss_in_words, token_unit
+from snapshot.disk.shards import kept_in
+from snapshot.disk.state import RunState, loss_in_words, read_state, token_unit
 from snapshot.errors import DiskFault, SnapshotError
 from snapshot.named_model import BASE_HELP, merge
 from snapshot.run_store import checked, fetch_newest

@@ -24,9 +24,16 @@ from data.tokenizer_files import GENERATION
 from model.family import ModelConfig
 from model.lora import Lora
 from snapshot.disk.architecture import layout_for, model_config
-from snapshot.disk.files import SNAPSHOT_NAME, TEMPORARY_PREFIX, snapshot_folders, snapshots_in
-from snapshot.disk.headers import tensor_files
-from snapshot.disk.reading import readable, sha256_of, visible
+from snapshot.disk.files import (
+    SNAPSHOT_NAME,
+    TEMPORARY_PREFIX,
+    readable,
+    sha256_of,
+    snapshot_folders,
+    snapshots_in,
+    visible,
+)
+from snapshot.disk.reading import TIE, TensorReader, has_own_output, tensor_files
 from snapshot.disk.reference import (
     ADAPTER_CONFIG,
     BASE,
@@ -35,8 +42,6 @@ from snapshot.disk.reference import (
     BaseReference,
     read_config,
 )
-from snapshot.disk.tensors import TensorReader
-from snapshot.disk.tied import TIE, has_own_output
 from snapshot.errors import SnapshotError
 from snapshot.start import newest_snapshot
 from store.client import Hub

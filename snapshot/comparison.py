@@ -17,8 +17,8 @@ from model.family import ModelConfig
 from model.layout import FLOAT_BYTES
 from model.lora import INSTALL
 from snapshot.disk.architecture import layout_for
+from snapshot.disk.reading import restore_weights
 from snapshot.disk.reference import read_reference
-from snapshot.disk.state import restore_weights
 from snapshot.errors import SnapshotError
 
 TOKENS = 64

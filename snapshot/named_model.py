@@ -14,10 +14,8 @@ from model.family import LanguageModel, ModelConfig
 from model.lora import merge_adapters
 from snapshot.base import Base, check_weights, open_base, open_reference
 from snapshot.disk.architecture import model_config
-from snapshot.disk.entries import shapes_of, weight_entries, whole_parts
-from snapshot.disk.files import MANIFEST, snapshot_folders, snapshots_in, write_json
-from snapshot.disk.placing import place_tensors
-from snapshot.disk.reading import visible
+from snapshot.disk.files import MANIFEST, snapshot_folders, snapshots_in, visible, write_json
+from snapshot.disk.reading import restore_weights
 from snapshot.disk.reference import (
     CONFIG,
     WHOLE,
@@ -26,8 +24,9 @@ from snapshot.disk.reference import (
     read_reference,
     stem_of,
 )
-from snapshot.disk.state import RunState, read_state, restore_weights
-from snapshot.disk.tensor_files import TensorFiles, create_files
+from snapshot.disk.shards import shapes_of, weight_entries, whole_parts
+from snapshot.disk.state import RunState, read_state
+from snapshot.disk.tensor_files import TensorFiles, create_files, place_tensors
 from snapshot.disk.writing import atomic_folder
 from snapshot.errors import SnapshotError
 from snapshot.start import newest_snapshot

@@ -19,8 +19,7 @@ from data.streaming.streamed import fixed_tokenizer, stream_corpus
 from data.streaming.windows import StreamDefinition, StreamReading
 from data.tokenizer import CHARACTERS, bpe_size
 from snapshot.config_values import value_of
-from snapshot.disk.state import RunState
-from snapshot.disk.state_parts import HELD_OUT_GROUPS
+from snapshot.disk.state import HELD_OUT_GROUPS, RunState
 from snapshot.errors import SnapshotError
 
 LARGEST = 10**9

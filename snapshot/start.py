@@ -10,18 +10,18 @@ from pathlib import Path
 
 from data.public_names import public_config, public_resume
 from snapshot.config_values import value_of
+from snapshot.disk.checking import check_snapshot
 from snapshot.disk.files import (
     TEMPORARY_PREFIX,
     folder_name,
     manifest_sha256,
     newest_verified,
-    remove_leftovers,
     snapshot_folders,
     snapshots_in,
-    unused_name,
+    visible,
 )
-from snapshot.disk.reading import visible
-from snapshot.disk.state import RunState, check_snapshot, read_state
+from snapshot.disk.pruning import remove_leftovers, unused_name
+from snapshot.disk.state import RunState, read_state
 from snapshot.errors import DiskFault, OtherRun, SnapshotError
 from snapshot.run_store import (
     Fetch,

@@ -15,8 +15,7 @@ from data.public_names import public_name
 from model.family import ModelConfig
 from snapshot.config_values import value_of
 from snapshot.disk.reference import ADAPTERS, TRAINED, WHOLE, configured_stem
-from snapshot.disk.state import RunState
-from snapshot.disk.text_facts import bits_per_byte, loss_in_words, lost_facts, token_unit
+from snapshot.disk.state import RunState, bits_per_byte, loss_in_words, lost_facts, token_unit
 from store.client import REPO_ID
 from store.publish import CURVES, Best
 from store.records import EVENTS

@@ -11,20 +11,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from snapshot.disk.contents import STATE, check_model
+from snapshot.disk.checking import check_model, check_snapshot
 from snapshot.disk.files import (
     LARGEST_JSON_BYTES,
     MANIFEST,
+    check_file,
     entries_in,
     folder_name,
     manifest_entries,
     parse_json,
-    remove_folder,
 )
 from snapshot.disk.numbers import NumberChecks
-from snapshot.disk.reading import check_file
-from snapshot.disk.state import RunState, check_snapshot, state_in
-from snapshot.disk.writing import atomic_folder, make_way
+from snapshot.disk.pruning import make_way, remove_folder
+from snapshot.disk.state import STATE, RunState, state_in
+from snapshot.disk.writing import atomic_folder
 from snapshot.errors import DiskFault, SnapshotError, is_full
 from store.latest import Latest, remote_step
 from store.pruning import LARGEST_MANIFEST_BYTES

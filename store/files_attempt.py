@@ -9,8 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from data.tokenizer import TOKENIZER_FILES
-from snapshot.disk.contents import STATE
 from snapshot.disk.files import MANIFEST, entries_in, parse_json
+from snapshot.disk.state import STATE
 from store.best import BestCheck
 from store.errors import HubError, HubRefused, HubUnreachable
 from store.fence import Fenced

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from snapshot.disk.reading import visible
+from snapshot.disk.files import visible
 from snapshot.errors import SnapshotError
 from store.attempt import RepoAttempt
 from store.bucket import Bucket

@@ -1,31 +1,27 @@
-"""Snapshot folders on disk: written atomically, verified by hash, pruned.
+"""Snapshot folders on disk: names, JSON, manifest, hashes.
 
 Nothing here interprets the files: a manifest lists each with its size and sha256.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
-import shutil
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from snapshot.disk.reading import (
-    InspectorFor,
-    check_file,
-    names_in,
-    no_inspector,
-    readable,
-    sha256_of,
-)
 from snapshot.errors import SnapshotError
 
+CHUNK_BYTES = 8 << 20
+"""Small enough for any machine; large enough that hashing seldom waits for the interpreter lock."""
+SYSTEM_FILES = re.compile(r"\.DS_Store|\._.+|Thumbs\.db|desktop\.ini|\.nfs[0-9a-f]+", re.IGNORECASE)
+"""Files that file managers and NFS create in any folder; they are ignored."""
 MANIFEST = "manifest.json"
 MANIFEST_FORMAT = 1
 LARGEST_JSON_BYTES = 16 << 20
@@ -39,6 +35,77 @@ TEMPORARY_PREFIX = ".tmp-"
 VERIFYING_THREADS = 8
 """Each reads and hashes one file at a time."""
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.(safetensors|json)")
+
+
+def no_inspector(_: Path) -> Inspector | None:
+    """An `InspectorFor` that checks no content."""
+    return None
+
+
+class Inspector(Protocol):
+    """Checks a file's content while the file is read for its hash."""
+
+    fault: str | None
+    """What is wrong with the file; final after the last `update`."""
+
+    def update(self, part: memoryview) -> None:
+        """Check the next part; the memory is reused afterwards."""
+
+
+InspectorFor = Callable[[Path], Inspector | None]
+"""Returns the inspector of a file; None for a file that needs none."""
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Turn OSError into SnapshotError: a file that cannot be read is a fault of the snapshot."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or path
+        raise SnapshotError(f"{where} cannot be read: {error.strerror or error}") from error
+
+
+def visible(path: Path) -> Path:
+    """`path` itself. Raises SnapshotError if permissions hide whether it exists."""
+    with readable(path), suppress(FileNotFoundError, NotADirectoryError):
+        path.stat()
+    return path
+
+
+def names_in(folder: Path) -> set[str]:
+    """The file names in a snapshot folder, without `SYSTEM_FILES`.
+
+    Raises SnapshotError if the folder cannot be read.
+    """
+    with readable(folder):
+        names = {path.name for path in folder.iterdir()}
+    return {name for name in names if SYSTEM_FILES.fullmatch(name) is None}
+
+
+def sha256_of(path: Path, inspector: Inspector | None = None) -> str:
+    """The hash of a file, whose content is passed to `inspector` as well. Raises OSError."""
+    digest = hashlib.sha256()
+    with open(path, "rb", buffering=0) as opened:
+        file_size = os.fstat(opened.fileno()).st_size
+        part = memoryview(bytearray(min(file_size, CHUNK_BYTES)))
+        while size := opened.readinto(part):
+            digest.update(part[:size])
+            if inspector is not None:
+                inspector.update(part[:size])
+    return digest.hexdigest()
+
+
+def check_file(path: Path, digest: str, inspector_for: InspectorFor, snapshot: str) -> None:
+    """Raise SnapshotError if the hash of a file differs, or if its inspector finds a fault.
+
+    `snapshot` names the snapshot in messages. Raises OSError too.
+    """
+    inspector = inspector_for(path)
+    if sha256_of(path, inspector) != digest:
+        raise SnapshotError(f"{snapshot} is damaged: the content of {path.name} has changed")
+    if inspector is not None and inspector.fault is not None:
+        raise SnapshotError(inspector.fault)
 
 
 def snapshots_in(run_dir: Path) -> Path:
@@ -216,47 +283,6 @@ def newest_verified(
         else:
             return folder, faults
     return None, faults
-
-
-def remove_leftovers(root: Path) -> None:
-    """Remove unfinished folders of killed processes. Only for the one process that writes here."""
-    with suppress(OSError):  # an unreadable folder is reported by the search for a snapshot
-        for path in root.glob(f"{TEMPORARY_PREFIX}*"):
-            with suppress(OSError):
-                remove_folder(path)
-
-
-def holds_only_snapshot(folder: Path) -> bool:
-    """Whether a folder has no file but those of a snapshot, damaged or not: it may be removed."""
-    if not folder.is_dir() or folder.is_symlink():
-        return False
-    try:
-        names = names_in(folder)
-    except SnapshotError:
-        return False
-    try:
-        own = {MANIFEST, *manifest_entries(folder)}
-    except SnapshotError:
-        own = {name for name in names if FILE_NAME.fullmatch(name)}
-    return names <= own and not any((folder / name).is_dir() for name in names)
-
-
-def unused_name(path: Path) -> Path:
-    """`path` with the first of .old-1, .old-2, ... that is free, to set something aside."""
-    number = 1
-    while os.path.lexists(aside := path.with_name(f"{path.name}.old-{number}")):
-        number += 1
-    return aside
-
-
-def remove_folder(folder: Path) -> None:
-    """Remove a folder, after a rename: a half-removed one must not look like a snapshot."""
-    if not folder.is_dir() or folder.is_symlink():
-        folder.unlink(missing_ok=True)
-        return
-    if not folder.name.startswith(TEMPORARY_PREFIX):
-        folder = folder.rename(folder.with_name(temporary_name(folder.name)))
-    shutil.rmtree(folder)
 
 
 def temporary_name(name: str) -> str:

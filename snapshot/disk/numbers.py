@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from snapshot.disk.headers import read_header
+from snapshot.disk.reading import read_header
 from snapshot.errors import SnapshotError
 
 LARGEST = 1e18

@@ -1,89 +1,276 @@
-"""Reading a snapshot folder: its file names, and each file once, for its hash and its numbers."""
+"""Reads tensors of a snapshot, or slices of them: weights, and what the optimizer kept."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+import struct
+from contextlib import ExitStack
+from math import prod
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from torch.optim import Optimizer
+
+from model.family import LanguageModel
+from model.layout import Layout, ModelError, Shape, Stored
+from model.sharded import local_part, local_slices
+from optim.optimizers import STEP
+from snapshot.config_values import value_of
+from snapshot.disk.files import parse_json, read_json
+from snapshot.disk.reference import ADAPTERS, WHOLE, read_reference, stem_of
+from snapshot.disk.shards import kept_in
+from snapshot.disk.state import read_state
+from snapshot.disk.tensor_files import METADATA, MOST_TENSORS
 from snapshot.errors import SnapshotError
 
-CHUNK_BYTES = 8 << 20
-"""Small enough for any machine; large enough that hashing seldom waits for the interpreter lock."""
-SYSTEM_FILES = re.compile(r"\.DS_Store|\._.+|Thumbs\.db|desktop\.ini|\.nfs[0-9a-f]+", re.IGNORECASE)
-"""Files that file managers and NFS create in any folder; they are ignored."""
+LARGEST_HEADER_BYTES = 4 << 20
+FLOATS = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
+"""Bytes of the types that a parameter may have in a file."""
+CONSTANTS = {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+"""Bytes of the types of constants, such as masks, which older files hold."""
+TIE = "tie_word_embeddings"
+"""The entry of config.json."""
+ROWS = 4096
+"""Of both tensors that are in memory at once."""
 
 
-class Inspector(Protocol):
-    """Checks a file's content while the file is read for its hash."""
+def tensor_files(folder: Path, stem: str) -> list[Path]:
+    """The files with the tensors of `stem`, according to the index if there is one.
 
-    fault: str | None
-    """What is wrong with the file; final after the last `update`."""
-
-    def update(self, part: memoryview) -> None:
-        """Check the next part; the memory is reused afterwards."""
+    Raises SnapshotError if the index is not valid.
+    """
+    return sorted(set(file_by_name(folder, stem).values()))
 
 
-InspectorFor = Callable[[Path], Inspector | None]
-"""Returns the inspector of a file; None for a file that needs none."""
+def read_header(path: Path, foreign: bool = False) -> dict[str, Shape]:
+    """Names and shapes of the tensors in a safetensors file of float32, in the order of the file.
 
-
-def no_inspector(_: Path) -> Inspector | None:
-    """An `InspectorFor` that checks no content."""
-    return None
-
-
-@contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """Turn OSError into SnapshotError: a file that cannot be read is a fault of the snapshot."""
+    A `foreign` file was written by others: it may have other types, of which only floats are
+    returned, and other metadata. Raises SnapshotError if the header is too long, or if sizes,
+    offsets or order do not match the file.
+    """
+    types = FLOATS | CONSTANTS if foreign else {"F32": 4}
+    what = "floats" if foreign else "float32"
+    fault = SnapshotError(f"{path} is not a safetensors file of {what}, or its header is wrong")
     try:
-        yield
+        size = path.stat().st_size
+        with open(path, "rb") as opened:
+            beginning = opened.read(8)
+            length = struct.unpack("<Q", beginning)[0] if len(beginning) == 8 else size
+            if length > size - 8:
+                raise fault
+            if length > LARGEST_HEADER_BYTES:
+                raise SnapshotError(f"{path} has a header of {length:,} bytes: too long")
+            header = parse_json(opened.read(length), f"the header of {path}")
     except OSError as error:
-        where = error.filename or path
-        raise SnapshotError(f"{where} cannot be read: {error.strerror or error}") from error
+        raise SnapshotError(f"{path} cannot be read: {error.strerror}") from error
+    if not isinstance(header, dict):
+        raise fault
+    metadata = header.pop(METADATA, {"format": "pt"})
+    if not foreign and metadata != {"format": "pt"}:
+        raise fault
+    if len(header) > MOST_TENSORS:
+        raise SnapshotError(f"{path} has {len(header):,} tensors: too many")
+    if not all(_is_entry(entry, types) for entry in header.values()):
+        raise fault
+    expected_begin = 0
+    in_order = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
+    for _, entry in in_order:
+        begin, end = entry["data_offsets"]
+        if begin != expected_begin or end - begin != types[entry["dtype"]] * prod(entry["shape"]):
+            raise fault
+        expected_begin = end
+    if expected_begin != size - 8 - length:
+        raise fault
+    return {name: tuple(entry["shape"]) for name, entry in in_order if entry["dtype"] in FLOATS}
 
 
-def visible(path: Path) -> Path:
-    """`path` itself. Raises SnapshotError if permissions hide whether it exists."""
-    with readable(path), suppress(FileNotFoundError, NotADirectoryError):
-        path.stat()
-    return path
+def _is_entry(entry: Any, types: dict[str, int]) -> bool:
+    return (
+        isinstance(entry, dict)
+        and set(entry) == {"dtype", "shape", "data_offsets"}
+        and entry["dtype"] in types
+        and _are_sizes(entry["shape"], most=4)
+        and _are_sizes(entry["data_offsets"], most=2)
+        and len(entry["data_offsets"]) == 2
+    )
 
 
-def names_in(folder: Path) -> set[str]:
-    """The file names in a snapshot folder, without `SYSTEM_FILES`.
+def _are_sizes(numbers: Any, most: int) -> bool:
+    return (
+        isinstance(numbers, list)
+        and len(numbers) <= most
+        and all(type(number) is int and 0 <= number < 2**63 for number in numbers)
+    )
 
-    Raises SnapshotError if the folder cannot be read.
+
+def file_by_name(folder: Path, stem: str) -> dict[str, Path]:
+    """The file of each tensor; without an index, the only file, under the name ""."""
+    single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
+    pieces = set(folder.glob(f"{stem}*.safetensors"))
+    if pieces == {single} and not index.exists():
+        return {"": single}
+    content = read_json(index)
+    names = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(names, dict) or not all(isinstance(file, str) for file in names.values()):
+        raise SnapshotError(f"{index} is not an index")
+    paths = {file: folder / file for file in set(names.values())}
+    for file in paths:
+        if Path(file).name != file:
+            raise SnapshotError(f"{index} leads outside, to {file!r}")
+    if set(paths.values()) != pieces:
+        raise SnapshotError(f"{index} names other files than exist")
+    return {name: paths[file] for name, file in names.items()}
+
+
+class TensorReader:
+    """Reads tensors of a verified snapshot by name, slice by slice.
+
+    Files are read, not memory-mapped: a mapped file that is truncated kills the process (SIGBUS).
     """
-    with readable(folder):
-        names = {path.name for path in folder.iterdir()}
-    return {name for name in names if SYSTEM_FILES.fullmatch(name) is None}
+
+    def __init__(self, folder: Path, stem: str) -> None:
+        self._stack = ExitStack()
+        self._file_of: dict[str, Any] = {}
+        self._shapes: dict[str, Shape] = {}
+        try:
+            for path in tensor_files(folder, stem):
+                self._shapes |= read_header(path, foreign=True)
+                opened = self._stack.enter_context(safe_open(path, "pt", backend="pread"))
+                self._file_of.update(dict.fromkeys(opened.keys(), opened))
+        except (OSError, SafetensorError) as error:
+            raise SnapshotError(f"{folder}: {stem} cannot be read: {error}") from error
+        self._path = folder / stem
+
+    def slice_of(self, name: str) -> Any:
+        """A tensor on disk; indexing reads it. Raises SnapshotError for an unknown name."""
+        if name not in self._file_of:
+            raise SnapshotError(f"{self._path} does not hold {name}")
+        return self._file_of[name].get_slice(name)
+
+    def shapes(self) -> dict[str, Shape]:
+        """The shapes of all tensors by name."""
+        return self._shapes
+
+    def find(self, layout: Layout) -> dict[str, Stored]:
+        """Where each parameter lies. Raises SnapshotError for a tensor that the model lacks."""
+        try:
+            return layout.find(self._shapes)
+        except ModelError as error:
+            raise SnapshotError(str(error)) from error
+
+    def __enter__(self) -> TensorReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
 
 
-def sha256_of(path: Path, inspector: Inspector | None = None) -> str:
-    """The hash of a file, whose content is passed to `inspector` as well. Raises OSError."""
-    digest = hashlib.sha256()
-    with open(path, "rb", buffering=0) as opened:
-        file_size = os.fstat(opened.fileno()).st_size
-        part = memoryview(bytearray(min(file_size, CHUNK_BYTES)))
-        while size := opened.readinto(part):
-            digest.update(part[:size])
-            if inspector is not None:
-                inspector.update(part[:size])
-    return digest.hexdigest()
+def read_into(target: Tensor, reader: TensorReader, stored: Stored) -> None:
+    """Fill a parameter, a moment, or this process's shard of it, and read no more than that.
 
-
-def check_file(path: Path, digest: str, inspector_for: InspectorFor, snapshot: str) -> None:
-    """Raise SnapshotError if the hash of a file differs, or if its inspector finds a fault.
-
-    `snapshot` names the snapshot in messages. Raises OSError too.
+    Numbers of 16 bits become float32. Where the tensors of several names make one parameter, they
+    are read whole. Raises SnapshotError if the shape differs.
     """
-    inspector = inspector_for(path)
-    if sha256_of(path, inspector) != digest:
-        raise SnapshotError(f"{snapshot} is damaged: the content of {path.name} has changed")
-    if inspector is not None and inspector.fault is not None:
-        raise SnapshotError(inspector.fault)
+    shape, slices = tuple(target.shape), local_slices(target)
+    found = [reader.slice_of(name) for name in stored.names]
+    shapes = {name: tuple(one.get_shape()) for name, one in zip(stored.names, found, strict=True)}
+    if (there := stored.shape_of(shapes)) != shape:
+        name = stored.names[0]
+        raise SnapshotError(f"{name} has the shape {list(there)}, the model needs {list(shape)}")
+    local = local_part(target)
+    if not local.numel():  # with many processes, some have no part of a small tensor
+        return
+    if stored.convert is not None:
+        local.copy_(stored.convert([one[...] for one in found])[slices])
+    elif stored.transposed and len(shape) == 2:
+        local.copy_(found[0][slices[::-1]].t())
+    else:
+        local.copy_(found[0][slices])
+
+
+def has_own_output(folder: Path, layout: Layout) -> bool:
+    """Whether the weights in a folder have an output layer that differs from the embedding.
+
+    `layout` is that of a model which ties them; its tensors are in the folder. Raises
+    SnapshotError for files that cannot be read.
+    """
+    with TensorReader(folder, WHOLE) as reader:
+        shapes = reader.shapes()
+        stored = reader.find(layout)
+        embedding = stored[layout.embedding_name()].names[0]
+        used = {name for one in stored.values() for name in one.names}
+        # Surplus tensors are constants or copies of the embedding, or `find` had refused them.
+        copies = [
+            name
+            for name, shape in shapes.items()
+            if name not in used and shape == shapes[embedding]
+        ]
+        return not all(_are_equal(reader, embedding, copy) for copy in copies)
+
+
+def _are_equal(reader: TensorReader, one: str, other: str) -> bool:
+    first, second = reader.slice_of(one), reader.slice_of(other)
+    count = first.get_shape()[0]
+    parts = (slice(row, min(row + ROWS, count)) for row in range(0, count, ROWS))
+    return all(torch.equal(first[part].float(), second[part].float()) for part in parts)
+
+
+@torch.no_grad()
+def restore(folder: Path, model: LanguageModel, optimizer: Optimizer) -> None:
+    """Load the weights and the state of the same optimizer of a verified snapshot, bit by bit.
+
+    Every process must call this; it reads only its own slices, without a collective. A snapshot
+    with a base needs a model that has the weights of the base. Raises SnapshotError if a tensor is
+    missing or has another shape.
+    """
+    layout = model.layout()
+    restore_weights(folder, model, stem_of(read_reference(folder)))
+    restore_moments(folder, layout, optimizer, value_of(read_state(folder).config, "optim.name"))
+
+
+@torch.no_grad()
+def restore_weights(folder: Path, model: LanguageModel, stem: str = WHOLE) -> None:
+    """Load the weights alone, from a snapshot or from a model of the Hub.
+
+    Every process must call this; it reads only its own slices, without a collective. Files of a
+    `stem` for a part of the weights leave the others as they are. Raises SnapshotError if a tensor
+    is missing or has another shape.
+    """
+    layout = model.layout()
+    with TensorReader(folder, stem) as reader:
+        if stem == ADAPTERS:
+            for name, parameter in layout.adapters().items():
+                read_into(parameter, reader, Stored((name,)))
+            return
+        stored = reader.find(layout)
+        for name, parameter in layout.parameters().items():
+            if name in stored:
+                read_into(parameter, reader, stored[name])
+            elif stem == WHOLE:
+                raise SnapshotError(f"{folder} does not hold {name}")
+
+
+def restore_moments(folder: Path, layout: Layout, optimizer: Optimizer, name: Any) -> None:
+    """Give the optimizer of this optim.name what it kept.
+
+    Every process must call this; it reads only its own slices, without a collective.
+    """
+    kept = kept_in(layout, name)
+    group_of = {one: group for group in optimizer.param_groups for one in group["params"]}
+    with TensorReader(folder, "optimizer") as reader:
+        for name, parameter in layout.trained().items():
+            state = optimizer.state[parameter] = {}
+            for key, shape in kept[name].items():
+                if key == STEP or shape != parameter.shape:
+                    # As torch does: the step is on the CPU, unless a kernel of the device reads it.
+                    group = group_of[parameter]
+                    on_cpu = key == STEP and not (group.get("fused") or group.get("capturable"))
+                    device = torch.device("cpu") if on_cpu else parameter.device
+                    state[key] = torch.empty(shape, device=device)
+                else:
+                    state[key] = torch.empty_like(parameter)
+                stored = Stored((f"{name}.{key}",), layout.is_transposed(name))
+                read_into(state[key], reader, stored)

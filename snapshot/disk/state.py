@@ -1,55 +1,30 @@
-"""A run's state, written to a snapshot and restored: weights, optimizer, and `state.json`."""
+"""`state.json`: what a run needs to go on besides its tensors; and what it says about the text."""
 
 from __future__ import annotations
 
 import math
 import platform
-import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.optim import Optimizer
-
 from model.cpu.layers import WAYS
-from model.family import LanguageModel
-from model.layout import Stored
-from model.sharded import reshard
-from snapshot.config_values import value_of
-from snapshot.disk.contents import STATE, check_contents
-from snapshot.disk.entries import by_stem, shapes_of, weight_entries
-from snapshot.disk.files import (
-    LARGEST_STEP,
-    SNAPSHOT_NAME,
-    folder_name,
-    read_json,
-    step_of,
-    verify,
-    write_json,
-)
-from snapshot.disk.numbers import NumberChecks
-from snapshot.disk.optimizer_state import moment_entries, restore_moments
-from snapshot.disk.pending import PendingSnapshot
-from snapshot.disk.placing import place_tensors
-from snapshot.disk.ranks import Ranks
-from snapshot.disk.reference import (
-    ADAPTERS,
-    CONFIG,
-    WHOLE,
-    BaseReference,
-    read_reference,
-    stem_of,
-)
-from snapshot.disk.staging import StagingBuffer
-from snapshot.disk.state_parts import is_cursor, is_loss_scaler
-from snapshot.disk.tensors import TensorReader, read_into
+from snapshot.disk.files import LARGEST_STEP, SNAPSHOT_NAME, read_json, step_of
 from snapshot.errors import SnapshotError
 
+STATE = "state.json"
 FORMAT_VERSION = 1
 PACKAGES = ("torch", "accelerate", "datasets", "safetensors", "tokenizers", "numpy")
+CURSOR = ("epoch", "window", "row", "token", "blocks")
+HELD_OUT_GROUPS = "held_out_groups"
+LARGEST_NUMBER = 2**40
+"""Of a cursor."""
+LARGEST_FACTOR = 2.0**127
+"""Of a loss scaler, whose numbers become tensors of 32 bits."""
+COMMIT = re.compile("[0-9a-f]{40}")
 
 
 @dataclass
@@ -90,63 +65,6 @@ class RunState:
 def versions() -> dict[str, str]:
     """Versions of the packages in use, for information: nothing depends on them."""
     return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
-
-
-def begin_snapshot(
-    root: Path,
-    state: RunState,
-    model: LanguageModel,
-    optimizer: Optimizer,
-    save_rest: Callable[[Path], None],
-    *,
-    writer: bool,
-    piece_bytes: int,
-    base: BaseReference | None = None,
-    end_of_text: int | None = None,
-    buffer: StagingBuffer | None = None,
-    ranks: Ranks | None = None,
-) -> PendingSnapshot:
-    """Begin the snapshot after `state.step` in `root`; calling what it returns completes it.
-
-    Every process must call this, with its unwrapped model, and complete it. The process with
-    `writer` calls `save_rest(folder)` for additional files, and writes alone unless `ranks` has
-    members, each of which writes its own shards; otherwise shards are gathered here. With `base`,
-    only what is trained is written. transformers stops a model of our own at `end_of_text`. To
-    complete it takes no collective, so it may run in a background thread during the next steps;
-    until `release()` returns, neither weights nor optimizer may change.
-
-    Both raise OSError if the disk rejects the files, and SnapshotError if numbers are out of bounds
-    (see `snapshot.disk.numbers`) or if there was no update yet. Earlier snapshots then remain.
-    """
-    reshard(model)
-    layout, stem = model.layout(), stem_of(base)
-    optimizer_name = value_of(state.config, "optim.name")
-    moments = moment_entries(layout, optimizer, optimizer_name)
-    entries = [*weight_entries(layout, stem), *moments]
-    placements = {}
-    for name, of_stem in {"optimizer": [], **by_stem(entries)}.items():
-        most = sys.maxsize if name == ADAPTERS else piece_bytes  # peft reads a single file
-        placements[name] = place_tensors(shapes_of(of_stem), name, most)
-    content = {"format_version": FORMAT_VERSION, **asdict(state)}
-
-    def write_rest(folder: Path) -> None:
-        save_rest(folder)
-        _write_config(folder, base, model, end_of_text)
-        write_json(folder / STATE, {**content, "versions": versions()})
-
-    target, buffer = root / folder_name(state.step), buffer or StagingBuffer(0, int, False)
-    pending = PendingSnapshot(target, entries, placements, write_rest, buffer, ranks)
-    pending.begin(writer)
-    return pending
-
-
-def _write_config(
-    folder: Path, base: BaseReference | None, model: LanguageModel, end_of_text: int | None
-) -> None:
-    if base is not None:
-        base.write(folder)
-        return
-    write_json(folder / CONFIG, model.config.config_json(end_of_text))
 
 
 def read_state(folder: Path) -> RunState:
@@ -203,46 +121,65 @@ def state_in(content: Any, folder: str) -> RunState:
     return state
 
 
-@torch.no_grad()
-def restore(folder: Path, model: LanguageModel, optimizer: Optimizer) -> None:
-    """Load the weights and the state of the same optimizer of a verified snapshot, bit by bit.
-
-    Every process must call this; it reads only its own slices, without a collective. A snapshot
-    with a base needs a model that has the weights of the base. Raises SnapshotError if a tensor is
-    missing or has another shape.
-    """
-    layout = model.layout()
-    restore_weights(folder, model, stem_of(read_reference(folder)))
-    restore_moments(folder, layout, optimizer, value_of(read_state(folder).config, "optim.name"))
-
-
-@torch.no_grad()
-def restore_weights(folder: Path, model: LanguageModel, stem: str = WHOLE) -> None:
-    """Load the weights alone, from a snapshot or from a model of the Hub.
-
-    Every process must call this; it reads only its own slices, without a collective. Files of a
-    `stem` for a part of the weights leave the others as they are. Raises SnapshotError if a tensor
-    is missing or has another shape.
-    """
-    layout = model.layout()
-    with TensorReader(folder, stem) as reader:
-        if stem == ADAPTERS:
-            for name, parameter in layout.adapters().items():
-                read_into(parameter, reader, Stored((name,)))
-            return
-        stored = reader.find(layout)
-        for name, parameter in layout.parameters().items():
-            if name in stored:
-                read_into(parameter, reader, stored[name])
-            elif stem == WHOLE:
-                raise SnapshotError(f"{folder} does not hold {name}")
+def is_loss_scaler(content: dict[str, Any]) -> bool:
+    """Whether torch's GradScaler can load it."""
+    factors = {"scale", "growth_factor", "backoff_factor"}
+    counts = {"growth_interval", "_growth_tracker"}
+    return (
+        content.keys() == factors | counts
+        and all(type(content[name]) in (int, float) for name in factors)
+        and all(0 <= content[name] <= LARGEST_FACTOR for name in factors)
+        and all(type(content[name]) is int and 0 <= content[name] < 2**31 for name in counts)
+    )
 
 
-def check_snapshot(folder: Path) -> RunState:
-    """Verify a whole snapshot, hashes and contents; its state. Raises SnapshotError."""
-    numbers = NumberChecks()
-    verify(folder, inspector_for=numbers.inspector_for)
-    state = read_state(folder)
-    check_contents(folder, state.config)
-    numbers.check_updates(folder, state.step, state.skipped_steps)
-    return state
+def is_cursor(content: Any) -> bool:
+    """Whether a source of a streamed text can continue there."""
+    if not isinstance(content, dict):
+        return False
+    content = {HELD_OUT_GROUPS: 1.0, **content}  # older snapshots lack it
+    if content.keys() != {"source", "revision", HELD_OUT_GROUPS, *CURSOR}:
+        return False
+    revision, of_groups = content["revision"], content[HELD_OUT_GROUPS]
+    is_commit = isinstance(revision, str) and COMMIT.fullmatch(revision) is not None
+    return (
+        isinstance(content["source"], str)
+        and type(of_groups) is float
+        and 0 < of_groups <= 1
+        and (revision is None or is_commit)
+        and all(
+            type(content[name]) is int and 0 <= content[name] < LARGEST_NUMBER for name in CURSOR
+        )
+    )
+
+
+def token_unit(data: Mapping[str, Any]) -> str:
+    """The name of a token: character, or token."""
+    return "token" if data.get("unit") == "token" else "character"
+
+
+def bits_per_byte(data: Mapping[str, Any], loss: float) -> float | None:
+    """A held-out loss in nats per token, as bits per byte of the raw text; None if unknown."""
+    tokens, size = data.get("held_out_tokens"), data.get("held_out_bytes")
+    if not all(type(number) is int and 0 < number < 2**63 for number in (tokens, size)):
+        return None  # of an older snapshot; or not an honest one
+    assert tokens is not None
+    assert size is not None
+    return loss / math.log(2) * tokens / size
+
+
+def loss_in_words(data: Mapping[str, Any], loss: float, separator: str = ", ") -> str:
+    """A loss in nats per token; for characters in bits per character, too; and in bits per byte."""
+    unit, per_byte = token_unit(data), bits_per_byte(data, loss)
+    parts = [f"{loss:.4f} nats per {unit}"]
+    if unit == "character":
+        parts.append(f"{loss / math.log(2):.4f} bits")
+    if per_byte is not None:
+        parts.append(f"{per_byte:.4f} bits per byte")
+    return separator.join(parts)
+
+
+def lost_facts(data: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """A row of the model card: what of the text its tokens do not hold, if that is known."""
+    lost = data.get("lost")
+    return [("not in the tokens", lost)] if isinstance(lost, str) else []

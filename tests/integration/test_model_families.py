@@ -19,8 +19,11 @@ from model.generate import generate
 from planning.fake_trace import Shape, traced_phases
 from snapshot.comparison import compare_logits
 from snapshot.disk.architecture import check_described, layout_for, model_config
+from snapshot.disk.checking import check_snapshot
 from snapshot.disk.files import read_json
-from snapshot.disk.state import RunState, begin_snapshot, check_snapshot, restore
+from snapshot.disk.reading import restore
+from snapshot.disk.state import RunState
+from snapshot.disk.writing import begin_snapshot
 from snapshot.errors import OtherRun, SnapshotError
 from snapshot.named_model import find_model
 from training.run.same_run import refuse_other_run

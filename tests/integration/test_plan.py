@@ -44,7 +44,8 @@ from planning.fits import (
 )
 from planning.kernels import cuda_kernels
 from snapshot.disk.architecture import layout_for
-from snapshot.disk.state import RunState, begin_snapshot
+from snapshot.disk.state import RunState
+from snapshot.disk.writing import begin_snapshot
 from tracked import tracked
 from training.evaluation import TOKENS, held_out_loss
 from training.step import make_optimizer

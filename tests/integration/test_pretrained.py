@@ -14,7 +14,7 @@ import runs
 from model.families import build_model
 from snapshot.disk.architecture import model_config
 from snapshot.disk.files import read_json
-from snapshot.disk.state import restore_weights
+from snapshot.disk.reading import restore_weights
 
 SHAPES = {
     "accumulated": ("cpu.yaml", 1, ("train.micro_batch_size=4",)),

@@ -23,11 +23,13 @@ from snapshot import comparison
 from snapshot.__main__ import main
 from snapshot.comparison import compare_logits
 from snapshot.disk.architecture import model_config
-from snapshot.disk.contents import check_model
+from snapshot.disk.checking import check_model, check_snapshot
 from snapshot.disk.files import read_json
-from snapshot.disk.optimizer_state import snapshot_bytes
+from snapshot.disk.reading import restore
 from snapshot.disk.reference import BaseReference
-from snapshot.disk.state import RunState, begin_snapshot, check_snapshot, restore
+from snapshot.disk.shards import snapshot_bytes
+from snapshot.disk.state import RunState
+from snapshot.disk.writing import begin_snapshot
 from snapshot.errors import SnapshotError
 from training.run.pretrained import refuse_undescribed
 from training.step import last_full_step, learning_rate_at, make_optimizer

@@ -17,9 +17,9 @@ from config.schema import Config
 from model.lora import Lora, LoraError
 from sealed import seal
 from snapshot.base import open_reference
+from snapshot.disk.checking import check_snapshot
 from snapshot.disk.files import read_json
 from snapshot.disk.reference import read_reference
-from snapshot.disk.state import check_snapshot
 from snapshot.errors import SnapshotError
 from snapshot.named_model import find_model
 

@@ -25,8 +25,10 @@ from model.families import build_model
 from model.gpt import GPT, GPTConfig
 from sealed import MOST_MEMORY, at_most, is_refused, seal
 from snapshot.disk.architecture import model_config
+from snapshot.disk.checking import check_snapshot
 from snapshot.disk.files import MANIFEST
-from snapshot.disk.state import RunState, begin_snapshot, check_snapshot
+from snapshot.disk.state import RunState
+from snapshot.disk.writing import begin_snapshot
 from subword_folders import trained
 
 FEW, ALL = 300, 10_000

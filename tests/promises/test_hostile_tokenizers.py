@@ -16,7 +16,9 @@ from data.subwords import SubwordTokenizer
 from data.tokenizer import Tokenizer
 from model.gpt import GPT, GPTConfig
 from sealed import is_refused, seal
-from snapshot.disk.state import RunState, begin_snapshot, check_snapshot
+from snapshot.disk.checking import check_snapshot
+from snapshot.disk.state import RunState
+from snapshot.disk.writing import begin_snapshot
 from snapshot.errors import SnapshotError
 from subword_folders import foreign_folder, trained
 

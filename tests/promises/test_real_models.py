@@ -21,7 +21,7 @@ from data.subwords import tokenizer_of
 from model.families import build_model
 from snapshot.disk.architecture import model_config
 from snapshot.disk.files import read_json
-from snapshot.disk.state import restore_weights
+from snapshot.disk.reading import restore_weights
 from snapshot.named_model import find_model
 
 QUICK = ("gpt2",)

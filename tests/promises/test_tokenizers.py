@@ -21,7 +21,7 @@ from model.gpt import GPT, GPTConfig
 from runs import CONSTANT, relative_difference
 from sealed import seal
 from snapshot.disk.files import MANIFEST, read_json
-from snapshot.disk.state import restore_weights
+from snapshot.disk.reading import restore_weights
 from subword_folders import foreign_folder
 
 BPE = "data.tokenizer=bpe:300"

@@ -11,7 +11,7 @@ from data.tokenizer import CharTokenizer
 from model.generate import generate
 from model.gpt import GPT, GPTConfig
 from snapshot.disk.files import read_json
-from snapshot.disk.state import restore_weights
+from snapshot.disk.reading import restore_weights
 
 PROMPT = "The run goes\non"
 

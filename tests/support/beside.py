@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import train
 from model.gpt import GPT
-from snapshot.disk.pending import PendingSnapshot
+from snapshot.disk.writing import PendingSnapshot
 from training.run import command, saving
 from training.run.session import Session
 from training.run.signals import Signals

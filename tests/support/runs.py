@@ -22,7 +22,7 @@ from data.tokenizer import CharTokenizer
 from model.gpt import GPT, GPTConfig
 from preload import environment
 from snapshot.disk.files import read_json
-from snapshot.disk.state import restore_weights
+from snapshot.disk.reading import restore_weights
 
 ROOT = Path(__file__).resolve().parents[2]
 BESIDE = ROOT / "tests" / "support" / "beside.py"

@@ -18,8 +18,8 @@ import transformers.conversion_mapping
 import transformers.models.gpt2.modeling_gpt2
 import transformers.models.llama.modeling_llama  # noqa: F401
 
+from snapshot.disk.checking import check_snapshot
 from snapshot.disk.files import MANIFEST
-from snapshot.disk.state import check_snapshot
 from snapshot.errors import SnapshotError
 
 MOST_MEMORY = 200_000_000

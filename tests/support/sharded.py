@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import train
-from snapshot.disk.entries import Part
+from snapshot.disk.shards import Part
 from training.run import command, saving
 
 RANK = os.environ.get("RANK", "0")

@@ -7,7 +7,8 @@ import torch
 from config.schema import OptimConfig
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT, GPTConfig
-from snapshot.disk.state import RunState, begin_snapshot
+from snapshot.disk.state import RunState
+from snapshot.disk.writing import begin_snapshot
 from training.step import make_optimizer
 
 SHAPE = GPTConfig(vocab_size=7, block_size=6, n_layer=2, n_head=2, n_embd=8)

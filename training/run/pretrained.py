@@ -25,9 +25,9 @@ from model.family import LanguageModel, ModelConfig
 from model.lora import LoraError, add_adapters
 from snapshot.base import Base, check_weights, keep_base, open_base, open_reference
 from snapshot.disk.architecture import check_described, layout_for
-from snapshot.disk.generation import generation_of
+from snapshot.disk.checking import generation_of
+from snapshot.disk.reading import restore, restore_weights
 from snapshot.disk.reference import BaseReference, read_reference
-from snapshot.disk.state import restore, restore_weights
 from snapshot.start import Start
 from training.distributed.agreement import (
     broadcast_text,

@@ -14,7 +14,8 @@ from filelock import FileLock, Timeout
 
 from config.schema import ConfigError
 from data.shared_files import acquire, file_lock
-from snapshot.disk.files import TEMPORARY_PREFIX, remove_leftovers, snapshots_in
+from snapshot.disk.files import TEMPORARY_PREFIX, snapshots_in
+from snapshot.disk.pruning import remove_leftovers
 from snapshot.start import has_steps
 from training.distributed.environment import is_local_main_process
 from training.reporting.console import say_error

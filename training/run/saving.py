@@ -19,12 +19,11 @@ from data.tokenizer import Tokenizer
 from data.tokenizer_files import GENERATION
 from model.sharded import is_sharded, reshard
 from snapshot.disk.files import snapshots_in, write_json
-from snapshot.disk.pending import PendingSnapshot
 from snapshot.disk.pruning import prune
 from snapshot.disk.reference import BaseReference
-from snapshot.disk.staging import StagingBuffer
-from snapshot.disk.state import RunState, begin_snapshot
-from snapshot.disk.text_facts import token_unit
+from snapshot.disk.shards import StagingBuffer
+from snapshot.disk.state import RunState, token_unit
+from snapshot.disk.writing import PendingSnapshot, begin_snapshot
 from snapshot.errors import SnapshotError
 from training.distributed.agreement import raise_if_any_failed
 from training.distributed.strategy import unwrapped

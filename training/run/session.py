@@ -22,7 +22,7 @@ from config.schema import Config
 from data.corpus import Corpus
 from data.streaming.streamed import StreamedText
 from model.family import LanguageModel
-from snapshot.disk.optimizer_state import snapshot_bytes
+from snapshot.disk.shards import snapshot_bytes
 from snapshot.disk.state import RunState
 from snapshot.start import Start
 from store.uploader import Uploader

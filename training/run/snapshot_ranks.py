@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from model.sharded import is_sharded, writes_shard
-from snapshot.disk.ranks import Ranks
+from snapshot.disk.peers import Ranks
 from training.distributed.agreement import broadcast_text
 from training.distributed.environment import machine_number
 from training.reporting.console import Console

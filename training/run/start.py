@@ -21,17 +21,17 @@ from data.corpus import Corpus
 from data.public_names import public_name
 from snapshot.base import Base
 from snapshot.config_values import changed_values
+from snapshot.disk.checking import check_snapshot
 from snapshot.disk.files import (
     folder_name,
     manifest_entries,
     manifest_sha256,
-    remove_leftovers,
     snapshots_in,
     verify,
     write_whole,
 )
-from snapshot.disk.pruning import prune
-from snapshot.disk.state import RunState, check_snapshot, read_state
+from snapshot.disk.pruning import prune, remove_leftovers
+from snapshot.disk.state import RunState, read_state
 from snapshot.errors import OtherRun, SnapshotError
 from snapshot.run_store import Fetch, RemoteSnapshot, StateCheck
 from snapshot.start import (

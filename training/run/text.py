@@ -31,9 +31,8 @@ from data.tokenizer import CHARACTERS, OF_BYTES, TOKENIZER_FILES, bpe_size, lack
 from data.tokenizer_files import end_ids
 from model.cpu.cores import cores
 from snapshot.base import Base, open_tokenizer
-from snapshot.disk.reading import names_in
-from snapshot.disk.state import RunState
-from snapshot.disk.state_parts import HELD_OUT_GROUPS
+from snapshot.disk.files import names_in
+from snapshot.disk.state import HELD_OUT_GROUPS, RunState
 from snapshot.errors import SnapshotError
 from snapshot.start import Start
 from training.distributed.agreement import (

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from config.schema import Config
-from snapshot.disk.contents import check_model
+from snapshot.disk.checking import check_model
 from snapshot.disk.files import manifest_sha256, snapshot_folders, snapshots_in, step_of
 from snapshot.disk.state import RunState, read_state, versions
 from snapshot.errors import SnapshotError

@@ -18,7 +18,7 @@ from model.gpt import GPT
 from model.head import IGNORED
 from snapshot.disk.architecture import model_config
 from snapshot.disk.files import read_json
-from snapshot.disk.state import restore_weights
+from snapshot.disk.reading import restore_weights
 
 LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=40)
 CONVERSATIONS = [5, 9, 3, 12, 7, 2, 10]

@@ -15,7 +15,7 @@ from config.compose import load_config
 from config.schema import Config, ConfigError
 from config.stored import as_plain, as_yaml
 from small_snapshots import TOKENIZER, state_at, trained
-from snapshot.disk.state import begin_snapshot
+from snapshot.disk.writing import begin_snapshot
 from snapshot.errors import SnapshotError
 from snapshot.start import Start, check_can_move_aside
 from store.records import EVENTS

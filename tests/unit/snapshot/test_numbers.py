@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from small_snapshots import trained, write
+from snapshot.disk.checking import check_snapshot
 from snapshot.disk.numbers import FileNumberCheck
-from snapshot.disk.state import check_snapshot
 from snapshot.errors import SnapshotError
 from snapshot.start import choose_start, newest_snapshot
 from store.fetch import RepoContents, fetch_for_sampling

@@ -9,8 +9,8 @@ import pytest
 
 from disks import as_anybody
 from small_snapshots import trained, write
+from snapshot.disk.checking import check_snapshot
 from snapshot.disk.files import newest_verified, snapshot_folders
-from snapshot.disk.state import check_snapshot
 from snapshot.disk.writing import atomic_snapshot
 from snapshot.errors import SnapshotError
 from snapshot.start import choose_start, newest_snapshot

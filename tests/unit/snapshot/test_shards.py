@@ -15,13 +15,11 @@ from safetensors.torch import load_file, save_file
 import families
 import runs
 from disks import Tmpfs, mounted
-from snapshot.disk import ranks, tensor_files
-from snapshot.disk.entries import Entry, Part
+from snapshot.disk import peers, tensor_files
 from snapshot.disk.files import verify
-from snapshot.disk.placing import place_tensors
-from snapshot.disk.ranks import BEGUN, HASHED, WRITTEN, Markers, Member, Ranks, shares
-from snapshot.disk.staging import PendingParts, StagingBuffer
-from snapshot.disk.tensor_files import TensorFiles, create_files
+from snapshot.disk.peers import BEGUN, HASHED, WRITTEN, Markers, Member, Ranks, shares
+from snapshot.disk.shards import Entry, Part, PendingParts, StagingBuffer
+from snapshot.disk.tensor_files import TensorFiles, create_files, place_tensors
 from snapshot.errors import SnapshotError
 
 SCRIPT = runs.ROOT / "tests" / "support" / "sharded.py"
@@ -365,7 +363,7 @@ def test_those_write_at_once_who_have_shards_and_a_common_disk(tmp_path, monkeyp
     # Hybrid sharding: the second machine's replica is not written, so it needs no common disk.
     assert members_of([here, here, there], (0, 0, 1), (True, True, False)) == [[0, 1]] * 3
     assert members_of([here, here], (0, 1), (True, True)) == [[0, 1]] * 2
-    monkeypatch.setattr(ranks, "is_coherent", lambda _: False)  # a network file system
+    monkeypatch.setattr(peers, "is_coherent", lambda _: False)  # a network file system
     assert members_of([here, here], (0, 1), (True, True)) == [[], []]
     assert members_of([here, here], (0, 0), (True, True)) == [[0, 1]] * 2
     assert not list(here.iterdir())
@@ -383,7 +381,7 @@ def test_a_network_file_system_behind_a_link_is_one(tmp_path, monkeypatch):
     (tmp_path / "out").symlink_to(network / "run")
     mounts = [SimpleNamespace(mountpoint="/", fstype="ext4")]
     mounts.append(SimpleNamespace(mountpoint=str(network), fstype="nfs4"))
-    monkeypatch.setattr(ranks.psutil, "disk_partitions", lambda all: mounts)
-    assert ranks.is_coherent(tmp_path / "snapshots")
-    assert not ranks.is_coherent(network / "run" / "snapshots")
-    assert not ranks.is_coherent(tmp_path / "out" / "snapshots")
+    monkeypatch.setattr(peers.psutil, "disk_partitions", lambda all: mounts)
+    assert peers.is_coherent(tmp_path / "snapshots")
+    assert not peers.is_coherent(network / "run" / "snapshots")
+    assert not peers.is_coherent(tmp_path / "out" / "snapshots")

@@ -12,16 +12,11 @@ from transformers import AutoModelForCausalLM
 from config.schema import OptimConfig
 from model.gpt import GPT, GPTConfig
 from small_snapshots import SHAPE, state_at, trained, write
-from snapshot.disk.files import (
-    newest_verified,
-    read_json,
-    remove_leftovers,
-    snapshot_folders,
-    verify,
-)
-from snapshot.disk.placing import plan_pieces
-from snapshot.disk.pruning import prune
-from snapshot.disk.state import read_state, restore
+from snapshot.disk.files import newest_verified, read_json, snapshot_folders, verify
+from snapshot.disk.pruning import prune, remove_leftovers
+from snapshot.disk.reading import restore
+from snapshot.disk.state import read_state
+from snapshot.disk.tensor_files import plan_pieces
 from snapshot.disk.writing import atomic_snapshot
 from snapshot.errors import SnapshotError
 from snapshot.start import choose_start, newest_snapshot

@@ -7,6 +7,8 @@ configuration implies, from the headers alone: no number in a file decides how m
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,17 +16,14 @@ from typing import Any
 from data.errors import DataError
 from data.subwords import load_tokenizer
 from data.tokenizer import TOKENIZER_FILES
-from data.tokenizer_files import GENERATION
+from data.tokenizer_files import END_ID, GENERATION, model_settings
 from model.family import ModelConfig
 from model.layout import Layout, Shape
 from snapshot.config_values import value_of
 from snapshot.disk.architecture import layout_for, model_config
-from snapshot.disk.entries import written_as
-from snapshot.disk.files import MANIFEST, count_json_values, read_json
-from snapshot.disk.generation import check_generation
-from snapshot.disk.headers import file_by_name, read_header, tensor_files
-from snapshot.disk.optimizer_state import kept_in
-from snapshot.disk.reading import names_in
+from snapshot.disk.files import MANIFEST, count_json_values, names_in, read_json, verify
+from snapshot.disk.numbers import NumberChecks
+from snapshot.disk.reading import file_by_name, read_header, tensor_files
 from snapshot.disk.reference import (
     ADAPTER_CONFIG,
     BASE,
@@ -35,6 +34,8 @@ from snapshot.disk.reference import (
     read_reference,
     stem_of,
 )
+from snapshot.disk.shards import kept_in, written_as
+from snapshot.disk.state import STATE, RunState, read_state
 from snapshot.errors import SnapshotError
 
 LARGEST_TOKENIZER_BYTES = 64 << 20
@@ -42,7 +43,13 @@ MOST_TOKENIZER_VALUES = 2_500_000
 """In a tokenizer.json of subwords; a vocabulary of 262,144 and its merges are 1.8 million."""
 MOST_LAYERS_OF_BASE = 1_000
 """Of a model whose snapshot does not have a tensor for each."""
-STATE = "state.json"
+IDS = ("bos_token_id", END_ID, "pad_token_id")
+SWITCHES = ("do_sample",)
+NUMBERS = (
+    *("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty"),
+    *("no_repeat_ngram_size", "max_length", "max_new_tokens"),
+)
+MOST_ENDS = 1_000
 
 
 def check_contents(folder: Path, config: dict[str, Any]) -> None:
@@ -182,3 +189,53 @@ def _check_size_of_subwords(path: Path) -> None:
             raise SnapshotError(f"{path} holds more values than any tokenizer")
     except OSError as error:
         raise SnapshotError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def generation_of(folder: Path | None, stops: Collection[int]) -> dict[str, Any]:
+    """The generation_config.json of a run that began from the model in `folder`; empty: none.
+
+    `stops` are tokens that end a reply as well, if the run trains on conversations. Where the model
+    has no generation_config.json, the ids in its config.json hold, which such a file would replace.
+    """
+    content = {} if folder is None else model_settings(folder, GENERATION)
+    if stops and folder is not None and not (folder / GENERATION).exists():
+        entries = model_settings(folder, CONFIG)
+        content = {key: entries[key] for key in IDS if key in entries}
+    kept = {key: value for key, value in content.items() if _is_valid(key, value)}
+    if stops:
+        ends = kept.get(END_ID, [])
+        both = [*(ends if isinstance(ends, list) else [ends]), *sorted(stops)]
+        kept[END_ID] = list(dict.fromkeys(both))
+    return kept
+
+
+def check_generation(folder: Path) -> None:
+    """Raise SnapshotError for a generation_config.json that `generation_of` does not make."""
+    path = folder / GENERATION
+    if not path.exists():
+        return
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise SnapshotError(f"{path} is not the configuration of generating")
+    for key, value in content.items():
+        if not _is_valid(key, value):
+            raise SnapshotError(f"{path} has an entry {key!r} that no snapshot has")
+
+
+def _is_valid(key: str, value: Any) -> bool:
+    if key in IDS:
+        ids = value if isinstance(value, list) and key == END_ID else [value]
+        return len(ids) <= MOST_ENDS and all(type(one) is int and 0 <= one < 2**31 for one in ids)
+    if key in NUMBERS:
+        return type(value) in (int, float) and abs(value) < 2**31 and math.isfinite(value)
+    return key in SWITCHES and isinstance(value, bool)
+
+
+def check_snapshot(folder: Path) -> RunState:
+    """Verify a whole snapshot, hashes and contents; its state. Raises SnapshotError."""
+    numbers = NumberChecks()
+    verify(folder, inspector_for=numbers.inspector_for)
+    state = read_state(folder)
+    check_contents(folder, state.config)
+    numbers.check_updates(folder, state.step, state.skipped_steps)
+    return state
