@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from common import ROOT, launch, median, print_table, save, spread
@@ -67,7 +68,7 @@ class Bench:
         from training.distributed.accelerator import accelerator_options
         from training.memory import available_memory
         from training.reporting.console import Console
-        from training.run.snapshot_ranks import find_ranks
+        from training.run.snapshot_peers import find_peers
         from training.step import make_optimizer
 
         self.place, self.dist = place, dist
@@ -85,9 +86,9 @@ class Bench:
             moments = {key: torch.rand_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
             self.optimizer.state[parameter] = {**moments, "step": torch.tensor(1.0)}
         console = Console(self.is_main, 1, 0)
-        self.ranks = find_ranks(self.accelerator, self.model, place, 600.0, console)
-        assert self.ranks is not None
-        assert self.ranks.members
+        self.peers = find_peers(self.accelerator, self.model, place, 600.0, console)
+        assert self.peers is not None
+        assert self.peers.writing
         room = available_memory() // 4
         self.copies = StagingBuffer(10**12, lambda: room, pinned=False)
         self.group = dist.new_group(backend="gloo")
@@ -120,23 +121,22 @@ class Bench:
         from snapshot.disk.files import folder_name, verify
         from snapshot.disk.reading import restore
         from snapshot.disk.state import RunState
-        from snapshot.disk.writing import begin_snapshot
+        from snapshot.disk.writing import Destination, begin_snapshot
 
         state = RunState("run", "attempt", 1, 0, 0, None, {"optim": {"name": "adamw"}}, {})
         self.accelerator.wait_for_everyone()
         begun = time.perf_counter()
-        pending = begin_snapshot(
+        to = Destination(
             folder,
-            state,
-            self.model,
-            self.optimizer.optimizer,
-            CharTokenizer("abc").save,
-            writer=self.is_main,
-            piece_bytes=self.config.snapshot.piece_bytes,
-            buffer=self.copies if way == "copies" else None,
-            ranks=None if way == "gathered" else self.ranks,
+            self.config.snapshot.piece_bytes,
+            self.is_main,
+            None if way == "gathered" else self.peers,
         )
-        thread = Thread(target=pending)
+        if way == "copies":
+            to = replace(to, buffer=self.copies)
+        optimizer = self.optimizer.optimizer
+        pending = begin_snapshot(to, state, self.model, optimizer, CharTokenizer("abc").save)
+        thread = Thread(target=pending.write)
         thread.start()
         pending.release()
         held = time.perf_counter() - begun

@@ -24,9 +24,9 @@ from snapshot.disk.reference import (
     read_reference,
     stem_of,
 )
-from snapshot.disk.shards import shapes_of, weight_entries, whole_parts
+from snapshot.disk.shards import shapes_of, shards_of_weights
 from snapshot.disk.state import RunState, read_state
-from snapshot.disk.tensor_files import TensorFiles, create_files, place_tensors
+from snapshot.disk.tensor_files import TensorFiles, create_files, plan_files
 from snapshot.disk.writing import atomic_folder
 from snapshot.errors import SnapshotError
 from snapshot.start import newest_snapshot
@@ -160,10 +160,10 @@ def write_model(named: NamedModel, model: LanguageModel, folder: Path, piece_byt
     """
     if named.reference is not None and named.reference.lora is not None:
         merge_adapters(model)
-    entries = weight_entries(model.layout(), WHOLE)
-    placements = {WHOLE: place_tensors(shapes_of(entries), WHOLE, piece_bytes)}
-    create_files(folder, placements)
-    with TensorFiles(folder, placements, maps=True) as files:
-        for part in whole_parts(entries):
-            part.write(files)
+    shards = shards_of_weights(model.layout(), WHOLE)
+    planned = plan_files(shapes_of(shards), WHOLE, piece_bytes)
+    create_files(folder, WHOLE, planned)
+    with TensorFiles(folder, planned, maps=True) as files:
+        for shard in shards:
+            shard.write(files)
     write_json(folder / CONFIG, named.sizes.config_json())

@@ -1,8 +1,7 @@
-"""The processes that write one snapshot at once, and the files by which they agree on its end.
+"""The processes that write one snapshot together, and the files by which they follow each other.
 
-Their threads write while training's collectives run, so they must not call any themselves. Each
-process has a marker in the snapshot's temporary folder: the stage that it has reached, and what the
-others need to know.
+They write in threads while training's collectives run, so they cannot call any themselves. Each
+process has a file in the snapshot's temporary folder instead, with the stage that it has reached.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ import psutil
 from snapshot.disk.files import TEMPORARY_PREFIX
 from snapshot.errors import SnapshotError
 
-MARKERS = "ranks"
-"""The folder of the markers."""
+PROGRESS = "ranks"
+"""The folder with a file for each process."""
 BEGUN, WRITTEN, HASHED, FAILED = STAGES = ("begun", "written", "hashed", "failed")
 RESERVED_BYTES = 512
-"""In each marker, and for each file: a process must be able to report that the disk is full."""
+"""For each stage and each tensor file: a process must be able to report that the disk is full."""
 LONGEST_ERROR = 300
 POLL_SECONDS = (0.002, 0.2)
-"""The first and the longest time between two looks at the markers."""
+"""The first and the longest time between two looks at the files."""
 INCOHERENT = ("nfs", "cifs", "smb", "9p", "fuse.sshfs")
-"""How the names of file systems begin that may write back the bytes around those of a process."""
+"""File systems that may write back the bytes around those of a process: how their names begin."""
 
 
-class Member(NamedTuple):
+class Peer(NamedTuple):
     """A process that writes."""
 
     rank: int
@@ -43,8 +42,8 @@ class Member(NamedTuple):
 
 
 @dataclass
-class Ranks:
-    """The processes of a run, for those that write shards. Every process has one."""
+class Peers:
+    """The processes that write their shards of each snapshot. Every process of the run has one."""
 
     rank: int
     machine: int
@@ -53,49 +52,48 @@ class Ranks:
     tell: Callable[[str], str]
     """The main process's text. Every process must call this."""
     timeout: float
-    """Seconds without any progress after which a process is taken for lost."""
-    members: list[Member] = field(default_factory=list)
-    """Those that write at once; none where the main process gathers all shards and writes."""
+    """Seconds without progress of any process after which one is considered lost."""
+    writing: list[Peer] = field(default_factory=list)
+    """Those that write. If there are none, the main process gathers all shards and writes."""
 
     @property
     def one_machine(self) -> bool:
-        """Whether all members are on one machine."""
-        return len({member.machine for member in self.members}) == 1
+        """Whether those that write are on one machine."""
+        return len({peer.machine for peer in self.writing}) == 1
 
     @property
     def writes(self) -> bool:
-        """Whether this process is a member."""
-        return any(member.rank == self.rank for member in self.members)
+        """Whether this process is one of those that write."""
+        return any(peer.rank == self.rank for peer in self.writing)
 
-    def find_members(self, root: Path, has_shards: bool) -> bool:
+    def find(self, root: Path, has_shards: bool) -> bool:
         """Find out whether all processes whose shards are written can write to `root`.
 
-        Otherwise there are no members. Returns whether there are. Every process must call this.
+        If not, none of them writes. Returns whether they do. Every process must call this.
         """
-        is_main, place = self.rank == 0, None
+        is_main, shared = self.rank == 0, None
         if is_main:
             with suppress(OSError):
-                place = root / f"{TEMPORARY_PREFIX}shared-{os.getpid()}-{time.time_ns()}"
-                place.mkdir(parents=True)
-        named = self.tell(place.name if place is not None and place.is_dir() else "")
-        takes_part = is_main or has_shards
+                shared = root / f"{TEMPORARY_PREFIX}shared-{os.getpid()}-{time.time_ns()}"
+                shared.mkdir(parents=True)
+        named = self.tell(shared.name if shared is not None and shared.is_dir() else "")
         can_write = False
         if named:
             with suppress(OSError):
                 (root / named / str(self.rank)).touch()
                 can_write = True
-        mine = [takes_part, can_write, is_coherent(root), self.machine, os.getpid()]
-        rows = self.gather([int(number) for number in mine])
-        taking = {rank: row for rank, row in enumerate(rows) if row[0]}
-        shared = all(row[1] for row in taking.values())
-        if len({row[3] for row in taking.values()}) > 1:
-            shared = shared and all(row[2] for row in taking.values())
-        if is_main and place is not None:  # the main process must see what the others write
-            shared = shared and all((place / str(rank)).exists() for rank in taking)
-            shutil.rmtree(place, ignore_errors=True)
-        if bool(self.tell("shared" if shared else "")):
-            self.members = [Member(rank, row[3], row[4]) for rank, row in taking.items()]
-        return bool(self.members)
+        mine = [is_main or has_shards, can_write, is_coherent(root), self.machine, os.getpid()]
+        rows = enumerate(self.gather([int(number) for number in mine]))
+        writing = {rank: row for rank, row in rows if row[0]}
+        together = all(row[1] for row in writing.values())
+        if len({row[3] for row in writing.values()}) > 1:
+            together = together and all(row[2] for row in writing.values())
+        if is_main and shared is not None:  # the main process must see what the others write
+            together = together and all((shared / str(rank)).exists() for rank in writing)
+            shutil.rmtree(shared, ignore_errors=True)
+        if self.tell("together" if together else ""):
+            self.writing = [Peer(rank, row[3], row[4]) for rank, row in writing.items()]
+        return bool(self.writing)
 
 
 def is_coherent(folder: Path) -> bool:
@@ -106,9 +104,9 @@ def is_coherent(folder: Path) -> bool:
     return not kind.startswith(INCOHERENT)
 
 
-def shares(sizes: Mapping[str, int], members: Sequence[Member]) -> dict[int, list[str]]:
-    """Divide files among members, by rank: the largest first, to the one with the fewest bytes."""
-    found: dict[int, list[str]] = {member.rank: [] for member in members}
+def files_by_rank(sizes: Mapping[str, int], peers: Sequence[Peer]) -> dict[int, list[str]]:
+    """Divide files among peers: the largest first, to the one with the fewest bytes."""
+    found: dict[int, list[str]] = {peer.rank: [] for peer in peers}
     loads = dict.fromkeys(found, 0)
     for file in sorted(sizes, key=lambda file: (-sizes[file], file)):
         rank = min(loads, key=lambda rank: (loads[rank], rank))
@@ -117,24 +115,24 @@ def shares(sizes: Mapping[str, int], members: Sequence[Member]) -> dict[int, lis
     return found
 
 
-class Markers:
-    """The markers of one snapshot, as one member sees them."""
+class Progress:
+    """How far each of the peers has come with one snapshot, as one of them sees it."""
 
-    def __init__(self, folder: Path, ranks: Ranks) -> None:
+    def __init__(self, folder: Path, peers: Peers) -> None:
         """`folder`: the snapshot's temporary folder."""
-        self._place, self._ranks = folder / MARKERS, ranks
-        self._mine = self._place / str(ranks.rank)
+        self._folder, self._peers = folder / PROGRESS, peers
+        self._mine = self._folder / str(peers.rank)
 
     def create(self, files: int) -> None:
-        """Create the marker of each member. Raises OSError; only the main process calls this."""
-        self._place.mkdir()
-        for member in self._ranks.members:
+        """Create each peer's file. Raises OSError; only the main process calls this."""
+        self._folder.mkdir()
+        for peer in self._peers.writing:
             content = json.dumps({"stage": BEGUN}).ljust(RESERVED_BYTES * (files + 1))
-            (self._place / str(member.rank)).write_text(content)
+            (self._folder / str(peer.rank)).write_text(content)
 
     def remove(self) -> None:
-        """Remove all; every member has reached the last stage. Raises OSError."""
-        shutil.rmtree(self._place)
+        """Remove all files; every peer has reached the last stage. Raises OSError."""
+        shutil.rmtree(self._folder)
 
     def reach(self, stage: str, **content: Any) -> None:
         """Let the others know that this process has reached a stage. Raises OSError."""
@@ -147,42 +145,42 @@ class Markers:
         is_numbers = isinstance(error, SnapshotError)
         try:
             self.reach(FAILED, error=str(error)[:LONGEST_ERROR], numbers=is_numbers)
-        except OSError:  # removing takes no room
+        except OSError:  # to remove a file takes no room
             with suppress(OSError):
                 self._mine.unlink()
 
     def wait_for(self, stage: str) -> list[dict[str, Any]]:
-        """Wait until all members have reached a stage; what they have left.
+        """Wait until all peers have reached a stage; what they have told.
 
-        Raises OSError, or SnapshotError, where one of them has failed or is gone.
+        Raises OSError or SnapshotError if one of them has failed or is gone.
         """
         before, since, pause = [""], time.monotonic(), POLL_SECONDS[0]
         while True:
-            left = [self._look_at(member) for member in self._ranks.members]
-            stages = [content["stage"] for content in left]
+            told = [self._told_by(peer) for peer in self._peers.writing]
+            stages = [content["stage"] for content in told]
             if all(STAGES.index(at) >= STAGES.index(stage) for at in stages):
-                return left
+                return told
             if stages != before:
                 before, since, pause = stages, time.monotonic(), POLL_SECONDS[0]
-            if time.monotonic() - since > self._ranks.timeout:
-                raise OSError(f"a process has not written its part for {self._ranks.timeout:g} s")
+            if time.monotonic() - since > self._peers.timeout:
+                raise OSError(f"a process has not written its part for {self._peers.timeout:g} s")
             time.sleep(pause)
             pause = min(2 * pause, POLL_SECONDS[1])
 
-    def _look_at(self, member: Member) -> dict[str, Any]:
-        """What a member has left. Raises the error that it has left, OSError if it is gone."""
-        is_here = member.machine == self._ranks.machine
-        is_gone = is_here and not _is_alive(member.pid)  # first: its last act may be a stage
+    def _told_by(self, peer: Peer) -> dict[str, Any]:
+        """What a peer has told. Raises its error, and OSError if it is gone."""
+        is_here = peer.machine == self._peers.machine
+        is_gone = is_here and not _is_alive(peer.pid)  # first: its last act may be a stage
         content: dict[str, Any] = {"stage": BEGUN}
         try:
             with suppress(json.JSONDecodeError):  # it is being written
-                content = json.loads((self._place / str(member.rank)).read_bytes())
+                content = json.loads((self._folder / str(peer.rank)).read_bytes())
         except FileNotFoundError:
-            raise OSError(f"process {member.rank} could not write its part") from None
+            raise OSError(f"process {peer.rank} could not write its part") from None
         if content["stage"] == FAILED:
             raise (SnapshotError if content["numbers"] else OSError)(content["error"])
         if is_gone and content["stage"] != HASHED:
-            raise OSError(f"process {member.rank} is gone")
+            raise OSError(f"process {peer.rank} is gone")
         return content
 
 

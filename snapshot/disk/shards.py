@@ -1,4 +1,4 @@
-"""What the tensor files of a snapshot hold, entry by entry, and which parts a process writes."""
+"""What one process writes of a snapshot's tensors, and copies of it that outlast an update."""
 
 from __future__ import annotations
 
@@ -21,124 +21,70 @@ from snapshot.errors import SnapshotError
 
 
 @dataclass(frozen=True)
-class Entry:
-    """Tensors, or this process's shards of them, that are converted and written at once."""
+class Shard:
+    """What a process holds of one tensor, or of several that are converted and written together."""
 
-    stem: str
-    """Of the files that hold it."""
     tensors: dict[str, Tensor]
+    """Parameters or moments, by name."""
     shapes: dict[str, Shape]
-    """Of what is written, by its name in the file."""
-    convert: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None
-    """From the full tensors to what is written; None for one tensor that is written as it is, or
+    """The full shapes of what is written, by name in the file."""
+    convert: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
+    """Makes what is written from full tensors; None for one tensor that is written as it is, or
     transposed."""
     transposed: bool = False
+    slices: Slices | None = None
+    """The slices of the full tensor that it covers; None for all of it."""
 
     @property
     def is_sharded(self) -> bool:
-        """Whether this process holds only its shard of some tensor."""
+        """Whether other processes hold the rest of some tensor."""
         return any(map(is_sharded, self.tensors.values()))
-
-
-@dataclass(frozen=True)
-class Part:
-    """What one process writes of an entry: all of it, or the slices of its shard."""
-
-    entry: Entry
-    tensors: dict[str, Tensor]
-    slices: Slices | None = None
-    """In the full tensor."""
 
     @property
     def bytes(self) -> int:
-        """Of the tensors."""
+        """Bytes of the tensors."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
+    def gathered(self) -> Shard:
+        """All of it. Every process must call this, in the same order."""
+        return replace(self, tensors={name: gather_full(one) for name, one in self.tensors.items()})
+
     def write(self, files: TensorFiles) -> None:
-        """Write it at its place. Raises OSError.
+        """Write it to its files. Raises OSError.
 
-        A step in progress may fill the device's memory, so it is converted in the CPU's.
+        It is converted in the CPU's memory, because a step in progress may fill the device's.
         """
-        entry, tensors = self.entry, {name: one.cpu() for name, one in self.tensors.items()}
-        if entry.convert is not None:
-            for name, tensor in entry.convert(tensors).items():
-                files.write(entry.stem, name, tensor)
+        tensors = {name: tensor.cpu() for name, tensor in self.tensors.items()}
+        if self.convert is not None:
+            for name, tensor in self.convert(tensors).items():
+                files.write(name, tensor)
             return
-        (tensor,), (name,) = tensors.values(), entry.shapes
-        if entry.transposed:
-            tensor = tensor.t()
-        slices = self.slices[::-1] if entry.transposed and self.slices else self.slices
-        files.write(entry.stem, name, tensor, slices)
+        (tensor,), (name,), slices = tensors.values(), self.shapes, self.slices
+        if self.transposed:
+            tensor, slices = tensor.t(), None if slices is None else slices[::-1]
+        files.write(name, tensor, slices)
 
 
-def written_as(layout: Layout, stem: str) -> list[Written]:
-    """What the files of this stem hold (see snapshot/disk/reference.py)."""
-    if stem == ADAPTERS:
+def written_as(layout: Layout, prefix: str) -> list[Written]:
+    """What the files of this prefix hold (see snapshot/disk/reference.py), in their order."""
+    if prefix == ADAPTERS:
         shapes = {name: tuple(one.shape) for name, one in layout.adapters().items()}
         return [Written((name,), {name: shape}) for name, shape in shapes.items()]
-    if stem == TRAINED:
+    if prefix == TRAINED:
         trained = layout.trained()
         return [one for one in layout.written() if not trained.keys().isdisjoint(one.parameters)]
     return layout.written()
 
 
-def weight_entries(layout: Layout, stem: str) -> list[Entry]:
-    """The weights that files of this stem hold, in their order."""
+def shards_of_weights(layout: Layout, prefix: str) -> list[Shard]:
+    """The weights in the files of this prefix, in the order of the files."""
     parameters = {**layout.parameters(), **layout.adapters()}
-    entries = []
-    for group in written_as(layout, stem):
+    shards = []
+    for group in written_as(layout, prefix):
         tensors = {name: parameters[name].detach() for name in group.parameters}
-        transposed = stem != ADAPTERS and layout.is_transposed(group.parameters[0])
-        entries.append(Entry(stem, tensors, group.shapes, group.convert, transposed))
-    return entries
-
-
-def shapes_of(entries: Iterable[Entry]) -> dict[str, Shape]:
-    """The shapes by name of everything that is written."""
-    return {name: shape for entry in entries for name, shape in entry.shapes.items()}
-
-
-def whole_parts(entries: Iterable[Entry]) -> list[Part]:
-    """Everything, in the one process that holds all of it."""
-    return [Part(entry, entry.tensors) for entry in entries]
-
-
-def own_parts(entries: Iterable[Entry], is_main: bool) -> list[Part]:
-    """What this process writes of what can be written shard by shard: its shards; the main process
-    also writes what each process holds whole.
-    """
-    parts = []
-    for entry in entries:
-        if not entry.is_sharded:
-            parts += [Part(entry, entry.tensors)] if is_main else []
-        elif entry.convert is None:
-            ((name, tensor),) = entry.tensors.items()
-            if writes_shard(tensor):
-                parts.append(Part(entry, {name: local_part(tensor)}, local_slices(tensor)))
-    return parts
-
-
-def gathered_parts(entries: Iterable[Entry]) -> Iterator[Part]:
-    """Gather entries one after the other. Every process must call this, and take all of them.
-
-    At most one entry is in memory in addition to the shards, and the one before it while it is
-    gathered.
-    """
-    for entry in entries:
-        yield Part(entry, {name: gather_full(tensor) for name, tensor in entry.tensors.items()})
-
-
-def needs_gathering(entry: Entry) -> bool:
-    """Whether an entry's shards cannot be written where they lie in the file."""
-    return entry.is_sharded and entry.convert is not None
-
-
-def by_stem(entries: Iterable[Entry]) -> Mapping[str, list[Entry]]:
-    """The entries of each stem."""
-    found: dict[str, list[Entry]] = {}
-    for entry in entries:
-        found.setdefault(entry.stem, []).append(entry)
-    return found
+        transposed = prefix != ADAPTERS and layout.is_transposed(group.parameters[0])
+        shards.append(Shard(tensors, group.shapes, group.convert, transposed))
+    return shards
 
 
 def kept_in(layout: Layout, optimizer: Any) -> dict[str, Kept]:
@@ -169,12 +115,12 @@ def snapshot_bytes(layout: Layout, optimizer: str, only_trained: bool) -> int:
     return FLOAT_BYTES * numbers
 
 
-def moment_entries(layout: Layout, optimizer: Optimizer, optimizer_name: Any) -> list[Entry]:
+def shards_of_moments(layout: Layout, optimizer: Optimizer, optimizer_name: Any) -> list[Shard]:
     """What the optimizer of this optim.name keeps of all that is trained, in the file's order.
 
     Raises SnapshotError before the first update, which fp16's loss scaler may have skipped.
     """
-    entries, kept = [], kept_in(layout, optimizer_name)
+    shards, kept = [], kept_in(layout, optimizer_name)
     for name, parameter in layout.trained().items():
         state = optimizer.state.get(parameter, {})
         if state.keys() != kept[name].keys():
@@ -183,8 +129,35 @@ def moment_entries(layout: Layout, optimizer: Optimizer, optimizer_name: Any) ->
             transposed = layout.is_transposed(name) and value.ndim == 2
             shape = tuple(value.shape)[:: -1 if transposed else 1]
             full = f"{name}.{key}"
-            entries.append(Entry("optimizer", {full: value}, {full: shape}, None, transposed))
-    return entries
+            shards.append(Shard({full: value}, {full: shape}, transposed=transposed))
+    return shards
+
+
+def shapes_of(shards: Iterable[Shard]) -> dict[str, Shape]:
+    """The shapes by name of everything that is written."""
+    return {name: shape for shard in shards for name, shape in shard.shapes.items()}
+
+
+def divide_shards(
+    shards: Iterable[Shard], is_main: bool, each_writes: bool
+) -> tuple[list[Shard], list[Shard]]:
+    """What this process writes by itself, and what the main process gathers and writes.
+
+    If `each_writes`, every process writes its own shards, but for those that are converted together
+    with others. What is not sharded is written by the main process.
+    """
+    own, gathered = [], []
+    for shard in shards:
+        if not shard.is_sharded:
+            own += [shard] if is_main else []
+        elif not each_writes or shard.convert is not None:
+            gathered.append(shard)
+        else:
+            ((name, tensor),) = shard.tensors.items()
+            if writes_shard(tensor):
+                local = {name: local_part(tensor)}
+                own.append(replace(shard, tensors=local, slices=local_slices(tensor)))
+    return own, gathered
 
 
 class StagingBuffer:
@@ -209,51 +182,52 @@ class StagingBuffer:
             size = min(needed, limit)
             self._memory = torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
 
-    def copy(self, part: Part) -> Part | None:
-        """A part whose tensors are copies in this memory; None if it has no room for them."""
+    def copy(self, shard: Shard) -> Shard | None:
+        """A shard whose tensors are copies in this memory; None if it has no room for them."""
         left = 0 if self._memory is None else self._memory.nbytes - self._used
-        if self._memory is None or part.bytes > left:
+        if self._memory is None or shard.bytes > left:
             return None
         copies = {}
-        for name, tensor in part.tensors.items():
+        for name, tensor in shard.tensors.items():
             memory = self._memory[self._used : self._used + tensor.nbytes]
             copies[name] = memory.view(tensor.dtype).view(tensor.shape).copy_(tensor)
             self._used += tensor.nbytes
-        return replace(part, tensors=copies)
+        return replace(shard, tensors=copies)
 
 
-class PendingParts:
-    """The parts of a snapshot that one thread writes, while another computes the next step."""
+class PendingShards:
+    """The shards that one thread writes, while another computes the next step.
 
-    def __init__(self, parts: Sequence[Part], buffer: StagingBuffer) -> None:
-        self._parts, self._buffer = list(parts), buffer
+    The thread begins with the first one. If an update comes before the last one is written, those
+    that are left are copied to the staging buffer, as far as it has room.
+    """
+
+    def __init__(self, shards: Sequence[Shard], buffer: StagingBuffer) -> None:
+        self._shards, self._buffer = list(shards), buffer
         self._taken = self._written = 0
-        self._uncopied = len(self._parts)
-        """The parts from here on are copies."""
+        self._uncopied = len(self._shards)
+        """The shards from here on are copies."""
         self._changed = Condition()
 
-    def write(self, files: TensorFiles) -> None:
-        """Write all parts. Raises OSError."""
-        try:
-            for i in range(len(self._parts)):
-                with self._changed:
-                    self._taken, part = i + 1, self._parts[i]
-                part.write(files)
-                with self._changed:
-                    self._written = i + 1
-                    self._changed.notify_all()
-        finally:
-            self.abandon()
+    def __iter__(self) -> Iterator[Shard]:
+        """Each shard, to be written before the next one is asked for."""
+        for i in range(len(self._shards)):
+            with self._changed:
+                self._taken, shard = i + 1, self._shards[i]
+            yield shard
+            with self._changed:
+                self._written = i + 1
+                self._changed.notify_all()
 
     def copy(self) -> None:
-        """Copy parts that are not being written, the last ones first, while there is room."""
-        copied: Part | None = None
+        """Copy shards that are not being written, the last ones first, while there is room."""
+        copied: Shard | None = None
         while True:
             with self._changed:
                 last = self._uncopied - 1
-                if last < self._taken or (copied := self._buffer.copy(self._parts[last])) is None:
+                if last < self._taken or (copied := self._buffer.copy(self._shards[last])) is None:
                     return
-                self._parts[last], self._uncopied = copied, last
+                self._shards[last], self._uncopied = copied, last
 
     def release(self) -> None:
         """Return when the tensors may change: each is written, or copied."""
@@ -264,5 +238,5 @@ class PendingParts:
     def abandon(self) -> None:
         """Nothing more is read."""
         with self._changed:
-            self._written = len(self._parts)
+            self._written = len(self._shards)
             self._changed.notify_all()

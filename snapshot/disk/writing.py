@@ -1,4 +1,4 @@
-"""Writes a snapshot: whole under its name, or absent."""
+"""Writes a snapshot: a whole one appears under its name, or none."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from torch.optim import Optimizer
@@ -27,63 +27,67 @@ from snapshot.disk.files import (
     write_json,
 )
 from snapshot.disk.numbers import NumberChecks
-from snapshot.disk.peers import HASHED, WRITTEN, Markers, Ranks, shares
+from snapshot.disk.peers import HASHED, WRITTEN, Peers, Progress, files_by_rank
 from snapshot.disk.pruning import make_way
 from snapshot.disk.reference import ADAPTERS, CONFIG, BaseReference, stem_of
 from snapshot.disk.shards import (
-    Entry,
-    Part,
-    PendingParts,
+    PendingShards,
+    Shard,
     StagingBuffer,
-    by_stem,
-    gathered_parts,
-    moment_entries,
-    needs_gathering,
-    own_parts,
+    divide_shards,
     shapes_of,
-    weight_entries,
-    whole_parts,
+    shards_of_moments,
+    shards_of_weights,
 )
 from snapshot.disk.state import FORMAT_VERSION, STATE, RunState, versions
-from snapshot.disk.tensor_files import Placement, TensorFiles, create_files, place_tensors
+from snapshot.disk.tensor_files import TensorFile, TensorFiles, create_files, plan_files
 from snapshot.errors import SnapshotError
 
 
+@dataclass(frozen=True)
+class Destination:
+    """Where the snapshots of a run are written, and by which processes."""
+
+    root: Path
+    """The folder of the snapshots."""
+    piece_bytes: int
+    """Bytes of the largest tensor file, unless one tensor is larger."""
+    is_main: bool = True
+    """Whether this is the main process."""
+    peers: Peers | None = None
+    """The processes that write their own shards. If there are none, the main process gathers."""
+    buffer: StagingBuffer = field(default_factory=lambda: StagingBuffer(0, int, False))
+
+
 def begin_snapshot(
-    root: Path,
+    to: Destination,
     state: RunState,
     model: LanguageModel,
     optimizer: Optimizer,
     save_rest: Callable[[Path], None],
-    *,
-    writer: bool,
-    piece_bytes: int,
     base: BaseReference | None = None,
     end_of_text: int | None = None,
-    buffer: StagingBuffer | None = None,
-    ranks: Ranks | None = None,
 ) -> PendingSnapshot:
-    """Begin the snapshot after `state.step` in `root`; calling what it returns completes it.
+    """Begin the snapshot after `state.step`; `write` of what it returns completes it.
 
-    Every process must call this, with its unwrapped model, and complete it. The process with
-    `writer` calls `save_rest(folder)` for additional files, and writes alone unless `ranks` has
-    members, each of which writes its own shards; otherwise shards are gathered here. With `base`,
-    only what is trained is written. transformers stops a model of our own at `end_of_text`. To
-    complete it takes no collective, so it may run in a background thread during the next steps;
-    until `release()` returns, neither weights nor optimizer may change.
+    Every process must call this, with its unwrapped model, and `write`. The main process calls
+    `save_rest(folder)` for additional files. With `base`, only what is trained is written.
+    transformers stops a model of our own at `end_of_text`. `write` calls no collective, so it can
+    run in a background thread during the next steps. Until `release()` returns, neither weights nor
+    optimizer may change.
 
     Both raise OSError if the disk rejects the files, and SnapshotError if numbers are out of bounds
     (see `snapshot.disk.numbers`) or if there was no update yet. Earlier snapshots then remain.
     """
     reshard(model)
     layout, stem = model.layout(), stem_of(base)
-    optimizer_name = value_of(state.config, "optim.name")
-    moments = moment_entries(layout, optimizer, optimizer_name)
-    entries = [*weight_entries(layout, stem), *moments]
-    placements = {}
-    for name, of_stem in {"optimizer": [], **by_stem(entries)}.items():
-        most = sys.maxsize if name == ADAPTERS else piece_bytes  # peft reads a single file
-        placements[name] = place_tensors(shapes_of(of_stem), name, most)
+    weights = shards_of_weights(layout, stem)
+    moments = shards_of_moments(layout, optimizer, value_of(state.config, "optim.name"))
+    most = sys.maxsize if stem == ADAPTERS else to.piece_bytes  # peft reads a single file
+    files = {
+        stem: plan_files(shapes_of(weights), stem, most),
+        "optimizer": plan_files(shapes_of(moments), "optimizer", to.piece_bytes),
+    }
     content = {"format_version": FORMAT_VERSION, **asdict(state)}
 
     def write_rest(folder: Path) -> None:
@@ -91,9 +95,8 @@ def begin_snapshot(
         _write_config(folder, base, model, end_of_text)
         write_json(folder / STATE, {**content, "versions": versions()})
 
-    target, buffer = root / folder_name(state.step), buffer or StagingBuffer(0, int, False)
-    pending = PendingSnapshot(target, entries, placements, write_rest, buffer, ranks)
-    pending.begin(writer)
+    pending = PendingSnapshot(to, folder_name(state.step), files, write_rest)
+    pending.begin([*weights, *moments])
     return pending
 
 
@@ -111,135 +114,126 @@ class PendingSnapshot:
 
     def __init__(
         self,
-        target: Path,
-        entries: Sequence[Entry],
-        placements: Mapping[str, Placement],
+        to: Destination,
+        name: str,
+        files: Mapping[str, Sequence[TensorFile]],
         write_rest: Callable[[Path], None],
-        buffer: StagingBuffer,
-        ranks: Ranks | None,
     ) -> None:
-        """`write_rest(folder)` writes the files without tensors, in the main process."""
-        self._target, self._entries, self._placements = target, entries, placements
-        self._write_rest, self._buffer = write_rest, buffer
-        self._sharded = any(entry.is_sharded for entry in entries)
-        self._ranks = ranks if self._sharded and ranks is not None and ranks.members else None
-        self._parts = PendingParts([], buffer)
+        """`files` by the prefix of their names. `write_rest(folder)` writes those without tensors,
+        in the main process.
+        """
+        self._to, self._name, self._files, self._write_rest = to, name, files, write_rest
+        self._peers: Peers | None = None
+        self._shards = PendingShards([], to.buffer)
         self._inspect = NumberChecks().inspector_for
         self._digests: dict[str, str] = {}
-        self._folder: Path | None = None  # where this process writes; None where it does not
-        self._markers: Markers | None = None
+        self._folder: Path | None = None  # where this process writes; None if it does not
+        self._progress: Progress | None = None
         self._stack = ExitStack()
 
-    def begin(self, writer: bool) -> None:
-        """Create the files. Gather and write what cannot be written shard by shard.
+    def begin(self, shards: Sequence[Shard]) -> None:
+        """Create the files. Gather and write what the processes cannot write shard by shard.
 
-        Every process must call this. The others hold what they write, or have no part in it. Raises
-        OSError on the writer.
+        Every process must call this. Raises OSError on the main process.
         """
-        error = self._failure_of(self._create) if writer else None
-        parts: list[Part] = []
-        gathered: Iterator[Part] = iter(())
-        if not self._sharded:
-            parts = whole_parts(self._entries) if writer else []
-        elif self._ranks is None:
-            gathered = gathered_parts(self._entries)
-        else:
-            self._tell_folder(self._ranks)
-            parts = own_parts(self._entries, writer)
-            gathered = gathered_parts(filter(needs_gathering, self._entries))
-        with ExitStack() as stack:
-            files = stack.enter_context(self._files()) if writer else None
-            for part in gathered:  # even if the disk is full: the others wait for every shard
-                if files is not None and error is None:
-                    error = self._failure_of(lambda part=part: part.write(files))  # type: ignore[misc]
+        is_main, peers = self._to.is_main, self._to.peers
+        if any(shard.is_sharded for shard in shards) and peers is not None and peers.writing:
+            self._peers = peers
+        error: OSError | None = None
+        try:
+            if is_main:
+                self._create()
+        except OSError as failed:
+            error = failed
+        if self._peers is not None:
+            self._tell_folder(self._peers)
+        own, gathered = divide_shards(shards, is_main, self._peers is not None)
+        with self._open_files() if is_main else nullcontext() as files:
+            for shard in gathered:  # even if the disk is full: the others wait for every shard
+                full = shard.gathered()
+                try:
+                    if files is not None and error is None:
+                        full.write(files)
+                except OSError as failed:
+                    error = failed
         if error is not None:
             with self._reporting(), self._stack:
                 raise error
-        self._buffer.begin(sum(part.bytes for part in parts))
-        self._parts = PendingParts(parts, self._buffer)
+        self._to.buffer.begin(sum(shard.bytes for shard in own))
+        self._shards = PendingShards(own, self._to.buffer)
 
     def copy(self) -> None:
         """Copy what there is memory for, before it is written."""
-        self._parts.copy()
+        self._shards.copy()
 
     def release(self) -> None:
         """Return when weights and optimizer may change: what they hold is written, or copied."""
-        self._parts.release()
+        self._shards.release()
 
-    def __call__(self) -> Path:
+    def write(self) -> Path:
         """Complete it, perhaps in a background thread. Raises OSError and SnapshotError."""
         with self._stack, self._reporting():
             if self._folder is not None:
-                with self._files() as files:
-                    self._parts.write(files)
-                    if self._markers is not None:
+                with self._open_files() as files:
+                    for shard in self._shards:
+                        shard.write(files)
+                    if self._progress is not None:
                         files.flush()
-                if self._markers is not None and self._ranks is not None:
-                    self._share_hashing(self._folder, self._markers, self._ranks)
-                if self._is_main:
+                if self._progress is not None and self._peers is not None:
+                    self._hash_together(self._folder, self._progress, self._peers)
+                if self._to.is_main:
                     self._write_rest(self._folder)
-        return self._target
-
-    @property
-    def _is_main(self) -> bool:
-        return self._ranks is None or self._ranks.rank == 0
+        return self._to.root / self._name
 
     def _create(self) -> None:
-        snapshot = atomic_snapshot(
-            self._target.parent, self._target.name, self._inspect, self._digests
-        )
+        snapshot = atomic_snapshot(self._to.root, self._name, self._inspect, self._digests)
         with ExitStack() as stack:
             folder = stack.enter_context(snapshot)
-            create_files(folder, self._placements)
-            if self._ranks is not None:
-                self._markers = Markers(folder, self._ranks)
-                self._markers.create(len(self._sizes()))
+            for prefix, files in self._files.items():
+                create_files(folder, prefix, files)
+            if self._peers is not None:
+                self._progress = Progress(folder, self._peers)
+                self._progress.create(len(self._sizes()))
             self._stack = stack.pop_all()
         self._folder = folder
 
-    def _tell_folder(self, ranks: Ranks) -> None:
-        """Let the members know where the files are, if the main process could create them."""
-        name = ranks.tell("" if self._folder is None else self._folder.name)
-        if name and ranks.writes:
-            self._folder = self._target.parent / name
-            self._markers = Markers(self._folder, ranks)
+    def _tell_folder(self, peers: Peers) -> None:
+        """Let the peers know where the files are, if the main process could create them."""
+        name = peers.tell("" if self._folder is None else self._folder.name)
+        if name and peers.writes:
+            self._folder = self._to.root / name
+            self._progress = Progress(self._folder, peers)
 
-    def _share_hashing(self, folder: Path, markers: Markers, ranks: Ranks) -> None:
-        markers.reach(WRITTEN)
-        markers.wait_for(WRITTEN)
-        mine = shares(self._sizes(), ranks.members)[ranks.rank]
+    def _hash_together(self, folder: Path, progress: Progress, peers: Peers) -> None:
+        """Wait until all have written, and divide the hashing of the files among them."""
+        progress.reach(WRITTEN)
+        progress.wait_for(WRITTEN)
+        mine = files_by_rank(self._sizes(), peers.writing)[peers.rank]
         found = {file: inspected_sha256(folder / file, self._inspect) for file in mine}
-        markers.reach(HASHED, digests=found)
-        if self._is_main:
-            for content in markers.wait_for(HASHED):
+        progress.reach(HASHED, digests=found)
+        if self._to.is_main:
+            for content in progress.wait_for(HASHED):
                 self._digests |= content["digests"]
-            markers.remove()
+            progress.remove()
 
     def _sizes(self) -> dict[str, int]:
-        return {file: size for one in self._placements.values() for file, size in one.sizes.items()}
+        return {file.name: file.size for files in self._files.values() for file in files}
 
-    def _files(self) -> TensorFiles:
-        one_machine = self._ranks is None or self._ranks.one_machine
-        return TensorFiles(self._folder or Path(), self._placements, one_machine)
-
-    @staticmethod
-    def _failure_of(work: Callable[[], None]) -> OSError | None:
-        try:
-            work()
-        except OSError as error:
-            return error
-        return None
+    def _open_files(self) -> TensorFiles:
+        one_machine = self._peers is None or self._peers.one_machine
+        planned = [file for files in self._files.values() for file in files]
+        return TensorFiles(self._folder or Path(), planned, one_machine)
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
-        """Let the other members know of an error."""
+        """Let the peers know of an error, and an update that waits go on."""
         try:
             yield
         except BaseException as error:
-            self._parts.abandon()
-            if self._markers is not None:
+            self._shards.abandon()
+            if self._progress is not None:
                 with suppress(Exception):
-                    self._markers.fail(error)
+                    self._progress.fail(error)
             raise
 
 

@@ -45,7 +45,7 @@ from planning.fits import (
 from planning.kernels import cuda_kernels
 from snapshot.disk.architecture import layout_for
 from snapshot.disk.state import RunState
-from snapshot.disk.writing import begin_snapshot
+from snapshot.disk.writing import Destination, begin_snapshot
 from tracked import tracked
 from training.evaluation import TOKENS, held_out_loss
 from training.step import make_optimizer
@@ -92,7 +92,7 @@ def counted_phases(config: ModelConfig, batch: int, precision: str, folder: Path
         tracker.place = ("snapshot", 1)
         state = RunState("", "", 1, 0, 0, None, {}, {})
         rest = lambda _: None  # noqa: E731
-        begin_snapshot(folder, state, model, optimizer, rest, writer=True, piece_bytes=PIECE)()
+        begin_snapshot(Destination(folder, PIECE), state, model, optimizer, rest).write()
     found: dict[str, int] = {}
     for total, place in zip(tracker.log.totals(), tracker.log.places, strict=True):
         if place[1:] == (1,):

@@ -29,7 +29,7 @@ from snapshot.disk.reading import restore
 from snapshot.disk.reference import BaseReference
 from snapshot.disk.shards import snapshot_bytes
 from snapshot.disk.state import RunState
-from snapshot.disk.writing import begin_snapshot
+from snapshot.disk.writing import Destination, begin_snapshot
 from snapshot.errors import SnapshotError
 from training.run.pretrained import refuse_undescribed
 from training.step import last_full_step, learning_rate_at, make_optimizer
@@ -86,9 +86,8 @@ def attempt(name: str) -> tuple[GPT, torch.optim.Optimizer]:
 def save(folder, name: str, model: GPT, optimizer: torch.optim.Optimizer, step: int = 2):
     config = {"optim": asdict(OptimConfig(name=name))}
     state = RunState("a" * 32, "b" * 32, step, 0, 1, None, config, {"vocabulary": "x"})
-    return begin_snapshot(
-        folder, state, model, optimizer, TOKENIZER.save, writer=True, piece_bytes=10**9
-    )()
+    to = Destination(folder, piece_bytes=10**9)
+    return begin_snapshot(to, state, model, optimizer, TOKENIZER.save).write()
 
 
 @pytest.mark.parametrize("name", [*OPTIMIZERS, *STOCK])

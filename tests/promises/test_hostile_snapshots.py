@@ -28,7 +28,7 @@ from snapshot.disk.architecture import model_config
 from snapshot.disk.checking import check_snapshot
 from snapshot.disk.files import MANIFEST
 from snapshot.disk.state import RunState
-from snapshot.disk.writing import begin_snapshot
+from snapshot.disk.writing import Destination, begin_snapshot
 from subword_folders import trained
 
 FEW, ALL = 300, 10_000
@@ -74,7 +74,7 @@ def good_snapshot(root: Path, model, tokenizer, piece: int) -> Path:
     data = {"name": "text", "fingerprint": "0" * 64, "characters": 5, "vocabulary": 5}
     state = RunState("run", "attempt", STEP, 0, 1, 1.5, config, data)
     save = tokenizer.save
-    place = begin_snapshot(root, state, model, optimizer, save, writer=True, piece_bytes=piece)()
+    place = begin_snapshot(Destination(root, piece), state, model, optimizer, save).write()
     check_snapshot(place)
     return place
 

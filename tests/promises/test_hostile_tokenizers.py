@@ -18,7 +18,7 @@ from model.gpt import GPT, GPTConfig
 from sealed import is_refused, seal
 from snapshot.disk.checking import check_snapshot
 from snapshot.disk.state import RunState
-from snapshot.disk.writing import begin_snapshot
+from snapshot.disk.writing import Destination, begin_snapshot
 from snapshot.errors import SnapshotError
 from subword_folders import foreign_folder, trained
 
@@ -37,7 +37,7 @@ def snapshot_with(tokenizer: Tokenizer, rows: int, root: Path) -> Path:
     config = {"run": {"name": "hostile"}, "data": {}}
     state = RunState("run", "attempt", STEP, 0, 1, 1.5, config, data)
     save = tokenizer.save
-    return begin_snapshot(root, state, model, optimizer, save, writer=True, piece_bytes=10**9)()
+    return begin_snapshot(Destination(root, 10**9), state, model, optimizer, save).write()
 
 
 @pytest.fixture(scope="module")

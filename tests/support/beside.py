@@ -36,11 +36,11 @@ def main(config, session) -> int:
     begin, forward, restore = saving.begin_snapshot, GPT.forward, Session.restore
     whole.set()
 
-    def begin_and_linger(root, state, *rest, **named):
-        snapshot = begin(root, state, *rest, **named)
-        write, step = snapshot._parts.write, state.step
+    def begin_and_linger(to, state, *rest):
+        snapshot = begin(to, state, *rest)
+        write, step = snapshot.write, state.step
 
-        def write_in_step(files) -> None:
+        def write_in_step() -> Path:
             if threading.current_thread() is not threading.main_thread():
                 assert in_step.wait(LONGEST_SECONDS), "the step waits for the snapshot"
                 assert ending != "dies" or told_to_end.wait(LONGEST_SECONDS), "nobody told"
@@ -48,11 +48,11 @@ def main(config, session) -> int:
                     assert lagged.acquire(timeout=LONGEST_SECONDS), "no update comes"
                 beside.append(step)
             try:
-                write(files)
+                return write()
             finally:
                 whole.set()
 
-        snapshot._parts.write = write_in_step
+        snapshot.write = write_in_step
         pending[:] = [snapshot]
         while lagged.acquire(blocking=False):
             pass
@@ -73,8 +73,8 @@ def main(config, session) -> int:
     def refuse_to_change(*_) -> None:
         lagged.release()
         if ending == "goes_on" and pending:
-            parts = pending[0]._parts
-            assert parts._written == len(parts._parts), "the weights change under it"
+            shards = pending[0]._shards
+            assert shards._written == len(shards._shards), "the weights change under it"
 
     def restore_and_watch(session, model, optimizer, *rest):
         restore(session, model, optimizer, *rest)

@@ -8,7 +8,7 @@ from config.schema import OptimConfig
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT, GPTConfig
 from snapshot.disk.state import RunState
-from snapshot.disk.writing import begin_snapshot
+from snapshot.disk.writing import Destination, begin_snapshot
 from training.step import make_optimizer
 
 SHAPE = GPTConfig(vocab_size=7, block_size=6, n_layer=2, n_head=2, n_embd=8)
@@ -34,12 +34,5 @@ def state_at(step: int) -> RunState:
 
 
 def write(root, step, model, optimizer, piece_bytes=10**9):
-    return begin_snapshot(
-        root,
-        state_at(step),
-        model,
-        optimizer,
-        TOKENIZER.save,
-        writer=True,
-        piece_bytes=piece_bytes,
-    )()
+    to = Destination(root, piece_bytes)
+    return begin_snapshot(to, state_at(step), model, optimizer, TOKENIZER.save).write()

@@ -23,7 +23,7 @@ from snapshot.disk.pruning import prune
 from snapshot.disk.reference import BaseReference
 from snapshot.disk.shards import StagingBuffer
 from snapshot.disk.state import RunState, token_unit
-from snapshot.disk.writing import PendingSnapshot, begin_snapshot
+from snapshot.disk.writing import Destination, PendingSnapshot, begin_snapshot
 from snapshot.errors import SnapshotError
 from training.distributed.agreement import raise_if_any_failed
 from training.distributed.strategy import unwrapped
@@ -34,7 +34,7 @@ from training.reporting.pictures import draw_run
 from training.reporting.report import Report
 from training.reporting.timing import EVALUATION, SNAPSHOT
 from training.run.evaluations import BestSnapshot
-from training.run.snapshot_ranks import find_ranks
+from training.run.snapshot_peers import find_peers
 from training.run.uploading import hand_over
 
 MEMORY_FACTOR = 2
@@ -82,11 +82,16 @@ class SnapshotWriter:
         self._tokenizer, self._base, self._generation = tokenizer, base, generation
         self._root = snapshots_in(Path(config.run.dir))
         seconds = max(config.run.start_timeout_seconds, config.run.collective_timeout_seconds)
-        self._ranks = find_ranks(
-            accelerator, unwrapped(accelerator, model), self._root, seconds, report.console
-        )
+        bare_model = unwrapped(accelerator, model)
+        self._peers = find_peers(accelerator, bare_model, self._root, seconds, report.console)
         pinned = accelerator.device.type == "cuda"
-        self._buffer = StagingBuffer(config.snapshot.staging_bytes, _room_for_copies, pinned)
+        self._destination = Destination(
+            self._root,
+            config.snapshot.piece_bytes,
+            accelerator.is_main_process,
+            self._peers,
+            StagingBuffer(config.snapshot.staging_bytes, _room_for_copies, pinned),
+        )
         self._snapshot: PendingSnapshot | None = None
         self._stream: torch.Stream | None = None
         self._thread: Thread | None = None
@@ -118,17 +123,13 @@ class SnapshotWriter:
         self._written.clear()
         try:
             self._snapshot = begin_snapshot(
-                self._root,
+                self._destination,
                 state,
                 unwrapped(accelerator, self._model),
                 self._optimizer,
                 self._save_rest,
-                writer=accelerator.is_main_process,
-                piece_bytes=self._config.snapshot.piece_bytes,
-                base=self._base,
-                end_of_text=self._tokenizer.end_of_text,
-                buffer=self._buffer,
-                ranks=self._ranks,
+                self._base,
+                self._tokenizer.end_of_text,
             )
         except (OSError, SnapshotError) as error:
             self._error = error
@@ -204,7 +205,7 @@ class SnapshotWriter:
 
     def end(self, seconds: float | None = None) -> None:
         """Wait at most so long for a snapshot that began before an error: it is a good one."""
-        apart = self._ranks is not None and self._ranks.members and not self._ranks.one_machine
+        apart = self._peers is not None and self._peers.writing and not self._peers.one_machine
         if seconds is None and apart:  # another machine may be gone
             seconds = self._config.run.collective_timeout_seconds
         self._join(seconds)
@@ -214,7 +215,7 @@ class SnapshotWriter:
     @property
     def _writes(self) -> bool:
         """Whether this process writes, alone or as one of several."""
-        return self._accelerator.is_main_process or (self._ranks is not None and self._ranks.writes)
+        return self._accelerator.is_main_process or (self._peers is not None and self._peers.writes)
 
     def _join(self, seconds: float | None = None) -> None:
         if self._thread is not None:
@@ -261,7 +262,7 @@ class SnapshotWriter:
             with stream:
                 if self._stream is not None:  # copying from the device is faster than writing
                     snapshot.copy()
-                report.last_snapshot = snapshot()
+                report.last_snapshot = snapshot.write()
             self._whole[report.last_snapshot] = True
             report.durable_seconds.append(time.perf_counter() - begun)
             self._written.set()

@@ -15,7 +15,7 @@ from config.compose import load_config
 from config.schema import Config, ConfigError
 from config.stored import as_plain, as_yaml
 from small_snapshots import TOKENIZER, state_at, trained
-from snapshot.disk.writing import begin_snapshot
+from snapshot.disk.writing import Destination, begin_snapshot
 from snapshot.errors import SnapshotError
 from snapshot.start import Start, check_can_move_aside
 from store.records import EVENTS
@@ -46,12 +46,11 @@ def ended(config: Config, step: int, code: int | None) -> Path:
     """The newest snapshot of a run that this configuration began, and that ended so."""
     run_dir = Path(config.run.dir)
     state = replace(state_at(step), config=as_plain(config))
-    rest = begin_snapshot(
-        run_dir / "snapshots", state, *trained(step), TOKENIZER.save, writer=True, piece_bytes=10**9
-    )
+    to = Destination(run_dir / "snapshots", piece_bytes=10**9)
+    pending = begin_snapshot(to, state, *trained(step), TOKENIZER.save)
     if code is not None:
         (run_dir / "exit_code").write_text(f"{code}\n")
-    return rest()
+    return pending.write()
 
 
 @pytest.mark.parametrize(

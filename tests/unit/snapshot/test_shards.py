@@ -17,9 +17,10 @@ import runs
 from disks import Tmpfs, mounted
 from snapshot.disk import peers, tensor_files
 from snapshot.disk.files import verify
-from snapshot.disk.peers import BEGUN, HASHED, WRITTEN, Markers, Member, Ranks, shares
-from snapshot.disk.shards import Entry, Part, PendingParts, StagingBuffer
-from snapshot.disk.tensor_files import TensorFiles, create_files, place_tensors
+from snapshot.disk.peers import BEGUN, HASHED, WRITTEN, Peer, Peers, Progress, files_by_rank
+from snapshot.disk.shards import PendingShards, Shard, StagingBuffer, shapes_of
+from snapshot.disk.tensor_files import TensorFiles, create_files, plan_files
+from snapshot.disk.writing import Destination, PendingSnapshot
 from snapshot.errors import SnapshotError
 
 SCRIPT = runs.ROOT / "tests" / "support" / "sharded.py"
@@ -153,18 +154,16 @@ def test_so_it_is_under_fsdp(small, tmp_path):
 def written(folder: Path, tensors: dict[str, torch.Tensor], strips: bool, maps: bool) -> bytes:
     """The file that two processes make, of which each has some columns of each matrix."""
     folder.mkdir()
-    placements = {
-        "model": place_tensors({n: tuple(t.shape) for n, t in tensors.items()}, "model", 10**9)
-    }
-    create_files(folder, placements)
-    with TensorFiles(folder, placements, maps) as files:
+    planned = plan_files({n: tuple(t.shape) for n, t in tensors.items()}, "model", 10**9)
+    create_files(folder, "model", planned)
+    with TensorFiles(folder, planned, maps) as files:
         for name, tensor in tensors.items():
             if tensor.ndim != 2 or not strips:
-                files.write("model", name, tensor)
+                files.write(name, tensor)
                 continue
             rows, columns = (slice(0, size) for size in tensor.shape)
             for part in (slice(3, columns.stop), slice(0, 3)):
-                files.write("model", name, tensor[:, part], (rows, part))
+                files.write(name, tensor[:, part], (rows, part))
         files.flush()
     return (folder / "model.safetensors").read_bytes()
 
@@ -188,46 +187,48 @@ def test_the_bytes_of_a_file_are_those_of_save_file(tmp_path, monkeypatch):
 
 def test_a_full_disk_under_a_map_is_an_error_and_no_signal(tmp_path):
     with mounted(tmp_path / "disk", lambda: Tmpfs(tmp_path / "disk")) as disk:
-        placements = {"model": place_tensors({"matrix": (1000, 500)}, "model", 10**9)}
-        create_files(disk.folder, placements)
+        planned = plan_files({"matrix": (1000, 500)}, "model", 10**9)
+        create_files(disk.folder, "model", planned)
         disk.fill()
         half = (slice(0, 1000), slice(0, 250))
         with (
-            TensorFiles(disk.folder, placements, True) as files,
+            TensorFiles(disk.folder, planned, True) as files,
             pytest.raises(OSError, match="28"),
         ):
-            files.write("model", "matrix", torch.randn(1000, 250), half)
+            files.write("matrix", torch.randn(1000, 250), half)
 
 
-def parts_of(*sizes: int) -> tuple[list[Part], list[torch.Tensor]]:
-    """Parts of so many numbers each, and their tensors."""
+def shards_of(*sizes: int) -> tuple[list[Shard], list[torch.Tensor]]:
+    """Shards of so many numbers each, and their tensors."""
     tensors = [torch.full((size,), float(i)) for i, size in enumerate(sizes)]
-    entries = [
-        Entry("model", {f"{i}": one}, {f"{i}": (len(one),)}, None) for i, one in enumerate(tensors)
-    ]
-    return [Part(entry, entry.tensors) for entry in entries], tensors
+    return [Shard({f"{i}": one}, {f"{i}": (len(one),)}) for i, one in enumerate(tensors)], tensors
+
+
+def write_all(pending: PendingShards, files) -> None:
+    for shard in pending:
+        shard.write(files)
 
 
 class Written:
-    """Instead of files: what is written, each part only when it may be."""
+    """Instead of files: what is written, each shard only when it may be."""
 
     def __init__(self, at_once: int) -> None:
         self.numbers: list[float] = []
         self.begun, self.allowed = threading.Event(), threading.Semaphore(at_once)
 
-    def write(self, stem, name, part, slices=None) -> None:
+    def write(self, name, numbers, slices=None) -> None:
         self.begun.set()
         assert self.allowed.acquire(timeout=20)
-        self.numbers.append(part[0].item())
+        self.numbers.append(numbers[0].item())
 
 
 @pytest.mark.parametrize("most", [0, 4 * 30, 10**9])
 def test_an_update_waits_for_what_there_is_no_memory_to_copy(most):
-    parts, tensors = parts_of(10, 10, 10, 10, 10)
+    shards, tensors = shards_of(10, 10, 10, 10, 10)
     buffer = StagingBuffer(most, lambda: 10**6, pinned=False)
     buffer.begin(4 * 50)
-    pending, files = PendingParts(parts, buffer), Written(at_once=0)
-    writing = threading.Thread(target=pending.write, args=(files,))
+    pending, files = PendingShards(shards, buffer), Written(at_once=0)
+    writing = threading.Thread(target=write_all, args=(pending, files))
     writing.start()
     assert files.begun.wait(20)
     pending.copy()  # what there is memory for, while the first one is being written
@@ -254,36 +255,37 @@ def test_an_update_waits_for_what_there_is_no_memory_to_copy(most):
 
 
 def test_no_more_is_copied_than_there_is_memory_for():
-    parts, _ = parts_of(10, 10, 10)
+    shards, _ = shards_of(10, 10, 10)
     buffer = StagingBuffer(10**9, lambda: 4 * 25, pinned=False)
     buffer.begin(4 * 30)
-    assert [buffer.copy(part) is not None for part in parts] == [True, True, False]
+    assert [buffer.copy(shard) is not None for shard in shards] == [True, True, False]
     buffer.begin(4 * 30)
-    assert buffer.copy(parts[0]) is not None
+    assert buffer.copy(shards[0]) is not None
 
 
-def test_a_failure_lets_the_update_go():
-    parts, _ = parts_of(10, 10)
-    pending = PendingParts(parts, StagingBuffer(0, int, pinned=False))
+def test_a_failure_lets_the_update_go(tmp_path, monkeypatch):
+    def full(*_) -> None:
+        raise OSError(28, "No space left on device")
 
-    class Full:
-        def write(self, *_) -> None:
-            raise OSError(28, "No space left on device")
-
+    monkeypatch.setattr(TensorFiles, "write", full)
+    shards, _ = shards_of(10, 10)
+    files = {"model": plan_files(shapes_of(shards), "model", 10**9)}
+    snapshot = PendingSnapshot(Destination(tmp_path, 10**9), "step-00000001", files, full)
+    snapshot.begin(shards)
     with pytest.raises(OSError, match="No space"):
-        pending.write(Full())
-    pending.release()
+        snapshot.write()
+    snapshot.release()
 
 
-def both(folder: Path, pids: tuple[int, int], timeout: float = 20.0) -> list[Markers]:
-    """The markers of a snapshot as each of two processes sees them."""
-    members = [Member(rank, 0, pid) for rank, pid in enumerate(pids)]
-    seen = [Markers(folder, Ranks(rank, 0, list, str, timeout, members)) for rank in (0, 1)]
+def both(folder: Path, pids: tuple[int, int], timeout: float = 20.0) -> list[Progress]:
+    """The progress of a snapshot as each of two processes sees it."""
+    writing = [Peer(rank, 0, pid) for rank, pid in enumerate(pids)]
+    seen = [Progress(folder, Peers(rank, 0, list, str, timeout, writing)) for rank in (0, 1)]
     seen[0].create(3)
     return seen
 
 
-def test_markers_lead_from_one_stage_to_the_next(tmp_path):
+def test_processes_go_together_from_one_stage_to_the_next(tmp_path):
     first, second = both(tmp_path, (os.getpid(), os.getpid()))
     assert [one["stage"] for one in first.wait_for(BEGUN)] == [BEGUN, BEGUN]
     second.reach(WRITTEN)
@@ -304,7 +306,7 @@ def test_a_failure_or_a_death_is_known_to_the_others_at_once(tmp_path, monkeypat
     (tmp_path / "2").mkdir()
     first, second = both(tmp_path / "2", (here, here))
     monkeypatch.setattr(
-        Markers, "reach", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full"))
+        Progress, "reach", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full"))
     )
     second.fail(OSError(28, "full"))  # not even the marker can be written
     with pytest.raises(OSError, match="process 1 could not write"):
@@ -319,10 +321,10 @@ def test_a_failure_or_a_death_is_known_to_the_others_at_once(tmp_path, monkeypat
         first.wait_for(WRITTEN)
 
 
-def members_of(
+def peers_of(
     roots: list[Path], machines: tuple[int, ...], shards: tuple[bool, ...]
 ) -> list[list[int]]:
-    """The members that each of several processes finds, each in a thread of its own."""
+    """The peers that each of several processes finds, each in a thread of its own."""
     barrier = threading.Barrier(len(roots))
     told, rows = [""], [[0]] * len(roots)
     found: list[list[int]] = [[]] * len(roots)
@@ -343,9 +345,9 @@ def members_of(
             barrier.wait(20)
             return result
 
-        mine = Ranks(rank, machines[rank], gather, tell, 20.0)
-        mine.find_members(roots[rank], shards[rank])
-        found[rank] = [member.rank for member in mine.members]
+        mine = Peers(rank, machines[rank], gather, tell, 20.0)
+        mine.find(roots[rank], shards[rank])
+        found[rank] = [peer.rank for peer in mine.writing]
 
     threads = [threading.Thread(target=process, args=(rank,)) for rank in range(len(roots))]
     for thread in threads:
@@ -358,21 +360,22 @@ def members_of(
 def test_those_write_at_once_who_have_shards_and_a_common_disk(tmp_path, monkeypatch):
     here, there = tmp_path / "here", tmp_path / "there"
     there.mkdir()
-    assert members_of([here, here], (0, 0), (True, True)) == [[0, 1]] * 2
-    assert members_of([here, there], (0, 1), (True, True)) == [[], []]
+    assert peers_of([here, here], (0, 0), (True, True)) == [[0, 1]] * 2
+    assert peers_of([here, there], (0, 1), (True, True)) == [[], []]
     # Hybrid sharding: the second machine's replica is not written, so it needs no common disk.
-    assert members_of([here, here, there], (0, 0, 1), (True, True, False)) == [[0, 1]] * 3
-    assert members_of([here, here], (0, 1), (True, True)) == [[0, 1]] * 2
+    assert peers_of([here, here, there], (0, 0, 1), (True, True, False)) == [[0, 1]] * 3
+    assert peers_of([here, here], (0, 1), (True, True)) == [[0, 1]] * 2
     monkeypatch.setattr(peers, "is_coherent", lambda _: False)  # a network file system
-    assert members_of([here, here], (0, 1), (True, True)) == [[], []]
-    assert members_of([here, here], (0, 0), (True, True)) == [[0, 1]] * 2
+    assert peers_of([here, here], (0, 1), (True, True)) == [[], []]
+    assert peers_of([here, here], (0, 0), (True, True)) == [[0, 1]] * 2
     assert not list(here.iterdir())
     assert not list(there.iterdir())
 
 
 def test_files_are_shared_by_their_bytes():
-    members = [Member(rank, 0, 0) for rank in (0, 2)]
-    assert shares({"a": 5, "b": 9, "c": 5, "d": 1}, members) == {0: ["b", "d"], 2: ["a", "c"]}
+    peers = [Peer(rank, 0, 0) for rank in (0, 2)]
+    sizes = {"a": 5, "b": 9, "c": 5, "d": 1}
+    assert files_by_rank(sizes, peers) == {0: ["b", "d"], 2: ["a", "c"]}
 
 
 def test_a_network_file_system_behind_a_link_is_one(tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from snapshot.disk.files import newest_verified, read_json, snapshot_folders, ve
 from snapshot.disk.pruning import prune, remove_leftovers
 from snapshot.disk.reading import restore
 from snapshot.disk.state import read_state
-from snapshot.disk.tensor_files import plan_pieces
+from snapshot.disk.tensor_files import plan_files
 from snapshot.disk.writing import atomic_snapshot
 from snapshot.errors import SnapshotError
 from snapshot.start import choose_start, newest_snapshot
@@ -46,10 +46,10 @@ def test_what_is_restored_is_what_was_written_in_any_pieces(tmp_path, piece_byte
 
 
 def test_no_piece_is_larger_than_asked_unless_one_tensor_is(tmp_path):
-    sizes = {"a": 50, "b": 60, "c": 200, "d": 10, "e": 80}
-    plan = plan_pieces(sizes, "model", 100)
-    assert list(plan.values()) == [["a"], ["b"], ["c"], ["d", "e"]]
-    assert next(iter(plan)) == "model-00001-of-00004.safetensors"
+    shapes = {"a": (50,), "b": (60,), "c": (200,), "d": (10,), "e": (80,)}
+    files = plan_files(shapes, "model", 4 * 100)
+    assert [[*file.shapes] for file in files] == [["a"], ["b"], ["c"], ["d", "e"]]
+    assert files[0].name == "model-00001-of-00004.safetensors"
     model, optimizer = trained(1)
     folder = write(tmp_path, 1, model, optimizer, piece_bytes=2000)
     index = read_json(folder / "model.safetensors.index.json")

@@ -1,4 +1,4 @@
-"""Which processes of a run write its snapshots."""
+"""Which processes of a run write its snapshots together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from model.sharded import is_sharded, writes_shard
-from snapshot.disk.peers import Ranks
+from snapshot.disk.peers import Peers
 from training.distributed.agreement import broadcast_text
 from training.distributed.environment import machine_number
 from training.reporting.console import Console
@@ -21,12 +21,12 @@ GATHERED = (
 )
 
 
-def find_ranks(
+def find_peers(
     accelerator: Accelerator, model: nn.Module, root: Path, timeout: float, console: Console
-) -> Ranks | None:
-    """The processes that write the shards of a model at once; None if it is not sharded.
+) -> Peers | None:
+    """The processes that write the shards of a model together; None if it is not sharded.
 
-    `timeout`: seconds without progress after which one of them is lost. Every process must call
+    After `timeout` seconds without progress one of them is considered lost. Every process must call
     this.
     """
     sharded = [parameter for parameter in model.parameters() if is_sharded(parameter)]
@@ -38,13 +38,13 @@ def find_ranks(
         rows: list[list[int]] = accelerator.gather(mine).tolist()
         return rows
 
-    ranks = Ranks(
+    peers = Peers(
         accelerator.process_index,
         machine_number(),
         gather,
         lambda text: broadcast_text(accelerator, text),
         timeout,
     )
-    if not ranks.find_members(root, any(map(writes_shard, sharded))):
+    if not peers.find(root, any(map(writes_shard, sharded))):
         console.say(GATHERED.format(root=root))
-    return ranks
+    return peers
