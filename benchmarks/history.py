@@ -96,9 +96,7 @@ def verifications(turns: int, shape: str) -> None:
         for _ in range(turns):
             times["sha256"].append(timed(lambda: hash_all(folder)))
             times["verify"].append(timed(lambda: verify(folder)))
-            times["numbers"].append(
-                timed(lambda: verify(folder, inspector_for=NumberChecks().inspector_for))
-            )
+            times["numbers"].append(timed(lambda: verify(folder, read=NumberChecks().read)))
         size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
     figures = {kind: min(seconds) for kind, seconds in times.items()}
     cells = [f"{figure:.3f} ({figure / figures['sha256']:.2f})" for figure in figures.values()]

@@ -180,7 +180,7 @@ def _download_some(
     numbers = NumberChecks()
     for name, (_, digest) in manifest_entries(downloaded).items():
         if wanted(name):
-            check_file(downloaded / name, digest, numbers.inspector_for, f"{folder} of {repo.name}")
+            check_file(downloaded / name, digest, numbers.read, f"{folder} of {repo.name}")
     return downloaded
 
 

@@ -234,7 +234,7 @@ def _is_valid(key: str, value: Any) -> bool:
 def check_snapshot(folder: Path) -> RunState:
     """Verify a whole snapshot, hashes and contents; its state. Raises SnapshotError."""
     numbers = NumberChecks()
-    verify(folder, inspector_for=numbers.inspector_for)
+    verify(folder, read=numbers.read)
     state = read_state(folder)
     check_contents(folder, state.config)
     numbers.check_updates(folder, state.step, state.skipped_steps)

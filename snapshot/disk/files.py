@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from snapshot.errors import SnapshotError
 
@@ -34,26 +34,9 @@ LARGEST_STEP = 10**12
 TEMPORARY_PREFIX = ".tmp-"
 VERIFYING_THREADS = 8
 """Each reads and hashes one file at a time."""
+ReadFile = Callable[[Path], tuple[str, str | None]]
+"""Returns the sha256 of a file, and what is wrong in it, if anything."""
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.(safetensors|json)")
-
-
-def no_inspector(_: Path) -> Inspector | None:
-    """An `InspectorFor` that checks no content."""
-    return None
-
-
-class Inspector(Protocol):
-    """Checks a file's content while the file is read for its hash."""
-
-    fault: str | None
-    """What is wrong with the file; final after the last `update`."""
-
-    def update(self, part: memoryview) -> None:
-        """Check the next part; the memory is reused afterwards."""
-
-
-InspectorFor = Callable[[Path], Inspector | None]
-"""Returns the inspector of a file; None for a file that needs none."""
 
 
 @contextmanager
@@ -83,29 +66,34 @@ def names_in(folder: Path) -> set[str]:
     return {name for name in names if SYSTEM_FILES.fullmatch(name) is None}
 
 
-def sha256_of(path: Path, inspector: Inspector | None = None) -> str:
-    """The hash of a file, whose content is passed to `inspector` as well. Raises OSError."""
+def sha256_of(path: Path, look: Callable[[memoryview], None] | None = None) -> str:
+    """The hash of a file; `look` sees its content, in parts. Raises OSError."""
     digest = hashlib.sha256()
     with open(path, "rb", buffering=0) as opened:
         file_size = os.fstat(opened.fileno()).st_size
-        part = memoryview(bytearray(min(file_size, CHUNK_BYTES)))
+        part = memoryview(bytearray(min(file_size, CHUNK_BYTES)))  # reused for each part
         while size := opened.readinto(part):
             digest.update(part[:size])
-            if inspector is not None:
-                inspector.update(part[:size])
+            if look is not None:
+                look(part[:size])
     return digest.hexdigest()
 
 
-def check_file(path: Path, digest: str, inspector_for: InspectorFor, snapshot: str) -> None:
-    """Raise SnapshotError if the hash of a file differs, or if its inspector finds a fault.
+def read_plain(path: Path) -> tuple[str, str | None]:
+    """The hash of a file, and no fault: what is in it is not looked at."""
+    return sha256_of(path), None
+
+
+def check_file(path: Path, digest: str, read: ReadFile, snapshot: str) -> None:
+    """Raise SnapshotError if the hash of a file differs, or if `read` finds a fault in it.
 
     `snapshot` names the snapshot in messages. Raises OSError too.
     """
-    inspector = inspector_for(path)
-    if sha256_of(path, inspector) != digest:
+    found, fault = read(path)
+    if found != digest:
         raise SnapshotError(f"{snapshot} is damaged: the content of {path.name} has changed")
-    if inspector is not None and inspector.fault is not None:
-        raise SnapshotError(inspector.fault)
+    if fault is not None:
+        raise SnapshotError(fault)
 
 
 def snapshots_in(run_dir: Path) -> Path:
@@ -177,12 +165,12 @@ def _whole_number(digits: str) -> int:
 def verify(
     folder: Path,
     names: Iterable[str] | None = None,
-    inspector_for: InspectorFor = no_inspector,
+    read: ReadFile = read_plain,
 ) -> None:
     """Compare every file of a snapshot (or only those in `names`) with the manifest.
 
     Raises SnapshotError with the first fault found: a missing, additional, truncated, changed or
-    unreadable file, an invalid manifest, or a fault that an inspector finds.
+    unreadable file, an invalid manifest, or a fault that `read` finds in a file.
     """
     with readable(folder):
         if not folder.is_dir():
@@ -199,8 +187,7 @@ def verify(
         pool = ThreadPoolExecutor(VERIFYING_THREADS)
         try:
             checks = [
-                pool.submit(_verify_file, folder / name, *entries[name], inspector_for)
-                for name in wanted
+                pool.submit(_verify_file, folder / name, *entries[name], read) for name in wanted
             ]
             for check in checks:
                 check.result()
@@ -210,14 +197,14 @@ def verify(
             raise SnapshotError(f"{folder}: {unlisted[0]} is not in its manifest")
 
 
-def _verify_file(path: Path, size: int, digest: str, inspector_for: InspectorFor) -> None:
+def _verify_file(path: Path, size: int, digest: str, read: ReadFile) -> None:
     damaged = f"{path.parent} is damaged:"
     if path.is_symlink() or not path.is_file():
         raise SnapshotError(f"{damaged} {path.name} is not a plain file")
     if path.stat().st_size != size:
         found = path.stat().st_size
         raise SnapshotError(f"{damaged} {path.name} has {found:,} bytes instead of {size:,}")
-    check_file(path, digest, inspector_for, str(path.parent))
+    check_file(path, digest, read, str(path.parent))
 
 
 def manifest_entries(folder: Path) -> dict[str, tuple[int, str]]:

@@ -6,11 +6,13 @@ loss NaN.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 
 import numpy as np
 
+from snapshot.disk.files import sha256_of
 from snapshot.disk.reading import read_header
 from snapshot.errors import SnapshotError
 
@@ -25,18 +27,20 @@ TENSOR_SUFFIX = ".safetensors"
 
 
 class NumberChecks:
-    """Checks all files of one snapshot. `inspector_for` is for `verify` and `atomic_snapshot`."""
+    """Checks all files of one snapshot. `read` is for `verify` and `atomic_snapshot`."""
 
     def __init__(self) -> None:
         self.updates: set[float] = set()
         """How many updates the optimizer has counted: one number, in a correct snapshot."""
 
-    def inspector_for(self, path: Path) -> FileNumberCheck | None:
-        """The inspector of a file; None for a file without tensors."""
-        try:
-            return FileNumberCheck(path, self.updates) if path.suffix == TENSOR_SUFFIX else None
-        except SnapshotError:
-            return None  # its header is wrong, which `check_contents` reports
+    def read(self, path: Path) -> tuple[str, str | None]:
+        """The sha256 of a file, and what is wrong with its numbers. Raises OSError."""
+        check = None
+        if path.suffix == TENSOR_SUFFIX:
+            with suppress(SnapshotError):  # its header is wrong, which `check_contents` reports
+                check = FileNumberCheck(path, self.updates)
+        digest = sha256_of(path, None if check is None else check.update)
+        return digest, None if check is None else check.fault
 
     def check_updates(self, folder: Path, step: int, skipped: int) -> None:
         """Raise SnapshotError unless the optimizer has counted the updates of `step` steps.
@@ -54,7 +58,7 @@ class NumberChecks:
 
 
 class FileNumberCheck:
-    """Inspects the bytes of a safetensors file of float32, in order; `fault` is the first fault."""
+    """Checks the bytes of a safetensors file of float32, in order; `fault` is the first fault."""
 
     def __init__(self, path: Path, updates: set[float]) -> None:
         """Raises SnapshotError if the file's header is wrong."""

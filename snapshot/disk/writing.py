@@ -18,11 +18,10 @@ from snapshot.config_values import value_of
 from snapshot.disk.files import (
     MANIFEST,
     MANIFEST_FORMAT,
-    InspectorFor,
+    ReadFile,
     folder_name,
     names_in,
-    no_inspector,
-    sha256_of,
+    read_plain,
     temporary_name,
     write_json,
 )
@@ -125,7 +124,7 @@ class PendingSnapshot:
         self._to, self._name, self._files, self._write_rest = to, name, files, write_rest
         self._peers: Peers | None = None
         self._shards = PendingShards([], to.buffer)
-        self._inspect = NumberChecks().inspector_for
+        self._read = NumberChecks().read
         self._digests: dict[str, str] = {}
         self._folder: Path | None = None  # where this process writes; None if it does not
         self._progress: Progress | None = None
@@ -186,7 +185,7 @@ class PendingSnapshot:
         return self._to.root / self._name
 
     def _create(self) -> None:
-        snapshot = atomic_snapshot(self._to.root, self._name, self._inspect, self._digests)
+        snapshot = atomic_snapshot(self._to.root, self._name, self._read, self._digests)
         with ExitStack() as stack:
             folder = stack.enter_context(snapshot)
             for prefix, files in self._files.items():
@@ -209,7 +208,7 @@ class PendingSnapshot:
         progress.reach(WRITTEN)
         progress.wait_for(WRITTEN)
         mine = files_by_rank(self._sizes(), peers.writing)[peers.rank]
-        found = {file: inspected_sha256(folder / file, self._inspect) for file in mine}
+        found = {file: _sound_sha256(folder / file, self._read) for file in mine}
         progress.reach(HASHED, digests=found)
         if self._to.is_main:
             for content in progress.wait_for(HASHED):
@@ -241,19 +240,19 @@ class PendingSnapshot:
 def atomic_snapshot(
     root: Path,
     name: str,
-    inspector_for: InspectorFor = no_inspector,
+    read: ReadFile = read_plain,
     digests: Mapping[str, str] | None = None,
 ) -> Iterator[Path]:
     """A temporary folder that becomes `root/name` when the block ends, and is removed if it fails.
 
     The block fills the folder. At its end the manifest is added, everything is flushed to the disk,
     and one rename makes the snapshot visible. A kill at any moment leaves either a complete
-    snapshot or nothing that looks like one. Raises SnapshotError if an inspector finds a fault.
-    Files whose sha256 is in `digests` by then have been inspected already.
+    snapshot or nothing that looks like one. Raises SnapshotError if `read` finds a fault in a file.
+    Files whose sha256 is in `digests` by then have been read already.
     """
     with atomic_folder(root, name, make_way) as building:
         yield building
-        _write_manifest(building, inspector_for, digests or {})
+        _write_manifest(building, read, digests or {})
 
 
 @contextmanager
@@ -280,20 +279,19 @@ def atomic_folder(
         raise
 
 
-def inspected_sha256(path: Path, inspector_for: InspectorFor) -> str:
-    """The hash of a file. Raises SnapshotError if its inspector finds a fault, and OSError."""
-    inspector = inspector_for(path)
-    digest = sha256_of(path, inspector)
-    if inspector is not None and inspector.fault is not None:
-        raise SnapshotError(inspector.fault)
+def _sound_sha256(path: Path, read: ReadFile) -> str:
+    """The hash of a file. Raises SnapshotError if `read` finds a fault in it, and OSError."""
+    digest, fault = read(path)
+    if fault is not None:
+        raise SnapshotError(fault)
     return digest
 
 
-def _write_manifest(folder: Path, inspector_for: InspectorFor, digests: Mapping[str, str]) -> None:
+def _write_manifest(folder: Path, read: ReadFile, digests: Mapping[str, str]) -> None:
     files = []
     for name in sorted(names_in(folder)):
         path = folder / name
-        digest = digests.get(name) or inspected_sha256(path, inspector_for)
+        digest = digests.get(name) or _sound_sha256(path, read)
         files.append({"path": name, "size": path.stat().st_size, "sha256": digest})
     write_json(folder / MANIFEST, {"format": MANIFEST_FORMAT, "files": files})
 
