@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from model.cpu.layers import WAYS
 from snapshot.disk.files import LARGEST_STEP, SNAPSHOT_NAME, read_json, step_of
@@ -18,6 +19,8 @@ from snapshot.errors import SnapshotError
 STATE = "state.json"
 FORMAT_VERSION = 1
 PACKAGES = ("torch", "accelerate", "datasets", "safetensors", "tokenizers", "numpy")
+ADDED = ("computed_on", "attention", "base", "stream")
+"""Fields that older snapshots lack."""
 CURSOR = ("epoch", "window", "row", "token", "blocks")
 HELD_OUT_GROUPS = "held_out_groups"
 LARGEST_NUMBER = 2**40
@@ -82,42 +85,26 @@ def state_in(content: Any, folder: str) -> RunState:
         raise SnapshotError(
             f"{folder} has format version {found}; this program reads version {FORMAT_VERSION}"
         )
-    expected: dict[str, type | tuple[type, ...]] = {
-        "run_id": str,
-        "attempt_id": str,
-        "step": int,
-        "epoch": int,
-        "seed": int,
-        "best_loss": (float, int, type(None)),
-        "config": dict,
-        "data": dict,
-        "origin": (str, type(None)),
-        "loss_scaler": (dict, type(None)),
-        "skipped_steps": int,
-        "computed_on": (str, type(None)),
-        "attention": (str, type(None)),
-        "base": (str, type(None)),
-        "stream": (list, type(None)),
-    }
-    for name in ("computed_on", "attention", "base", "stream"):  # older snapshots lack them
-        content.setdefault(name, None)
-    for name, kind in expected.items():
-        value = content.get(name)
-        if not isinstance(value, kind) or isinstance(value, bool):
+    content = {**dict.fromkeys(ADDED), **content}
+    for name, hint in get_type_hints(RunState).items():
+        hints = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        kinds = {get_origin(one) or one for one in hints}
+        kinds |= {int} if float in kinds else set()  # JSON may have 1 for 1.0
+        if not isinstance(content.get(name), tuple(kinds)) or isinstance(content[name], bool):
             raise SnapshotError(f"{folder}/{STATE} has no valid {name}")
     state = RunState(**{entry.name: content[entry.name] for entry in fields(RunState)})
-    if not 1 <= state.step <= LARGEST_STEP or not 0 <= state.epoch <= LARGEST_STEP:
-        raise SnapshotError(f"{folder}/{STATE} has no valid step and epoch")
-    if not 0 <= state.seed < 2**32 or not 0 <= state.skipped_steps <= state.step:
-        raise SnapshotError(f"{folder}/{STATE} has no valid seed and skipped_steps")
-    if state.best_loss is not None and not math.isfinite(state.best_loss):
-        raise SnapshotError(f"{folder}/{STATE} has no valid best_loss")
-    if state.loss_scaler is not None and not is_loss_scaler(state.loss_scaler):
-        raise SnapshotError(f"{folder}/{STATE} has no valid loss_scaler")
-    if state.attention not in (None, *WAYS):
-        raise SnapshotError(f"{folder}/{STATE} has no valid attention")
-    if state.stream is not None and not all(map(is_cursor, state.stream)):
-        raise SnapshotError(f"{folder}/{STATE} has no valid stream")
+    valid = {
+        "step and epoch": 1 <= state.step <= LARGEST_STEP and 0 <= state.epoch <= LARGEST_STEP,
+        "seed and skipped_steps": 0 <= state.seed < 2**32
+        and 0 <= state.skipped_steps <= state.step,
+        "best_loss": state.best_loss is None or math.isfinite(state.best_loss),
+        "loss_scaler": state.loss_scaler is None or is_loss_scaler(state.loss_scaler),
+        "attention": state.attention in (None, *WAYS),
+        "stream": state.stream is None or all(map(is_cursor, state.stream)),
+    }
+    for what, is_valid in valid.items():
+        if not is_valid:
+            raise SnapshotError(f"{folder}/{STATE} has no valid {what}")
     return state
 
 
