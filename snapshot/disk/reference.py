@@ -15,7 +15,7 @@ from typing import Any
 from model.gpt import GPT2
 from model.lora import Lora
 from snapshot.config_values import value_of
-from snapshot.disk.files import read_json, write_json
+from snapshot.disk.files import list_files, listed_files, read_json, write_json
 from snapshot.errors import SnapshotError
 
 CONFIG = "config.json"
@@ -23,7 +23,7 @@ BASE = "base.json"
 ADAPTER_CONFIG = "adapter_config.json"
 WHOLE, TRAINED, ADAPTERS = "model", "trained", "adapter_model"
 """How the names of the files with weights begin: of all, of those that are trained, of adapters."""
-DIGEST, COMMIT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[A-Za-z0-9]{5,128}")
+COMMIT = re.compile(r"[A-Za-z0-9]{5,128}")
 WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
 """Files of a whole model that hold weights."""
 LARGEST_RANK = 2**16
@@ -53,8 +53,7 @@ class BaseReference:
 
     def write(self, folder: Path) -> None:
         """Write `base.json`, and `adapter_config.json` for adapters."""
-        listed = [{"path": path, "size": n, "sha256": h} for path, (n, h) in self.files.items()]
-        content = {"name": self.name, "commit": self.commit, "files": listed}
+        content = {"name": self.name, "commit": self.commit, "files": list_files(self.files)}
         write_json(folder / BASE, {**content, "config": self.config})
         if self.lora is not None:
             write_json(folder / ADAPTER_CONFIG, self._adapter_config(self.lora))
@@ -108,19 +107,9 @@ def read_reference(folder: Path) -> BaseReference | None:
     is_commit = isinstance(commit, str) and COMMIT.fullmatch(commit) is not None
     if not isinstance(name, str) or not is_name(name) or not (commit is None or is_commit):
         raise fault
-    if not isinstance(config, dict) or not isinstance(files, list) or not files:
+    entries = listed_files(files, WEIGHTS, str(path), fault)
+    if not isinstance(config, dict) or not entries:
         raise fault
-    entries: dict[str, tuple[int, str]] = {}
-    for entry in files:
-        if not isinstance(entry, dict) or set(entry) != {"path", "size", "sha256"}:
-            raise fault
-        file, size, digest = entry["path"], entry["size"], entry["sha256"]
-        texts = isinstance(file, str) and isinstance(digest, str)
-        if not texts or type(size) is not int or WEIGHTS.fullmatch(file) is None:
-            raise fault
-        if DIGEST.fullmatch(digest) is None or file in entries or size < 0:
-            raise fault
-        entries[file] = (size, digest)
     found = BaseReference(name, commit, entries, config)
     return replace(found, lora=_read_lora(folder, found))
 

@@ -20,6 +20,7 @@ from snapshot.disk.files import (
     MANIFEST_FORMAT,
     ReadFile,
     folder_name,
+    list_files,
     names_in,
     read_plain,
     temporary_name,
@@ -288,12 +289,11 @@ def _sound_sha256(path: Path, read: ReadFile) -> str:
 
 
 def _write_manifest(folder: Path, read: ReadFile, digests: Mapping[str, str]) -> None:
-    files = []
+    entries = {}
     for name in sorted(names_in(folder)):
         path = folder / name
-        digest = digests.get(name) or _sound_sha256(path, read)
-        files.append({"path": name, "size": path.stat().st_size, "sha256": digest})
-    write_json(folder / MANIFEST, {"format": MANIFEST_FORMAT, "files": files})
+        entries[name] = (path.stat().st_size, digests.get(name) or _sound_sha256(path, read))
+    write_json(folder / MANIFEST, {"format": MANIFEST_FORMAT, "files": list_files(entries)})
 
 
 def _flush(folder: Path) -> None:
