@@ -11,7 +11,7 @@ import mmap
 import os
 import struct
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
@@ -137,17 +137,18 @@ class TensorFiles:
         file = self._file_of[name]
         self._open(file.name)
         begin, shape = file.begins[name], file.shapes[name]
-        if slices is not None and slices[1:] != tuple(slice(0, size) for size in shape[1:]):
+        if slices is None or slices[1:] == tuple(slice(0, size) for size in shape[1:]):
+            first_row = slices[0].start if slices else 0
+            blocks = _whole_rows(numbers, begin, first_row)
+        else:
             assert numbers.ndim == 2, f"{name} is sharded in more than one dimension"
-            self._write_columns(begin, shape[1], numbers, slices[1].start)
-            return
-        numbers = numbers if numbers.ndim else numbers[None]
-        row_bytes = FLOAT_BYTES * numbers.numel() // len(numbers)
-        begin += slices[0].start * row_bytes if slices else 0
-        rows = max(1, BLOCK_BYTES // row_bytes)
-        for first in range(0, len(numbers), rows):
-            block = numbers[first : first + rows].contiguous()
-            self._write_at(begin + first * row_bytes, block)
+            blocks = self._parts_of_rows(numbers, begin, shape[1], slices[1].start)
+        for offset, block in blocks:
+            array: Any = block.numpy()
+            content = memoryview(array).cast("B")
+            while content:  # a system call writes at most 2 GB
+                written = os.pwrite(self._descriptor, content, offset)
+                content, offset = content[written:], offset + written
 
     def flush(self) -> None:
         """Write the files that this process has changed to the disk, and close them."""
@@ -175,15 +176,20 @@ class TensorFiles:
             os.close(self._descriptor)
             self._open_name = ""
 
-    def _write_columns(self, begin: int, columns: int, numbers: Tensor, first: int) -> None:
-        """Write columns of a matrix, from column `first` on."""
+    def _parts_of_rows(
+        self, numbers: Tensor, begin: int, columns: int, first: int
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Some columns of a matrix, from column `first` on: offset and numbers of each row.
+
+        What can be copied through a map has been written already.
+        """
         rows = max(1, BLOCK_BYTES // (columns * FLOAT_BYTES))
         for row in range(0, len(numbers), rows):
             block = numbers[row : row + rows]
             offset = begin + FLOAT_BYTES * (row * columns + first)
             if not self._copy_mapped(offset, columns, block):
                 for i, line in enumerate(block.contiguous()):
-                    self._write_at(offset + FLOAT_BYTES * i * columns, line)
+                    yield offset + FLOAT_BYTES * i * columns, line
 
     def _copy_mapped(self, offset: int, columns: int, block: Tensor) -> bool:
         """Copy rows that lie `columns` apart through a map; whether this could be done."""
@@ -201,9 +207,11 @@ class TensorFiles:
                 return True
         return False
 
-    def _write_at(self, offset: int, block: Tensor) -> None:
-        array: Any = block.numpy()
-        content = memoryview(array).cast("B")
-        while content:  # a system call writes at most 2 GB
-            written = os.pwrite(self._descriptor, content, offset)
-            content, offset = content[written:], offset + written
+
+def _whole_rows(numbers: Tensor, begin: int, first: int) -> Iterator[tuple[int, Tensor]]:
+    """Rows of a tensor, from row `first` on: offset and numbers of each block of them."""
+    numbers = numbers if numbers.ndim else numbers[None]
+    row_bytes = FLOAT_BYTES * numbers.numel() // len(numbers)
+    rows = max(1, BLOCK_BYTES // row_bytes)
+    for row in range(0, len(numbers), rows):
+        yield begin + (first + row) * row_bytes, numbers[row : row + rows].contiguous()
