@@ -73,8 +73,8 @@ def begin_snapshot(
     Every process must call this, with its unwrapped model, and `write`. The main process calls
     `save_rest(folder)` for additional files. With `base`, only what is trained is written.
     transformers stops a model of our own at `end_of_text`. `write` calls no collective, so it can
-    run in a background thread during the next steps. Until `release()` returns, neither weights nor
-    optimizer may change.
+    run in a background thread during the next steps. Neither weights nor optimizer may change
+    before `shards.release()` of what it returns.
 
     Both raise OSError if the disk rejects the files, and SnapshotError if numbers are out of bounds
     (see `snapshot.disk.numbers`) or if there was no update yet. Earlier snapshots then remain.
@@ -92,21 +92,15 @@ def begin_snapshot(
 
     def write_rest(folder: Path) -> None:
         save_rest(folder)
-        _write_config(folder, base, model, end_of_text)
+        if base is not None:
+            base.write(folder)
+        else:
+            write_json(folder / CONFIG, model.config.config_json(end_of_text))
         write_json(folder / STATE, {**content, "versions": versions()})
 
     pending = PendingSnapshot(to, folder_name(state.step), files, write_rest)
     pending.begin([*weights, *moments])
     return pending
-
-
-def _write_config(
-    folder: Path, base: BaseReference | None, model: LanguageModel, end_of_text: int | None
-) -> None:
-    if base is not None:
-        base.write(folder)
-        return
-    write_json(folder / CONFIG, model.config.config_json(end_of_text))
 
 
 class PendingSnapshot:
@@ -123,8 +117,9 @@ class PendingSnapshot:
         in the main process.
         """
         self._to, self._name, self._files, self._write_rest = to, name, files, write_rest
+        self.shards = PendingShards([], to.buffer)
+        """What this process writes. The optimizer may change it once `release` has returned."""
         self._peers: Peers | None = None
-        self._shards = PendingShards([], to.buffer)
         self._read = NumberChecks().read
         self._digests: dict[str, str] = {}
         self._folder: Path | None = None  # where this process writes; None if it does not
@@ -146,7 +141,10 @@ class PendingSnapshot:
         except OSError as failed:
             error = failed
         if self._peers is not None:
-            self._tell_folder(self._peers)
+            name = self._peers.tell("" if self._folder is None else self._folder.name)
+            if name and self._peers.writes:  # the main process could create the files
+                self._folder = self._to.root / name
+                self._progress = Progress(self._folder, self._peers)
         own, gathered = divide_shards(shards, is_main, self._peers is not None)
         with self._open_files() if is_main else nullcontext() as files:
             for shard in gathered:  # even if the disk is full: the others wait for every shard
@@ -160,22 +158,14 @@ class PendingSnapshot:
             with self._reporting(), self._stack:
                 raise error
         self._to.buffer.begin(sum(shard.bytes for shard in own))
-        self._shards = PendingShards(own, self._to.buffer)
-
-    def copy(self) -> None:
-        """Copy what there is memory for, before it is written."""
-        self._shards.copy()
-
-    def release(self) -> None:
-        """Return when weights and optimizer may change: what they hold is written, or copied."""
-        self._shards.release()
+        self.shards = PendingShards(own, self._to.buffer)
 
     def write(self) -> Path:
         """Complete it, perhaps in a background thread. Raises OSError and SnapshotError."""
         with self._stack, self._reporting():
             if self._folder is not None:
                 with self._open_files() as files:
-                    for shard in self._shards:
+                    for shard in self.shards:
                         shard.write(files)
                     if self._progress is not None:
                         files.flush()
@@ -196,13 +186,6 @@ class PendingSnapshot:
                 self._progress.create(len(self._sizes()))
             self._stack = stack.pop_all()
         self._folder = folder
-
-    def _tell_folder(self, peers: Peers) -> None:
-        """Let the peers know where the files are, if the main process could create them."""
-        name = peers.tell("" if self._folder is None else self._folder.name)
-        if name and peers.writes:
-            self._folder = self._to.root / name
-            self._progress = Progress(self._folder, peers)
 
     def _hash_together(self, folder: Path, progress: Progress, peers: Peers) -> None:
         """Wait until all have written, and divide the hashing of the files among them."""
@@ -230,7 +213,7 @@ class PendingSnapshot:
         try:
             yield
         except BaseException as error:
-            self._shards.abandon()
+            self.shards.abandon()
             if self._progress is not None:
                 with suppress(Exception):
                     self._progress.fail(error)

@@ -73,7 +73,7 @@ def main(config, session) -> int:
     def refuse_to_change(*_) -> None:
         lagged.release()
         if ending == "goes_on" and pending:
-            shards = pending[0]._shards
+            shards = pending[0].shards
             assert shards._written == len(shards._shards), "the weights change under it"
 
     def restore_and_watch(session, model, optimizer, *rest):

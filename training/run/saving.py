@@ -161,7 +161,7 @@ class SnapshotWriter:
         if self.pending and self._snapshot is not None and not self._written.is_set():
             if self._stream is not None:  # the device's own computing is no stall
                 torch.accelerator.current_stream(self._accelerator.device).synchronize()
-            self._report.stall_seconds[-1] += self._report.wait_for(self._snapshot.release)
+            self._report.stall_seconds[-1] += self._report.wait_for(self._snapshot.shards.release)
         self.pending = False
         if self._written.is_set():
             # The thread still draws and uploads, and may fail; look before asking for its error.
@@ -261,7 +261,7 @@ class SnapshotWriter:
         try:
             with stream:
                 if self._stream is not None:  # copying from the device is faster than writing
-                    snapshot.copy()
+                    snapshot.shards.copy()
                 report.last_snapshot = snapshot.write()
             self._whole[report.last_snapshot] = True
             report.durable_seconds.append(time.perf_counter() - begun)

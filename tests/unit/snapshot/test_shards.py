@@ -274,7 +274,7 @@ def test_a_failure_lets_the_update_go(tmp_path, monkeypatch):
     snapshot.begin(shards)
     with pytest.raises(OSError, match="No space"):
         snapshot.write()
-    snapshot.release()
+    snapshot.shards.release()
 
 
 def both(folder: Path, pids: tuple[int, int], timeout: float = 20.0) -> list[Progress]:
