@@ -18,7 +18,7 @@ from data.tokenizer import TOKENIZER_FILES, Tokenizer, refuse_larger_than
 from snapshot.config_values import value_of
 from snapshot.disk.files import names_in, read_json, visible, write_json
 from snapshot.disk.pruning import remove_folder
-from snapshot.disk.reading import tensor_files
+from snapshot.disk.reading import files_of
 from snapshot.disk.reference import WHOLE
 from snapshot.disk.writing import atomic_folder
 from snapshot.errors import SnapshotError
@@ -137,7 +137,7 @@ def _write_space(folder: Path, named: NamedModel, tokenizer: Tokenizer, source: 
             "model": None if repo is None else f"{constants.ENDPOINT}/{repo}",
             "beginning": tokenizer.beginning,
             "end_of_text": tokenizer.end_of_text,
-            "weights": [path.name for path in tensor_files(folder, WHOLE)],
+            "weights": [path.name for path in files_of(folder, WHOLE)],
             "files": sorted({*names_in(folder), SPACE}),
         },
     )

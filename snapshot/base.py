@@ -33,7 +33,7 @@ from snapshot.disk.files import (
     snapshots_in,
     visible,
 )
-from snapshot.disk.reading import TIE, TensorReader, has_own_output, tensor_files
+from snapshot.disk.reading import TIE, TensorReader, files_of, has_own_output
 from snapshot.disk.reference import (
     ADAPTER_CONFIG,
     BASE,
@@ -295,7 +295,7 @@ def check_weights(base: Base, config: ModelConfig) -> bool:
                 raise SnapshotError(f"{name} has the shape {list(there)}, its config says {needed}")
         return has_own_output(base.folder, layout)
     except SnapshotError as error:
-        files = ", ".join(path.name for path in tensor_files(base.folder, "model")[:2])
+        files = ", ".join(path.name for path in files_of(base.folder, "model")[:2])
         raise SnapshotError(f"{base.key}: {files or 'its weights'}: {error}.") from error
 
 

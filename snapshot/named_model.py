@@ -20,9 +20,9 @@ from snapshot.disk.reference import (
     CONFIG,
     WHOLE,
     BaseReference,
+    prefix_of,
     read_config,
     read_reference,
-    stem_of,
 )
 from snapshot.disk.shards import shapes_of, shards_of_weights
 from snapshot.disk.state import RunState, read_state
@@ -75,7 +75,7 @@ class NamedModel:
         model = build_model(sizes)
         if base is not None:
             restore_weights(base.folder, model)
-        restore_weights(self.folder, model, stem_of(self.reference))
+        restore_weights(self.folder, model, prefix_of(self.reference))
         return model
 
 

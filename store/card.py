@@ -14,7 +14,7 @@ from data.printable import printable
 from data.public_names import public_name
 from model.family import ModelConfig
 from snapshot.config_values import value_of
-from snapshot.disk.reference import ADAPTERS, TRAINED, WHOLE, configured_stem
+from snapshot.disk.reference import ADAPTERS, TRAINED, WHOLE, configured_prefix
 from snapshot.disk.state import RunState, bits_per_byte, loss_in_words, lost_facts, token_unit
 from store.client import REPO_ID
 from store.publish import CURVES, Best
@@ -51,7 +51,7 @@ def card_text(
     `sample` is a text that the model has generated, `events` are the lines of events.jsonl,
     `speed` is that of the newest steps.
     """
-    unit, stem = token_unit(state.data), configured_stem(state.config)
+    unit, prefix = token_unit(state.data), configured_prefix(state.config)
     parts = [
         f"---\n{_metadata(repo_id, state, shape).to_yaml()}\n---",
         f"# {_cell(state.config['run']['name'])}",
@@ -68,11 +68,11 @@ def card_text(
         load = f': `AutoModelForCausalLM.from_pretrained("{repo_id}", subfolder="best")`'
         parts.append(
             f"`best/` holds the snapshot with the lowest held-out loss, {best.loss:.4f} nats per "
-            f"{unit}, of step {best.step:,}{load if stem == WHOLE else ''}."
+            f"{unit}, of step {best.step:,}{load if prefix == WHOLE else ''}."
         )
-    if stem == TRAINED:
+    if prefix == TRAINED:
         parts.append(_merge(repo_id))
-    elif stem == ADAPTERS and _base_model(state) is None:
+    elif prefix == ADAPTERS and _base_model(state) is None:
         parts.append("The base is no repo of the Hub, but a folder of the machine that trained it.")
     elif shape.in_transformers:
         parts.append(_generate_text(repo_id, shape, sample, unit))
@@ -87,13 +87,13 @@ def _files_at_the_top(state: RunState) -> str:
         WHOLE: "the files at the top are the newest snapshot's weights",
         ADAPTERS: "the files at the top are the newest snapshot's adapters (LoRA) for the base",
         TRAINED: "its newest snapshot holds only the weights that are trained",
-    }[configured_stem(state.config)]
+    }[configured_prefix(state.config)]
 
 
 def _metadata(repo_id: str, state: RunState, shape: ModelConfig) -> huggingface_hub.ModelCardData:
     """The fields that the Hub shows, and filters by."""
     name, unit = _shown_name(state.data["name"]), token_unit(state.data)
-    has_adapters = configured_stem(state.config) == ADAPTERS
+    has_adapters = configured_prefix(state.config) == ADAPTERS
     return huggingface_hub.ModelCardData(
         library_name="peft" if has_adapters else "transformers" if shape.in_transformers else None,
         pipeline_tag="text-generation",

@@ -23,16 +23,16 @@ from snapshot.config_values import value_of
 from snapshot.disk.architecture import layout_for, model_config
 from snapshot.disk.files import MANIFEST, count_json_values, names_in, read_json, verify
 from snapshot.disk.numbers import NumberChecks
-from snapshot.disk.reading import file_by_name, read_header, tensor_files
+from snapshot.disk.reading import file_by_name, files_of, read_header
 from snapshot.disk.reference import (
     ADAPTER_CONFIG,
     BASE,
     CONFIG,
     TRAINED,
-    configured_stem,
+    configured_prefix,
+    prefix_of,
     read_config,
     read_reference,
-    stem_of,
 )
 from snapshot.disk.shards import kept_in, written_as
 from snapshot.disk.state import STATE, RunState, read_state
@@ -69,9 +69,9 @@ def check_contents(folder: Path, config: dict[str, Any]) -> None:
     base = read_reference(folder)
     own = [CONFIG] if base is None else [BASE, *([ADAPTER_CONFIG] if base.lora else [])]
     known = {STATE, *own, *TOKENIZER_FILES, GENERATION, MANIFEST}
-    for stem in (stem_of(base), "optimizer"):
-        known |= {path.name for path in tensor_files(folder, stem)} | {
-            f"{stem}.safetensors.index.json"
+    for prefix in (prefix_of(base), "optimizer"):
+        known |= {path.name for path in files_of(folder, prefix)} | {
+            f"{prefix}.safetensors.index.json"
         }
     if additional := sorted(names_in(folder) - known):
         raise SnapshotError(f"{folder} holds {additional[0]}, which no snapshot has")
@@ -80,7 +80,7 @@ def check_contents(folder: Path, config: dict[str, Any]) -> None:
 def _check_what_is_saved(folder: Path, config: dict[str, Any]) -> None:
     """Raise SnapshotError unless all weights, a part or adapters are there, as configured."""
     base = read_reference(folder)
-    if stem_of(base) != configured_stem(config):
+    if prefix_of(base) != configured_prefix(config):
         raise SnapshotError(f"{folder} holds other weights than its {STATE} says")
     if base is None or (lora := base.lora) is None:
         return
@@ -102,20 +102,20 @@ def check_model(folder: Path) -> ModelConfig:
         raise SnapshotError(f"{where} has an unknown entry {additional[0]!r}")
     _check_tokenizer(folder, config.vocab_size)
     check_generation(folder)
-    stem = stem_of(base)
-    stored = sum(len(read_header(file)) for file in tensor_files(folder, stem))
+    prefix = prefix_of(base)
+    stored = sum(len(read_header(file)) for file in files_of(folder, prefix))
     # Or building the layers would take as long as its author likes.
-    most = MOST_LAYERS_OF_BASE if stem == TRAINED else stored
+    most = MOST_LAYERS_OF_BASE if prefix == TRAINED else stored
     if config.n_layer > most:
         raise SnapshotError(
             f"{where} has {config.n_layer:,} layers, and the files {stored} tensors"
         )
     config = replace(config, lora=None if base is None else base.lora)
     layout = layout_for(config)
-    if stem == TRAINED:
+    if prefix == TRAINED:
         state = read_json(folder / STATE)
         layout.freeze(frozen_in(state.get("config", {}) if isinstance(state, dict) else {}))
-    _compare(folder, stem, expected_weights(layout, stem))
+    _compare(folder, prefix, expected_weights(layout, prefix))
     return config
 
 
@@ -126,15 +126,15 @@ def frozen_in(config: dict[str, Any]) -> list[str]:
     return [one for one in patterns if isinstance(one, str)] if isinstance(patterns, list) else []
 
 
-def expected_weights(layout: Layout, stem: str) -> dict[str, Shape]:
-    """Name and shape, as in the files of a stem, of every weight in them."""
-    groups = written_as(layout, stem)
+def expected_weights(layout: Layout, prefix: str) -> dict[str, Shape]:
+    """Name and shape, as in the files of a prefix, of every weight in them."""
+    groups = written_as(layout, prefix)
     return {name: shape for group in groups for name, shape in group.shapes.items()}
 
 
-def _compare(folder: Path, stem: str, expected: dict[str, Shape]) -> None:
-    """Raise SnapshotError unless the files of a stem hold exactly the expected tensors."""
-    file_of = file_by_name(folder, stem)
+def _compare(folder: Path, prefix: str, expected: dict[str, Shape]) -> None:
+    """Raise SnapshotError unless the files of a prefix hold exactly the expected tensors."""
+    file_of = file_by_name(folder, prefix)
     for path in sorted(set(file_of.values())):
         for name, shape in read_header(path).items():
             if name not in expected:
@@ -144,7 +144,7 @@ def _compare(folder: Path, stem: str, expected: dict[str, Shape]) -> None:
             if expected.pop(name) != shape:
                 raise SnapshotError(f"{path} has {name!r} in another shape than the model's")
     if expected:
-        raise SnapshotError(f"{folder} lacks {next(iter(expected))!r} of the {stem}")
+        raise SnapshotError(f"{folder} lacks {next(iter(expected))!r} of the {prefix}")
 
 
 def _check_tokenizer(folder: Path, vocab_size: int) -> None:

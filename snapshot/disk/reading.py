@@ -19,7 +19,7 @@ from model.sharded import local_part, local_slices
 from optim.optimizers import STEP
 from snapshot.config_values import value_of
 from snapshot.disk.files import parse_json, read_json
-from snapshot.disk.reference import ADAPTERS, WHOLE, read_reference, stem_of
+from snapshot.disk.reference import ADAPTERS, WHOLE, prefix_of, read_reference
 from snapshot.disk.shards import kept_in
 from snapshot.disk.state import read_state
 from snapshot.disk.tensor_files import METADATA, MOST_TENSORS
@@ -36,12 +36,12 @@ ROWS = 4096
 """Of both tensors that are in memory at once."""
 
 
-def tensor_files(folder: Path, stem: str) -> list[Path]:
-    """The files with the tensors of `stem`, according to the index if there is one.
+def files_of(folder: Path, prefix: str) -> list[Path]:
+    """The files with the tensors of `prefix`, according to the index if there is one.
 
     Raises SnapshotError if the index is not valid.
     """
-    return sorted(set(file_by_name(folder, stem).values()))
+    return sorted(set(file_by_name(folder, prefix).values()))
 
 
 def read_header(path: Path, foreign: bool = False) -> dict[str, Shape]:
@@ -106,10 +106,10 @@ def _are_sizes(numbers: Any, most: int) -> bool:
     )
 
 
-def file_by_name(folder: Path, stem: str) -> dict[str, Path]:
+def file_by_name(folder: Path, prefix: str) -> dict[str, Path]:
     """The file of each tensor; without an index, the only file, under the name ""."""
-    single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
-    pieces = set(folder.glob(f"{stem}*.safetensors"))
+    single, index = folder / f"{prefix}.safetensors", folder / f"{prefix}.safetensors.index.json"
+    pieces = set(folder.glob(f"{prefix}*.safetensors"))
     if pieces == {single} and not index.exists():
         return {"": single}
     content = read_json(index)
@@ -131,18 +131,18 @@ class TensorReader:
     Files are read, not memory-mapped: a mapped file that is truncated kills the process (SIGBUS).
     """
 
-    def __init__(self, folder: Path, stem: str) -> None:
+    def __init__(self, folder: Path, prefix: str) -> None:
         self._stack = ExitStack()
         self._file_of: dict[str, Any] = {}
         self._shapes: dict[str, Shape] = {}
         try:
-            for path in tensor_files(folder, stem):
+            for path in files_of(folder, prefix):
                 self._shapes |= read_header(path, foreign=True)
                 opened = self._stack.enter_context(safe_open(path, "pt", backend="pread"))
                 self._file_of.update(dict.fromkeys(opened.keys(), opened))
         except (OSError, SafetensorError) as error:
-            raise SnapshotError(f"{folder}: {stem} cannot be read: {error}") from error
-        self._path = folder / stem
+            raise SnapshotError(f"{folder}: {prefix} cannot be read: {error}") from error
+        self._path = folder / prefix
 
     def slice_of(self, name: str) -> Any:
         """A tensor on disk; indexing reads it. Raises SnapshotError for an unknown name."""
@@ -227,21 +227,21 @@ def restore(folder: Path, model: LanguageModel, optimizer: Optimizer) -> None:
     missing or has another shape.
     """
     layout = model.layout()
-    restore_weights(folder, model, stem_of(read_reference(folder)))
+    restore_weights(folder, model, prefix_of(read_reference(folder)))
     restore_moments(folder, layout, optimizer, value_of(read_state(folder).config, "optim.name"))
 
 
 @torch.no_grad()
-def restore_weights(folder: Path, model: LanguageModel, stem: str = WHOLE) -> None:
+def restore_weights(folder: Path, model: LanguageModel, prefix: str = WHOLE) -> None:
     """Load the weights alone, from a snapshot or from a model of the Hub.
 
-    Every process must call this; it reads only its own slices, without a collective. Files of a
-    `stem` for a part of the weights leave the others as they are. Raises SnapshotError if a tensor
-    is missing or has another shape.
+    Every process must call this; it reads only its own slices, without a collective. If the files
+    of this prefix hold a part of the weights, the others stay as they are. Raises SnapshotError if
+    a tensor is missing or has another shape.
     """
     layout = model.layout()
-    with TensorReader(folder, stem) as reader:
-        if stem == ADAPTERS:
+    with TensorReader(folder, prefix) as reader:
+        if prefix == ADAPTERS:
             for name, parameter in layout.adapters().items():
                 read_into(parameter, reader, Stored((name,)))
             return
@@ -249,7 +249,7 @@ def restore_weights(folder: Path, model: LanguageModel, stem: str = WHOLE) -> No
         for name, parameter in layout.parameters().items():
             if name in stored:
                 read_into(parameter, reader, stored[name])
-            elif stem == WHOLE:
+            elif prefix == WHOLE:
                 raise SnapshotError(f"{folder} does not hold {name}")
 
 

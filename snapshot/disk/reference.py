@@ -47,7 +47,7 @@ class BaseReference:
     """The adapters that are trained, if there are any."""
 
     @property
-    def stem(self) -> str:
+    def prefix(self) -> str:
         """How the names of the snapshot's files with weights begin."""
         return TRAINED if self.lora is None else ADAPTERS
 
@@ -75,12 +75,12 @@ class BaseReference:
         }
 
 
-def stem_of(reference: BaseReference | None) -> str:
+def prefix_of(reference: BaseReference | None) -> str:
     """How the names of a snapshot's files with weights begin."""
-    return WHOLE if reference is None else reference.stem
+    return WHOLE if reference is None else reference.prefix
 
 
-def configured_stem(config: dict[str, Any]) -> str:
+def configured_prefix(config: dict[str, Any]) -> str:
     """How they begin in the snapshots of a run with this configuration."""
     if value_of(config, "model.lora_rank") is not None:
         return ADAPTERS

@@ -29,7 +29,7 @@ from snapshot.disk.files import (
 from snapshot.disk.numbers import NumberChecks
 from snapshot.disk.peers import HASHED, WRITTEN, Peers, Progress, files_by_rank
 from snapshot.disk.pruning import make_way
-from snapshot.disk.reference import ADAPTERS, CONFIG, BaseReference, stem_of
+from snapshot.disk.reference import ADAPTERS, CONFIG, BaseReference, prefix_of
 from snapshot.disk.shards import (
     PendingShards,
     Shard,
@@ -80,12 +80,12 @@ def begin_snapshot(
     (see `snapshot.disk.numbers`) or if there was no update yet. Earlier snapshots then remain.
     """
     reshard(model)
-    layout, stem = model.layout(), stem_of(base)
-    weights = shards_of_weights(layout, stem)
+    layout, prefix = model.layout(), prefix_of(base)
+    weights = shards_of_weights(layout, prefix)
     moments = shards_of_moments(layout, optimizer, value_of(state.config, "optim.name"))
-    most = sys.maxsize if stem == ADAPTERS else to.piece_bytes  # peft reads a single file
+    most = sys.maxsize if prefix == ADAPTERS else to.piece_bytes  # peft reads a single file
     files = {
-        stem: plan_files(shapes_of(weights), stem, most),
+        prefix: plan_files(shapes_of(weights), prefix, most),
         "optimizer": plan_files(shapes_of(moments), "optimizer", to.piece_bytes),
     }
     content = {"format_version": FORMAT_VERSION, **asdict(state)}
