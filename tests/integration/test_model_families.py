@@ -23,7 +23,7 @@ from snapshot.disk.checking import check_snapshot
 from snapshot.disk.files import read_json
 from snapshot.disk.reading import restore
 from snapshot.disk.state import RunState
-from snapshot.disk.writing import begin_snapshot
+from snapshot.disk.writing import Destination, begin_snapshot
 from snapshot.errors import OtherRun, SnapshotError
 from snapshot.named_model import find_model
 from training.run.same_run import refuse_other_run
@@ -71,9 +71,8 @@ def update(model, optimizer, ids=IDS) -> float:
 def save(root, model, optimizer, step: int):
     config = {"optim": asdict(OptimConfig(name="muon"))}
     state = RunState("a" * 32, "b" * 32, step, 0, 1, None, config, {"vocabulary": "x"})
-    return begin_snapshot(
-        root, state, model, optimizer, TOKENIZER.save, writer=True, piece_bytes=10**9
-    )()
+    to = Destination(root, piece_bytes=10**9)
+    return begin_snapshot(to, state, model, optimizer, TOKENIZER.save).write()
 
 
 @pytest.fixture(scope="module")
