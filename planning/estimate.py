@@ -194,13 +194,13 @@ class WritingMemory:
 def writing_memory(
     config: ModelConfig, shape: Shape, staging_bytes: int, offload: bool
 ) -> WritingMemory:
-    """The peak of `snapshot.disk.state.begin_snapshot`, without a step at the same time.
+    """The peak of `snapshot.disk.writing.begin_snapshot`, without a step at the same time.
 
     Under FSDP each process writes its own shards.
     """
     layout = layout_for(config)
     layout.freeze(shape.freeze)
-    stem = WHOLE if config.lora is None else ADAPTERS
+    prefix = WHOLE if config.lora is None else ADAPTERS
     held = layout.parameters() if config.lora is None else layout.adapters()
     moments = moment_counts(layout, shape.optimizer)
     total = sum(parameter.nbytes * (1 + moments.get(name, 0)) for name, parameter in held.items())
@@ -212,7 +212,7 @@ def writing_memory(
             rows = min(parameter.shape[1], max(1, BLOCK_BYTES // row))
             block = max(block, rows * row // shape.shards)
     converted = 0  # tensors that are not stored as they are: their parameters are gathered first
-    for group in written_as(layout, stem):
+    for group in written_as(layout, prefix):
         if group.convert is not None:
             converted = max(
                 converted, FLOAT_BYTES * sum(prod(shape) for shape in group.shapes.values())
