@@ -1,4 +1,4 @@
-"""The processes that write one snapshot together, and the files by which they follow each other.
+"""The processes that write one snapshot at once, and the files by which they follow each other.
 
 They write in threads while training's collectives run, so they cannot call any themselves. Each
 process has a file in the snapshot's temporary folder instead, with the stage that it has reached.
@@ -85,13 +85,13 @@ class Peers:
         mine = [is_main or has_shards, can_write, is_coherent(root), self.machine, os.getpid()]
         rows = enumerate(self.gather([int(number) for number in mine]))
         writing = {rank: row for rank, row in rows if row[0]}
-        together = all(row[1] for row in writing.values())
+        can_share = all(row[1] for row in writing.values())
         if len({row[3] for row in writing.values()}) > 1:
-            together = together and all(row[2] for row in writing.values())
+            can_share = can_share and all(row[2] for row in writing.values())
         if is_main and shared is not None:  # the main process must see what the others write
-            together = together and all((shared / str(rank)).exists() for rank in writing)
+            can_share = can_share and all((shared / str(rank)).exists() for rank in writing)
             shutil.rmtree(shared, ignore_errors=True)
-        if self.tell("together" if together else ""):
+        if self.tell("shared" if can_share else ""):
             self.writing = [Peer(rank, row[3], row[4]) for rank, row in writing.items()]
         return bool(self.writing)
 

@@ -22,7 +22,7 @@ from snapshot.errors import SnapshotError
 
 @dataclass(frozen=True)
 class Shard:
-    """What a process holds of one tensor, or of several that are converted and written together."""
+    """What a process holds of one tensor, or of several that are converted and written at once."""
 
     tensors: dict[str, Tensor]
     """Parameters or moments, by name."""
@@ -143,8 +143,8 @@ def divide_shards(
 ) -> tuple[list[Shard], list[Shard]]:
     """What this process writes by itself, and what the main process gathers and writes.
 
-    If `each_writes`, every process writes its own shards, but for those that are converted together
-    with others. What is not sharded is written by the main process.
+    If `each_writes`, every process writes its own shards. The main process writes what is not
+    sharded, and gathers what is converted from several tensors.
     """
     own, gathered = [], []
     for shard in shards:

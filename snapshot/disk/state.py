@@ -1,4 +1,4 @@
-"""`state.json`: what a run needs to go on besides its tensors; and what it says about the text."""
+"""`state.json`: what a run resumes with besides its tensors, and what that says about its text."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ class PendingSnapshot:
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
-        """Let the peers know of an error, and an update that waits go on."""
+        """Let the peers know of an error, and let go of an update that waits."""
         try:
             yield
         except BaseException as error:

@@ -1,4 +1,4 @@
-"""Which processes of a run write its snapshots together."""
+"""Which processes of a run write its snapshots."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GATHERED = (
 def find_peers(
     accelerator: Accelerator, model: nn.Module, root: Path, timeout: float, console: Console
 ) -> Peers | None:
-    """The processes that write the shards of a model together; None if it is not sharded.
+    """The processes that write the shards of a model at once; None if it is not sharded.
 
     After `timeout` seconds without progress one of them is considered lost. Every process must call
     this.
