@@ -117,10 +117,11 @@ def test_the_least_and_the_most_of_each_key_are_as_said():
             for number in re.findall(rf"{key}=\S+ must be at {bound} (\d+)", said)
         }
         assert named.keys() == {*keys}
-        words = [f"{key}={number}" for key, number in named.items()]
-        if bound == "most":  # n_embd is to be a multiple of n_head
-            words += ["model.n_head=10000"]
-        load_config(words)
+        words = {key: f"{key}={number}" for key, number in named.items()}
+        groups = words.pop("model.n_kv_head")  # of a Llama alone
+        heads = ["model.n_head=10000"] * (bound == "most")  # n_embd is to be a multiple of n_head
+        load_config([*words.values(), *heads])
+        load_config(["model.family=llama", groups, *heads, "model.n_embd=20000"])
 
 
 @pytest.mark.thorough

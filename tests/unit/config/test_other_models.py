@@ -75,7 +75,7 @@ def test_a_model_that_an_experiment_names_has_its_recipe_too(monkeypatch, tmp_pa
 
 def test_an_optimizer_that_the_rates_are_not_of_needs_one():
     config = load_config(["model.pretrained=a/b", "optim.name=muon"])
-    with pytest.raises(ConfigError, match=r"name=muon needs an optim\.learning_rate"):
+    with pytest.raises(ConfigError, match=r"name=muon needs an explicit optim\.learning_rate"):
         settle_rate(config, lambda: 1000)
 
 
