@@ -234,6 +234,8 @@ def _download(
     if manifest is None or manifest.size > LARGEST_MANIFEST_BYTES:
         raise SnapshotError(f"{folder} of {repo.name} has no {MANIFEST} of a valid size")
     downloaded = repo.hub.download(repo.commit, inside + MANIFEST, target, again).parent
+    if target is not None:  # the client returns an absolute path, also for a relative folder
+        downloaded = target / folder
     entries = manifest_entries(downloaded)
     if unlisted := sorted(set(listed) ^ set(entries)):
         raise SnapshotError(

@@ -65,7 +65,7 @@ NAMED = {
     "a language": (["hub.language=English"], "hub.language", r"such as (\S+) or (\S+),"),
     "targets of no adapters": (["model.lora_alpha=8"], "model.lora_alpha", None),
     "a preset": (["model=gtp2"], "model", r"nearest is (\w+)"),
-    "a text of one's own": (["data=my.txt"], "data.source", r"is data\.source=(\S+)\. All"),
+    "a text of one's own": (["data=my.txt"], "data.source", r"use data\.source=(\S+)\. All"),
     "an added key": (["+train.max_steps=7"], "train.max_steps", None),
     "trackers": (["run.tracker=5"], "run.tracker", r"such as (\S+), or"),
     "frozen parameters": (["optim.freeze=5"], "optim.freeze", r"such as (\S+):"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -62,8 +63,10 @@ def test_a_run_goes_on_from_its_repo_on_another_machine(
     finished_run, small, tmp_path, hub, another_home, before, after
 ):
     here, there, alone = tmp_path / "here", tmp_path / "there", finished_run
-    hubs_words = {
-        where: overrides(small, *hubs.words(where, f"data.cache_dir={where}-data"))
+    hubs_words = {  # a relative run.dir, as the default is
+        where: overrides(
+            small, *hubs.words(os.path.relpath(where, runs.ROOT), f"data.cache_dir={where}-data")
+        )
         for where in (here, there)
     }
     if after[1] > 1:
