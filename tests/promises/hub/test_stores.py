@@ -258,12 +258,16 @@ FAULTS = {
     "a delete that fails": ("status", "DELETE", {}),
 }
 QUICK = {"a hang of a content", "the answer to a manifest lost"}
+LONG = {"503 on contents for long"}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.thorough]) for n in FAULTS],
-)
+def mark_of(fault: str) -> list[pytest.MarkDecorator]:
+    if fault in LONG:
+        return [pytest.mark.slow]
+    return [] if fault in QUICK else [pytest.mark.thorough]
+
+
+@pytest.mark.parametrize("name", [pytest.param(one, marks=mark_of(one)) for one in FAULTS])
 def test_a_fault_of_s3_costs_no_snapshot(s3, finished_run, tmp_path, monkeypatch, name):
     monkeypatch.setattr("store.uploader.REPROBE_SECONDS", 0.1)
     snapshots = [runs.snapshot(finished_run, step) for step in (10, 20, 30)]

@@ -74,7 +74,7 @@ def test_any_tokens_have_the_text_of_the_library(subwords):
     assert in_node(space, ("vocabSize",)) == [tokenizer.vocab_size]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_every_code_point_has_the_tokens_of_the_library(subwords):
     """Between letters and after a space: a character of another class would split other words."""
     tokenizer, space = subwords

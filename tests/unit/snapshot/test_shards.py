@@ -51,7 +51,7 @@ def assert_as_one_process_writes(run_dir: Path, steps: tuple[int, ...]) -> None:
 
 SHAPES = [
     pytest.param("fsdp_cpu.yaml", 2, {}),
-    pytest.param("fsdp_cpu.yaml", 3, {}, marks=pytest.mark.thorough),
+    pytest.param("fsdp_cpu.yaml", 3, {}, marks=pytest.mark.slow),
     pytest.param("fsdp_hybrid.yaml", 4, HYBRID, marks=pytest.mark.thorough),
     pytest.param("fsdp_offload.yaml", 2, {}, marks=pytest.mark.slow),
 ]
