@@ -92,7 +92,7 @@ def code_of(mistake: Mistake, folder: Path, run_dir: Path, forked: bool = True) 
 @pytest.mark.parametrize(
     "mistake",
     [
-        pytest.param(one, marks=[pytest.mark.thorough] * (one[0] not in QUICK), id=one[0])
+        pytest.param(one, marks=[pytest.mark.slow] * (one[0] not in QUICK), id=one[0])
         for one in MISTAKES
     ],
 )
@@ -104,8 +104,8 @@ def test_a_mistake_gets_a_sentence_and_exit_code_2(broken_texts, tmp_path, mista
     "name",
     [
         "several mistakes",
-        pytest.param("not UTF-8", marks=pytest.mark.thorough),
-        pytest.param("a snapshot that is none", marks=pytest.mark.thorough),
+        pytest.param("not UTF-8", marks=pytest.mark.slow),
+        pytest.param("a snapshot that is none", marks=pytest.mark.slow),
     ],
 )
 def test_a_mistake_in_a_shell_gets_the_same(broken_texts, tmp_path, name):

@@ -112,8 +112,8 @@ def test_a_mistake_has_its_own_exit_code_and_is_not_tried_again(tmp_path):
     ("number", "code"),
     [
         (signal.SIGTERM, exits.EXIT_TERMINATED),
-        pytest.param(signal.SIGUSR1, exits.EXIT_AGAIN, marks=pytest.mark.thorough),
-        pytest.param(signal.SIGINT, exits.EXIT_INTERRUPTED, marks=pytest.mark.thorough),
+        pytest.param(signal.SIGUSR1, exits.EXIT_AGAIN, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, exits.EXIT_INTERRUPTED, marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_to_the_first_process_stops_with_a_snapshot(small, tmp_path, number, code):

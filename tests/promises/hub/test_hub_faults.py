@@ -285,9 +285,9 @@ def test_a_fault_during_a_run_costs_no_step_and_no_snapshot(small, tmp_path, hub
     [
         ("xorb-get", "truncated"),
         pytest.param("xorb-get", "corrupted", marks=pytest.mark.thorough),
-        pytest.param("xorb-get", "reset", marks=pytest.mark.thorough),
-        pytest.param("xorb-get", "hang", marks=pytest.mark.thorough),
-        pytest.param("reconstruction", "truncated", marks=pytest.mark.thorough),
+        pytest.param("xorb-get", "reset", marks=pytest.mark.slow),
+        pytest.param("xorb-get", "hang", marks=pytest.mark.slow),
+        pytest.param("reconstruction", "truncated", marks=pytest.mark.slow),
         pytest.param("xet-read-token", "reset", marks=pytest.mark.thorough),
         ("resolve-get", "corrupted"),
         pytest.param("resolve-head", "hang", marks=pytest.mark.slow),  # the client waits 10 s
