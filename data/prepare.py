@@ -267,7 +267,8 @@ class Totals:
         info.shortened += part.shortened
         self._unwritten += part.unwritten
         self._trip += part.trip
-        self._seen[part.tokens] = True
+        if not self._seen.all():  # after a few parts a text has had every character
+            self._seen[part.tokens] = True
         self._digest.update(part.tokens.data)
 
     def finish(self, name: str) -> CorpusInfo:
