@@ -21,7 +21,7 @@ from snapshot.errors import SnapshotError
 from snapshot.start import Start
 from store.errors import HubError
 from training.run import start
-from training.run.run_lock import RunLock
+from training.run.run_dir import RunLock
 
 HERE, THERE = "hub.repo_id=me/run", "hub.repo_id=me/other"
 

@@ -24,8 +24,7 @@ from snapshot.start import check_can_move_aside
 from store.bucket import Bucket
 from store.errors import HubError
 from training.run import start
-from training.run.run_dir import refuse_foreign
-from training.run.run_lock import RunLock
+from training.run.run_dir import RunLock, refuse_foreign
 from training.run.same_run import refuse_other_run
 
 HERE, THERE, BUCKET = "hub.repo_id=me/run", "hub.repo_id=me/other", "hub.bucket=me/run"
@@ -36,8 +35,8 @@ NEVER = "snapshot.resume=never"
 def begins(small, tmp_path, monkeypatch):
     """The step that a command with these words begins after; None at the beginning."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("training.run.run_lock.NOTICE_SECONDS", 0.1)
-    monkeypatch.setattr("training.run.run_lock.WAIT_SECONDS", 0.2)
+    monkeypatch.setattr("training.run.run_dir.NOTICE_SECONDS", 0.1)
+    monkeypatch.setattr("training.run.run_dir.WAIT_SECONDS", 0.2)
 
     def begun(*words: str) -> int | None:
         config = load_config([*small, "hub.timeout_seconds=5", *words])

@@ -12,10 +12,9 @@ import pytest
 from accelerate.commands.launch import launch_command_parser
 
 import plan as plan_script
-from config.checks import CHOICES, RANGES
+from config.checks import CHOICES, RANGES, value_of
 from config.compose import all_keys, load_config
 from config.hints import ALIASES, EXPANDED, OTHER_VALUES, SWEEP_HINT, unknown_key, unknown_option
-from config.problems import value_of
 from config.schema import Config, ConfigError, accumulation_steps
 from snapshot.config_values import as_argument
 from training.reporting.summary import twice_as_long

@@ -20,7 +20,7 @@ from snapshot.disk.files import verify
 from snapshot.disk.pruning import prune
 from snapshot.errors import SnapshotError
 from tracing.session import load_traced_config
-from training.run.run_lock import RunLock
+from training.run.run_dir import RunLock
 from training.run.start import lock_run_dir
 
 WEIGHTS = "model.safetensors"

@@ -11,7 +11,7 @@ import runs
 from config.schema import ConfigError
 from paced import paced, read_until
 from training.distributed.agreement import exit_code_for
-from training.run.run_lock import RunLock
+from training.run.run_dir import RunLock
 
 Mistake = tuple[str, list[str], list[str]]
 """What is wrong, the overrides ({tmp} is the folder `broken_texts`), parts of the sentence."""
@@ -127,8 +127,8 @@ def test_a_batch_that_does_not_divide_names_the_nearest(small, tmp_path):
 
 def test_two_processes_cannot_train_in_one_directory(tmp_path, monkeypatch):
     """With less time for the other one to end."""
-    monkeypatch.setattr("training.run.run_lock.NOTICE_SECONDS", 0.1)
-    monkeypatch.setattr("training.run.run_lock.WAIT_SECONDS", 0.2)
+    monkeypatch.setattr("training.run.run_dir.NOTICE_SECONDS", 0.1)
+    monkeypatch.setattr("training.run.run_dir.WAIT_SECONDS", 0.2)
     first, second = RunLock(), RunLock()
     first.acquire(tmp_path / "run")
     with pytest.raises(ConfigError, match="is in use: another process trains in it") as caught:

@@ -37,7 +37,7 @@ from training.exits import (
 from training.memory import in_words
 from training.reporting.console import make_output_lossy, say_error
 from training.run.preemption import watch_for_preemption
-from training.run.run_lock import RunLock
+from training.run.run_dir import RunLock
 from training.run.session import Session
 from training.run.signals import Phase, exit_code_of
 

@@ -48,7 +48,7 @@ from training.run.pretrained import (
     refuse_undescribed,
 )
 from training.run.records import begin_records
-from training.run.run_lock import RunLock
+from training.run.run_dir import RunLock
 from training.run.saving import SnapshotWriter
 from training.run.signals import LAST_WORDS_SECONDS, Phase, Signals, exit_code_of
 from training.run.start import (

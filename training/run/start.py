@@ -57,8 +57,7 @@ from training.exits import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER_MISTAKE
 from training.reporting.events import read_events
 from training.reporting.metrics import MetricsFile, has_step
 from training.run.pretrained import with_settled_rate
-from training.run.run_dir import CONFIG_FILE, config_in, refuse_foreign
-from training.run.run_lock import RunLock, not_writable
+from training.run.run_dir import CONFIG_FILE, RunLock, config_in, not_writable, refuse_foreign
 from training.run.same_run import data_facts, refuse_other_run
 from training.run.signals import name_of
 from training.run.text import begin_stream

@@ -15,11 +15,10 @@ import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from config.checks import RANGES, problems
+from config.checks import RANGES, problems, value_of
 from config.compose import all_keys, load_config, run_dir_of
 from config.help import key_rows
 from config.hints import ALIASES, LAUNCHER_OPTIONS, quoted
-from config.problems import value_of
 from config.schema import (
     TEXT_KEYS,
     Config,

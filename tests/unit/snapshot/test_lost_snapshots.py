@@ -7,7 +7,7 @@ import pytest
 from small_snapshots import trained, write
 from snapshot.errors import SnapshotError
 from snapshot.start import choose_start, move_aside
-from training.run.run_lock import RunLock
+from training.run.run_dir import RunLock
 
 LINE = '{"event": "train", "step": 1, "loss": 1.0}\n'
 

@@ -22,8 +22,7 @@ from store.records import EVENTS
 from training.reporting.events import Events
 from training.reporting.metrics import as_line
 from training.run import start
-from training.run.run_dir import ATTEMPTS, record_attempt
-from training.run.run_lock import RunLock
+from training.run.run_dir import ATTEMPTS, RunLock, record_attempt
 
 STEPS = 9
 # `trained` makes the state of an AdamW.
@@ -170,8 +169,8 @@ def test_another_start_in_place_of_a_moved_run_keeps_it(tmp_path, monkeypatch):
         return moved
 
     monkeypatch.setattr(start, "move_aside", move_slowly)
-    monkeypatch.setattr("training.run.run_lock.NOTICE_SECONDS", 0.1)
-    monkeypatch.setattr("training.run.run_lock.WAIT_SECONDS", 0.2)
+    monkeypatch.setattr("training.run.run_dir.NOTICE_SECONDS", 0.1)
+    monkeypatch.setattr("training.run.run_dir.WAIT_SECONDS", 0.2)
     with pytest.raises(ConfigError, match="another process trains in it"):
         chosen(config)
 

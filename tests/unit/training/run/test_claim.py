@@ -13,8 +13,8 @@ import pytest
 from config.schema import ConfigError
 from disks import as_anybody
 from snapshot.disk.files import snapshots_in
-from training.run import run_lock
-from training.run.run_lock import EXIT_CODE, RunLock
+from training.run import run_dir as run_dir_module
+from training.run.run_dir import EXIT_CODE, RunLock
 
 
 @pytest.fixture
@@ -26,8 +26,8 @@ def lock():
 @pytest.fixture
 def answers(monkeypatch):
     """Have the disk answer each request for a lock with an error, without waiting for long."""
-    monkeypatch.setattr(run_lock, "NOTICE_SECONDS", 0.1)
-    monkeypatch.setattr(run_lock, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(run_dir_module, "NOTICE_SECONDS", 0.1)
+    monkeypatch.setattr(run_dir_module, "WAIT_SECONDS", 0.2)
 
     def each(number: int) -> None:
         def flock(descriptor, operation):
