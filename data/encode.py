@@ -6,16 +6,23 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import chain, groupby
+from itertools import chain, pairwise
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from data.chat import ChatTemplate, EncodedChat
 from data.errors import DataError
 from data.messages import ChatError, Conversation
-from data.pieces import Chunk, Piece, batches_of, chunks_of, utf8_bytes
+from data.pieces import (
+    Chunk,
+    Piece,
+    SplitPiece,
+    batches_of,
+    chunks_of,
+    split_pieces,
+    utf8_bytes,
+)
 from data.round_trip import RoundTrip, is_checked, round_trip
 from data.sources import Source
 from data.subwords import EncodedTexts, SubwordTokenizer
@@ -67,46 +74,23 @@ def encoded(
 def _encoded_characters(
     pieces: Iterable[Piece], tokenizer: CharTokenizer, cut: int, threads: int
 ) -> Iterator[Encoded]:
-    def encode(piece: Piece) -> tuple[str, NDArray, int, NDArray[np.int64]]:
-        text, ends = piece["text"], np.array(piece["ends"], dtype=np.int64)
-        return text, tokenizer.encode(text), utf8_bytes(text), ends
+    def encode(part: SplitPiece) -> Encoded:
+        return Encoded(
+            tokenizer.encode(part.text),
+            np.array(part.ends, dtype=np.int64),
+            held_out=part.held_out,
+            characters=len(part.text),
+            text_bytes=utf8_bytes(part.text),
+            first_bytes=_first_bytes(part) if part.held_out else 0,
+        )
 
-    left = cut  # characters before the first held-out one
-    begins = True  # a document, with the next character
-    for text, tokens, size, ends in in_order(encode, pieces, threads):
-        if 0 < left < len(text):
-            before, late = utf8_bytes(text[:left]), ends > left
-            yield Encoded(
-                tokens[:left], ends[~late], held_out=False, characters=left, text_bytes=before
-            )
-            ends_late = ends[late] - left
-            yield Encoded(
-                tokens[left:],
-                ends_late,
-                held_out=True,
-                characters=len(text) - left,
-                text_bytes=size - before,
-                first_bytes=_first_bytes(text[left:], ends_late, begins=True),
-            )
-        else:
-            is_held_out = left <= 0
-            first = _first_bytes(text, ends, begins or left == 0) if is_held_out else 0
-            yield Encoded(
-                tokens,
-                ends,
-                held_out=is_held_out,
-                characters=len(text),
-                text_bytes=size,
-                first_bytes=first,
-            )
-        left -= len(text)
-        begins = len(ends) > 0 and int(ends[-1]) == len(text)
+    return in_order(encode, split_pieces(pieces, cut), threads)
 
 
-def _first_bytes(text: str, ends: NDArray[np.int64], begins: bool) -> int:
+def _first_bytes(part: SplitPiece) -> int:
     """Bytes of the characters with which documents begin."""
-    starts = {*ends.tolist(), *([0] if begins else [])}
-    return sum(utf8_bytes(text[start : start + 1]) for start in starts)
+    starts = {*part.ends, *([0] if part.begins else [])}
+    return sum(utf8_bytes(part.text[start : start + 1]) for start in starts)
 
 
 def _encoded_subwords(
@@ -217,24 +201,10 @@ def encoded_chats(
 
 def _batches(pieces: Iterable[Piece], cut: int) -> Iterator[tuple[int, list[str], bool]]:
     """Documents, all held out or none, with the number of the first one."""
-    numbered = enumerate(_documents(pieces))
-    for held_out, group in groupby(numbered, lambda one: one[1][0] >= cut):
-        batch: list[str] = []
-        for number, (_, document) in group:
-            batch.append(document)
-            if len(batch) == BATCH:
-                yield number + 1 - len(batch), batch, held_out
-                batch = []
-        if batch:
-            yield number + 1 - len(batch), batch, held_out
-
-
-def _documents(pieces: Iterable[Piece]) -> Iterator[tuple[int, str]]:
-    """Each document, with its first character in the whole text."""
-    begin = 0
-    for piece in pieces:
-        start = 0
-        for end in piece["ends"]:
-            yield begin + start, piece["text"][start:end]
-            start = end
-        begin += len(piece["text"])
+    number = 0
+    for part in split_pieces(pieces, cut):
+        bounds = pairwise([0, *part.ends])
+        documents = [part.text[begin:end] for begin, end in bounds]
+        for first in range(0, len(documents), BATCH):
+            yield number + first, documents[first : first + BATCH], part.held_out
+        number += len(documents)

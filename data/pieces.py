@@ -51,6 +51,33 @@ def pieces_of(documents: Iterable[str]) -> Iterator[Piece]:
         yield {"text": "".join(parts), "ends": ends}
 
 
+class SplitPiece(NamedTuple):
+    """A piece, or what of it is before or after the first held-out character."""
+
+    text: str
+    ends: list[int]
+    held_out: bool
+    begins: bool
+    """Whether a document begins with it, or the held-out text."""
+    ends_training: bool
+    """Whether the held-out text begins after it."""
+
+
+def split_pieces(pieces: Iterable[Piece], cut: int) -> Iterator[SplitPiece]:
+    """The pieces, of which the one with `cut`, the first held-out character, is divided there."""
+    left, begins = cut, True
+    for piece in pieces:
+        text, ends = piece["text"], piece["ends"]
+        sides = [(text, ends)]
+        if 0 < left < len(text):
+            late = [end - left for end in ends if end > left]
+            sides = [(text[:left], ends[: len(ends) - len(late)]), (text[left:], late)]
+        for side, side_ends in sides:
+            yield SplitPiece(side, side_ends, left <= 0, begins or left == 0, 0 < left == len(side))
+            begins = bool(side_ends) and side_ends[-1] == len(side)
+            left -= len(side)
+
+
 class Chunk(NamedTuple):
     """A document, or a part of one."""
 
@@ -100,19 +127,17 @@ def chunks_of(
 
 
 def _segments(pieces: Iterable[Piece], cut: int) -> Iterator[tuple[str, bool, bool, bool]]:
-    """The pieces, divided where a document ends and at `cut`.
+    """The text, divided where a piece or a document ends and at `cut`.
 
     Each with whether it is held out, whether a chunk ends there, and whether a document does.
     """
-    begin = 0  # of the piece, in characters
-    for piece in pieces:
-        text, ends = piece["text"], set(piece["ends"])
-        edges = ends | ({cut - begin} if 0 < cut - begin <= len(text) else set())
+    for part in split_pieces(pieces, cut):
+        text, ends = part.text, set(part.ends)
+        edges = ends | ({len(text)} if part.ends_training else set())
         start = 0
         for stop in sorted({*edges, len(text)}):
-            yield text[start:stop], begin + start >= cut, stop in edges, stop in ends
+            yield text[start:stop], part.held_out, stop in edges, stop in ends
             start = stop
-        begin += len(text)
 
 
 def plain_end(text: str, start: int) -> tuple[int, str]:

@@ -28,7 +28,6 @@ from data.prepared import (
     INFO,
     TOKENS,
     CorpusInfo,
-    begin_fingerprint,
     documents_digest,
     end_fingerprint,
 )
@@ -240,7 +239,7 @@ class Totals:
         self._trip = RoundTrip()
         self._unwritten: Counter[str] = Counter()
         self._ends, self._targets = [NO_NUMBERS], [NO_NUMBERS]
-        self._digest = begin_fingerprint(tokenizer)
+        self._digest = hashlib.sha256(tokenizer.identity)
         self._trained = hashlib.sha256() if has_targets else None
 
     def add(self, part: Encoded) -> None:

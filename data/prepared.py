@@ -140,13 +140,8 @@ class Damaged(Exception):
     """The folder has changed since it was written. The message names the fault."""
 
 
-def begin_fingerprint(tokenizer: Tokenizer) -> hashlib._Hash:
-    """A new digest of a text; the caller updates it with the tokens, in their order."""
-    return hashlib.sha256(tokenizer.identity)
-
-
 def end_fingerprint(digest: hashlib._Hash, split: int) -> str:
-    """The fingerprint of a text, from the digest of its tokens."""
+    """The fingerprint of a text, from the digest of its tokenizer's identity and its tokens."""
     digest.update(f"\0{FORMAT}\0{split}".encode())
     return digest.hexdigest()
 
@@ -194,7 +189,7 @@ def _read(folder: Path) -> Prepared:
 
 
 def _fingerprint(prepared: Prepared, progress: Progress) -> str:
-    digest, done = begin_fingerprint(prepared.tokenizer), 0
+    digest, done = hashlib.sha256(prepared.tokenizer.identity), 0
     progress.doing("verifying the prepared text", len(prepared.tokens))
     for piece in prepared.tokens.pieces():
         digest.update(piece.data)

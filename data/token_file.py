@@ -83,19 +83,15 @@ def _arrays(rows: TokenRows) -> list[pa.Array]:
     is_cut = count > (int(rows.ends[-1]) if len(rows.ends) else 0)
     bounds = np.full(1 + len(rows.ends) + is_cut, count, dtype=np.int64)
     bounds[0], bounds[1 : 1 + len(rows.ends)] = 0, rows.ends
-    flags = np.ones(len(bounds) - 1, dtype=np.uint8)
-    flags[len(rows.ends) :] = 0
-    bits = [None, pa.py_buffer(np.packbits(flags, bitorder="little"))]
-    arrays = [_lists(bounds, rows.tokens), pa.Array.from_buffers(pa.bool_(), len(flags), bits)]
+    ends_document = (np.arange(len(bounds) - 1) < len(rows.ends)).astype(np.uint8)
+    arrays = [_lists(bounds, rows.tokens), _array(ends_document).cast(pa.bool_())]
     if rows.trained is not None and rows.targets is not None:
         arrays += [_lists(bounds, rows.trained), _array(rows.targets)]
     return arrays
 
 
 def _lists(bounds: NDArray[np.int64], values: NDArray) -> pa.Array:
-    kind, content = pa.large_list(pa.from_numpy_dtype(values.dtype)), _array(values)
-    buffers = [None, pa.py_buffer(bounds)]
-    return pa.Array.from_buffers(kind, len(bounds) - 1, buffers, children=[content])
+    return pa.LargeListArray.from_arrays(_array(bounds), _array(values))
 
 
 def _array(values: NDArray) -> pa.Array:

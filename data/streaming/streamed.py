@@ -27,8 +27,15 @@ from data.public_names import public_name
 from data.reading.groups import Listing
 from data.round_trip import RoundTrip
 from data.streaming.cache import HeldFile, TokenCache
-from data.streaming.prefetch import Prefetcher, windows_ahead
-from data.streaming.walk import Block, Cursor, Span, StreamOrder, Walk
+from data.streaming.walk import (
+    Block,
+    Cursor,
+    Prefetcher,
+    Span,
+    StreamOrder,
+    Walk,
+    windows_ahead,
+)
 from data.streaming.windows import FORMAT, StreamDefinition, StreamReading, StreamSource
 from data.streaming.windows import held_out_groups as share_of_groups
 from data.subwords import SubwordTokenizer, tokenizer_of, train_bpe

@@ -3,12 +3,18 @@
 The stream of a source is all windows of all epochs, one after another, cut into blocks. Where a
 block begins depends on how many tokens the windows before it have, which nobody knows without
 reading them: so a snapshot has a cursor for each source, and a start reads one window of each.
+
+Threads prepare the windows that come next. Reading waits for the network or the disk, and
+tokenizers encode without the interpreter's lock, so they do not slow down the steps.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from queue import SimpleQueue
 
 import numpy as np
 
@@ -23,6 +29,13 @@ Block = tuple[Span, ...]
 """An item of the loader: the spans with the tokens of a block and the one after it."""
 WindowId = tuple[int, int]
 """Epoch, and window in the epoch."""
+
+PREFETCH = "prefetch"
+"""The name of the threads that prepare windows."""
+THREADS = 2
+"""While one encodes a window, another one reads the next. Each has a window in memory."""
+MOST_AHEAD = 64
+"""Windows of each source: of a short text these are epochs, each with an order of its own."""
 
 
 @dataclass(frozen=True)
@@ -187,3 +200,55 @@ class StreamOrder:
         for walk, cursor in zip(self._walks, cursors, strict=True):
             walk.release_before(cursor)
         return cursors
+
+
+class Prefetcher:
+    """Reads ahead of every source. The processes of a machine take turns, window by window."""
+
+    def __init__(self, ahead: int, turn: int, turns: int) -> None:
+        """Prepare so many windows `ahead` of the present one, as process `turn` of `turns`."""
+        self._ahead, self._turn, self._turns = ahead, turn, turns
+        self._queue: SimpleQueue[tuple[StreamSource, WindowId]] = SimpleQueue()
+        self._reached: dict[int, WindowId] = {}
+        self._asked: dict[int, WindowId] = {}
+        self._threads: list[threading.Thread] = []
+
+    def begin(self, source: StreamSource, window: WindowId) -> None:
+        """Ask for the window in which a run begins; those of several sources are read at once."""
+        if not self._threads:
+            self._start()
+        self._queue.put((source, window))
+
+    def reached(self, source: StreamSource, window: WindowId) -> None:
+        """Ask for the windows after one that the run has reached; it reaches one after another."""
+        self._reached[source.number] = window
+        if not self._threads:
+            self._start()
+        asked = self._asked.get(source.number)
+        for _ in range(self._ahead if asked is None else 1):
+            asked = following(asked or window, len(source.windows((asked or window)[0])))
+            self._asked[source.number] = asked
+            if sum(asked) % self._turns == self._turn:
+                self._queue.put((source, asked))
+
+    def _start(self) -> None:
+        # Daemons: the end of a run waits for no window.
+        self._threads = [
+            threading.Thread(target=self._prepare, name=PREFETCH, daemon=True)
+            for _ in range(THREADS)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _prepare(self) -> None:
+        while True:
+            source, window = self._queue.get()
+            if window > self._reached.get(source.number, (-1, 0)):
+                # Whoever needs the window tries again, and reports what is wrong with it.
+                with suppress(Exception):
+                    source.prepare(*window)
+
+
+def windows_ahead(prefetch_bytes: int, window_bytes: int, sources: int) -> int:
+    """How many windows of each source are read ahead, at least one."""
+    return min(MOST_AHEAD, max(1, prefetch_bytes // (window_bytes * sources)))

@@ -18,7 +18,7 @@ from config.help import help_text
 from config.schema import Config, ConfigError
 from config.stored import as_yaml
 from data.errors import TextLost
-from data.streaming.prefetch import PREFETCH
+from data.streaming.walk import PREFETCH
 from training.distributed.agreement import USER_MISTAKES, FailedElsewhere, exit_code_for, is_lasting
 from training.distributed.environment import (
     is_local_main_process,
