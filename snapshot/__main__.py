@@ -35,8 +35,7 @@ from snapshot.named_model import BASE_HELP, merge
 from snapshot.run_store import checked, fetch_newest
 from store.fetch import RepoContents, fetch, read_repo
 from store.latest import remote_step
-from store.remote import Remote
-from store.retries import with_retries
+from store.remote import Remote, with_retries
 from store.stores import named_remote
 
 COMMANDS = ("verify", "list", "merge", "space")

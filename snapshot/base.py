@@ -46,8 +46,7 @@ from snapshot.errors import SnapshotError
 from snapshot.start import newest_snapshot
 from store.client import Hub
 from store.errors import HubError, HubUnreachable
-from store.remote import BRANCH, PREFIX, RemoteFile
-from store.retries import with_retries
+from store.remote import BRANCH, PREFIX, RemoteFile, with_retries
 from store.stores import named_repo
 
 LARGEST_SMALL_BYTES = 64 << 20

@@ -31,8 +31,7 @@ from snapshot.disk.writing import atomic_folder
 from snapshot.errors import SnapshotError
 from snapshot.start import newest_snapshot
 from store.client import Hub
-from store.fetch import fetch_for_sampling, read_repo
-from store.newest import newest_whole
+from store.fetch import fetch_for_sampling, newest_whole, read_repo
 from store.stores import NAMED_FILES, named_repo
 
 KEY = "model"

@@ -17,11 +17,9 @@ from store.errors import (
     HubUnreachable,
     HubUnsupported,
 )
-from store.fetch import RepoContents, fetch, fetch_state, read_repo
+from store.fetch import Fetched, RepoContents, fetch, fetch_state, newest_whole, read_repo
 from store.latest import remote_step
-from store.newest import Fetched, newest_whole
-from store.remote import Remote
-from store.retries import with_retries
+from store.remote import Remote, with_retries
 from store.stores import open_store
 
 Fetch = Callable[[RepoContents, str, Path], Path]

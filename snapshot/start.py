@@ -36,9 +36,8 @@ from snapshot.run_store import (
     skipped,
 )
 from store.errors import HubError, HubUnreachable
-from store.fetch import PARTIAL, RepoContents, fetch
+from store.fetch import PARTIAL, NoneWhole, RepoContents, fetch
 from store.latest import Latest, remote_step
-from store.newest import NoneWhole
 from store.stores import named_remote
 
 METRICS = "metrics.jsonl"

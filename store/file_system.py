@@ -25,7 +25,6 @@ from tqdm import tqdm
 
 from data.printable import redact_urls
 from snapshot.errors import SnapshotError
-from store.answers import short_text
 from store.errors import (
     HubError,
     HubMissing,
@@ -33,6 +32,7 @@ from store.errors import (
     HubRefused,
     HubUnreachable,
     HubUnsupported,
+    short_text,
 )
 from store.files import LARGEST_JSON_BYTES, OWNER, PARTIAL, Files
 from store.remote import BRANCH, RemoteFile, Transfer

@@ -11,14 +11,13 @@ from tempfile import TemporaryDirectory
 from data.tokenizer import TOKENIZER_FILES
 from snapshot.disk.files import MANIFEST, entries_in, parse_json
 from snapshot.disk.state import STATE
-from store.best import BestCheck
 from store.errors import HubError, HubRefused, HubUnreachable
 from store.fence import Fenced
 from store.fetch import read_repo
 from store.files import BEST, OWNER, RECORDS, Files, run_of, snapshot_folders, whole_snapshots
 from store.latest import remote_step
 from store.pruning import OPTIMIZER, WEIGHTS, Manifests
-from store.publish import CONFIGS, content_has_changed
+from store.publish import CONFIGS, BestCheck, content_has_changed
 from store.remote import Best, RemoteFile, Transfer, Upload, UploadTarget
 
 

@@ -11,8 +11,7 @@ from huggingface_hub.errors import LocalTokenNotFoundError
 from huggingface_hub.utils import logging
 from huggingface_hub.utils._http import default_client_factory, set_client_factory
 
-from store.answers import RETRY_AFTER, retry_after_seconds
-from store.errors import REMEDY, HubRefused, translate_errors
+from store.errors import REMEDY, RETRY_AFTER, HubRefused, retry_after_seconds, translate_errors
 from store.remote import BRANCH, Remote
 from store.waiting import limit_request, watch_response
 from store.xet import XetStorage

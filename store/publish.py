@@ -11,14 +11,14 @@ metrics/... events.jsonl                         the run's records (store/record
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import huggingface_hub  # imports the rest at its first use
 
 from data.tokenizer import TOKENIZER_FILES
 from data.tokenizer_files import GENERATION
-from snapshot.disk.files import MANIFEST, manifest_entries, manifest_sha256
+from snapshot.disk.files import MANIFEST, manifest_entries, manifest_sha256, verify
 from snapshot.disk.reference import ADAPTER_CONFIG, BASE, CONFIG
 from snapshot.errors import SnapshotError
 from store.client import OWN_FILES, Hub
@@ -234,3 +234,30 @@ def _refuse_to_overwrite(
             f"to own it. Restore {LATEST} from an earlier commit, or empty the repo.",
             "not this run's",
         )
+
+
+class BestCheck:
+    """Verifies each best snapshot once. Not thread-safe."""
+
+    def __init__(self, notify: Callable[[str], None]) -> None:
+        """`notify` receives sentences for the user."""
+        self._notify = notify
+        self._is_whole: dict[Path, bool] = {}
+        """The best snapshot that was verified last."""
+
+    def checked(self, upload: Upload) -> Upload:
+        """The upload, without its best snapshot if that is damaged."""
+        folder = None if upload.best is None else upload.best.folder
+        if folder is None:
+            return upload
+        if folder not in self._is_whole:
+            self._is_whole = {folder: self._verify(folder)}
+        return upload if self._is_whole[folder] else replace(upload, best=None)
+
+    def _verify(self, folder: Path) -> bool:
+        try:
+            verify(folder)
+        except SnapshotError as error:
+            self._notify(f"the best snapshot is not uploaded: {str(error).rstrip('.')}.")
+            return False
+        return True

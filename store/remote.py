@@ -6,13 +6,15 @@ A start lists and reads it (`Remote`); the uploads of an attempt publish, delete
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from snapshot.disk.files import step_of
+from store.errors import HubOffline, HubUnreachable
 from store.latest import Latest
 from store.waiting import WaitingTime
 
@@ -237,3 +239,24 @@ class Attempt(Protocol):
 
     def beat(self) -> None:
         """Give a sign of life, for attempts that wait. Raises nothing."""
+
+
+Result = TypeVar("Result")
+RETRY_DELAYS_SECONDS = (1.0, 3.0)
+"""Between tries."""
+
+
+def with_retries(hub: Remote, work: Callable[[], Result]) -> Result:
+    """`work()`, with a few retries while the Hub cannot be reached.
+
+    All requests of a start wait at most `hub.timeout` seconds in all for their answers.
+    """
+    for seconds in (*RETRY_DELAYS_SECONDS, None):
+        try:
+            with hub.waiting.limit():
+                return work()
+        except HubUnreachable as error:
+            if seconds is None or hub.waiting.is_over or isinstance(error, HubOffline):
+                raise
+            time.sleep(seconds)
+    raise AssertionError("the last try returns or raises")

@@ -25,7 +25,6 @@ from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_st
 from tqdm import tqdm
 
 from data.printable import printable
-from store.answers import redact_secrets
 from store.errors import (
     BUCKETS,
     DISK_ERRORS,
@@ -34,6 +33,7 @@ from store.errors import (
     HubRefused,
     HubUnreachable,
     lost_file,
+    redact_secrets,
     translate_errors,
 )
 from store.remote import RemoteFile, Transfer

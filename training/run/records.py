@@ -17,7 +17,7 @@ from snapshot.errors import SnapshotError
 from snapshot.start import METRICS, Start
 from store.errors import HubError
 from store.records import EVENTS, MOST_METRICS_BYTES, fetch_records
-from store.retries import with_retries
+from store.remote import with_retries
 from training.reporting.console import Console
 from training.reporting.events import Events, as_text, read_events
 from training.reporting.metrics import has_step

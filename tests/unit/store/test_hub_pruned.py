@@ -99,7 +99,7 @@ def test_a_pruned_snapshot_has_a_successor_to_download(
 def test_a_run_that_prunes_faster_than_a_reader_reads_is_named(
     near_hub, pruned_meanwhile, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("store.newest.MOST_HEADS", 2)
+    monkeypatch.setattr("store.fetch.MOST_HEADS", 2)
     pruned_meanwhile(Hub, times=2)
     with pytest.raises(SnapshotError, match=r"pruned 2 snapshots.*\(hub\.keep\)"):
         of_named(tmp_path, hubs.store())
@@ -108,7 +108,7 @@ def test_a_run_that_prunes_faster_than_a_reader_reads_is_named(
 def test_a_run_that_keeps_more_is_read_as_the_sentence_says(
     near_hub, pruned_meanwhile, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("store.newest.MOST_HEADS", 2)
+    monkeypatch.setattr("store.fetch.MOST_HEADS", 2)
     pruned_meanwhile(Hub, times=2, keep=3)
     assert of_named(tmp_path, hubs.store()) == 10
 

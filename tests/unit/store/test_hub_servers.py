@@ -19,8 +19,7 @@ from snapshot.errors import SnapshotError
 from snapshot.start import Start, choose_start, newest_of_disk_and_repo
 from store.client import Hub
 from store.errors import HubError, HubUnreachable
-from store.fetch import fetch, fetch_for_sampling, read_repo
-from store.newest import newest_whole
+from store.fetch import fetch, fetch_for_sampling, newest_whole, read_repo
 from store.remote import Card
 from store.stores import open_store
 from training.reporting.console import Console
@@ -293,7 +292,7 @@ def test_what_the_client_refuses_to_send_is_no_outage(hub, finished_run, monkeyp
 
 @pytest.mark.parametrize("hub", [Deviations()], indirect=True)
 def test_every_request_of_a_start_ends_at_the_run_s_own_timeout(hub, finished_run, monkeypatch):
-    monkeypatch.setattr("store.retries.RETRY_DELAYS_SECONDS", ())
+    monkeypatch.setattr("store.remote.RETRY_DELAYS_SECONDS", ())
     newest = runs.snapshot(finished_run, 30)
     hubs.put(hub, newest, 30, run=read_state(newest).run_id)
     found = newest_of_disk_and_repo(hubs.store(4.5), None, None, finished_run.parent / "other", ())

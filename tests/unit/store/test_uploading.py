@@ -10,7 +10,7 @@ from config.schema import HubConfig
 from data.columns import TextColumn
 from data.errors import DataError
 from data.reading.hub import hub_pieces
-from store.status import UploadFailure, UploadStatus
+from store.uploader import UploadFailure, UploadStatus
 from training.run.uploading import finish_uploads
 
 HTTP_503 = UploadFailure("the Hub answers HTTP 503: maintenance", "HTTP 503")
