@@ -23,8 +23,8 @@ from snapshot.disk.reference import WHOLE
 from snapshot.disk.writing import atomic_folder
 from snapshot.errors import SnapshotError
 from snapshot.named_model import TIMEOUT_SECONDS, NamedModel, find_model, write_model
-from store.remote import PREFIX
-from store.stores import NAMED_REPO, named_repo
+from store.kinds import NAMED_REPO, named_repo
+from store.store import PREFIX
 
 PIECE_BYTES = 200_000_000
 """The largest file in bytes. The page reads each file at once."""

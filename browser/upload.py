@@ -19,10 +19,10 @@ from data.tokenizer import TOKENIZER_FILES
 from snapshot.disk.files import LARGEST_JSON_BYTES, read_json
 from snapshot.disk.reference import CONFIG
 from snapshot.errors import SnapshotError
-from store.client import OWN_FILES
 from store.errors import translate_errors
 from store.http import hub_api
-from store.remote import BRANCH
+from store.repo import OWN_FILES
+from store.store import BRANCH
 
 SPACE = "space.json"
 """The file that identifies a Space of this project. It lists the others."""

@@ -34,9 +34,9 @@ from snapshot.errors import DiskFault, SnapshotError
 from snapshot.named_model import BASE_HELP, merge
 from snapshot.run_store import checked, fetch_newest
 from store.fetch import RepoContents, fetch, read_repo
+from store.kinds import named_store
 from store.latest import remote_step
-from store.remote import Remote, with_retries
-from store.stores import named_remote
+from store.store import Store, with_retries
 
 COMMANDS = ("verify", "list", "merge", "space")
 
@@ -86,7 +86,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _look(command: str, source: str) -> int:
-    path, remote = Path(source), named_remote(source)
+    path, remote = Path(source), named_store(source)
     if remote is None and not path.exists():
         raise SnapshotError(f"{source} is neither a folder nor the name of a repo. Check it.")
     try:
@@ -183,7 +183,7 @@ def _kept(shape: ModelConfig, state: RunState) -> str:
     return f"{name}: {'; '.join(f'{keys} of {n} tensors' for keys, n in counts.items())}"
 
 
-def _verify_remote(hub: Remote, revision: str) -> int:
+def _verify_remote(hub: Store, revision: str) -> int:
     with tempfile.TemporaryDirectory() as folder:
         found = fetch_newest(hub, revision, Path(folder), checked(fetch))
         for fault in found.faults:
@@ -210,7 +210,7 @@ def _list(path: Path) -> None:
         raise SnapshotError(f"{path} holds no snapshot that can be read. Name a run's folder.")
 
 
-def _list_remote(hub: Remote, revision: str) -> None:
+def _list_remote(hub: Store, revision: str) -> None:
     repo = with_retries(hub, lambda: read_repo(hub, revision))
     for folder in repo.folders():
         _line(remote_step(folder), _bytes_in(repo, folder), f"{repo.name} {folder}")

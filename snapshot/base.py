@@ -44,10 +44,10 @@ from snapshot.disk.reference import (
 )
 from snapshot.errors import SnapshotError
 from snapshot.start import newest_snapshot
-from store.client import Hub
 from store.errors import HubError, HubUnreachable
-from store.remote import BRANCH, PREFIX, RemoteFile, with_retries
-from store.stores import named_repo
+from store.kinds import named_repo
+from store.repo import Hub
+from store.store import BRANCH, PREFIX, RemoteFile, with_retries
 
 LARGEST_SMALL_BYTES = 64 << 20
 """Of a file that is read before the weights; the largest tokenizers have 40 MB."""

@@ -30,9 +30,9 @@ from snapshot.disk.tensor_files import TensorFiles, create_files, plan_files
 from snapshot.disk.writing import atomic_folder
 from snapshot.errors import SnapshotError
 from snapshot.start import newest_snapshot
-from store.client import Hub
 from store.fetch import fetch_for_sampling, newest_whole, read_repo
-from store.stores import NAMED_FILES, named_repo
+from store.kinds import NAMED_FILES, named_repo
+from store.repo import Hub
 
 KEY = "model"
 TIMEOUT_SECONDS = 60.0

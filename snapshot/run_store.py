@@ -18,9 +18,9 @@ from store.errors import (
     HubUnsupported,
 )
 from store.fetch import Fetched, RepoContents, fetch, fetch_state, newest_whole, read_repo
+from store.kinds import open_store
 from store.latest import remote_step
-from store.remote import Remote, with_retries
-from store.stores import open_store
+from store.store import Store, with_retries
 
 Fetch = Callable[[RepoContents, str, Path], Path]
 """Downloads a snapshot to a folder: `fetch` all of it, `fetch_small` what describes it."""
@@ -32,7 +32,7 @@ StateCheck = Callable[[RunState], object]
 class RunStore:
     """The repo that a run uploads to, and how it may be used."""
 
-    hub: Remote
+    hub: Store
     private: bool
     takeover: bool
 
@@ -165,7 +165,7 @@ def checked(fetch: Fetch, refuse: StateCheck = lambda state: None) -> Fetch:
     return fetch_checked
 
 
-def fetch_newest(hub: Remote, revision: str, root: Path, fetch: Fetch) -> Fetched:
+def fetch_newest(hub: Store, revision: str, root: Path, fetch: Fetch) -> Fetched:
     """The newest whole snapshot of any repo, downloaded to `root`. Raises as `fetch_newer`."""
     return fetch_newer(with_retries(hub, lambda: read_repo(hub, revision)), -1, root, fetch)
 

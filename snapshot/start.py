@@ -37,8 +37,8 @@ from snapshot.run_store import (
 )
 from store.errors import HubError, HubUnreachable
 from store.fetch import PARTIAL, NoneWhole, RepoContents, fetch
+from store.kinds import named_store
 from store.latest import Latest, remote_step
-from store.stores import named_remote
 
 METRICS = "metrics.jsonl"
 """In a run's directory: the metrics of its steps."""
@@ -347,7 +347,7 @@ def _named_snapshot(
     resume: str, root: Path, timeout: float, store: RunStore | None, fetch: Fetch
 ) -> Start:
     path = visible(Path(resume).expanduser())
-    remote = None if path.exists() else named_remote(resume, timeout)
+    remote = None if path.exists() else named_store(resume, timeout)
     if remote is not None and store is not None:
         remote[0].waiting = store.hub.waiting  # one limit for all questions of a start
     if not path.exists() and remote is None:

@@ -19,7 +19,7 @@ from store.errors import (
 )
 from store.files import Files
 from store.http import OnHub
-from store.remote import BRANCH, RemoteFile, Transfer
+from store.store import BRANCH, RemoteFile, Transfer
 from store.xet import NoXet, is_available
 
 NEEDS_XET = (

@@ -16,10 +16,10 @@ from model.family import ModelConfig
 from snapshot.config_values import value_of
 from snapshot.disk.reference import ADAPTERS, TRAINED, WHOLE, configured_prefix
 from snapshot.disk.state import RunState, bits_per_byte, loss_in_words, lost_facts, token_unit
-from store.client import REPO_ID
+from store.kinds import NAMED_REPO
 from store.publish import CURVES, Best
 from store.records import EVENTS
-from store.stores import NAMED_REPO
+from store.repo import REPO_ID
 
 SHOWN = (
     ("optim.learning_rate", "learning rate"),

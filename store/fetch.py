@@ -29,7 +29,7 @@ from snapshot.errors import DiskFault, OtherRun, SnapshotError, is_full
 from store.errors import HubNoFile, HubNoRevision
 from store.latest import Latest, remote_step
 from store.pruning import LARGEST_MANIFEST_BYTES
-from store.remote import BRANCH, Remote, RemoteFile, with_retries
+from store.store import BRANCH, RemoteFile, Store, with_retries
 
 PARTIAL = ".download"
 """The folder of an unfinished download, below the snapshots."""
@@ -41,7 +41,7 @@ NOT_FOR_SAMPLING = "optimizer"
 class RepoContents:
     """The contents of a repo at one commit."""
 
-    hub: Remote
+    hub: Store
     commit: str
     private: bool
     files: dict[str, RemoteFile]
@@ -80,7 +80,7 @@ class RepoContents:
         return None
 
 
-def read_repo(hub: Remote, revision: str = BRANCH) -> RepoContents:
+def read_repo(hub: Store, revision: str = BRANCH) -> RepoContents:
     """Read the contents of a repo. Raises HubError."""
     commit, private = hub.head(revision)
     files = hub.files(commit)

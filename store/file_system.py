@@ -35,7 +35,7 @@ from store.errors import (
     short_text,
 )
 from store.files import LARGEST_JSON_BYTES, OWNER, PARTIAL, Files
-from store.remote import BRANCH, RemoteFile, Transfer
+from store.store import BRANCH, RemoteFile, Transfer
 from store.waiting import transfer as waiting_for
 
 Answer = TypeVar("Answer")

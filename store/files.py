@@ -26,7 +26,7 @@ from snapshot.disk.files import (
 )
 from snapshot.errors import SnapshotError
 from store.latest import Latest, best_in, remote_step
-from store.remote import Remote, RemoteFile, Transfer
+from store.store import RemoteFile, Store, Transfer
 
 ATTEMPT = r"[0-9a-f]{32}/[0-9a-f]{32}"
 """A run and an attempt."""
@@ -41,7 +41,7 @@ OWNER = "owner.json"
 LARGEST_JSON_BYTES = 4 << 20
 
 
-class Files(Remote):
+class Files(Store):
     """A store of files, as a start reads it; its only commit is the present state.
 
     Every method raises HubError.

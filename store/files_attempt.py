@@ -18,7 +18,7 @@ from store.files import BEST, OWNER, RECORDS, Files, run_of, snapshot_folders, w
 from store.latest import remote_step
 from store.pruning import OPTIMIZER, WEIGHTS, Manifests
 from store.publish import CONFIGS, BestCheck, content_has_changed
-from store.remote import Best, RemoteFile, Transfer, Upload, UploadTarget
+from store.store import Best, RemoteFile, Transfer, Upload, UploadTarget
 
 
 class FilesAttempt:

@@ -12,7 +12,7 @@ from huggingface_hub.utils import logging
 from huggingface_hub.utils._http import default_client_factory, set_client_factory
 
 from store.errors import REMEDY, RETRY_AFTER, HubRefused, retry_after_seconds, translate_errors
-from store.remote import BRANCH, Remote
+from store.store import BRANCH, Store
 from store.waiting import limit_request, watch_response
 from store.xet import XetStorage
 
@@ -27,7 +27,7 @@ def hub_api(timeout: float) -> huggingface_hub.HfApi:
     return huggingface_hub.HfApi()
 
 
-class OnHub(Remote):
+class OnHub(Store):
     """A repo or a bucket: a store that the Hub client reaches."""
 
     def __init__(self, repo_id: str, timeout: float = 60.0, is_bucket: bool = False) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from snapshot.disk.files import MANIFEST, entries_in, parse_json
 from snapshot.errors import SnapshotError
 from store.latest import Latest, folders_in, remote_step
-from store.remote import Remote, RemoteFile
+from store.store import RemoteFile, Store
 
 LARGEST_MANIFEST_BYTES = 4 << 20
 PARTS = r"(-\d+-of-\d+)?\.safetensors(\.index\.json)?"
@@ -25,7 +25,7 @@ Entries = Mapping[str, tuple[int, str]]
 class Manifests:
     """The manifests of the snapshots in a repo or a bucket, each downloaded at most once."""
 
-    def __init__(self, remote: Remote) -> None:
+    def __init__(self, remote: Store) -> None:
         self._remote = remote
         self._uploaded: dict[str, Entries] = {}
         """By folder, what this attempt has uploaded."""

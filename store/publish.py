@@ -21,7 +21,6 @@ from data.tokenizer_files import GENERATION
 from snapshot.disk.files import MANIFEST, manifest_entries, manifest_sha256, verify
 from snapshot.disk.reference import ADAPTER_CONFIG, BASE, CONFIG
 from snapshot.errors import SnapshotError
-from store.client import OWN_FILES, Hub
 from store.errors import HubError, HubRefused
 from store.latest import BEST, LATEST, SNAPSHOTS, Latest, latest_as_bytes
 from store.pruning import (
@@ -31,7 +30,8 @@ from store.pruning import (
     weights_in_another_split,
 )
 from store.records import replaced_segments
-from store.remote import Best, RemoteFile, Transfer, Upload
+from store.repo import OWN_FILES, Hub
+from store.store import Best, RemoteFile, Transfer, Upload
 
 CONFIGS = (CONFIG, BASE, ADAPTER_CONFIG, GENERATION)
 CURVES = "curves.png"

@@ -19,7 +19,7 @@ from snapshot.disk.files import sha256_of
 from snapshot.errors import SnapshotError
 from store.fetch import RepoContents
 from store.latest import Latest
-from store.remote import RemoteFile
+from store.store import RemoteFile
 
 EVENTS = "events.jsonl"
 SEGMENT_STEPS = 10_000

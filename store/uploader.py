@@ -20,8 +20,8 @@ from snapshot.disk.files import MANIFEST
 from snapshot.errors import SnapshotError
 from store.errors import HubConflict, HubError, HubRefused, HubUnreachable
 from store.fence import LOOK_SECONDS, Fenced, Held
-from store.remote import Best, Card, Transfer, Upload, UploadTarget
-from store.stores import begin_attempt
+from store.kinds import begin_attempt
+from store.store import Best, Card, Transfer, Upload, UploadTarget
 
 
 @dataclass(frozen=True)

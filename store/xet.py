@@ -36,7 +36,7 @@ from store.errors import (
     redact_secrets,
     translate_errors,
 )
-from store.remote import RemoteFile, Transfer
+from store.store import RemoteFile, Transfer
 from store.waiting import transfer
 
 SETTINGS = {

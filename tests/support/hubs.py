@@ -21,9 +21,9 @@ from loopback_store import Repo
 from snapshot.disk.files import manifest_sha256
 from snapshot.disk.state import read_state
 from snapshot.run_store import RunStore
-from store.client import Hub
 from store.latest import Latest, latest_as_bytes
-from store.remote import Card, Policy, Transfer, UploadTarget
+from store.repo import Hub
+from store.store import Card, Policy, Transfer, UploadTarget
 from store.uploader import Uploader
 
 REPO = "me/run"

@@ -245,7 +245,7 @@ def place(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     """A store of a kind, to which this process is led; what fails is soon tried again."""
     monkeypatch.setattr("store.uploader.FIRST_DELAY_SECONDS", 0.1)
     monkeypatch.setattr("store.uploader.FLUSH_DELAY_SECONDS", 0.5)
-    monkeypatch.setattr("store.remote.RETRY_DELAYS_SECONDS", (0.1, 0.1))
+    monkeypatch.setattr("store.store.RETRY_DELAYS_SECONDS", (0.1, 0.1))
     if kind == "a folder":
         yield Folder(folder / "shared")
     elif kind == "S3":

@@ -16,7 +16,7 @@ from snapshot.disk.state import RunState
 from snapshot.errors import SnapshotError
 from snapshot.start import METRICS, Start
 from store.latest import best_in
-from store.remote import Best
+from store.store import Best
 from training.distributed.agreement import broadcast_text
 from training.reporting.console import Console
 from training.reporting.metrics import held_out_at

@@ -17,7 +17,7 @@ from snapshot.errors import SnapshotError
 from snapshot.start import METRICS, Start
 from store.errors import HubError
 from store.records import EVENTS, MOST_METRICS_BYTES, fetch_records
-from store.remote import with_retries
+from store.store import with_retries
 from training.reporting.console import Console
 from training.reporting.events import Events, as_text, read_events
 from training.reporting.metrics import has_step
@@ -95,7 +95,7 @@ def fetch_missing(
 
 
 def records_for_upload(config: Config) -> Callable[[int, int], tuple[dict[str, bytes], int]]:
-    """What an upload adds of the records: `store.remote.UploadTarget.records`."""
+    """What an upload adds of the records: `store.store.UploadTarget.records`."""
     run_dir = Path(config.run.dir)
 
     def records(after: int, step: int) -> tuple[dict[str, bytes], int]:

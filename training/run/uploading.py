@@ -18,9 +18,9 @@ from snapshot.start import Start
 from store.card import card_text
 from store.errors import HubError
 from store.fetch import read_repo
+from store.kinds import open_store
 from store.records import EVENTS
-from store.remote import PREFIX, Best, Card, Policy, Remote, UploadTarget
-from store.stores import open_store
+from store.store import PREFIX, Best, Card, Policy, Store, UploadTarget
 from store.uploader import Uploader
 from training.reporting.console import Console
 from training.reporting.events import read_events
@@ -174,7 +174,7 @@ def finish_uploads(
             _finish(console, config, to_repo, signals, name)
 
 
-def _begin_upload_to_model_repo(config: Config, hub: Remote, last: Path) -> Uploader | None:
+def _begin_upload_to_model_repo(config: Config, hub: Store, last: Path) -> Uploader | None:
     """Begin the upload of one snapshot to a model repo; None if the repo has it."""
     state, known = read_state(last), None
     # What is wrong is reported when the upload is tried.

@@ -23,9 +23,9 @@ from snapshot.errors import SnapshotError
 from snapshot.run_store import RunStore
 from snapshot.start import Start, check_model_repo, choose_start, newest_of_disk_and_repo
 from store.bucket import Bucket
-from store.client import Hub
 from store.errors import HubRefused
-from store.remote import Best, Card, Policy, UploadTarget
+from store.repo import Hub
+from store.store import Best, Card, Policy, UploadTarget
 from store.uploader import Uploader
 
 BUCKET = "me/run"

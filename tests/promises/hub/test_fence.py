@@ -20,12 +20,12 @@ from config.compose import load_config
 from loopback_hub import LoopbackHub
 from snapshot.disk.files import folder_name, write_json
 from snapshot.disk.writing import atomic_snapshot
-from store.attempt import RepoAttempt
-from store.client import Hub
 from store.errors import HubConflict
 from store.fence import Fenced, Held
 from store.fetch import read_repo
-from store.remote import Policy, Upload, UploadTarget
+from store.repo import Hub
+from store.repo_attempt import RepoAttempt
+from store.store import Policy, Upload, UploadTarget
 from store.uploader import Uploader
 from training.reporting.console import Console
 from training.run.uploading import finish_uploads

@@ -31,9 +31,9 @@ from snapshot.disk.files import manifest_sha256
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.start import Start, choose_start, newest_of_disk_and_repo
-from store.client import Hub
 from store.errors import HubUnreachable
 from store.fetch import fetch_for_sampling, newest_whole, read_repo
+from store.repo import Hub
 from store.uploader import Uploader
 from training.distributed.agreement import USER_MISTAKES, exit_code_for
 

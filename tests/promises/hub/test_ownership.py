@@ -18,9 +18,9 @@ from snapshot.errors import SnapshotError
 from snapshot.run_store import RunStore
 from snapshot.start import choose_start
 from store.bucket import Bucket
-from store.client import Hub
 from store.latest import Latest, latest_as_bytes
-from store.remote import Best, Card, Policy, UploadTarget
+from store.repo import Hub
+from store.store import Best, Card, Policy, UploadTarget
 from store.uploader import Uploader
 
 pytestmark = pytest.mark.filterwarnings(

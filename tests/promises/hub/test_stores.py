@@ -28,8 +28,8 @@ from snapshot.run_store import RunStore
 from snapshot.start import choose_start
 from store.errors import HubMissing, HubRefused, HubUnreachable
 from store.file_system import FileSystem
-from store.remote import Best, Card, Policy, UploadTarget
-from store.stores import open_store
+from store.kinds import open_store
+from store.store import Best, Card, Policy, UploadTarget
 from store.uploader import Uploader
 from training.run.uploading import store_of
 

@@ -18,8 +18,8 @@ import hubs
 import runs
 from loopback_hub import LoopbackHub
 from store.bucket import Bucket
-from store.client import Hub
-from store.remote import Best
+from store.repo import Hub
+from store.store import Best
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Use 'content=:DeprecationWarning"  # huggingface_hub 2.4 calls httpx2 so

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from snapshot.errors import SnapshotError
-from store.stores import named_repo
+from store.kinds import named_repo
 
 
 @pytest.fixture(autouse=True)

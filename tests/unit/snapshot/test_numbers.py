@@ -18,7 +18,7 @@ from snapshot.disk.numbers import FileNumberCheck
 from snapshot.errors import SnapshotError
 from snapshot.start import choose_start, newest_snapshot
 from store.fetch import RepoContents, fetch_for_sampling
-from store.remote import RemoteFile
+from store.store import RemoteFile
 
 QUERY = "transformer.h.0.attn.c_attn.weight"
 NAN, INF = float("nan"), float("inf")

@@ -14,7 +14,7 @@ from snapshot.disk.files import newest_verified, snapshot_folders
 from snapshot.disk.writing import atomic_snapshot
 from snapshot.errors import SnapshotError
 from snapshot.start import choose_start, newest_snapshot
-from store.stores import named_repo
+from store.kinds import named_repo
 
 OF_THE_SYSTEM = (".DS_Store", "._model.safetensors", "Thumbs.db", "desktop.ini", ".nfs0000000001a2")
 OTHERS = (".hidden", "DS_Store", "thumbs.db.exe", "model.pkl", "._", ".nfs", ".nfsx", "x.DS_Store")

@@ -88,7 +88,7 @@ def test_what_stands_in_a_snapshot_never_acts_on_the_terminal(finished_run, tmp_
 
 def test_a_misspelled_path_is_not_asked_of_the_hub(finished_run, monkeypatch, capsys):
     monkeypatch.chdir(finished_run.parent)
-    monkeypatch.setattr("store.stores.Hub", None)  # nobody is asked
+    monkeypatch.setattr("store.kinds.Hub", None)  # nobody is asked
     for what in ("list", "verify"):
         assert main([what, f"{finished_run.name}/none"]) == 2
         assert "so the Hub is not asked" in capsys.readouterr().err

@@ -19,8 +19,8 @@ from snapshot.errors import DiskFault
 from snapshot.run_store import RunStore, newest_state
 from snapshot.start import choose_start, newest_of_disk_and_repo
 from store.bucket import Bucket
-from store.client import Hub
 from store.fetch import fetch_for_sampling, newest_whole, read_repo
+from store.repo import Hub
 from training.run.uploading import begin_uploads
 
 
@@ -135,7 +135,7 @@ def test_a_process_without_the_hub_says_so_once(
     near_hub, finished_run, small, tmp_path, monkeypatch
 ):
     hubs.seed(near_hub, runs.snapshot(finished_run, 10))
-    monkeypatch.setattr("store.remote.RETRY_DELAYS_SECONDS", (60.0,))
+    monkeypatch.setattr("store.store.RETRY_DELAYS_SECONDS", (60.0,))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     began = time.monotonic()
     start = choose_start(finished_run, "auto", hubs.store())

@@ -13,7 +13,7 @@ from snapshot.named_model import find_model
 from snapshot.run_store import RunStore
 from snapshot.start import choose_start
 from store.bucket import Bucket
-from store.client import Hub
+from store.repo import Hub
 
 pytestmark = pytest.mark.filterwarnings(  # huggingface_hub 2.4 calls httpx2 so
     "ignore:Use 'content=:DeprecationWarning"

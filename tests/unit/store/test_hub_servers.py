@@ -17,11 +17,11 @@ from snapshot.disk.files import manifest_sha256
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.start import Start, choose_start, newest_of_disk_and_repo
-from store.client import Hub
 from store.errors import HubError, HubUnreachable
 from store.fetch import fetch, fetch_for_sampling, newest_whole, read_repo
-from store.remote import Card
-from store.stores import open_store
+from store.kinds import open_store
+from store.repo import Hub
+from store.store import Card
 from training.reporting.console import Console
 from training.reporting.events import Events, read_events
 from training.run.uploading import begin_uploads
@@ -292,7 +292,7 @@ def test_what_the_client_refuses_to_send_is_no_outage(hub, finished_run, monkeyp
 
 @pytest.mark.parametrize("hub", [Deviations()], indirect=True)
 def test_every_request_of_a_start_ends_at_the_run_s_own_timeout(hub, finished_run, monkeypatch):
-    monkeypatch.setattr("store.remote.RETRY_DELAYS_SECONDS", ())
+    monkeypatch.setattr("store.store.RETRY_DELAYS_SECONDS", ())
     newest = runs.snapshot(finished_run, 30)
     hubs.put(hub, newest, 30, run=read_state(newest).run_id)
     found = newest_of_disk_and_repo(hubs.store(4.5), None, None, finished_run.parent / "other", ())

@@ -12,8 +12,8 @@ import hubs
 import runs
 from config.compose import load_config
 from snapshot.start import choose_start
-from store.client import Hub
 from store.errors import HubSilent, HubUnreachable
+from store.repo import Hub
 from training.reporting.events import Events
 from training.run.records import fetch_missing
 

@@ -18,9 +18,9 @@ from many_snapshots import copied
 from snapshot.disk.files import read_json
 from snapshot.disk.state import read_state
 from snapshot.start import METRICS
-from store.client import Hub
 from store.fetch import read_repo
-from store.remote import Best, Card
+from store.repo import Hub
+from store.store import Best, Card
 from store.uploader import Uploader
 from training.reporting.metrics import read_metrics
 

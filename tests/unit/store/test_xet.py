@@ -18,7 +18,7 @@ from loopback_deviations import Deviations
 from loopback_hub import LoopbackHub
 from store import xet
 from store.errors import HubRefused, HubUnreachable
-from store.remote import RemoteFile
+from store.store import RemoteFile
 from store.xet import NoXet, XetStorage
 
 

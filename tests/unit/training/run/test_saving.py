@@ -19,7 +19,7 @@ from model.gpt import GPT, GPTConfig
 from snapshot.disk.files import verify
 from snapshot.disk.state import RunState
 from snapshot.start import Start
-from store.remote import Best
+from store.store import Best
 from training.exits import TrainingStopped
 from training.memory import available_memory
 from training.reporting.console import Console

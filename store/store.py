@@ -1,7 +1,7 @@
 """What is asked of a store: a place away from this disk, where a run keeps its snapshots.
 
-A start lists and reads it (`Remote`); the uploads of an attempt publish, delete and fence there
-(`Attempt`). store/stores.py has the kinds of stores by their URLs.
+A start lists and reads it (`Store`); the uploads of an attempt publish, delete and fence there
+(`Attempt`). store/kinds.py has the kinds of stores by their URLs.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Transfer:
         return f"{megabytes:.1f} MB in {self.seconds:.1f} s{speed}"
 
 
-class Remote(ABC):
+class Store(ABC):
     """A store, as a start reads it. Every method raises HubError."""
 
     def __init__(self, timeout: float) -> None:
@@ -200,7 +200,7 @@ class Upload:
 class UploadTarget:
     """The store that an attempt uploads to, and what is known about it at the start."""
 
-    hub: Remote
+    hub: Store
     policy: Policy
     run_id: str
     attempt_id: str
@@ -246,7 +246,7 @@ RETRY_DELAYS_SECONDS = (1.0, 3.0)
 """Between tries."""
 
 
-def with_retries(hub: Remote, work: Callable[[], Result]) -> Result:
+def with_retries(hub: Store, work: Callable[[], Result]) -> Result:
     """`work()`, with a few retries while the Hub cannot be reached.
 
     All requests of a start wait at most `hub.timeout` seconds in all for their answers.

@@ -10,14 +10,14 @@ import huggingface_hub  # imports the rest at its first use
 
 from snapshot.disk.files import folder_name
 from snapshot.errors import SnapshotError
-from store.client import Hub
 from store.errors import HubConflict, HubError, HubNoRevision, HubRefused, HubUnsupported
 from store.fence import Clock, Fence, Fenced, Held, Pulse
 from store.fetch import read_repo
 from store.latest import LATEST, Latest, latest_as_bytes
 from store.pruning import Manifests
 from store.publish import BestCheck, latest_for, publish
-from store.remote import Policy, Transfer, Upload, UploadTarget
+from store.repo import Hub
+from store.store import Policy, Transfer, Upload, UploadTarget
 
 STORAGE_IS_FULL = ("HTTP 402", "HTTP 403", "HTTP 413", "HTTP 507")
 """Statuses that servers send where a repo's storage has no room, among other reasons."""

@@ -22,7 +22,7 @@ from snapshot.errors import DiskFault, SnapshotError, is_full
 from store.errors import HubMissing, HubNoFile, HubNoRevision, HubRefused, translate_errors
 from store.http import OnHub
 from store.latest import BEST, LATEST, Latest, folders_in, read_latest
-from store.remote import BRANCH, RemoteFile, Transfer
+from store.store import BRANCH, RemoteFile, Transfer
 from store.xet import NoXet, is_available
 
 MOST_FILES = 100_000

@@ -1,6 +1,6 @@
 """The kinds of stores, by the beginnings of their URLs; and what a name on the command line means.
 
-Another kind is a row in `KINDS`: its `Remote`, and the `Attempt` that uploads to it.
+Another kind is a row in `KINDS`: its `Store`, and the `Attempt` that uploads to it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 from snapshot.disk.files import visible
 from snapshot.errors import SnapshotError
-from store.attempt import RepoAttempt
 from store.bucket import Bucket
-from store.client import REPO_ID, Hub
 from store.file_system import FileSystem
 from store.files_attempt import FilesAttempt
-from store.remote import BRANCH, PREFIX, Attempt, Remote, UploadTarget
+from store.repo import REPO_ID, Hub
+from store.repo_attempt import RepoAttempt
+from store.store import BRANCH, PREFIX, Attempt, Store, UploadTarget
 
 NAMED_FILES = re.compile(
     rf"{PREFIX}buckets/{REPO_ID.pattern}|(?!{PREFIX})[a-z][a-z0-9+.-]*://.+", re.IGNORECASE
@@ -32,7 +32,7 @@ Notify = Callable[[str], None]
 class Kind:
     """A kind of store."""
 
-    open: Callable[[str, float], Remote]
+    open: Callable[[str, float], Store]
     """From its URL, or the name in that, and a timeout in seconds."""
     attempt: Callable[[Any, UploadTarget, Notify], Attempt]
     """The uploads to such a store; sentences for the user go to the last argument."""
@@ -45,7 +45,7 @@ KINDS = {  # the first beginning that a URL has, which is not part of the name
 }
 
 
-def open_store(url: str, timeout: float = 60.0) -> Remote:
+def open_store(url: str, timeout: float = 60.0) -> Store:
     """The store at a URL. Makes no request. Raises SnapshotError for one that is none."""
     beginning = _beginning_of(url)
     return KINDS[beginning].open(url.removeprefix(beginning), timeout)
@@ -80,7 +80,7 @@ def named_repo(name: str) -> tuple[str, str] | None:
     return repo, revision
 
 
-def named_remote(name: str, timeout: float = 60.0) -> tuple[Remote, str] | None:
+def named_store(name: str, timeout: float = 60.0) -> tuple[Store, str] | None:
     """The store that a name means, and the revision; None for a path.
 
     It is a repo, a bucket (`hf://buckets/owner/name`) or any URL. Raises SnapshotError as
