@@ -75,13 +75,13 @@ def ours(words: list[str]) -> None:
     from training.reporting.machine import measured_peak
     from training.run.command import run_command
 
-    reseed, gpt = train.reseed, train.GPT
+    reseed, build = train.reseed, train.build_model
     is_main = is_main_process()
     steps_left, started_at = 0, 0.0
     recording: Recording | None = None
 
-    def gpt_with_report(config: Any) -> Any:
-        model = gpt(config)
+    def build_with_report(config: Any) -> Any:
+        model = build(config)
         if is_main:
             flops = model.flops_per_token(config.block_size)
             send(parameters=parameter_count(model), flops_per_token=flops)
@@ -114,7 +114,7 @@ def ours(words: list[str]) -> None:
             steps_left -= 1
         reseed(seed, step, process)
 
-    train.reseed, train.GPT = paused_reseed, gpt_with_report
+    train.reseed, train.build_model = paused_reseed, build_with_report
     sys.argv = ["train.py", *words]
     run_command(train.main)
 

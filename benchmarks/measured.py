@@ -107,9 +107,8 @@ def main(config, session) -> int:
     for module in (train, session_file):  # the loop's evaluation, and the probe before a snapshot
         module.held_out_loss = in_phase("evaluation", held_out_loss)
     train.sample_text = in_phase("sampling", last_characters)
-    saving.available_memory = lambda: (
-        0
-    )  # so that it is written in this thread, whose tensors are counted
+    # No memory: the snapshot is written in this thread, whose tensors are counted.
+    saving.memory_left = lambda device: 0
     with tracker:
         code = train.main(config, session)
     totals = defaultdict(list)

@@ -78,8 +78,8 @@ def with_page(page, text: str) -> Speed:
 
 def main() -> None:
     """Print a row for each program."""
-    import browser
     import spaces
+    import web_browser
     from data.tokenizer import CharTokenizer
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -92,7 +92,7 @@ def main() -> None:
         space = spaces.space_of(model, Path(folder) / "space")
         size = sum(path.stat().st_size for path in space.iterdir())
         print(f"the folder of the Space: {size / 1e6:.2f} MB")
-        with browser.served(space) as address, browser.chromium() as chromium:
+        with web_browser.served(space) as address, web_browser.chromium() as chromium:
             page = chromium.open(f"{address}?device=cpu")
             page.wait_for("document.getElementById('status').textContent.startsWith('Ready')")
             programs = {
