@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import repeat
@@ -27,6 +27,7 @@ from data.pieces import Chunk
 from data.round_trip import unknown_id
 from data.seams import NEUTRAL, Seams, Tokens, first_token_bytes, tokens_after
 from data.tokenizer import (
+    FIXED_SETTINGS,
     TOKENIZER_FILES,
     CharTokenizer,
     Tokenizer,
@@ -46,19 +47,11 @@ from data.tokenizer_files import (
     without_tokens,
 )
 
-FIXED_SETTINGS = {
-    "tokenizer_class": "PreTrainedTokenizerFast",  # loads tokenizer.json as it is
-    "clean_up_tokenization_spaces": False,
-}
 FIRST_CHARACTERS = 64
 """The first token of a text ends within this many characters."""
 END_OF_TEXT = "<|endoftext|>"
 MOST_CHARACTERS = 100_000_000
 """The trainer holds every different word: of a longer text it reads a part, spread over all."""
-NOT_A_CHARACTER = "\ufffd"
-"""What a decoder writes for bytes that are not UTF-8, such as half of a character."""
-MOST_WAITING = 64
-"""Tokens that a stream holds back because they do not end with a whole character."""
 
 
 class EncodedTexts(NamedTuple):
@@ -232,10 +225,6 @@ class SubwordTokenizer(Tokenizer):
         numbers = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
         return self._rust.decode(numbers, skip_special_tokens=False)
 
-    def decode_stream(self, ids: Iterable[int], after: Sequence[int] = ()) -> Iterator[str]:
-        """Decode piece by piece. The pieces join to the text of decoding all ids at once."""
-        return decode_stream(self.decode, ids, after)
-
     def save(self, folder: Path) -> None:
         settings = json.dumps({**FIXED_SETTINGS, **self._settings}).encode() + b"\n"
         for name, content in zip(TOKENIZER_FILES, (self._content, settings, b"{}\n"), strict=True):
@@ -332,24 +321,3 @@ def _sample(chunks: Iterable[Chunk], characters: int) -> Iterator[str]:
             return
         if number % every == 0:
             yield chunk.text
-
-
-def decode_stream(
-    decode: Callable[[Sequence[int]], str], ids: Iterable[int], after: Sequence[int]
-) -> Iterator[str]:
-    """Yield the texts of ids, which follow `after`: joined, what decoding all at once gives.
-
-    A token may be a part of a character, and some decoders drop the space before the first
-    token: so what is new is what the text of the tokens before does not have.
-    """
-    before: list[int] = list(after)[-MOST_WAITING:]
-    waiting: list[int] = []
-    for token in ids:
-        waiting.append(token)
-        known, text = decode(before), decode(before + waiting)
-        if text.endswith(NOT_A_CHARACTER) and len(waiting) < MOST_WAITING:
-            continue
-        yield text[len(known) :]
-        before, waiting = waiting, []
-    if waiting:
-        yield decode(before + waiting)[len(decode(before)) :]

@@ -23,6 +23,14 @@ CODE_POINTS = 0x110000
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 OTHER_TOKENIZERS = ("vocab.json", "merges.txt", "tokenizer.model", "spiece.model", "vocab.txt")
 """Files of tokenizers that have no tokenizer.json."""
+FIXED_SETTINGS = {
+    "tokenizer_class": "PreTrainedTokenizerFast",  # loads tokenizer.json as it is
+    "clean_up_tokenization_spaces": False,
+}
+NOT_A_CHARACTER = "\ufffd"
+"""What a decoder writes for bytes that are not UTF-8, such as half of a character."""
+MOST_WAITING = 64
+"""Tokens that a stream holds back because they do not end with a whole character."""
 CHARACTERS = "char"
 """The `data.tokenizer` of characters."""
 SMALLEST_BPE, LARGEST_BPE = 257, 1_000_000
@@ -122,9 +130,24 @@ class Tokenizer(ABC):
     def decode(self, ids: Sequence[int] | NDArray) -> str:
         """The text of token ids."""
 
-    @abstractmethod
     def decode_stream(self, ids: Iterable[int], after: Sequence[int] = ()) -> Iterator[str]:
-        """Yield the text of ids while they arrive, in whole characters; they follow `after`."""
+        """Yield the text of ids while they arrive, in whole characters; they follow `after`.
+
+        Joined, it is what decoding all at once gives. A token may be a part of a character, and
+        some decoders drop the space before the first token: so what is new is what the text of the
+        tokens before does not have.
+        """
+        before: list[int] = list(after)[-MOST_WAITING:]
+        waiting: list[int] = []
+        for token in ids:
+            waiting.append(token)
+            known, text = self.decode(before), self.decode(before + waiting)
+            if text.endswith(NOT_A_CHARACTER) and len(waiting) < MOST_WAITING:
+                continue
+            yield text[len(known) :]
+            before, waiting = waiting, []
+        if waiting:
+            yield self.decode(before + waiting)[len(self.decode(before)) :]
 
     @abstractmethod
     def save(self, folder: Path) -> None:
@@ -187,21 +210,13 @@ class CharTokenizer(Tokenizer):
     def decode(self, ids: Sequence[int] | NDArray) -> str:
         return "".join(self.characters[int(i)] for i in ids)
 
-    def decode_stream(self, ids: Iterable[int], after: Sequence[int] = ()) -> Iterator[str]:
-        for token in ids:
-            yield self.characters[token]
-
     def save(self, folder: Path) -> None:
         vocabulary = {character: i for i, character in enumerate(self.characters)}
         tokenizer = RustTokenizer(models.WordLevel(vocabulary))
         # A dot would not match a newline. There is no unknown token, so unknown characters raise.
         tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
         tokenizer.decoder = decoders.Fuse()  # joins without spaces
-        settings = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "clean_up_tokenization_spaces": False,
-        }
-        contents = (tokenizer.to_str(pretty=False), json.dumps(settings), "{}")
+        contents = (tokenizer.to_str(pretty=False), json.dumps(FIXED_SETTINGS), "{}")
         for name, content in zip(TOKENIZER_FILES, contents, strict=True):
             (folder / name).write_text(content + "\n", encoding="utf-8")
 

@@ -135,9 +135,9 @@ class StreamSource:
         """Read a window, and encode its rows in their order. Raises DataError as reading does."""
         left_out: list[LeftOut] = []
         texts = self._texts(self.windows(epoch)[window], left_out, held_out=False)
-        keys = row_keys(self.definition.seed, self.number, epoch, window)
-        order = shuffled(len(texts), keys)
-        return self._encoded([texts[row] for row in order], left_out)
+        keys = random_words(ROWS, self.definition.seed, self.number, epoch, window)
+        order = permuted(np.arange(len(texts)), len(texts), keys)
+        return self._encoded([texts[row] for row in order.tolist()], left_out)
 
     def hold_held_out(self, enough_bytes: int) -> HeldFile:
         """Open the file of the first held-out rows, until there are so many bytes.
@@ -168,8 +168,8 @@ class StreamSource:
 
     def _groups_with_held_out_rows(self) -> Iterator[int]:
         """The indices of these groups, in an order that is the same in all runs."""
-        groups = self.listing.groups
-        for index in permuted(np.arange(len(groups)), len(groups), held_out_keys()):
+        groups, keys = self.listing.groups, random_words(HELD_OUT, 0, 0, 0, 0)
+        for index in permuted(np.arange(len(groups)), len(groups), keys):
             if has_held_out_rows(self.listing, groups[index], self.held_out_groups):
                 yield index
 
@@ -186,7 +186,7 @@ class StreamSource:
         return chosen
 
     def _windows(self, epoch: int) -> list[NDArray[np.int64]]:
-        keys = group_keys(self.definition.seed, self.number, epoch)
+        keys = random_words(GROUPS, self.definition.seed, self.number, epoch, 0)
         return epoch_windows(self.listing, keys, self.definition.window_bytes)
 
     def _texts(self, groups: Iterable[int], left_out: list[LeftOut], held_out: bool) -> list[str]:
@@ -292,26 +292,3 @@ def _fractions(listing: Listing, group: Group, numbers: NDArray[np.uint64]) -> N
     name = listing.files[group.file].name.encode()
     file = np.frombuffer(hashlib.blake2b(name, digest_size=8).digest(), dtype=np.uint64)
     return (mixed(file ^ mixed(numbers)) >> np.uint64(11)) * np.float64(2.0**-53)
-
-
-def shuffled(count: int, keys: NDArray[np.uint64]) -> list[int]:
-    """The numbers 0..count, permuted."""
-    if count == 0:
-        return []
-    order: list[int] = permuted(np.arange(count), count, keys).tolist()
-    return order
-
-
-def group_keys(seed: int, source: int, epoch: int) -> NDArray[np.uint64]:
-    """The keys of the order of groups; `source` is the number of the data set in the mix."""
-    return random_words(GROUPS, seed, source, epoch, 0)
-
-
-def row_keys(seed: int, source: int, epoch: int, window: int) -> NDArray[np.uint64]:
-    """The keys of the order of rows in a window."""
-    return random_words(ROWS, seed, source, epoch, window)
-
-
-def held_out_keys() -> NDArray[np.uint64]:
-    """The keys of the order in which groups are read for held-out rows, the same in all runs."""
-    return random_words(HELD_OUT, 0, 0, 0, 0)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 import streams
 from data.errors import DataError
 from data.loader import StepBatches, window_loader, windows_of
-from data.order import WHOLE, Mix, shares_of
+from data.order import GROUPS, WHOLE, Mix, random_words, shares_of
 from data.reading.groups import DataFile, Group, Listing
-from data.streaming.windows import epoch_windows, group_keys, held_out_rows
+from data.streaming.windows import epoch_windows, held_out_rows
 
 BLOCK, BATCH = 16, 4
 WEIGHTS = (0.7, 0.3)
@@ -65,7 +65,7 @@ def held_out_ids(corpus) -> set[str]:
 )
 @settings(max_examples=100, deadline=None)
 def test_the_windows_of_an_epoch_have_each_group_once(sizes, window_bytes, epoch):
-    windows = epoch_windows(listing_of(sizes), group_keys(1, 0, epoch), window_bytes)
+    windows = epoch_windows(listing_of(sizes), random_words(GROUPS, 1, 0, epoch, 0), window_bytes)
     assert sorted(np.concatenate(windows).tolist()) == list(range(len(sizes)))
     assert all(len(window) for window in windows)
     for window in windows:  # but for its last group, it is not larger than asked
@@ -154,7 +154,7 @@ def test_the_seed_and_the_number_of_the_source_decide_the_order(sources, tmp_pat
 
 def test_the_order_never_changes_between_versions(sources, tmp_path):
     """A resumed run continues the order that it began: these values are a promise."""
-    windows = epoch_windows(listing_of([100] * 12), group_keys(1, 0, 5), 300)
+    windows = epoch_windows(listing_of([100] * 12), random_words(GROUPS, 1, 0, 5, 0), 300)
     assert [window.tolist() for window in windows] == [[8, 5, 3], [9, 1, 0], [10, 7, 6], [4, 11, 2]]
     mixed = Mix(WEIGHTS, seed=1).sources(10_000_000, 12)
     assert "".join(map(str, mixed)) == "000101100000"
