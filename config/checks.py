@@ -112,7 +112,9 @@ class Problems:
         value = value_of(self.config, key)
         if isinstance(value, float) and math.isnan(value):
             rule = "is not a number"
-        self.sentences.append(f"{key}={_short(value)} {rule}.")
+        is_written_otherwise = value is None or isinstance(value, bool | list)
+        text = json.dumps(value) if is_written_otherwise else str(value)
+        self.sentences.append(f"{key}={shortened(text)} {rule}.")
 
 
 def value_of(config: Config, key: str) -> Any:
@@ -121,9 +123,8 @@ def value_of(config: Config, key: str) -> Any:
     return getattr(getattr(config, section), name)
 
 
-def _short(value: object) -> str:
-    is_written_otherwise = value is None or isinstance(value, bool | list)
-    text = json.dumps(value) if is_written_otherwise else str(value)
+def shortened(text: str) -> str:
+    """A value for an error, cut if it is long."""
     return text if len(text) <= 60 else f"{text[:50]}... ({len(text)} characters)"
 
 

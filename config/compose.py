@@ -20,7 +20,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from config.checks import is_storable, problems, why_not_storable
+from config.checks import is_storable, problems, shortened, why_not_storable
 from config.hints import (
     EXPANDED,
     SWEEP_HINT,
@@ -164,7 +164,7 @@ def _composed(arguments: Sequence[str]) -> DictConfig:
 def _compose_valid(arguments: Sequence[str], mistakes: list[str]) -> DictConfig:
     """Compose the valid arguments; sentences about the others are added to `mistakes`."""
     valid = _valid(list(joined_options(arguments)), _mistake_in_form, mistakes)
-    valid = [_quote_text(_as_list(argument)) for argument in valid]
+    valid = [_for_hydra(argument) for argument in valid]
     try:
         return _with_recipe(valid)
     except BAD_VALUE:  # only then compose each one alone, because that is slow
@@ -178,23 +178,15 @@ def _with_recipe(arguments: list[str]) -> DictConfig:
     return composed if recipe is None else _composed([*arguments, f"recipe={recipe}"])
 
 
-def _quote_text(argument: str) -> str:
-    """The argument, with quotes if Hydra would parse its text as a number: 1.10 is not 1.1."""
+def _for_hydra(argument: str) -> str:
+    """The argument, changed where Hydra would parse something else than its key takes."""
     key, text = argument.split("=", 1)
     value = OverridesParser.create().parse_override(argument).value()
-    return (
-        f"{key}={quoted(text.strip())}"
-        if isinstance(value, int | float) and key in TEXT_KEYS
-        else argument
-    )
-
-
-def _as_list(argument: str) -> str:
-    """The argument, with brackets around a single text for a key that takes several."""
-    key, text = argument.split("=", 1)
-    value = OverridesParser.create().parse_override(argument).value()
-    is_one = key in ONE_OR_SEVERAL and isinstance(value, str)
-    return f"{key}=[{text}]" if is_one else argument
+    if key in ONE_OR_SEVERAL and isinstance(value, str):
+        return f"{key}=[{text}]"
+    if key in TEXT_KEYS and isinstance(value, int | float):  # 1.10 is not 1.1
+        return f"{key}={quoted(text.strip())}"
+    return argument
 
 
 def _valid(
@@ -275,16 +267,14 @@ def _unknown_option(group: str, value: str) -> str | None:
 
 def _type_mistake(key: str, value: str, error: Exception) -> str:
     reason = _sentence(error)
-    if "could not be converted" in reason or "is not a valid" in reason:
-        return _wrong_type(key, value)
-    if isinstance(error, ArithmeticError):
+    is_type = "could not be converted" in reason or "is not a valid" in reason
+    if is_type or isinstance(error, ArithmeticError):
         return _wrong_type(key, value)
     return f"{key}={value} must be {_wanted(key)}: {reason}"
 
 
 def _wrong_type(key: str, value: str) -> str:
-    shortened = value if len(value) <= 60 else f"{value[:50]}... ({len(value)} characters)"
-    return f"{key}={shortened} is not {_wanted(key)}."
+    return f"{key}={shortened(value)} is not {_wanted(key)}."
 
 
 def _wanted(key: str) -> str:

@@ -5,6 +5,7 @@ The file also says what an error means: whose mistake it is, its exit code, whet
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import TypeVar, cast
 
@@ -73,6 +74,15 @@ def run_on_all(accelerator: Accelerator, work: Callable[[], Result]) -> Result:
     Every process must call this.
     """
     return cast(Result, _run_where(accelerator, True, work))
+
+
+def decided_by_main(accelerator: Accelerator, work: Callable[[], Result]) -> Result:
+    """Run `work()` on the main process; its result, which JSON can hold, is that of all.
+
+    Every process must call this. When it fails, all end.
+    """
+    text = json.dumps(run_on_main(accelerator, work))
+    return cast(Result, json.loads(broadcast_text(accelerator, text)))
 
 
 def broadcast_text(accelerator: Accelerator, text: str | None) -> str:

@@ -76,7 +76,8 @@ def run_command(
             config = _load(load, arguments, lock)
             lock.leave_code_in(Path(config.run.dir))
             session = session_of(config, lock)
-            watch_for_preemption(config.run, session.signals)
+            if config.run.preemption_notice != "none":
+                watch_for_preemption(config.run, session.signals)
             code = main(config, session)
             if code != EXIT_DONE and is_local_main_process():  # all have agreed to end
                 _end_launcher(code, lock)

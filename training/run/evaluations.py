@@ -17,7 +17,7 @@ from snapshot.errors import SnapshotError
 from snapshot.start import METRICS, Start
 from store.latest import best_in
 from store.store import Best
-from training.distributed.agreement import broadcast_text
+from training.distributed.agreement import decided_by_main
 from training.reporting.console import Console
 from training.reporting.metrics import held_out_at
 
@@ -93,8 +93,7 @@ def evaluation_is_pending(
     Every process must call this. Where it has been evaluated, its loss updates `state.best_loss`,
     because the snapshot is older than its evaluation.
     """
-    pending = accelerator.is_main_process and _is_pending(console, config, start, state)
-    return bool(broadcast_text(accelerator, "pending" if pending else ""))
+    return decided_by_main(accelerator, lambda: _is_pending(console, config, start, state))
 
 
 def _is_pending(console: Console, config: Config, start: Start, state: RunState) -> bool:

@@ -88,7 +88,7 @@ CLOUDS = {
 
 def watch_for_preemption(run: RunConfig, signals: Signals) -> None:
     """Ask for a notice in the background, in the first process of each machine."""
-    if run.preemption_notice != "none" and is_local_main_process():
+    if is_local_main_process():
         threading.Thread(target=_watch, args=(run, signals), name="notice", daemon=True).start()
 
 

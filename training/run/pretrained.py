@@ -30,7 +30,7 @@ from snapshot.disk.reading import restore, restore_weights
 from snapshot.disk.reference import BaseReference, read_reference
 from snapshot.start import Start
 from training.distributed.agreement import (
-    broadcast_text,
+    decided_by_main,
     local_main_first,
     run_on_all,
     run_on_main,
@@ -62,7 +62,7 @@ def find_pretrained(
         base = Base(f"{key}={value}", value, start.folder)
     else:
         found = run_on_main(accelerator, lambda: _open(config))
-        where = broadcast_text(accelerator, None if found is None else found.name)
+        where = decided_by_main(accelerator, lambda: None if found is None else found.name)
         base = local_main_first(accelerator, lambda: found or _open(config, where))
     settle_rate(config, partial(_parameters, base))
     return PretrainedModel(accelerator, config, base)
@@ -130,8 +130,7 @@ class PretrainedModel:
         if start.folder is None and self._has_weights:
             here = accelerator.is_local_main_process
             self._weights = local_main_first(accelerator, lambda: base.fetch_weights(here))
-            untied = run_on_main(accelerator, lambda: str(check_weights(base, sizes)))
-            self.is_untied = broadcast_text(accelerator, untied) == str(True)
+            self.is_untied = decided_by_main(accelerator, lambda: check_weights(base, sizes))
             if self.is_untied:
                 sizes = base.config(keys.dropout, keys.activation_checkpointing, untied=True)
         layout = layout_for(sizes)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from data.corpus import Corpus
-from data.public_names import public_config, public_name
+from data.public_names import public_config
 from snapshot.config_values import as_argument, value_of
 from snapshot.disk.state import RunState
 from snapshot.errors import OtherRun
@@ -84,18 +83,3 @@ def _differences_of_text(
         f"snapshot, {data['name']} ({data['fingerprint'][:8]}) now, "
         f"or another data.val_fraction{keys}",
     ]
-
-
-def data_facts(corpus: Corpus) -> dict[str, Any]:
-    """What a snapshot records of its text."""
-    info = corpus.info
-    facts: dict[str, Any] = {
-        "name": public_name(info.name),
-        "fingerprint": info.fingerprint,
-        "characters": info.characters,
-        "vocabulary": corpus.tokenizer.vocab_size,
-        "unit": corpus.tokenizer.unit,
-    }
-    if not info.is_lossy:  # or bits per byte would be computed from them
-        facts |= {"held_out_tokens": info.held_out_targets, "held_out_bytes": info.held_out_bytes}
-    return facts if info.lost_in_words is None else facts | {"lost": info.lost_in_words}

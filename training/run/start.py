@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import uuid
 from collections.abc import Callable, Iterator
@@ -23,7 +22,6 @@ from snapshot.base import Base
 from snapshot.config_values import changed_values
 from snapshot.disk.checking import check_snapshot
 from snapshot.disk.files import (
-    folder_name,
     manifest_entries,
     manifest_sha256,
     snapshots_in,
@@ -47,7 +45,7 @@ from snapshot.start import (
 from store.fetch import PARTIAL, fetch, fetch_small, is_small, remove_partial
 from store.records import EVENTS
 from training.distributed.agreement import (
-    broadcast_text,
+    decided_by_main,
     local_main_first,
     run_on_all,
     run_on_main,
@@ -58,9 +56,9 @@ from training.reporting.events import read_events
 from training.reporting.metrics import MetricsFile, has_step
 from training.run.pretrained import with_settled_rate
 from training.run.run_dir import CONFIG_FILE, RunLock, config_in, not_writable, refuse_foreign
-from training.run.same_run import data_facts, refuse_other_run
+from training.run.same_run import refuse_other_run
 from training.run.signals import name_of
-from training.run.text import begin_stream
+from training.run.text import begin_stream, data_facts
 from training.run.uploading import model_repo_of, store_of
 
 
@@ -161,20 +159,15 @@ def _agree(accelerator: Accelerator, config: Config, choose: Callable[[bool], St
 
     def propose(choose: Callable[[], Start]) -> tuple[Start | None, Chosen | None, bool]:
         """The main process's start, None on the others; what they find; whether this lacks it."""
-
-        def choice() -> tuple[Start, str]:
-            start = choose()
-            return start, Chosen.text_of(start, config)
-
-        main = run_on_main(accelerator, choice)
-        text = broadcast_text(accelerator, None if main is None else main[1])
-        chosen = Chosen.from_text(text)
+        start = run_on_main(accelerator, choose)
+        facts = decided_by_main(accelerator, lambda: _facts_of(start, config))
+        chosen = None if facts is None else Chosen(**facts)
         # The main process has verified its own.
         looks = accelerator.is_local_main_process and not accelerator.is_main_process
         lacks = run_on_all(
             accelerator, lambda: looks and chosen is not None and not chosen.is_here(config)
         )
-        return None if main is None else main[0], chosen, lacks
+        return start, chosen, lacks
 
     start, chosen, lacks = propose(lambda: choose(True))
     anybody = accelerator.gather(torch.tensor([int(lacks)], device=accelerator.device)).any()
@@ -197,41 +190,21 @@ class Chosen:
     step: int
     identity: str
     """The sha256 of its manifest."""
-    root: str | None
-    """Its place below the run's snapshots; None if `snapshot.resume` names a folder."""
-    is_whole: bool
-    remote: RemoteSnapshot | None
-
-    @classmethod
-    def text_of(cls, start: Start, config: Config) -> str:
-        """The snapshot of a start as JSON; null without one."""
-        if start.folder is None or start.state is None:
-            return json.dumps(None)
-        root = None
-        if start.folder.is_relative_to(snapshots_in(Path(config.run.dir))):
-            root = ORIGIN if ORIGIN in start.folder.parts else ""
-        identity = manifest_sha256(start.folder)
-        return json.dumps(
-            asdict(cls(start.state.step, identity, root, start.is_whole, start.remote))
-        )
-
-    @classmethod
-    def from_text(cls, text: str) -> Chosen | None:
-        """What `text_of` has written."""
-        if (content := json.loads(text)) is None:
-            return None
-        remote = content.pop("remote")
-        return cls(**content, remote=None if remote is None else RemoteSnapshot(**remote))
+    place: str | None
+    """Its path below the run's snapshots; None if `snapshot.resume` names a folder."""
+    remote: dict[str, Any] | None
+    """The fields of a RemoteSnapshot, if the Hub has it."""
 
     def folder(self, config: Config) -> Path:
         """Where a machine has it."""
-        if self.root is None:
+        if self.place is None:
             return folder_for_step(Path(config.snapshot.resume).expanduser(), self.step)
-        root = snapshots_in(Path(config.run.dir)) / self.root
-        if self.is_whole:
-            return root / folder_name(self.step)
-        assert self.remote is not None
-        return root / PARTIAL / self.remote.folder
+        return snapshots_in(Path(config.run.dir)) / self.place
+
+    @property
+    def is_whole(self) -> bool:
+        """False if it is no more yet than what `fetch_small` downloads."""
+        return self.place is None or PARTIAL not in Path(self.place).parts
 
     def is_here(self, config: Config) -> bool:
         """Whether this machine has it, undamaged."""
@@ -257,14 +230,31 @@ class Chosen:
                     f"{folder} is missing or differs on this machine: every machine must see the "
                     "same run.dir. Put it on a shared disk, or give the run a hub.repo_id."
                 )
-            root = snapshots_in(Path(config.run.dir)) / str(self.root)
-            folder = self.remote.fetch_to(root, fetch if self.is_whole else fetch_small)
+            root = snapshots_in(Path(config.run.dir))
+            root = root / ORIGIN if ORIGIN in folder.parts else root
+            remote = RemoteSnapshot(**self.remote)
+            folder = remote.fetch_to(root, fetch if self.is_whole else fetch_small)
             if self.is_whole:
                 prune(root, config.snapshot.keep, self.step)
         if manifest_sha256(folder) != self.identity:
             what = f"{folder} differs from the snapshot of the main process"
             raise SnapshotError(f"{what}. Start again, with one run.dir for all machines.")
         return Start(folder, read_state(folder), "")
+
+
+def _facts_of(start: Start | None, config: Config) -> dict[str, Any] | None:
+    """The fields of `Chosen` for the main process's start; None where it is from scratch."""
+    if start is None or start.folder is None or start.state is None:
+        return None
+    root, place = snapshots_in(Path(config.run.dir)), None
+    if start.folder.is_relative_to(root):
+        place = start.folder.relative_to(root).as_posix()
+    return {
+        "step": start.state.step,
+        "identity": manifest_sha256(start.folder),
+        "place": place,
+        "remote": None if start.remote is None else asdict(start.remote),
+    }
 
 
 def _hold(lock: RunLock, config: Config) -> None:

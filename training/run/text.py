@@ -5,11 +5,11 @@ It is the same on all processes.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from accelerate import Accelerator
 
@@ -36,7 +36,7 @@ from snapshot.disk.state import HELD_OUT_GROUPS, RunState
 from snapshot.errors import SnapshotError
 from snapshot.start import Start
 from training.distributed.agreement import (
-    broadcast_text,
+    decided_by_main,
     equal_on_all,
     local_main_first,
     run_on_main,
@@ -134,8 +134,7 @@ def is_streamed_text(accelerator: Accelerator, config: Config, state: RunState |
         return is_streamed(config)
     if state is not None:
         return state.stream is not None
-    large = run_on_main(accelerator, lambda: is_large(config))
-    return bool(broadcast_text(accelerator, "large" if large else ""))
+    return decided_by_main(accelerator, lambda: is_large(config))
 
 
 def is_large(config: Config) -> bool:
@@ -176,8 +175,7 @@ def stream_text(
         revisions = [one["revision"] for one in stream]
         held_out_groups = [one.get(HELD_OUT_GROUPS, 1.0) for one in stream]
     found = run_on_main(accelerator, lambda: listed(revisions)) or []
-    at = json.dumps([listing.revision for listing in found])
-    revisions = json.loads(broadcast_text(accelerator, at))
+    revisions = decided_by_main(accelerator, lambda: [listing.revision for listing in found])
 
     def prepare() -> Corpus:
         with access.waiting.at_start():
@@ -271,3 +269,18 @@ def blocks_of(corpus: Corpus, config: Config) -> Callable[[int], dict[str, int]]
     if not isinstance(train, StreamedText):
         return lambda step: {}
     return lambda step: train.figures(step * batch)
+
+
+def data_facts(corpus: Corpus) -> dict[str, Any]:
+    """What a snapshot records of its text."""
+    info = corpus.info
+    facts: dict[str, Any] = {
+        "name": public_name(info.name),
+        "fingerprint": info.fingerprint,
+        "characters": info.characters,
+        "vocabulary": corpus.tokenizer.vocab_size,
+        "unit": corpus.tokenizer.unit,
+    }
+    if not info.is_lossy:  # or bits per byte would be computed from them
+        facts |= {"held_out_tokens": info.held_out_targets, "held_out_bytes": info.held_out_bytes}
+    return facts if info.lost_in_words is None else facts | {"lost": info.lost_in_words}

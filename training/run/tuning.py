@@ -26,7 +26,7 @@ from model.cpu.threads import Threads, limit_threads
 from model.family import Attend
 from snapshot.disk.state import RunState
 from training.distributed.accelerator import micro_batch_shape
-from training.distributed.agreement import broadcast_text
+from training.distributed.agreement import decided_by_main
 from training.distributed.environment import on_cpu, processes_here
 from training.distributed.strategy import is_compiled
 from training.reporting.machine import computed_on
@@ -104,9 +104,9 @@ def choose_attention(
     elif state.attention is None and state.step == 0:
         queries = _queries(accelerator, config)
         if 1 < queries.size(2) <= MATMUL_ATTENTION_LENGTH:
-            is_main = accelerator.is_main_process
-            faster = _faster(accelerator, config, queries) if is_main else None
-            state.attention = broadcast_text(accelerator, faster)
+            state.attention = decided_by_main(
+                accelerator, lambda: _faster(accelerator, config, queries)
+            )
 
 
 def _queries(accelerator: Accelerator, config: Config) -> torch.Tensor:
