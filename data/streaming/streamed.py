@@ -36,8 +36,13 @@ from data.streaming.walk import (
     Walk,
     windows_ahead,
 )
-from data.streaming.windows import FORMAT, StreamDefinition, StreamReading, StreamSource
-from data.streaming.windows import held_out_groups as share_of_groups
+from data.streaming.windows import (
+    FORMAT,
+    StreamDefinition,
+    StreamReading,
+    StreamSource,
+    shares_of_groups,
+)
 from data.subwords import SubwordTokenizer, tokenizer_of, train_bpe
 from data.token_file import TokenFile, TokensInFile, TokenStream
 from data.tokenizer import OF_BYTES, SMALLEST_BPE, Tokenizer
@@ -165,20 +170,17 @@ class StreamedBlocks(Dataset):
 
     def _tokens(self, name: str) -> TokensInFile:
         if name not in self._open:
-            self._open[name] = self._opened(self._cache.path(name))
+            path = self._cache.path(name)
+            try:
+                (self._open[name],) = TokenFile(path).lists()
+            except FileNotFoundError as error:
+                raise TextLost(
+                    f"the file {path} of the stream's cache was removed while it was in use. "
+                    "The next start prepares it again."
+                ) from error
             if len(self._open) > self._most_open:
                 self._open.popitem(last=False)
         return self._open[name]
-
-    def _opened(self, path: Path) -> TokensInFile:
-        try:
-            (tokens,) = TokenFile(path).lists()
-            return tokens
-        except FileNotFoundError as error:
-            raise TextLost(
-                f"the file {path} of the stream's cache was removed while it was in use. "
-                "The next start prepares it again."
-            ) from error
 
 
 CACHE = "stream"
@@ -239,17 +241,6 @@ def refuse_two_names(listings: Sequence[Listing]) -> None:
                 "common: rows that one of them holds out would be trained on. Name each file in "
                 "one source."
             )
-
-
-def shares_of_groups(listings: Sequence[Listing], share: float) -> list[float]:
-    """The share of each data set's groups that have held-out rows, in a new run.
-
-    A file of two sources has the same held-out rows in both: then all groups have some.
-    """
-    files = [file.url for listing in listings for file in listing.files]
-    if share == 0 or len(set(files)) < len(files):
-        return [1.0] * len(listings)
-    return [share_of_groups(len(listing.groups), share) for listing in listings]
 
 
 def _hold(

@@ -256,9 +256,16 @@ def epoch_windows(
     return np.split(order, np.flatnonzero(np.diff(begins // window_bytes)) + 1)
 
 
-def held_out_groups(groups: int, share: float) -> float:
-    """Which share of so many groups has held-out rows, if a `share` of all rows is held out."""
-    return min(1.0, max(share / MOST_OF_A_GROUP, FEWEST_GROUPS / groups))
+def shares_of_groups(listings: Sequence[Listing], share: float) -> list[float]:
+    """The share of each data set's groups that have held-out rows, if a `share` of all rows is.
+
+    A file of two sources has the same held-out rows in both: then all groups have some.
+    """
+    files = [file.url for listing in listings for file in listing.files]
+    if share == 0 or len(set(files)) < len(files):
+        return [1.0] * len(listings)
+    groups = [len(listing.groups) for listing in listings]
+    return [min(1.0, max(share / MOST_OF_A_GROUP, FEWEST_GROUPS / count)) for count in groups]
 
 
 def has_held_out_rows(listing: Listing, group: Group, of_groups: float) -> bool:
