@@ -12,8 +12,12 @@ from config.schema import Config, gpt_config
 from data.loader import HeldOutBatches, StepBatches, window_loader, windows_of
 from model.families import build_model
 from model.head import IGNORED
-from training.distributed.accelerator import Accelerator, accelerator_options
-from training.distributed.strategy import configure_precision, grads_in_buckets
+from training.distributed.accelerator import (
+    Accelerator,
+    accelerator_options,
+    configure_precision,
+    grads_in_buckets,
+)
 from training.evaluation import held_out_loss, sample_text
 from training.memory import check_fits
 from training.run.command import run_command

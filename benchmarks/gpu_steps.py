@@ -31,7 +31,7 @@ from model.gpt import GPT, GPTConfig
 from planning.allocation_log import LiveBytes
 from planning.fake_trace import Shape
 from planning.fits import candidates
-from training.distributed.strategy import configure_precision
+from training.distributed.accelerator import configure_precision
 from training.memory import is_out_of_memory
 from training.reporting.machine import published_peak
 from training.step import compute_reproducibly, make_optimizer

@@ -35,7 +35,7 @@ from planning.kernels import (
     without_moving,
     without_offsets,
 )
-from training.distributed.strategy import DDP_OPTIONS, grads_in_buckets, sums_in_float32
+from training.distributed.accelerator import DDP_OPTIONS, grads_in_buckets, sums_in_float32
 from training.evaluation import TOKENS
 from training.step import freeze, make_optimizer
 

@@ -30,8 +30,7 @@ from tracing.spans import (
     Process,
     read_process,
 )
-from training.distributed.accelerator import micro_batch_shape
-from training.distributed.strategy import bucket_parameters, unwrapped
+from training.distributed.accelerator import bucket_parameters, micro_batch_shape, unwrapped
 from training.reporting.pictures import table, write_html
 
 PAGE, CHROME = "trace.html", "trace.json"

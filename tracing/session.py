@@ -21,8 +21,8 @@ from planning.allocation_log import LiveBytes
 from planning.fake_trace import CUDA_GRANULE
 from tracing.page import Result, report
 from tracing.spans import AGREEMENT, BACKWARD, BLOCK, CLIP, FORWARD, PREPARE, STEP, UPDATE
+from training.distributed.accelerator import unwrapped
 from training.distributed.environment import silence_profiler
-from training.distributed.strategy import unwrapped
 from training.exits import EXIT_DONE
 from training.run.run_dir import has_snapshot
 from training.run.session import Due, Session

@@ -18,7 +18,7 @@ from model.family import LanguageModel, parameter_count
 from model.generate import BrokenModel, generate
 from model.head import summed_loss
 from model.sharded import reshard
-from training.distributed.strategy import is_compiled, unwrapped
+from training.distributed.accelerator import is_compiled, unwrapped
 from training.exits import TrainingStopped
 from training.memory import memory_left
 

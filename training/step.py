@@ -19,8 +19,8 @@ from model.family import LanguageModel
 from model.layout import is_frozen
 from optim.optimizers import OPTIMIZERS
 from optim.schedules import SCHEDULES, Schedule
+from training.distributed.accelerator import grads_in_buckets
 from training.distributed.environment import on_cpu
-from training.distributed.strategy import grads_in_buckets
 
 KEY = "optim.freeze"
 

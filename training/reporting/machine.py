@@ -21,8 +21,8 @@ from accelerate import Accelerator
 from config.schema import Config, RunConfig
 from model.cpu.cores import cores
 from model.family import LanguageModel
+from training.distributed.accelerator import effective_precision, offloads
 from training.distributed.environment import processes_here
-from training.distributed.strategy import effective_precision, offloads
 
 PEAKS = (
     (r"\bB200\b", 2250e12),

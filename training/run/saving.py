@@ -25,8 +25,8 @@ from snapshot.disk.shards import StagingBuffer
 from snapshot.disk.state import RunState, token_unit
 from snapshot.disk.writing import Destination, PendingSnapshot, begin_snapshot
 from snapshot.errors import SnapshotError
+from training.distributed.accelerator import unwrapped
 from training.distributed.agreement import raise_if_any_failed
-from training.distributed.strategy import unwrapped
 from training.exits import TrainingStopped
 from training.memory import memory_left
 from training.reporting.machine import computed_on

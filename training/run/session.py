@@ -26,11 +26,15 @@ from snapshot.disk.shards import snapshot_bytes
 from snapshot.disk.state import RunState
 from snapshot.start import Start
 from store.uploader import Uploader
-from training.distributed.accelerator import micro_batch_shape, set_accumulation
+from training.distributed.accelerator import (
+    micro_batch_shape,
+    refuse_other_blocks,
+    set_accumulation,
+    unwrapped,
+)
 from training.distributed.agreement import run_on_main
 from training.distributed.environment import is_local_main_process, launcher
 from training.distributed.processes import ProcessGroupTimeouts
-from training.distributed.strategy import refuse_other_blocks, unwrapped
 from training.evaluation import Sample, first_window, held_out_loss, sample_text
 from training.exits import EXIT_DONE, RESUME, WRITING_SECONDS
 from training.reporting import summary

@@ -25,10 +25,9 @@ from model.cpu.malloc import keep_freed_memory, use_one_heap
 from model.cpu.threads import Threads, limit_threads
 from model.family import Attend
 from snapshot.disk.state import RunState
-from training.distributed.accelerator import micro_batch_shape
+from training.distributed.accelerator import is_compiled, micro_batch_shape
 from training.distributed.agreement import decided_by_main
 from training.distributed.environment import on_cpu, processes_here
-from training.distributed.strategy import is_compiled
 from training.reporting.machine import computed_on
 
 MOST_SCORES = 1 << 20

@@ -17,9 +17,9 @@ from config.schema import ConfigError, RunConfig
 from model.gpt import GPT, GPTConfig
 from tracked import tracked
 from training.distributed import processes, refusals
+from training.distributed.accelerator import effective_precision, refuse_other_blocks
 from training.distributed.environment import Launcher
 from training.distributed.processes import init_processes, refuse_broken_launch
-from training.distributed.strategy import effective_precision, refuse_other_blocks
 
 TIMEOUT = timedelta(seconds=60)
 
