@@ -61,12 +61,13 @@ class Windows(Dataset):
 
         Their share is 1: in training every window has the same number of targets.
         """
+        tokens = len(self.tokens)
         inputs = np.zeros((len(starts), self.block_size), dtype=np.int64)
         targets = np.full((len(starts), self.block_size), self.ignored, dtype=np.int64)
         for row, start in enumerate(starts):
             if start == NO_WINDOW:
                 continue
-            length = min(self.block_size, len(self.tokens) - start - 1)
+            length = min(self.block_size, tokens - start - 1)
             window = self.tokens.window(start, length + 1)
             inputs[row, :length] = window[:-1]
             targets[row, :length] = window[1:]

@@ -258,9 +258,9 @@ class TokenStream:
 
     def window(self, start: int, length: int) -> NDArray:
         """Tokens start..start+length as a new array. Raises IndexError beyond the end."""
-        if start < 0 or start + length > len(self):
-            raise IndexError(f"window {start}..{start + length} of a stream of {len(self)} tokens")
         position = self.start + start
+        if start < 0 or position + length > self.stop:
+            raise IndexError(f"window {start}..{start + length} of a stream of {len(self)} tokens")
         first = int(np.searchsorted(self.bounds, position, side="right")) - 1
         parts = []
         while length > 0:

@@ -82,10 +82,11 @@ class Attention(Part):
 
     def forward(self, x: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         batch, time, channels = x.shape
-        query, key, value = (
-            part.view(batch, time, self.n_head, channels // self.n_head).transpose(1, 2)
-            for part in self.c_attn(x).split(channels, dim=2)
-        )  # each (B, H, T, D)
+        query, key, value = self.c_attn(x).split(channels, dim=2)  # each (B, T, C)
+        by_head = (batch, time, self.n_head, channels // self.n_head)
+        query = query.view(by_head).transpose(1, 2)  # (B, H, T, D), as the next two
+        key = key.view(by_head).transpose(1, 2)
+        value = value.view(by_head).transpose(1, 2)
         if cache is not None:
             key, value = cache.update(key, value, self.layer)
         # A single new position attends to all cached ones. Several positions need the causal mask,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from model.sharded import gather_full, local_part, local_slices
+from model.sharded import gather_full, is_sharded, local_part, local_slices
 from optim.eager import EagerOptimizer
 
 MOMENTUM = 0.95
@@ -65,26 +65,28 @@ class Muon(EagerOptimizer):
                     self._update(parameters[begin : begin + at_once], group)
 
     def _update(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
-        """Update parameters of one shape."""
-        updates = torch.stack([self._momentum_update(one) for one in parameters])
+        """Update parameters of one shape, which are sharded alike."""
+        sharded, mixed = is_sharded(parameters[0]), []
+        for parameter in parameters:
+            gradient, state = parameter.grad, self.state[parameter]
+            assert gradient is not None
+            if MOMENTUM_BUFFER not in state:
+                state[MOMENTUM_BUFFER] = torch.zeros_like(parameter)
+            momentum = state[MOMENTUM_BUFFER]
+            momentum.lerp_(gradient, 1 - MOMENTUM)
+            update = gradient.lerp(momentum, MOMENTUM)
+            mixed.append(gather_full(update) if sharded else update)
+        updates = torch.stack(mixed)  # the full ones, (N, R, C), before they are orthogonalized
         rows, columns = updates.size(1) // group[PARTS], updates.size(2)
         matrices = updates.view(-1, rows, columns).to(self._dtype)
         directions = orthogonalized(matrices).reshape(updates.shape)
         rate = group["lr"] * ADAMW_RMS * math.sqrt(max(rows, columns))
         for parameter, direction in zip(parameters, directions, strict=True):
-            weight = local_part(parameter)
+            weight: Tensor = parameter
+            if sharded:
+                weight, direction = local_part(parameter), direction[local_slices(parameter)]
             weight.mul_(1 - group["lr"] * group["weight_decay"])
-            weight.add_(direction[local_slices(parameter)], alpha=-rate)
-
-    def _momentum_update(self, parameter: nn.Parameter) -> Tensor:
-        """Add the gradient to the momentum; the full update (R, C) before it is orthogonalized."""
-        gradient, state = parameter.grad, self.state[parameter]
-        assert gradient is not None
-        if MOMENTUM_BUFFER not in state:
-            state[MOMENTUM_BUFFER] = torch.zeros_like(parameter)
-        momentum = state[MOMENTUM_BUFFER]
-        momentum.lerp_(gradient, 1 - MOMENTUM)
-        return gather_full(gradient.lerp(momentum, MOMENTUM))
+            weight.add_(direction, alpha=-rate)
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:

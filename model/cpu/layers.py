@@ -72,7 +72,8 @@ def matmul_attention(
     assert is_causal
     batch, heads, time, size = query.shape
     chunk = max(1, QUERY_CHUNK_BYTES // query.element_size())
-    rows, keys, values = (p.reshape(batch * heads, time, size) for p in (query, key, value))
+    flat = (batch * heads, time, size)
+    rows, keys, values = query.reshape(flat), key.reshape(flat), value.reshape(flat)
     mixed = []
     for begin in range(0, time, chunk):
         part = rows[:, begin : begin + chunk]
@@ -80,7 +81,9 @@ def matmul_attention(
         mask = query.new_full((end - begin, end), -math.inf).triu(begin + 1)
         past = keys[:, :end].transpose(1, 2)
         scores = torch.baddbmm(mask, part, past, alpha=size**-0.5)  # (B * H, chunk, end)
-        weights = dropout(scores.softmax(dim=-1), dropout_p)
+        weights = scores.softmax(dim=-1)
+        if dropout_p:
+            weights = dropout(weights, dropout_p)
         mixed.append(torch.bmm(weights, values[:, :end]))
     return torch.cat(mixed, dim=1).view(batch, heads, time, size)
 
@@ -100,17 +103,14 @@ class ProductAttend(Attend):
 
 
 class AmxLinear(nn.Linear):
-    """`nn.Linear`, with a bias by `linear` in training under bf16 autocast where there is AMX."""
+    """`nn.Linear` with a bias, by `linear` in training under bf16 autocast."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Inputs (..., in_features) to outputs (..., out_features)."""
         if (
-            self.bias is not None
-            and min(self.weight.shape) >= LEAST_FEATURES
-            and torch.is_grad_enabled()
+            torch.is_grad_enabled()
             and torch.is_autocast_enabled("cpu")
             and torch.get_autocast_dtype("cpu") == torch.bfloat16
-            and has_amx()
             and not torch.compiler.is_compiling()  # the compiler computes it in its own way
         ):
             return linear(x, self.weight, self.bias)
@@ -181,10 +181,20 @@ def tune(model: nn.Module, attention: str | None = None) -> None:
             # Adapters of peft wrap a layer. Their own layers stay torch's.
             layer = getattr(child, "base_layer", child)
             faster = FASTER.get(type(layer))
-            if faster is not None and not (faster is ProductAttend and attention == KERNEL):
+            if faster is not None and _is_faster(layer, attention):
                 layer.__class__ = faster
             if isinstance(layer, ProductAttend) and attention == PRODUCTS:
                 layer.longest = sys.maxsize
+
+
+def _is_faster(layer: nn.Module, attention: str | None) -> bool:
+    """Whether the layer's class in `FASTER` is faster for its sizes, here."""
+    if isinstance(layer, nn.Linear):
+        is_wide = min(layer.weight.shape) >= LEAST_FEATURES
+        return layer.bias is not None and is_wide and has_amx()
+    if isinstance(layer, nn.Dropout):
+        return layer.p > 0
+    return attention != KERNEL
 
 
 FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {

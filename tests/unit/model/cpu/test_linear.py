@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 
 import model.cpu.layers
-from model.cpu.layers import LEAST_FEATURES, AmxLinear, linear, tune
+from model.cpu.layers import LEAST_FEATURES, linear, tune
+from model.family import Part
 from model.gpt import GPT, GPTConfig
 
 SHAPE = {"vocab_size": 64, "block_size": 16, "n_layer": 2, "n_head": 6, "n_embd": LEAST_FEATURES}
@@ -79,12 +80,16 @@ def test_a_model_trains_as_without_it(calls, monkeypatch, checkpointing):
 
 
 def test_it_is_for_training_of_large_layers_in_bf16_alone(calls):
-    layer, x = AmxLinear(LEAST_FEATURES, LEAST_FEATURES), numbers(2, LEAST_FEATURES, seed=1)
+    network, x = Part(), numbers(2, LEAST_FEATURES, seed=1)
+    network.small = torch.nn.Linear(LEAST_FEATURES - 1, LEAST_FEATURES)
+    network.large = torch.nn.Linear(LEAST_FEATURES, LEAST_FEATURES)
+    tune(network)
+    layer = network.large
     layer(x)
     with torch.autocast("cpu", torch.float16):
         layer(x)
     with torch.autocast("cpu", torch.bfloat16):
-        AmxLinear(LEAST_FEATURES - 1, LEAST_FEATURES)(x[:, 1:])
+        network.small(x[:, 1:])
         with torch.no_grad():
             layer(x)
         assert not calls

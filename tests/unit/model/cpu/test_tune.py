@@ -43,6 +43,13 @@ def by_products(monkeypatch):
     return taken
 
 
+@pytest.fixture
+def every_width(monkeypatch):
+    """Linear layers of any size are replaced, as wide ones are on a processor with AMX."""
+    monkeypatch.setattr(model.cpu.layers, "LEAST_FEATURES", 1)
+    monkeypatch.setattr(model.cpu.layers, "has_amx", lambda: True)
+
+
 @pytest.mark.parametrize(("dtype", "nearly"), [(torch.float32, 1e-6), (torch.bfloat16, 0.03)])
 @pytest.mark.parametrize("time", [2, 64, 300, MATMUL_ATTENTION_LENGTH])
 def test_attention_by_scores_is_torchs_own(dtype, nearly, time):
@@ -95,14 +102,14 @@ def test_what_products_do_not_compute_is_left_to_torch(by_products, options):
     assert not by_products
 
 
-def test_parameters_names_and_what_somebody_else_wrote_stay():
+def test_parameters_names_and_what_somebody_else_wrote_stay(every_width):
     class Rotated(Attention):
         pass
 
     class Scaled(nn.Linear):
         pass
 
-    model = small_gpt()
+    model = small_gpt(dropout=0.1)
     model.blocks[0].attn.__class__ = Rotated
     model.blocks[1].mlp.c_fc.__class__ = Scaled
     before = dict(model.named_parameters())
@@ -117,7 +124,7 @@ def test_parameters_names_and_what_somebody_else_wrote_stay():
     assert type(copy.deepcopy(model).blocks[1].attn) is type(model.blocks[1].attn)
 
 
-def test_only_the_layers_of_our_gpt_change():
+def test_only_the_layers_of_our_gpt_change(every_width):
     other = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1))
     tune(other)
     assert [type(layer) for layer in other] == [nn.Linear, nn.Dropout]
