@@ -33,7 +33,7 @@ from planning.fake_trace import DTYPES, Shape
 from planning.fits import GIB, Fit, advise, candidates, micro_batch_that_fits, within_machine
 from snapshot.base import open_base
 from snapshot.command_line import positive_int
-from snapshot.disk.architecture import check_described, layout_for
+from snapshot.disk.model import check_described, layout_for
 from snapshot.disk.shards import snapshot_bytes
 from snapshot.errors import SnapshotError
 from store.errors import HubError

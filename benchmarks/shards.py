@@ -68,7 +68,7 @@ class Bench:
         from training.distributed.accelerator import accelerator_options
         from training.memory import available_memory
         from training.reporting.console import Console
-        from training.run.snapshot_peers import find_peers
+        from training.run.saving import find_peers
         from training.step import make_optimizer
 
         self.place, self.dist = place, dist

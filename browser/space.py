@@ -17,9 +17,9 @@ from data.subwords import SubwordTokenizer, tokenizer_of
 from data.tokenizer import TOKENIZER_FILES, Tokenizer, refuse_larger_than
 from snapshot.config_values import value_of
 from snapshot.disk.files import names_in, read_json, visible, write_json
+from snapshot.disk.model import WHOLE
 from snapshot.disk.pruning import remove_folder
 from snapshot.disk.reading import files_of
-from snapshot.disk.reference import WHOLE
 from snapshot.disk.writing import atomic_folder
 from snapshot.errors import SnapshotError
 from snapshot.named_model import TIMEOUT_SECONDS, NamedModel, find_model, write_model

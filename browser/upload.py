@@ -17,7 +17,7 @@ from huggingface_hub.hf_api import RepoFile
 
 from data.tokenizer import TOKENIZER_FILES
 from snapshot.disk.files import LARGEST_JSON_BYTES, read_json
-from snapshot.disk.reference import CONFIG
+from snapshot.disk.model import CONFIG
 from snapshot.errors import SnapshotError
 from store.errors import translate_errors
 from store.http import hub_api

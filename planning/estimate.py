@@ -20,8 +20,7 @@ from model.family import ModelConfig
 from model.layout import FLOAT_BYTES
 from planning.allocation_log import KINDS, LiveBytes, Place
 from planning.fake_trace import Shape, traced_phases
-from snapshot.disk.architecture import layout_for
-from snapshot.disk.reference import ADAPTERS, WHOLE
+from snapshot.disk.model import ADAPTERS, WHOLE, layout_for
 from snapshot.disk.shards import moment_counts, written_as
 from snapshot.disk.tensor_files import BLOCK_BYTES
 

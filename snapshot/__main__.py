@@ -24,10 +24,9 @@ from model.family import ModelConfig
 from snapshot.command_line import exit_code_of
 from snapshot.comparison import OtherModel, compare_logits
 from snapshot.config_values import value_of
-from snapshot.disk.architecture import layout_for
 from snapshot.disk.checking import check_model, check_snapshot, frozen_in
 from snapshot.disk.files import manifest_entries, read_json, snapshot_folders, snapshots_in
-from snapshot.disk.reference import read_reference
+from snapshot.disk.model import layout_for, read_reference
 from snapshot.disk.shards import kept_in
 from snapshot.disk.state import RunState, loss_in_words, read_state, token_unit
 from snapshot.errors import DiskFault, SnapshotError

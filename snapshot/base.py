@@ -23,7 +23,6 @@ from data.tokenizer import TOKENIZER_FILES, lacks_file
 from data.tokenizer_files import GENERATION
 from model.family import ModelConfig
 from model.lora import Lora
-from snapshot.disk.architecture import layout_for, model_config
 from snapshot.disk.files import (
     SNAPSHOT_NAME,
     TEMPORARY_PREFIX,
@@ -33,15 +32,17 @@ from snapshot.disk.files import (
     snapshots_in,
     visible,
 )
-from snapshot.disk.reading import TIE, TensorReader, files_of, has_own_output
-from snapshot.disk.reference import (
+from snapshot.disk.model import (
     ADAPTER_CONFIG,
     BASE,
     CONFIG,
     WEIGHTS,
     BaseReference,
+    layout_for,
+    model_config,
     read_config,
 )
+from snapshot.disk.reading import TIE, TensorReader, files_of, has_own_output
 from snapshot.errors import SnapshotError
 from snapshot.start import newest_snapshot
 from store.errors import HubError, HubUnreachable

@@ -16,9 +16,8 @@ from model.families import build_model
 from model.family import ModelConfig
 from model.layout import FLOAT_BYTES
 from model.lora import INSTALL
-from snapshot.disk.architecture import layout_for
+from snapshot.disk.model import layout_for, read_reference
 from snapshot.disk.reading import restore_weights
-from snapshot.disk.reference import read_reference
 from snapshot.errors import SnapshotError
 
 TOKENS = 64

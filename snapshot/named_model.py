@@ -13,17 +13,17 @@ from model.families import build_model
 from model.family import LanguageModel, ModelConfig
 from model.lora import merge_adapters
 from snapshot.base import Base, check_weights, open_base, open_reference
-from snapshot.disk.architecture import model_config
 from snapshot.disk.files import MANIFEST, snapshot_folders, snapshots_in, visible, write_json
-from snapshot.disk.reading import restore_weights
-from snapshot.disk.reference import (
+from snapshot.disk.model import (
     CONFIG,
     WHOLE,
     BaseReference,
+    model_config,
     prefix_of,
     read_config,
     read_reference,
 )
+from snapshot.disk.reading import restore_weights
 from snapshot.disk.shards import shapes_of, shards_of_weights
 from snapshot.disk.state import RunState, read_state
 from snapshot.disk.tensor_files import TensorFiles, create_files, plan_files

@@ -19,16 +19,11 @@ import huggingface_hub  # imports the rest at its first use
 from data.tokenizer import TOKENIZER_FILES
 from data.tokenizer_files import GENERATION
 from snapshot.disk.files import MANIFEST, manifest_entries, manifest_sha256, verify
-from snapshot.disk.reference import ADAPTER_CONFIG, BASE, CONFIG
+from snapshot.disk.model import ADAPTER_CONFIG, BASE, CONFIG
 from snapshot.errors import SnapshotError
 from store.errors import HubError, HubRefused
 from store.latest import BEST, LATEST, SNAPSHOTS, Latest, latest_as_bytes
-from store.pruning import (
-    WEIGHTS,
-    Manifests,
-    folders_to_delete,
-    weights_in_another_split,
-)
+from store.pruning import WEIGHTS, Manifests, folders_to_delete, weights_in_another_split
 from store.records import replaced_segments
 from store.repo import OWN_FILES, Hub
 from store.store import Best, RemoteFile, Transfer, Upload

@@ -17,7 +17,7 @@ from config.schema import ConfigError
 from model.cpu.cores import control_groups
 from model.family import ModelConfig
 from optim.optimizers import moments_of
-from snapshot.disk.architecture import layout_for
+from snapshot.disk.model import layout_for
 from training.distributed.agreement import run_on_all
 from training.distributed.environment import (
     fsdp_requested,

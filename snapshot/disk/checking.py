@@ -20,20 +20,21 @@ from data.tokenizer_files import END_ID, GENERATION, model_settings
 from model.family import ModelConfig
 from model.layout import Layout, Shape
 from snapshot.config_values import value_of
-from snapshot.disk.architecture import layout_for, model_config
 from snapshot.disk.files import MANIFEST, count_json_values, names_in, read_json, verify
-from snapshot.disk.numbers import NumberChecks
-from snapshot.disk.reading import file_by_name, files_of, read_header
-from snapshot.disk.reference import (
+from snapshot.disk.model import (
     ADAPTER_CONFIG,
     BASE,
     CONFIG,
     TRAINED,
     configured_prefix,
+    layout_for,
+    model_config,
     prefix_of,
     read_config,
     read_reference,
 )
+from snapshot.disk.numbers import NumberChecks
+from snapshot.disk.reading import file_by_name, files_of, read_header
 from snapshot.disk.shards import kept_in, written_as
 from snapshot.disk.state import STATE, RunState, read_state
 from snapshot.errors import SnapshotError

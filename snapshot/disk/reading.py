@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from model.family import LanguageModel
-from model.layout import Layout, ModelError, Shape, Stored
+from model.layout import Layout, Shape, Stored
 from model.sharded import local_part, local_slices
 from optim.optimizers import STEP
 from snapshot.config_values import value_of
 from snapshot.disk.files import parse_json, read_json
-from snapshot.disk.reference import ADAPTERS, WHOLE, prefix_of, read_reference
+from snapshot.disk.model import ADAPTERS, WHOLE, model_errors, prefix_of, read_reference
 from snapshot.disk.shards import kept_in
 from snapshot.disk.state import read_state
 from snapshot.disk.tensor_files import METADATA, MOST_TENSORS
@@ -156,10 +156,8 @@ class TensorReader:
 
     def find(self, layout: Layout) -> dict[str, Stored]:
         """Where each parameter lies. Raises SnapshotError for a tensor that the model lacks."""
-        try:
+        with model_errors():
             return layout.find(self._shapes)
-        except ModelError as error:
-            raise SnapshotError(str(error)) from error
 
     def __enter__(self) -> TensorReader:
         return self

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from model.layout import FLOAT_BYTES, Layout, Shape, Written
 from model.sharded import gather_full, is_sharded, local_part, local_slices, writes_shard
 from optim.optimizers import Kept, OptimizerError, kept_by
-from snapshot.disk.reference import ADAPTERS, TRAINED
+from snapshot.disk.model import ADAPTERS, TRAINED
 from snapshot.disk.tensor_files import Slices, TensorFiles
 from snapshot.errors import SnapshotError
 
@@ -66,7 +66,7 @@ class Shard:
 
 
 def written_as(layout: Layout, prefix: str) -> list[Written]:
-    """What the files of this prefix hold (see snapshot/disk/reference.py), in their order."""
+    """What the files of this prefix hold (see snapshot/disk/model.py), in their order."""
     if prefix == ADAPTERS:
         shapes = {name: tuple(one.shape) for name, one in layout.adapters().items()}
         return [Written((name,), {name: shape}) for name, shape in shapes.items()]

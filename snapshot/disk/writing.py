@@ -26,10 +26,10 @@ from snapshot.disk.files import (
     temporary_name,
     write_json,
 )
+from snapshot.disk.model import ADAPTERS, CONFIG, BaseReference, prefix_of
 from snapshot.disk.numbers import NumberChecks
 from snapshot.disk.peers import HASHED, WRITTEN, Peers, Progress, files_by_rank
 from snapshot.disk.pruning import make_way
-from snapshot.disk.reference import ADAPTERS, CONFIG, BaseReference, prefix_of
 from snapshot.disk.shards import (
     PendingShards,
     Shard,

@@ -15,7 +15,7 @@ import runs
 from model.families import build_model
 from model.lora import Lora, LoraError, experts_of
 from planning.fake_trace import Shape, traced_phases
-from snapshot.disk.architecture import model_config
+from snapshot.disk.model import model_config
 
 EVERY = {**families.FAMILIES, **families.OTHERS}
 MIXTURES = ("mixtral", "qwen3 moe", "olmoe")

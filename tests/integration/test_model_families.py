@@ -18,9 +18,9 @@ from model.families import FAMILIES, build_model
 from model.generate import generate
 from planning.fake_trace import Shape, traced_phases
 from snapshot.comparison import compare_logits
-from snapshot.disk.architecture import check_described, layout_for, model_config
 from snapshot.disk.checking import check_snapshot
 from snapshot.disk.files import read_json
+from snapshot.disk.model import check_described, layout_for, model_config
 from snapshot.disk.reading import restore
 from snapshot.disk.state import RunState
 from snapshot.disk.writing import Destination, begin_snapshot

@@ -43,7 +43,7 @@ from planning.fits import (
     within_machine,
 )
 from planning.kernels import cuda_kernels
-from snapshot.disk.architecture import layout_for
+from snapshot.disk.model import layout_for
 from snapshot.disk.state import RunState
 from snapshot.disk.writing import Destination, begin_snapshot
 from tracked import tracked

@@ -12,8 +12,8 @@ import families
 import hubs
 import runs
 from model.families import build_model
-from snapshot.disk.architecture import model_config
 from snapshot.disk.files import read_json
+from snapshot.disk.model import model_config
 from snapshot.disk.reading import restore_weights
 
 SHAPES = {

@@ -18,7 +18,7 @@ from data.errors import DataError
 from data.subwords import tokenizer_of
 from model.causal_lm import CausalLMConfig
 from snapshot.base import check_weights, open_base
-from snapshot.disk.architecture import check_described, layout_for
+from snapshot.disk.model import check_described, layout_for
 from snapshot.errors import SnapshotError
 from snapshot.start import Start
 from training.run.text import tokenizer_of_run

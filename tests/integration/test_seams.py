@@ -22,11 +22,10 @@ from planning.fake_trace import Shape, traced_phases
 from snapshot import comparison
 from snapshot.__main__ import main
 from snapshot.comparison import compare_logits
-from snapshot.disk.architecture import model_config
 from snapshot.disk.checking import check_model, check_snapshot
 from snapshot.disk.files import read_json
+from snapshot.disk.model import BaseReference, model_config
 from snapshot.disk.reading import restore
-from snapshot.disk.reference import BaseReference
 from snapshot.disk.shards import snapshot_bytes
 from snapshot.disk.state import RunState
 from snapshot.disk.writing import Destination, begin_snapshot

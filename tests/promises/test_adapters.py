@@ -19,7 +19,7 @@ from sealed import seal
 from snapshot.base import open_reference
 from snapshot.disk.checking import check_snapshot
 from snapshot.disk.files import read_json
-from snapshot.disk.reference import read_reference
+from snapshot.disk.model import read_reference
 from snapshot.errors import SnapshotError
 from snapshot.named_model import find_model
 

@@ -24,9 +24,9 @@ from data.tokenizer import CharTokenizer
 from model.families import build_model
 from model.gpt import GPT, GPTConfig
 from sealed import MOST_MEMORY, at_most, is_refused, seal
-from snapshot.disk.architecture import model_config
 from snapshot.disk.checking import check_snapshot
 from snapshot.disk.files import MANIFEST
+from snapshot.disk.model import model_config
 from snapshot.disk.state import RunState
 from snapshot.disk.writing import Destination, begin_snapshot
 from subword_folders import trained

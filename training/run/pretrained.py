@@ -24,10 +24,9 @@ from model.families import build_model, uninitialized
 from model.family import LanguageModel, ModelConfig
 from model.lora import LoraError, add_adapters
 from snapshot.base import Base, check_weights, keep_base, open_base, open_reference
-from snapshot.disk.architecture import check_described, layout_for
 from snapshot.disk.checking import generation_of
+from snapshot.disk.model import BaseReference, check_described, layout_for, read_reference
 from snapshot.disk.reading import restore, restore_weights
-from snapshot.disk.reference import BaseReference, read_reference
 from snapshot.start import Start
 from training.distributed.agreement import (
     decided_by_main,

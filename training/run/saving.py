@@ -17,24 +17,26 @@ from torch.optim import Optimizer
 from config.schema import Config
 from data.tokenizer import Tokenizer
 from data.tokenizer_files import GENERATION
-from model.sharded import is_sharded, reshard
+from model.sharded import is_sharded, reshard, writes_shard
 from snapshot.disk.files import snapshots_in, write_json
+from snapshot.disk.model import BaseReference
+from snapshot.disk.peers import Peers
 from snapshot.disk.pruning import prune
-from snapshot.disk.reference import BaseReference
 from snapshot.disk.shards import StagingBuffer
 from snapshot.disk.state import RunState, token_unit
 from snapshot.disk.writing import Destination, PendingSnapshot, begin_snapshot
 from snapshot.errors import SnapshotError
 from training.distributed.accelerator import unwrapped
-from training.distributed.agreement import raise_if_any_failed
+from training.distributed.agreement import broadcast_text, raise_if_any_failed
+from training.distributed.environment import machine_number
 from training.exits import TrainingStopped
 from training.memory import memory_left
+from training.reporting.console import Console
 from training.reporting.machine import computed_on
 from training.reporting.pictures import draw_run
 from training.reporting.report import Report
 from training.reporting.timing import EVALUATION, SNAPSHOT
 from training.run.evaluations import BestSnapshot
-from training.run.snapshot_peers import find_peers
 from training.run.uploading import hand_over
 
 MEMORY_FACTOR = 2
@@ -43,6 +45,11 @@ CPU = torch.device("cpu")
 NO_ROOM = "Free some space and start the same command again."
 NO_NUMBERS = (
     "A lower optim.learning_rate or a lower optim.max_grad_norm may carry it past this step."
+)
+GATHERED = (
+    "hint      training stalls while the main process gathers every snapshot. FSDP processes write "
+    "their own shards if all of them can write to {root}: on one machine, or on a shared disk that "
+    "is not NFS."
 )
 
 
@@ -294,3 +301,32 @@ class SnapshotWriter:
         self._report.saved_step = 0
         reason = f"the snapshot of step {self._step} could not be written: {error}."
         return f"{reason} {self._report.newest_snapshot()}"
+
+
+def find_peers(
+    accelerator: Accelerator, model: nn.Module, root: Path, timeout: float, console: Console
+) -> Peers | None:
+    """The processes that write the shards of a model at once; None if it is not sharded.
+
+    After `timeout` seconds without progress one of them is considered lost. Every process must call
+    this.
+    """
+    sharded = [parameter for parameter in model.parameters() if is_sharded(parameter)]
+    if not sharded:
+        return None
+
+    def gather(numbers: list[int]) -> list[list[int]]:
+        mine = torch.tensor([numbers], device=accelerator.device)
+        rows: list[list[int]] = accelerator.gather(mine).tolist()
+        return rows
+
+    peers = Peers(
+        accelerator.process_index,
+        machine_number(),
+        gather,
+        lambda text: broadcast_text(accelerator, text),
+        timeout,
+    )
+    if not peers.find(root, any(map(writes_shard, sharded))):
+        console.say(GATHERED.format(root=root))
+    return peers

@@ -14,7 +14,7 @@ from config.compose import load_config
 from config.other_models import rate_by_size, settle_rate
 from config.schema import ConfigError
 from model.causal_lm import CausalLMConfig
-from snapshot.disk.architecture import layout_for
+from snapshot.disk.model import layout_for
 from training.step import learning_rate_at
 
 

@@ -16,8 +16,8 @@ from model.causal_lm import PACKING
 from model.families import build_model
 from model.gpt import GPT
 from model.head import IGNORED
-from snapshot.disk.architecture import model_config
 from snapshot.disk.files import read_json
+from snapshot.disk.model import model_config
 from snapshot.disk.reading import restore_weights
 
 LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=40)

@@ -19,9 +19,9 @@ from optim.muon import ITERATIONS, PARTS, orthogonalized
 from planning.estimate import estimate_memory, writing_memory
 from planning.fake_trace import Shape
 from sealed import seal
-from snapshot.disk.architecture import layout_for, model_config
 from snapshot.disk.checking import check_snapshot
 from snapshot.disk.files import read_json, write_json
+from snapshot.disk.model import layout_for, model_config
 from snapshot.disk.shards import snapshot_bytes
 from snapshot.errors import SnapshotError
 from training.step import make_optimizer

@@ -1,19 +1,25 @@
-"""A snapshot that holds only what is trained, and the base that holds the rest.
+"""The model of a snapshot: what config.json describes, or base.json, which names a base.
 
-`base.json` names the base, with the hash of each of its files, and has its config.json. There is no
-config.json then, so that no other program takes a part of the weights for all of them. Adapters
-(LoRA) are in peft's format, which transformers loads with their base.
+A snapshot that holds only what is trained has a `base.json` and no config.json, so that no other
+program takes a part of the weights for all of them. It names the base that holds the rest, with the
+hash of each of its files, and repeats its config.json. Adapters (LoRA) are in peft's format, which
+transformers loads with their base. All of it is untrusted input.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from model import families
+from model.family import ModelConfig
 from model.gpt import GPT2
-from model.lora import Lora
+from model.layout import Layout, ModelError
+from model.lora import Lora, LoraError
 from snapshot.config_values import value_of
 from snapshot.disk.files import list_files, listed_files, read_json, write_json
 from snapshot.errors import SnapshotError
@@ -28,7 +34,6 @@ WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
 """Files of a whole model that hold weights."""
 LARGEST_RANK = 2**16
 LONGEST_NAME = 3_900
-"""The architecture whose files hold projections as (inputs, outputs)."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,46 @@ def configured_prefix(config: dict[str, Any]) -> str:
     return TRAINED if value_of(config, "snapshot.whole") is False else WHOLE
 
 
+def model_config(
+    content: Any, where: str, dropout: float = 0.0, activation_checkpointing: bool = False
+) -> ModelConfig:
+    """The sizes of the model in a config.json.
+
+    `where` names it in messages. Raises SnapshotError for a model that cannot be built here.
+    """
+    if not isinstance(content, dict):
+        raise SnapshotError(f"{where} is not the configuration of a model")
+    with model_errors(f"{where} "):
+        return families.model_config(content, dropout, activation_checkpointing)
+
+
+def layout_for(config: ModelConfig) -> Layout:
+    """The layout of a model of these sizes, of which no parameter has memory.
+
+    Raises SnapshotError for sizes that contradict each other.
+    """
+    try:
+        with model_errors("its config.json "):
+            return families.layout_without_memory(config)
+    except LoraError as error:
+        raise SnapshotError(str(error).rstrip(".")) from error
+
+
+def check_described(layout: Layout) -> None:
+    """Raise SnapshotError where the config.json of a snapshot would describe another model."""
+    with model_errors():
+        layout.refuse_undescribed()
+
+
+@contextmanager
+def model_errors(beginning: str = "") -> Iterator[None]:
+    """Turn ModelError, which is the rest of a sentence, into SnapshotError."""
+    try:
+        yield
+    except ModelError as error:
+        raise SnapshotError(f"{beginning}{error}") from error
+
+
 def read_config(folder: Path) -> tuple[Any, str]:
     """The config.json of the model in a folder, and where it is written, for messages."""
     if (reference := read_reference(folder)) is not None:
@@ -128,9 +173,8 @@ def _read_lora(folder: Path, found: BaseReference) -> Lora | None:
     fault = SnapshotError(f"{path} is not what this project writes")
     if not isinstance(content, dict):
         raise fault
-    values: list[Any] = [
-        content.get(key) for key in ("r", "lora_alpha", "lora_dropout", "target_modules")
-    ]
+    keys = ("r", "lora_alpha", "lora_dropout", "target_modules")
+    values: list[Any] = [content.get(key) for key in keys]
     rank, alpha, dropout, targets = values
     if type(rank) is not int or type(alpha) is not int or type(dropout) not in (float, int):
         raise fault
