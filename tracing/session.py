@@ -123,11 +123,17 @@ class TracedSession(Session):
             return
 
     def finish_step(
-        self, step: int, epoch: int, learning_rate: float, loss: Tensor, grad_norm: Tensor
+        self,
+        step: int,
+        epoch: int,
+        learning_rate: float,
+        loss: Tensor,
+        grad_norm: Tensor,
+        **metrics: float | Tensor,
     ) -> Due:
         """Finish a step as `Session` does, but nothing is due."""
         with self._during(AGREEMENT):
-            super().finish_step(step, epoch, learning_rate, loss, grad_norm)
+            super().finish_step(step, epoch, learning_rate, loss, grad_norm, **metrics)
         return Due()
 
     def end(self) -> int:

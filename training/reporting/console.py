@@ -8,6 +8,7 @@ import select
 import shutil
 import stat
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TextIO
@@ -146,11 +147,16 @@ class Console:
         norm: float,
         skipped: int = 0,
         hub_status: str = "",
+        metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """Print the metrics of a step; `skipped` is how many updates the run has skipped so far."""
+        """Print the metrics of a step, with train.py's other `metrics` by name.
+
+        `skipped` is how many updates the run has skipped so far.
+        """
         self.tokens_per_second = tokens_per_second
         first, speed = f"loss {loss:.4f}", f"{self.speed_in_words()}"
         others = [f"norm {norm:.2f}", f"rate {rate:.2g}"]
+        others += [f"{name} {value:.4g}" for name, value in (metrics or {}).items()]
         faults = [f"{skipped} skipped"] * bool(skipped) + [hub_status] * bool(hub_status)
         figures = ", ".join([first, *others, speed, *faults])
         if self.bar is not None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from config.schema import ConfigError
 from data.prepared import CorpusInfo
 from model.cpu.threads import Threads
 from model.sharded import gather_full
@@ -23,6 +25,21 @@ from training.exits import TrainingStopped
 from training.reporting.console import Console
 from training.reporting.metrics import MetricsFile
 from training.reporting.timing import EVALUATION, PASSES, SNAPSHOT, PhaseClock, Watchdog
+
+OWN_NAMES = re.compile(r"event|epoch|tokens_per_second|mfu|skipped|hub_\w+|blocks_of_source_\d+")
+"""Names in a line of metrics.jsonl, besides the arguments of `Session.finish_step`."""
+
+
+@dataclass(frozen=True)
+class Collected:
+    """The figures of a step, which are still on the device."""
+
+    step: int
+    learning_rate: float
+    loss: Tensor
+    grad_norm: Tensor
+    metrics: dict[str, Tensor]
+    """What train.py measures besides, by name."""
 
 
 @dataclass
@@ -57,8 +74,8 @@ class Report:
         """Seconds until each snapshot was on disk."""
         self.clock = PhaseClock(seconds_since_start(psutil.Process()))
         self.skipped_in_a_row = 0
-        self.collected: list[tuple[int, float, Tensor, Tensor]] = []
-        """Step, learning rate, loss and gradient norm of each step since the last `write`."""
+        self.collected: list[Collected] = []
+        """The steps since the last `write`."""
         self._since = time.perf_counter()
         self._passes_before = 0.0
         """Seconds of forward and backward until the last call of `write`."""
@@ -90,9 +107,22 @@ class Report:
         self._since += seconds
         return seconds
 
-    def add(self, step: int, learning_rate: float, loss: Tensor, grad_norm: Tensor) -> None:
-        """Add the metrics of a step: this process's mean loss, and the norm before clipping."""
-        self.collected.append((step, learning_rate, loss, grad_norm))
+    def add(
+        self,
+        step: int,
+        learning_rate: float,
+        loss: Tensor,
+        grad_norm: Tensor,
+        metrics: Mapping[str, float | Tensor] | None = None,
+    ) -> None:
+        """Add the metrics of a step: this process's mean loss, and the norm before clipping.
+
+        `metrics` are this process's other ones. Raises ConfigError for one that is no number.
+        """
+        others = {
+            name: _as_tensor(name, value, loss.device) for name, value in (metrics or {}).items()
+        }
+        self.collected.append(Collected(step, learning_rate, loss, grad_norm, others))
         self.console.step = step
         if self.console.bar is not None:
             self.console.bar.update(step - self.console.bar.n)
@@ -108,17 +138,21 @@ class Report:
         """
         if not self.collected:
             return
-        steps, rates, own_losses, own_norms = zip(*self.collected, strict=True)
+        collected, newest = self.collected, self.collected[-1]
         # Losses differ between processes; norms are of the common gradient.
-        losses = accelerator.reduce(torch.stack(own_losses).float(), "mean").tolist()
-        norms = torch.stack([gather_full(norm) for norm in own_norms]).float().tolist()
+        own_losses = torch.stack([of_step.loss for of_step in collected])
+        losses = accelerator.reduce(own_losses.float(), "mean").tolist()
+        whole_norms = [gather_full(of_step.grad_norm) for of_step in collected]
+        norms = torch.stack(whole_norms).float().tolist()
+        metrics = self._mean_metrics(accelerator)
         seconds = time.perf_counter() - self._since
-        speed = self.tokens_per_step * len(steps) / seconds
+        speed = self.tokens_per_step * len(collected) / seconds
         share = self.console.speed.share(speed)
         measured = {} if share is None else {"mfu": round(share, 6)}
         records = []
         fault = None
-        for step, rate, loss, norm in zip(steps, rates, losses, norms, strict=True):
+        for of_step, loss, norm, others in zip(collected, losses, norms, metrics, strict=True):
+            step = of_step.step
             skipped = accelerator.scaler is not None and not math.isfinite(norm)
             fault = self._fault(step, loss, norm, skipped)
             if fault is not None:
@@ -130,37 +164,49 @@ class Report:
                     "event": "train",
                     "step": step,
                     "loss": loss,
-                    "learning_rate": rate,
+                    "learning_rate": of_step.learning_rate,
                     "grad_norm": None if skipped else norm,
                     "tokens_per_second": round(speed, 1),
                     **measured,
                     **self.blocks_read(step),
                     **({"skipped": True} if skipped else {}),
+                    # JSON has no word for a number that is not finite.
+                    **{name: x if math.isfinite(x) else None for name, x in others.items()},
                 }
             )
-        if self.watchdog is not None and own_losses[-1].device.type != "cpu":
-            self.watchdog.done(steps[-1])
+        if self.watchdog is not None and newest.loss.device.type != "cpu":
+            self.watchdog.done(newest.step)
         hub_status = self._add_hub_status(records)
         self.record(records)
         if fault is not None:
             raise self._broken(fault, 0 if skipped else step - 1)
         if self.threads is not None:
             passes = self.clock.seconds[PASSES] - self._passes_before
-            self.threads.report_pace(passes / len(steps))
+            self.threads.report_pace(passes / len(collected))
             self.clock.enter(PASSES)
             self._passes_before = self.clock.seconds[PASSES]  # without what it has measured
         self.console.progress(
-            steps[-1],
+            newest.step,
             losses[-1],
             tokens_per_second=speed,
-            seconds_left=(self.console.max_steps - steps[-1]) * seconds / len(steps),
-            rate=rates[-1],
+            seconds_left=(self.console.max_steps - newest.step) * seconds / len(collected),
+            rate=newest.learning_rate,
             norm=norms[-1],
+            metrics=metrics[-1],
             skipped=self.skipped,
             hub_status=hub_status,
         )
         self.collected.clear()
         self._since = time.perf_counter()
+
+    def _mean_metrics(self, accelerator: Accelerator) -> list[dict[str, float]]:
+        """The other metrics of each collected step: means over the processes, all in one message.
+
+        Every process must call this, with metrics of the same names.
+        """
+        own = [gather_full(x) for of_step in self.collected for x in of_step.metrics.values()]
+        means = iter(accelerator.reduce(torch.stack(own), "mean").tolist() if own else [])
+        return [{name: next(means) for name in of_step.metrics} for of_step in self.collected]
 
     def held_out(self, step: int, loss: float, text: CorpusInfo) -> None:
         """Report an evaluation. Raises TrainingStopped when its loss is not finite."""
@@ -244,3 +290,24 @@ class Report:
             f"{what}. {self.newest_snapshot()} A lower optim.learning_rate or a lower "
             "optim.max_grad_norm may carry it past this step."
         )
+
+
+def _as_tensor(name: str, value: float | Tensor, device: torch.device) -> Tensor:
+    """A copy of a metric on the device, as one float. Raises ConfigError for anything else."""
+    if OWN_NAMES.fullmatch(name):
+        raise ConfigError(
+            f"train.py gives session.finish_step a metric {name}, a name that every line of "
+            "metrics.jsonl may have already. Give the metric another name."
+        )
+    if isinstance(value, Tensor):
+        if value.numel() == 1 and not value.is_complex():
+            return value.detach().to(device, torch.float32, copy=True).reshape(())
+        shown = f"a tensor of {value.dtype} and shape {tuple(value.shape)}"
+    else:
+        if isinstance(value, int | float):
+            return torch.tensor(value, dtype=torch.float32, device=device)
+        shown = repr(value)
+    raise ConfigError(
+        f"train.py gives session.finish_step the metric {name}, which is {shown}. A metric is a "
+        "number, or a tensor with one real number: give its mean or its norm, for example."
+    )

@@ -250,12 +250,20 @@ class Session:
                 self._timeouts.tighten()
 
     def finish_step(
-        self, step: int, epoch: int, learning_rate: float, loss: Tensor, grad_norm: Tensor
+        self,
+        step: int,
+        epoch: int,
+        learning_rate: float,
+        loss: Tensor,
+        grad_norm: Tensor,
+        **metrics: float | Tensor,
     ) -> Due:
         """Record an update and return what is due after it. Every process must call this.
 
-        `loss` is this process's mean over the step, `grad_norm` the norm before clipping. Raises
-        TrainingStopped when a loss or a norm is not finite.
+        `loss` is this process's mean over the step, `grad_norm` the norm before clipping. Any other
+        number of this process is a metric by its name: its mean over the processes goes to
+        metrics.jsonl, the console and the trackers. Raises TrainingStopped when a loss or a norm is
+        not finite, ConfigError when a metric is no number.
         """
         assert self._writer is not None
         if self._writer.unfinished:  # fp16's loss scaler may have skipped the update
@@ -263,7 +271,7 @@ class Session:
         self.state.step, self.state.epoch = step, epoch
         if isinstance(self.corpus.train, StreamedText):
             self.state.stream = self.corpus.train.finish(step)
-        self.report.add(step, learning_rate, loss, grad_norm)
+        self.report.add(step, learning_rate, loss, grad_norm, metrics)
         self._last, self._stopping = step == self.config.train.max_steps, self._stop.agreed()
         if self._last or self._stopping:  # before the snapshot, whose upload has the events
             self.console.note("end" if self._last else "stop", step, self._stop.reason)

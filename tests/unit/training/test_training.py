@@ -21,6 +21,7 @@ from training.reporting.metrics import MetricsFile, read_metrics
 from training.reporting.pictures import draw_curves
 from training.reporting.report import Report, TrainingStopped
 from training.reporting.timing import PASSES, UPDATE
+from training.reporting.track import figures_of
 from training.run.session import Session
 from training.step import learning_rate_at, make_optimizer, reseed
 
@@ -261,6 +262,42 @@ def test_every_step_gets_its_own_line(tmp_path):
         "grad_norm",
         "tokens_per_second",
     }
+
+
+def test_a_new_metric_reaches_file_console_and_trackers(tmp_path, capsys):
+    report = report_of(tmp_path)
+    report.console.shown = True
+    weight = torch.tensor([2.0], requires_grad=True)
+    report.add(1, 0.1, torch.tensor(1.0), torch.tensor(1.0), {"weight_norm": weight, "odd": 3})
+    report.add(2, 0.1, torch.tensor(1.0), torch.tensor(1.0), {"odd": float("nan")})
+    weight.data.add_(1)  # the metric is the value of its step
+    report.write(Accelerator(cpu=True))
+    first, second = read_metrics(tmp_path / "metrics.jsonl")
+    assert (first["weight_norm"], first["odd"]) == (2.0, 3.0)
+    assert second["odd"] is None
+    assert "weight_norm" not in second
+    assert ", odd nan, " in capsys.readouterr().out
+    row = figures_of([first])
+    assert (row["train/weight_norm"], row["train/odd"]) == (2.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        (
+            "norms",
+            torch.ones(2, 3),
+            r"norms, which is a tensor of .* shape \(2, 3\)",
+        ),
+        ("rank", "high", "rank, which is 'high'. A metric is a number"),
+        ("mfu", 1.0, "a metric mfu, a name that every line .* Give the metric another name"),
+    ],
+)
+def test_a_metric_that_is_no_number_is_refused_at_once(tmp_path, name, value, words):
+    report = report_of(tmp_path)
+    with pytest.raises(ConfigError, match=words):
+        report.add(1, 0.1, torch.tensor(1.0), torch.tensor(1.0), {name: value})
+    assert report.collected == []
 
 
 def test_curves_are_a_picture(tmp_path):
