@@ -91,8 +91,7 @@ def main(config: Config, session: Session) -> int:
                 optimizer.step()  # waits until the pending snapshot is written
                 optimizer.zero_grad(set_to_none)
         epoch = order.epoch_of(step * train.global_batch_size - 1)
-        # Another metric is one more word: finish_step(..., name=number).
-        due = session.finish_step(step, epoch, rate, step_loss, norm)
+        due = session.finish_step(step, epoch, rate, step_loss, norm)  # name=x: another metric
 
         # What is due. The snapshot comes first, so a failing evaluation cannot prevent it.
         if due.save:
