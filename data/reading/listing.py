@@ -24,7 +24,16 @@ from data.progress import Progress
 from data.reading.access import Access, local_file, version_of, with_filesystem
 from data.reading.content import suffixes
 from data.reading.fetch import file_name_of
-from data.reading.formats import CSV, FORMATS, LINES, TEXT, format_of, is_table, mixed_formats
+from data.reading.formats import (
+    CSV,
+    FORMATS,
+    LINES,
+    PARQUET,
+    TEXT,
+    format_of,
+    is_table,
+    mixed_formats,
+)
 from data.reading.groups import TRAIN, URL, DataFile, Group, Listing, names_in_folder
 from data.reading.http import HTTP
 from data.reading.lines import check_text
@@ -169,7 +178,8 @@ def check_formats(source: str, files: list[DataFile]) -> str:
 
 def is_one_group(file: DataFile) -> bool:
     """Whether a file is streamed at once, however large it is."""
-    return file.is_compressed or format_of(file.name) in (CSV, TEXT)
+    # A format that is not named here may have one group a file, as CSV has.
+    return file.is_compressed or format_of(file.name) not in (LINES, PARQUET)
 
 
 def looks_like_files(source: str) -> bool:
