@@ -7,9 +7,12 @@ not compiled here, so they would do nothing else.
 from __future__ import annotations
 
 import inspect
+from typing import TypeVar
 
 import torch
-from torch.optim import AdamW, Optimizer
+from torch.optim import Optimizer
+
+Kind = TypeVar("Kind", bound=Optimizer)
 
 
 class EagerOptimizer(Optimizer):
@@ -21,7 +24,7 @@ class EagerOptimizer(Optimizer):
     load_state_dict = inspect.unwrap(Optimizer.load_state_dict)
 
 
-class EagerAdamW(EagerOptimizer, AdamW):
-    """torch.optim.AdamW for use outside of compiled functions only, and not differentiable."""
-
-    step = torch.no_grad()(inspect.unwrap(AdamW.step))
+def eager(kind: type[Kind]) -> type[Kind]:
+    """A class of torch.optim for use outside of compiled functions only, and not differentiable."""
+    step = torch.no_grad()(inspect.unwrap(kind.step))
+    return type(f"Eager{kind.__name__}", (EagerOptimizer, kind), {"step": step})

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from optim.eager import EagerAdamW
+from optim.eager import eager
 from optim.muon import PARTS, Muon
 
 Parts = Mapping[nn.Parameter, int]
@@ -57,7 +57,8 @@ def adamw(parts: Parts, settings: Settings, device: torch.device, dtype: torch.d
     first, second = settings.betas
     fused = device.type in ("cpu", "cuda", "xpu", "mps")
     groups = decayed_groups(parts, settings.weight_decay)
-    return EagerAdamW(groups, lr=settings.learning_rate, betas=(first, second), fused=fused)
+    # Bare AdamW would import torch's compiler, which takes a second at every start.
+    return eager(AdamW)(groups, lr=settings.learning_rate, betas=(first, second), fused=fused)
 
 
 def muon(parts: Parts, settings: Settings, device: torch.device, dtype: torch.dtype) -> Muon:

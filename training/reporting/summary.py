@@ -322,7 +322,8 @@ def rate_jump(state: RunState, config: Config) -> str | None:
         return None
     optim, steps = config.optim, config.train.max_steps
     rate = learning_rate_at(state.step + 1, optim, steps)
-    if rate <= STEEP * last:
+    is_as_planned = (before, steps_before) == (optim, steps)  # a schedule may rise by itself
+    if is_as_planned or rate <= STEEP * last:
         return None
     why = f"the {optim.schedule} is over all {steps:,} steps."
     if schedule_of(optim).is_stable_first:
