@@ -321,8 +321,8 @@ def test_what_is_said_to_be_in_a_file_is_defined_there(page):
             assert defines((ROOT / file).read_text(), name), (name, file)
 
 
-def test_the_page_of_the_rooms_names_definitions():
-    text = text_of(DOCS / "how-the-code-is-organised.md")
+def test_the_pages_on_the_code_name_definitions():
+    text = text_of(DOCS / "how-the-code-is-organised.md") + text_of(DOCS / "one-step.md")
     assert len(re.findall(r"`[\w.]+` in \[", text)) >= 40
 
 
