@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from snapshot.disk.checking import check_model, check_snapshot
@@ -96,13 +97,9 @@ def fetch(repo: RepoContents, folder: str, root: Path) -> Path:
 
     Raises SnapshotError if it is not valid, HubError if the download fails.
     """
-    partial = root / PARTIAL
+    target = root / PARTIAL
     try:
-        try:
-            downloaded = _download_verified(repo, folder, partial)
-        except SnapshotError:  # perhaps damaged in transit: download all of it once more
-            remove_partial(root)
-            downloaded = _download_verified(repo, folder, partial)
+        downloaded = _twice(root, lambda: _download_verified(repo, folder, target))
         final = root / folder_name(remote_step(folder))
         with atomic_folder(root, final.name, make_way) as building:
             for path in downloaded.iterdir():
@@ -114,6 +111,15 @@ def fetch(repo: RepoContents, folder: str, root: Path) -> Path:
         raise
     except OSError as error:
         raise _disk_fault(repo, folder, root, error) from error
+
+
+def _twice(root: Path, download: Callable[[], Path]) -> Path:
+    """Download to `root`, and all of it once more if it is damaged, perhaps in transit."""
+    try:
+        return download()
+    except SnapshotError:
+        remove_partial(root)
+        return download()
 
 
 def _disk_fault(repo: RepoContents, folder: str, root: Path, error: OSError) -> DiskFault:
@@ -155,11 +161,7 @@ def fetch_small(repo: RepoContents, folder: str, root: Path) -> Path:
     They are its state, configuration and tokenizer. Raises as `fetch` does.
     """
     try:
-        try:
-            return _download_some(repo, folder, root / PARTIAL, is_small)
-        except SnapshotError:  # as in `fetch`
-            remove_partial(root)
-            return _download_some(repo, folder, root / PARTIAL, is_small)
+        return _twice(root, lambda: _download_some(repo, folder, root / PARTIAL, is_small))
     except OSError as error:
         raise _disk_fault(repo, folder, root, error) from error
 
@@ -312,7 +314,7 @@ def newest_whole(
         except (DiskFault, OtherRun):
             raise
         except (SnapshotError, HubNoFile, HubNoRevision) as error:
-            now = _read_again(repo)
+            now = with_retries(repo.hub, partial(read_repo, repo.hub, repo.revision))
             if now.files == repo.files:
                 faults += (str(error).rstrip("."),)
                 continue
@@ -324,7 +326,3 @@ def newest_whole(
                 ) from error
             repo, left, faults, heads = now, folders(now), (), heads + 1
     raise NoneWhole(repo, faults)
-
-
-def _read_again(repo: RepoContents) -> RepoContents:
-    return with_retries(repo.hub, lambda: read_repo(repo.hub, repo.revision))

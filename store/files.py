@@ -110,7 +110,16 @@ class Files(Store):
             best = None
             with suppress(SnapshotError):
                 best = best_in(read_json(Path(place) / run / attempt / BEST))
-        latest = Latest(run, attempt, remote_step(folder), folder, digest, 0, *(best or (0, None)))
+        best_step, best_loss = best or (0, None)
+        latest = Latest(
+            run,
+            attempt,
+            remote_step(folder),
+            folder,
+            digest,
+            best_step=best_step,
+            best_loss=best_loss,
+        )
         steps = {remote_step(one) for one in self.folders(files, latest)}
         return latest if latest.best_step in steps else latest.without_best()
 

@@ -54,11 +54,13 @@ def latest_for(
 
     Raises OSError if the snapshot no longer exists.
     """
-    best: tuple[int, float | None] = (0, None)
+    best_step, best_loss = 0, None
     if upload.best is not None:
-        best = (upload.best.step, upload.best.loss)
+        best_step, best_loss = upload.best.step, upload.best.loss
     elif before is not None and before.run_id == run_id:
-        best = (before.best_step, before.best_loss)
+        best_step, best_loss = before.best_step, before.best_loss
+    is_ours = before is not None and before.attempt_id == attempt_id
+    heartbeat = before.heartbeat if before is not None and is_ours else 0
     return Latest(
         run_id=run_id,
         attempt_id=attempt_id,
@@ -66,15 +68,11 @@ def latest_for(
         folder=f"{SNAPSHOTS}/{upload.folder.name}",
         manifest_sha256=manifest_sha256(upload.folder),
         commits=commits,
-        best_step=best[0],
-        best_loss=best[1],
-        heartbeat=1 + _heartbeat_of(before, attempt_id),
+        best_step=best_step,
+        best_loss=best_loss,
+        heartbeat=1 + heartbeat,
         silence_seconds=silence_seconds,
     )
-
-
-def _heartbeat_of(before: Latest | None, attempt_id: str) -> int:
-    return before.heartbeat if before is not None and before.attempt_id == attempt_id else 0
 
 
 def publish(
@@ -82,9 +80,10 @@ def publish(
     upload: Upload,
     latest: Latest,
     before: Latest | None,
+    *,
+    parent: str,
     keep: int,
     manifests: Manifests,
-    parent: str,
     records: Mapping[str, bytes],
     confirm: Callable[[], None],
 ) -> Published:
@@ -102,11 +101,11 @@ def publish(
     if before is not None and (best or latest.best_step == 0):
         pruned.append(BEST.rstrip("/"))
     top_level = _top_level_files(upload, latest, records)
-    transfer = hub.upload_contents([*snapshot, *best, *top_level])
+    added = [*snapshot, *best, *top_level]
+    transfer = hub.upload_contents(added)
     check_digests(_digests_of(snapshot), upload.folder)
     if upload.best is not None and upload.best.folder is not None:
         check_digests(_digests_of(best), upload.best.folder)
-    added = [*snapshot, *best, *top_level]
     if before is None:
         _refuse_to_overwrite(hub, files, added)
     new = {one.path_in_repo for one in added}
@@ -151,10 +150,8 @@ def _unneeded(
 
 def _snapshot_files(folder: Path, path_in_repo: str) -> list[huggingface_hub.CommitOperationAdd]:
     names = sorted({*manifest_entries(folder), MANIFEST})
-    for name in names:
-        (
-            folder / name
-        ).stat()  # raises OSError; the client would raise ValueError for a missing file
+    for name in names:  # raises OSError; the client would raise ValueError for a missing file
+        (folder / name).stat()
     return [
         huggingface_hub.CommitOperationAdd(f"{path_in_repo}/{name}", folder / name)
         for name in names

@@ -61,7 +61,6 @@ class RepoAttempt:
         self._manifests = Manifests(hub)
         self._upkeep = Upkeep(self._hub, self._policy, notify)
         self._can_squash, self._made_room = True, False
-        self._squash_failure_reported = self._records_failure_reported = False
 
     def upload(self, upload: Upload) -> Transfer:
         """Upload a snapshot, unless the repo has it; returns what was sent.
@@ -117,16 +116,25 @@ class RepoAttempt:
         counted = 0 if self._is_squash_due(commits) else commits
         upload = self._best_check.checked(upload)
         silence = 0 if upload.is_last else self._pulse.silence_seconds()
-        ids = self._run_id, self._attempt_id
-        latest = latest_for(upload, *ids, counted, before, silence)
+        latest = latest_for(
+            upload, self._run_id, self._attempt_id, counted, before, silence_seconds=silence
+        )
         transfer = Transfer()
         if before is not None and before == self._fence.known and before.run_id == self._run_id:
             self._upkeep.tag_milestone(before, parent)  # the attempt before may have been killed
         if not latest.is_same_upload(before):
-            confirm = lambda: self._confirm(parent, upload.step)  # noqa: E731
-            about = self._policy.keep, self._manifests, parent
             records, reached = self._new_records(upload.step)
-            done = publish(self._hub, upload, latest, before, *about, records, confirm)
+            done = publish(
+                self._hub,
+                upload,
+                latest,
+                before,
+                parent=parent,
+                keep=self._policy.keep,
+                manifests=self._manifests,
+                records=records,
+                confirm=lambda: self._confirm(parent, upload.step),
+            )
             self._head, self._latest = done.commit, latest
             transfer, self._recorded_step = done.transfer, reached
             self._unneeded |= done.unneeded
@@ -188,9 +196,8 @@ class RepoAttempt:
         try:
             return self._records(self._recorded_step, step)
         except (OSError, ValueError) as error:
-            if not self._records_failure_reported:
-                self._records_failure_reported = True
-                self._notify(f"metrics are not uploaded: {str(error).rstrip('.')}.")
+            text = f"metrics are not uploaded: {str(error).rstrip('.')}."
+            self._upkeep.report_once("records", text)
             return {}, self._recorded_step
 
     def _confirm(self, parent: str, step: int) -> None:
@@ -259,13 +266,12 @@ class RepoAttempt:
             return True
         except HubError as error:  # unless the Hub refuses, the next upload tries again
             self._can_squash = not isinstance(error, HubRefused)
-            if not self._squash_failure_reported:
-                self._squash_failure_reported = True
-                notify = self._hub.note if isinstance(error, HubUnsupported) else self._notify
-                notify(
-                    f"the history of {self._hub.repo_id} is not squashed: {error.reason}. Uploads "
-                    "continue, but files of earlier commits still use storage there."
-                )
+            self._upkeep.report_once(
+                "squash",
+                f"the history of {self._hub.repo_id} is not squashed: {error.reason}. Uploads "
+                "continue, but files of earlier commits still use storage there.",
+                error,
+            )
             return False
 
 
@@ -304,7 +310,7 @@ class Upkeep:
         except HubRefused as error:
             names = ", ".join(self._untagged)
             text = f"{names} of {self._hub.repo_id} has no tag yet: {error.reason}."
-            self._report_once("tag", text, error)
+            self.report_once("tag", text, error)
 
     def _tag(self, name: str, target: str, snapshot: Latest, found: str | None) -> None:
         """Tag a commit, unless a commit with the same snapshot has that tag, or somebody's commit.
@@ -317,7 +323,7 @@ class Upkeep:
             except SnapshotError:
                 tagged = None
             if tagged is None or tagged.step != snapshot.step:
-                self._report_once(
+                self.report_once(
                     name,
                     f"{self._hub.repo_id} already has a tag {name}, on a commit that is not of "
                     f"step {snapshot.step}. The tag is left there, so the snapshot of that step "
@@ -347,9 +353,9 @@ class Upkeep:
             left = f"files of pruned snapshots still use storage of {self._hub.repo_id}"
             if self.can_delete:
                 text = f"{left}: {error.reason}. The next upload of this run tries again."
-                self._report_once("delete later", text)
+                self.report_once("delete later", text)
             else:
-                self._report_once(
+                self.report_once(
                     "delete",
                     f"{left}, because they cannot be deleted one by one: {error.reason}. Uploads "
                     "continue; hub.squash_every=10 frees it where the server can squash.",
@@ -365,7 +371,8 @@ class Upkeep:
         self._held = held
         return frozenset().union(*held.values())
 
-    def _report_once(self, kind: str, text: str, error: HubError | None = None) -> None:
+    def report_once(self, kind: str, text: str, error: HubError | None = None) -> None:
+        """Tell the user once in an attempt, and once in a run what the server cannot do."""
         if kind not in self._reported:
             self._reported.add(kind)
             (self._hub.note if isinstance(error, HubUnsupported) else self._notify)(text)

@@ -165,13 +165,13 @@ class Uploader:
             since = self._queued_at.get(self._step) if self._step is not None else None
             age = None if since is None else time.monotonic() - since
             return UploadStatus(
-                self._step,
-                age,
-                self._failure,
-                self._off,
-                self._attempt.repo_was_read,
-                self._all_sent,
-                max(self._queued_at, default=None),
+                step=self._step,
+                age_seconds=age,
+                failure=self._failure,
+                off=self._off,
+                repo_was_read=self._attempt.repo_was_read,
+                sent=self._all_sent,
+                offered=max(self._queued_at, default=None),
             )
 
     def messages(self) -> list[str]:
