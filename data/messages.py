@@ -200,7 +200,10 @@ class Fences(NamedTuple):
         return text.replace(self.begin, "").replace(self.end, "")
 
     def parts(self, text: str, marks: re.Pattern[str]) -> Iterator[Part]:
-        """A rendered text, cut at its fences. A template may have left one of a pair alone."""
+        """A rendered text, cut at its fences: a token between two of them is a part of its own.
+
+        A fence that a template has left without its other one is dropped.
+        """
         fence, begin = f"[{self.begin}{self.end}]", 0
         for match in re.finditer(rf"{self.begin}({marks.pattern}){self.end}|{fence}|\Z", text):
             if match.start() > begin:

@@ -182,7 +182,8 @@ def candidates(
     staging_bytes: int = SnapshotConfig.staging_bytes,
 ) -> list[Candidate]:
     """All strategies with their memory estimates, from the fastest to the lowest memory."""
-    estimate = cache(estimate_memory)  # FSDP with and without offloading share one
+    # FSDP has the same shape with and without offloading: one estimate serves both.
+    estimate = cache(estimate_memory)
     return [
         Candidate(strategy, config, estimate(config, strategy.shape), staging_bytes)
         for strategy in strategies(shape, machines)

@@ -77,7 +77,10 @@ class Bucket(OnHub, Files):
     def download_all(
         self, commit: str, files: Mapping[str, RemoteFile], folder: Path | None, again: bool = False
     ) -> None:
-        """Download files to `folder`. Raises OSError, too."""
+        """Download files to `folder`; those that exist stay. Raises HubError and OSError.
+
+        `commit` and `again` mean nothing here: a bucket has neither commits nor a cache.
+        """
         assert folder is not None, "a bucket has no cache"
         if not is_available():
             raise HubRefused(NEEDS_XET)

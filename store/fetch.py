@@ -240,9 +240,9 @@ def _download(
     if target is not None:  # the client returns an absolute path, also for a relative folder
         downloaded = target / folder
     entries = manifest_entries(downloaded)
-    if unlisted := sorted(set(listed) ^ set(entries)):
+    if unmatched := sorted(set(listed) ^ set(entries)):
         raise SnapshotError(
-            f"{folder} of {repo.name}: {unlisted[0]} is missing, or not in the manifest"
+            f"{folder} of {repo.name}: {unmatched[0]} is missing, or not in the manifest"
         )
     for name, (size, digest) in entries.items():
         if listed[name].size != size or listed[name].sha256 not in (digest, None):

@@ -34,8 +34,8 @@ class FilesAttempt:
         """The whole snapshots that were there when this attempt began to upload."""
         self._has_begun = False
         self._added: dict[str, list[str]] = {}
-        """By folder, what an attempt that is this one, or over, has uploaded to it. For folders
-        without a manifest: the upload or the deletion was cut off."""
+        """By folder, the files that this attempt, or one that is over, has uploaded to it. Needed
+        where the manifest is missing, because an upload or a deletion was cut off."""
         self._written: set[str] = set()
         """Paths that this attempt has begun to write, and may write again."""
         self._may_take_over = target.policy.takeover

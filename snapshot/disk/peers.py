@@ -142,10 +142,10 @@ class Progress:
 
     def fail(self, error: BaseException) -> None:
         """Let the others know that this process gives up."""
-        is_numbers = isinstance(error, SnapshotError)
+        is_unsound = isinstance(error, SnapshotError)  # not the disk: what it holds is wrong
         try:
-            self.reach(FAILED, error=str(error)[:LONGEST_ERROR], numbers=is_numbers)
-        except OSError:  # to remove a file takes no room
+            self.reach(FAILED, error=str(error)[:LONGEST_ERROR], unsound=is_unsound)
+        except OSError:  # a missing file tells of a failure, too, and removing it takes no room
             with suppress(OSError):
                 self._mine.unlink()
 
@@ -178,7 +178,7 @@ class Progress:
         except FileNotFoundError:
             raise OSError(f"process {peer.rank} could not write its part") from None
         if content["stage"] == FAILED:
-            raise (SnapshotError if content["numbers"] else OSError)(content["error"])
+            raise (SnapshotError if content["unsound"] else OSError)(content["error"])
         if is_gone and content["stage"] != HASHED:
             raise OSError(f"process {peer.rank} is gone")
         return content

@@ -209,7 +209,7 @@ class PendingSnapshot:
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
-        """Let the peers know of an error, and let go of an update that waits."""
+        """On an error, tell the peers, and end an optimizer update's wait for the shards."""
         try:
             yield
         except BaseException as error:

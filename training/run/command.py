@@ -127,7 +127,8 @@ def _print(error: Exception, stopping: bool, session: Session | None) -> bool:
 
     Returns whether it ends the launcher too, because a restart would fail again.
     """
-    alone = isinstance(error, TextLost)  # in the process that read; the others only lose that one
+    # Only the process that read has this error; the others only see that it is gone.
+    alone = isinstance(error, TextLost)
     prints = getattr(error, "reported_here", False) or alone or is_local_main_process()
     if isinstance(error, FailedElsewhere):
         # When a process ends, the launcher ends all: the one that reports must be the first.

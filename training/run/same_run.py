@@ -44,7 +44,9 @@ def refuse_other_run(
     """
     state = replace(state, config=public_config(state.config))
     part = value_of(state.config, "model.lora_rank") or not value_of(state.config, "snapshot.whole")
-    checked = {"model.pretrained"} if part else set()  # by hash; it may lie in another place now
+    # A part lacks the base's weights but has their hashes, which are checked when the base is
+    # opened. So the base may lie in another place now.
+    checked = {"model.pretrained"} if part else set()
     differences = [
         f"{key}: {as_argument(before)} in the snapshot, {as_argument(now)} now"
         for key in MUST_MATCH
