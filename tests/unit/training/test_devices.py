@@ -12,7 +12,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from config.compose import load_config
 from config.schema import RunConfig
-from training.distributed import strategy
+from training.distributed import accelerator
 from training.distributed.accelerator import why_not_compiled
 from training.distributed.processes import ProcessGroupTimeouts
 from training.reporting import machine
@@ -31,14 +31,14 @@ def gpu(monkeypatch):
 def test_a_run_on_the_cpu_beside_a_gpu_is_one_of_a_cpu(monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "inductor")
-    monkeypatch.setattr(strategy, "cpu_has_bf16", lambda: False)
+    monkeypatch.setattr(accelerator, "cpu_has_bf16", lambda: False)
     monkeypatch.setattr("shutil.which", lambda name: None)
-    assert strategy.effective_precision(RunConfig()) is None
+    assert accelerator.effective_precision(RunConfig()) is None
     assert "gcc" in why_not_compiled(load_config([]))
 
     monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
 
-    assert strategy.effective_precision(RunConfig()) == "no"
+    assert accelerator.effective_precision(RunConfig()) == "no"
     assert "g++" in why_not_compiled(load_config([]))
 
 
