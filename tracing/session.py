@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderShard
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import ProfileKwargs
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.profiler import record_function
 
@@ -122,18 +122,10 @@ class TracedSession(Session):
                 yield step
             return
 
-    def finish_step(
-        self,
-        step: int,
-        epoch: int,
-        learning_rate: float,
-        loss: Tensor,
-        grad_norm: Tensor,
-        **metrics: float | Tensor,
-    ) -> Due:
+    def finish_step(self, *figures: Any, **metrics: Any) -> Due:
         """Finish a step as `Session` does, but nothing is due."""
         with self._during(AGREEMENT):
-            super().finish_step(step, epoch, learning_rate, loss, grad_norm, **metrics)
+            super().finish_step(*figures, **metrics)
         return Due()
 
     def end(self) -> int:
