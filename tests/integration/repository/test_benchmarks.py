@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 from functools import cache
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
-BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.py"))
+from tracked import ROOT, tracked
+
+BENCHMARKS = tracked("benchmarks", ".py")
 
 
 @cache
