@@ -20,7 +20,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from config.checks import is_storable, problems, shortened, why_not_storable
+from config.checks import problems
 from config.hints import (
     EXPANDED,
     SWEEP_HINT,
@@ -32,6 +32,7 @@ from config.hints import (
     unknown_option,
 )
 from config.other_models import recipe_of
+from config.problems import is_storable, shortened, why_not_storable
 from config.schema import TEXT_KEYS, Config, ConfigError, other_model
 from data.tokenizer import CHARACTERS
 from model.families import FAMILIES
