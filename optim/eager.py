@@ -7,6 +7,7 @@ not compiled here, so they would do nothing else.
 from __future__ import annotations
 
 import inspect
+from functools import cache
 from typing import TypeVar
 
 import torch
@@ -24,6 +25,7 @@ class EagerOptimizer(Optimizer):
     load_state_dict = inspect.unwrap(Optimizer.load_state_dict)
 
 
+@cache  # an optimizer is built more than once: snapshots ask one what it keeps
 def eager(kind: type[Kind]) -> type[Kind]:
     """A class of torch.optim for use outside of compiled functions only, and not differentiable."""
     step = torch.no_grad()(inspect.unwrap(kind.step))
