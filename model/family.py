@@ -106,7 +106,7 @@ class ModelConfig(ABC):
         return nullcontext()
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(nn.Module, ABC):
     """A model that predicts the next token at every position."""
 
     config: ModelConfig
@@ -121,9 +121,9 @@ class LanguageModel(nn.Module):
         return False
 
     @property
+    @abstractmethod
     def blocks(self) -> nn.ModuleList:
         """The transformer blocks, in order."""
-        raise NotImplementedError
 
     @property
     def named(self) -> nn.Module:
@@ -135,15 +135,15 @@ class LanguageModel(nn.Module):
         return Layout(self)
 
     # Without these three methods accelerate's FSDP2 does not see a tie, and trains wrongly.
+    @abstractmethod
     def tie_weights(self) -> None:
         """Make the output layer and the token embedding one tensor, if the family does."""
-        raise NotImplementedError
 
-    def get_input_embeddings(self) -> nn.Module:
-        raise NotImplementedError
+    @abstractmethod
+    def get_input_embeddings(self) -> nn.Module: ...
 
-    def get_output_embeddings(self) -> nn.Module:
-        raise NotImplementedError
+    @abstractmethod
+    def get_output_embeddings(self) -> nn.Module: ...
 
     def new_cache(self) -> Any:
         """An empty cache for `forward`."""
