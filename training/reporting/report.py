@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import re
 import time
@@ -20,6 +22,7 @@ from data.prepared import CorpusInfo
 from model.cpu.threads import Threads
 from model.sharded import gather_full
 from store.uploader import Uploader
+from training.distributed.agreement import equal_on_all
 from training.distributed.environment import seconds_since_start
 from training.exits import TrainingStopped
 from training.reporting.console import Console
@@ -76,6 +79,8 @@ class Report:
         self.skipped_in_a_row = 0
         self.collected: list[Collected] = []
         """The steps since the last `write`."""
+        self._names_compared = False
+        """Whether all processes are known to collect metrics of the same names."""
         self._since = time.perf_counter()
         self._passes_before = 0.0
         """Seconds of forward and backward until the last call of `write`."""
@@ -202,8 +207,17 @@ class Report:
     def _mean_metrics(self, accelerator: Accelerator) -> list[dict[str, float]]:
         """The other metrics of each collected step: means over the processes, all in one message.
 
-        Every process must call this, with metrics of the same names.
+        Every process must call this. Raises ConfigError, in the first call, where processes have
+        other names: without a word, they would mix up their messages.
         """
+        if not self._names_compared:
+            self._names_compared = True
+            names = json.dumps([(one.step, [*one.metrics]) for one in self.collected])
+            if not equal_on_all(accelerator, hashlib.sha256(names.encode()).hexdigest()):
+                raise ConfigError(
+                    "train.py gives session.finish_step other metrics on one process than on "
+                    "another. Give the same names at the same steps on all of them, in one order."
+                )
         own = [gather_full(x) for of_step in self.collected for x in of_step.metrics.values()]
         means = iter(accelerator.reduce(torch.stack(own), "mean").tolist() if own else [])
         return [{name: next(means) for name in of_step.metrics} for of_step in self.collected]

@@ -281,6 +281,15 @@ def test_a_new_metric_reaches_file_console_and_trackers(tmp_path, capsys):
     assert (row["train/weight_norm"], row["train/odd"]) == (2.0, 3.0)
 
 
+def test_metrics_of_one_process_alone_are_refused(tmp_path):
+    accelerator = Accelerator(cpu=True)
+    accelerator.gather = lambda number: torch.cat([number, number + 1])  # of two processes
+    report = report_of(tmp_path)
+    report.add(1, 0.1, torch.tensor(1.0), torch.tensor(1.0), {"mine": 1})
+    with pytest.raises(ConfigError, match="other metrics on one process than on another"):
+        report.write(accelerator)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
