@@ -15,6 +15,7 @@ from data.tokenizer import CharTokenizer
 from model.causal_lm import CausalLM
 from model.cpu.layers import tune
 from model.families import FAMILIES, build_model
+from model.family import LanguageModel
 from model.generate import generate
 from planning.fake_trace import Shape, traced_phases
 from snapshot.comparison import compare_logits
@@ -286,3 +287,11 @@ def test_every_command_takes_a_llama(small, tmp_path):
     page = runs.run([*runs.MODULE, "space", str(run_dir), "--to", str(tmp_path / "page")])
     assert page.returncode == 2
     assert "is a llama that the page of a Space cannot run" in page.stderr
+
+
+def test_a_family_that_lacks_a_method_is_not_built():
+    class Unfinished(LanguageModel):
+        def tie_weights(self) -> None: ...
+
+    with pytest.raises(TypeError, match=r"abstract class Unfinished .*blocks"):
+        Unfinished()
