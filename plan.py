@@ -24,6 +24,7 @@ from config.schema import (
     other_model,
     too_long,
 )
+from data.columns import PACKED
 from data.command import EXIT_USER_MISTAKE, exit_code_of, say_error
 from data.tokenizer import bpe_size
 from model.causal_lm import quiet_transformers
@@ -74,6 +75,7 @@ def plan(options: argparse.Namespace) -> int:
             )
         accumulation_steps(config.train, options.processes)  # raises if the batch cannot be divided
         model = planned_model(options, config)
+        shape = replace(shape, packed=config.data.documents != PACKED and model.can_pack)
         with torch.device("meta"):
             freeze(counted := build_model(model), config.optim.freeze)
         settle_rate(config, layout_for(model).size_without_output)

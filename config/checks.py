@@ -9,7 +9,7 @@ from pathlib import Path
 
 from config.problems import Problems, is_storable, value_of, why_not_storable
 from config.schema import TEXT_KEYS, Config, gpt_config, other_model
-from data.columns import CONVERSATIONS, DOCUMENT_MODES, PACKED
+from data.columns import CONVERSATIONS, DOCUMENT_MODES, MASKED, PACKED
 from data.order import WHOLE, shares_of
 from data.printable import printable, redact_urls
 from data.reading.groups import TRAIN
@@ -345,9 +345,9 @@ def check_streaming(found: Problems) -> None:
         "out, or name a data set",
     )
     need(
-        data.documents == PACKED,
+        data.documents in (PACKED, MASKED),
         "data.documents",
-        f"is not possible for streamed text, which is always {PACKED}. Leave it out, or prepare "
+        f"is not possible for streamed text: use {PACKED} or {MASKED}, or prepare "
         "the text with data.streaming=false",
     )
     name = data.tokenizer or (CHARACTERS if other_model(found.config.model) is None else "")

@@ -14,7 +14,10 @@ from data.messages import EXTRAS, conversation_of
 from data.pieces import with_final_newline
 from data.reading.content import LATIN, iconv
 
-PACKED, SEPARATE, CONVERSATIONS = DOCUMENT_MODES = ("packed", "separate", "conversations")
+PACKED, MASKED, SEPARATE, CONVERSATIONS = DOCUMENT_MODES = (
+    *("packed", "masked"),
+    *("separate", "conversations"),
+)
 """The values of `data.documents`."""
 DEFAULT_COLUMN = "text"
 MESSAGES, PAIR = "messages", ("prompt", "completion")

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import data.prepare
-from data.columns import CONVERSATIONS, PACKED, SEPARATE, MessagesColumn, TextColumn
+from data.columns import CONVERSATIONS, MASKED, PACKED, SEPARATE, MessagesColumn, TextColumn
 from data.documents import Documents
 from data.errors import BrokenText, DataError, cache_error
 from data.loader import EndlessText
@@ -74,7 +74,7 @@ def prepare_corpus(
 
     `tokenizer` is char, bpe:<size>, or the folder of a transformers tokenizer. A `val_fraction` of
     `ALL_HELD_OUT` holds out the whole text; `block_size` then has a meaning for conversations only,
-    which are not longer. `documents` is packed, separate or conversations. `threads`, at most four,
+    which are not longer. `documents` is one of DOCUMENT_MODES. `threads`, at most four,
     encode characters; subwords are encoded on all cores. `verify` reads all of the cached
     corpus, about a second a GB; one process of each machine should do it. `say` receives progress
     lines, from a thread, for what takes longer than a second.
@@ -149,7 +149,9 @@ def _parts(
 ) -> tuple[TokenStream | Documents, TokenStream | Documents]:
     """What is trained on, and what is held out. Raises Damaged."""
     tokens, split = prepared.tokens, prepared.info.split
-    if documents == PACKED:
+    if documents == MASKED:
+        tokens = tokens.masked(prepared.ends())
+    if documents in (PACKED, MASKED):
         return tokens.part(0, split), tokens.part(split, len(tokens))
     return prepared.documents(0, split), prepared.documents(split, len(tokens))
 

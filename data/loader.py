@@ -21,11 +21,16 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from data.documents import DocumentRows, Documents
+from data.errors import DataError
 from data.order import BlockOrder
 from data.token_file import TokenStream
 
 SEQUENCES_AHEAD = 512
 """How many positions of the order are computed at once."""
+CANNOT_MASK = (
+    "data.documents=masked needs a model that keeps documents in a row apart, which this one does "
+    "not (docs/conversations.md lists those that do). Use separate, or packed."
+)
 NO_WINDOW = -1
 """Pads a batch of the evaluation: a row whose targets do not count."""
 
@@ -56,14 +61,17 @@ class Windows(Dataset):
         """The items of an evaluation, evenly spaced as in `held_out_starts`."""
         return held_out_starts(len(self.tokens), self.block_size, at_most)
 
-    def __getitems__(self, starts: list[int]) -> tuple[tuple[Tensor, Tensor], float]:
+    def __getitems__(self, starts: list[int]) -> tuple[tuple[Tensor, ...], float]:
         """Inputs and targets, each int64 (B, T), of the windows that begin at `starts`.
 
-        Their share is 1: in training every window has the same number of targets.
+        Those of a masked stream have positions, too. Their share is 1: in training every window has
+        the same number of targets.
         """
         tokens = len(self.tokens)
         inputs = np.zeros((len(starts), self.block_size), dtype=np.int64)
         targets = np.full((len(starts), self.block_size), self.ignored, dtype=np.int64)
+        positions = np.tile(np.arange(self.block_size), (len(starts), 1))
+        masks = self.tokens.masks
         for row, start in enumerate(starts):
             if start == NO_WINDOW:
                 continue
@@ -71,7 +79,10 @@ class Windows(Dataset):
             window = self.tokens.window(start, length + 1)
             inputs[row, :length] = window[:-1]
             targets[row, :length] = window[1:]
-        return (torch.from_numpy(inputs), torch.from_numpy(targets)), 1.0
+            if masks:
+                positions[row, :length] = self.tokens.positions(start, length)
+        batch = (inputs, targets, positions) if masks else (inputs, targets)
+        return tuple(map(torch.from_numpy, batch)), 1.0
 
 
 @overload
@@ -91,10 +102,13 @@ def windows_of(
 ) -> Sequences:
     """What is trained on or evaluated: windows of a stream, rows of documents, or blocks.
 
-    With `pack` the model keeps the documents of a row apart, by their positions.
+    With `pack` the model keeps the documents of a row apart, by their positions. Raises DataError
+    for a masked text without it.
     """
     if isinstance(text, Documents):
         return DocumentRows(text, block_size, ignored, pack)
+    if text.masks and not pack:
+        raise DataError(CANNOT_MASK)
     if isinstance(text, TokenStream):
         return Windows(text, block_size, ignored)
     return text.sequences(block_size)
@@ -238,6 +252,10 @@ class EndlessText(Protocol):
 
     def sequences(self, block_size: int) -> Sequences:
         """What a loader reads: blocks of so many tokens."""
+
+    @property
+    def masks(self) -> bool:
+        """Whether the blocks say by positions where documents begin."""
 
     @property
     def in_words(self) -> list[str]:

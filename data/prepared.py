@@ -117,15 +117,19 @@ class Prepared:
     has_targets: bool
     """Whether it is of conversations, which store their targets."""
 
+    def ends(self) -> NDArray[np.int64]:
+        """The first token after each document. Raises Damaged if it is not what was written."""
+        ends = TokenFile(self.folder / TOKENS).ends()
+        if len(ends) != self.info.documents:
+            raise Damaged(f"{TOKENS} does not match {INFO}")
+        return ends
+
     def documents(self, begin: int, stop: int) -> Documents:
         """The documents of tokens begin..stop, or the parts of them that are there.
 
         Raises Damaged where they are not what was written.
         """
-        file = TokenFile(self.folder / TOKENS)
-        ends = file.ends()
-        if len(ends) != self.info.documents:
-            raise Damaged(f"{TOKENS} does not match {INFO}")
+        file, ends = TokenFile(self.folder / TOKENS), self.ends()
         chosen = (ends > begin) & (ends <= stop)
         tokens, own = self.tokens.part(begin, stop), ends[chosen] - begin
         if self.has_targets:

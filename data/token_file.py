@@ -214,6 +214,18 @@ class TokensInFile:
             yield self[start : start + PIECE_TOKENS]
 
 
+def positions_of(length: int, firsts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Positions (length,) that begin again with 0 at each of `firsts`, in ascending order."""
+    bounds = np.concatenate(([0], firsts, [length]))
+    return np.arange(length) - np.repeat(bounds[:-1], np.diff(bounds))
+
+
+def ends_within(ends: NDArray[np.int64], start: int, length: int) -> NDArray[np.int64]:
+    """The places among tokens start..start+length, but the first, at which a document begins."""
+    first, last = np.searchsorted(ends, (start + 1, start + length))
+    return ends[first:last] - start
+
+
 class TokenStream:
     """Tokens start..stop of consecutive arrays, read window by window.
 
@@ -229,13 +241,16 @@ class TokenStream:
         stop: int | None = None,
         path: Path | None = None,
         column: str = "tokens",
+        ends: NDArray[np.int64] | None = None,
     ) -> None:
+        """`ends`, from the beginning of the arrays, are where documents end, if windows say so."""
         self.chunks = chunks
         self.bounds = np.cumsum([0, *(len(chunk) for chunk in chunks)])
         self.start = start
         self.stop = int(self.bounds[-1]) if stop is None else stop
         self.path = path
         self.column = column
+        self.ends = ends
         assert 0 <= self.start <= self.stop <= self.bounds[-1]
 
     @classmethod
@@ -245,16 +260,30 @@ class TokenStream:
 
     def __reduce__(self) -> tuple[Callable, tuple[Any, ...]]:
         if self.path is None:
-            return TokenStream, (self.chunks, self.start, self.stop)
-        return _reopened, (self.path, self.column, self.start, self.stop)
+            return TokenStream, (self.chunks, self.start, self.stop, None, self.column, self.ends)
+        return _reopened, (self.path, self.column, self.start, self.stop, self.ends)
 
     def __len__(self) -> int:
         return self.stop - self.start
 
+    @property
+    def masks(self) -> bool:
+        """Whether its windows say by positions where documents begin."""
+        return self.ends is not None
+
     def part(self, start: int, stop: int) -> TokenStream:
         """The stream of tokens start..stop of this one; it shares the arrays."""
         first, last = self.start + start, self.start + stop
-        return TokenStream(self.chunks, first, last, self.path, self.column)
+        return TokenStream(self.chunks, first, last, self.path, self.column, self.ends)
+
+    def masked(self, ends: NDArray[np.int64]) -> TokenStream:
+        """The same tokens, in whose windows positions begin again after each of `ends`."""
+        return TokenStream(self.chunks, self.start, self.stop, self.path, self.column, ends)
+
+    def positions(self, start: int, length: int) -> NDArray[np.int64]:
+        """Positions (length,) of tokens start..start+length of a masked stream."""
+        assert self.ends is not None
+        return positions_of(length, ends_within(self.ends, self.start + start, length))
 
     def window(self, start: int, length: int) -> NDArray:
         """Tokens start..start+length as a new array. Raises IndexError beyond the end."""
@@ -278,5 +307,7 @@ class TokenStream:
             yield self.window(start, min(PIECE_TOKENS, len(self) - start))
 
 
-def _reopened(path: Path, column: str, start: int, stop: int) -> TokenStream:
-    return TokenStream.from_arrow(path, column).part(start, stop)
+def _reopened(
+    path: Path, column: str, start: int, stop: int, ends: NDArray[np.int64] | None
+) -> TokenStream:
+    return TokenStream(TokenFile(path).lists(column), start, stop, path, column, ends)

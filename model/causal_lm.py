@@ -69,6 +69,17 @@ class CausalLMConfig(ModelConfig):
     def attention_width(self) -> int:
         return self.n_head * self.head_size
 
+    @property
+    def can_pack(self) -> bool:
+        """Whether several documents in a row do not attend to each other if positions say so.
+
+        transformers derives the mask from the positions, but not in every architecture. What a
+        document is computed to must not depend on its neighbours in the batch either.
+        """
+        rotations = json.dumps(_transformers_config(self.content).to_dict(), default=str)
+        grows = any(f'"{one}"' in rotations for one in GROWING_ROTATIONS)
+        return self.family in PACKING and not grows
+
     @classmethod
     def read(
         cls, content: dict[str, Any], dropout: float = 0.0, activation_checkpointing: bool = False
@@ -141,19 +152,21 @@ class CausalLMConfig(ModelConfig):
         return replace(self, content=content, n_layer=n_layer)
 
     @contextmanager
-    def on_fake_tensors(self) -> Iterator[None]:
+    def on_fake_tensors(self, packed: bool = False) -> Iterator[None]:
         from transformers import masking_utils
         from transformers.integrations import moe
 
-        packed, grouped = masking_utils.find_packed_sequence_indices, moe._can_use_grouped_mm
+        found, grouped = masking_utils.find_packed_sequence_indices, moe._can_use_grouped_mm
         # It looks at the positions whether a window has several sequences.
-        masking_utils.find_packed_sequence_indices = lambda position_ids: None
+        masking_utils.find_packed_sequence_indices = lambda position_ids: (
+            position_ids if packed else None
+        )
         # The fake of torch's grouped_mm has bf16 alone; transformers' own saves the same tensors.
         moe._can_use_grouped_mm = lambda *_: False
         try:
             yield
         finally:
-            masking_utils.find_packed_sequence_indices = packed
+            masking_utils.find_packed_sequence_indices = found
             moe._can_use_grouped_mm = grouped
 
 
@@ -282,17 +295,6 @@ class CausalLM(LanguageModel):
         found: nn.Module = self.lm.get_output_embeddings()
         return found
 
-    @property
-    def can_pack(self) -> bool:
-        """Whether several documents in a row do not attend to each other if positions say so.
-
-        transformers derives the mask from the positions, but not in every architecture. What a
-        document is computed to must not depend on its neighbours in the batch either.
-        """
-        rotations = json.dumps(self.lm.config.to_dict(), default=str)
-        grows = any(f'"{one}"' in rotations for one in GROWING_ROTATIONS)
-        return self.config.family in PACKING and not grows
-
     def new_cache(self) -> Any:
         """An empty cache for `forward`."""
         from transformers import DynamicCache
@@ -314,8 +316,8 @@ class CausalLM(LanguageModel):
         """Logits (B, T, V) for token ids (B, T), or, with targets (B, T), the mean loss in nats.
 
         Targets of `model.head.IGNORED` do not count. With `positions` (B, T), a document begins
-        wherever they do not count on, and attends to itself alone (see `can_pack`). With a cache,
-        `ids` are the positions after the cached ones.
+        wherever they do not count on, and attends to itself alone, if the model `can_pack`. With a
+        cache, `ids` are the positions after the cached ones.
         """
         found = self.lm(
             input_ids=ids, position_ids=positions, cache=cache, use_cache=cache is not None

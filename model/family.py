@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from model.documents import PackedRows
 from model.layout import Layout, ModelError, Shape
 from model.lora import Lora
 
@@ -56,6 +57,11 @@ class ModelConfig(ABC):
     def page_computes(self) -> bool:
         """Whether the page of browser/ computes the model."""
         return False
+
+    @property
+    def can_pack(self) -> bool:
+        """Whether the model keeps documents in a row apart, by positions that begin again."""
+        return True
 
     @property
     def attention_width(self) -> int:
@@ -101,8 +107,11 @@ class ModelConfig(ABC):
         """The same model with another number of layers."""
         return replace(self, n_layer=n_layer)
 
-    def on_fake_tensors(self) -> AbstractContextManager[None]:
-        """A context in which such a model computes with tensors that have no values."""
+    def on_fake_tensors(self, packed: bool = False) -> AbstractContextManager[None]:
+        """A context in which such a model computes with tensors that have no values.
+
+        `packed`: whether rows have several documents, which no value can say.
+        """
         return nullcontext()
 
 
@@ -115,10 +124,15 @@ class LanguageModel(nn.Module, ABC):
     joined: ClassVar[Mapping[str, int]] = {}
     """Linear layers of the blocks whose weight joins several matrices by rows, and how many."""
 
+    once_unpacked: ClassVar[bool] = False
+    """Whether older versions had one document in a row: their runs resume so."""
+    varlen: bool = False
+    """Whether documents in a row are attended to by torch's variable-length kernel for CUDA."""
+
     @property
     def can_pack(self) -> bool:
         """Whether `forward` takes positions that say where a document begins."""
-        return False
+        return self.config.can_pack
 
     @property
     @abstractmethod
@@ -187,8 +201,17 @@ class Part(nn.Module):
 class Attend(nn.Module):
     """torch's attention, as a layer, so that model/cpu/ may replace it."""
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        """Queries, keys and values (B, H, T, D) to (B, H, T, D)."""
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        rows: PackedRows | None = None,
+        **options: Any,
+    ) -> Tensor:
+        """Queries, keys and values (B, H, T, D) to (B, H, T, D), within the documents of `rows`."""
+        if rows is not None:
+            return rows.attend(query, key, value, **options)
         return F.scaled_dot_product_attention(query, key, value, **options)
 
 

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from model.documents import PackedRows, packed_rows
 from model.family import (
     Attend,
     KeyValueCache,
@@ -80,7 +81,9 @@ class Attention(Part):
         self.resid_dropout = nn.Dropout(config.dropout)
         self.attend = Attend()
 
-    def forward(self, x: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, rows: PackedRows | None = None, cache: KeyValueCache | None = None
+    ) -> Tensor:
         batch, time, channels = x.shape
         query, key, value = self.c_attn(x).split(channels, dim=2)  # each (B, T, C)
         by_head = (batch, time, self.n_head, channels // self.n_head)
@@ -92,7 +95,10 @@ class Attention(Part):
         # A single new position attends to all cached ones. Several positions need the causal mask,
         # which is correct only for an empty cache; GPT.forward ensures that.
         dropout = self.dropout if self.training else 0.0
-        mixed = self.attend(query, key, value, dropout_p=dropout, is_causal=time > 1)
+        if rows is not None:
+            mixed = self.attend(query, key, value, rows=rows, dropout_p=dropout)
+        else:
+            mixed = self.attend(query, key, value, dropout_p=dropout, is_causal=time > 1)
         mixed = mixed.transpose(1, 2).reshape(batch, time, channels)  # (B, H, T, D) -> (B, T, C)
         return self.resid_dropout(self.c_proj(mixed))
 
@@ -121,8 +127,10 @@ class Block(nn.Module):
         self.ln_2 = LayerNorm(config.n_embd)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, cache: KeyValueCache | None = None) -> Tensor:
-        x = x + self.attn(self.ln_1(x), cache)
+    def forward(
+        self, x: Tensor, rows: PackedRows | None = None, cache: KeyValueCache | None = None
+    ) -> Tensor:
+        x = x + self.attn(self.ln_1(x), rows, cache)
         return x + self.mlp(self.ln_2(x))
 
 
@@ -138,17 +146,22 @@ class Transformer(Part):
         self.ln_f = LayerNorm(config.n_embd)
         self.activation_checkpointing = config.activation_checkpointing
 
-    def forward(self, ids: Tensor, past: int, cache: KeyValueCache | None) -> Tensor:
-        """Token ids (B, T), after `past` earlier positions, to (B, T, C)."""
-        positions = torch.arange(past, past + ids.size(1), device=ids.device)
+    def forward(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        rows: PackedRows | None,
+        cache: KeyValueCache | None,
+    ) -> Tensor:
+        """Token ids (B, T) at positions (T) or (B, T) to (B, T, C)."""
         # The residual stream is float32 even if FSDP's weights have 16 bits.
         x = self.drop((self.wte(ids) + self.wpe(positions)).float())
         for block in self.h:
             if self.activation_checkpointing and self.training and cache is None:
                 # Restores the generator's state, so that the recomputed dropout is the same.
-                x = checkpoint(block, x, use_reentrant=False)
+                x = checkpoint(block, x, rows, use_reentrant=False)
             else:
-                x = block(x, cache)
+                x = block(x, rows, cache)
         return self.ln_f(x)
 
 
@@ -261,6 +274,7 @@ class GPT(LanguageModel):
 
     config: GPTConfig
     _no_split_modules = ("Block",)
+    once_unpacked = True
     joined: ClassVar = {"c_attn": 3}  # query, key and value
 
     def __init__(self, config: GPTConfig) -> None:
@@ -300,12 +314,17 @@ class GPT(LanguageModel):
         return self.lm_head
 
     def forward(
-        self, ids: Tensor, targets: Tensor | None = None, cache: KeyValueCache | None = None
+        self,
+        ids: Tensor,
+        targets: Tensor | None = None,
+        positions: Tensor | None = None,
+        cache: KeyValueCache | None = None,
     ) -> Tensor:
         """Logits (B, T, V) for token ids (B, T), or, with targets (B, T), the mean loss in nats.
 
-        Targets equal to `IGNORED` do not count. With a cache, `ids` are the positions after the
-        cached ones: any number into an empty cache, later one at a time.
+        Targets equal to `IGNORED` do not count. With `positions` (B, T), a document begins wherever
+        they do not count on, and attends to itself alone. With a cache, `ids` are the positions
+        after the cached ones: any number into an empty cache, later one at a time.
 
         Raises ValueError if the positions exceed `block_size`.
         """
@@ -314,5 +333,8 @@ class GPT(LanguageModel):
         if past + time > self.config.block_size:
             raise ValueError(f"{past + time} positions, but block_size={self.config.block_size}")
         assert past == 0 or time == 1, "a filled cache is extended by one position at a time"
-        hidden = self.transformer(ids, past, cache)  # (B, T, C)
+        rows = None if positions is None else packed_rows(positions, self.varlen)
+        if positions is None:
+            positions = torch.arange(past, past + time, device=ids.device)
+        hidden = self.transformer(ids, positions, rows, cache)  # (B, T, C)
         return self.lm_head(hidden, targets)

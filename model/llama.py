@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from model.documents import PackedRows, packed_rows
 from model.family import (
     Attend,
     KeyValueCache,
@@ -75,7 +76,7 @@ class Attention(Part):
         self,
         x: Tensor,
         rotation: tuple[Tensor, Tensor],
-        mask: Tensor | None,
+        rows: PackedRows | None,
         cache: KeyValueCache | None = None,
     ) -> Tensor:
         batch, time, _ = x.shape
@@ -89,8 +90,8 @@ class Attention(Part):
         if self.shared > 1:
             key, value = (part.repeat_interleave(self.shared, dim=1) for part in (key, value))
         dropout = self.dropout if self.training else 0.0
-        if mask is not None:
-            mixed = self.attend(query, key, value, dropout_p=dropout, attn_mask=mask)
+        if rows is not None:
+            mixed = self.attend(query, key, value, rows=rows, dropout_p=dropout)
         else:  # as in model.gpt.Attention
             mixed = self.attend(query, key, value, dropout_p=dropout, is_causal=time > 1)
         return self.o_proj(mixed.transpose(1, 2).reshape(batch, time, -1))
@@ -151,7 +152,11 @@ class Transformer(nn.Module):
         self.activation_checkpointing = config.activation_checkpointing
 
     def forward(
-        self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: KeyValueCache | None
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        rows: PackedRows | None,
+        cache: KeyValueCache | None,
     ) -> Tensor:
         """Token ids (B, T) at positions (T) or (B, T) to (B, T, C)."""
         cosine, sine = rotations(positions, self.size)
@@ -161,9 +166,9 @@ class Transformer(nn.Module):
         x = self.embed_tokens(ids).float()
         for block in self.layers:
             if self.activation_checkpointing and self.training and cache is None:
-                x = checkpoint(block, x, (cosine, sine), mask, use_reentrant=False)
+                x = checkpoint(block, x, (cosine, sine), rows, use_reentrant=False)
             else:
-                x = block(x, (cosine, sine), mask, cache)
+                x = block(x, (cosine, sine), rows, cache)
         return self.norm(x)
 
 
@@ -282,7 +287,6 @@ class Llama(LanguageModel):
 
     config: LlamaConfig
     _no_split_modules = ("Block",)
-    can_pack = True
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -328,14 +332,7 @@ class Llama(LanguageModel):
         if past + time > self.config.block_size:
             raise ValueError(f"{past + time} positions, but block_size={self.config.block_size}")
         assert past == 0 or time == 1, "a filled cache is extended by one position at a time"
-        mask = None if positions is None else document_mask(positions)
+        rows = None if positions is None else packed_rows(positions, self.varlen)
         if positions is None:
             positions = torch.arange(past, past + time, device=ids.device)
-        return self.lm_head(self.model(ids, positions, mask, cache), targets)
-
-
-def document_mask(positions: Tensor) -> Tensor:
-    """(B, 1, T, T): whether a query may attend to a key: an earlier one of its own document."""
-    begins = positions[:, 1:] != positions[:, :-1] + 1
-    document = F.pad(begins.cumsum(dim=1), (1, 0))  # (B, T), counted from 0
-    return (document[:, :, None] == document[:, None, :]).tril()[:, None]
+        return self.lm_head(self.model(ids, positions, rows, cache), targets)

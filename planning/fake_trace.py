@@ -59,6 +59,8 @@ class Shape:
     """Patterns of the parameters that are not trained."""
     attention: str | None = None
     """The attention of a CPU, as in `run.attention`; None for the usually faster one."""
+    packed: bool = False
+    """Whether documents in a row do not attend to each other."""
 
 
 def _bare_model(config: ModelConfig, shape: Shape) -> LanguageModel:
@@ -82,12 +84,13 @@ def traced_phases(config: ModelConfig, micro_batch_size: int, shape: Shape) -> L
     with (
         _fake_process_group(shape) as mesh,
         FakeTensorMode(allow_non_fake_inputs=True),
-        config.on_fake_tensors(),
+        config.on_fake_tensors(shape.packed),
         without_offsets(),
     ):
         bare = _bare_model(config, shape)
         model: nn.Module = bare if mesh is None else _sharded(bare, mesh, shape)
         ids = torch.zeros(micro_batch_size, config.block_size, dtype=torch.int64)
+        batch = (ids, ids, ids) if shape.packed else (ids, ids)  # inputs, targets, positions
         tracker.mark(list(model.parameters()), "parameters")
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         for parameter in parameters:
@@ -113,7 +116,7 @@ def traced_phases(config: ModelConfig, micro_batch_size: int, shape: Shape) -> L
                 tracker.place = ("start", micro)
                 no_sync = micro == 0 and isinstance(model, DistributedDataParallel)
                 with model.no_sync() if no_sync else contextlib.nullcontext():  # type: ignore
-                    loss = _forward(model, shape, ids, ids)
+                    loss = _forward(model, shape, *batch)
                     (loss.float() / 2).backward()
                 del loss
             tracker.place = ("update",)
@@ -123,7 +126,7 @@ def traced_phases(config: ModelConfig, micro_batch_size: int, shape: Shape) -> L
             with torch.no_grad():
                 model.eval()
                 tracker.place = ("start", "evaluation")
-                _forward(model, shape, ids, ids)
+                _forward(model, shape, *batch)
                 tracker.place = ("start", "sampling")
                 _sample(bare, shape)
     return tracker

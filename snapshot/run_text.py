@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from data.columns import DOCUMENT_MODES, PACKED
+from data.columns import DOCUMENT_MODES, MASKED, PACKED
 from data.corpus import Corpus
 from data.errors import DataError
 from data.reading.access import Access
@@ -182,6 +182,7 @@ def stream_of_run(
             held_out=[] if split is None else listed(entry("data.held_out_split", str)),
             held_out_groups=[part.held_out_groups for part in parts],
             skip_broken=skip_broken,
+            masks=value_of(state.config, "data.documents") == MASKED,
         )
         reading = StreamReading(
             partial(read_group, access=access, skip_broken=skip_broken),

@@ -10,7 +10,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -44,7 +44,14 @@ from data.streaming.windows import (
     shares_of_groups,
 )
 from data.subwords import SubwordTokenizer, tokenizer_of, train_bpe
-from data.token_file import TokenFile, TokensInFile, TokenStream
+from data.token_file import (
+    NO_NUMBERS,
+    TokenFile,
+    TokensInFile,
+    TokenStream,
+    ends_within,
+    positions_of,
+)
 from data.tokenizer import OF_BYTES, SMALLEST_BPE, Tokenizer
 
 OPEN_FILES = 4
@@ -72,6 +79,11 @@ class StreamedText:
                 f"data.mix: the run has read {blocks} blocks of its sources, which does not match "
                 "these weights. Restore the weights, or give the new run another run.name."
             )
+
+    @property
+    def masks(self) -> bool:
+        """Whether the blocks say by positions where documents begin."""
+        return self.sources[0].definition.masks
 
     def sequences(self, block_size: int) -> StreamedBlocks:
         """What a loader reads: blocks of so many tokens."""
@@ -118,6 +130,14 @@ class StreamedText:
         ]
 
 
+class Opened(NamedTuple):
+    """A file of the cache."""
+
+    tokens: TokensInFile
+    ends: NDArray[np.int64]
+    """Where documents end; none where nothing is masked."""
+
+
 class StreamedBlocks(Dataset):
     """Blocks, each a list of parts of files in the cache. A process that has none of them open
     opens them by name, so workers of any kind can read them."""
@@ -128,7 +148,8 @@ class StreamedBlocks(Dataset):
         self._cache = text.sources[0].cache
         self._dtype = text.sources[0].definition.tokenizer.dtype
         self._most_open = OPEN_FILES * len(text.sources)
-        self._open: OrderedDict[str, TokensInFile] = OrderedDict()
+        self._masks = text.masks
+        self._open: OrderedDict[str, Opened] = OrderedDict()
 
     def __getstate__(self) -> dict[str, Any]:
         """What a worker needs that is not forked: not the text, which has threads."""
@@ -139,8 +160,8 @@ class StreamedBlocks(Dataset):
         assert self._text is not None
         return self._text.order(self.block_size, global_batch_size)
 
-    def __getitems__(self, blocks: list[Block]) -> tuple[tuple[Tensor, Tensor], float]:
-        """Inputs and targets, each int64 (B, T), and their share, which is 1."""
+    def __getitems__(self, blocks: list[Block]) -> tuple[tuple[Tensor, ...], float]:
+        """Inputs, targets and of masked text positions, each int64 (B, T); their share, 1."""
         tokens = np.empty((len(blocks), self.block_size + 1), dtype=self._dtype)
         files = self._read(part for parts in blocks for part in parts)
         for row, parts in zip(tokens, blocks, strict=True):
@@ -150,10 +171,21 @@ class StreamedBlocks(Dataset):
                 row[place : place + count] = content[first - begin : first - begin + count]
                 place += count
         # One storage, which a worker sends at once.
-        both = np.empty((2, len(blocks), self.block_size), dtype=np.int64)
-        both[0], both[1] = tokens[:, :-1], tokens[:, 1:]
-        inputs, targets = torch.from_numpy(both)
-        return (inputs, targets), 1.0
+        batch = np.empty((2 + self._masks, len(blocks), self.block_size), dtype=np.int64)
+        batch[0], batch[1] = tokens[:, :-1], tokens[:, 1:]
+        if self._masks:
+            batch[2] = [self._positions(block) for block in blocks]
+        return tuple(torch.from_numpy(batch)), 1.0
+
+    def _positions(self, block: Block) -> NDArray[np.int64]:
+        """The positions of a block (T,): a file begins with a document."""
+        firsts, place = [], 0
+        for name, first, count in block:
+            firsts += [np.array([place] if place else [], dtype=np.int64)]
+            firsts += [ends_within(self._opened(name).ends, first, count) + place]
+            place += count
+        found = np.concatenate(firsts)
+        return positions_of(self.block_size, found[found < self.block_size])
 
     def _read(self, parts: Iterable[Span]) -> dict[str, tuple[int, NDArray]]:
         """By file, the tokens from the first to the last of its parts, and where they begin.
@@ -165,14 +197,17 @@ class StreamedBlocks(Dataset):
             begin, end = bounds.get(name, (first, first))
             bounds[name] = min(begin, first), max(end, first + count)
         return {
-            name: (begin, self._tokens(name)[begin:end]) for name, (begin, end) in bounds.items()
+            name: (begin, self._opened(name).tokens[begin:end])
+            for name, (begin, end) in bounds.items()
         }
 
-    def _tokens(self, name: str) -> TokensInFile:
+    def _opened(self, name: str) -> Opened:
         if name not in self._open:
             path = self._cache.path(name)
             try:
-                (self._open[name],) = TokenFile(path).lists()
+                file = TokenFile(path)
+                (tokens,) = file.lists()
+                self._open[name] = Opened(tokens, file.ends() if self._masks else NO_NUMBERS)
             except FileNotFoundError as error:
                 raise TextLost(
                     f"the file {path} of the stream's cache was removed while it was in use. "
@@ -225,6 +260,10 @@ def stream_corpus(stream: StreamDefinition, reading: StreamReading) -> Corpus:
     except OSError as error:
         raise cache_error(reading.cache_dir, error) from error
     tokens = TokenStream([one.tokens for one in held])
+    if stream.masks:
+        begins = tokens.bounds[:-1]
+        ends = [one.ends + begin for one, begin in zip(held, begins, strict=True)]
+        tokens = tokens.masked(np.concatenate(ends))
     return Corpus(_info(text, stream, tokens, held), stream.tokenizer, text, tokens)
 
 

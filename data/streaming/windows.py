@@ -58,6 +58,8 @@ class StreamDefinition:
     """Which share of the groups of each data set has held-out rows; None as in a new run."""
     skip_broken: bool = False
     """Whether rows that cannot be read are left out."""
+    masks: bool = False
+    """Whether blocks say by positions where documents begin."""
 
     @property
     def held_out_share(self) -> float:

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from model.documents import PackedRows
 from model.family import Attend, Part
 
 WAYS = PRODUCTS, KERNEL = "products", "kernel"
@@ -94,12 +95,19 @@ class ProductAttend(Attend):
     longest = MATMUL_ATTENTION_LENGTH
     """Positions. Longer sequences are left to torch's kernel."""
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        rows: PackedRows | None = None,
+        **options: Any,
+    ) -> Tensor:
         """As `Attend`, which computes whatever products do not."""
         causal = options.get("is_causal") and options.keys() <= {"is_causal", "dropout_p"}
-        if causal and query.size(2) <= self.longest:
+        if rows is None and causal and query.size(2) <= self.longest:
             return matmul_attention(query, key, value, **options)
-        return super().forward(query, key, value, **options)
+        return super().forward(query, key, value, rows, **options)
 
 
 class AmxLinear(nn.Linear):

@@ -19,8 +19,10 @@ from snapshot.errors import SnapshotError
 STATE = "state.json"
 FORMAT_VERSION = 1
 PACKAGES = ("torch", "accelerate", "datasets", "safetensors", "tokenizers", "numpy")
-ADDED = ("computed_on", "attention", "base", "stream")
+ADDED = ("computed_on", "attention", "base", "stream", "rows")
 """Fields that older snapshots lack."""
+SEVERAL, ONE = "several", "one"
+"""Documents in a row."""
 CURSOR = ("epoch", "window", "row", "token", "blocks")
 HELD_OUT_GROUPS = "held_out_groups"
 LARGEST_NUMBER = 2**40
@@ -54,6 +56,8 @@ class RunState:
     """Processes, device, precision and torch of the attempt: the last bits depend on them."""
     attention: str | None = None
     """How a CPU computes it: products or kernel; None where that was never chosen."""
+    rows: str | None = None
+    """What a row of documents holds: SEVERAL or ONE. None in older snapshots."""
     base: str | None = None
     """The model that the run began from: repo@commit or folder; None for random weights."""
     stream: list[dict[str, Any]] | None = None
@@ -100,6 +104,7 @@ def state_in(content: Any, folder: str) -> RunState:
         "best_loss": state.best_loss is None or math.isfinite(state.best_loss),
         "loss_scaler": state.loss_scaler is None or is_loss_scaler(state.loss_scaler),
         "attention": state.attention in (None, *WAYS),
+        "rows": state.rows in (None, SEVERAL, ONE),
         "stream": state.stream is None or all(map(is_cursor, state.stream)),
     }
     for what, is_valid in valid.items():

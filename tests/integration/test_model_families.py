@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, fields, replace
+from itertools import accumulate, pairwise
 
 import pytest
 import torch
@@ -28,6 +30,7 @@ from snapshot.disk.writing import Destination, begin_snapshot
 from snapshot.errors import OtherRun, SnapshotError
 from snapshot.named_model import find_model
 from training.run.same_run import refuse_other_run
+from training.run.session import Session
 from training.step import make_optimizer
 
 TOKENIZER = CharTokenizer("abcdefghijklmnop")
@@ -153,14 +156,48 @@ def test_text_is_generated_with_a_cache_as_without(name):
 @EACH
 def test_packed_documents_do_not_see_each_other(name):
     model = made(name).eval()
-    assert model.can_pack == (name != "gpt2")
-    if not model.can_pack:
-        return
+    assert model.can_pack
     positions = torch.cat([torch.arange(5), torch.arange(7)])[None].expand(3, -1)
     with torch.no_grad():
         packed = model(IDS, positions=positions)
         torch.testing.assert_close(packed[:, :5], model(IDS[:, :5]), rtol=0, atol=1e-6)
         torch.testing.assert_close(packed[:, 5:], model(IDS[:, 5:]), rtol=0, atol=1e-6)
+
+
+@EACH
+def test_a_packed_row_has_the_loss_and_gradients_of_its_documents(name):
+    lengths = (5, 1, 6)
+    places = list(pairwise([0, *accumulate(lengths)]))
+    positions = torch.cat([torch.arange(length) for length in lengths]).expand(3, -1)
+    model, targets = made(name), IDS.roll(-1, 1)
+    packed = model(IDS, targets, positions)
+    packed.backward()
+    gradients = {key: one.grad.clone() for key, one in model.named_parameters()}
+    model.zero_grad()
+    parts = [
+        model(IDS[:, begin:end], targets[:, begin:end]) * (end - begin) / 12
+        for begin, end in places
+    ]
+    sum(parts).backward()
+    assert packed.item() == pytest.approx(sum(parts).item(), abs=1e-6)
+    for key, one in model.named_parameters():
+        torch.testing.assert_close(one.grad, gradients[key], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_run_keeps_how_many_documents_a_row_holds(name):
+    """Older runs of our GPT had one."""
+
+    def rows_of(step: int, rows: str | None) -> str | None:
+        session = Session.__new__(Session)
+        data = {"vocabulary": 7, "fingerprint": "f"}
+        session.state = RunState("a" * 32, "b" * 32, step, 0, 1, None, {}, data, rows=rows)
+        assert session.packs(made(name)) == (session.state.rows == "several")
+        return session.state.rows
+
+    assert rows_of(0, None) == rows_of(3, "several") == "several"
+    assert rows_of(3, None) == {"gpt2": "one", "llama": "several"}[name]
+    assert rows_of(3, "one") == "one"
 
 
 @EACH
@@ -171,7 +208,7 @@ def test_recomputed_blocks_and_cpu_layers_have_the_same_gradients(name, packed):
         model = made(name, **(changes if name != "transformers" else {}))
         if tuned:
             tune(model)
-        more = [torch.arange(12).remainder(5).expand(3, -1)] if packed and model.can_pack else []
+        more = [torch.arange(12).remainder(5).expand(3, -1)] if packed else []
         model(IDS, IDS, *more).backward()
         gradients.append(torch.cat([one.grad.flatten() for one in model.parameters()]))
     for other in gradients[1:]:
@@ -180,7 +217,9 @@ def test_recomputed_blocks_and_cpu_layers_have_the_same_gradients(name, packed):
 
 @EACH
 @pytest.mark.parametrize(
-    "shape", [Shape("cpu", "no"), Shape("cuda", "bf16", 2, 2)], ids=["cpu", "fsdp"]
+    "shape",
+    [Shape("cpu", "no"), Shape("cpu", "no", packed=True), Shape("cuda", "bf16", 2, 2)],
+    ids=["cpu", "packed", "fsdp"],
 )
 def test_it_is_planned(name, shape):
     totals = traced_phases(SIZES[name], 1, shape).log.totals()
@@ -247,13 +286,16 @@ def test_a_snapshot_with_sizes_of_no_llama_is_refused(changes, error):
 
 
 LLAMA = ("model.family=llama", "model.n_kv_head=1", "snapshot.every=2")
+MASKED = ("data.documents=masked", "model.dropout=0.0", "snapshot.every=2")
 
 
 @pytest.mark.slow
-def test_a_llama_has_one_loss_in_any_shape_and_resumes_exactly(small, tmp_path):
+@pytest.mark.parametrize("more", [LLAMA, MASKED], ids=["llama", "masked documents"])
+def test_it_has_one_loss_in_any_shape_and_resumes_exactly(small, tmp_path, more):
     def words(name, steps=4):
         own = [word for word in small if not word.startswith(("train.max", "snapshot."))]
-        return [*own, *LLAMA, f"train.max_steps={steps}", f"run.dir={tmp_path / name}"]
+        own += [f"data.source={rows(tmp_path)}"] * (more is MASKED)
+        return [*own, *more, f"train.max_steps={steps}", f"run.dir={tmp_path / name}"]
 
     assert runs.train(*words("one")).returncode == 0
     assert runs.train(*words("two", 2)).returncode == 0
@@ -266,6 +308,13 @@ def test_a_llama_has_one_loss_in_any_shape_and_resumes_exactly(small, tmp_path):
         assert runs.losses(tmp_path / config) == pytest.approx(
             runs.losses(tmp_path / "one"), abs=1e-5
         )
+
+
+def rows(folder):
+    """A file of short documents."""
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps({"text": "a b c " * (n % 9)}) + "\n" for n in range(300)))
+    return path
 
 
 @pytest.mark.slow

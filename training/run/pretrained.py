@@ -16,7 +16,9 @@ from torch.optim import Optimizer
 from config.other_models import settle_rate
 from config.schema import Config, ConfigError, gpt_config, lora_of, other_model, too_long
 from data.chat import ChatTemplate
+from data.columns import MASKED
 from data.corpus import Corpus
+from data.loader import CANNOT_MASK
 from data.public_names import public_name
 from data.tokenizer import Tokenizer, refuse_larger_than
 from model.causal_lm import active_dropout
@@ -51,8 +53,8 @@ def find_pretrained(
     Of an attempt that resumes, the snapshot has the configuration and the tokenizer, so the model
     that the run began from need not be there any more. Otherwise the main process decides on the
     commit of a repo, and the first process of each machine downloads the small files. Every process
-    must call this. Raises SnapshotError for what is not such a model, HubError if the Hub cannot be
-    reached.
+    must call this. Raises SnapshotError for what is not such a model, ConfigError for one that
+    cannot train on what `data.documents` says, HubError if the Hub cannot be reached.
     """
     if (named := other_model(config.model)) is None:
         return None
@@ -63,6 +65,8 @@ def find_pretrained(
         found = run_on_main(accelerator, lambda: _open(config))
         where = decided_by_main(accelerator, lambda: None if found is None else found.name)
         base = local_main_first(accelerator, lambda: found or _open(config, where))
+    if config.data.documents == MASKED and not _sizes(base).can_pack:
+        raise ConfigError(f"{base.key}: {CANNOT_MASK}")
     settle_rate(config, partial(_parameters, base))
     return PretrainedModel(accelerator, config, base)
 
@@ -87,9 +91,12 @@ def _open(config: Config, where: str | None = None) -> Base:
     return replace(base, key=f"{key}={value}")
 
 
+def _sizes(base: Base) -> ModelConfig:
+    return base.config(dropout=0.0, activation_checkpointing=False)
+
+
 def _parameters(base: Base) -> int:
-    sizes = base.config(dropout=0.0, activation_checkpointing=False)
-    return layout_for(sizes).size_without_output()
+    return layout_for(_sizes(base)).size_without_output()
 
 
 class PretrainedModel:

@@ -23,7 +23,7 @@ from data.corpus import Corpus
 from data.streaming.streamed import StreamedText
 from model.family import LanguageModel
 from snapshot.disk.shards import snapshot_bytes
-from snapshot.disk.state import RunState
+from snapshot.disk.state import ONE, SEVERAL, RunState
 from snapshot.start import Start
 from store.uploader import Uploader
 from training.distributed.accelerator import (
@@ -146,6 +146,15 @@ class Session:
         base = None if pretrained is None else pretrained.base
         self.state = state_at(start, config, corpus, computed_on(accelerator), base)
         self._generation = generation(pretrained, corpus)
+
+    def packs(self, model: LanguageModel) -> bool:
+        """Whether a row holds several documents. A run keeps what it began with."""
+        state = self.state
+        if state.rows is None:
+            is_older = state.step > 0
+            packs = model.can_pack and not (is_older and model.once_unpacked)
+            state.rows = SEVERAL if packs else ONE
+        return state.rows == SEVERAL
 
     @property
     def next_step(self) -> int:

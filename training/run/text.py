@@ -15,7 +15,7 @@ from accelerate import Accelerator
 
 from config.checks import is_streamed
 from config.schema import Config, MixPart, other_model
-from data.columns import PACKED
+from data.columns import MASKED, PACKED
 from data.corpus import Corpus, prepare_corpus
 from data.errors import DataError
 from data.public_names import public_name
@@ -129,7 +129,8 @@ def is_streamed_text(accelerator: Accelerator, config: Config, state: RunState |
     """
     name, data = config.data.tokenizer or CHARACTERS, config.data
     fixed = name == OF_BYTES or (name != CHARACTERS and bpe_size(name) is None)
-    is_open = data.streaming is None and not data.mix and fixed and data.documents == PACKED
+    is_open = data.streaming is None and not data.mix and fixed
+    is_open = is_open and data.documents in (PACKED, MASKED)
     if not is_open or data.source in BUILT_IN:
         return is_streamed(config)
     if state is not None:
@@ -197,6 +198,7 @@ def stream_text(
             held_out=held_out,
             held_out_groups=held_out_groups,
             skip_broken=data.skip_broken,
+            masks=data.documents == MASKED,
         )
         reading = StreamReading(
             partial(read_group, access=access, skip_broken=data.skip_broken),

@@ -14,7 +14,6 @@ from data.loader import HeldOutBatches, StepBatches, window_loader
 from data.token_file import TokenStream
 from model.causal_lm import PACKING
 from model.families import build_model
-from model.gpt import GPT
 from model.head import IGNORED
 from snapshot.disk.files import read_json
 from snapshot.disk.model import model_config
@@ -146,10 +145,10 @@ def model_of(folder):
 @torch.no_grad()
 def test_a_packed_batch_has_the_loss_of_its_conversations(bases, family):
     model = model_of(bases[family])
-    assert model.can_pack == (not isinstance(model, GPT))
+    assert model.can_pack
     text = conversations()
-    rows = DocumentRows(text, 24, IGNORED, model.can_pack)
-    assert len(rows) == (2 if model.can_pack else len(CONVERSATIONS))
+    rows = DocumentRows(text, 24, IGNORED, pack=True)
+    assert len(rows) == 2 < len(CONVERSATIONS)
     batch, _ = rows.__getitems__(rows.in_order(None))
     found = model(*batch).item()
     alone = DocumentRows(text, 24, IGNORED, pack=False)
