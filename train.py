@@ -54,8 +54,7 @@ def main(config: Config, session: Session) -> int:
     optimizer = make_optimizer(model, optim, accelerator.device, accelerator.mixed_precision)
 
     # The training windows are a function of seed and step. The held-out windows never change.
-    packs = session.packs(model)  # whether a row holds several documents
-    windows = windows_of(corpus.train, data.block_size, IGNORED, packs)
+    windows = windows_of(corpus.train, data.block_size, IGNORED, session.packs(model))
     order = windows.order(train.seed, train.global_batch_size)
     pinned = accelerator.device.type == "cuda"
     train_loader = window_loader(
@@ -65,7 +64,7 @@ def main(config: Config, session: Session) -> int:
         pinned,
     )
     at_most = None if train.eval_batches is None else train.eval_batches * train.global_batch_size
-    held_out = windows_of(corpus.held_out, data.block_size, IGNORED, packs)
+    held_out = windows_of(corpus.held_out, data.block_size, IGNORED, session.packs(model))
     held_out_batches = HeldOutBatches(held_out, at_most, global_micro_batch_size)
     held_out_loader = window_loader(held_out, held_out_batches, pinned=pinned)
 
