@@ -354,7 +354,8 @@ def check_streaming(found: Problems) -> None:
     need(
         name in ("", OF_BYTES) or (name != CHARACTERS and bpe_size(name) is None),
         "data.tokenizer",
-        "needs the whole text beforehand, which streaming does not read. Name a repo or folder "
+        f"{'(characters) ' * (data.tokenizer is None)}needs the whole text beforehand, which "
+        "streaming does not read. Name a repo or folder "
         f"with a tokenizer, such as data.tokenizer=gpt2, or {OF_BYTES}, whose tokens are bytes",
     )
     least = data.window_bytes * max(1, len(data.mix))

@@ -18,7 +18,7 @@ from data.pieces import utf8_bytes
 from data.printable import printable
 from data.progress import Progress
 from data.reading.access import Access
-from data.reading.formats import PARQUET, reader_of
+from data.reading.formats import reader_of
 from data.reading.groups import Group, Listing
 from data.reading.listing import list_source
 from data.reading.rows import read_group
@@ -97,8 +97,9 @@ def described(options: argparse.Namespace, say: Callable[[str], None]) -> Iterat
     finally:
         access.close()
     of_all = sum(group.bytes for group in listing.groups) / max(sample.of_groups, 1)
-    if listing.format == PARQUET:
-        rows = f"{sum(group.rows or 0 for group in listing.groups):,}"
+    counts = [group.rows for group in listing.groups if group.rows is not None]
+    if len(counts) == len(listing.groups):
+        rows = f"{sum(counts):,}"
     else:
         rows = f"about {sample.rows * of_all:,.0f} with text"
     yield f"rows      {rows}, in {len(listing.groups):,} groups, each of which is read at once"

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any, ClassVar, Self, cast
 
 import torch
@@ -122,7 +123,10 @@ class LanguageModel(nn.Module, ABC):
     _no_split_modules: tuple[str, ...]
     """The classes of its blocks, which FSDP wraps if the accelerate config file names none."""
     joined: ClassVar[Mapping[str, int]] = {}
-    """Linear layers of the blocks whose weight joins several matrices by rows, and how many."""
+    """Linear layers of the blocks whose weight joins several matrices by rows, and how many.
+
+    Muon orthogonalizes each of them. A weight whose rows are interleaved counts as one matrix.
+    """
 
     once_unpacked: ClassVar[bool] = False
     """Whether older versions had one document in a row: their runs resume so."""
@@ -147,6 +151,37 @@ class LanguageModel(nn.Module, ABC):
     def layout(self) -> Layout:
         """How the parameters lie in files."""
         return Layout(self)
+
+    @abstractmethod
+    def forward(
+        self,
+        ids: Tensor,
+        targets: Tensor | None = None,
+        positions: Tensor | None = None,
+        cache: Any = None,
+    ) -> Tensor:
+        """Logits (B, T, V) for token ids (B, T), or, with targets (B, T), the mean loss in nats.
+
+        Targets of `model.head.IGNORED` do not count. With `positions` (B, T), a document begins
+        wherever they do not count on, and attends to itself alone; only a model that `can_pack`
+        gets them. With a cache of `new_cache`, `ids` are the positions after the cached ones.
+        """
+
+    def refuse_incomplete(self) -> None:
+        """Raise TypeError if the class lacks what a run asks of it only after it has begun."""
+        name = type(self).__name__
+        for wanted in ("config", "_no_split_modules"):
+            if not hasattr(self, wanted):
+                raise TypeError(
+                    f"{name} has no {wanted}, which LanguageModel in {__file__} describes"
+                )
+        has = signature(self.forward).parameters
+        for wanted in signature(LanguageModel.forward).parameters:
+            if wanted not in ("self", *has):
+                raise TypeError(
+                    f"{name}.forward has no argument {wanted}, which LanguageModel.forward in "
+                    f"{__file__} describes"
+                )
 
     # Without these three methods accelerate's FSDP2 does not see a tie, and trains wrongly.
     @abstractmethod

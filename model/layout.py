@@ -133,8 +133,9 @@ class Layout:
             if has.get(name) != expected.get(name):
                 raise ModelError(
                     f"{file} {_has(has, name)}, and transformers' {theirs}, which config.json "
-                    f"names, {_has(expected, name)}. So transformers would load another model from "
-                    "each snapshot. Give a model that transformers does not have a name of its "
+                    f"names, {_has(expected, name)}, as tensors_in_transformers in that file says. "
+                    "So transformers would load another model from each snapshot. Correct what is "
+                    "wrong of the two; give a model that transformers does not have a name of its "
                     f"own: {type(config).__name__}.family in {file}."
                 )
 

@@ -63,7 +63,10 @@ class Files(Store):
 
     @abstractmethod
     def delete(self, paths: Collection[str]) -> None:
-        """Delete files. It may be applied in part."""
+        """Delete files. It may be applied in part.
+
+        Raises HubRefused for a file that the store keeps: the others are still deleted later.
+        """
 
     def claim(self, run_id: str, takes_over: bool = False) -> str:
         """The run that uploads here: that one, if there is none yet or it takes over.

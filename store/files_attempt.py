@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -198,17 +198,34 @@ class FilesAttempt:
             listed = self._store.files("")
             for folder in self._to_delete(listed, step):
                 self._added[folder] = paths = self._paths_of(folder, listed)
-                self._store.delete(paths[:1])  # the manifest, so that no half of it counts
-                self._store.delete(paths[1:])
-                listed = {path: file for path, file in listed.items() if path not in paths}
-            self._store.delete(self._old_records(listed))
-        except (HubError, OSError) as error:  # what is transient is tried after the next upload
-            if not isinstance(error, HubUnreachable):
-                self._report_once(
-                    "delete",
-                    f"old snapshots still use storage of {self._store.title}: "
-                    f"{str(error).rstrip('.')}. Uploads continue.",
-                )
+                if self._delete(paths[:1]) and self._delete(paths[1:]):
+                    listed = {path: file for path, file in listed.items() if path not in paths}
+            self._delete(self._old_records(listed))
+        except HubUnreachable:
+            pass  # tried after the next upload
+        except (HubError, OSError) as error:
+            self._report_undeleted(error)
+
+    def _delete(self, paths: Sequence[str]) -> bool:
+        """Delete files; False if the store keeps one, as one under a retention rule does.
+
+        Of a snapshot the manifest goes first, so that no half of it counts. Raises HubUnreachable.
+        """
+        try:
+            self._store.delete(paths)
+        except HubUnreachable:
+            raise
+        except (HubError, OSError) as error:
+            self._report_undeleted(error)
+            return False
+        return True
+
+    def _report_undeleted(self, error: Exception) -> None:
+        self._report_once(
+            "delete",
+            f"old snapshots still use storage of {self._store.title}: "
+            f"{str(error).rstrip('.')}. Uploads continue.",
+        )
 
     def _paths_of(self, folder: str, listed: Mapping[str, RemoteFile]) -> list[str]:
         """The files of a folder that an attempt uploaded, the manifest first."""

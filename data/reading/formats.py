@@ -29,6 +29,8 @@ FORMATS = {
     ".parquet": PARQUET,
 }
 """By file extension, the module of this package that reads the format."""
+COMPRESSED_INSIDE = (PARQUET,)
+"""Formats whose files are compressed inside, and not by another program."""
 
 
 def reader_of(name: str) -> Format:
@@ -40,12 +42,23 @@ def format_of(name: str) -> str | None:
     """The format of a file, by its extension; None if it has no known one."""
     suffix, compression = suffixes(name)
     kind = FORMATS.get(suffix)
-    return None if kind == PARQUET and compression else kind
+    return None if kind in COMPRESSED_INSIDE and compression else kind
 
 
 def is_table(name: str) -> bool:
     """Whether a file has rows and columns, by its extension."""
     return format_of(name) not in (None, TEXT)
+
+
+def endings(tables: bool) -> str:
+    """The extensions of tables, or those of texts, in words."""
+    return listed(end for end, kind in FORMATS.items() if (kind != TEXT) == tables)
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names in words: `.gz, .xz or .zst`."""
+    *most, last = names
+    return f"{', '.join(most)} or {last}" if most else last
 
 
 def mixed_formats(source: str, names: Iterable[str]) -> DataError:

@@ -22,16 +22,19 @@ from data.errors import BrokenText, DataError
 from data.printable import redact_urls
 from data.progress import Progress
 from data.reading.access import Access, local_file, version_of, with_filesystem
-from data.reading.content import suffixes
+from data.reading.content import COMPRESSIONS, suffixes
 from data.reading.fetch import file_name_of
 from data.reading.formats import (
+    COMPRESSED_INSIDE,
     CSV,
     FORMATS,
     LINES,
     PARQUET,
     TEXT,
+    endings,
     format_of,
     is_table,
+    listed,
     mixed_formats,
 )
 from data.reading.groups import TRAIN, URL, DataFile, Group, Listing, names_in_folder
@@ -157,11 +160,11 @@ def find_files(
 def check_formats(source: str, files: list[DataFile]) -> str:
     """The format of all files. Raises DataError if there are none, or if they have several."""
     if not files:
+        plain = (end for end, kind in FORMATS.items() if kind in COMPRESSED_INSIDE)
         raise DataError(
-            f"data.source={source} names no file of Parquet, JSON lines or CSV. Check the name; a "
-            "folder or a pattern needs files that end in .parquet, .jsonl, .json, .csv or .tsv, "
-            "and all but .parquet also with .gz, .bz2, .xz or .zst. Texts are named by a pattern "
-            "such as *.txt."
+            f"data.source={source} names no table. Check the name; a folder or a pattern needs "
+            f"files that end in {endings(tables=True)}, and all but {listed(plain)} also with "
+            f"{listed(COMPRESSIONS)}. Texts are named by a pattern such as *.txt."
         )
     kinds = {format_of(file.name) for file in files}
     if len(kinds) > 1:
@@ -169,9 +172,9 @@ def check_formats(source: str, files: list[DataFile]) -> str:
     kind = kinds.pop()
     if kind is None:
         raise DataError(
-            f"data.source={source} cannot be streamed: {files[0].name} is not Parquet, JSON lines "
-            "(.jsonl, .ndjson or .json), CSV (.csv or .tsv) or a text (.txt, .text, .md or .py). "
-            "Set data.streaming=false, convert it, or rename it."
+            f"data.source={source} cannot be streamed: {files[0].name} is not a table "
+            f"({endings(tables=True)}) or a text ({endings(tables=False)}). Set "
+            "data.streaming=false, convert it, or rename it."
         )
     return kind
 

@@ -76,6 +76,8 @@ def read_group(
         except BrokenText as error:
             if is_last and not skip_broken:
                 remedy = "data.skip_broken=true leaves out what is broken."
+                if not str(error).endswith("."):  # it ends with a command, which people paste
+                    remedy = f"({remedy})"
                 raise BrokenText(f"{error} {remedy}") from error
     return _read_what_is_whole(table, group)
 

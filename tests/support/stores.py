@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,8 +23,6 @@ from loopback_hub import LoopbackHub
 from store.bucket import Bucket
 from store.file_system import FileSystem
 from store.files import Files
-
-KINDS = ("a folder", "S3", "a bucket of the Hub")
 
 
 class Place(ABC):
@@ -241,27 +239,50 @@ class S3(Place):
 
 
 @contextmanager
+def _folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    yield Folder(folder / "shared")
+
+
+@contextmanager
+def _s3(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    pytest.importorskip("moto")
+    pytest.importorskip("s3fs")
+    server = S3()
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+@contextmanager
+def _hub_bucket(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    with LoopbackHub(folder / "hub", new_port=True) as hub:
+        hubs.lead_here(hub, monkeypatch)
+        yield HubBucket(hub)
+
+
+KINDS = {"a folder": _folder, "S3": _s3, "a bucket of the Hub": _hub_bucket}
+"""Every kind of store of files: a new one is a line here, and all tests of stores run with it."""
+FILE_SYSTEMS = [kind for kind in KINDS if kind != "a bucket of the Hub"]
+"""Those that `hub.url` names and fsspec opens."""
+
+
+def cases(kinds: Iterable[str]) -> list[Any]:
+    """Parameters of a test; all but the folder, which needs no server, are thorough."""
+    marks = {kind: () if kind == "a folder" else pytest.mark.thorough for kind in kinds}
+    return [pytest.param(kind, marks=mark) for kind, mark in marks.items()]
+
+
+@contextmanager
 def place(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     """A store of a kind, to which this process is led; what fails is soon tried again."""
     monkeypatch.setattr("store.uploader.FIRST_DELAY_SECONDS", 0.1)
     monkeypatch.setattr("store.uploader.FLUSH_DELAY_SECONDS", 0.5)
     monkeypatch.setattr("store.store.RETRY_DELAYS_SECONDS", (0.1, 0.1))
-    if kind == "a folder":
-        yield Folder(folder / "shared")
-    elif kind == "S3":
-        pytest.importorskip("moto")
-        pytest.importorskip("s3fs")
-        server = S3()
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
-        try:
-            yield server
-        finally:
-            server.close()
-    else:
-        with LoopbackHub(folder / "hub", new_port=True) as hub:
-            hubs.lead_here(hub, monkeypatch)
-            yield HubBucket(hub)
+    with KINDS[kind](folder, monkeypatch) as found:
+        yield found
 
 
 def wait_for(holds: Callable[[], object], seconds: float = 60.0) -> None:

@@ -257,7 +257,7 @@ def configure_precision(accelerator: accelerate.Accelerator, model: LanguageMode
         plugin.mixed_precision_policy = sums_in_float32(plugin.mixed_precision_policy)
         # accelerate does this for every strategy but FSDP2.
         autocast = get_mixed_precision_context_manager(True, accelerator.autocast_handler)
-        model.forward = autocast(model.forward)
+        model.forward = autocast(model.forward)  # type: ignore[method-assign]
 
 
 def sums_in_float32(policy: Any) -> Any:

@@ -35,13 +35,10 @@ from training.run.uploading import store_of
 
 RUN, OTHER_RUN = "1" * 32, "2" * 32
 FIRST, SECOND = "a" * 32, "b" * 32
-FILE_SYSTEMS = ["a folder", pytest.param("S3", marks=pytest.mark.thorough)]
 POLICY = Policy(keep=3, min_interval=0.0, squash_every=None, private=True, takeover=False)
 
 
-@pytest.fixture(
-    params=["a folder", *(pytest.param(n, marks=pytest.mark.thorough) for n in stores.KINDS[1:])]
-)
+@pytest.fixture(params=stores.cases(stores.KINDS))
 def place(request, tmp_path, monkeypatch):
     with stores.place(request.param, tmp_path, monkeypatch) as place:
         yield place
@@ -151,6 +148,24 @@ def test_pruned_are_all_but_the_newest_milestones_and_the_best(place, snapshot_o
     assert_whole(place)
 
 
+def test_a_snapshot_that_may_not_be_deleted_keeps_no_other(folder, snapshot_of, monkeypatch):
+    """Object Lock and retention rules of a bucket refuse deletions."""
+    delete = FileSystem.delete
+
+    def refuse(store, paths):
+        if any("step-00000001/" in path for path in paths):
+            raise HubRefused("the object is locked")
+        delete(store, paths)
+
+    monkeypatch.setattr(FileSystem, "delete", refuse)
+    uploads = uploader(folder, keep=1)
+    upload(uploads, *map(snapshot_of, range(1, 5)))
+    assert folder.steps() == [1, 4]
+    (said,) = uploads.messages()
+    assert "the object is locked. Uploads continue." in said
+    assert_whole(folder)
+
+
 @pytest.mark.parametrize("takes_over", [False, True], ids=["same run", "takeover"])
 def test_what_no_manifest_names_stays(place, snapshot_of, takes_over):
     upload(uploader(place, keep=3), *map(snapshot_of, (1, 2)))
@@ -213,7 +228,7 @@ def test_two_attempts_of_a_run_damage_nothing(place, snapshot_of):
     assert (latest.attempt_id, latest.step) == (SECOND, 13)
 
 
-@pytest.mark.parametrize("kind", FILE_SYSTEMS)
+@pytest.mark.parametrize("kind", stores.cases(stores.FILE_SYSTEMS))
 def test_of_two_runs_that_begin_at_once_one_keeps_the_store(
     kind, snapshot_of, tmp_path, monkeypatch
 ):
@@ -306,7 +321,7 @@ def test_a_file_of_several_parts_is_whole_or_not_there(s3, tmp_path, monkeypatch
     assert (tmp_path / "back" / path).read_bytes() == content
 
 
-@pytest.mark.parametrize("kind", FILE_SYSTEMS)
+@pytest.mark.parametrize("kind", stores.cases(stores.FILE_SYSTEMS))
 def test_a_file_of_somebody_else_is_never_replaced(kind, tmp_path, monkeypatch):
     path = f"{RUN}/{FIRST}/step-00000001/model.safetensors"
     (tmp_path / "new").write_bytes(b"a run's")
@@ -372,7 +387,7 @@ def words(place: stores.Place, run_dir: Path, *more: str) -> list[str]:
     return ["model.dropout=0.1", "train.eval_every=100", place.key, *mine]
 
 
-@pytest.mark.parametrize("kind", FILE_SYSTEMS)
+@pytest.mark.parametrize("kind", stores.cases(stores.FILE_SYSTEMS))
 def test_a_run_goes_on_from_its_store_on_another_machine(
     kind, finished_run, small, tmp_path, monkeypatch
 ):
@@ -402,7 +417,7 @@ def test_a_run_goes_on_from_its_store_on_another_machine(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["a folder", "S3"])
+@pytest.mark.parametrize("kind", stores.FILE_SYSTEMS)
 def test_killed_while_uploading_the_store_is_whole(
     kind, finished_run, small, tmp_path, monkeypatch
 ):

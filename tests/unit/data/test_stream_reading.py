@@ -239,13 +239,13 @@ UNLISTED = {
     "nobody's home": (lambda folder: "~nobody-here/a.jsonl", "cannot be opened: .*home"),
     "a name too long": (lambda folder: folder / ("a" * 300), "cannot be opened: File name too"),
     "no such file": (lambda folder: folder / "none.parquet", "no such file"),
-    "an empty folder": (lambda folder: folder, "names no file of Parquet, JSON lines or CSV"),
+    "an empty folder": (lambda folder: folder, "names no table. Check the name"),
     "no protocol": (
         lambda folder: "nonesuch://a/b.parquet",
         "cannot be opened: Protocol not known",
     ),
     "nothing in a store": (lambda folder: "memory://none/a.parquet", "does not exist"),
-    "nothing of a pattern": (lambda folder: "memory://none/*.parquet", "names no file of Parquet"),
+    "nothing of a pattern": (lambda folder: "memory://none/*.parquet", "names no table"),
 }
 
 

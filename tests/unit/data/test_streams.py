@@ -34,7 +34,7 @@ def test_a_mix_has_sources_weights_and_columns():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([TWO], "data.tokenizer=null needs the whole text beforehand"),
+        ([TWO], "data.tokenizer=null (characters) needs the whole text beforehand"),
         ([TWO, "data.tokenizer=char"], "data.tokenizer=char needs the whole text beforehand"),
         (
             ["data.streaming=true", "data.source=a/b", "data.tokenizer=bpe:300"],
