@@ -30,11 +30,12 @@ from data.tokenizer import bpe_size
 from model.causal_lm import quiet_transformers
 from model.families import build_model
 from model.family import ModelConfig, parameter_count
+from model.frozen import AUTO, FLOAT32
 from planning.fake_trace import DTYPES, Shape
 from planning.fits import GIB, Fit, advise, candidates, micro_batch_that_fits, within_machine
 from snapshot.base import open_base
 from snapshot.command_line import positive_int
-from snapshot.disk.model import check_described, layout_for
+from snapshot.disk.model import check_described, layout_for, read_config
 from snapshot.disk.shards import snapshot_bytes
 from snapshot.errors import SnapshotError
 from store.errors import HubError
@@ -47,6 +48,8 @@ PEAK_IN = {
     "snapshot": "while a snapshot is written",
 }
 CHARACTERS_PLANNED = 256
+STORED_AS = {"bfloat16": "bf16", "float16": "fp16"}
+"""`model.frozen_dtype` by the dtype in a config.json."""
 
 
 def main(arguments: list[str]) -> int:
@@ -66,6 +69,7 @@ def plan(options: argparse.Namespace) -> int:
             processes=options.processes,
             optimizer=config.optim.name,
             freeze=tuple(config.optim.freeze),
+            frozen_dtype=config.model.frozen_dtype,
             attention=None if config.run.attention == "auto" else config.run.attention,
         )
         if options.processes % options.machines:
@@ -74,7 +78,9 @@ def plan(options: argparse.Namespace) -> int:
                 f"{options.machines}: every machine runs the same number."
             )
         accumulation_steps(config.train, options.processes)  # raises if the batch cannot be divided
-        model = planned_model(options, config)
+        model, stored_as = planned_model(options, config)
+        if shape.frozen_dtype == AUTO:
+            shape = replace(shape, frozen_dtype=stored_as)
         shape = replace(shape, packed=config.data.documents != PACKED and model.can_pack)
         with torch.device("meta"):
             freeze(counted := build_model(model), config.optim.freeze)
@@ -103,17 +109,17 @@ def plan(options: argparse.Namespace) -> int:
     return code
 
 
-def planned_model(options: argparse.Namespace, config: Config) -> ModelConfig:
-    """The sizes of the model. For a Hub model only its config.json is downloaded.
+def planned_model(options: argparse.Namespace, config: Config) -> tuple[ModelConfig, str]:
+    """The sizes of the model, and the dtype of its weights as far as its config.json says it.
 
-    Raises SnapshotError and HubError if it is not a usable model, ConfigError for a context longer
-    than the model's.
+    For a Hub model only that file is downloaded. Raises SnapshotError and HubError if it is not a
+    usable model, ConfigError for a context longer than the model's.
     """
     sizes = config.model
     if (named := other_model(sizes)) is None:
         ours = gpt_config(config, vocabulary_of(options, config))
         check_described(layout_for(ours))
-        return ours
+        return ours, FLOAT32
     quiet_transformers()
     base = open_base(*named, config.hub.timeout_seconds, with_weights=False)
     model = base.config(sizes.dropout, sizes.activation_checkpointing)
@@ -121,7 +127,9 @@ def planned_model(options: argparse.Namespace, config: Config) -> ModelConfig:
         raise ConfigError(too_long(config, base.key, model.block_size))
     model = replace(model, block_size=config.data.block_size, lora=lora_of(sizes))
     check_described(layout_for(model))  # building it raises for adapters it cannot have
-    return model
+    content, _ = read_config(base.folder)
+    stored_as = content.get("dtype") or content.get("torch_dtype")
+    return model, STORED_AS.get(str(stored_as), FLOAT32)
 
 
 def vocabulary_of(options: argparse.Namespace, config: Config) -> int:
@@ -153,7 +161,8 @@ def print_plan(
     if trained < parameters:
         key = "optim.freeze" if config.optim.freeze else "model.lora_rank"
         value = config.optim.freeze or config.model.lora_rank
-        print(f"frozen    {parameters - trained:,} of them, by {key}={value}")
+        kind = fits[0].strategy.shape.frozen_dtype
+        print(f"frozen    {parameters - trained:,} of them, by {key}={value}, kept in {kind}")
     print(f"optimizer {config.optim.name}, learning rate {config.optim.learning_rate:g}")
     print(f"machine   {where}, {options.precision}{checkpointing}")
     batch = config.train.global_batch_size

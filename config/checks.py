@@ -17,6 +17,7 @@ from data.sources import BUILT_IN
 from data.tokenizer import CHARACTERS, LARGEST_BPE, OF_BYTES, SMALLEST_BPE, bpe_size
 from model.cpu.layers import WAYS
 from model.families import FAMILIES
+from model.frozen import AUTO, DTYPES
 from model.gpt import ACTIVATIONS
 from optim.optimizers import OPTIMIZERS, refusal
 from optim.schedules import SCHEDULES
@@ -83,6 +84,7 @@ CHOICES: dict[str, Collection[str]] = {
     "data.documents": DOCUMENT_MODES,
     "model.family": FAMILIES,
     "model.activation_function": tuple(ACTIVATIONS),
+    "model.frozen_dtype": (AUTO, *DTYPES),
     "optim.name": OPTIMIZERS,
     "optim.schedule": SCHEDULES,
     "run.attention": ("auto", *WAYS),
@@ -198,6 +200,9 @@ def _check_what_is_trained(found: Problems) -> None:
         is_part = model.pretrained is not None and bool(config.optim.freeze)
         what = "needs model.pretrained, and optim.freeze or model.lora_rank. Leave it out"
         need(whole or is_part, "snapshot.whole", what)
+        is_frozen = model.frozen_dtype == AUTO or bool(config.optim.freeze)
+        what = "has no effect: nothing is frozen. Set model.lora_rank or optim.freeze, or leave it"
+        need(is_frozen, "model.frozen_dtype", f"{what} out")
 
 
 def _check_optimizer(found: Problems) -> None:

@@ -96,6 +96,8 @@ class ModelConfig:
     """The output of adapters is scaled by lora_alpha / lora_rank; null: by 2."""
     lora_targets: list[str] = field(default_factory=list)
     """Linear layers that get adapters, such as [q_proj,v_proj]; by default all in the blocks."""
+    frozen_dtype: str = "auto"
+    """Weights that are not trained: float32, bf16, fp16; auto: 16 bits if the base has them."""
 
 
 @dataclass

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from model.family import LanguageModel, ModelConfig
+from model.frozen import compute_dtype
 from model.head import mean_loss
 from model.layout import Layout, ModelError
-from model.lora import INSTALL
+from model.lora import INSTALL, stacked_in
 
 CODE_KEYS = ("auto_map", "trust_remote_code", "custom_pipelines")
 """Entries of a config.json that ask for code from a repo. transformers itself passes over them, and
@@ -249,6 +250,9 @@ class CausalLM(LanguageModel):
 
             FORWARDS.register(GROUPED_IN_AUTOCAST, in_autocast(FORWARDS[GROUPED]))
             self.lm.set_experts_implementation(GROUPED_IN_AUTOCAST)
+            for module in self.lm.modules():
+                if stacked_in(module):
+                    module.casts_weights = True
         self._no_split_modules = tuple(self.lm._no_split_modules or ())
         """The classes that FSDP wraps if the accelerate config file names none."""
         # The residual stream is float32 even if FSDP's weights have 16 bits, as in `GPT`.
@@ -332,14 +336,14 @@ def in_autocast(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The forward pass of experts, with the products in autocast's dtype where it is enabled.
 
     transformers multiplies all experts of a layer with one operation, which torch's autocast does
-    not know: in bf16 they would compute in float32, and most of a mixture's work is theirs.
+    not know: in bf16 they would compute in float32, and most of a mixture's work is theirs. Frozen
+    weights may have fewer bits than what they are multiplied with.
     """
 
     def compute(experts: Any, hidden: Tensor, *routing: Tensor) -> Tensor:
-        kind = hidden.device.type
-        if not torch.is_autocast_enabled(kind):
+        dtype = compute_dtype(hidden)
+        if all(one.dtype == dtype for one in (hidden, *experts.parameters(recurse=False))):
             return forward(experts, hidden, *routing)
-        dtype = torch.get_autocast_dtype(kind)
         return forward(_Cast(experts, dtype), hidden.to(dtype), *routing).to(hidden.dtype)
 
     return compute

@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from model.frozen import product
+
 LOGIT_CHUNKS = 4
 """Number of chunks in which the loss computes logits, if there are more of them than channels."""
 ROOM = 64
@@ -27,16 +29,24 @@ class Head(nn.Linear):
     One module for both, because FSDP's hooks require that each module is called once.
     """
 
+    casts_weights = True
+
     def forward(self, hidden: Tensor, targets: Tensor | None = None) -> Tensor:
         """Hidden (B, T, C) to logits (B, T, V), or with targets (B, T) to their mean loss."""
         if targets is None:
-            return F.linear(hidden, self.weight)
+            return self.logits(hidden)
         hidden, targets = hidden.flatten(0, 1), targets.flatten()
         if self.out_features <= self.in_features:
-            return mean_loss(F.linear(hidden, self.weight), targets)
+            return mean_loss(self.logits(hidden), targets)
         weight = self.weight if torch.is_grad_enabled() else self.weight.detach()
         summed: Tensor = _SummedLoss.apply(hidden, weight, targets)
         return summed / (targets != IGNORED).sum()
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden (..., C) to logits (..., V)."""
+        if self.weight.requires_grad:
+            return F.linear(hidden, self.weight)
+        return product(hidden, self.weight)
 
 
 def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:

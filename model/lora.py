@@ -71,12 +71,16 @@ def experts_of(blocks: Iterable[nn.Module]) -> dict[str, int]:
     found: dict[str, int] = {}
     for block in blocks:
         for module in block.modules():
-            if isinstance(module, nn.Conv1d):
-                continue
-            for name, one in module.named_parameters(recurse=False):
-                if one.dim() == 3:
-                    found[name] = found.get(name, 0) + one.numel()
+            for name, one in stacked_in(module):
+                found[name] = found.get(name, 0) + one.numel()
     return found
+
+
+def stacked_in(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """The stacked weights of experts that a module itself has, by their names."""
+    if isinstance(module, nn.Conv1d):
+        return []
+    return [(name, one) for name, one in module.named_parameters(recurse=False) if one.dim() == 3]
 
 
 def add_adapters(model: nn.Module, blocks: Iterable[nn.Module], lora: Lora) -> None:

@@ -29,6 +29,7 @@ from config.schema import ConfigError, OptimConfig
 from model.cpu.layers import tune
 from model.families import build_model
 from model.family import LanguageModel, ModelConfig
+from model.frozen import FLOAT32, gather_in_16_bits, keep_frozen
 from planning.allocation_log import LiveBytes
 from planning.kernels import (
     cuda_kernels,
@@ -57,6 +58,8 @@ class Shape:
     optimizer: str = "adamw"
     freeze: tuple[str, ...] = ()
     """Patterns of the parameters that are not trained."""
+    frozen_dtype: str = FLOAT32
+    """How those are kept, with or without adapters."""
     attention: str | None = None
     """The attention of a CPU, as in `run.attention`; None for the usually faster one."""
     packed: bool = False
@@ -66,9 +69,10 @@ class Shape:
 def _bare_model(config: ModelConfig, shape: Shape) -> LanguageModel:
     with without_moving():
         model = build_model(config)
+    freeze(model, shape.freeze)
+    keep_frozen(model, shape.frozen_dtype)
     if shape.device == "cpu":
         tune(model, shape.attention)
-    freeze(model, shape.freeze)
     return model
 
 
@@ -253,6 +257,7 @@ def _sharded(model: LanguageModel, mesh: DeviceMesh, shape: Shape) -> nn.Module:
     if shape.precision != "no":
         plugin.set_mixed_precision(shape.precision)
         plugin.mixed_precision_policy = sums_in_float32(plugin.mixed_precision_policy)
+        gather_in_16_bits(model)
     names = mesh.mesh_dim_names
     accelerator = SimpleNamespace(
         state=SimpleNamespace(fsdp_plugin=plugin),

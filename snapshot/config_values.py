@@ -19,6 +19,7 @@ LEGACY_VALUES = {
     "data.held_out_bytes": 2_000_000,
     "data.skip_broken": False,
     "model.lora_targets": [],
+    "model.frozen_dtype": "auto",
     "optim.freeze": [],
     "optim.name": "adamw",
     "optim.schedule": "cosine",

@@ -23,6 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from model.documents import PackedRows
 from model.family import Attend, Part
+from model.frozen import FrozenLinear
 
 WAYS = PRODUCTS, KERNEL = "products", "kernel"
 MATMUL_ATTENTION_LENGTH = 512
@@ -125,6 +126,10 @@ class AmxLinear(nn.Linear):
         return super().forward(x)
 
 
+class FrozenAmxLinear(AmxLinear, FrozenLinear):
+    """The same for a weight that is kept in other bits; whatever AMX leaves is `FrozenLinear`'s."""
+
+
 @cache
 def has_amx() -> bool:
     """Whether the processor multiplies matrices of bf16 in tiles, and oneDNN uses them."""
@@ -171,6 +176,7 @@ def _product_of_transposed(left: Tensor, right: Tensor) -> Tensor:
 FASTER: dict[type[nn.Module], type[nn.Module]] = {
     Attend: ProductAttend,
     nn.Linear: AmxLinear,
+    FrozenLinear: FrozenAmxLinear,
     nn.Dropout: FastDropout,
 }
 """A subclass keeps its own: whoever wrote it changed what it computes."""

@@ -150,6 +150,11 @@ class TensorReader:
             raise SnapshotError(f"{self._path} does not hold {name}")
         return self._file_of[name].get_slice(name)
 
+    def dtypes(self) -> set[str]:
+        """The dtypes of all matrices, as safetensors names them: F32, BF16, ..."""
+        matrices = [name for name, shape in self._shapes.items() if len(shape) > 1]
+        return {self.slice_of(name).get_dtype() for name in matrices}
+
     def shapes(self) -> dict[str, Shape]:
         """The shapes of all tensors by name."""
         return self._shapes
@@ -169,8 +174,8 @@ class TensorReader:
 def read_into(target: Tensor, reader: TensorReader, stored: Stored) -> None:
     """Fill a parameter, a moment, or this process's shard of it, and read no more than that.
 
-    Numbers of 16 bits become float32. Where the tensors of several names make one parameter, they
-    are read whole. Raises SnapshotError if the shape differs.
+    Numbers become those of the target's dtype, mostly float32. Where the tensors of several names
+    make one parameter, they are read whole. Raises SnapshotError if the shape differs.
     """
     shape, slices = tuple(target.shape), local_slices(target)
     found = [reader.slice_of(name) for name in stored.names]

@@ -42,8 +42,8 @@ class Shard:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the tensors."""
-        return sum(tensor.nbytes for tensor in self.tensors.values())
+        """Bytes of the tensors, each in whole words, so that any dtype may follow 16 bits."""
+        return sum(map(_whole_words, self.tensors.values()))
 
     def gathered(self) -> Shard:
         """All of it. Every process must call this, in the same order."""
@@ -56,13 +56,19 @@ class Shard:
         """
         tensors = {name: tensor.cpu() for name, tensor in self.tensors.items()}
         if self.convert is not None:
-            for name, tensor in self.convert(tensors).items():
+            whole = {name: tensor.float() for name, tensor in tensors.items()}
+            for name, tensor in self.convert(whole).items():
                 files.write(name, tensor)
             return
         (tensor,), (name,), slices = tensors.values(), self.shapes, self.slices
         if self.transposed:
             tensor, slices = tensor.t(), None if slices is None else slices[::-1]
         files.write(name, tensor, slices)
+
+
+def _whole_words(tensor: Tensor) -> int:
+    """Bytes of a tensor, rounded up to a multiple of float32's."""
+    return -(-tensor.nbytes // FLOAT_BYTES) * FLOAT_BYTES
 
 
 def written_as(layout: Layout, prefix: str) -> list[Written]:
@@ -191,7 +197,7 @@ class StagingBuffer:
         for name, tensor in shard.tensors.items():
             memory = self._memory[self._used : self._used + tensor.nbytes]
             copies[name] = memory.view(tensor.dtype).view(tensor.shape).copy_(tensor)
-            self._used += tensor.nbytes
+            self._used += _whole_words(tensor)
         return replace(shard, tensors=copies)
 
 

@@ -13,13 +13,14 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from model.cpu.layers import WAYS
+from model.frozen import DTYPES
 from snapshot.disk.files import LARGEST_STEP, SNAPSHOT_NAME, read_json, step_of
 from snapshot.errors import SnapshotError
 
 STATE = "state.json"
 FORMAT_VERSION = 1
 PACKAGES = ("torch", "accelerate", "datasets", "safetensors", "tokenizers", "numpy")
-ADDED = ("computed_on", "attention", "base", "stream", "rows")
+ADDED = ("computed_on", "attention", "base", "stream", "rows", "frozen_dtype")
 """Fields that older snapshots lack."""
 SEVERAL, ONE = "several", "one"
 """Documents in a row."""
@@ -58,6 +59,8 @@ class RunState:
     """How a CPU computes it: products or kernel; None where that was never chosen."""
     rows: str | None = None
     """What a row of documents holds: SEVERAL or ONE. None in older snapshots."""
+    frozen_dtype: str | None = None
+    """How frozen weights are kept; None in older snapshots, and where all are trained."""
     base: str | None = None
     """The model that the run began from: repo@commit or folder; None for random weights."""
     stream: list[dict[str, Any]] | None = None
@@ -104,6 +107,7 @@ def state_in(content: Any, folder: str) -> RunState:
         "best_loss": state.best_loss is None or math.isfinite(state.best_loss),
         "loss_scaler": state.loss_scaler is None or is_loss_scaler(state.loss_scaler),
         "attention": state.attention in (None, *WAYS),
+        "frozen_dtype": state.frozen_dtype in (None, *DTYPES),
         "rows": state.rows in (None, SEVERAL, ONE),
         "stream": state.stream is None or all(map(is_cursor, state.stream)),
     }

@@ -129,11 +129,10 @@ class TensorFiles:
     def write(self, name: str, numbers: Tensor, slices: Slices | None = None) -> None:
         """Write all of a tensor, or the `slices` of it. Raises OSError.
 
-        `numbers` are float32, on the CPU, of any strides.
+        `numbers` are on the CPU, of any strides. Frozen ones may have 16 bits, and become float32.
         """
         if not numbers.numel():  # with many processes, some have no part of a small tensor
             return
-        assert numbers.dtype == torch.float32, f"{name} is {numbers.dtype}"
         file = self._file_of[name]
         self._open(file.name)
         begin, shape = file.begins[name], file.shapes[name]
@@ -144,7 +143,7 @@ class TensorFiles:
             assert numbers.ndim == 2, f"{name} is sharded in more than one dimension"
             blocks = self._parts_of_rows(numbers, begin, shape[1], slices[1].start)
         for offset, block in blocks:
-            array: Any = block.numpy()
+            array: Any = block.float().numpy()
             content = memoryview(array).cast("B")
             while content:  # a system call writes at most 2 GB
                 written = os.pwrite(self._descriptor, content, offset)

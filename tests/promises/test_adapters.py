@@ -145,6 +145,25 @@ def test_two_processes_have_the_losses_of_one(small, bases, trained, family, sha
     assert (torch.tensor(runs.losses(both)) - expected).abs().max() < 1e-5
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
+@pytest.mark.parametrize("shape", ["alone", *SHAPES])
+def test_a_16_bit_base_gives_the_bits_of_a_float32_one(small, llama, tmp_path, shape, precision):
+    """Under autocast, DDP, and FSDP, whose blocks then hold parameters of two dtypes."""
+    config, processes = SHAPES.get(shape, ("cpu.yaml", 1))
+    file = runs.rehearsal(config, tmp_path, processes, mixed_precision=precision)
+    losses = {}
+    for kind, kept in {"auto": "bf16", "float32": "float32"}.items():
+        run_dir = tmp_path / kind
+        more = (*LORA, "run.emulate_bf16=true", f"model.frozen_dtype={kind}", f"run.dir={run_dir}")
+        result = runs.launch(file, *words(small, llama, *more))
+        assert result.returncode == 0, result.stderr
+        assert f"kept in {kept}" in result.stdout
+        losses[kind] = runs.losses(run_dir)
+    assert losses["auto"] == losses["float32"]
+    runs.assert_same_bits(*(runs.snapshot(tmp_path / kind, 20) for kind in losses))
+
+
 @pytest.mark.thorough
 def test_a_part_and_its_base_are_what_a_whole_snapshot_holds(trained, tmp_path):
     """Without the frozen parameters, in files that nothing takes for a whole model."""

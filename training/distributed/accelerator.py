@@ -29,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from config.schema import Config, ConfigError, RunConfig, accumulation_steps
 from model.family import LanguageModel
+from model.frozen import gather_in_16_bits
 from training.distributed.environment import (
     env_var,
     fsdp_requested,
@@ -255,6 +256,7 @@ def configure_precision(accelerator: accelerate.Accelerator, model: LanguageMode
         plugin.cpu_offload = replace(plugin.cpu_offload, pin_memory=False)
     if plugin is not None and precision != "no":
         plugin.mixed_precision_policy = sums_in_float32(plugin.mixed_precision_policy)
+        gather_in_16_bits(model)
         # accelerate does this for every strategy but FSDP2.
         autocast = get_mixed_precision_context_manager(True, accelerator.autocast_handler)
         model.forward = autocast(model.forward)  # type: ignore[method-assign]

@@ -64,7 +64,7 @@ def print_header(
         text_bytes = train.max_steps * batch * block * info.held_out_bytes / info.held_out_targets
         steps += f" are about {text_bytes / max(1, info.train_bytes):.2g} epochs"
     _print_text(console, corpus)
-    _print_model(console, config, model, state.base, is_untied)
+    _print_model(console, config, model, state, is_untied)
     console.say(f"machine   {machine_line(accelerator)}")
     if state.attention is not None:
         console.say(f"kernels   attention by {ATTENTION_IN_WORDS[state.attention]}")
@@ -147,7 +147,7 @@ def _say_what_is_lost(console: Console, corpus: Corpus) -> None:
 
 
 def _print_model(
-    console: Console, config: Config, model: LanguageModel, base: str | None, is_untied: bool
+    console: Console, config: Config, model: LanguageModel, state: RunState, is_untied: bool
 ) -> None:
     """Print the sizes of the model, which parameters are trained, and where it begins."""
     shape = model.config
@@ -159,10 +159,10 @@ def _print_model(
     if frozen := sum(parameter.numel() for parameter in kept):
         key = "optim.freeze" if config.optim.freeze else "model.lora_rank"
         value = config.optim.freeze or config.model.lora_rank
-        console.say(f"frozen    {frozen:,} of them, by {key}={value}")
+        console.say(f"frozen    {frozen:,} of them, by {key}={value}, kept in {state.frozen_dtype}")
     if config.model.lora_rank is not None and (experts := sum(experts_of(model.blocks).values())):
         console.say(f"          {experts:,} of these are of experts, which get no adapters")
-    if base is not None:
+    if (base := state.base) is not None:
         what = "its weights" if config.model.architecture is None else "its architecture"
         console.say(f"from      {base} ({shape.family}): {what}, trained in float32")
         if is_untied:

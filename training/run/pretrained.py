@@ -24,11 +24,19 @@ from data.tokenizer import Tokenizer, refuse_larger_than
 from model.causal_lm import active_dropout
 from model.families import build_model, uninitialized
 from model.family import LanguageModel, ModelConfig
+from model.frozen import AUTO, FLOAT32, keep_frozen
 from model.lora import LoraError, add_adapters
 from snapshot.base import Base, check_weights, keep_base, open_base, open_reference
 from snapshot.disk.checking import generation_of
-from snapshot.disk.model import BaseReference, check_described, layout_for, read_reference
-from snapshot.disk.reading import restore, restore_weights
+from snapshot.disk.model import (
+    WHOLE,
+    BaseReference,
+    check_described,
+    layout_for,
+    read_reference,
+)
+from snapshot.disk.reading import TensorReader, restore, restore_weights
+from snapshot.disk.state import RunState
 from snapshot.start import Start
 from training.distributed.agreement import (
     decided_by_main,
@@ -37,6 +45,9 @@ from training.distributed.agreement import (
     run_on_main,
 )
 from training.memory import check_parameters_fit
+
+IN_FILES = {"BF16": "bf16", "F16": "fp16"}
+"""`model.frozen_dtype` by safetensors' name of a dtype that it holds without loss."""
 
 
 def refuse_undescribed(config: Config) -> None:
@@ -108,6 +119,8 @@ class PretrainedModel:
         """What snapshots say of the base, if they hold only what is trained."""
         self.is_untied = False
         """Whether the base's weights have an output layer that its config.json ties away."""
+        self.stored_as = FLOAT32
+        """The dtype of the base's matrices in its files, one of `model.frozen.DTYPES`."""
         self._accelerator, self._config = accelerator, config
         self._has_weights = config.model.pretrained is not None
         self._weights: Path | None = None
@@ -150,6 +163,8 @@ class PretrainedModel:
         model = _empty_model(sizes)
         if self._config.saves_only_trained:
             self._refer_to_base(start, model)
+        if (weights := self._weights) is not None:
+            self.stored_as = decided_by_main(accelerator, lambda: _dtype_in(weights))
         return model
 
     def _refer_to_base(self, start: Start, model: LanguageModel) -> None:
@@ -203,6 +218,29 @@ class PretrainedModel:
         """
         if (weights := self._weights) is not None:
             run_on_all(self._accelerator, lambda: restore_weights(weights, model))
+
+
+def _dtype_in(weights: Path) -> str:
+    """The dtype of `model.frozen.DTYPES` that holds each number of the matrices in files."""
+    with TensorReader(weights, WHOLE) as reader:
+        found = reader.dtypes()
+    return IN_FILES.get(found.pop(), FLOAT32) if len(found) == 1 else FLOAT32
+
+
+def choose_frozen_dtype(
+    config: Config, state: RunState, pretrained: PretrainedModel | None, model: LanguageModel
+) -> None:
+    """Keep what is not trained in `model.frozen_dtype`, and note it in the run's state.
+
+    A run that resumes keeps the dtype that it began with.
+    """
+    if all(parameter.requires_grad for parameter in model.parameters()):
+        return
+    if config.model.frozen_dtype != AUTO:
+        state.frozen_dtype = config.model.frozen_dtype
+    elif state.frozen_dtype is None:
+        state.frozen_dtype = FLOAT32 if pretrained is None else pretrained.stored_as
+    keep_frozen(model, state.frozen_dtype)
 
 
 def read_weights(

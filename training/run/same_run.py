@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from data.public_names import public_config
+from model.frozen import AUTO, FLOAT32
 from snapshot.config_values import as_argument, value_of
 from snapshot.disk.state import RunState
 from snapshot.errors import OtherRun
@@ -53,6 +54,7 @@ def refuse_other_run(
         if (before := value_of(state.config, key)) != (now := value_of(config, key))
         and key not in checked
     ]
+    differences += _differences_of_frozen(state, config)
     differences += [] if data is None else _differences_of_text(state, config, data)
     if differences:
         raise OtherRun(
@@ -61,6 +63,13 @@ def refuse_other_run(
             + "\nRestore these values, or give the new run another run.name (and hub.repo_id). To "
             "begin that one from these weights, set model.pretrained=<this run or repo>."
         )
+
+
+def _differences_of_frozen(state: RunState, config: dict[str, Any]) -> list[str]:
+    """How the frozen weights differ from those that were trained around; auto keeps them."""
+    key = "model.frozen_dtype"
+    before, now = state.frozen_dtype or FLOAT32, value_of(config, key)
+    return [] if now in (AUTO, before) else [f"{key}: {before} in the snapshot, {now} now"]
 
 
 def _differences_of_text(

@@ -46,6 +46,7 @@ from training.reporting.track import Trackers
 from training.run.evaluations import BestSnapshot, evaluation_is_pending
 from training.run.pretrained import (
     PretrainedModel,
+    choose_frozen_dtype,
     find_pretrained,
     generation,
     read_weights,
@@ -165,6 +166,7 @@ class Session:
         """Print the header, begin the uploads, and find out whether the run is finished."""
         accelerator, config, start, state = self.accelerator, self.config, self.start, self.state
         refuse_other_blocks(accelerator, model)
+        choose_frozen_dtype(config, state, self.pretrained, model)
         console = Console(accelerator.is_main_process, config.train.max_steps, state.step)
         self.console, code = console, self._lock.code_before
         console.speed = speed_of(model, config, accelerator)
