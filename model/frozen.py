@@ -16,8 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from model.family import LanguageModel
-
 AUTO = "auto"
 """16 bits if the base is stored in 16 bits, so that no number is lost; otherwise float32."""
 FLOAT32 = "float32"
@@ -90,11 +88,12 @@ def casts_weights(module: nn.Module) -> bool:
     return type(module) in LAYERS or getattr(module, "casts_weights", False)
 
 
-def keep_frozen(model: LanguageModel, kind: str) -> None:
+def keep_frozen(model: nn.Module, kind: str, filled: bool = True) -> None:
     """Keep the matrices that are not trained in a dtype of `DTYPES`, by its name.
 
     Vectors, such as biases and the weights of norms, stay float32, as do matrices of modules that
-    cannot multiply them otherwise. Call this before the model is compiled or wrapped.
+    cannot multiply them otherwise. Call this before the model is compiled or wrapped. Where they
+    are not `filled` with values yet, none are read, because that would take memory.
     """
     dtype = DTYPES[kind]
     owners: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
@@ -106,7 +105,9 @@ def keep_frozen(model: LanguageModel, kind: str) -> None:
             continue
         if not all(casts_weights(module) for module, _ in places):
             continue
-        kept = nn.Parameter(parameter.detach().to(dtype), requires_grad=False)
+        values = parameter.detach()
+        values = values.to(dtype) if filled else torch.empty_like(values, dtype=dtype)
+        kept = nn.Parameter(values, requires_grad=False)
         for module, name in places:  # tied layers share it
             setattr(module, name, kept)
             module.__class__ = LAYERS.get(type(module), type(module))

@@ -122,7 +122,7 @@ class PretrainedModel:
         self.stored_as = FLOAT32
         """The dtype of the base's matrices in its files, one of `model.frozen.DTYPES`."""
         self._accelerator, self._config = accelerator, config
-        self._has_weights = config.model.pretrained is not None
+        self.has_weights = config.model.pretrained is not None
         self._weights: Path | None = None
 
     def build(self, start: Start, tokenizer: Tokenizer) -> LanguageModel:
@@ -146,7 +146,7 @@ class PretrainedModel:
         if self._config.data.block_size > sizes.block_size:
             raise ConfigError(too_long(self._config, base.key, sizes.block_size))
         refuse_larger_than(sizes.vocab_size, tokenizer, str(self._config.data.tokenizer))
-        if start.folder is None and self._has_weights:
+        if start.folder is None and self.has_weights:
             here = accelerator.is_local_main_process
             self._weights = local_main_first(accelerator, lambda: base.fetch_weights(here))
             self.is_untied = decided_by_main(accelerator, lambda: check_weights(base, sizes))
@@ -155,7 +155,7 @@ class PretrainedModel:
         layout = layout_for(sizes)
         check_described(layout)
         count = sum(map(torch.numel, layout.parameters().values()))
-        is_new = start.folder is None and not self._has_weights
+        is_new = start.folder is None and not self.has_weights
         what, optimizer = f"{base.key} needs", self._config.optim.name
         check_parameters_fit(accelerator, count, optimizer, what, created=is_new)
         if is_new:
@@ -240,7 +240,8 @@ def choose_frozen_dtype(
         state.frozen_dtype = config.model.frozen_dtype
     elif state.frozen_dtype is None:
         state.frozen_dtype = FLOAT32 if pretrained is None else pretrained.stored_as
-    keep_frozen(model, state.frozen_dtype)
+    reads_weights = state.step > 0 or (pretrained is not None and pretrained.has_weights)
+    keep_frozen(model, state.frozen_dtype, filled=not reads_weights)
 
 
 def read_weights(
