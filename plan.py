@@ -153,7 +153,9 @@ def print_plan(
     where = f"{options.processes} x {options.device} with {memory_of(options):g} GiB each"
     if options.machines > 1:
         where += f", on {options.machines} machines"
-    checkpointing = ", activation checkpointing" if model.activation_checkpointing else ""
+    way = model.activation_checkpointing
+    checkpointing = ", activation checkpointing" + (f" ({way})" if isinstance(way, str) else "")
+    checkpointing = checkpointing if way else ""
     print(
         f"model     {parameters:,} parameters: {model.n_layer} layers, {model.n_head} heads, "
         f"{model.n_embd} wide, context {model.block_size}, vocabulary {model.vocab_size:,}"
@@ -183,8 +185,10 @@ def print_plan(
                 f"{row.peaks['update'] / GIB:.2f}."
             )
         if row.on_cpu:
+            what = [] if row.on_cpu == row.host else ["weights, gradients and optimizer"]
+            what += ["inputs of blocks"] if row.host else []
             print(
-                f"{row.strategy.name} keeps weights, gradients and optimizer, "
+                f"{row.strategy.name} keeps {' and '.join(what)}, "
                 f"{row.on_cpu / GIB:.2f} GiB a process, in the machine's memory."
             )
     writer, copies = max(row.writer for row in fits), max(row.copies for row in fits)

@@ -19,6 +19,7 @@ from model.cpu.layers import WAYS
 from model.families import FAMILIES
 from model.frozen import AUTO, DTYPES
 from model.gpt import ACTIVATIONS
+from model.recompute import WAYS as RECOMPUTE
 from optim.optimizers import OPTIMIZERS, refusal
 from optim.schedules import SCHEDULES
 
@@ -80,17 +81,18 @@ CARD_FIELDS = {
     "hub.license": "must be a license identifier of the Hub, such as mit or apache-2.0, or null",
     "hub.language": "must be a language code, such as en or de, or null",
 }
-CHOICES: dict[str, Collection[str]] = {
+CHOICES: dict[str, Collection[bool | str]] = {
     "data.documents": DOCUMENT_MODES,
     "model.family": FAMILIES,
     "model.activation_function": tuple(ACTIVATIONS),
     "model.frozen_dtype": (AUTO, *DTYPES),
+    "model.activation_checkpointing": RECOMPUTE,
     "optim.name": OPTIMIZERS,
     "optim.schedule": SCHEDULES,
     "run.attention": ("auto", *WAYS),
     "run.preemption_notice": ("auto", "aws", "gcp", "azure", "none"),
 }
-"""The allowed texts of a key."""
+"""The allowed values of a key."""
 WORD = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
 TOO_LONG = f"is too long: at most {PART_BYTES} bytes for a name, {PATH_BYTES} for a path"
 
@@ -131,8 +133,9 @@ def _check_texts(found: Problems) -> None:
             need(_has_home(text), key, f"names the home of an unknown user: write {here}")
         if key in ("data.cache_dir", "run.name", "run.dir"):
             need(printable(text) == text, key, "has control characters. Use another name")
-    for key, (*most, last) in CHOICES.items():
-        valid = value_of(found.config, key) in CHOICES[key]
+    for key, choices in CHOICES.items():
+        *most, last = (str(one).lower() if isinstance(one, bool) else one for one in choices)
+        valid = value_of(found.config, key) in choices
         need(valid, key, f"must be {', '.join(most)} or {last}")
 
 

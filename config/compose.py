@@ -289,6 +289,7 @@ def _wanted(key: str) -> str:
         "bool": "true or false",
         "str": "a text",
         "bool | None": "true, false or null",
+        "bool | str": "true, false or a text that --help names",
         "list[MixPart]": "a list such as [{source:a,weight:0.7},{source:b,weight:0.3}]",
         "int | None": "a whole number or null",
         "float | None": "a number or null",

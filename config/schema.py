@@ -88,8 +88,8 @@ class ModelConfig:
     """Dropout probability, where GPT-2 has it (Llama: in attention); use 0 for short runs."""
     activation_function: str = "gelu_new"
     """GPT-2: gelu_new (its own) or gelu (exact, and much faster on a CPU)."""
-    activation_checkpointing: bool = False
-    """Recompute each block in the backward pass: less memory, about a third more work."""
+    activation_checkpointing: bool | str = False
+    """Recompute blocks: true; selective: all but products; offload: their inputs in CPU memory."""
     lora_rank: int | None = None
     """Freeze model.pretrained and train LoRA adapters of this rank; null: train the model."""
     lora_alpha: int | None = None

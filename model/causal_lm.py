@@ -23,6 +23,7 @@ from model.frozen import compute_dtype
 from model.head import mean_loss
 from model.layout import Layout, ModelError
 from model.lora import INSTALL, stacked_in
+from model.recompute import around_block, within_block
 
 CODE_KEYS = ("auto_map", "trust_remote_code", "custom_pipelines")
 """Entries of a config.json that ask for code from a repo. transformers itself passes over them, and
@@ -83,7 +84,10 @@ class CausalLMConfig(ModelConfig):
 
     @classmethod
     def read(
-        cls, content: dict[str, Any], dropout: float = 0.0, activation_checkpointing: bool = False
+        cls,
+        content: dict[str, Any],
+        dropout: float = 0.0,
+        activation_checkpointing: bool | str = False,
     ) -> Self:
         """The configuration of the model that a config.json describes.
 
@@ -238,9 +242,10 @@ class CausalLM(LanguageModel):
         attention = "sdpa" if has_sdpa else "eager"  # never a kernel that a config names
         try:
             self.lm = AutoModelForCausalLM.from_config(built, attn_implementation=attention)
-            if config.activation_checkpointing:
-                # Restores the generator's state, so that the recomputed dropout is the same.
+            way = config.activation_checkpointing
+            if recompute := around_block(way) or within_block(way):
                 self.lm.activation_checkpointing_enable({"use_reentrant": False})
+                self.lm._set_gradient_checkpointing(gradient_checkpointing_func=recompute)
         except (KeyboardInterrupt, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # each architecture raises its own types

@@ -26,7 +26,7 @@ FAMILIES: dict[str, type[ModelConfig]] = {"gpt2": GPTConfig, "llama": LlamaConfi
 
 
 def model_config(
-    content: dict[str, Any], dropout: float = 0.0, activation_checkpointing: bool = False
+    content: dict[str, Any], dropout: float = 0.0, activation_checkpointing: bool | str = False
 ) -> ModelConfig:
     """The sizes of the model in a config.json, which is untrusted input.
 

@@ -41,7 +41,8 @@ class ModelConfig(ABC):
     n_embd: int
     dropout: float = 0.0
     """A probability."""
-    activation_checkpointing: bool = False
+    activation_checkpointing: bool | str = False
+    """One of `model.recompute.WAYS`."""
     lora: Lora | None = None
 
     @property
@@ -72,7 +73,10 @@ class ModelConfig(ABC):
     @classmethod
     @abstractmethod
     def read(
-        cls, content: dict[str, Any], dropout: float = 0.0, activation_checkpointing: bool = False
+        cls,
+        content: dict[str, Any],
+        dropout: float = 0.0,
+        activation_checkpointing: bool | str = False,
     ) -> Self | None:
         """The sizes in a config.json, which is untrusted; None if it is of another family.
 

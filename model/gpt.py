@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Self
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from model.documents import PackedRows, packed_rows
 from model.family import (
@@ -30,6 +29,7 @@ from model.family import (
 )
 from model.head import Head
 from model.layout import Layout, Shape
+from model.recompute import around_block, within_block
 
 ACTIVATIONS = {"gelu_new": "tanh", "gelu": "none"}
 """By transformers' name, torch's `approximate`: GPT-2's tanh approximation, and the exact GELU."""
@@ -126,9 +126,17 @@ class Block(nn.Module):
         self.attn = Attention(config, layer)
         self.ln_2 = LayerNorm(config.n_embd)
         self.mlp = MLP(config)
+        self.recompute = within_block(config.activation_checkpointing)
 
     def forward(
         self, x: Tensor, rows: PackedRows | None = None, cache: KeyValueCache | None = None
+    ) -> Tensor:
+        if self.recompute is not None and self.training and cache is None:
+            return self.recompute(self._compute, x, rows)
+        return self._compute(x, rows, cache)
+
+    def _compute(
+        self, x: Tensor, rows: PackedRows | None, cache: KeyValueCache | None = None
     ) -> Tensor:
         x = x + self.attn(self.ln_1(x), rows, cache)
         return x + self.mlp(self.ln_2(x))
@@ -144,7 +152,7 @@ class Transformer(Part):
         self.drop = nn.Dropout(config.dropout)
         self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
         self.ln_f = LayerNorm(config.n_embd)
-        self.activation_checkpointing = config.activation_checkpointing
+        self.recompute = around_block(config.activation_checkpointing)
 
     def forward(
         self,
@@ -157,9 +165,8 @@ class Transformer(Part):
         # The residual stream is float32 even if FSDP's weights have 16 bits.
         x = self.drop((self.wte(ids) + self.wpe(positions)).float())
         for block in self.h:
-            if self.activation_checkpointing and self.training and cache is None:
-                # Restores the generator's state, so that the recomputed dropout is the same.
-                x = checkpoint(block, x, rows, use_reentrant=False)
+            if self.recompute is not None and self.training and cache is None:
+                x = self.recompute(block, x, rows)
             else:
                 x = block(x, rows, cache)
         return self.ln_f(x)
@@ -224,7 +231,10 @@ class GPTConfig(ModelConfig):
 
     @classmethod
     def read(
-        cls, content: dict[str, Any], dropout: float = 0.0, activation_checkpointing: bool = False
+        cls,
+        content: dict[str, Any],
+        dropout: float = 0.0,
+        activation_checkpointing: bool | str = False,
     ) -> Self | None:
         width, inner = content.get("n_embd"), content.get("n_inner")
         is_computed = all(content.get(key, one[0]) in one for key, one in COMPUTED.items())

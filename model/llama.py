@@ -16,7 +16,6 @@ from typing import Any, Self
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from model.documents import PackedRows, packed_rows
 from model.family import (
@@ -30,6 +29,7 @@ from model.family import (
 )
 from model.head import Head
 from model.layout import ModelError, Shape
+from model.recompute import around_block, within_block
 
 LLAMA = "llama"
 """transformers' name of Llama."""
@@ -134,8 +134,20 @@ class Block(nn.Module):
         self.self_attn = Attention(config, layer)
         self.post_attention_layernorm = RMSNorm(config.n_embd, EPSILON)
         self.mlp = MLP(config)
+        self.recompute = within_block(config.activation_checkpointing)
 
-    def forward(self, x: Tensor, *context: Any) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        rows: PackedRows | None,
+        cache: KeyValueCache | None = None,
+    ) -> Tensor:
+        if self.recompute is not None and self.training and cache is None:
+            return self.recompute(self._compute, x, rotation, rows)
+        return self._compute(x, rotation, rows, cache)
+
+    def _compute(self, x: Tensor, *context: Any) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), *context)
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -149,7 +161,7 @@ class Transformer(nn.Module):
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
         self.norm = RMSNorm(config.n_embd, EPSILON)
         self.size = config.n_embd // config.n_head
-        self.activation_checkpointing = config.activation_checkpointing
+        self.recompute = around_block(config.activation_checkpointing)
 
     def forward(
         self,
@@ -165,8 +177,8 @@ class Transformer(nn.Module):
         # The residual stream is float32 even if FSDP's weights have 16 bits.
         x = self.embed_tokens(ids).float()
         for block in self.layers:
-            if self.activation_checkpointing and self.training and cache is None:
-                x = checkpoint(block, x, (cosine, sine), rows, use_reentrant=False)
+            if self.recompute is not None and self.training and cache is None:
+                x = self.recompute(block, x, (cosine, sine), rows)
             else:
                 x = block(x, (cosine, sine), rows, cache)
         return self.norm(x)
@@ -237,7 +249,10 @@ class LlamaConfig(ModelConfig):
 
     @classmethod
     def read(
-        cls, content: dict[str, Any], dropout: float = 0.0, activation_checkpointing: bool = False
+        cls,
+        content: dict[str, Any],
+        dropout: float = 0.0,
+        activation_checkpointing: bool | str = False,
     ) -> Self | None:
         """The sizes, if `config_json` has written it; None for any other.
 

@@ -19,9 +19,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers")
+KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers", "host")
 """`activations` are all tensors without another kind, temporaries included; `buffers` are copies
-for communication between processes: DDP's buckets, FSDP's gathered blocks."""
+for communication between processes: DDP's buckets, FSDP's gathered blocks; `host` are activations
+in the CPU's memory, of a plan for GPUs."""
 
 COLLECTIVES: dict[str, tuple[str, int | None]] = {
     "allgather": ("all-gather", 0),

@@ -33,6 +33,7 @@ from model.frozen import FLOAT32, gather_in_16_bits, keep_frozen
 from planning.allocation_log import LiveBytes
 from planning.kernels import (
     cuda_kernels,
+    offloading,
     without_moving,
     without_offsets,
 )
@@ -84,7 +85,10 @@ def traced_phases(config: ModelConfig, micro_batch_size: int, shape: Shape) -> L
     ("update",). The phase is the number of a micro-batch, "evaluation" or "sampling".
     """
     tracker = LiveBytes(CUDA_GRANULE if shape.device == "cuda" else 1)
-    kernels = cuda_kernels() if shape.device == "cuda" else contextlib.nullcontext()
+    kernels = contextlib.ExitStack()
+    if shape.device == "cuda":
+        kernels.enter_context(cuda_kernels())
+        kernels.enter_context(offloading(lambda copy: tracker.mark([copy], "host")))
     with (
         _fake_process_group(shape) as mesh,
         FakeTensorMode(allow_non_fake_inputs=True),

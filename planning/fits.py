@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from config.schema import SnapshotConfig
 from model.families import build_model
 from model.family import ModelConfig, parameter_count
+from model.recompute import OFFLOAD
 from planning.allocation_log import KINDS
 from planning.estimate import MemoryEstimate, estimate_memory, writing_memory
 from planning.fake_trace import DTYPES, Shape
@@ -23,6 +24,8 @@ PERSISTENT = ("parameters", "optimizer")
 """The kinds of tensors that exist between updates."""
 OFFLOADED = ("parameters", "gradients", "optimizer")
 """The kinds of tensors that offloading moves to the CPU's memory."""
+HOST = "host"
+"""The kind that is always there: inputs of blocks, by model.activation_checkpointing=offload."""
 MOST_SEQUENCES = 4096
 """A larger micro-batch has no advantage."""
 MULTIPROCESSORS = 188
@@ -58,6 +61,8 @@ class Fit:
     """The largest of these peaks."""
     buffers: float
     """Peak of the tensors in communication between processes."""
+    host: float
+    """Activations in the CPU's memory."""
     peak: float
     """The largest sum of all tensors in the limited memory; at most the sum of the above."""
     peaks: dict[str, float]
@@ -112,7 +117,7 @@ class Candidate:
         self.strategy = strategy
         self.config = config
         self.estimate = estimate
-        self.elsewhere = OFFLOADED if strategy.offload else ()
+        self.elsewhere = (*OFFLOADED, HOST) if strategy.offload else (HOST,)
         self.writing = writing_memory(config, strategy.shape, staging_bytes, strategy.offload)
 
     def outside(self, sequences: int) -> float:
@@ -263,8 +268,9 @@ def advise(
                 f"most {row.largest_micro_batch}."
             ), EXIT_NOTHING_FITS
     remedies = ["more processes", "more memory", "a smaller model or data.block_size"]
-    if not model.activation_checkpointing:
-        remedies.insert(0, "model.activation_checkpointing=true")
+    if model.activation_checkpointing != OFFLOAD:
+        stronger = OFFLOAD if model.activation_checkpointing is True else "true"
+        remedies.insert(0, f"model.activation_checkpointing={stronger}")
     return f"Nothing fits, not even one sequence. Try {', '.join(remedies)}.", EXIT_NOTHING_FITS
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
+import model.recompute
 import optim.muon
 from model.sharded import local_part
 
@@ -37,6 +39,25 @@ def without_offsets() -> Iterator[None]:
         yield
     finally:
         optim.muon.local_slices = original
+
+
+@contextlib.contextmanager
+def offloading(note: Callable[[Tensor], None]) -> Iterator[None]:
+    """Have offloaded activations copied, as from a GPU; `note` gets each copy."""
+    original = model.recompute.save_on_cpu
+
+    def copies(**_: Any) -> saved_tensors_hooks:
+        def pack(tensor: Tensor) -> Tensor:
+            note(copy := torch.empty_like(tensor))
+            return copy
+
+        return saved_tensors_hooks(pack, torch.empty_like)
+
+    model.recompute.save_on_cpu = copies  # type: ignore[assignment, misc]
+    try:
+        yield
+    finally:
+        model.recompute.save_on_cpu = original  # type: ignore[misc]
 
 
 @contextlib.contextmanager

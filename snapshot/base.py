@@ -88,7 +88,7 @@ class Base:
     """Files that hold the weights, if it is known what they must be: always for a repo."""
 
     def config(
-        self, dropout: float, activation_checkpointing: bool, untied: bool = False
+        self, dropout: float, activation_checkpointing: bool | str, untied: bool = False
     ) -> ModelConfig:
         """The sizes of the model. Raises SnapshotError if it cannot be built here.
 

@@ -93,7 +93,7 @@ def configured_prefix(config: dict[str, Any]) -> str:
 
 
 def model_config(
-    content: Any, where: str, dropout: float = 0.0, activation_checkpointing: bool = False
+    content: Any, where: str, dropout: float = 0.0, activation_checkpointing: bool | str = False
 ) -> ModelConfig:
     """The sizes of the model in a config.json.
 

@@ -42,12 +42,14 @@ def test_recomputed_blocks_drop_what_they_dropped_before(launch, tmp_path):
         "kept": ("ddp_cpu.yaml", "false"),
         "DDP": ("ddp_cpu.yaml", "true"),
         "FSDP": ("fsdp_cpu.yaml", "true"),
+        "selective": ("fsdp_cpu.yaml", "selective"),
     }
     for name, (config, recompute) in ways.items():
         words = ("model.dropout=0.1", f"model.activation_checkpointing={recompute}")
         launch(config, 2, *words, f"run.dir={tmp_path / name}", "train.max_steps=10")
-    kept, ddp, fsdp = (runs.snapshot(tmp_path / name, 10) for name in ways)
+    kept, ddp, fsdp, selective = (runs.snapshot(tmp_path / name, 10) for name in ways)
     runs.assert_same_bits(kept, ddp)
+    runs.assert_same_bits(fsdp, selective)
     assert runs.losses(tmp_path / "FSDP") == pytest.approx(runs.losses(tmp_path / "kept"), rel=1e-6)
     expected, found = runs.tensors(kept), runs.tensors(fsdp)
     assert found.keys() == expected.keys()

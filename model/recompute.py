@@ -1,0 +1,85 @@
+"""What a step keeps of each block for its backward pass; the rest of the block is computed again.
+
+Every way computes the same bits: what is computed again gets the generator's state of its first
+time, so dropout has the same masks.
+
+Letters in shapes: B batch, T time (positions), C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch.autograd.graph import save_on_cpu
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    SelectiveCheckpointContext,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+SELECTIVE, OFFLOAD = "selective", "offload"
+WAYS: tuple[bool | str, ...] = (False, True, SELECTIVE, OFFLOAD)
+"""The values of `model.activation_checkpointing`."""
+Recompute = Callable[..., Any]
+"""Computes block(x, *context) and keeps less of it. x (B, T, C) is the block's input."""
+
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::_grouped_mm", "mkldnn::_linear_pointwise")
+ATTENTION = (
+    *("aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_cudnn_attention"),
+    "aten::_scaled_dot_product_efficient_attention",
+    *("aten::_scaled_dot_product_flash_attention_for_cpu", "torch_attn::_varlen_attn"),
+)
+"""Operations that take nearly all of a block's time. A CPU's attention by products is not among
+them: its scores would need T times T numbers for each head."""
+
+
+def around_block(way: bool | str) -> Recompute | None:
+    """How a model calls its blocks in training; None for a plain call."""
+    if way == OFFLOAD:
+        return _offloaded
+    return _whole if way is True else None
+
+
+def within_block(way: bool | str) -> Recompute | None:
+    """How a block calls its own computation in training; None for a plain call.
+
+    The compiler of a single block has to see which of its results are kept.
+    """
+    return _selective if way == SELECTIVE else None
+
+
+def _whole(block: Recompute, x: Any, *context: Any) -> Any:
+    """Keep the block's input."""
+    return checkpoint(block, x, *context, use_reentrant=False)
+
+
+def _selective(block: Recompute, x: Any, *context: Any) -> Any:
+    """Keep the results of products and attention as well: nothing expensive is computed again."""
+    contexts = partial(create_selective_checkpoint_contexts, _keep_expensive)
+    return checkpoint(block, x, *context, use_reentrant=False, context_fn=contexts)
+
+
+def _offloaded(block: Recompute, x: Any, *context: Any) -> Any:
+    """Keep the block's input in the memory of the CPU."""
+    kind = x.device.type
+    # What all blocks share, such as a mask, is no argument, or each would have a copy there.
+    with save_on_cpu(pin_memory=kind != "cpu", device_type=kind):
+        return checkpoint(lambda hidden: block(hidden, *context), x, use_reentrant=False)
+
+
+def _keep_expensive(
+    _: SelectiveCheckpointContext, operation: Any, *args: Any, **kwargs: Any
+) -> CheckpointPolicy:
+    schema: Any = getattr(operation, "_schema", None)
+    name = None if schema is None else schema.name
+    kept = name in PRODUCTS
+    if name in ATTENTION:
+        # Attention with dropout advances the generator. If it were not computed again, dropout
+        # after it would get other masks.
+        places = [argument.name for argument in schema.arguments]
+        given = {**dict(zip(places, args, strict=False)), **kwargs}
+        kept = not given.get("dropout_p")
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE

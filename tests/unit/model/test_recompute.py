@@ -1,0 +1,142 @@
+"""What blocks keep for their backward pass changes memory and work, and no bit of the result."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from accelerate.utils import compile_regions
+from torch.utils.flop_counter import FlopCounterMode
+
+from model.cpu.layers import tune
+from model.families import FAMILIES, build_model
+from model.lora import Lora, add_adapters
+from model.recompute import WAYS
+from planning.allocation_log import KINDS
+from planning.fake_trace import Shape, traced_phases
+from planning.kernels import offloading
+from snapshot.disk.model import model_config
+
+LAYERS, B, T, C = 3, 2, 32, 32
+QWEN = {
+    "model_type": "qwen3",
+    "vocab_size": 50,
+    "max_position_embeddings": T,
+    "hidden_size": C,
+    "intermediate_size": 64,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
+NAMES = (*FAMILIES, "transformers")
+EACH = pytest.mark.parametrize("name", NAMES)
+IDS = torch.randint(50, (B, T), generator=torch.Generator().manual_seed(1))
+POSITIONS = torch.arange(T).remainder(20).expand(B, -1)
+
+
+def sizes(name: str, way: bool | str = False, dropout: float = 0.0):
+    if name == "transformers":
+        return model_config(QWEN, name, dropout, way)
+    changes = {"dropout": dropout, "activation_checkpointing": way}
+    return replace(FAMILIES[name](50, T, LAYERS, 4, C), **changes)
+
+
+def made(name: str, way: bool | str, dropout: float = 0.0):
+    torch.manual_seed(0)
+    return build_model(sizes(name, way, dropout)).train()
+
+
+def operations(model) -> int:
+    with FlopCounterMode(display=False) as counter:
+        model(IDS, IDS).backward()
+    return counter.get_total_flops()
+
+
+@EACH
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_every_way_has_the_same_bits(name, dropout, precision):
+    found = []
+    for way in WAYS:
+        model = made(name, way, dropout)
+        tune(model)
+        torch.manual_seed(5)
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            loss = model(IDS, IDS, POSITIONS)
+        loss.backward()
+        gradients = [one.grad for one in model.parameters()]
+        found.append((loss, torch.get_rng_state(), *gradients))
+    for other in found[1:]:
+        assert all(map(torch.equal, found[0], other))
+
+
+@EACH
+def test_no_product_is_computed_again_by_selective(name):
+    nothing, whole, selective, offload = (operations(made(name, way)) for way in WAYS)
+    assert selective == nothing < whole == offload
+
+
+@EACH
+def test_attention_with_dropout_is_computed_again(name):
+    """It advances the generator, as it did the first time."""
+    nothing, whole, selective, _ = (operations(made(name, way, 0.2)) for way in WAYS)
+    assert nothing < selective < whole
+
+
+@EACH
+def test_offload_moves_the_input_of_each_block_and_nothing_else(name):
+    moved = []
+    with offloading(moved.append):
+        made(name, "offload")(IDS, IDS, POSITIONS).backward()
+    assert [tuple(one.shape) for one in moved] == LAYERS * [(B, T, C)]
+
+
+@pytest.mark.thorough
+@EACH
+def test_adapters_on_frozen_blocks_have_the_same_bits(name):
+    found = []
+    for way in WAYS:
+        model = made(name, way, 0.2)
+        torch.manual_seed(5)
+        add_adapters(model.named, model.blocks, Lora(2, 4, (), 0.2))
+        model(IDS, IDS).backward()
+        found.append([one.grad for one in model.parameters() if one.requires_grad])
+    for other in found[1:]:
+        assert len(other) == len(found[0]) > 0
+        assert all(map(torch.equal, found[0], other))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("way", WAYS[1:])
+@pytest.mark.parametrize("name", ["gpt2", "transformers"])
+def test_a_compiled_model_has_the_same_gradients(name, way, whole):
+    found = []
+    for compiled in (False, True):
+        model = called = made(name, way)
+        if compiled:
+            torch.compiler.reset()
+            compile_it = torch.compile if whole else compile_regions
+            called = compile_it(model, backend="aot_eager")
+        called(IDS, IDS, POSITIONS).backward()
+        found.append(torch.cat([one.grad.flatten() for one in model.parameters()]))
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+
+
+PLANNED = [pytest.param(name, marks=[pytest.mark.thorough] * (name != "gpt2")) for name in NAMES]
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_a_gpu_is_planned_with_what_each_way_keeps(name):
+    peaks = {}
+    for way in WAYS:
+        totals = traced_phases(sizes(name, way), B, Shape("cuda", "bf16")).log.totals()
+        host = totals[:, KINDS.index("host")]
+        peaks[way] = (totals.sum(1) - host).max(), host.max()
+    (nothing, _), (whole, _), (selective, _), (offload, host) = peaks.values()
+    assert offload < whole < selective < nothing
+    assert host == LAYERS * B * T * C * 4
+    assert not any(host for way, (_, host) in peaks.items() if way != "offload")
