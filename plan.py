@@ -32,7 +32,15 @@ from model.families import build_model
 from model.family import ModelConfig, parameter_count
 from model.frozen import AUTO, FLOAT32
 from planning.fake_trace import DTYPES, Shape
-from planning.fits import GIB, Fit, advise, candidates, micro_batch_that_fits, within_machine
+from planning.fits import (
+    GIB,
+    Fit,
+    advise,
+    candidates,
+    micro_batch_that_fits,
+    sent_once,
+    within_machine,
+)
 from snapshot.base import open_base
 from snapshot.command_line import positive_int
 from snapshot.disk.model import check_described, layout_for, read_config
@@ -71,6 +79,7 @@ def plan(options: argparse.Namespace) -> int:
             freeze=tuple(config.optim.freeze),
             frozen_dtype=config.model.frozen_dtype,
             attention=None if config.run.attention == "auto" else config.run.attention,
+            reduce_dtype=config.run.reduce_dtype,
         )
         if options.processes % options.machines:
             raise ConfigError(
@@ -92,6 +101,9 @@ def plan(options: argparse.Namespace) -> int:
     sequences = config.train.global_batch_size // options.processes  # of a step, for each
     requested = config.train.micro_batch_size
     micro = requested or micro_batch_that_fits(strategies, sequences, memory)
+    if micro < sequences:
+        chosen_once = not config.run.sync_each_micro_batch
+        strategies = sent_once(strategies, config.snapshot.staging_bytes, chosen_once)
     fits = [strategy.fit(memory, micro, sequences // micro) for strategy in strategies]
     here = options.processes // options.machines
     if options.memory is None:  # the plan is for this machine

@@ -15,7 +15,7 @@ from model.head import IGNORED
 from training.distributed.accelerator import (
     Accelerator,
     accelerator_options,
-    configure_precision,
+    configure_wrapping,
     grads_in_buckets,
 )
 from training.evaluation import held_out_loss, sample_text
@@ -68,7 +68,7 @@ def main(config: Config, session: Session) -> int:
     held_out_batches = HeldOutBatches(held_out, at_most, global_micro_batch_size)
     held_out_loader = window_loader(held_out, held_out_batches, pinned=pinned)
 
-    configure_precision(accelerator, model)
+    configure_wrapping(accelerator, model, config.run)
     model, optimizer, train_loader, held_out_loader = accelerator.prepare(
         model, optimizer, train_loader, held_out_loader
     )

@@ -26,12 +26,12 @@ from accelerate.utils import (
 from common import median, spread
 
 from config.compose import load_config
-from config.schema import OptimConfig, gpt_config
+from config.schema import OptimConfig, RunConfig, gpt_config
 from model.gpt import GPT, GPTConfig
 from planning.allocation_log import LiveBytes
 from planning.fake_trace import Shape
 from planning.fits import candidates
-from training.distributed.accelerator import configure_precision
+from training.distributed.accelerator import configure_wrapping
 from training.memory import is_out_of_memory
 from training.reporting.machine import published_peak
 from training.step import compute_reproducibly, make_optimizer
@@ -115,7 +115,7 @@ class Training:
             model = GPT(config)
         self.flops_per_token = model.flops_per_token(config.block_size)
         self.tokens = batch * config.block_size
-        configure_precision(self.accelerator, model)
+        configure_wrapping(self.accelerator, model, RunConfig())
         optimizer = make_optimizer(
             model, OptimConfig(), torch.device("cpu") if case.offload else device, "no"
         )

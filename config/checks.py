@@ -90,6 +90,7 @@ CHOICES: dict[str, Collection[bool | str]] = {
     "optim.name": OPTIMIZERS,
     "optim.schedule": SCHEDULES,
     "run.attention": ("auto", *WAYS),
+    "run.reduce_dtype": ("float32", "bf16"),
     "run.preemption_notice": ("auto", "aws", "gcp", "azure", "none"),
 }
 """The allowed values of a key."""

@@ -236,6 +236,10 @@ class RunConfig:
     """Process-group timeout within a step; an unreachable process then ends the run."""
     start_timeout_seconds: int = 3600
     """Process-group timeout at the start and around snapshots, where processes wait for one."""
+    sync_each_micro_batch: bool = True
+    """FSDP: send in each micro-batch; false: once a step, with whole weights and gradients."""
+    reduce_dtype: str = "float32"
+    """The dtype in which processes add up gradients: float32; or bf16, half the traffic."""
     emulate_bf16: bool = False
     """Emulate bf16 on a CPU without bf16 instructions; false: compute in float32 there."""
     compile_short_runs: bool = False

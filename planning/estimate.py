@@ -73,7 +73,10 @@ class MemoryEstimate:
     def traffic(self, accumulation: int) -> dict[str, float]:
         """Bytes of the full tensors that each kind of collective gathers or reduces in a step."""
         rest, last = self.messages
-        return {kind: (accumulation - 1) * rest.get(kind, 0) + size for kind, size in last.items()}
+        times = accumulation - 1
+        if not self.shape.sync_each and self.shape.shards > 1:
+            times = min(times, 1)  # the first gathers, the last reduces
+        return {kind: times * rest.get(kind, 0) + last.get(kind, 0) for kind in {**rest, **last}}
 
     def sent(self, accumulation: int) -> float:
         """Bytes that one process sends in a step, with the ring algorithms of NCCL and gloo."""

@@ -20,6 +20,7 @@ from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -37,7 +38,13 @@ from planning.kernels import (
     without_moving,
     without_offsets,
 )
-from training.distributed.accelerator import DDP_OPTIONS, grads_in_buckets, sums_in_float32
+from training.distributed.accelerator import (
+    DDP_OPTIONS,
+    REDUCE_DTYPES,
+    grads_in_buckets,
+    reducing_in,
+    set_communication,
+)
 from training.evaluation import TOKENS
 from training.step import freeze, make_optimizer
 
@@ -65,6 +72,10 @@ class Shape:
     """The attention of a CPU, as in `run.attention`; None for the usually faster one."""
     packed: bool = False
     """Whether documents in a row do not attend to each other."""
+    sync_each: bool = True
+    """`run.sync_each_micro_batch`: FSDP sends in each micro-batch of a step."""
+    reduce_dtype: str = "float32"
+    """`run.reduce_dtype`, in which processes add up gradients."""
 
 
 def _bare_model(config: ModelConfig, shape: Shape) -> LanguageModel:
@@ -109,7 +120,7 @@ def traced_phases(config: ModelConfig, micro_batch_size: int, shape: Shape) -> L
         with tracker, kernels:
             # An earlier update, which creates the optimizer's state.
             if mesh is None and shape.processes > 1:
-                model = _replicated(model, tracker)
+                model = _replicated(model, shape, tracker)
                 model(ids[:1, :1], ids[:1, :1]).backward()
             else:
                 for parameter in parameters:
@@ -122,6 +133,8 @@ def traced_phases(config: ModelConfig, micro_batch_size: int, shape: Shape) -> L
             _track_layers(list(bare.blocks), tracker)
             for micro in (0, 1):
                 tracker.place = ("start", micro)
+                if mesh is not None:
+                    set_communication(model, last=micro == 1, each=shape.sync_each)
                 no_sync = micro == 0 and isinstance(model, DistributedDataParallel)
                 with model.no_sync() if no_sync else contextlib.nullcontext():  # type: ignore
                     loss = _forward(model, shape, *batch)
@@ -253,15 +266,16 @@ def _sharded(model: LanguageModel, mesh: DeviceMesh, shape: Shape) -> nn.Module:
     """Wrap the model for FSDP with the function that `Accelerator.prepare` uses."""
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
-        reshard_after_forward=True,
+        reshard_after_forward=shape.sync_each,
         auto_wrap_policy="transformer_based_wrap",
         transformer_cls_names_to_wrap=list(model._no_split_modules),
         cpu_ram_efficient_loading=False,
     )
     if shape.precision != "no":
         plugin.set_mixed_precision(shape.precision)
-        plugin.mixed_precision_policy = sums_in_float32(plugin.mixed_precision_policy)
         gather_in_16_bits(model)
+    policy = plugin.mixed_precision_policy or MixedPrecisionPolicy()
+    plugin.mixed_precision_policy = reducing_in(REDUCE_DTYPES[shape.reduce_dtype], policy)
     names = mesh.mesh_dim_names
     accelerator = SimpleNamespace(
         state=SimpleNamespace(fsdp_plugin=plugin),
@@ -275,8 +289,9 @@ def _sharded(model: LanguageModel, mesh: DeviceMesh, shape: Shape) -> nn.Module:
     return prepared
 
 
-def _replicated(model: nn.Module, tracker: LiveBytes) -> DistributedDataParallel:
+def _replicated(model: nn.Module, shape: Shape, tracker: LiveBytes) -> DistributedDataParallel:
     """Wrap the model for DDP; a communication hook replaces the all-reduce of the fake group."""
+    dtype = REDUCE_DTYPES[shape.reduce_dtype]
     before = len(tracker.log.lifetimes)
     replicated = DistributedDataParallel(model, init_sync=False, **DDP_OPTIONS.to_kwargs())
     for lifetime in tracker.log.lifetimes[before:]:
@@ -284,7 +299,9 @@ def _replicated(model: nn.Module, tracker: LiveBytes) -> DistributedDataParallel
 
     # No annotations, because DDP checks them.
     def all_reduce(_, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        tracker.traffic[tracker.place[:2], "all-reduce"] += bucket.buffer().nbytes
+        sent = bucket.buffer().to(dtype)
+        tracker.mark([sent] if sent is not bucket.buffer() else [], "buffers")
+        tracker.traffic[tracker.place[:2], "all-reduce"] += sent.nbytes
         future: Any = torch.futures.Future()
         future.set_result(bucket.buffer())
         return future

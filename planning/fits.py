@@ -195,6 +195,25 @@ def candidates(
     ]
 
 
+def sent_once(found: list[Candidate], staging_bytes: int, chosen: bool) -> list[Candidate]:
+    """The strategies, and after each that shards, the same with run.sync_each_micro_batch=false.
+
+    With `chosen`, as the key of the run, the latter replace the former.
+    """
+    rows = []
+    for one in found:
+        strategy, shape = one.strategy, one.strategy.shape
+        if shape.shards == 1 or not chosen:  # the key excludes offloading
+            rows.append(one)
+        if shape.shards > 1 and not strategy.offload:
+            once = replace(shape, sync_each=False)
+            named = replace(strategy, name=f"{strategy.name}, sent once", shape=once)
+            rows.append(
+                Candidate(named, one.config, estimate_memory(one.config, once), staging_bytes)
+            )
+    return rows
+
+
 def micro_batch_that_fits(strategies: list[Candidate], sequences: int, memory: float) -> int:
     """The largest micro-batch that fits the fastest strategy; 1 if nothing fits.
 

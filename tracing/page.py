@@ -94,6 +94,8 @@ class Result:
                 optimizer=config.optim.name,
                 freeze=tuple(config.optim.freeze),
                 attention=attention,
+                sync_each=config.run.sync_each_micro_batch,
+                reduce_dtype=config.run.reduce_dtype,
             ),
             micro_batch_size=micro_batch_shape(accelerator, config)[0],
             accumulation=accelerator.gradient_accumulation_steps,
@@ -315,10 +317,16 @@ def accumulation_in_words(result: Result, rows: list[Row]) -> str:
     times = result.accumulation
     if times == 1:
         return "The step has one micro-batch: nothing accumulates."
+    if result.shape.shards > 1 and not result.shape.sync_each:
+        return (
+            f"The step has {times} micro-batches. FSDP gathers weights in the first and reduces "
+            "gradients in the last (run.sync_each_micro_batch=false): both are whole in between."
+        )
     if result.shape.shards > 1:
         return (
             f"The step has {times} micro-batches, and FSDP sends after each of them. Otherwise "
-            "every process would hold the gradients of the whole model."
+            "every process would hold the gradients of the whole model "
+            "(run.sync_each_micro_batch=false)."
         )
     size = sum(row.counted for row in rows if row.kind == "all-reduce")
     return (

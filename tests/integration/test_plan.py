@@ -295,6 +295,10 @@ def test_communication_is_that_of_the_ring_algorithms():
     # Gathered for the forward pass and, the blocks, for the backward pass; gradients scattered.
     assert 2.5 * 3 / 4 * 4 * size < fsdp.sent(1) < 3.1 * 3 / 4 * 4 * size
     assert fsdp.sent(3) == pytest.approx(3 * fsdp.sent(1))
+    once = estimate_memory(TINY, Shape("cuda", "no", 4, 4, sync_each=False))
+    assert once.sent(3) == once.sent(8) == pytest.approx(2 * 3 / 4 * 4 * size, rel=0.02)
+    whole = once.largest("gradients", 1, True) + once.largest("buffers", 1, True)
+    assert whole > 2 * 4 * size  # weights and gradients
     hybrid = estimate_memory(TINY, Shape("cuda", "no", 4, 2))
     assert hybrid.sent(1) == pytest.approx(
         fsdp.sent(1) * (1 / 2) / (3 / 4) + 4 * size / 2, rel=0.02

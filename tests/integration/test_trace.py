@@ -79,6 +79,24 @@ def test_fsdp_sends_in_each_micro_batch_what_is_predicted(traced):
 
 
 @pytest.mark.thorough
+def test_fsdp_sends_weights_and_gradients_once_a_step_by_a_key(tmp_path):
+    words = ["run.sync_each_micro_batch=false", "run.reduce_dtype=float32"]
+    rows, folder = trace("fsdp_cpu.yaml", tmp_path, *SMALL, *words)
+    for kind in ("all-gather", "reduce-scatter"):
+        _, counted, predicted = rows[kind]
+        assert counted == predicted == pytest.approx(WEIGHTS, rel=0.001)
+    assert counted_over_predicted(folder) == pytest.approx(1, abs=0.03)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", ["ddp_cpu.yaml", "fsdp_cpu.yaml"])
+def test_gradients_reduced_in_bf16_take_half_the_bytes(config, tmp_path):
+    rows, _ = trace(config, tmp_path, *SMALL, "run.reduce_dtype=bf16")
+    kind, times = ("all-reduce", 1) if config == "ddp_cpu.yaml" else ("reduce-scatter", 2)
+    assert rows[kind][1] == rows[kind][2] == pytest.approx(times * WEIGHTS / 2, rel=0.001)
+
+
+@pytest.mark.thorough
 def test_muon_gathers_the_updates_that_are_predicted(tmp_path):
     rows, _ = trace(CONFIGS["FSDP"], tmp_path, *SMALL, "optim.name=muon")
     _, counted, predicted = rows["all-gather"]
@@ -88,11 +106,13 @@ def test_muon_gathers_the_updates_that_are_predicted(tmp_path):
 
 @pytest.mark.slow
 def test_hybrid_sharding_sends_what_is_predicted(tmp_path):
-    rows, folder = trace("fsdp_hybrid_cpu.yaml", tmp_path, "model.n_layer=2", "optim.name=adamw")
+    words = ["model.n_layer=2", "optim.name=adamw", "train.micro_batch_size=1"]
+    rows, folder = trace("fsdp_hybrid_cpu.yaml", tmp_path, *words)  # three micro-batches
     assert list(rows) == ["all-gather", "reduce-scatter", "all-reduce", "all-reduce of the norm"]
     for _, counted, predicted in rows.values():
         assert counted == predicted
-    assert rows["all-reduce"][1] == pytest.approx(WEIGHTS / 2, rel=0.001)
+    assert rows["all-reduce"][1] == pytest.approx(WEIGHTS / 2, rel=0.001)  # once a step
+    assert rows["reduce-scatter"][1] == pytest.approx(3 * WEIGHTS, rel=0.001)
     assert "2 groups of 2 processes" in (folder / "trace.html").read_text()
 
 

@@ -106,6 +106,38 @@ def test_several_processes_have_the_losses_of_one(
         assert other["loss"] == pytest.approx(one["loss"], rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("config", "processes"),
+    [
+        pytest.param("fsdp_cpu.yaml", 2, marks=pytest.mark.thorough),
+        pytest.param("fsdp_hybrid_cpu.yaml", 4, marks=pytest.mark.slow),
+    ],
+)
+def test_a_step_that_sends_once_has_the_losses_of_one(single, small, tmp_path, config, processes):
+    words = [*small, *CONSTANT, "run.sync_each_micro_batch=false", f"run.dir={tmp_path / 'run'}"]
+    result = runs.launch(
+        runs.rehearsal(config, tmp_path, processes), *words, "train.micro_batch_size=1"
+    )
+    assert result.returncode == 0, result.stderr
+    assert "whole weights and gradients over a step's micro-batches" in result.stdout
+    assert relative_difference(runs.losses(single), runs.losses(tmp_path / "run")) < 1e-5
+    norms = [[r["grad_norm"] for r in runs.metrics(d)] for d in (single, tmp_path / "run")]
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
+    held_out = [[r["loss"] for r in runs.metrics(d, "eval")] for d in (single, tmp_path / "run")]
+    assert held_out[1] == pytest.approx(held_out[0], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_gradients_reduced_in_bf16_have_the_losses_in_3_digits(single, small, tmp_path):
+    for config in ("ddp_cpu.yaml", "fsdp_cpu.yaml"):
+        run_dir = tmp_path / config
+        words = [*small, *CONSTANT, "run.reduce_dtype=bf16", f"run.dir={run_dir}"]
+        result = runs.launch(runs.rehearsal(config, tmp_path, 2), *words)
+        assert result.returncode == 0, result.stderr
+        assert "gradients reduced in bf16" in result.stdout
+        assert 0 < relative_difference(runs.losses(single), runs.losses(run_dir)) < 1e-3
+
+
 # Wider than its vocabulary a model takes the loss of all logits at once, else in pieces.
 NARROW = ("model.n_embd=16", "train.micro_batch_size=2")
 

@@ -8,8 +8,9 @@ loss scaler.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, cast
 
@@ -34,6 +35,7 @@ from training.distributed.environment import (
     env_var,
     fsdp_requested,
     on_cpu,
+    processes_here,
     requested_precision,
     started_processes,
 )
@@ -47,8 +49,44 @@ third faster. A CPU takes hours, and its steps are 0 to 9 percent faster (benchm
 """
 COMPILERS = {"cpu": ("CXX", "g++", "clang++"), "cuda": ("CC", "gcc", "clang", "cc")}
 """The environment variable from which inductor takes a compiler, and the names it looks for."""
-DDP_OPTIONS = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
-"""Gradients are views of the buckets that DDP sends. Otherwise each gradient exists twice."""
+
+
+@dataclass
+class DdpOptions(DistributedDataParallelKwargs):
+    """accelerate's options for DDP, and more. With gloo torch refuses its bf16 hook by name."""
+
+    forward_sync_buffers: bool = True
+    """torch's new name of `broadcast_buffers`, of which accelerate 1.15 has the old one alone."""
+    in_bf16: bool = False
+    """Whether processes send and add up gradients in bf16."""
+
+    def to_dict(self, ignore_keys: tuple[str, ...] = ()) -> dict[str, Any]:
+        """Like accelerate's method: what DDP is called with."""
+        return super().to_dict(("comm_hook", "comm_wrapper", "comm_state_option", "in_bf16"))
+
+    def register_comm_hook(self, model: Any) -> None:
+        """Like accelerate's method."""
+        if self.in_bf16:
+            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+            # No annotations, because DDP checks them.
+            def reduce_in_bf16(group, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+                return bf16_compress_hook(group, bucket)
+
+            model.register_comm_hook(None, reduce_in_bf16)
+
+
+DDP_OPTIONS = DdpOptions(gradient_as_bucket_view=True, forward_sync_buffers=False)
+"""Gradients are views of the buckets that DDP sends. Otherwise each gradient exists twice. Buffers
+are constants here (masks, rotations), equal on all processes: DDP sends them once, at its start."""
+MIB = 2**20
+BUCKET_MIB = 25
+"""DDP's own bucket size."""
+LARGEST_BUCKET_MIB = 250
+BUCKETS = 8
+"""The least number of buckets between machines: the last one is sent after the backward pass."""
+REDUCE_DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
+"""By `run.reduce_dtype`, the dtype in which processes send and add up gradients."""
 
 
 class Accelerator(accelerate.Accelerator):
@@ -74,6 +112,30 @@ class Accelerator(accelerate.Accelerator):
         self.unscale_gradients()
         return nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
 
+    @contextmanager
+    def accumulate(self, *models: nn.Module) -> Iterator[None]:
+        """Like accelerate's method, which under FSDP has every micro-batch send as much as a step.
+
+        Replicas of hybrid sharding add up their gradients once a step.
+        """
+        with super().accumulate(*models):
+            if self.is_fsdp2:
+                each = syncs_each_micro_batch(self)
+                for model in models:
+                    set_communication(model, last=self.sync_gradients, each=each)
+            yield
+
+
+def set_communication(model: Any, last: bool, each: bool) -> None:
+    """Set what FSDP sends in a micro-batch, which may be the `last` of its step.
+
+    With `each`, it reduces gradients to shards in every micro-batch, and replicas add up their
+    shards in the last. Otherwise weights stay whole until the last, and gradients are whole.
+    """
+    model.set_requires_gradient_sync(last or each)
+    model.set_requires_all_reduce(last)
+    model.set_reshard_after_backward(last or each)
+
 
 def accelerator_options(config: Config) -> dict[str, Any]:
     """Connect the processes of the launcher, and return the arguments of `Accelerator`.
@@ -90,9 +152,8 @@ def accelerator_options(config: Config) -> dict[str, Any]:
         "dataloader_config": DataLoaderConfiguration(split_batches=True, non_blocking=True),
         "gradient_accumulation_plugin": GradientAccumulationPlugin(
             sync_with_dataloader=False,
-            sync_each_batch=fsdp_requested(),  # otherwise each process would hold all gradients
+            sync_each_batch=fsdp_requested() and config.run.sync_each_micro_batch,
         ),
-        "kwargs_handlers": [DDP_OPTIONS],
     }
 
 
@@ -105,11 +166,40 @@ def micro_batch_shape(accelerator: Accelerator, config: Config) -> tuple[int, in
 def set_accumulation(accelerator: Accelerator, config: Config) -> None:
     """Derive gradient accumulation from the batch sizes and the number of processes.
 
-    Raises ConfigError where the launch is broken, or the global batch cannot be divided.
+    Raises ConfigError where the launch is broken, the global batch cannot be divided, or gradients
+    cannot be reduced as `config.run` says.
     """
     refuse_broken_launch(accelerator)
     steps = accumulation_steps(config.train, accelerator.num_processes)
     accelerator.gradient_accumulation_steps = steps
+    if refusal := _why_not_reduced(accelerator, config.run):
+        raise ConfigError(refusal)
+
+
+def _why_not_reduced(accelerator: Accelerator, run: RunConfig) -> str | None:
+    """Why gradients cannot be reduced as `run` says; None if they can."""
+    key = f"run.reduce_dtype={run.reduce_dtype}"
+    if run.reduce_dtype != "float32" and accelerator.mixed_precision == "fp16":
+        return (
+            f"{key} cannot be used with mixed_precision: fp16, which is for GPUs without bf16. "
+            "Leave it out, or set mixed_precision: bf16."
+        )
+    if not accelerator.is_fsdp2:  # DDP accumulates in float32, and sends once a step anyway
+        return None
+    if not run.sync_each_micro_batch and offloads(accelerator):
+        return (
+            "run.sync_each_micro_batch=false keeps whole weights and gradients on the device, and "
+            "fsdp_offload_params: true shards on the CPU. Leave one of them out."
+        )
+    several = accelerator.gradient_accumulation_steps > 1
+    in_16_bits = replicas(accelerator) > 1 or not run.sync_each_micro_batch
+    if run.reduce_dtype != "float32" and several and in_16_bits:
+        return (
+            f"{key}: with hybrid sharding or run.sync_each_micro_batch=false FSDP would also add "
+            f"up the {accelerator.gradient_accumulation_steps} micro-batches of a step in 16 bits. "
+            "Use float32, or a larger train.micro_batch_size without accumulation."
+        )
+    return None
 
 
 def dynamo_plugin_for(config: Config) -> TorchDynamoPlugin | None:
@@ -223,6 +313,17 @@ def refuse_other_blocks(accelerator: accelerate.Accelerator, model: LanguageMode
         )
 
 
+def syncs_each_micro_batch(accelerator: accelerate.Accelerator) -> bool:
+    """Whether FSDP reduces gradients in each micro-batch (`run.sync_each_micro_batch`)."""
+    return bool(accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False))
+
+
+def replicas(accelerator: accelerate.Accelerator) -> int:
+    """The number of whole copies of the model under FSDP: more than one with hybrid sharding."""
+    sizes = accelerator.parallelism_config
+    return 1 if sizes is None else int(sizes.dp_replicate_size)
+
+
 def offloads(accelerator: accelerate.Accelerator) -> bool:
     """Whether FSDP keeps weights, gradients and optimizer state on the CPU."""
     return accelerator.is_fsdp2 and hasattr(accelerator.state.fsdp_plugin.cpu_offload, "pin_memory")
@@ -244,27 +345,66 @@ def effective_precision(run: RunConfig) -> str | None:
     return "no" if requested_precision() == "bf16" and emulated else None
 
 
-def configure_precision(accelerator: accelerate.Accelerator, model: LanguageModel) -> None:
-    """Correct what accelerate does differently for CPUs and FSDP. Call this before `prepare`."""
-    precision = accelerator.mixed_precision
-    if precision == "fp16" and accelerator.scaler is None:
+def configure_wrapping(
+    accelerator: accelerate.Accelerator, model: LanguageModel, run: RunConfig
+) -> None:
+    """Set how `prepare` wraps the model: precision, and how gradients are reduced.
+
+    It also corrects what accelerate does differently for CPUs and FSDP.
+    """
+    if accelerator.mixed_precision == "fp16" and accelerator.scaler is None:
         # accelerate silently trains in float32 when fp16 is requested on a CPU.
         accelerator.native_amp = True
         accelerator.scaler = torch.amp.GradScaler(accelerator.device.type)
-    plugin = accelerator.state.fsdp_plugin if accelerator.is_fsdp2 else None
-    if plugin is not None and accelerator.device.type == "cpu" and offloads(accelerator):
+    if accelerator.is_fsdp2:
+        _configure_fsdp(accelerator, model, run)
+    else:
+        accelerator.ddp_handler = ddp_options(
+            gradient_bytes(model), run.reduce_dtype, processes_here() < started_processes()
+        )
+
+
+def _configure_fsdp(
+    accelerator: accelerate.Accelerator, model: LanguageModel, run: RunConfig
+) -> None:
+    plugin = accelerator.state.fsdp_plugin
+    if accelerator.device.type == "cpu" and offloads(accelerator):
         plugin.cpu_offload = replace(plugin.cpu_offload, pin_memory=False)
-    if plugin is not None and precision != "no":
-        plugin.mixed_precision_policy = sums_in_float32(plugin.mixed_precision_policy)
+    if not run.sync_each_micro_batch and accelerator.gradient_accumulation_steps > 1:
+        plugin.reshard_after_forward = False
+    dtype = REDUCE_DTYPES[run.reduce_dtype]
+    if accelerator.mixed_precision != "no":
+        plugin.mixed_precision_policy = reducing_in(dtype, plugin.mixed_precision_policy)
         gather_in_16_bits(model)
         # accelerate does this for every strategy but FSDP2.
         autocast = get_mixed_precision_context_manager(True, accelerator.autocast_handler)
         model.forward = autocast(model.forward)  # type: ignore[method-assign]
+    elif dtype != torch.float32:
+        from torch.distributed.fsdp import MixedPrecisionPolicy
+
+        plugin.mixed_precision_policy = reducing_in(dtype, MixedPrecisionPolicy())
 
 
-def sums_in_float32(policy: Any) -> Any:
-    """FSDP's policy with 16-bit weights where they are used and float32 sums of gradients.
+def gradient_bytes(model: nn.Module) -> int:
+    """Bytes of the gradients of all trained parameters."""
+    return sum(one.nbytes for one in model.parameters() if one.requires_grad)
+
+
+def ddp_options(size: int, reduce_dtype: str, between_machines: bool) -> DdpOptions:
+    """DDP's options for gradients of so many bytes.
+
+    Between machines a message waits longer for its turn than inside one, so its buckets grow with
+    the model: an eighth of the gradients, so that most of them travel during the backward pass.
+    """
+    bucket = BUCKET_MIB
+    if between_machines:
+        bucket = min(max(bucket, size // BUCKETS // MIB), LARGEST_BUCKET_MIB)
+    return replace(DDP_OPTIONS, bucket_cap_mb=bucket, in_bf16=reduce_dtype == "bf16")
+
+
+def reducing_in(dtype: torch.dtype, policy: Any) -> Any:
+    """FSDP's policy with weights in its dtype where they are used, and sums of gradients in dtype.
 
     accelerate's policy sums gradients and returns the loss in 16 bits.
     """
-    return replace(policy, reduce_dtype=torch.float32, output_dtype=None, cast_forward_inputs=False)
+    return replace(policy, reduce_dtype=dtype, output_dtype=None, cast_forward_inputs=False)

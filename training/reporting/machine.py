@@ -21,8 +21,13 @@ from accelerate import Accelerator
 from config.schema import Config, RunConfig
 from model.cpu.cores import cores
 from model.family import LanguageModel
-from training.distributed.accelerator import effective_precision, offloads
-from training.distributed.environment import processes_here
+from training.distributed.accelerator import (
+    effective_precision,
+    offloads,
+    replicas,
+    syncs_each_micro_batch,
+)
+from training.distributed.environment import processes_here, started_processes
 
 PEAKS = (
     (r"\bB200\b", 2250e12),
@@ -54,7 +59,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{ending}"
 
 
-def machine_line(accelerator: Accelerator) -> str:
+def machine_line(accelerator: Accelerator, run: RunConfig) -> str:
     """Processes, device, precision and threads: a line of the header."""
     count = accelerator.num_processes
     precision = {"no": "float32"}.get(accelerator.mixed_precision, accelerator.mixed_precision)
@@ -66,6 +71,7 @@ def machine_line(accelerator: Accelerator) -> str:
         parts.insert(1, _device_name(accelerator.device))
     if count > 1:
         parts.append(_strategy(accelerator))
+        parts += ["gradients reduced in bf16"] * (run.reduce_dtype == "bf16")
     backend = accelerator.state.dynamo_plugin.backend.value.lower()
     if backend != "no":
         whole = not accelerator.state.dynamo_plugin.use_regional_compilation
@@ -73,10 +79,10 @@ def machine_line(accelerator: Accelerator) -> str:
     return ", ".join(parts)
 
 
-def computed_on(accelerator: Accelerator) -> str:
+def computed_on(accelerator: Accelerator, run: RunConfig) -> str:
     """What the last bits of a step depend on: a resume is exact where these words are equal."""
     processor = f"{_processor()}, {torch.backends.cpu.get_cpu_capability()}"
-    return f"{machine_line(accelerator)}; {processor}; torch {torch.__version__}"
+    return f"{machine_line(accelerator, run)}; {processor}; torch {torch.__version__}"
 
 
 @cache
@@ -92,12 +98,17 @@ def _processor() -> str:
 def _strategy(accelerator: Accelerator) -> str:
     """'DDP' or 'FSDP', with the special options of the accelerate config file."""
     if not accelerator.is_fsdp2:
-        return "DDP"
-    plugin, sizes = accelerator.state.fsdp_plugin, accelerator.parallelism_config
+        machines = started_processes() // processes_here()
+        return "DDP" if machines == 1 else f"DDP over {counted(machines, 'machine')}"
+    plugin, several = accelerator.state.fsdp_plugin, accelerator.gradient_accumulation_steps > 1
     name = "FSDP"
-    if sizes is not None and sizes.dp_replicate_size > 1:
-        name += f" ({counted(sizes.dp_replicate_size, 'replica')} of {sizes.dp_shard_size} shards)"
-    if not plugin.reshard_after_forward:
+    if (copies := replicas(accelerator)) > 1:
+        shards = accelerator.parallelism_config.dp_shard_size
+        once = ", added up once a step" if several else ""
+        name += f" ({counted(copies, 'replica')} of {shards} shards{once})"
+    if several and not syncs_each_micro_batch(accelerator):
+        name += ", whole weights and gradients over a step's micro-batches"
+    elif not plugin.reshard_after_forward:
         name += ", gathered until the backward pass"
     if offloads(accelerator):
         name += ", weights and optimizer on the CPU"

@@ -65,7 +65,7 @@ def print_header(
         steps += f" are about {text_bytes / max(1, info.train_bytes):.2g} epochs"
     _print_text(console, corpus)
     _print_model(console, config, model, state, is_untied)
-    console.say(f"machine   {machine_line(accelerator)}")
+    console.say(f"machine   {machine_line(accelerator, config.run)}")
     if state.attention is not None:
         console.say(f"kernels   attention by {ATTENTION_IN_WORDS[state.attention]}")
     console.say(f"cost      {console.speed.as_words()}")
@@ -78,7 +78,7 @@ def print_header(
     for warning in start.warnings:
         console.warn(warning)
     if start.state is not None:
-        _print_changes(console, start.state, config, computed_on(accelerator))
+        _print_changes(console, start.state, config, computed_on(accelerator, config.run))
     elif high := rate_too_high(config, parameter_count(model)):
         console.say(f"hint      {high}")
     if short := never_falls(config):

@@ -126,7 +126,8 @@ class SnapshotWriter:
         reshard(self._model)  # a wholly compiled model hides the root of FSDP's groups
         if accelerator.scaler is not None:
             state.loss_scaler = accelerator.scaler.state_dict()
-        state.skipped_steps, state.computed_on = self._report.skipped, computed_on(accelerator)
+        state.skipped_steps = self._report.skipped
+        state.computed_on = computed_on(accelerator, self._config.run)
         self._written.clear()
         try:
             self._snapshot = begin_snapshot(

@@ -145,7 +145,7 @@ class Session:
         if pretrained is not None and start.folder is not None:
             pretrained.base = replace(pretrained.base, folder=start.folder)
         base = None if pretrained is None else pretrained.base
-        self.state = state_at(start, config, corpus, computed_on(accelerator), base)
+        self.state = state_at(start, config, corpus, computed_on(accelerator, config.run), base)
         self._generation = generation(pretrained, corpus)
 
     def packs(self, model: LanguageModel) -> bool:

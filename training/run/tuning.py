@@ -120,7 +120,7 @@ def _queries(accelerator: Accelerator, config: Config) -> torch.Tensor:
 
 def _faster(accelerator: Accelerator, config: Config, queries: torch.Tensor) -> str:
     """The faster method for these shapes on this machine, from the cache or measured."""
-    facts = [computed_on(accelerator), list(queries.shape), config.model.dropout]
+    facts = [computed_on(accelerator, config.run), list(queries.shape), config.model.dropout]
     key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
     path = Path(config.data.cache_dir) / f"attention-{key}.json"
     with suppress(OSError, ValueError, TypeError, KeyError):  # absent or damaged: measure

@@ -1,0 +1,88 @@
+"""What a step of three micro-batches sends: collectives and bytes under DDP, FSDP and hybrid.
+
+    OMP_NUM_THREADS=1 python benchmarks/collectives.py [--root <another checkout>]
+
+trace.py counts in process 0, and its page has the counted and the predicted peak of tensors. With
+--root another version is traced, without the rows of keys that it lacks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from common import ROOT, as_words, machine, print_table
+
+ROWS = (
+    ("DDP on 2", "ddp_cpu.yaml", ()),
+    ("DDP on 2, bf16", "ddp_cpu.yaml", ("run.reduce_dtype=bf16",)),
+    ("DDP on 2, a Llama of transformers", "ddp_cpu.yaml", ("model.architecture={llama}",)),
+    ("FSDP on 2", "fsdp_cpu.yaml", ()),
+    ("FSDP on 2, bf16", "fsdp_cpu.yaml", ("run.reduce_dtype=bf16",)),
+    ("FSDP on 2, sent once", "fsdp_cpu.yaml", ("run.sync_each_micro_batch=false",)),
+    ("hybrid, 2 x 2", "fsdp_hybrid_cpu.yaml", ()),
+    ("hybrid, 2 x 2, sent once", "fsdp_hybrid_cpu.yaml", ("run.sync_each_micro_batch=false",)),
+)
+"""Name, shipped config file, and overrides of train.py."""
+KINDS = ("broadcast", "all-gather", "reduce-scatter", "all-reduce")
+LLAMA = """{"model_type": "llama", "vocab_size": 103, "hidden_size": 128, "intermediate_size": 352,
+"num_hidden_layers": 4, "num_attention_heads": 4, "max_position_embeddings": 64}"""
+
+
+def traced(root: Path, config: str, words: tuple[str, ...], folder: Path) -> tuple[str, ...] | None:
+    """Calls and bytes of each kind, the counted peak and counted over predicted; None if refused"""
+    processes = 4 if "hybrid" in config else 2
+    own = [f"run.dir={folder / 'run'}", "data.cache_dir=" + str(folder / "data")]
+    own += ["optim.name=adamw", "train.micro_batch_size=2"]
+    own += [f"train.global_batch_size={6 * processes}", "data.tokenizer=char"]
+    words = tuple(word.format(llama=folder / "llama") for word in words)
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--main_process_port", "0"]
+    launch += ["--config_file", str(root / "accelerate_configs" / config)]
+    result = subprocess.run(
+        [*launch, str(root / "trace.py"), *own, *words],
+        cwd=root,
+        env={**os.environ, "PYTHONWARNINGS": "ignore"},
+        capture_output=True,
+        text=True,
+    )
+    if "is not a key" in result.stderr or "unknown key" in result.stderr.lower():
+        return None
+    if result.returncode:
+        sys.exit(result.stdout + result.stderr)
+    found = re.findall(r"^(\S.*?)  +([\d,]+) +([\d,]+)  ", result.stdout, re.M)
+    # The norm and the agreement to stop are a few bytes, once a step.
+    rows = {kind: (calls, size) for kind, calls, size in found}
+    cells = [" / ".join(rows.get(kind, ("0", "0"))) for kind in KINDS]
+    page = (folder / "run-trace" / "trace.html").read_text()
+    peak = re.search(r"The peak of the counted step is ([\d,]+) bytes", page)
+    ratio = re.search(r"counted over predicted is ([\d.]+)\.<", page)
+    assert peak is not None
+    assert ratio is not None
+    return (*cells, peak[1], ratio[1])
+
+
+def main() -> None:
+    """Print a row for each strategy."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--root", type=Path, default=ROOT)
+    root = parser.parse_args().root.resolve()
+    print(as_words(machine()))
+    rows = []
+    for name, config, words in ROWS:
+        with tempfile.TemporaryDirectory() as place:
+            (Path(place) / "llama").mkdir()
+            (Path(place) / "llama" / "config.json").write_text(LLAMA)
+            cells = traced(root, config, words, Path(place))
+        if cells is not None:
+            rows.append((name, *cells))
+    heads = ("calls / bytes a step", *KINDS, "peak, bytes", "counted / predicted")
+    print_table(heads, rows)
+
+
+if __name__ == "__main__":
+    main()
