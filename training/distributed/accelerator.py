@@ -390,16 +390,17 @@ def gradient_bytes(model: nn.Module) -> int:
     return sum(one.nbytes for one in model.parameters() if one.requires_grad)
 
 
-def ddp_options(size: int, reduce_dtype: str, between_machines: bool) -> DdpOptions:
+def ddp_options(size: int, reduce_dtype: str, between_machines: bool) -> Any:
     """DDP's options for gradients of so many bytes.
 
     Between machines a message waits longer for its turn than inside one, so its buckets grow with
     the model: an eighth of the gradients, so that most of them travel during the backward pass.
     """
+    options: Any = DDP_OPTIONS
     bucket = BUCKET_MIB
     if between_machines:
         bucket = min(max(bucket, size // BUCKETS // MIB), LARGEST_BUCKET_MIB)
-    return replace(DDP_OPTIONS, bucket_cap_mb=bucket, in_bf16=reduce_dtype == "bf16")
+    return replace(options, bucket_cap_mb=bucket, in_bf16=reduce_dtype == "bf16")
 
 
 def reducing_in(dtype: torch.dtype, policy: Any) -> Any:
