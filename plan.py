@@ -88,8 +88,7 @@ def plan(options: argparse.Namespace) -> int:
             )
         accumulation_steps(config.train, options.processes)  # raises if the batch cannot be divided
         model, stored_as = planned_model(options, config)
-        if shape.frozen_dtype == AUTO:
-            shape = replace(shape, frozen_dtype=stored_as)
+        shape = replace(shape, stored_as=stored_as)
         shape = replace(shape, packed=config.data.documents != PACKED and model.can_pack)
         with torch.device("meta"):
             freeze(counted := build_model(model), config.optim.freeze)
@@ -175,7 +174,8 @@ def print_plan(
     if trained < parameters:
         key = "optim.freeze" if config.optim.freeze else "model.lora_rank"
         value = config.optim.freeze or config.model.lora_rank
-        kind = fits[0].strategy.shape.frozen_dtype
+        shape = fits[0].strategy.shape
+        kind = shape.stored_as if shape.frozen_dtype == AUTO else shape.frozen_dtype
         print(f"frozen    {parameters - trained:,} of them, by {key}={value}, kept in {kind}")
     print(f"optimizer {config.optim.name}, learning rate {config.optim.learning_rate:g}")
     print(f"machine   {where}, {options.precision}{checkpointing}")

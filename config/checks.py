@@ -17,7 +17,7 @@ from data.sources import BUILT_IN
 from data.tokenizer import CHARACTERS, LARGEST_BPE, OF_BYTES, SMALLEST_BPE, bpe_size
 from model.cpu.layers import WAYS
 from model.families import FAMILIES
-from model.frozen import AUTO, DTYPES
+from model.frozen import AUTO, KINDS, NF4
 from model.gpt import ACTIVATIONS
 from model.recompute import WAYS as RECOMPUTE
 from optim.optimizers import OPTIMIZERS, refusal
@@ -85,7 +85,7 @@ CHOICES: dict[str, Collection[bool | str]] = {
     "data.documents": DOCUMENT_MODES,
     "model.family": FAMILIES,
     "model.activation_function": tuple(ACTIVATIONS),
-    "model.frozen_dtype": (AUTO, *DTYPES),
+    "model.frozen_dtype": KINDS,
     "model.activation_checkpointing": RECOMPUTE,
     "optim.name": OPTIMIZERS,
     "optim.schedule": SCHEDULES,
@@ -207,6 +207,8 @@ def _check_what_is_trained(found: Problems) -> None:
         is_frozen = model.frozen_dtype == AUTO or bool(config.optim.freeze)
         what = "has no effect: nothing is frozen. Set model.lora_rank or optim.freeze, or leave it"
         need(is_frozen, "model.frozen_dtype", f"{what} out")
+        what = "needs snapshots without frozen weights: model.lora_rank, or snapshot.whole=false"
+        need(model.frozen_dtype != NF4 or not whole, "model.frozen_dtype", what)
 
 
 def _check_optimizer(found: Problems) -> None:

@@ -97,7 +97,7 @@ class ModelConfig:
     lora_targets: list[str] = field(default_factory=list)
     """Linear layers that get adapters, such as [q_proj,v_proj]; by default all in the blocks."""
     frozen_dtype: str = "auto"
-    """Weights that are not trained: float32, bf16, fp16; auto: 16 bits if the base has them."""
+    """Frozen weights: float32, bf16, fp16, nf4 (QLoRA); auto: 16 bits if the base has them."""
 
 
 @dataclass

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from model.family import LanguageModel, ModelConfig
-from model.frozen import compute_dtype
 from model.head import mean_loss
 from model.layout import Layout, ModelError
 from model.lora import INSTALL, stacked_in
+from model.products import compute_dtype
 from model.recompute import around_block, within_block
 
 CODE_KEYS = ("auto_map", "trust_remote_code", "custom_pipelines")

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from model.documents import PackedRows
 from model.layout import Layout, ModelError, Shape
 from model.lora import Lora
+from model.nf4 import full_parameters
 
 LARGEST_SIZE = 2**24
 MOST_LAYERS = 20_000
@@ -227,7 +228,7 @@ class LanguageModel(nn.Module, ABC):
             if isinstance(module, nn.Embedding) and module.weight is not output
         }
         matrices = 0
-        for parameter in self.parameters():
+        for _, parameter in full_parameters(self):
             if id(parameter) not in looked_up:
                 matrices += parameter.numel() * (6 if parameter.requires_grad else 4)
         return matrices + 12 * self.config.n_layer * self.config.attention_width * block_size
@@ -304,4 +305,4 @@ def read_sizes(content: Mapping[str, Any], names: Mapping[str, str]) -> dict[str
 
 def parameter_count(model: nn.Module) -> int:
     """The number of trained parameters; tied weights count once."""
-    return sum(parameter.numel() for parameter in model.parameters())
+    return sum(parameter.numel() for _, parameter in full_parameters(model))

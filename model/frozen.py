@@ -9,54 +9,25 @@ Letters in shapes: N inputs, M outputs of a layer.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+
+from model.family import LanguageModel
+from model.nf4 import INSTALL, is_installed, load_kernels, quantizable, quantize_layer
+from model.products import product
 
 AUTO = "auto"
 """16 bits if the base is stored in 16 bits, so that no number is lost; otherwise float32."""
 FLOAT32 = "float32"
 DTYPES = {FLOAT32: torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """By `model.frozen_dtype`."""
+NF4 = "nf4"
+"""Linear layers of the blocks in four bits, and the rest as with AUTO."""
+KINDS = (AUTO, *DTYPES, NF4)
 
 
-def compute_dtype(x: Tensor) -> torch.dtype:
-    """The dtype of products with x: that of autocast, where it is enabled, or x's own."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-
-
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear` of x (..., N) with a weight (M, N) of any dtype, which is not trained."""
-    if weight.dtype == compute_dtype(x):
-        return F.linear(x, weight, bias)
-    output: Tensor = _CastProduct.apply(x, weight, bias)
-    return output
-
-
-class _CastProduct(torch.autograd.Function):
-    """Keeps the weight as it is for the backward pass. autograd would keep the cast copy."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        dtype = compute_dtype(x)
-        ctx.save_for_backward(weight)
-        ctx.dtypes = x.dtype, None if bias is None else bias.dtype
-        return F.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
-        (weight,), (of_x, of_bias) = ctx.saved_tensors, ctx.dtypes
-        wants_x, _, wants_bias = ctx.needs_input_grad
-        return (
-            (grad @ weight.to(grad.dtype)).to(of_x) if wants_x else None,
-            None,
-            grad.flatten(0, -2).sum(0).to(of_bias) if wants_bias else None,
-        )
+class FrozenError(ValueError):
+    """Frozen weights that a model cannot have: a sentence with the key, the value, the remedy."""
 
 
 class FrozenLinear(nn.Linear):
@@ -88,14 +59,45 @@ def casts_weights(module: nn.Module) -> bool:
     return type(module) in LAYERS or getattr(module, "casts_weights", False)
 
 
-def keep_frozen(model: nn.Module, kind: str, filled: bool = True) -> None:
-    """Keep the matrices that are not trained in a dtype of `DTYPES`, by its name.
+def keep_frozen(
+    model: LanguageModel, kind: str, stored_as: str = FLOAT32, filled: bool = True
+) -> None:
+    """Keep the matrices that are not trained as one of `KINDS` says.
 
     Vectors, such as biases and the weights of norms, stay float32, as do matrices of modules that
-    cannot multiply them otherwise. Call this before the model is compiled or wrapped. Where they
-    are not `filled` with values yet, none are read, because that would take memory.
+    cannot multiply them otherwise. AUTO is the dtype in which the base is stored. Call this before
+    the model is compiled or wrapped. Where the weights are not `filled` with values yet, none are
+    read, because that would take memory. Raises FrozenError where NF4 is not possible.
     """
-    dtype = DTYPES[kind]
+    if kind == NF4:
+        quantize_blocks(model, filled)
+    cast_frozen(model, DTYPES.get(kind, DTYPES[stored_as]), filled)
+
+
+def refuse_without_kernels() -> None:
+    """Raise FrozenError where bitsandbytes is not installed."""
+    if not is_installed():
+        sentence = f"model.frozen_dtype={NF4} needs bitsandbytes, which is not installed. {INSTALL}"
+        raise FrozenError(sentence)
+
+
+def quantize_blocks(model: LanguageModel, filled: bool) -> None:
+    """Quantize the frozen linear layers of the blocks. Raises FrozenError if there are none."""
+    named = f"model.frozen_dtype={NF4}"
+    refuse_without_kernels()
+    layers = [*quantizable(model.blocks)]
+    if not layers:
+        raise FrozenError(
+            f"{named}: no frozen linear layer of the blocks has a multiple of 64 inputs. Leave it "
+            "out."
+        )
+    load_kernels()
+    for layer in layers:
+        quantize_layer(layer, filled)
+
+
+def cast_frozen(model: nn.Module, dtype: torch.dtype, filled: bool) -> None:
+    """Keep frozen matrices in a dtype, as far as their modules can multiply it."""
     owners: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from model.frozen import product
+from model.products import product
 
 LOGIT_CHUNKS = 4
 """Number of chunks in which the loss computes logits, if there are more of them than channels."""

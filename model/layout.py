@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from model.lora import is_adapter, name_in_files, name_in_model
+from model.nf4 import Nf4Linear, full_parameters
 
 Shape = tuple[int, ...]
 FLOAT_BYTES = 4
@@ -81,8 +82,8 @@ class Layout:
         self._transposed, self._prefix, self._constants = transposed, optional_prefix, constants
 
     def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters by their names in the module, tied ones once."""
-        return iter(self._model.named.named_parameters())
+        """The parameters by their names in the module, tied ones once; packed ones unpacked."""
+        return full_parameters(self._model.named)
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """The parameters by name, without those of adapters."""
@@ -91,6 +92,14 @@ class Layout:
     def adapters(self) -> dict[str, nn.Parameter]:
         """The parameters of adapters, by peft's names in files."""
         return {name_in_files(name): one for name, one in self._named() if is_adapter(name)}
+
+    def packed(self) -> dict[str, nn.Parameter]:
+        """The weights that are packed in four bits, by the names of `parameters`."""
+        return {
+            name_in_model(f"{name}.weight"): cast(nn.Parameter, module.weight)
+            for name, module in self._model.named.named_modules()
+            if isinstance(module, Nf4Linear)
+        }
 
     def trained(self) -> dict[str, nn.Parameter]:
         """Those that are trained. The optimizer's file has their names."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from typing import Any
 
 from torch import nn
 
@@ -92,6 +93,7 @@ def add_adapters(model: nn.Module, blocks: Iterable[nn.Module], lora: Lora) -> N
     if find_spec("peft") is None:
         raise LoraError(f"model.lora_rank needs peft, which is not installed. {INSTALL}")
     from peft import LoraConfig, inject_adapter_in_model
+    from peft.tuners.lora import model as of_peft
 
     where = lora.of(blocks)
     config = LoraConfig(
@@ -100,12 +102,18 @@ def add_adapters(model: nn.Module, blocks: Iterable[nn.Module], lora: Lora) -> N
         lora_dropout=lora.dropout,
         target_modules=list(where.targets),
     )
+    # Otherwise peft imports bitsandbytes if it is installed: seconds of every start. (See nf4.py.)
+    none: Any = lambda: False  # noqa: E731
+    originals = of_peft.is_bnb_available, of_peft.is_bnb_4bit_available
+    of_peft.is_bnb_available = of_peft.is_bnb_4bit_available = none
     try:
         inject_adapter_in_model(config, model, ADAPTER)
     except ValueError as error:  # layers that peft knows to break
         raise LoraError(
             f"model.lora_targets={list(where.targets)} cannot be adapted: {error}. Name others."
         ) from error
+    finally:
+        of_peft.is_bnb_available, of_peft.is_bnb_4bit_available = originals
 
 
 def merge_adapters(model: nn.Module) -> None:

@@ -30,7 +30,7 @@ from config.schema import ConfigError, OptimConfig
 from model.cpu.layers import tune
 from model.families import build_model
 from model.family import LanguageModel, ModelConfig
-from model.frozen import FLOAT32, gather_in_16_bits, keep_frozen
+from model.frozen import AUTO, FLOAT32, gather_in_16_bits, keep_frozen
 from planning.allocation_log import LiveBytes
 from planning.kernels import (
     cuda_kernels,
@@ -66,8 +66,10 @@ class Shape:
     optimizer: str = "adamw"
     freeze: tuple[str, ...] = ()
     """Patterns of the parameters that are not trained."""
-    frozen_dtype: str = FLOAT32
-    """How those are kept, with or without adapters."""
+    frozen_dtype: str = AUTO
+    """How those are kept, one of `model.frozen.KINDS`; also with adapters."""
+    stored_as: str = FLOAT32
+    """The dtype of the base in its files, one of `model.frozen.DTYPES`."""
     attention: str | None = None
     """The attention of a CPU, as in `run.attention`; None for the usually faster one."""
     packed: bool = False
@@ -82,7 +84,7 @@ def _bare_model(config: ModelConfig, shape: Shape) -> LanguageModel:
     with without_moving():
         model = build_model(config)
     freeze(model, shape.freeze)
-    keep_frozen(model, shape.frozen_dtype)
+    keep_frozen(model, shape.frozen_dtype, shape.stored_as)
     if shape.device == "cpu":
         tune(model, shape.attention)
     return model

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from model.family import LanguageModel
 from model.layout import Layout, Shape, Stored
+from model.nf4 import quantize
 from model.sharded import local_part, local_slices
 from optim.optimizers import STEP
 from snapshot.config_values import value_of
@@ -177,21 +178,36 @@ def read_into(target: Tensor, reader: TensorReader, stored: Stored) -> None:
     Numbers become those of the target's dtype, mostly float32. Where the tensors of several names
     make one parameter, they are read whole. Raises SnapshotError if the shape differs.
     """
-    shape, slices = tuple(target.shape), local_slices(target)
+    local = local_part(target)
+    if (found := _read(reader, stored, tuple(target.shape), local_slices(target))) is not None:
+        local.copy_(found)
+
+
+def read_packed(target: Tensor, shape: Shape, reader: TensorReader, stored: Stored) -> None:
+    """Fill a packed weight of this full shape, or this process's rows of it, as `read_into` does.
+
+    No more than these rows are in memory before they are quantized.
+    """
+    local, (rows, _) = local_part(target), local_slices(target)
+    if (found := _read(reader, stored, shape, (rows, slice(0, shape[1])))) is not None:
+        local.copy_(quantize(found))
+
+
+def _read(
+    reader: TensorReader, stored: Stored, shape: Shape, slices: tuple[slice, ...]
+) -> Tensor | None:
+    """The slices of a parameter of this shape; None if they are empty. Raises SnapshotError."""
     found = [reader.slice_of(name) for name in stored.names]
     shapes = {name: tuple(one.get_shape()) for name, one in zip(stored.names, found, strict=True)}
     if (there := stored.shape_of(shapes)) != shape:
         name = stored.names[0]
         raise SnapshotError(f"{name} has the shape {list(there)}, the model needs {list(shape)}")
-    local = local_part(target)
-    if not local.numel():  # with many processes, some have no part of a small tensor
-        return
+    if any(one.start == one.stop for one in slices):
+        return None  # with many processes, some have no part of a small tensor
     if stored.convert is not None:
-        local.copy_(stored.convert([one[...] for one in found])[slices])
-    elif stored.transposed and len(shape) == 2:
-        local.copy_(found[0][slices[::-1]].t())
-    else:
-        local.copy_(found[0][slices])
+        return stored.convert([one[...] for one in found])[slices]
+    part: Tensor = found[0][slices[::-1] if stored.transposed and len(shape) == 2 else slices]
+    return part.t() if stored.transposed and len(shape) == 2 else part
 
 
 def has_own_output(folder: Path, layout: Layout) -> bool:
@@ -248,9 +264,12 @@ def restore_weights(folder: Path, model: LanguageModel, prefix: str = WHOLE) -> 
             for name, parameter in layout.adapters().items():
                 read_into(parameter, reader, Stored((name,)))
             return
-        stored = reader.find(layout)
+        stored, packed = reader.find(layout), layout.packed()
         for name, parameter in layout.parameters().items():
-            if name in stored:
+            if name in stored and name in packed:
+                shape = tuple(parameter.shape)
+                read_packed(packed[name], shape, reader, stored[name])
+            elif name in stored:
                 read_into(parameter, reader, stored[name])
             elif prefix == WHOLE:
                 raise SnapshotError(f"{folder} does not hold {name}")

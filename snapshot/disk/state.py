@@ -13,7 +13,7 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from model.cpu.layers import WAYS
-from model.frozen import DTYPES
+from model.frozen import KINDS
 from snapshot.disk.files import LARGEST_STEP, SNAPSHOT_NAME, read_json, step_of
 from snapshot.errors import SnapshotError
 
@@ -107,7 +107,7 @@ def state_in(content: Any, folder: str) -> RunState:
         "best_loss": state.best_loss is None or math.isfinite(state.best_loss),
         "loss_scaler": state.loss_scaler is None or is_loss_scaler(state.loss_scaler),
         "attention": state.attention in (None, *WAYS),
-        "frozen_dtype": state.frozen_dtype in (None, *DTYPES),
+        "frozen_dtype": state.frozen_dtype in (None, *KINDS),
         "rows": state.rows in (None, SEVERAL, ONE),
         "stream": state.stream is None or all(map(is_cursor, state.stream)),
     }

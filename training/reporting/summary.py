@@ -18,6 +18,7 @@ from data.token_file import TokenStream
 from model.cpu.layers import KERNEL, PRODUCTS
 from model.family import LanguageModel, parameter_count
 from model.lora import experts_of
+from model.nf4 import full_parameters
 from snapshot.config_values import changed_values
 from snapshot.disk.state import RunState
 from snapshot.start import Start
@@ -155,7 +156,7 @@ def _print_model(
         f"model     {parameter_count(model):,} parameters: {shape.n_layer} layers, {shape.n_head} "
         f"heads, {shape.n_embd} wide, context {shape.block_size}"
     )
-    kept = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+    kept = [one for _, one in full_parameters(model) if not one.requires_grad]
     if frozen := sum(parameter.numel() for parameter in kept):
         key = "optim.freeze" if config.optim.freeze else "model.lora_rank"
         value = config.optim.freeze or config.model.lora_rank

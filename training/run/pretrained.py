@@ -24,7 +24,14 @@ from data.tokenizer import Tokenizer, refuse_larger_than
 from model.causal_lm import active_dropout
 from model.families import build_model, uninitialized
 from model.family import LanguageModel, ModelConfig
-from model.frozen import AUTO, FLOAT32, keep_frozen
+from model.frozen import (
+    AUTO,
+    FLOAT32,
+    NF4,
+    FrozenError,
+    keep_frozen,
+    refuse_without_kernels,
+)
 from model.lora import LoraError, add_adapters
 from snapshot.base import Base, check_weights, keep_base, open_base, open_reference
 from snapshot.disk.checking import generation_of
@@ -142,6 +149,9 @@ class PretrainedModel:
 
     def _build(self, start: Start, tokenizer: Tokenizer) -> LanguageModel:
         accelerator, base, keys = self._accelerator, self.base, self._config.model
+        kept = keys.frozen_dtype if start.state is None else start.state.frozen_dtype
+        if NF4 in (keys.frozen_dtype, kept):
+            refuse_nf4(accelerator)
         sizes = base.config(keys.dropout, keys.activation_checkpointing)
         if self._config.data.block_size > sizes.block_size:
             raise ConfigError(too_long(self._config, base.key, sizes.block_size))
@@ -220,6 +230,21 @@ class PretrainedModel:
             run_on_all(self._accelerator, lambda: restore_weights(weights, model))
 
 
+def refuse_nf4(accelerator: Accelerator) -> None:
+    """Raise ConfigError where weights in four bits are not possible."""
+    try:
+        refuse_without_kernels()
+    except FrozenError as error:
+        raise ConfigError(str(error)) from error
+    precision = accelerator.mixed_precision
+    if precision not in ("no", "bf16") and (accelerator.is_fsdp2 or precision != "fp16"):
+        where = " under FSDP" if accelerator.is_fsdp2 else ""
+        raise ConfigError(
+            f"model.frozen_dtype={NF4} is not supported in {precision}{where}, which casts "
+            "the packed weights. Set mixed_precision: bf16 in the accelerate config file."
+        )
+
+
 def _dtype_in(weights: Path) -> str:
     """The dtype of `model.frozen.DTYPES` that holds each number of the matrices in files."""
     with TensorReader(weights, WHOLE) as reader:
@@ -230,18 +255,22 @@ def _dtype_in(weights: Path) -> str:
 def choose_frozen_dtype(
     config: Config, state: RunState, pretrained: PretrainedModel | None, model: LanguageModel
 ) -> None:
-    """Keep what is not trained in `model.frozen_dtype`, and note it in the run's state.
+    """Keep what is not trained as `model.frozen_dtype` says, and note that in the run's state.
 
-    A run that resumes keeps the dtype that it began with.
+    A run that resumes keeps what it began with. Raises ConfigError.
     """
     if all(parameter.requires_grad for parameter in model.parameters()):
         return
+    stored_as = FLOAT32 if pretrained is None else pretrained.stored_as
     if config.model.frozen_dtype != AUTO:
         state.frozen_dtype = config.model.frozen_dtype
     elif state.frozen_dtype is None:
-        state.frozen_dtype = FLOAT32 if pretrained is None else pretrained.stored_as
+        state.frozen_dtype = stored_as
     reads_weights = state.step > 0 or (pretrained is not None and pretrained.has_weights)
-    keep_frozen(model, state.frozen_dtype, filled=not reads_weights)
+    try:
+        keep_frozen(model, state.frozen_dtype, stored_as, filled=not reads_weights)
+    except FrozenError as error:
+        raise ConfigError(str(error)) from error
 
 
 def read_weights(

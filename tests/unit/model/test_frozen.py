@@ -13,10 +13,11 @@ import families
 from model.causal_lm import CausalLMConfig
 from model.cpu.layers import FrozenAmxLinear
 from model.families import FAMILIES, build_model
-from model.frozen import DTYPES, FrozenLinear, casts_weights, keep_frozen, product
+from model.frozen import DTYPES, FrozenLinear, casts_weights, keep_frozen
 from model.gpt import GPTConfig
 from model.llama import LlamaConfig
 from model.lora import Lora
+from model.products import product
 
 LORA = Lora(rank=2, alpha=4, dropout=0.1)
 ROWS, TIME = 2, 12
