@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from model.family import LanguageModel
-from model.nf4 import INSTALL, is_installed, load_kernels, quantizable, quantize_layer
+from model.lora import INSTALL
+from model.nf4 import is_installed, load_kernels, quantizable, quantize_layer
 from model.products import product
 
 AUTO = "auto"

@@ -5,7 +5,9 @@ peft adds them to the linear layers of a model's blocks; it is imported only the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
@@ -92,28 +94,35 @@ def add_adapters(model: nn.Module, blocks: Iterable[nn.Module], lora: Lora) -> N
     """
     if find_spec("peft") is None:
         raise LoraError(f"model.lora_rank needs peft, which is not installed. {INSTALL}")
-    from peft import LoraConfig, inject_adapter_in_model
-    from peft.tuners.lora import model as of_peft
+    with hidden("bitsandbytes"):  # peft would import it: seconds of every start (see nf4.py)
+        from peft import LoraConfig, inject_adapter_in_model
 
-    where = lora.of(blocks)
-    config = LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
-        target_modules=list(where.targets),
-    )
-    # Otherwise peft imports bitsandbytes if it is installed: seconds of every start. (See nf4.py.)
-    none: Any = lambda: False  # noqa: E731
-    originals = of_peft.is_bnb_available, of_peft.is_bnb_4bit_available
-    of_peft.is_bnb_available = of_peft.is_bnb_4bit_available = none
+        where = lora.of(blocks)
+        config = LoraConfig(
+            r=lora.rank,
+            lora_alpha=lora.alpha,
+            lora_dropout=lora.dropout,
+            target_modules=list(where.targets),
+        )
+        try:
+            inject_adapter_in_model(config, model, ADAPTER)
+        except ValueError as error:  # layers that peft knows to break
+            raise LoraError(
+                f"model.lora_targets={list(where.targets)} cannot be adapted: {error}. Name others."
+            ) from error
+
+
+@contextmanager
+def hidden(package: str) -> Iterator[None]:
+    """Have every look for a package, and every import of it, find that it is not installed."""
+    modules: dict[str, Any] = sys.modules
+    before = {package: modules[package]} if package in modules else {}
+    modules[package] = None
     try:
-        inject_adapter_in_model(config, model, ADAPTER)
-    except ValueError as error:  # layers that peft knows to break
-        raise LoraError(
-            f"model.lora_targets={list(where.targets)} cannot be adapted: {error}. Name others."
-        ) from error
+        yield
     finally:
-        of_peft.is_bnb_available, of_peft.is_bnb_4bit_available = originals
+        del modules[package]
+        modules |= before
 
 
 def merge_adapters(model: nn.Module) -> None:

@@ -13,13 +13,12 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from model.lora import hidden
 from model.products import cast_product
 
 LEVELS, BLOCK = "nf4", 64
@@ -31,8 +30,6 @@ STORAGE = torch.bfloat16
 float32 runs and in bf16."""
 AT_ONCE = 1 << 22
 """Numbers that are quantized at once, which takes several times their memory."""
-INSTALL = "Install it with: pip install -r requirements-models.txt"
-KERNELS = "kernels"
 
 
 class Nf4Linear(nn.Linear):
@@ -115,29 +112,16 @@ def is_installed() -> bool:
 
 
 def load_kernels() -> None:
-    """Import bitsandbytes, which registers its kernels with torch."""
-    if "bitsandbytes" not in sys.modules:
-        with without_downloads():
-            import bitsandbytes  # noqa: F401
+    """Import bitsandbytes, which registers its kernels with torch.
 
-
-@contextmanager
-def without_downloads() -> Iterator[None]:
-    """Have bitsandbytes use its own kernels only.
-
-    On a CPU with bf16 instructions, version 0.50 downloads another one from the Hub while it is
+    On a CPU with bf16 instructions, version 0.50 downloads another kernel from the Hub while it is
     imported, if the package `kernels` is installed. What is downloaded must not be executed.
     """
+    if "bitsandbytes" in sys.modules:
+        return
     logger = logging.getLogger("bitsandbytes.backends.cpu.ops")  # it warns that it did not
-    modules: dict[str, Any] = sys.modules
-    before, level, missing = modules.get(KERNELS), logger.level, KERNELS not in modules
-    modules[KERNELS] = None  # makes an import fail
+    level = logger.level
     logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-        if missing:
-            del modules[KERNELS]
-        else:
-            modules[KERNELS] = before
+    with hidden("kernels"):
+        import bitsandbytes  # noqa: F401
+    logger.setLevel(level)

@@ -84,7 +84,7 @@ def _bare_model(config: ModelConfig, shape: Shape) -> LanguageModel:
     with without_moving():
         model = build_model(config)
     freeze(model, shape.freeze)
-    keep_frozen(model, shape.frozen_dtype, shape.stored_as)
+    keep_frozen(model, shape.frozen_dtype, shape.stored_as, filled=False)
     if shape.device == "cpu":
         tune(model, shape.attention)
     return model

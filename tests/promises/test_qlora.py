@@ -1,0 +1,134 @@
+"""Adapters around weights in four bits: every promise of adapters holds."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+import families
+import runs
+from config.checks import problems
+from config.schema import Config
+from model.family import LanguageModel
+from snapshot.named_model import find_model
+
+pytest.importorskip("bitsandbytes")
+WIDE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
+"""Rows of whole blocks."""
+NF4 = ("model.lora_rank=4", "model.frozen_dtype=nf4", "optim.learning_rate=0.01")
+SHAPES = {"DDP": "ddp_cpu.yaml", "FSDP": "fsdp_cpu.yaml"}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bases") / "llama"
+    return families.make("llama", folder, dtype="bfloat16", **WIDE)
+
+
+@pytest.fixture(scope="module")
+def words(small, base):
+    """The overrides of a run of ten steps on four documents' worth of tokens a step."""
+    own = [word for word in small if not word.startswith("model.n_")]
+    steps = ("train.max_steps=10", "snapshot.every=5", "train.sample_every=0")
+    return [*own, f"model.pretrained={base}", *steps, *NF4]
+
+
+@pytest.fixture(scope="module")
+def trained(words, tmp_path_factory):
+    """A run on one process."""
+    run_dir = tmp_path_factory.mktemp("qlora") / "run"
+    result = runs.train(*words, "model.dropout=0.0", f"run.dir={run_dir}")
+    assert result.returncode == 0, result.stderr
+    assert "by model.lora_rank=4, kept in nf4" in result.stdout
+    return run_dir
+
+
+def adapted(folder) -> LanguageModel:
+    return find_model(str(folder)).load().eval()
+
+
+@pytest.mark.thorough
+def test_resumed_the_bits_are_those_of_an_uninterrupted_run(words, trained):
+    """A resume without the key keeps the four bits."""
+    cut = trained.parent / "cut"
+    shutil.copytree(trained, cut)
+    shutil.rmtree(runs.snapshot(cut, 10))
+    again = [word for word in words if "frozen_dtype" not in word]
+    result = runs.train(*again, f"run.dir={cut}")
+    assert result.returncode == 0, result.stderr
+    assert "kept in nf4" in result.stdout
+    runs.assert_same_bits(runs.snapshot(trained, 10), runs.snapshot(cut, 10))
+
+
+@pytest.mark.thorough
+def test_a_merged_model_has_the_weights_of_the_base_itself(trained, base, tmp_path):
+    """Not what they were quantized to, and neither have evaluate.py and sample.py."""
+    whole = tmp_path / "whole"
+    result = runs.run([*runs.MODULE, "merge", str(trained), str(whole)])
+    assert result.returncode == 0, result.stderr
+    merged, before = runs.tensors(whole), runs.tensors(base)
+    adapters = runs.tensors(runs.snapshot(trained, 10))
+    name = "model.layers.0.mlp.up_proj"
+    low, high = (adapters[f"base_model.model.{name}.lora_{part}.weight"] for part in "AB")
+    expected = before[f"{name}.weight"].float() + 2 * (high @ low)
+    assert torch.allclose(merged[f"{name}.weight"], expected, atol=1e-6)
+    ids = torch.randint(20, (2, 12), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        assert (adapted(whole)(ids) - adapted(trained)(ids)).abs().max() < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_two_processes_have_the_losses_of_one(words, trained, tmp_path, shape, precision):
+    """Their shards are quantized to the numbers of the whole. And one resumes from two."""
+    alone = trained
+    if precision != "no":
+        alone = tmp_path / "alone"
+        file = runs.rehearsal("cpu.yaml", tmp_path, 1, mixed_precision=precision)
+        result = runs.launch(file, *words, f"run.dir={alone}")
+        assert result.returncode == 0, result.stderr
+    both = tmp_path / "both"
+    file = runs.rehearsal(SHAPES[shape], tmp_path, 2, mixed_precision=precision)
+    result = runs.launch(file, *words, f"run.dir={both}")
+    assert result.returncode == 0, result.stderr
+    expected, found = (torch.tensor(runs.losses(one)) for one in (alone, both))
+    close = 1e-5 if precision == "no" else 2e-3
+    assert (expected - found).abs().max() < close
+    shutil.rmtree(runs.snapshot(both, 10))
+    file = runs.rehearsal("cpu.yaml", tmp_path, 1, mixed_precision=precision)
+    result = runs.launch(file, *words, f"run.dir={both}")
+    assert result.returncode == 0, result.stderr
+    assert (torch.tensor(runs.losses(both)) - expected).abs().max() < close
+
+
+@pytest.mark.slow
+def test_compiled_blocks_compute_the_same(words, trained, tmp_path):
+    more = {"dynamo_backend": "AOT_EAGER", "dynamo_use_regional_compilation": True}
+    file = runs.rehearsal("cpu.yaml", tmp_path, 1, **more)
+    result = runs.launch(file, *words, f"run.dir={tmp_path / 'run'}")
+    assert result.returncode == 0, result.stderr
+    assert "compiled by block with aot_eager" in result.stdout
+    expected, found = (torch.tensor(runs.losses(one)) for one in (trained, tmp_path / "run"))
+    assert (expected - found).abs().max() < 1e-5
+
+
+@pytest.mark.slow
+def test_fsdp_in_fp16_is_refused(words, tmp_path):
+    file = runs.rehearsal("fsdp_cpu.yaml", tmp_path, 2, mixed_precision="fp16")
+    result = runs.launch(file, *words, f"run.dir={tmp_path / 'run'}")
+    assert "model.frozen_dtype=nf4 is not supported in fp16 under FSDP" in result.stderr
+    assert not (tmp_path / "run" / "snapshots").exists()
+
+
+def test_frozen_weights_that_a_snapshot_holds_cannot_have_four_bits():
+    config = Config()
+    config.run.name, config.run.dir = "name", "out/name"
+    config.model.frozen_dtype = "nf4"
+    assert "model.frozen_dtype=nf4 has no effect: nothing is frozen" in problems(config)[0]
+    config.model.pretrained, config.optim.freeze = "somewhere", ["*.h.0.*"]
+    assert "needs snapshots without frozen weights" in problems(config)[0]
+    config.snapshot.whole = False
+    assert not problems(config)
