@@ -223,7 +223,7 @@ class RunConfig:
     adapt_threads: bool = True
     """On a CPU, use fewer threads if a control group or other programs leave fewer cores."""
     attention: str = "auto"
-    """On a CPU: products, kernel (torch's), or auto: the faster one, measured once and kept."""
+    """auto, kernel (torch's); on a CPU products; on CUDA varlen, cudnn, flash3, flash4."""
     measure_peak: bool = False
     """Compare the speed with a matrix product measured at the start; takes seconds."""
     preemption_notice: str = "none"

@@ -18,6 +18,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from model.documents import PackedRows, packed_rows, varlen_attention
 from model.family import LanguageModel, ModelConfig
 from model.head import mean_loss
 from model.layout import Layout, ModelError
@@ -46,6 +47,8 @@ PACKING = (
 """Families whose attention ends where positions begin again (measured by test_rows.py)."""
 GROWING_ROTATIONS = ("dynamic", "longrope")
 """Rotary embeddings that depend on the largest position of a batch."""
+IN_ROWS = "in_rows"
+"""What transformers calls `attend_in_rows`."""
 GROUPED, GROUPED_IN_AUTOCAST = "grouped_mm", "grouped_mm_in_autocast"
 """How transformers computes all experts of a layer at once, where an architecture can; and what it
 calls `in_autocast` of that."""
@@ -132,6 +135,7 @@ class CausalLMConfig(ModelConfig):
             n_head=heads,
             n_embd=int(sizes.hidden_size),
             head_size=int(getattr(sizes, "head_dim", None) or sizes.hidden_size // max(1, heads)),
+            dropout=dropout,
             activation_checkpointing=activation_checkpointing,
         )
 
@@ -310,10 +314,31 @@ class CausalLM(LanguageModel):
 
         return DynamicCache(config=self.lm.config)
 
+    def use_varlen(self) -> None:
+        if self.lm.config._attn_implementation == "sdpa":
+            from transformers import AttentionInterface, AttentionMaskInterface
+            from transformers.masking_utils import sdpa_mask
+
+            AttentionInterface.register(IN_ROWS, attend_in_rows)
+            AttentionMaskInterface.register(IN_ROWS, sdpa_mask)
+            self.lm.set_attn_implementation(IN_ROWS)
+            self.varlen = True
+
     def flops_per_token(self, block_size: int) -> float | None:
         if any(self.config.content.get(key) for key in EXPERTS):
             return None
         return super().flops_per_token(block_size)
+
+    def _rows(self, positions: Tensor | None) -> dict[str, Any]:
+        """What `attend_in_rows` needs of positions (B, T); nothing where a mask is used."""
+        if positions is None or not self.varlen:
+            return {}
+        rows = packed_rows(positions, varlen=True)
+        if rows.bounds is None:
+            return {}
+        # transformers takes a mask of four dimensions as it is, and makes none of (B, 1, T, T).
+        no_mask = positions.new_zeros(1, 1, 1, 1)
+        return {"packed_rows": rows, "attention_mask": no_mask}
 
     def forward(
         self,
@@ -329,12 +354,42 @@ class CausalLM(LanguageModel):
         cache, `ids` are the positions after the cached ones.
         """
         found = self.lm(
-            input_ids=ids, position_ids=positions, cache=cache, use_cache=cache is not None
+            input_ids=ids,
+            position_ids=positions,
+            cache=cache,
+            use_cache=cache is not None,
+            **self._rows(positions),
         )
         logits: Tensor = found.logits
         if targets is None:
             return logits
         return mean_loss(logits.flatten(0, 1), targets.flatten())
+
+
+def attend_in_rows(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    packed_rows: PackedRows | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention by torch, of rows of documents without a mask.
+
+    Queries (B, H, T, D) to (B, T, H, D).
+    """
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    if packed_rows is None or packed_rows.bounds is None:
+        mixed: Tensor = sdpa_attention_forward(
+            module, query, key, value, attention_mask, **options
+        )[0]
+        return mixed, None
+    scale, window = options.get("scaling"), options.get("sliding_window")
+    assert not options.get("dropout"), "the kernel has no dropout"
+    mixed = varlen_attention(query, key, value, packed_rows.bounds, scale, window)
+    return mixed.transpose(1, 2).contiguous(), None
 
 
 def in_autocast(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -81,7 +81,9 @@ def varlen_attention(
     from torch.nn.attention.varlen import varlen_attn
 
     batch, heads, time, size = query.shape
-    query, key, value = (part.transpose(1, 2).flatten(0, 1) for part in (query, key, value))
+    # The kernel is not in autocast's list; rotary positions make queries and keys float32.
+    parts = (part.to(value.dtype).transpose(1, 2).flatten(0, 1) for part in (query, key, value))
+    query, key, value = parts
     mixed = varlen_attn(
         query,
         key,

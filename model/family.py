@@ -136,7 +136,7 @@ class LanguageModel(nn.Module, ABC):
     once_unpacked: ClassVar[bool] = False
     """Whether older versions had one document in a row: their runs resume so."""
     varlen: bool = False
-    """Whether documents in a row are attended to by torch's variable-length kernel for CUDA."""
+    """Whether documents in a row are attended to by torch's variable-length kernel."""
 
     @property
     def can_pack(self) -> bool:
@@ -202,6 +202,10 @@ class LanguageModel(nn.Module, ABC):
     def new_cache(self) -> Any:
         """An empty cache for `forward`."""
         return KeyValueCache(self.config.n_layer)
+
+    def use_varlen(self) -> None:
+        """Attend to documents in a row by torch's variable-length kernel, which only CUDA has."""
+        self.varlen = True
 
     def matrices(self) -> dict[nn.Parameter, int]:
         """The weights of the linear layers in the blocks, and how many matrices each one joins.

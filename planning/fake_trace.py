@@ -27,6 +27,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves
 
 from config.schema import ConfigError, OptimConfig
+from model.attention import KERNELS, VARLEN
 from model.cpu.layers import tune
 from model.families import build_model
 from model.family import LanguageModel, ModelConfig
@@ -71,13 +72,22 @@ class Shape:
     stored_as: str = FLOAT32
     """The dtype of the base in its files, one of `model.frozen.DTYPES`."""
     attention: str | None = None
-    """The attention of a CPU, as in `run.attention`; None for the usually faster one."""
+    """As in `run.attention`; None for the usually faster one of a CPU, or for CUDA's own choice."""
     packed: bool = False
     """Whether documents in a row do not attend to each other."""
     sync_each: bool = True
     """`run.sync_each_micro_batch`: FSDP sends in each micro-batch of a step."""
     reduce_dtype: str = "float32"
     """`run.reduce_dtype`, in which processes add up gradients."""
+
+
+def plans_varlen(config: ModelConfig, shape: Shape) -> bool:
+    """Whether a run on CUDA computes documents in a row without a mask, on a recent GPU."""
+    kernel = KERNELS.get(shape.attention or VARLEN)
+    if kernel is None or not kernel.takes_documents:
+        return False
+    head_size = config.attention_width // max(1, config.n_head)
+    return not (kernel.why_not(shape.precision, config.dropout) or kernel.why_not_for(head_size))
 
 
 def _bare_model(config: ModelConfig, shape: Shape) -> LanguageModel:
@@ -87,6 +97,8 @@ def _bare_model(config: ModelConfig, shape: Shape) -> LanguageModel:
     keep_frozen(model, shape.frozen_dtype, shape.stored_as, filled=False)
     if shape.device == "cpu":
         tune(model, shape.attention)
+    elif shape.packed and plans_varlen(config, shape):
+        model.use_varlen()
     return model
 
 

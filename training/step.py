@@ -76,14 +76,17 @@ def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
-def compute_reproducibly() -> None:
+def compute_reproducibly(attention_too: bool = True) -> None:
     """Choose kernels whose results do not vary from run to run.
+
+    Torch refuses an attention that adds up in any order, unless all kernels may: such a run has no
+    reproducible bits, and does not call for them.
 
     On a CPU all kernels of a GPT are deterministic. On CUDA the backward pass of attention adds up
     in any order by default, and `warn_only=True` only warns of that. cuBLAS needs no
     CUBLAS_WORKSPACE_CONFIG, because torch gives it a workspace for each stream.
     """
-    if torch.cuda.is_available() and not on_cpu():
+    if torch.cuda.is_available() and not on_cpu() and attention_too:
         torch.use_deterministic_algorithms(True)
         # A debugging aid that costs time. (mypy does not know this module.)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

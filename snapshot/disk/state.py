@@ -12,6 +12,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from model.attention import KERNELS
 from model.cpu.layers import WAYS
 from model.frozen import KINDS
 from snapshot.disk.files import LARGEST_STEP, SNAPSHOT_NAME, read_json, step_of
@@ -56,7 +57,7 @@ class RunState:
     computed_on: str | None = None
     """Processes, device, precision and torch of the attempt: the last bits depend on them."""
     attention: str | None = None
-    """How a CPU computes it: products or kernel; None where that was never chosen."""
+    """What computes it, as `run.attention` names it; None where that was never chosen."""
     rows: str | None = None
     """What a row of documents holds: SEVERAL or ONE. None in older snapshots."""
     frozen_dtype: str | None = None
@@ -106,7 +107,7 @@ def state_in(content: Any, folder: str) -> RunState:
         and 0 <= state.skipped_steps <= state.step,
         "best_loss": state.best_loss is None or math.isfinite(state.best_loss),
         "loss_scaler": state.loss_scaler is None or is_loss_scaler(state.loss_scaler),
-        "attention": state.attention in (None, *WAYS),
+        "attention": state.attention in (None, *WAYS, *KERNELS),
         "frozen_dtype": state.frozen_dtype in (None, *KINDS),
         "rows": state.rows in (None, SEVERAL, ONE),
         "stream": state.stream is None or all(map(is_cursor, state.stream)),

@@ -15,6 +15,7 @@ from config.stored import as_plain
 from data.corpus import Corpus
 from data.documents import Documents
 from data.token_file import TokenStream
+from model.attention import KERNELS
 from model.cpu.layers import KERNEL, PRODUCTS
 from model.family import LanguageModel, parameter_count
 from model.lora import experts_of
@@ -67,8 +68,8 @@ def print_header(
     _print_text(console, corpus)
     _print_model(console, config, model, state, is_untied)
     console.say(f"machine   {machine_line(accelerator, config.run)}")
-    if state.attention is not None:
-        console.say(f"kernels   attention by {ATTENTION_IN_WORDS[state.attention]}")
+    if (kernel := attention_in_words(state.attention, accelerator.device.type)) is not None:
+        console.say(f"kernels   attention by {kernel}")
     console.say(f"cost      {console.speed.as_words()}")
     console.say(
         f"step      {batch * block:,} tokens: {micro} sequences x "
@@ -96,6 +97,16 @@ def print_header(
             f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={config.run.grace_seconds + 5:.0f} in its environment."
         )
     console.say()
+
+
+def attention_in_words(name: str | None, device: str) -> str | None:
+    """What computes attention on a kind of device; None where nothing was chosen for it."""
+    if device == "cpu":
+        return ATTENTION_IN_WORDS.get(name or "")
+    kernel = KERNELS.get(name or "")
+    if kernel is None or kernel.is_exact:
+        return None if kernel is None else kernel.title
+    return f"{kernel.title}, which adds up in any order: a resumed run differs in its last bits"
 
 
 def _print_changes(console: Console, before: RunState, config: Config, now: str) -> None:

@@ -66,7 +66,7 @@ from training.run.start import (
 )
 from training.run.stop import Stop
 from training.run.text import blocks_of
-from training.run.tuning import tuning_for
+from training.run.tuning import is_exact, tuning_for
 from training.run.uploading import begin_uploads, finish_uploads, longest_finish_seconds
 from training.step import build_gradient_buckets, compute_reproducibly, one_pass
 
@@ -120,8 +120,8 @@ class Session:
         set_accumulation(accelerator, self.config)
         refuse_undescribed(self.config)
         lock_run_dir(accelerator, self.config, self._lock)
-        compute_reproducibly()
         self._tuning = tuning_for(accelerator, self.config)
+        compute_reproducibly(is_exact(self.config.run.attention))
 
     def choose_start(self) -> None:
         """Choose the snapshot to resume from, and find the model, the same on all processes.

@@ -1,9 +1,9 @@
-"""What a run does only because a CPU computes it: the one way from a run into model/cpu/.
+"""What a run does because of the device that computes it: the one way from a run into model/cpu/.
 
-Attention is computed by products or by torch's kernel, whichever is faster for the shapes of the
-run. The last bits of a step depend on that choice, so it is the same on all processes and kept in
-every snapshot. It is measured once and cached with the prepared texts: a second run of these shapes
-on this machine makes the same choice.
+The last bits of a step depend on the kernel of attention, so it is the same on all processes and
+kept in every snapshot. On a CPU it is products or torch's kernel, whichever is faster for the
+shapes of the run. That is measured once and cached with the prepared texts: a second run of these
+shapes on this machine makes the same choice. On CUDA documents in a row have a kernel of their own.
 """
 
 from __future__ import annotations
@@ -11,25 +11,28 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
 from torch import nn
 
-from config.schema import Config
+from config.schema import Config, ConfigError
+from data.columns import PACKED
 from data.shared_files import temporary_name
+from model.attention import KERNELS, VARLEN
 from model.cpu.layers import MATMUL_ATTENTION_LENGTH, WAYS, faster_of, measure, tune
 from model.cpu.malloc import keep_freed_memory, use_one_heap
 from model.cpu.threads import Threads, limit_threads
-from model.family import Attend
-from snapshot.disk.state import RunState
+from model.family import Attend, LanguageModel
+from snapshot.disk.state import ONE, RunState
 from training.distributed.accelerator import is_compiled, micro_batch_shape
-from training.distributed.agreement import decided_by_main
+from training.distributed.agreement import decided_by_main, run_on_all
 from training.distributed.environment import on_cpu, processes_here
 from training.reporting.machine import computed_on
 
+AUTO = "auto"
 MOST_SCORES = 1 << 20
 """Queries times keys of a measurement. A larger batch is measured in part: such a pass takes only
 milliseconds, so that several fit between two pauses of the host of a virtual machine."""
@@ -40,7 +43,7 @@ class Tuning:
 
     threads: Threads | None = None
 
-    def tune(self, model: nn.Module, state: RunState) -> None:
+    def tune(self, model: LanguageModel, state: RunState) -> None:
         """Choose the kernels of a model that is neither wrapped nor compiled yet."""
 
     def loaded(self, warn: Callable[[str], None]) -> None:
@@ -60,7 +63,7 @@ class CpuTuning(Tuning):
         if config.run.adapt_threads:
             limit_threads(processes_here())
 
-    def tune(self, model: nn.Module, state: RunState) -> None:
+    def tune(self, model: LanguageModel, state: RunState) -> None:
         """Choose attention, which the run's state keeps, and replace layers by faster ones."""
         choose_attention(self._accelerator, self._config, model, state)
         tune(model, state.attention)
@@ -83,9 +86,71 @@ class CpuTuning(Tuning):
         self.threads.watch(one_pass, flop_of_step)
 
 
+class CudaTuning(Tuning):
+    """Chooses the kernel of attention of a run on CUDA."""
+
+    def __init__(self, accelerator: Accelerator, config: Config) -> None:
+        self._accelerator, self._config = accelerator, config
+        self._active = ExitStack()  # as long as the run
+
+    def tune(self, model: LanguageModel, state: RunState) -> None:
+        """Use the kernel of the run's state. Raises ConfigError if it cannot compute the model."""
+        accelerator, config, sizes = self._accelerator, self._config, model.config
+        head_size = sizes.attention_width // max(1, sizes.n_head)
+        if config.run.attention != AUTO:
+            state.attention = config.run.attention
+        elif not is_exact(state.attention):
+            state.attention = None  # only as long as the key asks for it
+        elif state.attention is None and state.step == 0 and has_packed_rows(config, model, state):
+            kernel = KERNELS[VARLEN]
+            reasons = (
+                kernel.why_not(accelerator.mixed_precision, config.model.dropout),
+                kernel.why_not_here(accelerator.device),
+                kernel.why_not_for(head_size),
+            )
+            if decided_by_main(accelerator, lambda: not any(reasons)):
+                state.attention = VARLEN
+        if (name := state.attention) is None or name in WAYS:
+            return
+        run_on_all(accelerator, lambda: refuse_kernel(accelerator, config, name, head_size))
+        self._active.enter_context(KERNELS[name].active())
+        if KERNELS[name].takes_documents:
+            model.use_varlen()
+
+
+def has_packed_rows(config: Config, model: LanguageModel, state: RunState) -> bool:
+    """Whether rows hold several documents that do not attend to each other."""
+    return config.data.documents != PACKED and model.can_pack and state.rows != ONE
+
+
+def refuse_kernel(
+    accelerator: Accelerator, config: Config, name: str, head_size: int | None = None
+) -> None:
+    """Raise ConfigError if the run or its machine cannot use a kernel of `KERNELS`."""
+    if (kernel := KERNELS.get(name)) is None:
+        return
+    reason = kernel.why_not_here(accelerator.device)
+    reason = reason or kernel.why_not(accelerator.mixed_precision, config.model.dropout)
+    reason = reason or (None if head_size is None else kernel.why_not_for(head_size))
+    if reason is not None:
+        began = "" if config.run.attention == name else ", with which the run began,"
+        raise ConfigError(f"run.attention={name}{began} {reason}.")
+
+
+def is_exact(attention: str | None) -> bool:
+    """Whether the kernel that `run.attention` names adds up in one order."""
+    return attention not in KERNELS or KERNELS[attention].is_exact
+
+
 def tuning_for(accelerator: Accelerator, config: Config) -> Tuning:
-    """The tuning of a run, before its first computation."""
-    return CpuTuning(accelerator, config) if on_cpu() else Tuning()
+    """The tuning of a run, before its first computation.
+
+    Every process must call this. Raises ConfigError for a kernel that this run cannot use.
+    """
+    run_on_all(accelerator, lambda: refuse_kernel(accelerator, config, config.run.attention))
+    if on_cpu():
+        return CpuTuning(accelerator, config)
+    return CudaTuning(accelerator, config) if accelerator.device.type == "cuda" else Tuning()
 
 
 def choose_attention(
@@ -98,7 +163,7 @@ def choose_attention(
     """
     if not any(isinstance(module, Attend) for module in model.modules()):
         return
-    if config.run.attention != "auto":
+    if config.run.attention != AUTO:
         state.attention = config.run.attention
     elif state.attention is None and state.step == 0:
         queries = _queries(accelerator, config)
