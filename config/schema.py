@@ -240,6 +240,8 @@ class RunConfig:
     """FSDP: send in each micro-batch; false: once a step, with whole weights and gradients."""
     reduce_dtype: str = "float32"
     """The dtype in which processes add up gradients: float32; or bf16, half the traffic."""
+    tf32: bool = False
+    """CUDA with mixed_precision: no: multiply in TF32 (10-bit mantissa), which is faster."""
     emulate_bf16: bool = False
     """Emulate bf16 on a CPU without bf16 instructions; false: compute in float32 there."""
     compile_short_runs: bool = False

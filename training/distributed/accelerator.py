@@ -157,6 +157,26 @@ def accelerator_options(config: Config) -> dict[str, Any]:
     }
 
 
+def choose_float32(accelerator: accelerate.Accelerator, run: RunConfig) -> None:
+    """Let products of float32 numbers use TF32 if `run.tf32` says so.
+
+    Raises ConfigError where there are no such products.
+    """
+    if not run.tf32:
+        return
+    if accelerator.device.type != "cuda" or torch.cuda.get_device_capability() < (8, 0):
+        raise ConfigError(
+            "run.tf32=true needs an NVIDIA GPU of compute capability 8.0 (Ampere) or later, and "
+            f"this process computes on {accelerator.device.type}. Leave it out."
+        )
+    if accelerator.mixed_precision != "no":
+        raise ConfigError(
+            f"run.tf32=true has no effect with mixed_precision: {accelerator.mixed_precision}, "
+            "whose products have 16 bits. Set mixed_precision: no, or leave it out."
+        )
+    torch.set_float32_matmul_precision("high")
+
+
 def micro_batch_shape(accelerator: Accelerator, config: Config) -> tuple[int, int]:
     """The shape (B, T) of the micro-batch of one process."""
     parts = accelerator.gradient_accumulation_steps * accelerator.num_processes

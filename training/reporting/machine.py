@@ -63,6 +63,8 @@ def machine_line(accelerator: Accelerator, run: RunConfig) -> str:
     """Processes, device, precision and threads: a line of the header."""
     count = accelerator.num_processes
     precision = {"no": "float32"}.get(accelerator.mixed_precision, accelerator.mixed_precision)
+    if run.tf32:
+        precision += " with products in TF32"
     parts = [counted(count, "process"), precision]
     if accelerator.device.type == "cpu":
         threads = torch.get_num_threads()

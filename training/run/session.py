@@ -27,6 +27,7 @@ from snapshot.disk.state import ONE, SEVERAL, RunState
 from snapshot.start import Start
 from store.uploader import Uploader
 from training.distributed.accelerator import (
+    choose_float32,
     micro_batch_shape,
     refuse_other_blocks,
     set_accumulation,
@@ -118,6 +119,7 @@ class Session:
         """
         self.accelerator = accelerator
         set_accumulation(accelerator, self.config)
+        choose_float32(accelerator, self.config.run)
         refuse_undescribed(self.config)
         lock_run_dir(accelerator, self.config, self._lock)
         self._tuning = tuning_for(accelerator, self.config)

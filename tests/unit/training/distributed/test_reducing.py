@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import torch
 from accelerate.utils import DistributedType
 
 from config.schema import Config, ConfigError, RunConfig
@@ -104,3 +105,35 @@ def test_replicas_reduce_in_the_last_micro_batch_alone(last, each, expected):
     )
     accelerators.set_communication(model, last=last, each=each)
     assert tuple(said[name] for name in names) == expected
+
+
+class Cuda:
+    """An accelerator with a GPU that no machine of the tests has."""
+
+    device = SimpleNamespace(type="cuda")
+    mixed_precision = "no"
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "precision", "sentence"),
+    [
+        ("cpu", (9, 0), "no", "computes on cpu. Leave it out"),
+        ("cuda", (7, 5), "no", "needs an NVIDIA GPU of compute capability 8.0"),
+        ("cuda", (9, 0), "bf16", "has no effect with mixed_precision: bf16"),
+    ],
+)
+def test_tf32_is_refused_where_there_is_none(monkeypatch, device, capability, precision, sentence):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    one = SimpleNamespace(device=SimpleNamespace(type=device), mixed_precision=precision)
+    with pytest.raises(ConfigError, match=sentence):
+        accelerators.choose_float32(one, RunConfig(tf32=True))
+
+
+@pytest.mark.parametrize(("asked", "precisions"), [(False, []), (True, ["high"])])
+def test_tf32_is_a_choice_and_off_by_default(monkeypatch, asked, precisions):
+    said = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", said.append)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    accelerators.choose_float32(Cuda(), RunConfig(tf32=asked))
+    assert said == precisions
+    assert RunConfig().tf32 is False

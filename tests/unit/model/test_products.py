@@ -1,0 +1,53 @@
+"""Every matrix product of a bf16 run is in bf16: forward, backward, experts and attention."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from families import FAMILIES, OTHERS
+from model.causal_lm import CausalLMConfig
+from model.cpu.layers import WAYS, tune
+from model.gpt import GPTConfig
+from model.llama import LlamaConfig
+from tracing.products import products_of_step
+
+IDS = torch.arange(64).view(2, 32)
+IN_FLOAT32 = {"falcon": {("bmm", "float32")}}
+"""Falcon shares one head of keys, for which torch has no fused attention: it multiplies in float32
+whatever the dtype."""
+
+
+def others(model: torch.nn.Module) -> set[tuple[str, str]]:
+    """The products of a step that are not of bf16 numbers alone."""
+    products = products_of_step(model.train(), IDS)
+    assert products.by_dtype()["bfloat16"] >= 25
+    return {one for one in products.counts if one[1] != "bfloat16"}
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
+def test_products_of_transformers_models_are_bf16(family):
+    model = CausalLMConfig.read({**FAMILIES, **OTHERS}[family]).build()
+    assert others(model) == IN_FLOAT32.get(family, set())
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("config", [GPTConfig, LlamaConfig])
+@pytest.mark.parametrize("vocabulary", [64, 320])  # logits at once, and in chunks
+def test_products_of_our_models_are_bf16(config, way, vocabulary):
+    model = config(vocabulary, 48, 2, 4, 64).build()
+    tune(model, way)
+    assert others(model) == set()
+
+
+def test_a_product_in_float32_is_seen():
+    model = GPTConfig(64, 48, 2, 4, 64).build()
+    layer = model.blocks[0].mlp.c_proj
+    forward = layer.forward
+
+    def in_float32(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return forward(x.float())
+
+    layer.forward = in_float32
+    assert ("addmm", "float32") in others(model)
