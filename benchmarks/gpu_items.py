@@ -103,6 +103,11 @@ def _other(name: str, model: str, **options: Any) -> Item:
     return Item(name, "other modes", 60, work)
 
 
+def _frozen(kind: str) -> Item:
+    work = updates(lambda settings: settings.preset("gpt2_large", 8, True), frozen=kind)
+    return Item(f"adapters around {kind}", "adapters", 60, work)
+
+
 ITEMS = (
     Item("tests", "correctness", 200, project_tests),
     Item("resume", "correctness", 240, resume_bits),
@@ -115,6 +120,7 @@ ITEMS = (
     _other("fp16", "gpt2", precision="fp16"),
     _other("FSDP on one rank", "gpt2_large", fsdp=True),
     _other("FSDP on one rank, offloaded", "gpt2_large", fsdp=True, offload=True),
+    *(_frozen(kind) for kind in ("float32", "bf16", "nf4")),
 )
 """The most valuable first."""
 

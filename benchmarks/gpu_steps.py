@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -27,7 +27,10 @@ from common import median, spread
 
 from config.compose import load_config
 from config.schema import OptimConfig, RunConfig, gpt_config
+from model.families import build_model
+from model.frozen import AUTO, keep_frozen
 from model.gpt import GPT, GPTConfig
+from model.lora import Lora
 from planning.allocation_log import LiveBytes
 from planning.fake_trace import Shape
 from planning.fits import candidates
@@ -36,6 +39,8 @@ from training.memory import is_out_of_memory
 from training.reporting.machine import published_peak
 from training.step import compute_reproducibly, make_optimizer
 
+STORED_AS = "bf16"
+"""What the base of adapters would have in its files."""
 WARM_UP = 3
 """The first update compiles and creates the optimizer's state."""
 TURNS = 5
@@ -56,8 +61,12 @@ class Case:
     offload: bool = False
     """FSDP's weights, gradients and optimizer state are in the machine's memory."""
 
+    frozen: str | None = None
+    """How weights around adapters are kept, one of `model.frozen.KINDS`; None trains the model."""
+
     def model(self) -> GPTConfig:
-        return gpt_config(load_config(list(self.words)), self.vocabulary)
+        config = gpt_config(load_config(list(self.words)), self.vocabulary)
+        return config if self.frozen is None else replace(config, lora=Lora(rank=16, alpha=32))
 
     def batch(self) -> int:
         return int(load_config(list(self.words)).train.global_batch_size)
@@ -112,7 +121,9 @@ class Training:
         self.accelerator = Accelerator(**_options(case))
         compute_reproducibly()
         with torch.device("cpu" if case.offload else device):
-            model = GPT(config)
+            model = build_model(config)
+        if case.frozen is not None:
+            keep_frozen(model, case.frozen, STORED_AS)
         self.flops_per_token = model.flops_per_token(config.block_size)
         self.tokens = batch * config.block_size
         configure_wrapping(self.accelerator, model, RunConfig())
@@ -212,6 +223,8 @@ def measure(case: Case, seconds: float) -> dict[str, Any]:
     if case.fsdp:
         row["FSDP"] = "offloaded" if case.offload else "one rank"
         row["threads"] = torch.get_num_threads()  # of AdamW, where it is offloaded
+    if case.frozen is not None:
+        row["frozen"] = case.frozen
     measured = None
     try:
         with counted_memory(compiled) as peak, training_of(case) as training:
@@ -228,7 +241,7 @@ def measure(case: Case, seconds: float) -> dict[str, Any]:
         row["tokens/s"] = "does not fit"
     row["peak MB"] = None if measured is None else round(measured / 1e6)
     if not case.fsdp:
-        planned = planned_bytes(config, case.precision, case.batch())
+        planned = planned_bytes(config, case.precision, case.batch(), case.frozen or AUTO)
         row["plan MB"] = round(planned / 1e6)
         if measured is not None and not compiled:  # the plan is of what is not compiled
             row["plan / peak"] = planned / measured
@@ -236,13 +249,14 @@ def measure(case: Case, seconds: float) -> dict[str, Any]:
 
 
 @cache
-def _candidate(config: GPTConfig, precision: str, device: str) -> Any:
-    return candidates(config, Shape(device, precision, 1), 1)[0]
+def _candidate(config: GPTConfig, precision: str, device: str, frozen: str) -> Any:
+    shape = Shape(device, precision, 1, frozen_dtype=frozen, stored_as=STORED_AS)
+    return candidates(config, shape, 1)[0]
 
 
-def planned_bytes(config: GPTConfig, precision: str, batch: int) -> float:
+def planned_bytes(config: GPTConfig, precision: str, batch: int, frozen: str = AUTO) -> float:
     """What plan.py predicts for the tensors of an update."""
-    candidate = _candidate(config, precision, the_device().type)
+    candidate = _candidate(config, precision, the_device().type, frozen)
     return float(candidate.peaks(batch, False)["update"])
 
 
