@@ -19,6 +19,7 @@ from model.frozen import NF4, FrozenError, keep_frozen
 from model.gpt import GPT, GPTConfig
 from model.lora import Lora
 from model.nf4 import Nf4Linear, dequantize, load_kernels, quantize
+from model.recompute import WAYS
 
 pytest.importorskip("bitsandbytes")
 WIDE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
@@ -39,10 +40,11 @@ assert sys.modules["kernels"] is kernels
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def a_model():
+def a_model(recompute=False):
     """A Llama with adapters that change what it computes."""
     torch.manual_seed(1)
-    content = CausalLMConfig.read({**families.FAMILIES["llama"], **WIDE})
+    sizes = {**families.FAMILIES["llama"], **WIDE}
+    content = CausalLMConfig.read(sizes, activation_checkpointing=recompute)
     model = build_model(CausalLMConfig(**{**vars(content), "lora": Lora(2, 4)}))
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -94,6 +96,20 @@ def test_losses_and_gradients_are_those_of_dequantized_weights(precision):
             loss = one(ids, ids)
         loss.backward()
         found.append([loss.detach(), *(p.grad for p in one.parameters() if p.requires_grad)])
+    assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize("recompute", [way for way in WAYS if way])
+@pytest.mark.parametrize("kind", ["bf16", NF4])
+def test_what_is_recomputed_has_the_same_bits(kind, recompute):
+    ids, found = torch.randint(320, (2, 12)), []
+    for way in (False, recompute):
+        model = a_model(way)
+        keep_frozen(model, kind, "bf16")
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(ids, ids)
+        loss.backward()
+        found.append([loss.detach(), *(p.grad for p in model.parameters() if p.requires_grad)])
     assert all(map(torch.equal, *found))
 
 
