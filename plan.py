@@ -31,6 +31,7 @@ from model.causal_lm import quiet_transformers
 from model.families import build_model
 from model.family import ModelConfig, parameter_count
 from model.frozen import AUTO, FLOAT32
+from planning.cards import CARDS, memory_of_card
 from planning.fake_trace import DTYPES, Shape
 from planning.fits import (
     GIB,
@@ -105,7 +106,9 @@ def plan(options: argparse.Namespace) -> int:
         strategies = sent_once(strategies, config.snapshot.staging_bytes, chosen_once)
     fits = [strategy.fit(memory, micro, sequences // micro) for strategy in strategies]
     here = options.processes // options.machines
-    if options.memory is None:  # the plan is for this machine
+    if options.host_memory is not None:
+        fits = within_machine(fits, here, int(GIB * options.host_memory))
+    elif options.memory is None:  # the plan is for this machine
         fits = within_machine(fits, here, available_memory())
     chosen = None if micro == sequences else micro
     advice, code = advise(fits, model, requested, chosen, here, options.overrides)
@@ -260,8 +263,8 @@ def memory_of(options: argparse.Namespace) -> float:
     if options.device == "cuda" and torch.cuda.is_available():
         return torch.cuda.get_device_properties(0).total_memory / GIB
     raise ConfigError(
-        "no GPU was found. Give the memory of each process, in GiB, such as --memory 24 for GPUs "
-        "of 24 GiB."
+        "no GPU was found. Name one, such as --gpu h100, or give the memory of each process in "
+        "GiB, such as --memory 24."
     )
 
 
@@ -278,11 +281,26 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--machines", type=positive_int, default=1, help="that the processes run on"
     )
-    parser.add_argument(
+    memory = parser.add_mutually_exclusive_group()
+    memory.add_argument(
+        "--gpu",
+        type=_card,
+        dest="memory",
+        metavar="NAME",
+        help=f"the memory of a GPU by its name: {', '.join(CARDS)}",
+    )
+    memory.add_argument(
         "--memory",
         type=_gib,
         metavar="GIB",
         help="of each process, also as 24GB or 512MiB; default: that of the local GPU",
+    )
+    parser.add_argument(
+        "--host-memory",
+        type=_gib,
+        metavar="GIB",
+        help="of each machine, for offloading; default: what this machine has left, without "
+        "--memory and --gpu",
     )
     parser.add_argument("--precision", choices=list(DTYPES), default="bf16")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -293,6 +311,15 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--json", action="store_true", help="all figures, in bytes")
     return parser.parse_intermixed_args(arguments)
+
+
+def _card(text: str) -> float:
+    if (memory := memory_of_card(text)) is None:
+        raise argparse.ArgumentTypeError(
+            f"{text} is not known. Known: {', '.join(CARDS)}. For others, give --memory in GiB, as "
+            "the driver reports it (nvidia-smi)"
+        )
+    return memory
 
 
 def _gib(text: str) -> float:

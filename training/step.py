@@ -76,7 +76,7 @@ def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
-def compute_reproducibly(attention_too: bool = True) -> None:
+def compute_reproducibly(attention_too: bool = True, compiled: bool = False) -> None:
     """Choose kernels whose results do not vary from run to run.
 
     Torch refuses an attention that adds up in any order, unless all kernels may: such a run has no
@@ -84,12 +84,17 @@ def compute_reproducibly(attention_too: bool = True) -> None:
 
     On a CPU all kernels of a GPT are deterministic. On CUDA the backward pass of attention adds up
     in any order by default, and `warn_only=True` only warns of that. cuBLAS needs no
-    CUBLAS_WORKSPACE_CONFIG, because torch gives it a workspace for each stream.
+    CUBLAS_WORKSPACE_CONFIG, because torch gives it a workspace for each stream. In a `compiled` run
+    inductor otherwise times kernels and takes the fastest, which may be another after a restart.
     """
     if torch.cuda.is_available() and not on_cpu() and attention_too:
         torch.use_deterministic_algorithms(True)
         # A debugging aid that costs time. (mypy does not know this module.)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        if compiled:
+            import torch._inductor.config as inductor  # only here: it imports the compiler
+
+            inductor.deterministic = True
 
 
 def build_gradient_buckets(

@@ -429,6 +429,28 @@ def test_memory_may_have_a_unit(text, size):
 
 
 @pytest.mark.parametrize(
+    ("text", "size"),
+    [("h100", 79.15), ("H100 80GB", 79.15), ("NVIDIA A100-40GB", 39.39), ("rtx-4090", 23.52)],
+)
+def test_memory_may_be_that_of_a_named_gpu(text, size):
+    assert plan_script.parse(["--gpu", text]).memory == size
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--gpu", "h1000"], "h1000 is not known. Known: b200, h200, h100,"),
+        (["--gpu", "h100", "--memory", "80"], "not allowed with argument --gpu"),
+    ],
+)
+def test_a_gpu_that_is_not_known_gets_a_sentence(words, sentence, capsys):
+    with pytest.raises(SystemExit) as ended:
+        plan_script.parse(words)
+    assert ended.value.code == 2
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     "text", ["", "GiB", "24 apples", "24GiBs", "24PB", "1.2.3", "-24", "0GB", "nan", "inf", "1e9TB"]
 )
 def test_what_is_no_size_of_memory_gets_a_sentence(text, capsys):

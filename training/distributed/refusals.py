@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate.commands.config.config_args import default_config_file, load_config_from_file
 from accelerate.commands.launch import launch_command_parser
 
@@ -18,6 +19,7 @@ from training.distributed.environment import (
     launched,
     launcher,
     on_cpu,
+    processes_here,
     requested_precision,
     started_processes,
 )
@@ -74,9 +76,33 @@ def _ignored_by_launcher() -> list[str]:
     return []
 
 
+def _too_few_gpus() -> list[str]:
+    """A sentence if the launcher starts more processes on this machine than it has GPUs.
+
+    accelerate gives several processes the same GPU, which NCCL later refuses as "Duplicate GPU".
+    Processes that another program starts may each see one GPU of their own.
+    """
+    started_by, here = launcher(), processes_here()
+    if started_by is None or on_cpu() or here <= (gpus := torch.accelerator.device_count()):
+        return []
+    machines = max(1, started_processes() // here)
+    if "accelerate" in Path(started_by.command[0]).name:
+        key, value, most = "num_processes", started_processes(), gpus * machines
+    else:
+        key, value, most = "nproc_per_node", here, gpus
+    each = f" on each of {machines} machines" * (machines > 1)
+    visible = env_var("CUDA_VISIBLE_DEVICES")
+    why = f" (CUDA_VISIBLE_DEVICES={visible}, which gpu_ids sets)" * bool(visible)
+    have = "1 GPU is" if gpus == 1 else f"{gpus} GPUs are"
+    return [
+        f"{key}: {value} starts {here} processes{each}, but {have} visible there{why}, and NCCL "
+        f"takes one process for each. Launch with --{key} {most}, or make more GPUs visible."
+    ]
+
+
 def refusals() -> list[str]:
     """A sentence for each entry of the accelerate config file that cannot be honoured."""
-    found = _ignored_by_launcher()
+    found = _ignored_by_launcher() + _too_few_gpus()
     for name, kind in (
         ("ACCELERATE_USE_DEEPSPEED", "DEEPSPEED"),
         ("ACCELERATE_USE_MEGATRON_LM", "MEGATRON_LM"),

@@ -45,6 +45,8 @@ PEAKS = (
 )
 """FLOP/s by the name of a GPU, as NVIDIA publishes them: 16-bit tensor cores with float32 sums and
 without sparsity. V100 and T4 support only fp16."""
+TESTED_TORCH = "2.13.0"
+"""The version that requirements.txt pins."""
 ONLY_FP16 = r"\b(V100|T4)\b"
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 MATRIX, LARGER_MATRIX = 2048, 8192
@@ -117,9 +119,29 @@ def _strategy(accelerator: Accelerator) -> str:
     return name
 
 
+def idle_gpus() -> int | None:
+    """How many GPUs are visible on this machine, if there are more than processes; else None."""
+    gpus = torch.accelerator.device_count()
+    return gpus if gpus > processes_here() else None
+
+
 def machine_hints(accelerator: Accelerator, run: RunConfig) -> list[str]:
     """What would make the run faster on this machine."""
     hints = []
+    if torch.__version__.split("+")[0] != TESTED_TORCH:
+        hints.append(
+            f"torch {torch.__version__} is installed; the tested version is {TESTED_TORCH} "
+            "(requirements.txt). A run resumes bit by bit only within one version."
+        )
+    if accelerator.device.type == "cuda" and (gpus := idle_gpus()) is not None:
+        here, machines = processes_here(), accelerator.num_processes // processes_here()
+        config = "--config_file accelerate_configs/ddp.yaml " * (accelerator.num_processes == 1)
+        are = "is" if here == 1 else "are"
+        hints.append(
+            f"{here} of the {gpus} visible GPUs of this machine {are} used. accelerate launch "
+            f"{config}--num_processes {gpus * machines} uses all of them; gpu_ids in the "
+            "accelerate config file, or CUDA_VISIBLE_DEVICES, hides those that it should not use."
+        )
     device, used = accelerator.device, torch.get_num_threads()
     share = cores() // processes_here()
     usable = min(cores(), psutil.cpu_count(logical=False) or cores())  # one thread for each core

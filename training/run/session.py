@@ -28,6 +28,7 @@ from snapshot.start import Start
 from store.uploader import Uploader
 from training.distributed.accelerator import (
     choose_float32,
+    is_compiled,
     micro_batch_shape,
     refuse_other_blocks,
     set_accumulation,
@@ -123,7 +124,7 @@ class Session:
         refuse_undescribed(self.config)
         lock_run_dir(accelerator, self.config, self._lock)
         self._tuning = tuning_for(accelerator, self.config)
-        compute_reproducibly(is_exact(self.config.run.attention))
+        compute_reproducibly(is_exact(self.config.run.attention), is_compiled(accelerator))
 
     def choose_start(self) -> None:
         """Choose the snapshot to resume from, and find the model, the same on all processes.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -53,6 +54,19 @@ def test_what_attention_adds_up_on_a_gpu_it_adds_up_in_one_order():
     finally:
         torch.use_deterministic_algorithms(False)
         torch.utils.deterministic.fill_uninitialized_memory = fills
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_compiled_run_on_a_gpu_does_not_choose_by_time(monkeypatch):
+    import torch._inductor.config as inductor  # with the compiler
+
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda _: None)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)
+    with inductor.patch(deterministic=False):
+        compute_reproducibly()
+        assert not inductor.deterministic
+        compute_reproducibly(compiled=True)
+        assert inductor.deterministic
 
 
 @pytest.mark.parametrize(
@@ -112,6 +126,38 @@ def test_idle_cores_are_reported_unless_they_are_hyperthreads(
 
     assert len(found) == len(hints)
     assert all(re.search(part, hint) for part, hint in zip(hints, found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("here", "processes", "gpus", "hint"),
+    [
+        (1, 1, 4, "1 of the 4 visible GPUs .* is used.*ddp.yaml --num_processes 4 uses all"),
+        (2, 4, 8, "2 of the 8 visible GPUs .* are used. accelerate launch --num_processes 16 "),
+        (4, 4, 4, None),
+        (1, 1, 1, None),  # also where gpu_ids or CUDA_VISIBLE_DEVICES hides the others
+    ],
+)
+def test_gpus_without_a_process_are_reported(monkeypatch, here, processes, gpus, hint):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(here))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: gpus)
+    accelerator = SimpleNamespace(
+        device=torch.device("cuda"), num_processes=processes, mixed_precision="no", is_fsdp2=False
+    )
+    found = machine.machine_hints(accelerator, RunConfig())
+    assert len(found) == (hint is not None)
+    assert hint is None or re.search(hint, found[0])
+
+
+def test_another_torch_than_the_tested_one_is_reported(monkeypatch):
+    pin = (Path(machine.__file__).parents[2] / "requirements.txt").read_text()
+    assert f"\ntorch=={machine.TESTED_TORCH}\n" in pin
+    accelerator = SimpleNamespace(
+        device=torch.device("cuda"), num_processes=1, mixed_precision="no", is_fsdp2=False
+    )
+    assert machine.machine_hints(accelerator, RunConfig()) == []
+    monkeypatch.setattr(torch, "__version__", "2.14.1+cu130")
+    (hint,) = machine.machine_hints(accelerator, RunConfig())
+    assert hint.startswith("torch 2.14.1+cu130 is installed; the tested version is 2.13.0 ")
 
 
 def test_from_the_start_every_group_has_the_long_patience(monkeypatch):

@@ -305,6 +305,36 @@ def test_a_config_for_gpus_without_one_is_refused(under_accelerate, states, conf
 
 
 @pytest.mark.parametrize(
+    ("words", "processes", "here", "gpus", "sentence"),
+    [
+        ("ddp.yaml", 4, 4, 2, "num_processes: 4 starts 4 processes, but 2 GPUs are visible"),
+        ("ddp.yaml", 4, 4, 2, "Launch with --num_processes 2"),
+        ("fsdp.yaml", 4, 4, 1, "but 1 GPU is visible there, and NCCL takes one process for each"),
+        ("ddp_multinode.yaml", 8, 4, 2, "starts 4 processes on each of 2 machines"),
+        ("ddp_multinode.yaml", 8, 4, 2, "Launch with --num_processes 4"),
+        ("ddp.yaml", 4, 4, 4, None),
+        ("ddp.yaml", 2, 2, 4, None),
+    ],
+)
+def test_more_processes_than_gpus_are_refused(
+    under_accelerate, states, monkeypatch, words, processes, here, gpus, sentence
+):
+    under_accelerate(f"--config_file accelerate_configs/{words} train.py", processes, gpu=True)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(here))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: gpus)
+    if sentence is None:
+        assert refusals._too_few_gpus() == []
+        return
+    (said,) = sentences(states)
+    assert sentence in said
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    assert "(CUDA_VISIBLE_DEVICES=3,5, which gpu_ids sets)" in sentences(states)[0]
+    monkeypatch.setattr(refusals, "launcher", lambda: None)  # each may see a GPU of its own
+    assert refusals._too_few_gpus() == []
+
+
+@pytest.mark.parametrize(
     ("words", "processes"),
     [
         ("train.py", 1),
