@@ -92,8 +92,9 @@ def _sweep(batch: int) -> Item:
     return Item(f"micro-batch {batch}", "micro-batches", 90, work)
 
 
-def _large(name: str, checkpointing: bool) -> Item:
+def _large(name: str, checkpointing: bool | str) -> Item:
     words = "with checkpointing" if checkpointing else "without checkpointing"
+    words = checkpointing if isinstance(checkpointing, str) else words
     work = updates(lambda settings: settings.preset(name, 8, checkpointing))
     return Item(f"{name} {words}", "large models", 60, work)
 
@@ -117,6 +118,10 @@ ITEMS = (
     *map(_sweep, MICRO_BATCHES),
     *(_large(name, kind) for name in ("gpt2_large", "gpt2_xl") for kind in (False, True)),
     Item("snapshots", "snapshots", 240, snapshots),
+    *(_large("gpt2_large", way) for way in ("selective", "offload")),
+    _other("documents by a mask", "gpt2", documents=True),
+    _other("documents by lengths", "gpt2", documents=True, kernel="varlen"),
+    _other("cuDNN's attention", "gpt2", kernel="cudnn"),
     _other("fp16", "gpt2", precision="fp16"),
     _other("FSDP on one rank", "gpt2_large", fsdp=True),
     _other("FSDP on one rank, offloaded", "gpt2_large", fsdp=True, offload=True),

@@ -47,7 +47,7 @@ class Settings:
         """The overrides of train.py for the main shape."""
         return tuple(overrides({**self.shape, "batch": batch or self.shape["batch"]}))
 
-    def preset(self, name: str, batch: int, checkpointing: bool) -> tuple[str, ...]:
+    def preset(self, name: str, batch: int, checkpointing: bool | str) -> tuple[str, ...]:
         """The overrides of train.py for a preset; in a rehearsal for the tiny shape."""
         words = (f"model={name}", "model.dropout=0.0", "data.block_size=1024")
         words += (f"train.global_batch_size={batch}",)

@@ -9,7 +9,7 @@ import gc
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -27,6 +27,7 @@ from common import median, spread
 
 from config.compose import load_config
 from config.schema import OptimConfig, RunConfig, gpt_config
+from model.attention import KERNELS
 from model.families import build_model
 from model.frozen import AUTO, keep_frozen
 from model.gpt import GPT, GPTConfig
@@ -60,6 +61,10 @@ class Case:
     fsdp: bool = False
     offload: bool = False
     """FSDP's weights, gradients and optimizer state are in the machine's memory."""
+    documents: bool = False
+    """Rows hold documents of a tenth of the context, which do not see each other."""
+    kernel: str | None = None
+    """One of `KERNELS`, on a GPU; None for torch's choice."""
 
     frozen: str | None = None
     """How weights around adapters are kept, one of `model.frozen.KINDS`; None trains the model."""
@@ -119,7 +124,8 @@ class Training:
     def __init__(self, case: Case) -> None:
         device, config, batch = the_device(), case.model(), case.batch()
         self.accelerator = Accelerator(**_options(case))
-        compute_reproducibly()
+        kernel = None if case.kernel is None or device.type == "cpu" else KERNELS[case.kernel]
+        compute_reproducibly(kernel is None or kernel.is_exact)
         with torch.device("cpu" if case.offload else device):
             model = build_model(config)
         if case.frozen is not None:
@@ -135,6 +141,15 @@ class Training:
         drawn = torch.rand((batch, config.block_size + 1), device=device) ** 4
         windows = (drawn * case.vocabulary).long()
         self.batch = windows[:, :-1], windows[:, 1:].contiguous()
+        if case.documents:
+            length = max(1, config.block_size // 10)
+            positions = torch.arange(config.block_size, device=device) % length
+            self.batch = (*self.batch, positions.repeat(batch, 1))
+        self.active = ExitStack()
+        if kernel is not None:
+            self.active.enter_context(kernel.active())
+            if kernel.takes_documents:
+                model.use_varlen()
 
     def step(self) -> None:
         """One update; the device may still be computing it."""
@@ -176,7 +191,9 @@ def training_of(case: Case) -> Iterator[Training]:
             cpu = not torch.cuda.is_available()
             state = PartialState(cpu=cpu, store=dist.HashStore(), rank=0, world_size=1)
             state.distributed_type = DistributedType.MULTI_GPU  # which accelerate promotes to FSDP
-        yield Training(case)
+        training = Training(case)
+        with training.active:
+            yield training
     finally:
         os.environ.clear()
         os.environ.update(before)
@@ -213,13 +230,16 @@ def measure(case: Case, seconds: float) -> dict[str, Any]:
     """
     compiled = case.backend != "no"
     config = case.model()
+    way = config.activation_checkpointing
     row: dict[str, Any] = {
         "model": f"{config.n_layer} layers, {config.n_embd} wide",
         "micro-batch": case.batch(),
         "precision": case.precision,
         "compiled": "by block" if compiled else "no",
-        "checkpointing": "yes" if config.activation_checkpointing else "no",
+        "checkpointing": {True: "yes", False: "no"}.get(way, way),
     }
+    if case.documents or case.kernel is not None:
+        row["attention"] = f"{case.kernel or 'torch'}{', documents' * case.documents}"
     if case.fsdp:
         row["FSDP"] = "offloaded" if case.offload else "one rank"
         row["threads"] = torch.get_num_threads()  # of AdamW, where it is offloaded
@@ -241,7 +261,7 @@ def measure(case: Case, seconds: float) -> dict[str, Any]:
         row["tokens/s"] = "does not fit"
     row["peak MB"] = None if measured is None else round(measured / 1e6)
     if not case.fsdp:
-        planned = planned_bytes(config, case.precision, case.batch(), case.frozen or AUTO)
+        planned = planned_bytes(case)
         row["plan MB"] = round(planned / 1e6)
         if measured is not None and not compiled:  # the plan is of what is not compiled
             row["plan / peak"] = planned / measured
@@ -249,15 +269,21 @@ def measure(case: Case, seconds: float) -> dict[str, Any]:
 
 
 @cache
-def _candidate(config: GPTConfig, precision: str, device: str, frozen: str) -> Any:
-    shape = Shape(device, precision, 1, frozen_dtype=frozen, stored_as=STORED_AS)
+def _candidate(config: GPTConfig, shape: Shape) -> Any:
     return candidates(config, shape, 1)[0]
 
 
-def planned_bytes(config: GPTConfig, precision: str, batch: int, frozen: str = AUTO) -> float:
+def planned_bytes(case: Case) -> float:
     """What plan.py predicts for the tensors of an update."""
-    candidate = _candidate(config, precision, the_device().type, frozen)
-    return float(candidate.peaks(batch, False)["update"])
+    shape = Shape(
+        the_device().type,
+        case.precision,
+        packed=case.documents,
+        attention=case.kernel or "kernel",  # otherwise a plan takes the best one for documents
+        frozen_dtype=case.frozen or AUTO,
+        stored_as=STORED_AS,
+    )
+    return float(_candidate(case.model(), shape).peaks(case.batch(), False)["update"])
 
 
 def deterministic(case: Case, seconds: float) -> list[dict[str, Any]]:
