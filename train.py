@@ -10,7 +10,7 @@ import torch
 
 from config.schema import Config, gpt_config
 from data.loader import HeldOutBatches, StepBatches, window_loader, windows_of
-from model.families import build_model
+from model.families import build_empty
 from model.head import IGNORED
 from training.distributed.accelerator import (
     Accelerator,
@@ -40,11 +40,10 @@ def main(config: Config, session: Session) -> int:
     corpus = prepare_text(accelerator, config, session.start, session.pretrained)
     session.accept(corpus)
 
-    # The model: our own, or one of the Hub. New weights are a function of the seed.
-    reseed(train.seed, step=0, process=0)
+    # The model: our own, or one of the Hub. It has no values before `session.restore`.
     if session.pretrained is None:
         sizes = check_fits(accelerator, gpt_config(config, corpus.tokenizer.vocab_size), optim.name)
-        model = build_model(sizes)
+        model = build_empty(sizes)
     else:
         model = session.pretrained.build(session.start, corpus.tokenizer)
     freeze(model, optim.freeze)

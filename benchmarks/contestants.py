@@ -75,7 +75,7 @@ def ours(words: list[str]) -> None:
     from training.reporting.machine import measured_peak
     from training.run.command import run_command
 
-    reseed, build = train.reseed, train.build_model
+    reseed, build = train.reseed, train.build_empty
     is_main = is_main_process()
     steps_left, started_at = 0, 0.0
     recording: Recording | None = None
@@ -114,7 +114,7 @@ def ours(words: list[str]) -> None:
             steps_left -= 1
         reseed(seed, step, process)
 
-    train.reseed, train.build_model = paused_reseed, build_with_report
+    train.reseed, train.build_empty = paused_reseed, build_with_report
     sys.argv = ["train.py", *words]
     run_command(train.main)
 

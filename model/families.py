@@ -6,13 +6,11 @@ built by transformers (`model.causal_lm`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from model.causal_lm import CausalLMConfig
 from model.family import LanguageModel, ModelConfig
@@ -20,6 +18,7 @@ from model.gpt import GPTConfig
 from model.layout import Layout
 from model.llama import LlamaConfig
 from model.lora import add_adapters
+from model.new_weights import NewWeights, Recording
 
 FAMILIES: dict[str, type[ModelConfig]] = {"gpt2": GPTConfig, "llama": LlamaConfig}
 """By `model.family`."""
@@ -50,35 +49,39 @@ def build_model(config: ModelConfig) -> LanguageModel:
     return model
 
 
+def build_empty(
+    config: ModelConfig, complete: Callable[[LanguageModel], object] | None = None
+) -> LanguageModel:
+    """A model whose parameters have no values yet, and take memory only when they are written.
+
+    `model.new_weights` has what a new model begins with. Buffers, which are constants, have their
+    values. `complete` may add parameters, such as adapters. Raises what `build_model` does.
+    """
+    with (recording := Recording()):
+        model = build_model(config)
+        if complete is not None:
+            complete(model)
+    layout = model.layout()
+    new = NewWeights(recording, {**layout.parameters(), **layout.adapters()})
+    empty: dict[int, nn.Parameter] = {}
+    for place, module in model.named_modules():
+        for name, one in module.named_parameters(recurse=False):
+            if one.is_meta and id(one) not in empty:  # tied parameters stay one
+                memory = torch.empty_like(one, device="cpu")
+                empty[id(one)] = nn.Parameter(memory, one.requires_grad)
+            setattr(module, name, empty.get(id(one), one))
+        for name, one in module.named_buffers(recurse=False):
+            if one.is_meta:
+                module._buffers[name] = new.value(one, f"{place}.{name}")
+    model.new_weights = new
+    return model
+
+
 def layout_without_memory(config: ModelConfig) -> Layout:
     """The layout of a model of these sizes, of which no parameter has memory.
 
     Raises ModelError and LoraError.
     """
-    with torch.device("meta"), uninitialized():
+    with torch.device("meta"), Recording():
         model = build_model(config)
     return model.layout()
-
-
-@contextmanager
-def uninitialized() -> Iterator[None]:
-    """Keep the parameters of modules that are built here as they are allocated.
-
-    Random numbers for a tensor without memory make torch import its compiler, for a second.
-    """
-    with _WithoutInitialization():
-        yield
-
-
-class _WithoutInitialization(TorchFunctionMode):
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        if getattr(func, "__module__", None) == nn.init.__name__:
-            return kwargs["tensor"]
-        return func(*args, **kwargs)

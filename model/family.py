@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from model.documents import PackedRows
 from model.layout import Layout, ModelError, Shape
 from model.lora import Lora
+from model.new_weights import NewWeights
 from model.nf4 import full_parameters
 
 LARGEST_SIZE = 2**24
@@ -135,6 +136,8 @@ class LanguageModel(nn.Module, ABC):
 
     once_unpacked: ClassVar[bool] = False
     """Whether older versions had one document in a row: their runs resume so."""
+    new_weights: NewWeights | None = None
+    """What its parameters begin with, if the model is new and they have no values yet."""
     varlen: bool = False
     """Whether documents in a row are attended to by torch's variable-length kernel."""
 
@@ -187,6 +190,19 @@ class LanguageModel(nn.Module, ABC):
                     f"{name}.forward has no argument {wanted}, which LanguageModel.forward in "
                     f"{__file__} describes"
                 )
+
+    def draw_new_weights(self, seed: int, adapters_only: bool = False) -> None:
+        """Give a model of `build_empty`, prepared or not, the values that a new one begins with.
+
+        They are a function of the seed and of the parameters' names. Each process draws its shard
+        alone, without a collective. Raises ModelError for a parameter that nothing initialises.
+        """
+        layout = self.layout()
+        assert self.new_weights is not None, "the model is not of build_empty"
+        assert adapters_only or not layout.packed(), "four bits are those of a base"
+        known = layout.adapters() if adapters_only else {**layout.parameters(), **layout.adapters()}
+        for name, parameter in known.items():
+            self.new_weights.draw(name, parameter, seed)
 
     # Without these three methods accelerate's FSDP2 does not see a tie, and trains wrongly.
     @abstractmethod

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from model.causal_lm import quiet_transformers
-from model.families import build_model
+from model.families import build_empty
 from model.family import ModelConfig
 from model.layout import FLOAT_BYTES
 from model.lora import INSTALL
@@ -75,7 +75,7 @@ def _why_not(folder: Path, sizes: ModelConfig) -> str | None:
 
 
 def _our_logits(folder: Path, sizes: ModelConfig, ids: Tensor) -> Tensor:
-    model = build_model(sizes).eval()
+    model = build_empty(sizes).eval()
     restore_weights(folder, model)
     logits: Tensor = model(ids)
     return logits

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from data.tokenizer import TOKENIZER_FILES
 from data.tokenizer_files import GENERATION
-from model.families import build_model
+from model.families import build_empty
 from model.family import LanguageModel, ModelConfig
 from model.lora import merge_adapters
 from snapshot.base import Base, check_weights, open_base, open_reference
@@ -71,7 +71,7 @@ class NamedModel:
             base = open_reference(self.reference, self.folder, TIMEOUT_SECONDS, self.base_folder)
             base.fetch_weights()
             check_weights(base, replace(self.sizes, lora=None))
-        model = build_model(sizes)
+        model = build_empty(sizes)
         if base is not None:
             restore_weights(base.folder, model)
         restore_weights(self.folder, model, prefix_of(self.reference))

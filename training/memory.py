@@ -51,9 +51,9 @@ SMALLER = (
 def check_fits(accelerator: Accelerator, config: ModelConfig, optimizer: str) -> ModelConfig:
     """Return the sizes; raise ConfigError where a process needs more memory than its share.
 
-    Every process must call this. Each creates the weights. On a CPU, gradients and optimizer state
-    take the same memory, and FSDP's processes keep a shard of all of them. The check comes first,
-    because the system promises more memory than it has, and later kills the process silently.
+    Every process must call this. On a CPU, weights, gradients and optimizer state take its memory,
+    and FSDP's processes keep a shard of all of them. The check comes first, because the system
+    promises more memory than it has, and later kills the process silently.
     """
     parameters = sum(one.numel() for one in layout_for(config).parameters().values())
     what_needs = f"model.n_layer={config.n_layer} and model.n_embd={config.n_embd} need"
@@ -62,18 +62,14 @@ def check_fits(accelerator: Accelerator, config: ModelConfig, optimizer: str) ->
 
 
 def check_parameters_fit(
-    accelerator: Accelerator, parameters: int, optimizer: str, what_needs: str, created: bool = True
+    accelerator: Accelerator, parameters: int, optimizer: str, what_needs: str
 ) -> None:
-    """`check_fits` for so many parameters; `what_needs` begins the message.
-
-    Every process must call this. Without `created`, no process ever has all of the weights.
-    """
+    """`check_fits` for so many parameters; `what_needs` begins the message."""
 
     def check() -> None:
-        kept = FLOAT_BYTES * (2 + moments_of(optimizer)) * parameters if on_cpu() else 0
+        needed = FLOAT_BYTES * (2 + moments_of(optimizer)) * parameters if on_cpu() else 0
         if fsdp_requested():
-            kept //= started_processes()
-        needed = max(kept, FLOAT_BYTES * parameters if created else 0)
+            needed //= started_processes()
         left = memory_left(torch.device("cpu"), with_swap=True)
         if needed > left:
             processes = processes_here()

@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.big_modeling import init_empty_weights
-from torch import nn
 from torch.optim import Optimizer
 
 from config.other_models import settle_rate
@@ -22,7 +20,7 @@ from data.loader import CANNOT_MASK
 from data.public_names import public_name
 from data.tokenizer import Tokenizer, refuse_larger_than
 from model.causal_lm import active_dropout
-from model.families import build_model, uninitialized
+from model.families import build_empty
 from model.family import LanguageModel, ModelConfig
 from model.frozen import (
     AUTO,
@@ -32,7 +30,7 @@ from model.frozen import (
     keep_frozen,
     refuse_without_kernels,
 )
-from model.lora import LoraError, add_adapters
+from model.lora import Lora, LoraError, add_adapters
 from snapshot.base import Base, check_weights, keep_base, open_base, open_reference
 from snapshot.disk.checking import generation_of
 from snapshot.disk.model import (
@@ -40,6 +38,7 @@ from snapshot.disk.model import (
     BaseReference,
     check_described,
     layout_for,
+    model_errors,
     read_reference,
 )
 from snapshot.disk.reading import TensorReader, restore, restore_weights
@@ -131,13 +130,13 @@ class PretrainedModel:
         self._accelerator, self._config = accelerator, config
         self.has_weights = config.model.pretrained is not None
         self._weights: Path | None = None
+        self._lora: Lora | None = None
 
     def build(self, start: Start, tokenizer: Tokenizer) -> LanguageModel:
         """Build the model of `base`, or that of the snapshot which the run resumes from.
 
-        Every process must call this. Where weights are to be read, the parameters are not
-        initialised, and take no memory before they are sharded. Raises ConfigError, DataError,
-        SnapshotError and HubError.
+        Every process must call this. The parameters have no values, and take no memory before they
+        are sharded. Raises ConfigError, DataError, SnapshotError and HubError.
         """
         model, dropout = self._build(start, tokenizer), self._config.model.dropout
         if dropout and not active_dropout(model):
@@ -165,27 +164,28 @@ class PretrainedModel:
         layout = layout_for(sizes)
         check_described(layout)
         count = sum(map(torch.numel, layout.parameters().values()))
-        is_new = start.folder is None and not self.has_weights
-        what, optimizer = f"{base.key} needs", self._config.optim.name
-        check_parameters_fit(accelerator, count, optimizer, what, created=is_new)
-        if is_new:
-            return build_model(sizes)
-        model = _empty_model(sizes)
+        check_parameters_fit(accelerator, count, self._config.optim.name, f"{base.key} needs")
+        try:
+            model = build_empty(sizes, self._add_adapters)
+        except LoraError as error:
+            raise ConfigError(str(error)) from error
+        if start.folder is None and not self.has_weights and model.new_weights is not None:
+            with model_errors(f"{base.key} "):
+                model.new_weights.refuse_incomplete()
         if self._config.saves_only_trained:
             self._refer_to_base(start, model)
         if (weights := self._weights) is not None:
             self.stored_as = decided_by_main(accelerator, lambda: _dtype_in(weights))
         return model
 
+    def _add_adapters(self, model: LanguageModel) -> None:
+        if (lora := lora_of(self._config.model)) is not None:
+            self._lora = lora.of(model.blocks)
+            add_adapters(model.named, model.blocks, self._lora)
+
     def _refer_to_base(self, start: Start, model: LanguageModel) -> None:
-        """Add the adapters, if any, and find the base of a run that saves only what it trains."""
-        accelerator, keys = self._accelerator, self._config.model
-        if (lora := lora_of(keys)) is not None:
-            try:
-                lora = lora.of(model.blocks)
-                add_adapters(model.named, model.blocks, lora)
-            except LoraError as error:
-                raise ConfigError(str(error)) from error
+        """Find the base of a run that saves only what it trains."""
+        accelerator, keys, lora = self._accelerator, self._config.model, self._lora
         if start.folder is None:
             content, run_dir = model.config.config_json(), Path(self._config.run.dir)
 
@@ -221,13 +221,14 @@ class PretrainedModel:
         """Whether others may read the run's snapshots, which then say no folder of this machine."""
         return self._config.hub.store_url is not None
 
-    def load(self, model: LanguageModel) -> None:
-        """Read the base's weights, if they are needed, into a prepared model. All call this.
+    def load(self, model: LanguageModel) -> bool:
+        """Read the base's weights into a prepared model, if they are needed, and say so.
 
-        Raises SnapshotError.
+        Every process must call this. Raises SnapshotError.
         """
         if (weights := self._weights) is not None:
             run_on_all(self._accelerator, lambda: restore_weights(weights, model))
+        return self._weights is not None
 
 
 def refuse_nf4(accelerator: Accelerator) -> None:
@@ -266,31 +267,33 @@ def choose_frozen_dtype(
         state.frozen_dtype = config.model.frozen_dtype
     elif state.frozen_dtype is None:
         state.frozen_dtype = stored_as
-    reads_weights = state.step > 0 or (pretrained is not None and pretrained.has_weights)
     try:
-        keep_frozen(model, state.frozen_dtype, stored_as, filled=not reads_weights)
+        keep_frozen(model, state.frozen_dtype, stored_as, filled=False)
     except FrozenError as error:
         raise ConfigError(str(error)) from error
 
 
-def read_weights(
+def fill_weights(
     accelerator: Accelerator,
     pretrained: PretrainedModel | None,
     start: Start,
     model: LanguageModel,
     optimizer: Optimizer,
+    seed: int,
 ) -> None:
-    """Read weights and optimizer state of the snapshot, or else the weights of a base.
+    """Read weights and optimizer state of the snapshot, or those of a base, or draw new ones.
 
-    Model and optimizer are prepared. Every process must call this. Raises SnapshotError.
+    Model and optimizer are prepared; each process fills its shard alone. Adapters on a base are
+    new. Every process must call this. Raises SnapshotError.
     """
-    if pretrained is not None:
-        pretrained.load(model)
+    has_base = pretrained is not None and pretrained.load(model)
     if (folder := start.folder) is not None:
         run_on_all(accelerator, lambda: restore(folder, model, optimizer))
         assert start.state is not None
         if accelerator.scaler is not None and start.state.loss_scaler is not None:
             accelerator.scaler.load_state_dict(start.state.loss_scaler)
+    else:
+        run_on_all(accelerator, lambda: model.draw_new_weights(seed, adapters_only=has_base))
 
 
 def generation(pretrained: PretrainedModel | None, corpus: Corpus) -> dict[str, Any]:
@@ -303,18 +306,3 @@ def generation(pretrained: PretrainedModel | None, corpus: Corpus) -> dict[str, 
     if corpus.marks:
         stops = ChatTemplate(corpus.tokenizer, corpus.info.name).stops()
     return generation_of(None if pretrained is None else pretrained.base.folder, stops)
-
-
-def _empty_model(sizes: ModelConfig) -> LanguageModel:
-    """A model whose parameters have no values; the system gives them memory when they are written.
-
-    Buffers, which are constants, have their values.
-    """
-    with uninitialized(), init_empty_weights(include_buffers=False):
-        model = build_model(sizes)
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            empty = torch.empty_like(parameter, device="cpu")
-            setattr(module, name, nn.Parameter(empty, parameter.requires_grad))
-    model.tie_weights()
-    return model

@@ -49,9 +49,9 @@ from training.run.evaluations import BestSnapshot, evaluation_is_pending
 from training.run.pretrained import (
     PretrainedModel,
     choose_frozen_dtype,
+    fill_weights,
     find_pretrained,
     generation,
-    read_weights,
     refuse_undescribed,
 )
 from training.run.records import begin_records
@@ -189,14 +189,14 @@ class Session:
     def restore(
         self, model: nn.Module, optimizer: AcceleratedOptimizer, held_out_loader: DataLoaderShard
     ) -> None:
-        """Read weights and optimizer state from the snapshot, and prepare for the first step.
+        """Read weights and optimizer state, or draw new weights, and prepare for the first step.
 
         `model`, `optimizer` and `held_out_loader` come from `accelerator.prepare`. Where a kill
         came between the snapshot and its evaluation, the evaluation takes place here.
         """
         accelerator, config, start, state = self.accelerator, self.config, self.start, self.state
         self._model, bare_model, corpus = model, unwrapped(accelerator, model), self.corpus
-        read_weights(accelerator, self.pretrained, start, bare_model, optimizer)
+        fill_weights(accelerator, self.pretrained, start, bare_model, optimizer, config.train.seed)
         metrics = run_on_main(accelerator, lambda: open_run(Path(config.run.dir), config, start))
         self._trackers = Trackers(self.console, config, state.run_id, accelerator.is_main_process)
         size = snapshot_bytes(bare_model.layout(), config.optim.name, config.saves_only_trained)

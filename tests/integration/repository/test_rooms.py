@@ -240,7 +240,7 @@ def test_train_py_is_a_plain_loop():
         "session.choose_start(",
         "prepare_text(",
         "session.accept(",
-        "build_model(",
+        "build_empty(",
         "make_optimizer(",
         "window_loader(",
         "accelerator.prepare(",
