@@ -1,9 +1,10 @@
-"""The memory in which each process loads a model of the Hub, compared with the share that it keeps.
+"""The memory in which each process gets its weights, compared with the share that it keeps.
 
-    python benchmarks/loading.py [--megabytes 1000] [--processes 2 4]
+    python benchmarks/loading.py [--megabytes 1000] [--processes 2 4] [--new]
 
-A random Llama is saved in several files and loaded by train.py under FSDP on the CPU. The peak is
-that of resident memory from before the model is built until its weights are loaded.
+A random Llama is saved in several files and loaded by train.py under FSDP on the CPU; with --new,
+train.py draws new weights for it instead. The peak is that of resident memory from before the model
+is built until it has its weights.
 """
 
 from __future__ import annotations
@@ -44,10 +45,11 @@ def make(folder: Path, megabytes: int) -> None:
 
 def measured(folder: Path) -> None:
     """Run train.py and stop after the weights are loaded. Writes <process>.json."""
+    from training.run import session
     from training.run.command import run_command
     from training.run.pretrained import PretrainedModel
 
-    build, load = PretrainedModel.build, PretrainedModel.load
+    build, fill = PretrainedModel.build, session.fill_weights
     memory: list[PeakMemory] = []
 
     def measured_build(self, *rest):
@@ -56,8 +58,8 @@ def measured(folder: Path) -> None:
         memory.append(PeakMemory())
         return build(self, *rest)
 
-    def measured_load(self, model):
-        load(self, model)
+    def measured_fill(accelerator, pretrained, start, model, optimizer, seed):
+        fill(accelerator, pretrained, start, model, optimizer, seed)
         tensors = list(model.parameters())
         found = {
             "peak": memory[0].added(),
@@ -65,12 +67,12 @@ def measured(folder: Path) -> None:
             "share": local_bytes(tensors),
             "largest": max(one.numel() * one.element_size() for one in tensors),
         }
-        process = self._accelerator.process_index
+        process = accelerator.process_index
         (folder / f"{process}.json").write_text(json.dumps(found))
-        self._accelerator.wait_for_everyone()
+        accelerator.wait_for_everyone()
         sys.exit(0)
 
-    PretrainedModel.build, PretrainedModel.load = measured_build, measured_load
+    PretrainedModel.build, session.fill_weights = measured_build, measured_fill
     import train
 
     run_command(train.main)
@@ -81,6 +83,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=int, default=1000)
     parser.add_argument("--processes", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--new", action="store_true", help="new weights, not those of the files")
     options = parser.parse_args()
     print(as_words(machine()))
     rows, figures = [], []
@@ -94,7 +97,7 @@ def main() -> None:
                 "fsdp_cpu.yaml",
                 "benchmarks/loading.py",
                 str(folder),
-                f"model.pretrained={base}",
+                f"model.{'architecture' if options.new else 'pretrained'}={base}",
                 "data.block_size=64",
                 f"run.dir={folder}/run",
                 f"data.cache_dir={place}/data",
@@ -112,7 +115,7 @@ def main() -> None:
         ("processes", "process", "share MB", "largest MB", "peak MB", "stays MB", "peak / (1 + 2)"),
         rows,
     )
-    save("loading", figures)
+    save("new_weights_memory" if options.new else "loading", figures)
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def packed_rows(positions: Tensor, varlen: bool = False) -> PackedRows:
     return PackedRows(mask=mask.masked_fill_(~own, -math.inf))
 
 
-@torch.compiler.disable
+@torch._disable_dynamo  # torch.compiler.disable would import the compiler in every start
 def _bounds(begins: Tensor) -> Tensor:
     """The places (N + 1,) of what begins in (B, T), and the number of places.
 

@@ -67,7 +67,8 @@ def build_empty(
     for place, module in model.named_modules():
         for name, one in module.named_parameters(recurse=False):
             if one.is_meta and id(one) not in empty:  # tied parameters stay one
-                memory = torch.empty_like(one, device="cpu")
+                # empty_like of a tensor without memory imports sympy, for a tenth of a second.
+                memory = torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device="cpu")
                 empty[id(one)] = nn.Parameter(memory, one.requires_grad)
             setattr(module, name, empty.get(id(one), one))
         for name, one in module.named_buffers(recurse=False):
