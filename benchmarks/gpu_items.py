@@ -123,6 +123,8 @@ ITEMS = (
     _other("documents by lengths", "gpt2", documents=True, kernel="varlen"),
     _other("cuDNN's attention", "gpt2", kernel="cudnn"),
     _other("fp16", "gpt2", precision="fp16"),
+    _other("float32", "gpt2", precision="no"),
+    _other("float32 in TF32", "gpt2", precision="no", tf32=True),
     _other("FSDP on one rank", "gpt2_large", fsdp=True),
     _other("FSDP on one rank, offloaded", "gpt2_large", fsdp=True, offload=True),
     *(_frozen(kind) for kind in ("float32", "bf16", "nf4")),

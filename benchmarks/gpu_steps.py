@@ -65,6 +65,8 @@ class Case:
     """Rows hold documents of a tenth of the context, which do not see each other."""
     kernel: str | None = None
     """One of `KERNELS`, on a GPU; None for torch's choice."""
+    tf32: bool = False
+    """Products of float32 numbers use TF32."""
 
     frozen: str | None = None
     """How weights around adapters are kept, one of `model.frozen.KINDS`; None trains the model."""
@@ -126,6 +128,7 @@ class Training:
         self.accelerator = Accelerator(**_options(case))
         kernel = None if case.kernel is None or device.type == "cpu" else KERNELS[case.kernel]
         compute_reproducibly(kernel is None or kernel.is_exact)
+        torch.set_float32_matmul_precision("high" if case.tf32 else "highest")
         with torch.device("cpu" if case.offload else device):
             model = build_model(config)
         if case.frozen is not None:
@@ -234,7 +237,7 @@ def measure(case: Case, seconds: float) -> dict[str, Any]:
     row: dict[str, Any] = {
         "model": f"{config.n_layer} layers, {config.n_embd} wide",
         "micro-batch": case.batch(),
-        "precision": case.precision,
+        "precision": "TF32" if case.tf32 else case.precision,
         "compiled": "by block" if compiled else "no",
         "checkpointing": {True: "yes", False: "no"}.get(way, way),
     }
