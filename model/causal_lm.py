@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from model.family import LanguageModel, ModelConfig
 from model.head import mean_loss
 from model.layout import Layout, ModelError
 from model.lora import INSTALL, stacked_in
+from model.output_layer import OutputLayer, use_output_layer
 from model.products import compute_dtype
 from model.recompute import around_block, within_block
 
@@ -264,6 +265,7 @@ class CausalLM(LanguageModel):
                     module.casts_weights = True
         self._no_split_modules = tuple(self.lm._no_split_modules or ())
         """The classes that FSDP wraps if the accelerate config file names none."""
+        use_output_layer(self.lm)
         # The residual stream is float32 even if FSDP's weights have 16 bits, as in `GPT`.
         self.lm.get_input_embeddings().register_forward_hook(lambda _, __, output: output.float())
 
@@ -353,17 +355,23 @@ class CausalLM(LanguageModel):
         wherever they do not count on, and attends to itself alone, if the model `can_pack`. With a
         cache, `ids` are the positions after the cached ones.
         """
-        found = self.lm(
-            input_ids=ids,
-            position_ids=positions,
-            cache=cache,
-            use_cache=cache is not None,
-            **self._rows(positions),
-        )
-        logits: Tensor = found.logits
+
+        def logits() -> Tensor:
+            found = self.lm(
+                input_ids=ids,
+                position_ids=positions,
+                cache=cache,
+                use_cache=cache is not None,
+                **self._rows(positions),
+            )
+            return cast(Tensor, found.logits)
+
         if targets is None:
-            return logits
-        return mean_loss(logits.flatten(0, 1), targets.flatten())
+            return logits()
+        output = self.get_output_embeddings()
+        if isinstance(output, OutputLayer):
+            return output.loss_in(logits, targets)
+        return mean_loss(logits().flatten(0, 1), targets.flatten())
 
 
 def attend_in_rows(

@@ -13,10 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from model.products import product
+from model.products import compute_dtype, product
 
 LOGIT_CHUNKS = 4
-"""Number of chunks in which the loss computes logits, if there are more of them than channels."""
+"""Least number of chunks in which the loss computes logits, if there are more than channels."""
+LOGIT_BYTES = 256 << 20
+"""Most memory of the float32 logits of a chunk. Smaller products do not fill a GPU."""
+ALIGNED = 64
+"""CUDA's 16-bit products are fast for a multiple of this number of outputs."""
 ROOM = 64
 """A power of two, by which sums over positions are smaller until they are in float32."""
 IGNORED = -100
@@ -30,23 +34,71 @@ class Head(nn.Linear):
     """
 
     casts_weights = True
+    steps: Steps = ()
+    """What a model does to the logits before their loss."""
 
     def forward(self, hidden: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Hidden (B, T, C) to logits (B, T, V), or with targets (B, T) to their mean loss."""
+        """Hidden (B, T, C) to logits (B, T, V), or with targets (B, T) to their mean loss.
+
+        The logits are those before `steps`.
+        """
         if targets is None:
             return self.logits(hidden)
         hidden, targets = hidden.flatten(0, 1), targets.flatten()
         if self.out_features <= self.in_features:
-            return mean_loss(self.logits(hidden), targets)
-        weight = self.weight if torch.is_grad_enabled() else self.weight.detach()
-        summed: Tensor = _SummedLoss.apply(hidden, weight, targets)
+            return mean_loss(apply_steps(self.steps, self.logits(hidden))[0], targets)
+        has_grad = torch.is_grad_enabled()
+        weight = self.weight if has_grad else self.weight.detach()
+        bias = self.bias if has_grad or self.bias is None else self.bias.detach()
+        summed: Tensor = _SummedLoss.apply(hidden, weight, bias, targets, self.steps)
         return summed / (targets != IGNORED).sum()
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden (..., C) to logits (..., V)."""
-        if self.weight.requires_grad:
-            return F.linear(hidden, self.weight)
-        return product(hidden, self.weight)
+        weight: Tensor = self.weight
+        bias: Tensor | None = self.bias
+        if is_unaligned(hidden, len(weight)):
+            rows = -len(weight) % ALIGNED
+            weight = F.pad(weight, (0, 0, 0, rows))
+            bias = None if bias is None else F.pad(bias, (0, rows))
+        whole = (F.linear if self.weight.requires_grad else product)(hidden, weight, bias)
+        return whole[..., : self.out_features]
+
+
+Step = tuple[str, float | None]
+Steps = tuple[Step, ...]
+"""What is done to logits one after the other: `mul` or `div` with a number, `tanh`, `float`."""
+
+
+def apply_steps(steps: Steps, logits: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """The logits after the steps, and what `gradient_before` needs of them."""
+    kept = []
+    for name, number in steps:
+        if name == "tanh":
+            logits = logits.tanh()
+            kept.append(logits)
+        elif name == "float":
+            logits = logits.float()
+        elif number is not None:
+            logits = logits * number if name == "mul" else logits / number
+    return logits, kept
+
+
+def gradient_before(steps: Steps, kept: list[Tensor], gradient: Tensor) -> Tensor:
+    """The gradient of the logits before the steps, from that of the logits after them."""
+    for name, number in reversed(steps):
+        if name == "tanh":
+            gradient = gradient * (1 - kept.pop().float().square())
+        elif number is not None:
+            gradient = gradient * number if name == "mul" else gradient / number
+    return gradient
+
+
+def is_unaligned(hidden: Tensor, outputs: int) -> bool:
+    """Whether CUDA would compute so many outputs with a slow kernel."""
+    if hidden.device.type != "cuda" or outputs % ALIGNED == 0:
+        return False
+    return compute_dtype(hidden) != torch.float32
 
 
 def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -87,40 +139,60 @@ class _SummedLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        ctx.dtypes = hidden.dtype, weight.dtype
-        kind = hidden.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-        hidden, weight = hidden.to(dtype), weight.to(dtype)
-        wants_hidden, wants_weight, _ = ctx.needs_input_grad
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, steps: Steps
+    ) -> Tensor:
+        ctx.dtypes = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
+        dtype, rows, outputs = compute_dtype(hidden), len(hidden), len(weight)
+        # The copy in 16 bits may have more rows, whose logits are left out. Padding by 0 copies.
+        padded = -outputs % ALIGNED if is_unaligned(hidden, outputs) else 0
+        hidden, weight = hidden.to(dtype), F.pad(weight.to(dtype), (0, 0, 0, padded))
+        added = None if bias is None else F.pad(bias.to(dtype), (0, padded))
+        wants_hidden, wants_weight, wants_bias, *_ = ctx.needs_input_grad
         summed = torch.zeros((), device=hidden.device)
         of_hidden: list[Tensor] = []
         of_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
-        for part, aims in zip(hidden.chunk(LOGIT_CHUNKS), targets.chunk(LOGIT_CHUNKS), strict=True):
-            logarithms = F.log_softmax(F.linear(part, weight), dim=-1, dtype=torch.float32)
+        of_bias = (
+            bias.new_zeros(bias.shape, dtype=torch.float32)
+            if bias is not None and wants_bias
+            else None
+        )
+        chunks = max(LOGIT_CHUNKS, -(-rows * outputs * 4 // LOGIT_BYTES))
+        for part, aims in zip(hidden.chunk(chunks), targets.chunk(chunks), strict=True):
+            logits, kept = apply_steps(steps, F.linear(part, weight, added)[:, :outputs])
+            logarithms = F.log_softmax(logits, dim=-1, dtype=torch.float32)
+            del logits
             summed += F.nll_loss(logarithms, aims, ignore_index=IGNORED, reduction="sum")
-            if not (wants_hidden or wants_weight):
+            if not any(ctx.needs_input_grad):
                 continue
             # Of the logits: their softmax, minus one at the target; nothing where it is ignored.
             gradient, counts = logarithms.exp_(), (aims != IGNORED).to(dtype)[:, None]
             gradient[torch.arange(len(aims), device=aims.device), aims.clamp(min=0)] -= 1.0
             del logarithms
-            gradient = gradient.to(dtype)
+            gradient = F.pad(gradient_before(steps, kept, gradient).to(dtype), (0, padded))
             if wants_hidden:
                 of_hidden.append(gradient @ weight * counts)
             if of_weight is not None:
                 # A sum over many positions of a frequent token may be too large for fp16.
                 of_weight += gradient.mT @ (part * (counts / ROOM))
+            if of_bias is not None:
+                of_bias += (gradient[:, :outputs] * (counts / ROOM)).sum(0, dtype=torch.float32)
             del gradient
-        ctx.save_for_backward(torch.cat(of_hidden) if wants_hidden else None, of_weight)
+        ctx.save_for_backward(
+            torch.cat(of_hidden) if wants_hidden else None,
+            None if of_weight is None else of_weight[:outputs],
+            of_bias,
+        )
         return summed
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        (of_hidden, of_weight), (of_first, of_second) = ctx.saved_tensors, ctx.dtypes
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (of_hidden, of_weight, of_bias), dtypes = ctx.saved_tensors, ctx.dtypes
         if of_hidden is not None:
-            of_hidden = of_hidden.to(of_first) * grad
+            of_hidden = of_hidden.to(dtypes[0]) * grad
         if of_weight is not None:  # in place: it is as large as the weight
-            of_weight = of_weight.mul_(ROOM * grad).to(of_second)
-        return of_hidden, of_weight, None
+            of_weight = of_weight.mul_(ROOM * grad).to(dtypes[1])
+        if of_bias is not None:
+            of_bias = of_bias.mul_(ROOM * grad).to(dtypes[2])
+        return of_hidden, of_weight, of_bias, None, None
