@@ -15,8 +15,6 @@ from torch.autograd.function import once_differentiable
 
 from model.products import compute_dtype, product
 
-LOGIT_CHUNKS = 4
-"""Least number of chunks in which the loss computes logits, if there are more than channels."""
 LOGIT_BYTES = 256 << 20
 """Most memory of the float32 logits of a chunk. Smaller products do not fill a GPU."""
 ALIGNED = 64
@@ -144,20 +142,19 @@ class _SummedLoss(torch.autograd.Function):
     ) -> Tensor:
         ctx.dtypes = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
         dtype, rows, outputs = compute_dtype(hidden), len(hidden), len(weight)
-        # The copy in 16 bits may have more rows, whose logits are left out. Padding by 0 copies.
+        # The copy in 16 bits may have more rows, whose logits are left out.
         padded = -outputs % ALIGNED if is_unaligned(hidden, outputs) else 0
-        hidden, weight = hidden.to(dtype), F.pad(weight.to(dtype), (0, 0, 0, padded))
-        added = None if bias is None else F.pad(bias.to(dtype), (0, padded))
+        hidden, weight = hidden.to(dtype), weight.to(dtype)
+        added = None if bias is None else bias.to(dtype)
+        if padded:
+            weight = F.pad(weight, (0, 0, 0, padded))
+            added = None if added is None else F.pad(added, (0, padded))
         wants_hidden, wants_weight, wants_bias, *_ = ctx.needs_input_grad
         summed = torch.zeros((), device=hidden.device)
         of_hidden: list[Tensor] = []
-        of_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
-        of_bias = (
-            bias.new_zeros(bias.shape, dtype=torch.float32)
-            if bias is not None and wants_bias
-            else None
-        )
-        chunks = max(LOGIT_CHUNKS, -(-rows * outputs * 4 // LOGIT_BYTES))
+        of_weight: Tensor | None = None
+        of_bias: Tensor | None = None
+        chunks = -(-rows * outputs * 4 // LOGIT_BYTES)
         for part, aims in zip(hidden.chunk(chunks), targets.chunk(chunks), strict=True):
             logits, kept = apply_steps(steps, F.linear(part, weight, added)[:, :outputs])
             logarithms = F.log_softmax(logits, dim=-1, dtype=torch.float32)
@@ -169,14 +166,16 @@ class _SummedLoss(torch.autograd.Function):
             gradient, counts = logarithms.exp_(), (aims != IGNORED).to(dtype)[:, None]
             gradient[torch.arange(len(aims), device=aims.device), aims.clamp(min=0)] -= 1.0
             del logarithms
-            gradient = F.pad(gradient_before(steps, kept, gradient).to(dtype), (0, padded))
+            gradient = gradient_before(steps, kept, gradient).to(dtype)
+            gradient = F.pad(gradient, (0, padded)) if padded else gradient
             if wants_hidden:
                 of_hidden.append(gradient @ weight * counts)
-            if of_weight is not None:
-                # A sum over many positions of a frequent token may be too large for fp16.
-                of_weight += gradient.mT @ (part * (counts / ROOM))
-            if of_bias is not None:
-                of_bias += (gradient[:, :outputs] * (counts / ROOM)).sum(0, dtype=torch.float32)
+            # A sum over many positions of a frequent token may be too large for fp16.
+            smaller = counts / ROOM
+            if wants_weight:
+                of_weight = added_in_float32(of_weight, gradient.mT @ (part * smaller))
+            if wants_bias:
+                of_bias = added_in_float32(of_bias, (gradient[:, :outputs] * smaller).sum(0))
             del gradient
         ctx.save_for_backward(
             torch.cat(of_hidden) if wants_hidden else None,
@@ -196,3 +195,8 @@ class _SummedLoss(torch.autograd.Function):
         if of_bias is not None:
             of_bias = of_bias.mul_(ROOM * grad).to(dtypes[2])
         return of_hidden, of_weight, of_bias, None, None
+
+
+def added_in_float32(total: Tensor | None, more: Tensor) -> Tensor:
+    """The total, in place, or a first one."""
+    return more.float() if total is None else total.add_(more)

@@ -39,8 +39,8 @@ class OutputLayer(Head):
         """Hidden (B, T, C) to logits (B, T, V), or, with `targets` (B, T), their loss (1, 1, 1)."""
         if self.targets is None:
             return super().forward(hidden, targets)
-        # FSDP's hook for the backward pass is on what a module returns.
-        self.loss = super().forward(hidden, self.targets).view(1, 1, 1)
+        # FSDP's hook for the backward pass is on what a module returns, which may be no view.
+        self.loss = super().forward(hidden, self.targets).repeat(1, 1, 1)
         return self.loss
 
     def loss_in(self, forward: Callable[[], object], targets: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ class OutputLayer(Head):
         try:
             forward()
             assert self.loss is not None, "the model has called its output layer"
-            return self.loss.view(())
+            return self.loss.sum()  # of one number
         finally:
             self.targets = self.loss = None
 

@@ -110,9 +110,10 @@ def test_logits_and_loss_are_those_of_transformers(n_head, activation, on_cpu):
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-def test_the_loss_in_pieces_is_the_one_of_all_logits(precision):
+def test_the_loss_in_pieces_is_the_one_of_all_logits(precision, monkeypatch):
     model, ids = random_model(), random_ids()
-    assert model.config.vocab_size > model.config.n_embd  # so it is in pieces
+    assert model.config.vocab_size > model.config.n_embd  # so it may be in pieces
+    monkeypatch.setattr("model.head.LOGIT_BYTES", ids.numel() * model.config.vocab_size)  # four
     targets = random_ids(2)
     targets[0, 3:9] = IGNORED
     with torch.autocast("cpu", precision, enabled=precision != torch.float32):
@@ -133,13 +134,13 @@ def test_a_large_vocabulary_is_never_in_memory_as_logits(monkeypatch):
     ids = torch.zeros((2, 64), dtype=torch.int64)
 
     def peak(pieces):
-        monkeypatch.setattr(model.head, "LOGIT_CHUNKS", pieces)
+        monkeypatch.setattr(model.head, "LOGIT_BYTES", ids.numel() * 20_000 * 4 // pieces)
         with LiveBytes() as tracker:
             gpt(ids, ids).backward()
         gpt.zero_grad()
         return tracker.log.totals().sum(axis=1).max()
 
-    assert peak(model.head.LOGIT_CHUNKS) < 0.4 * peak(1)
+    assert peak(4) < 0.4 * peak(1)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own code
@@ -171,7 +172,8 @@ def test_a_gradient_of_many_positions_stays_finite_in_fp16():
     torch.testing.assert_close(head.weight.grad, exact.expand(20, 8), rtol=1e-2, atol=1e-2)
 
 
-def test_an_evaluation_computes_no_gradients():
+def test_an_evaluation_computes_no_gradients(monkeypatch):
+    monkeypatch.setattr("model.head.LOGIT_BYTES", 8 * 20_000)  # four chunks
     gpt = GPT(GPTConfig(**{**SHAPE, "vocab_size": 20_000, "block_size": 8}))
     ids, peaks = torch.zeros((1, 8), dtype=torch.int64), []
     for enabled in (True, False):
