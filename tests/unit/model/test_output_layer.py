@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import families
 from model.causal_lm import CausalLM, CausalLMConfig
+from model.families import build_empty, layout_without_memory
 from model.head import IGNORED, Head
 from model.output_layer import OutputLayer, find_steps
 from planning.allocation_log import LiveBytes
@@ -91,7 +92,9 @@ def test_loss_and_gradients_are_those_of_all_logits(name):
 
 @pytest.mark.parametrize("name", STEPS)
 def test_what_an_architecture_does_to_logits_is_found(name):
-    assert built(MODELS[name]).get_output_embeddings().steps == STEPS[name][1]
+    config = CausalLMConfig.read(dict(MODELS[name]))
+    for model in (built(MODELS[name]), build_empty(config), layout_without_memory(config)._model):
+        assert model.get_output_embeddings().steps == STEPS[name][1]
 
 
 def test_what_cannot_be_found_out_keeps_all_logits(monkeypatch):
