@@ -99,6 +99,7 @@ def main() -> None:
                 str(folder),
                 f"model.{'architecture' if options.new else 'pretrained'}={base}",
                 "data.block_size=64",
+                "data.tokenizer=char",
                 f"run.dir={folder}/run",
                 f"data.cache_dir={place}/data",
                 options=(f"--num_processes={processes}",),
