@@ -184,8 +184,9 @@ class LanguageModel(nn.Module, ABC):
                     f"{name} has no {wanted}, which LanguageModel in {__file__} describes"
                 )
         has = signature(self.forward).parameters
+        takes_any = any(one.kind == one.VAR_POSITIONAL for one in has.values())
         for wanted in signature(LanguageModel.forward).parameters:
-            if wanted not in ("self", *has):
+            if wanted not in ("self", *has) and not takes_any:
                 raise TypeError(
                     f"{name}.forward has no argument {wanted}, which LanguageModel.forward in "
                     f"{__file__} describes"
