@@ -63,6 +63,11 @@ class Head(nn.Linear):
         return whole[..., : self.out_features]
 
 
+def chunk_rows(vocab_size: int) -> int:
+    """The positions whose logits the loss has in memory at once."""
+    return max(1, LOGIT_BYTES // (4 * vocab_size))
+
+
 Step = tuple[str, float | None]
 Steps = tuple[Step, ...]
 """What is done to logits one after the other: `mul` or `div` with a number, `tanh`, `float`."""
@@ -141,7 +146,7 @@ class _SummedLoss(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, steps: Steps
     ) -> Tensor:
         ctx.dtypes = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
-        dtype, rows, outputs = compute_dtype(hidden), len(hidden), len(weight)
+        dtype, outputs = compute_dtype(hidden), len(weight)
         # The copy in 16 bits may have more rows, whose logits are left out.
         padded = -outputs % ALIGNED if is_unaligned(hidden, outputs) else 0
         hidden, weight = hidden.to(dtype), weight.to(dtype)
@@ -151,11 +156,12 @@ class _SummedLoss(torch.autograd.Function):
             added = None if added is None else F.pad(added, (0, padded))
         wants_hidden, wants_weight, wants_bias, *_ = ctx.needs_input_grad
         summed = torch.zeros((), device=hidden.device)
-        of_hidden: list[Tensor] = []
+        of_hidden = torch.empty_like(hidden) if wants_hidden else None
         of_weight: Tensor | None = None
         of_bias: Tensor | None = None
-        chunks = -(-rows * outputs * 4 // LOGIT_BYTES)
-        for part, aims in zip(hidden.chunk(chunks), targets.chunk(chunks), strict=True):
+        for begin in range(0, len(hidden), chunk_rows(outputs)):
+            chunk = slice(begin, begin + chunk_rows(outputs))
+            part, aims = hidden[chunk], targets[chunk]
             logits, kept = apply_steps(steps, F.linear(part, weight, added)[:, :outputs])
             logarithms = F.log_softmax(logits, dim=-1, dtype=torch.float32)
             del logits
@@ -168,8 +174,8 @@ class _SummedLoss(torch.autograd.Function):
             del logarithms
             gradient = gradient_before(steps, kept, gradient).to(dtype)
             gradient = F.pad(gradient, (0, padded)) if padded else gradient
-            if wants_hidden:
-                of_hidden.append(gradient @ weight * counts)
+            if of_hidden is not None:
+                of_hidden[chunk] = gradient @ weight * counts
             # A sum over many positions of a frequent token may be too large for fp16.
             smaller = counts / ROOM
             if wants_weight:
@@ -178,7 +184,7 @@ class _SummedLoss(torch.autograd.Function):
                 of_bias = added_in_float32(of_bias, (gradient[:, :outputs] * smaller).sum(0))
             del gradient
         ctx.save_for_backward(
-            torch.cat(of_hidden) if wants_hidden else None,
+            of_hidden,
             None if of_weight is None else of_weight[:outputs],
             of_bias,
         )

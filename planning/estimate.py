@@ -10,13 +10,14 @@ the sizes of its tensors.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from model.family import ModelConfig
+from model.head import chunk_rows
 from model.layout import FLOAT_BYTES
 from planning.allocation_log import KINDS, LiveBytes, Place
 from planning.fake_trace import Shape, traced_phases
@@ -29,6 +30,8 @@ EDGE = 2
 SHALLOW, DEEP = 2 * EDGE + 1, 2 * EDGE + 2
 SIZES = (2, 3)
 """Sequences of the traced micro-batches; a single sequence sometimes uses other kernels."""
+MOST_TRACED = 512
+"""Sequences beyond which chunks of logits are not looked at: such an estimate is too high."""
 PHASES = ("update", "evaluation", "sampling")
 """The phases of a run that are traced."""
 ByPlace = dict[Place, np.ndarray]
@@ -40,6 +43,8 @@ class MemoryEstimate:
     """Live bytes and traffic as functions of the sequences in a micro-batch."""
 
     shape: Shape
+    above: tuple[int, MemoryEstimate] | None
+    """From how many sequences on the loss has several chunks of logits, and the estimate then."""
     base: np.ndarray
     """Live bytes (events, kinds) that are independent of the sequences."""
     per_sequence: np.ndarray
@@ -53,6 +58,8 @@ class MemoryEstimate:
 
     def totals(self, micro_batch_size: int, accumulating: bool) -> np.ndarray:
         """Live bytes (events, kinds)."""
+        if self.above is not None and micro_batch_size >= self.above[0]:
+            return self.above[1].totals(micro_batch_size, accumulating)
         totals = self.base + micro_batch_size * self.per_sequence
         return totals if accumulating else totals[self.first]
 
@@ -60,6 +67,8 @@ class MemoryEstimate:
         self, micro_batch_size: int, accumulating: bool, elsewhere: tuple[str, ...] = ()
     ) -> dict[str, float]:
         """The largest total of each phase, in bytes, without the kinds stored elsewhere."""
+        if self.above is not None and micro_batch_size >= self.above[0]:
+            return self.above[1].peaks(micro_batch_size, accumulating, elsewhere)
         counted = [kind not in elsewhere for kind in KINDS]
         totals = self.totals(micro_batch_size, accumulating)[:, counted].sum(axis=1)
         phases = self.phases if accumulating else self.phases[self.first]
@@ -85,29 +94,41 @@ class MemoryEstimate:
 
 
 def estimate_memory(config: ModelConfig, shape: Shape) -> MemoryEstimate:
-    """Trace small models of this width, and extrapolate to its depth."""
+    """Trace small models of this width, and extrapolate to its depth.
+
+    Where the loss computes its logits in several chunks, their memory does not grow any more: from
+    the second full one on, which adds to a gradient that the first has made.
+    """
+    several = -(-2 * chunk_rows(config.vocab_size) // config.block_size)
+    above = None
+    if SIZES[0] < several <= MOST_TRACED and config.vocab_size > config.n_embd:
+        above = several, _estimate(config, shape, (several, several + 1))
+    return replace(_estimate(config, shape, SIZES), above=above)
+
+
+def _estimate(config: ModelConfig, shape: Shape, sizes: tuple[int, int]) -> MemoryEstimate:
+    """The lines through traces at these numbers of sequences."""
     layers = config.n_layer
     whole = layers <= DEEP or shape.freeze  # one layer may be frozen, and the next not
     depths = (layers, layers) if whole else (SHALLOW, DEEP)
     corners = {
         (depth, size): traced_phases(config.with_layers(depth), size, shape)
         for depth in set(depths)
-        for size in SIZES
+        for size in sizes
     }
     edge = layers if whole else EDGE
     known = {corner: _at_common_places(trace, corner[0], edge) for corner, trace in corners.items()}
-    sequences = [_extrapolate(known, depths, layers, size) for size in SIZES]
+    sequences = [_extrapolate(known, depths, layers, size, sizes != SIZES) for size in sizes]
     places = [place for place, totals in sequences[0].items() for _ in totals]
-    two, three = (np.concatenate(list(by_place.values())) for by_place in sequences)
+    low, high = (np.concatenate(list(by_place.values())) for by_place in sequences)
     messages = []
     for micro in (0, 1):
-        low, high = (_messages(corners[depth, SIZES[0]], micro) for depth in depths)
-        messages.append({kind: _line(low[kind], high[kind], depths, layers) for kind in low})
+        less, more = (_messages(corners[depth, sizes[0]], micro) for depth in depths)
+        messages.append({kind: _line(less[kind], more[kind], depths, layers) for kind in less})
     phases = np.array([_phase(place) for place in places])
     first = np.array([place[1:2] != (1,) for place in places])  # all but the second micro-batch
-    return MemoryEstimate(
-        shape, 3 * two - 2 * three, three - two, first, phases, (messages[0], messages[1])
-    )
+    base = sizes[1] * low - sizes[0] * high  # the sizes differ by one sequence
+    return MemoryEstimate(shape, None, base, high - low, first, phases, (messages[0], messages[1]))
 
 
 def sent_share(kind: str, shape: Shape) -> float:
@@ -149,14 +170,21 @@ def _at_common_places(trace: LiveBytes, depth: int, edge: int) -> ByPlace:
 
 
 def _extrapolate(
-    known: dict[tuple[int, int], ByPlace], depths: tuple[int, int], layers: int, size: int
+    known: dict[tuple[int, int], ByPlace],
+    depths: tuple[int, int],
+    layers: int,
+    size: int,
+    several_chunks: bool,
 ) -> ByPlace:
-    """The totals at `layers` layers and `size` sequences, at the events that all traces share."""
+    """The totals at `layers` layers and `size` sequences, at the events that all traces share.
+
+    With `several_chunks` of logits, the last is a smaller one, which must not be extrapolated.
+    """
     found = {}
     for place in known[depths[0], size]:
         corners = [by_place[place] for by_place in known.values()]
         # If the number of events depends on the depth, the largest total represents all of them.
-        same = len({len(totals) for totals in corners}) == 1
+        same = len({len(totals) for totals in corners}) == 1 and not several_chunks
         low, high = (
             totals if same else totals[[totals.sum(axis=1).argmax()]]
             for totals in (known[depth, size][place] for depth in depths)

@@ -13,6 +13,8 @@ from model.families import build_empty, layout_without_memory
 from model.head import IGNORED, Head
 from model.output_layer import OutputLayer, find_steps
 from planning.allocation_log import LiveBytes
+from planning.estimate import estimate_memory
+from planning.fake_trace import Shape, traced_phases
 
 SMALL = {
     **families.ROTARY,
@@ -141,6 +143,16 @@ def test_a_chunk_of_logits_has_its_bound(monkeypatch):
         model.zero_grad()
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     assert peaks[1] < peaks[0]
+
+
+def test_a_plan_knows_the_chunks(monkeypatch):
+    """Between one chunk and two full ones it is a little too high."""
+    monkeypatch.setattr("model.head.LOGIT_BYTES", 100 * 320 * 4)
+    config, shape = CausalLMConfig.read(dict(MODELS["qwen2"])), Shape("cpu", "no")
+    estimate = estimate_memory(config, shape)
+    for sequences in (1, 2, 5, 9, 14):
+        counted = traced_phases(config, sequences, shape).log.totals().sum(axis=1).max()
+        assert max(estimate.peaks(sequences, True).values()) == pytest.approx(counted, rel=0.02)
 
 
 def test_rows_that_align_the_product_count_nowhere(monkeypatch):
