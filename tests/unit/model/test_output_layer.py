@@ -146,11 +146,11 @@ def test_a_chunk_of_logits_has_its_bound(monkeypatch):
 
 
 def test_a_plan_knows_the_chunks(monkeypatch):
-    """Between one chunk and two full ones it is a little too high."""
+    """The last of several chunks is a smaller one."""
     monkeypatch.setattr("model.head.LOGIT_BYTES", 100 * 320 * 4)
     config, shape = CausalLMConfig.read(dict(MODELS["qwen2"])), Shape("cpu", "no")
     estimate = estimate_memory(config, shape)
-    for sequences in (1, 2, 5, 9, 14):
+    for sequences in (2, 3, 4, 6, 9, 14):
         counted = traced_phases(config, sequences, shape).log.totals().sum(axis=1).max()
         assert max(estimate.peaks(sequences, True).values()) == pytest.approx(counted, rel=0.02)
 
