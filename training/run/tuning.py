@@ -147,7 +147,8 @@ def tuning_for(accelerator: Accelerator, config: Config) -> Tuning:
 
     Every process must call this. Raises ConfigError for a kernel that this run cannot use.
     """
-    run_on_all(accelerator, lambda: refuse_kernel(accelerator, config, config.run.attention))
+    if config.run.attention in KERNELS:
+        run_on_all(accelerator, lambda: refuse_kernel(accelerator, config, config.run.attention))
     if on_cpu():
         return CpuTuning(accelerator, config)
     return CudaTuning(accelerator, config) if accelerator.device.type == "cuda" else Tuning()

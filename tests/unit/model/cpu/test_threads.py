@@ -39,7 +39,7 @@ class Machine:
             state=SimpleNamespace(dynamo_plugin=SimpleNamespace(backend=backend)),
         )
         self.monkeypatch.setattr(training.run.tuning, "on_cpu", lambda: device == "cpu")
-        config = SimpleNamespace(run=SimpleNamespace(adapt_threads=adapt))
+        config = SimpleNamespace(run=SimpleNamespace(adapt_threads=adapt, attention="auto"))
         tuning = training.run.tuning.tuning_for(accelerator, config)
         tuning.loaded(self.warnings.append)
         tuning.watch(self.compute, plugin.get("flop", 4e9))
