@@ -97,6 +97,7 @@ def test_what_one_thread_has_freed_another_uses_again():
 
 START = """
 import json, sys
+from types import SimpleNamespace
 import psutil, torch
 from config.schema import Config
 from model.cpu.malloc import keep_freed_memory
@@ -104,7 +105,7 @@ from training.run.tuning import tuning_for
 
 def left(computes_on_cpu, sharded=False):
     torch.accelerator.is_available = lambda: not computes_on_cpu
-    tuning_for(None, Config())
+    tuning_for(SimpleNamespace(device=torch.device("cuda")), Config())
     if sharded:
         keep_freed_memory(True)  # what steps gather is not kept
     before = psutil.Process().memory_info().rss
