@@ -129,7 +129,8 @@ def test_each_choice_that_is_listed_is_accepted(key):
     (listed,) = re.findall(rf"{key}=none-of-them must be (.+)\.", refusal(f"{key}=none-of-them"))
     for choice in re.split(", | or ", listed):
         more = ["data.tokenizer=a/chat"] if choice == "conversations" else []
-        more += ["model.lora_rank=2"] if key == "model.frozen_dtype" else []
+        if key == "model.frozen_dtype":  # something has to be frozen
+            more = ["model.pretrained=a/b", "model.lora_rank=2"]
         value = value_of(load_config([f"{key}={choice}", *more]), key)
         assert str(value).lower() == choice  # false and true are choices, too
 
