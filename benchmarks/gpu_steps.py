@@ -35,7 +35,7 @@ from model.lora import Lora
 from planning.allocation_log import LiveBytes
 from planning.fake_trace import Shape
 from planning.fits import candidates
-from training.distributed.accelerator import configure_wrapping
+from training.distributed.accelerator import configure_wrapping, is_compiled
 from training.memory import is_out_of_memory
 from training.reporting.machine import published_peak
 from training.step import compute_reproducibly, make_optimizer
@@ -127,7 +127,8 @@ class Training:
         device, config, batch = the_device(), case.model(), case.batch()
         self.accelerator = Accelerator(**_options(case))
         kernel = None if case.kernel is None or device.type == "cpu" else KERNELS[case.kernel]
-        compute_reproducibly(kernel is None or kernel.is_exact)
+        is_exact = kernel is None or kernel.is_exact
+        compute_reproducibly(is_exact, is_compiled(self.accelerator))
         torch.set_float32_matmul_precision("high" if case.tf32 else "highest")
         with torch.device("cpu" if case.offload else device):
             model = build_model(config)

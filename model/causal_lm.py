@@ -349,12 +349,7 @@ class CausalLM(LanguageModel):
         positions: Tensor | None = None,
         cache: Any = None,
     ) -> Tensor:
-        """Logits (B, T, V) for token ids (B, T), or, with targets (B, T), the mean loss in nats.
-
-        Targets of `model.head.IGNORED` do not count. With `positions` (B, T), a document begins
-        wherever they do not count on, and attends to itself alone, if the model `can_pack`. With a
-        cache, `ids` are the positions after the cached ones.
-        """
+        """As `LanguageModel.forward`."""
 
         def logits() -> Tensor:
             found = self.lm(

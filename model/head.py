@@ -53,12 +53,7 @@ class Head(nn.Linear):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden (..., C) to logits (..., V)."""
-        weight: Tensor = self.weight
-        bias: Tensor | None = self.bias
-        if is_unaligned(hidden, len(weight)):
-            rows = -len(weight) % ALIGNED
-            weight = F.pad(weight, (0, 0, 0, rows))
-            bias = None if bias is None else F.pad(bias, (0, rows))
+        weight, bias = aligned(hidden, self.weight, self.bias)
         whole = (F.linear if self.weight.requires_grad else product)(hidden, weight, bias)
         return whole[..., : self.out_features]
 
@@ -95,6 +90,14 @@ def gradient_before(steps: Steps, kept: list[Tensor], gradient: Tensor) -> Tenso
         elif number is not None:
             gradient = gradient * number if name == "mul" else gradient / number
     return gradient
+
+
+def aligned(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """An output layer (V, C), (V) with rows of zeros at its end where CUDA is faster with them."""
+    if not is_unaligned(hidden, len(weight)):
+        return weight, bias
+    rows = -len(weight) % ALIGNED
+    return F.pad(weight, (0, 0, 0, rows)), None if bias is None else F.pad(bias, (0, rows))
 
 
 def is_unaligned(hidden: Tensor, outputs: int) -> bool:
@@ -147,13 +150,9 @@ class _SummedLoss(torch.autograd.Function):
     ) -> Tensor:
         ctx.dtypes = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
         dtype, outputs = compute_dtype(hidden), len(weight)
-        # The copy in 16 bits may have more rows, whose logits are left out.
-        padded = -outputs % ALIGNED if is_unaligned(hidden, outputs) else 0
-        hidden, weight = hidden.to(dtype), weight.to(dtype)
-        added = None if bias is None else bias.to(dtype)
-        if padded:
-            weight = F.pad(weight, (0, 0, 0, padded))
-            added = None if added is None else F.pad(added, (0, padded))
+        hidden, added = hidden.to(dtype), None if bias is None else bias.to(dtype)
+        weight, added = aligned(hidden, weight.to(dtype), added)
+        padded = len(weight) - outputs  # their logits are left out
         wants_hidden, wants_weight, wants_bias, *_ = ctx.needs_input_grad
         summed = torch.zeros((), device=hidden.device)
         of_hidden = torch.empty_like(hidden) if wants_hidden else None

@@ -334,11 +334,7 @@ class Llama(LanguageModel):
         positions: Tensor | None = None,
         cache: KeyValueCache | None = None,
     ) -> Tensor:
-        """Logits (B, T, V) for token ids (B, T), or, with targets (B, T), the mean loss in nats.
-
-        Targets equal to `IGNORED` do not count. With `positions` (B, T), a document begins wherever
-        they do not count on, and attends to itself alone. With a cache, `ids` are the positions
-        after the cached ones: any number into an empty cache, later one at a time.
+        """As `LanguageModel.forward`: any number of ids into an empty cache, later one at a time.
 
         Raises ValueError if the positions exceed `block_size`.
         """

@@ -102,13 +102,8 @@ class CudaTuning(Tuning):
         elif not is_exact(state.attention):
             state.attention = None  # only as long as the key asks for it
         elif state.attention is None and state.step == 0 and has_packed_rows(config, model, state):
-            kernel = KERNELS[VARLEN]
-            reasons = (
-                kernel.why_not(accelerator.mixed_precision, config.model.dropout),
-                kernel.why_not_here(accelerator.device),
-                kernel.why_not_for(head_size),
-            )
-            if decided_by_main(accelerator, lambda: not any(reasons)):
+            reason = why_no_kernel(accelerator, config, VARLEN, head_size)
+            if decided_by_main(accelerator, lambda: reason is None):
                 state.attention = VARLEN
         if (name := state.attention) is None or name in WAYS:
             return
@@ -123,16 +118,22 @@ def has_packed_rows(config: Config, model: LanguageModel, state: RunState) -> bo
     return config.data.documents != PACKED and model.can_pack and state.rows != ONE
 
 
+def why_no_kernel(
+    accelerator: Accelerator, config: Config, name: str, head_size: int | None = None
+) -> str | None:
+    """Why the run or its machine cannot use a kernel of `KERNELS`: the end of a sentence."""
+    if (kernel := KERNELS.get(name)) is None:  # those of a CPU, or torch's own
+        return None
+    reason = kernel.why_not_here(accelerator.device)
+    reason = reason or kernel.why_not(accelerator.mixed_precision, config.model.dropout)
+    return reason or (None if head_size is None else kernel.why_not_for(head_size))
+
+
 def refuse_kernel(
     accelerator: Accelerator, config: Config, name: str, head_size: int | None = None
 ) -> None:
     """Raise ConfigError if the run or its machine cannot use a kernel of `KERNELS`."""
-    if (kernel := KERNELS.get(name)) is None:
-        return
-    reason = kernel.why_not_here(accelerator.device)
-    reason = reason or kernel.why_not(accelerator.mixed_precision, config.model.dropout)
-    reason = reason or (None if head_size is None else kernel.why_not_for(head_size))
-    if reason is not None:
+    if (reason := why_no_kernel(accelerator, config, name, head_size)) is not None:
         began = "" if config.run.attention == name else ", with which the run began,"
         raise ConfigError(f"run.attention={name}{began} {reason}.")
 
