@@ -89,8 +89,8 @@ def plan(options: argparse.Namespace) -> int:
             )
         accumulation_steps(config.train, options.processes)  # raises if the batch cannot be divided
         model, stored_as = planned_model(options, config)
-        shape = replace(shape, stored_as=stored_as)
-        shape = replace(shape, packed=config.data.documents != PACKED and model.can_pack)
+        packed = config.data.documents != PACKED and model.can_pack
+        shape = replace(shape, stored_as=stored_as, packed=packed)
         with torch.device("meta"):
             freeze(counted := build_model(model), config.optim.freeze)
         settle_rate(config, layout_for(model).size_without_output)

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from accelerate import Accelerator
 from torch import nn
 
-from config.schema import Config, lora_of
+from config.schema import lora_of
 from model.family import ModelConfig
+from model.frozen import AUTO
 from planning.allocation_log import LiveBytes
 from planning.estimate import estimate_memory, sent_share
 from planning.fake_trace import Shape
@@ -32,6 +32,8 @@ from tracing.spans import (
 )
 from training.distributed.accelerator import bucket_parameters, micro_batch_shape, unwrapped
 from training.reporting.pictures import table, write_html
+from training.run.session import Session
+from training.run.tuning import has_packed_rows
 
 PAGE, CHROME = "trace.html", "trace.json"
 PART = "profile_{}.json"
@@ -63,18 +65,9 @@ class Result:
     predicted_peak: float | None = None
 
     @classmethod
-    def of(
-        cls,
-        accelerator: Accelerator,
-        config: Config,
-        model: nn.Module,
-        memory: LiveBytes,
-        attention: str | None,
-    ) -> Result:
-        """Collect the result of an attempt. `attention` is the method that it computes with.
-
-        A sharded model counts with its full sizes.
-        """
+    def of(cls, session: Session, model: nn.Module, memory: LiveBytes) -> Result:
+        """Collect the result of a session's attempt. A sharded model counts with its full sizes."""
+        accelerator, config, state = session.accelerator, session.config, session.state
         bare: Any = unwrapped(accelerator, model)
         tensors = [*bare.parameters(), *bare.buffers()]
         sharding = accelerator.parallelism_config
@@ -93,7 +86,9 @@ class Result:
                 shards=shards,
                 optimizer=config.optim.name,
                 freeze=tuple(config.optim.freeze),
-                attention=attention,
+                frozen_dtype=state.frozen_dtype or AUTO,
+                attention=state.attention,
+                packed=has_packed_rows(config, bare, state),
                 sync_each=config.run.sync_each_micro_batch,
                 reduce_dtype=config.run.reduce_dtype,
             ),

@@ -131,8 +131,7 @@ class TracedSession(Session):
     def end(self) -> int:
         """Write the page, in the main process, and return the exit code."""
         self.report.pause_clock()
-        attention = self.state.attention
-        result = Result.of(self.accelerator, self.config, self._model, self._memory, attention)
+        result = Result.of(self, self._model, self._memory)
         # The estimate needs a process group of its own, which does not exist next to another.
         self.accelerator.wait_for_everyone()
         self.accelerator.end_training()

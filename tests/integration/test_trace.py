@@ -128,6 +128,14 @@ def test_adapters_and_shorter_sequences_are_predicted_as_well(finished_run, text
     assert counted_over_predicted(folder) == pytest.approx(1, abs=0.03)
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["bf16", "float32"])
+def test_the_plan_knows_how_frozen_weights_are_kept(kind, tmp_path):
+    words = ["optim.freeze=['*.mlp.*','*.attn.*']", f"model.frozen_dtype={kind}"]
+    _, folder = trace("cpu.yaml", tmp_path, *SMALL, "model.n_embd=256", *words)
+    assert counted_over_predicted(folder) == pytest.approx(1, abs=0.03)
+
+
 def counted_over_predicted(folder: Path) -> float:
     """Of the peak of the tensors' memory, as the page says it."""
     page = (folder / "trace.html").read_text()
