@@ -21,7 +21,7 @@ from model.families import build_model
 from model.frozen import keep_frozen
 from model.lora import Lora
 from planning.allocation_log import LiveBytes
-from planning.estimate import estimate_memory
+from planning.estimate import MemoryEstimate
 from planning.fake_trace import Shape
 from training.step import make_optimizer
 
@@ -75,7 +75,7 @@ def main() -> None:
         for kind, words in KINDS.items():
             kept, peak = counted(config, kind)
             shape = Shape("cpu", PRECISION, frozen_dtype=kind, stored_as="bf16")
-            planned = estimate_memory(config, shape).peaks(BATCH, True)["update"]
+            planned = MemoryEstimate(config, shape).peaks(BATCH, True)["update"]
             cells = [f"{size / 1e6:.2f}" for size in (kept, planned, peak)]
             recomputed = "yes" if checkpointing else "no"
             rows.append([f"{kind} ({words})", recomputed, *cells, f"{planned / peak:.4f}"])

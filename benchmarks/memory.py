@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from config.compose import load_config  # noqa: E402
 from model.gpt import GPTConfig  # noqa: E402
-from planning.estimate import estimate_memory  # noqa: E402
+from planning.estimate import MemoryEstimate  # noqa: E402
 from planning.fake_trace import Shape  # noqa: E402
 from planning.fits import Candidate, Strategy  # noqa: E402
 
@@ -103,7 +103,7 @@ def compare_with_plan(folder: Path) -> None:
             planned = Candidate(
                 Strategy(name, config, shape),
                 model_config,
-                estimate_memory(model_config, shape),
+                MemoryEstimate(model_config, shape),
                 loaded.snapshot.piece_bytes,
             ).peaks(micro, True)
             found = measured(folder, config, processes, overrides, precision)

@@ -2,15 +2,16 @@
 
 Every allocation of an update, an evaluation or a sample is constant, or proportional to the layers,
 the sequences, or both. So the total after each event follows, for every model of a width, from
-traces of two depths and two micro-batches. The peak is the largest total. The peak itself is not
-extrapolated, because it may occur at another event. The memory to write a snapshot is computed from
-the sizes of its tensors.
+traces of two depths and two micro-batches. Of a large vocabulary, the loss has its logits in chunks
+in memory, and micro-batches with one, two and more chunks are traced separately. The peak is the
+largest total. The peak itself is not extrapolated, because it may occur at another event. The
+memory to write a snapshot is computed from the sizes of its tensors.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -30,48 +31,38 @@ EDGE = 2
 SHALLOW, DEEP = 2 * EDGE + 1, 2 * EDGE + 2
 SIZES = (2, 3)
 """Sequences of the traced micro-batches; a single sequence sometimes uses other kernels."""
-MOST_TRACED = 512
-"""Sequences beyond which chunks of logits are not looked at: such an estimate is too high."""
 PHASES = ("update", "evaluation", "sampling")
 """The phases of a run that are traced."""
 ByPlace = dict[Place, np.ndarray]
 """Live bytes (events, kinds) at the places that models of every depth have."""
 
 
-@dataclass(frozen=True)
 class MemoryEstimate:
     """Live bytes and traffic as functions of the sequences in a micro-batch."""
 
-    shape: Shape
-    above: tuple[int, MemoryEstimate] | None
-    """From how many sequences on the loss has several chunks of logits, and the estimate then."""
-    base: np.ndarray
-    """Live bytes (events, kinds) that are independent of the sequences."""
-    per_sequence: np.ndarray
-    first: np.ndarray
-    """Whether an event also occurs without gradient accumulation (events,)."""
-    phases: np.ndarray
-    """The phase of each event, one of `PHASES` (events,)."""
-    messages: tuple[dict[str, float], dict[str, float]]
-    """Bytes of the full tensors of each kind of collective, in every micro-batch except the last,
-    and in the last."""
+    def __init__(self, config: ModelConfig, shape: Shape) -> None:
+        self.config, self.shape = config, shape
+        self._lines: dict[tuple[int, ...], Line] = {}
+
+    def _at(self, micro_batch_size: int) -> Line:
+        sizes, several_chunks = traced_sizes(self.config, micro_batch_size)
+        if sizes not in self._lines:
+            self._lines[sizes] = _traced_line(self.config, self.shape, sizes, several_chunks)
+        return self._lines[sizes]
 
     def totals(self, micro_batch_size: int, accumulating: bool) -> np.ndarray:
         """Live bytes (events, kinds)."""
-        if self.above is not None and micro_batch_size >= self.above[0]:
-            return self.above[1].totals(micro_batch_size, accumulating)
-        totals = self.base + micro_batch_size * self.per_sequence
-        return totals if accumulating else totals[self.first]
+        line = self._at(micro_batch_size)
+        totals = line.base + micro_batch_size * line.per_sequence
+        return totals if accumulating else totals[line.first]
 
     def peaks(
         self, micro_batch_size: int, accumulating: bool, elsewhere: tuple[str, ...] = ()
     ) -> dict[str, float]:
         """The largest total of each phase, in bytes, without the kinds stored elsewhere."""
-        if self.above is not None and micro_batch_size >= self.above[0]:
-            return self.above[1].peaks(micro_batch_size, accumulating, elsewhere)
-        counted = [kind not in elsewhere for kind in KINDS]
+        line, counted = self._at(micro_batch_size), [kind not in elsewhere for kind in KINDS]
         totals = self.totals(micro_batch_size, accumulating)[:, counted].sum(axis=1)
-        phases = self.phases if accumulating else self.phases[self.first]
+        phases = line.phases if accumulating else line.phases[line.first]
         return {phase: float(totals[phases == phase].max()) for phase in PHASES}
 
     def largest(self, kind: str, micro_batch_size: int, accumulating: bool) -> float:
@@ -81,7 +72,7 @@ class MemoryEstimate:
 
     def traffic(self, accumulation: int) -> dict[str, float]:
         """Bytes of the full tensors that each kind of collective gathers or reduces in a step."""
-        rest, last = self.messages
+        rest, last = self._at(1).messages  # the same for every micro-batch
         times = accumulation - 1
         if not self.shape.sync_each and self.shape.shards > 1:
             times = min(times, 1)  # the first gathers, the last reduces
@@ -93,21 +84,46 @@ class MemoryEstimate:
         return sum(sent_share(kind, self.shape) * size for kind, size in traffic.items())
 
 
-def estimate_memory(config: ModelConfig, shape: Shape) -> MemoryEstimate:
-    """Trace small models of this width, and extrapolate to its depth.
+@dataclass(frozen=True)
+class Line:
+    """Events whose live bytes are a line over the sequences in a micro-batch."""
 
-    Where the loss computes its logits in several chunks, their memory does not grow any more: from
-    the second full one on, which adds to a gradient that the first has made.
+    base: np.ndarray
+    """Live bytes (events, kinds) that are independent of the sequences."""
+    per_sequence: np.ndarray
+    first: np.ndarray
+    """Whether an event also occurs without gradient accumulation (events,)."""
+    phases: np.ndarray
+    """The phase of each event, one of `PHASES` (events,)."""
+    messages: tuple[dict[str, float], dict[str, float]]
+    """Bytes of the full tensors of each kind of collective, in every micro-batch except the last,
+    and in the last."""
+
+
+def traced_sizes(config: ModelConfig, micro_batch_size: int) -> tuple[tuple[int, ...], bool]:
+    """The micro-batches to trace for an estimate at this one, and whether chunks are left out.
+
+    The logits of the loss grow with the sequences as long as they are one chunk. Then a second one
+    grows, which adds to the gradient that the first has made. From two full chunks on, the others
+    need no more memory, and the last may be smaller. Each of these ranges has a line of its own.
     """
-    several = -(-2 * chunk_rows(config.vocab_size) // config.block_size)
-    above = None
-    if SIZES[0] < several <= MOST_TRACED and config.vocab_size > config.n_embd:
-        above = several, _estimate(config, shape, (several, several + 1))
-    return replace(_estimate(config, shape, SIZES), above=above)
+    most = chunk_rows(config.vocab_size) // config.block_size
+    full = -(-2 * chunk_rows(config.vocab_size) // config.block_size)
+    if config.vocab_size <= config.n_embd or (micro_batch_size <= most and most >= max(SIZES)):
+        return SIZES, False
+    if micro_batch_size >= full:
+        return (max(full, SIZES[0]), max(full, SIZES[0]) + 1), True
+    low, high = (1, most) if micro_batch_size <= most else (most + 1, full - 1)
+    return tuple(range(low, min(low + 1, high) + 1)), False
 
 
-def _estimate(config: ModelConfig, shape: Shape, sizes: tuple[int, int]) -> MemoryEstimate:
-    """The lines through traces at these numbers of sequences."""
+def _traced_line(
+    config: ModelConfig, shape: Shape, sizes: tuple[int, ...], several_chunks: bool
+) -> Line:
+    """The line through traces at one or two numbers of sequences.
+
+    They are of small models of this width, whose totals are extrapolated to its depth.
+    """
     layers = config.n_layer
     whole = layers <= DEEP or shape.freeze  # one layer may be frozen, and the next not
     depths = (layers, layers) if whole else (SHALLOW, DEEP)
@@ -118,17 +134,18 @@ def _estimate(config: ModelConfig, shape: Shape, sizes: tuple[int, int]) -> Memo
     }
     edge = layers if whole else EDGE
     known = {corner: _at_common_places(trace, corner[0], edge) for corner, trace in corners.items()}
-    sequences = [_extrapolate(known, depths, layers, size, sizes != SIZES) for size in sizes]
+    sequences = [_extrapolate(known, depths, layers, size, several_chunks) for size in sizes]
     places = [place for place, totals in sequences[0].items() for _ in totals]
-    low, high = (np.concatenate(list(by_place.values())) for by_place in sequences)
+    low, *more = (np.concatenate(list(by_place.values())) for by_place in sequences)
     messages = []
     for micro in (0, 1):
-        less, more = (_messages(corners[depth, sizes[0]], micro) for depth in depths)
-        messages.append({kind: _line(less[kind], more[kind], depths, layers) for kind in less})
+        less, rest = (_messages(corners[depth, sizes[0]], micro) for depth in depths)
+        messages.append({kind: _line(less[kind], rest[kind], depths, layers) for kind in less})
     phases = np.array([_phase(place) for place in places])
     first = np.array([place[1:2] != (1,) for place in places])  # all but the second micro-batch
-    base = sizes[1] * low - sizes[0] * high  # the sizes differ by one sequence
-    return MemoryEstimate(shape, None, base, high - low, first, phases, (messages[0], messages[1]))
+    per_sequence = more[0] - low if more else 0 * low  # the sizes differ by one sequence
+    base = low - sizes[0] * per_sequence
+    return Line(base, per_sequence, first, phases, (messages[0], messages[1]))
 
 
 def sent_share(kind: str, shape: Shape) -> float:
@@ -178,7 +195,7 @@ def _extrapolate(
 ) -> ByPlace:
     """The totals at `layers` layers and `size` sequences, at the events that all traces share.
 
-    With `several_chunks` of logits, the last is a smaller one, which must not be extrapolated.
+    With `several_chunks` of logits, the last may be a smaller one, which is not extrapolated.
     """
     found = {}
     for place in known[depths[0], size]:

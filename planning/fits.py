@@ -16,7 +16,7 @@ from model.families import build_model
 from model.family import ModelConfig, parameter_count
 from model.recompute import OFFLOAD
 from planning.allocation_log import KINDS
-from planning.estimate import MemoryEstimate, estimate_memory, writing_memory
+from planning.estimate import MemoryEstimate, writing_memory
 from planning.fake_trace import DTYPES, Shape
 
 GIB = 2**30
@@ -188,7 +188,7 @@ def candidates(
 ) -> list[Candidate]:
     """All strategies with their memory estimates, from the fastest to the lowest memory."""
     # FSDP has the same shape with and without offloading: one estimate serves both.
-    estimate = cache(estimate_memory)
+    estimate = cache(MemoryEstimate)
     return [
         Candidate(strategy, config, estimate(config, strategy.shape), staging_bytes)
         for strategy in strategies(shape, machines)
@@ -209,7 +209,7 @@ def sent_once(found: list[Candidate], staging_bytes: int, chosen: bool) -> list[
             once = replace(shape, sync_each=False)
             named = replace(strategy, name=f"{strategy.name}, sent once", shape=once)
             rows.append(
-                Candidate(named, one.config, estimate_memory(one.config, once), staging_bytes)
+                Candidate(named, one.config, MemoryEstimate(one.config, once), staging_bytes)
             )
     return rows
 

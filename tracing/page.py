@@ -16,7 +16,7 @@ from config.schema import lora_of
 from model.family import ModelConfig
 from model.frozen import AUTO
 from planning.allocation_log import LiveBytes
-from planning.estimate import estimate_memory, sent_share
+from planning.estimate import MemoryEstimate, sent_share
 from planning.fake_trace import Shape
 from tracing.drawing import KINDS_FROM_BELOW, MEGABYTE, STYLE, memory_picture, time_line
 from tracing.spans import (
@@ -104,13 +104,13 @@ class Result:
     def predict(self) -> None:
         """Add what the planner predicts. It must not run while there is a process group."""
         accumulation = self.accumulation
-        estimate = estimate_memory(self.model, self.shape)
+        estimate = MemoryEstimate(self.model, self.shape)
         self.predicted_traffic = estimate.traffic(accumulation)
         if self.shape.shards > 1:  # the norms of all tensors, in float32
             self.predicted_traffic[NORM] = 4 * self.trained
         if self.block_size < self.model.block_size:
             shorter = replace(self.model, block_size=self.block_size)
-            estimate = estimate_memory(shorter, self.shape)
+            estimate = MemoryEstimate(shorter, self.shape)
         self.predicted_peak = estimate.peaks(self.micro_batch_size, accumulation > 1)["update"]
 
 

@@ -30,7 +30,7 @@ from model.generate import generate
 from model.gpt import GPT, GPTConfig
 from model.lora import Lora
 from planning.allocation_log import LiveBytes
-from planning.estimate import estimate_memory
+from planning.estimate import MemoryEstimate
 from planning.fake_trace import DTYPES, Shape, traced_phases
 from planning.fits import (
     EXIT_NOTHING_FITS,
@@ -106,7 +106,7 @@ def counted_phases(
 
 def planned_phases(config: ModelConfig, batch: int, shape: Shape) -> dict[str, float]:
     strategy = Strategy("", "", shape)
-    return Candidate(strategy, config, estimate_memory(config, shape), 0).peaks(batch, True)
+    return Candidate(strategy, config, MemoryEstimate(config, shape), 0).peaks(batch, True)
 
 
 PLAIN, FULL = (0.0, "no", False), (0.1, "bf16", True)
@@ -138,7 +138,7 @@ def test_frozen_parameters_need_no_gradient_moments_or_traffic(processes):
     trained = layout.trained().values()
     numbers = sum(one.numel() for one in trained)
     assert 0 < numbers < sum(one.numel() for one in layout.parameters().values()) / 2
-    estimate = estimate_memory(config, shape)
+    estimate = MemoryEstimate(config, shape)
     assert estimate.largest("gradients", 2, False) == 4 * numbers
     assert estimate.largest("optimizer", 2, False) == 8 * numbers + 4 * len(trained)
     assert estimate.traffic(1).get("all-reduce", 0) == (4 * numbers if processes > 1 else 0)
@@ -197,7 +197,7 @@ def test_a_deep_model_needs_what_its_shallow_traces_say(device, processes, shard
     """Four small traces give the peak of a model of nine layers, at any micro-batch."""
     config = GPTConfig(103, 64, 9, 4, 64, 0.1 if device == "cuda" else 0.0, checkpointing)
     shape = Shape(device, "bf16", processes, shards)
-    surveyed = estimate_memory(config, shape)
+    surveyed = MemoryEstimate(config, shape)
     for batch in (1, 8):
         traced = traced_phases(config, batch, shape).log.totals().sum(axis=1).max()
         peak = max(surveyed.peaks(batch, accumulating=True).values())
@@ -235,7 +235,7 @@ def test_the_predicted_peak_is_the_one_of_train_py(small, tmp_path, config, proc
     )
     model = GPTConfig(vocabulary["vocab_size"], 64, 3, 2, 64)
     shape = Shape("cpu", "no", processes, shards)
-    surveyed, predicted = estimate_memory(model, shape), planned_phases(model, 2, shape)
+    surveyed, predicted = MemoryEstimate(model, shape), planned_phases(model, 2, shape)
     counted = {phase: max(one["peaks"][phase] for one in found) for phase in predicted}
     print(f"{predicted} bytes predicted, {counted} counted")
     assert predicted == pytest.approx(counted, rel=0.1)
@@ -279,9 +279,9 @@ def test_the_peak_of_a_hub_model_is_predicted_for_two_processes(
 @pytest.mark.slow
 def test_fsdp_shares_what_ddp_copies():
     """Parameters, gradients and optimizer state: 1/N and at most five percent of padding."""
-    whole = estimate_memory(TINY, Shape("cuda", "bf16", 4, 1))
+    whole = MemoryEstimate(TINY, Shape("cuda", "bf16", 4, 1))
     for shards in (2, 4):
-        part = estimate_memory(TINY, Shape("cuda", "bf16", 4, shards))
+        part = MemoryEstimate(TINY, Shape("cuda", "bf16", 4, shards))
         for kind in ("parameters", "gradients", "optimizer"):
             assert part.largest(kind, 1, True) <= 1.05 / shards * whole.largest(kind, 1, True)
 
@@ -289,17 +289,17 @@ def test_fsdp_shares_what_ddp_copies():
 @pytest.mark.thorough
 def test_communication_is_that_of_the_ring_algorithms():
     size = sum(p.numel() for p in GPT(TINY).parameters())
-    ddp = estimate_memory(TINY, Shape("cuda", "no", 4, 1))
+    ddp = MemoryEstimate(TINY, Shape("cuda", "no", 4, 1))
     assert ddp.sent(1) == ddp.sent(8) == pytest.approx(2 * 3 / 4 * 4 * size, rel=1e-6)
-    fsdp = estimate_memory(TINY, Shape("cuda", "no", 4, 4))
+    fsdp = MemoryEstimate(TINY, Shape("cuda", "no", 4, 4))
     # Gathered for the forward pass and, the blocks, for the backward pass; gradients scattered.
     assert 2.5 * 3 / 4 * 4 * size < fsdp.sent(1) < 3.1 * 3 / 4 * 4 * size
     assert fsdp.sent(3) == pytest.approx(3 * fsdp.sent(1))
-    once = estimate_memory(TINY, Shape("cuda", "no", 4, 4, sync_each=False))
+    once = MemoryEstimate(TINY, Shape("cuda", "no", 4, 4, sync_each=False))
     assert once.sent(3) == once.sent(8) == pytest.approx(2 * 3 / 4 * 4 * size, rel=0.02)
     whole = once.largest("gradients", 1, True) + once.largest("buffers", 1, True)
     assert whole > 2 * 4 * size  # weights and gradients
-    hybrid = estimate_memory(TINY, Shape("cuda", "no", 4, 2))
+    hybrid = MemoryEstimate(TINY, Shape("cuda", "no", 4, 2))
     assert hybrid.sent(1) == pytest.approx(
         fsdp.sent(1) * (1 / 2) / (3 / 4) + 4 * size / 2, rel=0.02
     )

@@ -1,4 +1,4 @@
-"""The oldest allowed version of every package, and the Hub client's newest as well."""
+"""Other versions: the oldest allowed of every package, the newest Hub client, other torches."""
 
 from __future__ import annotations
 
@@ -17,6 +17,16 @@ FILES = (
     *(f"unit/store/test_{name}.py" for name in ("xet", "hub_servers", "upkeep", "records")),
     "promises/hub/test_buckets.py",
 )
+
+OTHER_TORCH = ("2.14.0", "2.14.1", "2.15.0")
+WITH_OTHER_TORCH = (
+    "test_any_shape.py::test_several_processes_have_the_losses_of_one",
+    "test_any_snapshot.py",
+    "test_kill.py",
+    "test_precision.py",
+    "test_transformers.py",
+)
+"""Of the promises: processes under DDP and FSDP, resume, compiled blocks, transformers."""
 
 
 def ranges() -> dict[str, str]:
@@ -99,4 +109,45 @@ def test_every_lower_bound_holds(tmp_path: Path):
     result = subprocess.run(
         test, env=environment, cwd=runs.ROOT, capture_output=True, text=True, check=False
     )
+    assert result.returncode == 0, result.stdout[-8000:]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("version", OTHER_TORCH)
+def test_an_image_s_own_torch_keeps_the_promises(tmp_path: Path, small: list[str], version: str):
+    """The README's command for it: all requirements except torch's pin, and the header says so."""
+    python, wanted = tmp_path / "venv" / "bin" / "python", tmp_path / "wanted.txt"
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
+    install = [str(python), "-m", "pip", "install", "--quiet", f"torch=={version}"]
+    installed = subprocess.run(install, capture_output=True, text=True, check=False)
+    if installed.returncode != 0:
+        pytest.skip(f"torch {version} cannot be installed: {installed.stderr[-200:]}")
+    lines = [
+        line
+        for path in sorted(runs.ROOT.glob("requirements*.txt"))
+        for line in path.read_text().splitlines()
+        if not line.startswith(("torch==", "-r ", "#"))
+    ]
+    wanted.write_text("\n".join(lines))
+    subprocess.run([*install, "--requirement", str(wanted)], check=True)
+
+    environment = {**os.environ, "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
+    words = [str(python), "train.py", *small, f"run.dir={tmp_path / 'run'}", "train.max_steps=5"]
+    header = subprocess.run(
+        words, env=environment, cwd=runs.ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    assert re.search(rf"torch {version}\S* is installed; the tested version is 2\.13\.0 ", header)
+
+    files = [str(runs.ROOT / "tests" / "promises" / name) for name in WITH_OTHER_TORCH]
+    options = ["-q", "-m", "not slow", "-p", "no:cacheprovider"]
+    result = subprocess.run(
+        [str(python), "-m", "pytest", *options, *files],
+        env=environment,
+        cwd=runs.ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    print(result.stdout[-300:])
     assert result.returncode == 0, result.stdout[-8000:]

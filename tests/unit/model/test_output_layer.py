@@ -13,7 +13,7 @@ from model.families import build_empty, layout_without_memory
 from model.head import IGNORED, Head
 from model.output_layer import OutputLayer, find_steps
 from planning.allocation_log import LiveBytes
-from planning.estimate import estimate_memory
+from planning.estimate import MemoryEstimate
 from planning.fake_trace import Shape, traced_phases
 
 SMALL = {
@@ -145,12 +145,13 @@ def test_a_chunk_of_logits_has_its_bound(monkeypatch):
     assert peaks[1] < peaks[0]
 
 
-def test_a_plan_knows_the_chunks(monkeypatch):
-    """The last of several chunks is a smaller one."""
-    monkeypatch.setattr("model.head.LOGIT_BYTES", 100 * 320 * 4)
+@pytest.mark.parametrize("rows", [60, 100, 150])
+def test_a_plan_knows_the_chunks(rows, monkeypatch):
+    """One chunk grows with the sequences, of 48 tokens each, then a second one, and no other."""
+    monkeypatch.setattr("model.head.LOGIT_BYTES", rows * 320 * 4)
     config, shape = CausalLMConfig.read(dict(MODELS["qwen2"])), Shape("cpu", "no")
-    estimate = estimate_memory(config, shape)
-    for sequences in (2, 3, 4, 6, 9, 14):
+    estimate = MemoryEstimate(config, shape)
+    for sequences in (1, 2, 3, 4, 6, 9, 14):
         counted = traced_phases(config, sequences, shape).log.totals().sum(axis=1).max()
         assert max(estimate.peaks(sequences, True).values()) == pytest.approx(counted, rel=0.02)
 

@@ -16,7 +16,7 @@ from model.families import build_model
 from model.gpt import GPT, GPTConfig
 from model.lora import Lora
 from optim.muon import ITERATIONS, PARTS, orthogonalized
-from planning.estimate import estimate_memory, writing_memory
+from planning.estimate import MemoryEstimate, writing_memory
 from planning.fake_trace import Shape
 from sealed import seal
 from snapshot.disk.checking import check_snapshot
@@ -225,7 +225,7 @@ def test_the_planner_counts_one_moment_of_a_matrix():
     assert snapshot_bytes(layout, "adamw", True) == 12 * (every - frozen)
 
     def optimizer_bytes(name: str) -> float:
-        return estimate_memory(SIZES, Shape("cpu", "no", optimizer=name)).largest(
+        return MemoryEstimate(SIZES, Shape("cpu", "no", optimizer=name)).largest(
             "optimizer", 2, False
         )
 
@@ -240,7 +240,7 @@ def test_the_planner_counts_one_moment_of_a_matrix():
 
 def test_the_planner_counts_the_updates_that_shards_gather():
     def gathered(name: str) -> float:
-        return estimate_memory(SIZES, Shape("cpu", "no", 2, 2, name)).traffic(1)["all-gather"]
+        return MemoryEstimate(SIZES, Shape("cpu", "no", 2, 2, name)).traffic(1)["all-gather"]
 
     matrix = sum(one.numel() for one in matrices(GPT(SIZES)))
     assert gathered("muon") - gathered("adamw") == 4 * matrix
