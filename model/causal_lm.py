@@ -18,7 +18,8 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 
-from model.documents import PackedRows, packed_rows, varlen_attention
+from model.context import Context
+from model.documents import Rows, packed_rows
 from model.family import LanguageModel, ModelConfig
 from model.head import mean_loss
 from model.layout import Layout, ModelError
@@ -316,7 +317,20 @@ class CausalLM(LanguageModel):
 
         return DynamicCache(config=self.lm.config)
 
+    @property
+    def can_share_context(self) -> bool:
+        return self.can_pack and self.lm.config._attn_implementation in ("sdpa", IN_ROWS)
+
     def use_varlen(self) -> None:
+        if self.attend_in_rows():
+            super().use_varlen()
+
+    def share_context(self, context: Context) -> None:
+        self.attend_in_rows()
+        super().share_context(context)
+
+    def attend_in_rows(self) -> bool:
+        """Have transformers attend by `attend_in_rows`; returns whether the architecture can."""
         if self.lm.config._attn_implementation == "sdpa":
             from transformers import AttentionInterface, AttentionMaskInterface
             from transformers.masking_utils import sdpa_mask
@@ -324,23 +338,21 @@ class CausalLM(LanguageModel):
             AttentionInterface.register(IN_ROWS, attend_in_rows)
             AttentionMaskInterface.register(IN_ROWS, sdpa_mask)
             self.lm.set_attn_implementation(IN_ROWS)
-            self.varlen = True
+        return bool(self.lm.config._attn_implementation == IN_ROWS)
 
     def flops_per_token(self, block_size: int) -> float | None:
         if any(self.config.content.get(key) for key in EXPERTS):
             return None
         return super().flops_per_token(block_size)
 
-    def _rows(self, positions: Tensor | None) -> dict[str, Any]:
-        """What `attend_in_rows` needs of positions (B, T); nothing where a mask is used."""
+    def rows_at(self, positions: Tensor | None) -> Rows | None:
+        """As `LanguageModel.rows_at`; None also where transformers makes a mask of positions."""
+        if self.context is not None and self.context.rows is not None:
+            return self.context.rows
         if positions is None or not self.varlen:
-            return {}
+            return None
         rows = packed_rows(positions, varlen=True)
-        if rows.bounds is None:
-            return {}
-        # transformers takes a mask of four dimensions as it is, and makes none of (B, 1, T, T).
-        no_mask = positions.new_zeros(1, 1, 1, 1)
-        return {"packed_rows": rows, "attention_mask": no_mask}
+        return None if rows.bounds is None else rows
 
     def forward(
         self,
@@ -350,6 +362,10 @@ class CausalLM(LanguageModel):
         cache: Any = None,
     ) -> Tensor:
         """As `LanguageModel.forward`."""
+        options: dict[str, Any] = {}
+        if (rows := self.rows_at(positions)) is not None:
+            # transformers takes a mask of four dimensions as it is, and makes none of (B, 1, T, T).
+            options = {"packed_rows": rows, "attention_mask": ids.new_zeros(1, 1, 1, 1)}
 
         def logits() -> Tensor:
             found = self.lm(
@@ -357,7 +373,7 @@ class CausalLM(LanguageModel):
                 position_ids=positions,
                 cache=cache,
                 use_cache=cache is not None,
-                **self._rows(positions),
+                **options,
             )
             return cast(Tensor, found.logits)
 
@@ -375,23 +391,23 @@ def attend_in_rows(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    packed_rows: PackedRows | None = None,
+    packed_rows: Rows | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention by torch, of rows of documents without a mask.
+    """transformers' attention by torch, or by `packed_rows` without a mask.
 
     Queries (B, H, T, D) to (B, T, H, D).
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    if packed_rows is None or packed_rows.bounds is None:
+    if packed_rows is None:
         mixed: Tensor = sdpa_attention_forward(
             module, query, key, value, attention_mask, **options
         )[0]
         return mixed, None
     scale, window = options.get("scaling"), options.get("sliding_window")
-    assert not options.get("dropout"), "the kernel has no dropout"
-    mixed = varlen_attention(query, key, value, packed_rows.bounds, scale, window)
+    dropout = options.get("dropout", 0.0)
+    mixed = packed_rows.attend(query, key, value, dropout, scale, window)
     return mixed.transpose(1, 2).contiguous(), None
 
 

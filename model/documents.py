@@ -10,12 +10,31 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 SIXTEEN_BITS = (torch.bfloat16, torch.float16)
+
+
+class Rows(Protocol):
+    """What the positions of a batch attend to, other than all earlier ones of their row."""
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        dropout_p: float = 0.0,
+        scale: float | None = None,
+        window: int | None = None,
+    ) -> Tensor:
+        """Queries (B, H, T, D), and keys and values of perhaps fewer heads, to (B, H, T, D).
+
+        With `window`, a query sees itself and so many positions less one before it.
+        """
 
 
 @dataclass(frozen=True)
@@ -28,14 +47,23 @@ class PackedRows:
     """(N + 1,) int32: the first position of each document over all rows, and their end. Torch's
     variable-length kernel computes nothing between documents, and needs no mask."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0) -> Tensor:
-        """Queries, keys and values (B, H, T, D) to (B, H, T, D)."""
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        dropout_p: float = 0.0,
+        scale: float | None = None,
+        window: int | None = None,
+    ) -> Tensor:
+        """As `Rows.attend`."""
         if self.bounds is None:
+            assert window is None, "the mask has none"
             return F.scaled_dot_product_attention(
-                query, key, value, attn_mask=self.mask, dropout_p=dropout_p
+                query, key, value, attn_mask=self.mask, dropout_p=dropout_p, scale=scale
             )
         assert not dropout_p, "the kernel has no dropout"
-        return varlen_attention(query, key, value, self.bounds)
+        return varlen_attention(query, key, value, self.bounds, scale, window)
 
 
 def packed_rows(positions: Tensor, varlen: bool = False) -> PackedRows:
@@ -46,13 +74,18 @@ def packed_rows(positions: Tensor, varlen: bool = False) -> PackedRows:
     """
     kind = positions.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32
-    begins = F.pad(positions[:, 1:] != positions[:, :-1] + 1, (1, 0), value=True)  # (B, T)
+    begins = begins_of(positions)
     if varlen and dtype in SIXTEEN_BITS:
         return PackedRows(bounds=_bounds(begins))
     document = begins.cumsum(dim=1)  # counted from 1
     own = (document[:, :, None] == document[:, None, :]).tril()[:, None]
     mask = torch.zeros(own.shape, dtype=dtype, device=own.device)
     return PackedRows(mask=mask.masked_fill_(~own, -math.inf))
+
+
+def begins_of(positions: Tensor) -> Tensor:
+    """Where documents begin in rows with these positions, both (B, T)."""
+    return F.pad(positions[:, 1:] != positions[:, :-1] + 1, (1, 0), value=True)
 
 
 @torch._disable_dynamo  # torch.compiler.disable would import the compiler in every start

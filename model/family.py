@@ -19,7 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.documents import PackedRows
+from model.context import Context
+from model.documents import Rows, packed_rows
 from model.layout import Layout, ModelError, Shape
 from model.lora import Lora
 from model.new_weights import NewWeights
@@ -140,11 +141,24 @@ class LanguageModel(nn.Module, ABC):
     """What its parameters begin with, if the model is new and they have no values yet."""
     varlen: bool = False
     """Whether documents in a row are attended to by torch's variable-length kernel."""
+    context: Context | None = None
+    """The processes that share each sequence, if several do."""
 
     @property
     def can_pack(self) -> bool:
         """Whether `forward` takes positions that say where a document begins."""
         return self.config.can_pack
+
+    @property
+    def can_share_context(self) -> bool:
+        """Whether its attention is that of `rows_at`, so that processes can share a sequence."""
+        return False
+
+    def rows_at(self, positions: Tensor | None) -> Rows | None:
+        """What tokens at positions (B, T) attend to; None for all earlier ones of their row."""
+        if self.context is not None and self.context.rows is not None:
+            return self.context.rows
+        return None if positions is None else packed_rows(positions, self.varlen)
 
     @property
     @abstractmethod
@@ -220,6 +234,11 @@ class LanguageModel(nn.Module, ABC):
         """An empty cache for `forward`."""
         return KeyValueCache(self.config.n_layer)
 
+    def share_context(self, context: Context) -> None:
+        """Compute the loss as `Context.around` says. Call it before the model is wrapped."""
+        self.context = context
+        self.forward = context.around(self.forward)  # type: ignore[method-assign]
+
     def use_varlen(self) -> None:
         """Attend to documents in a row by torch's variable-length kernel, which only CUDA has."""
         self.varlen = True
@@ -267,7 +286,7 @@ class Attend(nn.Module):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        rows: PackedRows | None = None,
+        rows: Rows | None = None,
         **options: Any,
     ) -> Tensor:
         """Queries, keys and values (B, H, T, D) to (B, H, T, D), within the documents of `rows`."""

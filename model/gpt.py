@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.documents import PackedRows, packed_rows
+from model.documents import Rows
 from model.family import (
     Attend,
     KeyValueCache,
@@ -82,7 +82,7 @@ class Attention(Part):
         self.attend = Attend()
 
     def forward(
-        self, x: Tensor, rows: PackedRows | None = None, cache: KeyValueCache | None = None
+        self, x: Tensor, rows: Rows | None = None, cache: KeyValueCache | None = None
     ) -> Tensor:
         batch, time, channels = x.shape
         query, key, value = self.c_attn(x).split(channels, dim=2)  # each (B, T, C)
@@ -129,15 +129,13 @@ class Block(nn.Module):
         self.recompute = within_block(config.activation_checkpointing)
 
     def forward(
-        self, x: Tensor, rows: PackedRows | None = None, cache: KeyValueCache | None = None
+        self, x: Tensor, rows: Rows | None = None, cache: KeyValueCache | None = None
     ) -> Tensor:
         if self.recompute is not None and self.training and cache is None:
             return self.recompute(self._compute, x, rows)
         return self._compute(x, rows, cache)
 
-    def _compute(
-        self, x: Tensor, rows: PackedRows | None, cache: KeyValueCache | None = None
-    ) -> Tensor:
+    def _compute(self, x: Tensor, rows: Rows | None, cache: KeyValueCache | None = None) -> Tensor:
         x = x + self.attn(self.ln_1(x), rows, cache)
         return x + self.mlp(self.ln_2(x))
 
@@ -158,7 +156,7 @@ class Transformer(Part):
         self,
         ids: Tensor,
         positions: Tensor,
-        rows: PackedRows | None,
+        rows: Rows | None,
         cache: KeyValueCache | None,
     ) -> Tensor:
         """Token ids (B, T) at positions (T) or (B, T) to (B, T, C)."""
@@ -305,6 +303,10 @@ class GPT(LanguageModel):
             nn.init.normal_(module.c_proj.weight, std=0.02 / math.sqrt(2 * self.config.n_layer))
 
     @property
+    def can_share_context(self) -> bool:
+        return True
+
+    @property
     def blocks(self) -> nn.ModuleList:
         """The transformer blocks, in order."""
         return self.transformer.h
@@ -339,7 +341,7 @@ class GPT(LanguageModel):
         if past + time > self.config.block_size:
             raise ValueError(f"{past + time} positions, but block_size={self.config.block_size}")
         assert past == 0 or time == 1, "a filled cache is extended by one position at a time"
-        rows = None if positions is None else packed_rows(positions, self.varlen)
+        rows = self.rows_at(positions)
         if positions is None:
             positions = torch.arange(past, past + time, device=ids.device)
         hidden = self.transformer(ids, positions, rows, cache)  # (B, T, C)

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.documents import PackedRows, packed_rows
+from model.documents import Rows
 from model.family import (
     Attend,
     KeyValueCache,
@@ -76,7 +76,7 @@ class Attention(Part):
         self,
         x: Tensor,
         rotation: tuple[Tensor, Tensor],
-        rows: PackedRows | None,
+        rows: Rows | None,
         cache: KeyValueCache | None = None,
     ) -> Tensor:
         batch, time, _ = x.shape
@@ -140,7 +140,7 @@ class Block(nn.Module):
         self,
         x: Tensor,
         rotation: tuple[Tensor, Tensor],
-        rows: PackedRows | None,
+        rows: Rows | None,
         cache: KeyValueCache | None = None,
     ) -> Tensor:
         if self.recompute is not None and self.training and cache is None:
@@ -167,7 +167,7 @@ class Transformer(nn.Module):
         self,
         ids: Tensor,
         positions: Tensor,
-        rows: PackedRows | None,
+        rows: Rows | None,
         cache: KeyValueCache | None,
     ) -> Tensor:
         """Token ids (B, T) at positions (T) or (B, T) to (B, T, C)."""
@@ -315,6 +315,10 @@ class Llama(LanguageModel):
                 nn.init.normal_(weight, std=0.02 / math.sqrt(2 * config.n_layer if onto else 1))
 
     @property
+    def can_share_context(self) -> bool:
+        return True
+
+    @property
     def blocks(self) -> nn.ModuleList:
         return self.model.layers
 
@@ -343,7 +347,7 @@ class Llama(LanguageModel):
         if past + time > self.config.block_size:
             raise ValueError(f"{past + time} positions, but block_size={self.config.block_size}")
         assert past == 0 or time == 1, "a filled cache is extended by one position at a time"
-        rows = None if positions is None else packed_rows(positions, self.varlen)
+        rows = self.rows_at(positions)
         if positions is None:
             positions = torch.arange(past, past + time, device=ids.device)
         return self.lm_head(self.model(ids, positions, rows, cache), targets)

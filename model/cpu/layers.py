@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from model.documents import PackedRows
+from model.documents import Rows
 from model.family import Attend, Part
 from model.frozen import FrozenLinear
 
@@ -101,7 +101,7 @@ class ProductAttend(Attend):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        rows: PackedRows | None = None,
+        rows: Rows | None = None,
         **options: Any,
     ) -> Tensor:
         """As `Attend`, which computes whatever products do not."""

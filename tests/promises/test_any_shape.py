@@ -47,6 +47,14 @@ SHAPES = [
         2,
         "4 processes, CPU with 1 thread each, float32, FSDP (2 replicas of 2 shards)",
     ),
+    ("cp_cpu.yaml", 2, {}, 4, "float32, FSDP, each sequence shared by 2 processes"),
+    (
+        "cp_cpu.yaml",
+        4,
+        {"parallelism_config_dp_shard_size": 2},
+        2,
+        "2 sequences x 2 groups of 2 processes x 2 accumulated",
+    ),
     # What `accelerate config` writes for the same, by a user's own answers.
     (
         "fsdp_cpu.yaml",
@@ -64,9 +72,9 @@ SHAPES = [
 
 
 # The others show the same, a piece each.
-SLOW = ["ddp_cpu.yaml-4-0", "fsdp.yaml-2-0", "fsdp_multinode.yaml-2-0"]
+SLOW = ["ddp_cpu.yaml-4-0", "fsdp.yaml-2-0", "fsdp_multinode.yaml-2-0", "cp_cpu.yaml-4-0"]
 THOROUGH = ["fsdp_hybrid.yaml-2-1", "fsdp_offload.yaml-4-0"]
-THOROUGH += ["fsdp_cpu.yaml-4-4", "fsdp_cpu.yaml-4-0"]
+THOROUGH += ["fsdp_cpu.yaml-4-4", "fsdp_cpu.yaml-4-0", "cp_cpu.yaml-2-1"]
 NAMES = [f"{config}-{micro}-{len(changes)}" for config, _, changes, micro, _ in SHAPES]
 
 

@@ -21,6 +21,7 @@ WORDS = (
 SHAPES = {"one": ("cpu.yaml", 1), "DDP-2": ("ddp_cpu.yaml", 2)} | {
     f"FSDP-{count}": ("fsdp_cpu.yaml", count) for count in (2, 3)
 }
+SHAPES["CP-2"] = ("cp_cpu.yaml", 2)
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +58,7 @@ THOROUGH = {
     ("one", "FSDP-2"),
     ("FSDP-2", "one"),
     ("FSDP-3", "DDP-2"),
+    ("CP-2", "one"),
 }
 """With those, each shape writes for another; the rest are slow tests."""
 

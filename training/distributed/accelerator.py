@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from config.schema import Config, ConfigError, RunConfig, accumulation_steps
+from model.context import Context
 from model.family import LanguageModel
 from model.frozen import gather_in_16_bits
 from training.distributed.environment import (
@@ -94,6 +95,14 @@ class Accelerator(accelerate.Accelerator):
 
     accelerate 1.15 looks for sharded tensors in every run, and imports their module for that.
     """
+
+    def _prepare_cp(self, *args: Any) -> tuple[Any, ...]:
+        """In place of accelerate's method: `configure_wrapping` has shared out the positions.
+
+        accelerate 1.15 has torch's experimental ring take over `F.scaled_dot_product_attention`. It
+        takes no masks of documents, has no kernel for CPUs, and does not see other attention.
+        """
+        return args
 
     def prepare_model(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
@@ -179,18 +188,26 @@ def choose_float32(accelerator: accelerate.Accelerator, run: RunConfig) -> None:
 
 def micro_batch_shape(accelerator: Accelerator, config: Config) -> tuple[int, int]:
     """The shape (B, T) of the micro-batch of one process."""
-    parts = accelerator.gradient_accumulation_steps * accelerator.num_processes
+    parts = accelerator.gradient_accumulation_steps * data_parallel_size(accelerator)
     return config.train.global_batch_size // parts, config.data.block_size
 
 
 def set_accumulation(accelerator: Accelerator, config: Config) -> None:
-    """Derive gradient accumulation from the batch sizes and the number of processes.
+    """Derive gradient accumulation from the batch sizes and the data-parallel size.
 
-    Raises ConfigError where the launch is broken, the global batch cannot be divided, or gradients
-    cannot be reduced as `config.run` says.
+    Raises ConfigError where the launch is broken, the global batch or a sequence cannot be divided,
+    or gradients cannot be reduced as `config.run` says.
     """
     refuse_broken_launch(accelerator)
-    steps = accumulation_steps(config.train, accelerator.num_processes)
+    chunks = 2 * context_size(accelerator)
+    if chunks > 2 and config.data.block_size % chunks:
+        below = config.data.block_size // chunks * chunks
+        raise ConfigError(
+            f"data.block_size={config.data.block_size} is not a multiple of {chunks}: with "
+            f"parallelism_config_cp_size: {chunks // 2} each process takes two of {chunks} equal "
+            f"chunks of a sequence. Use {f'{below} or ' * (below > 0)}{below + chunks}."
+        )
+    steps = accumulation_steps(config.train, data_parallel_size(accelerator))
     accelerator.gradient_accumulation_steps = steps
     if refusal := _why_not_reduced(accelerator, config.run):
         raise ConfigError(refusal)
@@ -333,6 +350,15 @@ def refuse_other_blocks(accelerator: accelerate.Accelerator, model: LanguageMode
         )
 
 
+def refuse_shared_context(accelerator: accelerate.Accelerator, model: LanguageModel) -> None:
+    """Raise ConfigError if processes are to share each sequence of a model that cannot."""
+    if (size := context_size(accelerator)) > 1 and not model.can_share_context:
+        raise ConfigError(
+            f"the accelerate config file says parallelism_config_cp_size: {size}, but the "
+            f"attention of {model.config.family} cannot be shared by several processes. Set it to 1."
+        )
+
+
 def syncs_each_micro_batch(accelerator: accelerate.Accelerator) -> bool:
     """Whether FSDP reduces gradients in each micro-batch (`run.sync_each_micro_batch`)."""
     return bool(accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False))
@@ -342,6 +368,17 @@ def replicas(accelerator: accelerate.Accelerator) -> int:
     """The number of whole copies of the model under FSDP: more than one with hybrid sharding."""
     sizes = accelerator.parallelism_config
     return 1 if sizes is None else int(sizes.dp_replicate_size)
+
+
+def data_parallel_size(accelerator: accelerate.Accelerator) -> int:
+    """The number of parts of a global batch: those processes that share a sequence have one."""
+    return accelerator.num_processes // context_size(accelerator)
+
+
+def context_size(accelerator: accelerate.Accelerator) -> int:
+    """The number of processes that share each sequence (`parallelism_config_cp_size`)."""
+    sizes = accelerator.parallelism_config
+    return 1 if sizes is None else int(sizes.cp_size)
 
 
 def offloads(accelerator: accelerate.Accelerator) -> bool:
@@ -368,7 +405,7 @@ def effective_precision(run: RunConfig) -> str | None:
 def configure_wrapping(
     accelerator: accelerate.Accelerator, model: LanguageModel, run: RunConfig
 ) -> None:
-    """Set how `prepare` wraps the model: precision, and how gradients are reduced.
+    """Set how `prepare` wraps the model: precision, shared sequences, how gradients are reduced.
 
     It also corrects what accelerate does differently for CPUs and FSDP.
     """
@@ -376,6 +413,8 @@ def configure_wrapping(
         # accelerate silently trains in float32 when fp16 is requested on a CPU.
         accelerator.native_amp = True
         accelerator.scaler = torch.amp.GradScaler(accelerator.device.type)
+    if context_size(accelerator) > 1:
+        model.share_context(Context(accelerator.torch_device_mesh["cp"].get_group()))
     if accelerator.is_fsdp2:
         _configure_fsdp(accelerator, model, run)
     else:

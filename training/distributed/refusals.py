@@ -5,6 +5,7 @@ Otherwise accelerate or torch would ignore them silently and train something els
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -218,21 +219,37 @@ def _parallelism_refusals() -> list[str]:
     }
     entry = "parallelism_config"
     found = [
-        f"{CONFIG_FILE} says {entry}_{name}: {size}. Tensor, context and sequence "
-        "parallelism are not supported; set it to 1."
-        for name, size in sizes.items()
-        if name in ("tp_size", "cp_size", "sp_size") and size != 1
+        f"{CONFIG_FILE} says {entry}_{name}: {size}. {kind} parallelism is not supported: set it "
+        f"to 1.{remedy}"
+        for name, kind, remedy in (
+            ("tp_size", "Tensor", ""),
+            ("sp_size", "DeepSpeed's sequence", f" {entry}_cp_size shares sequences."),
+        )
+        if (size := sizes[name]) != 1
     ]
-    replicate, shard = sizes["dp_replicate_size"], sizes["dp_shard_size"]
-    if shard < 2:
+    shard, shared = sizes["dp_shard_size"], sizes["cp_size"]
+    product = math.prod(sizes.values())
+    strategy = env_var("PARALLELISM_CONFIG_CP_COMM_STRATEGY", "allgather")
+    if shared > 1 and strategy != "allgather":
+        found.append(
+            f"{CONFIG_FILE} says {entry}_cp_comm_strategy: {strategy}. Keys and values of a "
+            "sequence are gathered: set it to allgather."
+        )
+    if shard * shared < 2:
         found.append(
             f"{CONFIG_FILE} says {entry}_dp_shard_size: {shard}. One shard is not sharded: set "
             "it to the number of GPUs in a machine, or use accelerate_configs/ddp.yaml."
         )
-    elif replicate * shard != started_processes():
+    elif shard < 2 <= sizes["dp_replicate_size"]:
         found.append(
-            f"{CONFIG_FILE} says {entry}_dp_replicate_size: {replicate} and {entry}_dp_shard_size: "
-            f"{shard}, which are {replicate * shard} processes, but {started_processes()} run. "
-            "Their product must be num_processes."
+            f"{CONFIG_FILE} says {entry}_dp_replicate_size: {sizes['dp_replicate_size']} with "
+            f"{entry}_cp_size: {shared}, which needs {entry}_dp_shard_size: 2 or more. Set "
+            f"{entry}_dp_replicate_size to 1, or shard."
+        )
+    elif product != started_processes():
+        named = [f"{entry}_{name}: {size}" for name, size in sizes.items() if size > 1]
+        found.append(
+            f"{CONFIG_FILE} says {' and '.join(named)}, which are {product} processes, but "
+            f"{started_processes()} run. Their product must be num_processes."
         )
     return found

@@ -22,6 +22,7 @@ from config.schema import Config, RunConfig
 from model.cpu.cores import cores
 from model.family import LanguageModel
 from training.distributed.accelerator import (
+    context_size,
     effective_precision,
     offloads,
     replicas,
@@ -106,8 +107,9 @@ def _strategy(accelerator: Accelerator) -> str:
         return "DDP" if machines == 1 else f"DDP over {counted(machines, 'machine')}"
     plugin, several = accelerator.state.fsdp_plugin, accelerator.gradient_accumulation_steps > 1
     name = "FSDP"
+    shared = context_size(accelerator)
     if (copies := replicas(accelerator)) > 1:
-        shards = accelerator.parallelism_config.dp_shard_size
+        shards = shared * accelerator.parallelism_config.dp_shard_size
         once = ", added up once a step" if several else ""
         name += f" ({counted(copies, 'replica')} of {shards} shards{once})"
     if several and not syncs_each_micro_batch(accelerator):
@@ -116,6 +118,8 @@ def _strategy(accelerator: Accelerator) -> str:
         name += ", gathered until the backward pass"
     if offloads(accelerator):
         name += ", weights and optimizer on the CPU"
+    if shared > 1:
+        name += f", each sequence shared by {shared} processes"
     return name
 
 

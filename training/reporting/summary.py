@@ -23,7 +23,11 @@ from model.nf4 import full_parameters
 from snapshot.config_values import changed_values
 from snapshot.disk.state import RunState
 from snapshot.start import Start
-from training.distributed.accelerator import why_not_compiled
+from training.distributed.accelerator import (
+    context_size,
+    data_parallel_size,
+    why_not_compiled,
+)
 from training.distributed.environment import shutdown_timeout
 from training.reporting.console import Console
 from training.reporting.machine import computed_on, counted, machine_hints, machine_line
@@ -57,7 +61,11 @@ def print_header(
     info, train = corpus.info, config.train
     batch = train.global_batch_size
     accumulation = accelerator.gradient_accumulation_steps
-    micro = batch // (accelerator.num_processes * accumulation)
+    parts, shared = data_parallel_size(accelerator), context_size(accelerator)
+    micro = batch // (parts * accumulation)
+    who = counted(parts, "process")
+    if shared > 1:  # which have the same sequences
+        who = f"{counted(parts, 'group')} of {shared} processes"
     block = config.data.block_size
     steps = f"{train.max_steps:,} steps"
     if isinstance(corpus.train, TokenStream):
@@ -73,7 +81,7 @@ def print_header(
     console.say(f"cost      {console.speed.as_words()}")
     console.say(
         f"step      {batch * block:,} tokens: {micro} sequences x "
-        f"{counted(accelerator.num_processes, 'process')} x {accumulation} accumulated; {steps}"
+        f"{who} x {accumulation} accumulated; {steps}"
     )
     _print_evaluation(console, config, corpus)
     console.say(f"run       {config.run.dir}, from {start.reason}")

@@ -1,0 +1,102 @@
+"""Losses and gradients of models whose sequences several processes share.
+
+accelerate launch tests/support/contexts.py FILE writes, by model and kind of rows, the largest
+differences from one process that has whole sequences.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from torch import Tensor
+
+from model.causal_lm import PACKING
+from model.context import Context
+from model.families import FAMILIES, build_model
+from model.head import IGNORED
+from snapshot.disk.model import model_config
+
+B, T, WINDOW = 3, 32, 9
+SIZES = {
+    "vocab_size": 64,
+    "max_position_embeddings": T,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "num_local_experts": 4,
+    "sliding_window": WINDOW,
+    "use_sliding_window": True,
+    "pad_token_id": None,
+}
+GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 48, "n_positions": T, "vocab_size": 64}
+
+
+def sizes(name: str):
+    """The configuration of a small model of ours, or of transformers."""
+    if name in FAMILIES:
+        return replace(FAMILIES[name](64, T, 2, 4, 32))
+    content = GPT2 if name == "their gpt2" else SIZES
+    return model_config({**content, "model_type": name.removeprefix("their ")}, name)
+
+
+def batches() -> dict[str, tuple[Tensor, ...]]:
+    """Inputs, targets and perhaps positions, of one document a row, of several, and padded."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(0, 64, (B, T), generator=generator)
+    targets = ids.roll(-1, 1)
+    positions = torch.stack([torch.arange(T).remainder(length) for length in (7, 20, T)])
+    few = targets.clone()
+    few[:, 3:] = IGNORED  # some process has no target at all
+    return {"whole": (ids, targets), "documents": (ids, targets, positions), "few": (ids, few)}
+
+
+def mean(tensor: Tensor) -> Tensor:
+    """Over the processes."""
+    total = tensor.detach().clone()
+    dist.all_reduce(total)
+    return total / dist.get_world_size()
+
+
+def differences(name: str) -> dict[str, tuple[float, float]]:
+    """By kind of rows: of the loss, and of a gradient relative to the largest of its parameter."""
+    torch.manual_seed(0)
+    alone, shared = (build_model(sizes(name)).eval() for _ in range(2))
+    shared.load_state_dict(alone.state_dict())
+    if not shared.can_share_context:
+        return {}
+    shared.share_context(Context(dist.group.WORLD))
+    found = {}
+    for kind, batch in batches().items():
+        losses = []
+        for model in (alone, shared):
+            model.zero_grad()
+            losses.append(model(*batch))
+            losses[-1].backward()
+        pairs = zip(alone.parameters(), shared.parameters(), strict=True)
+        worst = max(
+            float((mean(other.grad) - one.grad).abs().max() / one.grad.abs().max().clamp(1e-6))
+            for one, other in pairs
+            if one.grad is not None  # an expert that no token uses has none
+        )
+        found[kind] = abs(float(mean(losses[1]) - losses[0])), worst
+    return found
+
+
+if __name__ == "__main__":
+    accelerator = Accelerator(cpu=True)
+    names = [*FAMILIES, *(f"their {family}" for family in PACKING)]
+    content = {name: differences(name) for name in names}
+    if accelerator.is_main_process:
+        content["processes"] = accelerator.num_processes
+        Path(sys.argv[1]).write_text(json.dumps(content))
+    accelerator.end_training()
