@@ -22,6 +22,7 @@ from config.schema import (
     gpt_config,
     lora_of,
     other_model,
+    refuse_uneven_chunks,
     too_long,
 )
 from data.columns import PACKED
@@ -76,6 +77,7 @@ def plan(options: argparse.Namespace) -> int:
             device=options.device,
             precision=options.precision,
             processes=options.processes,
+            context=options.context,
             optimizer=config.optim.name,
             freeze=tuple(config.optim.freeze),
             frozen_dtype=config.model.frozen_dtype,
@@ -87,18 +89,25 @@ def plan(options: argparse.Namespace) -> int:
                 f"--processes {options.processes} is not a multiple of --machines "
                 f"{options.machines}: every machine runs the same number."
             )
-        accumulation_steps(config.train, options.processes)  # raises if the batch cannot be divided
+        parts = options.processes // options.context
+        check_shared_context(options, config)
+        accumulation_steps(config.train, parts)  # raises if the batch cannot be divided
         model, stored_as = planned_model(options, config)
         packed = config.data.documents != PACKED and model.can_pack
         shape = replace(shape, stored_as=stored_as, packed=packed)
         with torch.device("meta"):
             freeze(counted := build_model(model), config.optim.freeze)
+        if options.context > 1 and not counted.can_share_context:
+            raise ConfigError(
+                f"--context {options.context}: several processes cannot share the attention of "
+                f"{model.family}. Leave it out."
+            )
         settle_rate(config, layout_for(model).size_without_output)
         strategies = candidates(model, shape, options.machines, config.snapshot.staging_bytes)
     except (ConfigError, SnapshotError, HubError) as error:
         say_error(str(error))
         return EXIT_USER_MISTAKE
-    sequences = config.train.global_batch_size // options.processes  # of a step, for each
+    sequences = config.train.global_batch_size // parts  # of a step, for each
     requested = config.train.micro_batch_size
     micro = requested or micro_batch_that_fits(strategies, sequences, memory)
     if micro < sequences:
@@ -121,6 +130,16 @@ def plan(options: argparse.Namespace) -> int:
     print_plan(config, model, parameters, trained, options, fits, micro)
     print(f"\n{advice}")
     return code
+
+
+def check_shared_context(options: argparse.Namespace, config: Config) -> None:
+    """Raise ConfigError if the processes cannot share sequences as --context says."""
+    if options.processes % options.context:
+        raise ConfigError(
+            f"--processes {options.processes} is not a multiple of --context {options.context}: "
+            "so many processes share each sequence."
+        )
+    refuse_uneven_chunks(config, options.context)
 
 
 def planned_model(options: argparse.Namespace, config: Config) -> tuple[ModelConfig, str]:
@@ -183,9 +202,12 @@ def print_plan(
     print(f"optimizer {config.optim.name}, learning rate {config.optim.learning_rate:g}")
     print(f"machine   {where}, {options.precision}{checkpointing}")
     batch = config.train.global_batch_size
+    parts, who = options.processes // options.context, f"{options.processes} processes"
+    if options.context > 1:
+        who = f"{parts} groups of {options.context} processes"
     print(
-        f"step      {batch} sequences: {micro} in a micro-batch x {options.processes} processes x "
-        f"{batch // (micro * options.processes)} accumulated"
+        f"step      {batch} sequences: {micro} in a micro-batch x {who} x "
+        f"{batch // (micro * parts)} accumulated"
     )
     print(f"\n{_table(fits)}\n")
     print(
@@ -280,6 +302,13 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--processes", type=positive_int, default=1, help="GPUs, over all machines")
     parser.add_argument(
         "--machines", type=positive_int, default=1, help="that the processes run on"
+    )
+    parser.add_argument(
+        "--context",
+        type=positive_int,
+        default=1,
+        metavar="N",
+        help="processes that share each sequence: parallelism_config_cp_size",
     )
     memory = parser.add_mutually_exclusive_group()
     memory.add_argument(

@@ -305,6 +305,18 @@ def too_long(config: Config, model: str, context: int) -> str:
     )
 
 
+def refuse_uneven_chunks(config: Config, processes: int) -> None:
+    """Raise ConfigError if so many processes cannot share a sequence equally."""
+    length, chunks = config.data.block_size, 2 * processes
+    if processes > 1 and length % chunks:
+        below = length // chunks * chunks
+        raise ConfigError(
+            f"data.block_size={length} is not a multiple of {chunks}: where {processes} processes "
+            f"share a sequence (parallelism_config_cp_size), each takes two of {chunks} equal "
+            f"chunks. Use {f'{below} or ' * (below > 0)}{below + chunks}."
+        )
+
+
 def accumulation_steps(train: TrainConfig, processes: int) -> int:
     """The number of micro-batches of each process in a step.
 

@@ -110,19 +110,12 @@ class SharedRows:
         if self._documents is not None or (window is not None and window < self._time):
             mask = self._mask(window, query)
             return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, **options)
-        from torch.nn.attention.bias import causal_lower_right
-
-        # A chunk attends to all keys before it, and its last query to the last of them.
+        # A chunk sees all keys before it, and its last query the last of its own.
         mixed, length = [], query.size(2) // 2
         for half, number in enumerate((self._context.rank, -1 - self._context.rank)):
             end = (number % (2 * self._context.size) + 1) * length
             part = query[:, :, half * length : (half + 1) * length]
-            causal = causal_lower_right(length, end)
-            mixed.append(
-                F.scaled_dot_product_attention(
-                    part, keys[:, :, :end], values[:, :, :end], attn_mask=causal, **options
-                )
-            )
+            mixed.append(attend_to_past(part, keys[:, :, :end], values[:, :, :end], **options))
         return torch.cat(mixed, dim=2)
 
     def _mask(self, window: int | None, query: Tensor) -> Tensor:
@@ -139,3 +132,17 @@ class SharedRows:
             mask = torch.zeros(sees.shape, dtype=query.dtype, device=query.device)
             self._masks[window, query.dtype] = mask.masked_fill_(~sees, -math.inf)[:, None]
         return self._masks[window, query.dtype]
+
+
+def attend_to_past(query: Tensor, keys: Tensor, values: Tensor, **options: Any) -> Tensor:
+    """Attention in which the last query sees all keys, and each one before it a key less."""
+    size = query.size(2), keys.size(2)
+    if query.device.type == "cpu":  # without a kernel for it
+        sees = torch.ones(size, dtype=torch.bool, device=query.device).tril(size[1] - size[0])
+        mask = torch.zeros(size, dtype=query.dtype, device=query.device)
+        mask = mask.masked_fill_(~sees, -math.inf)
+    else:
+        from torch.nn.attention.bias import causal_lower_right
+
+        mask = causal_lower_right(*size)
+    return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, **options)

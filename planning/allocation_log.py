@@ -24,6 +24,8 @@ KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers", "host
 for communication between processes: DDP's buckets, FSDP's gathered blocks; `host` are activations
 in the CPU's memory, of a plan for GPUs."""
 
+FUNCTIONAL = "_c10d_functional"
+"""The namespace of torch's collectives that return their result."""
 COLLECTIVES: dict[str, tuple[str, int | None]] = {
     "allgather": ("all-gather", 0),
     "reduce_scatter": ("reduce-scatter", 1),
@@ -32,6 +34,12 @@ COLLECTIVES: dict[str, tuple[str, int | None]] = {
 }
 """Collectives by a part of the name of torch's operation: the kind, and the index of the argument
 that is the full tensor, unless that is the result."""
+
+OF_CONTEXT = {
+    "all_gather_into_tensor": "all-gather of keys and values",
+    "reduce_scatter_tensor": "reduce-scatter of their gradients",
+}
+"""Collectives of processes that share sequences, by torch's name; only the update has the same."""
 
 Place = tuple[Any, ...]
 """Where in a step an event happens, as the caller of the trace names it."""
@@ -104,7 +112,7 @@ class LiveBytes(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        is_collective = getattr(func, "namespace", "") in ("c10d", "_c10d_functional", "fsdp")
+        is_collective = getattr(func, "namespace", "") in ("c10d", FUNCTIONAL, "fsdp")
         for leaf in tree_leaves((args, kwargs, result) if is_collective else result):
             if isinstance(leaf, Tensor):
                 lifetime = self._record(leaf, "activations")
@@ -133,6 +141,12 @@ class LiveBytes(TorchDispatchMode):
 
     def _count_traffic(self, name: str, args: tuple[Any, ...], result: Any) -> None:
         """Add the bytes of the full tensor that a collective operation gathers or reduces."""
+        namespace, operation, *_ = name.split(".")
+        if operation in OF_CONTEXT and namespace == FUNCTIONAL and self.place != ("update",):
+            self.traffic[self.place[:2], OF_CONTEXT[operation]] += max(
+                args[0].nbytes, result.nbytes
+            )
+            return
         for word, (kind, index) in COLLECTIVES.items():
             if word in name:
                 full = result if index is None else args[index]

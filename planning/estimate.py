@@ -20,7 +20,7 @@ import numpy as np
 from model.family import ModelConfig
 from model.head import chunk_rows
 from model.layout import FLOAT_BYTES
-from planning.allocation_log import KINDS, LiveBytes, Place
+from planning.allocation_log import KINDS, OF_CONTEXT, LiveBytes, Place
 from planning.fake_trace import Shape, traced_phases
 from snapshot.disk.model import ADAPTERS, WHOLE, layout_for
 from snapshot.disk.shards import moment_counts, written_as
@@ -45,7 +45,8 @@ class MemoryEstimate:
         self._lines: dict[tuple[int, ...], Line] = {}
 
     def _at(self, micro_batch_size: int) -> Line:
-        sizes, several_chunks = traced_sizes(self.config, micro_batch_size)
+        length = self.config.block_size // self.shape.context
+        sizes, several_chunks = traced_sizes(self.config, length, micro_batch_size)
         if sizes not in self._lines:
             self._lines[sizes] = _traced_line(self.config, self.shape, sizes, several_chunks)
         return self._lines[sizes]
@@ -70,17 +71,24 @@ class MemoryEstimate:
         totals = self.totals(micro_batch_size, accumulating)
         return float(totals[:, KINDS.index(kind)].max())
 
-    def traffic(self, accumulation: int) -> dict[str, float]:
+    def traffic(self, micro_batch_size: int, accumulation: int) -> dict[str, float]:
         """Bytes of the full tensors that each kind of collective gathers or reduces in a step."""
-        rest, last = self._at(1).messages  # the same for every micro-batch
-        times = accumulation - 1
-        if not self.shape.sync_each and self.shape.shards > 1:
-            times = min(times, 1)  # the first gathers, the last reduces
-        return {kind: times * rest.get(kind, 0) + last.get(kind, 0) for kind in {**rest, **last}}
+        rest, last = (
+            {kind: base + micro_batch_size * each for kind, (base, each) in some.items()}
+            for some in self._at(micro_batch_size).messages
+        )
 
-    def sent(self, accumulation: int) -> float:
+        def times(kind: str) -> int:
+            if self.shape.sync_each or self.shape.shards == 1 or kind in OF_CONTEXT.values():
+                return accumulation - 1
+            return min(accumulation - 1, 1)  # the first gathers, the last reduces
+
+        kinds = {**rest, **last}
+        return {kind: times(kind) * rest.get(kind, 0) + last.get(kind, 0) for kind in kinds}
+
+    def sent(self, micro_batch_size: int, accumulation: int) -> float:
         """Bytes that one process sends in a step, with the ring algorithms of NCCL and gloo."""
-        traffic = self.traffic(accumulation)
+        traffic = self.traffic(micro_batch_size, accumulation)
         return sum(sent_share(kind, self.shape) * size for kind, size in traffic.items())
 
 
@@ -95,20 +103,24 @@ class Line:
     """Whether an event also occurs without gradient accumulation (events,)."""
     phases: np.ndarray
     """The phase of each event, one of `PHASES` (events,)."""
-    messages: tuple[dict[str, float], dict[str, float]]
+    messages: tuple[dict[str, tuple[float, float]], dict[str, tuple[float, float]]]
     """Bytes of the full tensors of each kind of collective, in every micro-batch except the last,
-    and in the last."""
+    and in the last: those that are independent of the sequences, and those of a sequence."""
 
 
-def traced_sizes(config: ModelConfig, micro_batch_size: int) -> tuple[tuple[int, ...], bool]:
+def traced_sizes(
+    config: ModelConfig, length: int, micro_batch_size: int
+) -> tuple[tuple[int, ...], bool]:
     """The micro-batches to trace for an estimate at this one, and whether chunks are left out.
+
+    A process has `length` positions of each sequence.
 
     The logits of the loss grow with the sequences as long as they are one chunk. Then a second one
     grows, which adds to the gradient that the first has made. From two full chunks on, the others
     need no more memory, and the last may be smaller. Each of these ranges has a line of its own.
     """
-    most = chunk_rows(config.vocab_size) // config.block_size
-    full = -(-2 * chunk_rows(config.vocab_size) // config.block_size)
+    most = chunk_rows(config.vocab_size) // length
+    full = -(-2 * chunk_rows(config.vocab_size) // length)
     if config.vocab_size <= config.n_embd or (micro_batch_size <= most and most >= max(SIZES)):
         return SIZES, False
     if micro_batch_size >= full:
@@ -139,8 +151,12 @@ def _traced_line(
     low, *more = (np.concatenate(list(by_place.values())) for by_place in sequences)
     messages = []
     for micro in (0, 1):
-        less, rest = (_messages(corners[depth, sizes[0]], micro) for depth in depths)
-        messages.append({kind: _line(less[kind], rest[kind], depths, layers) for kind in less})
+        few, *many = (
+            _messages([corners[depth, size] for depth in depths], micro, depths, layers)
+            for size in sizes
+        )
+        each = {kind: many[0][kind] - few[kind] if many else 0.0 for kind in few}
+        messages.append({kind: (few[kind] - sizes[0] * each[kind], each[kind]) for kind in few})
     phases = np.array([_phase(place) for place in places])
     first = np.array([place[1:2] != (1,) for place in places])  # all but the second micro-batch
     per_sequence = more[0] - low if more else 0 * low  # the sizes differ by one sequence
@@ -154,6 +170,8 @@ def sent_share(kind: str, shape: Shape) -> float:
     To gather or to reduce, each of N processes passes on N - 1 of N parts; an all-reduce does both.
     See Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations".
     """
+    if kind in OF_CONTEXT.values():
+        return (shape.context - 1) / shape.context
     replicas = shape.processes // shape.shards
     if kind == "all-reduce":  # between replicas
         return 2 * (replicas - 1) / replicas
@@ -217,13 +235,17 @@ def _line(low: Any, high: Any, depths: tuple[int, int], layers: int) -> Any:
     return low + (layers - depths[0]) * (high - low) / (depths[1] - depths[0])
 
 
-def _messages(trace: LiveBytes, micro: int) -> Counter[str]:
-    """Bytes of the full tensors of each kind of collective in a micro-batch."""
-    found: Counter[str] = Counter()
-    for ((*_, at), kind), size in trace.traffic.items():
-        if at == micro or (at == "update" and micro == 1):  # Muon gathers its updates
-            found[kind] += size
-    return found
+def _messages(
+    traces: list[LiveBytes], micro: int, depths: tuple[int, int], layers: int
+) -> dict[str, float]:
+    """Bytes of the full tensors of each kind of collective in a micro-batch, at `layers` layers."""
+    found: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+    for trace, counted in zip(traces, found, strict=True):
+        for ((*_, at), kind), size in trace.traffic.items():
+            if at == micro or (at == "update" and micro == 1):  # Muon gathers its updates
+                counted[kind] += size
+    low, high = found
+    return {kind: _line(low[kind], high[kind], depths, layers) for kind in low}
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_leaves
 
 from config.schema import ConfigError, OptimConfig
 from model.attention import KERNELS, VARLEN
+from model.context import Context
 from model.cpu.layers import tune
 from model.families import build_model
 from model.family import LanguageModel, ModelConfig
@@ -64,6 +65,8 @@ class Shape:
     processes: int = 1
     shards: int = 1
     """Processes that share one copy of the model: 1 is DDP, all of them FSDP, others hybrid."""
+    context: int = 1
+    """Processes among those that share each sequence."""
     optimizer: str = "adamw"
     freeze: tuple[str, ...] = ()
     """Patterns of the parameters that are not trained."""
@@ -121,6 +124,8 @@ def traced_phases(config: ModelConfig, micro_batch_size: int, shape: Shape) -> L
         without_offsets(),
     ):
         bare = _bare_model(config, shape)
+        if shape.context > 1:
+            bare.share_context(Context(dist.new_group(range(shape.context))))
         model: nn.Module = bare if mesh is None else _sharded(bare, mesh, shape)
         ids = torch.zeros(micro_batch_size, config.block_size, dtype=torch.int64)
         batch = (ids, ids, ids) if shape.packed else (ids, ids)  # inputs, targets, positions

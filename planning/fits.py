@@ -95,6 +95,10 @@ def strategies(shape: Shape, machines: int) -> Iterator[Strategy]:
         config = "single_gpu.yaml" if device == "cuda" else "cpu.yaml"
         yield Strategy("one process", config, of(1))
         return
+    if shape.context > 1:
+        config = "cp.yaml" if device == "cuda" else "cp_cpu.yaml"
+        yield Strategy(f"FSDP, shared by {shape.context}", config, of(processes))
+        return
     if device == "cpu":
         yield Strategy("DDP", "ddp_cpu.yaml", of(1))
         yield Strategy("FSDP", "fsdp_cpu.yaml", of(processes))
@@ -174,7 +178,7 @@ class Candidate:
             on_cpu=sum(most[kind] for kind in self.elsewhere),
             writer=self.writing.on_host,
             copies=self.writing.copies,
-            sent=self.estimate.sent(accumulation),
+            sent=self.estimate.sent(micro, accumulation),
             largest_micro_batch=self.largest(memory),
             fits=self.needed(micro, accumulating) <= memory,
         )
@@ -301,8 +305,9 @@ def _command(row: Fit, here: int, words: list[str]) -> str:
         "num_processes": shape.processes,
         "num_machines": machines,
         "mixed_precision": shape.precision,
-        "parallelism_config_dp_replicate_size": machines,
-        "parallelism_config_dp_shard_size": here,
+        "parallelism_config_dp_replicate_size": shape.processes // shape.shards,
+        "parallelism_config_dp_shard_size": shape.shards // shape.context,
+        "parallelism_config_cp_size": shape.context,
     }
     file = OmegaConf.to_container(OmegaConf.load(Path(__file__).parent.parent / config))
     assert isinstance(file, dict)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+import model.context
 import model.documents
 import model.recompute
 import optim.muon
@@ -81,6 +82,10 @@ def cuda_kernels() -> Iterator[None]:
         dropped: Tensor = torch.native_dropout(x, p, training)[0] if training and p > 0 else x
         return dropped
 
+    def fused_past(*args: Tensor, dropout_p: float = 0.0, **options: Any) -> Tensor:
+        mixed: Tensor = attention(*args, **options)
+        return mixed
+
     log_softmax: Any = F.log_softmax
 
     def fused_log_softmax(*args: Any, **options: Any) -> Tensor:
@@ -91,6 +96,7 @@ def cuda_kernels() -> Iterator[None]:
 
     replacements: dict[tuple[Any, str], Any] = {
         (F, "scaled_dot_product_attention"): fused_attention,
+        (model.context, "attend_to_past"): fused_past,
         (F, "dropout"): fused_dropout,
         (F, "log_softmax"): fused_log_softmax,
         # How many documents there are is a value; a few bytes for each do not matter.

@@ -30,7 +30,13 @@ from tracing.spans import (
     Process,
     read_process,
 )
-from training.distributed.accelerator import bucket_parameters, micro_batch_shape, unwrapped
+from training.distributed.accelerator import (
+    bucket_parameters,
+    context_size,
+    micro_batch_shape,
+    replicas,
+    unwrapped,
+)
 from training.reporting.pictures import table, write_html
 from training.run.session import Session
 from training.run.tuning import has_packed_rows
@@ -70,10 +76,9 @@ class Result:
         accelerator, config, state = session.accelerator, session.config, session.state
         bare: Any = unwrapped(accelerator, model)
         tensors = [*bare.parameters(), *bare.buffers()]
-        sharding = accelerator.parallelism_config
-        shards = accelerator.num_processes if accelerator.is_fsdp2 else 1
-        if accelerator.is_fsdp2 and sharding is not None:
-            shards = sharding.dp_shard_size
+        context, shards = context_size(accelerator), 1
+        if accelerator.is_fsdp2:
+            shards = accelerator.num_processes // replicas(accelerator)
         totals = memory.log.totals()
         return cls(
             name=config.run.name,
@@ -84,6 +89,7 @@ class Result:
                 precision=accelerator.mixed_precision,
                 processes=accelerator.num_processes,
                 shards=shards,
+                context=context,
                 optimizer=config.optim.name,
                 freeze=tuple(config.optim.freeze),
                 frozen_dtype=state.frozen_dtype or AUTO,
@@ -105,7 +111,7 @@ class Result:
         """Add what the planner predicts. It must not run while there is a process group."""
         accumulation = self.accumulation
         estimate = MemoryEstimate(self.model, self.shape)
-        self.predicted_traffic = estimate.traffic(accumulation)
+        self.predicted_traffic = estimate.traffic(self.micro_batch_size, accumulation)
         if self.shape.shards > 1:  # the norms of all tensors, in float32
             self.predicted_traffic[NORM] = 4 * self.trained
         if self.block_size < self.model.block_size:
@@ -201,14 +207,14 @@ def merge(traces: list[dict[str, Any]], to: Path) -> None:
 def as_lines(rows: list[Row]) -> list[str]:
     """The traffic of a step as a table for a terminal."""
     lines = [
-        f"{'collective':<32}{'calls':>6}{'counted, bytes':>17}{'predicted':>14}{'ratio':>8}"
+        f"{'collective':<34}{'calls':>6}{'counted, bytes':>17}{'predicted':>14}{'ratio':>8}"
         f"{'ms':>9}{'while computing':>17}"
     ]
     for row in rows:
         predicted = "" if row.predicted is None else f"{row.predicted:,.0f}"
         ratio = "" if row.ratio is None else f"{row.ratio:.4f}"
         lines.append(
-            f"{row.kind:<32}{row.calls:>6}{row.counted:>17,}{predicted:>14}{ratio:>8}"
+            f"{row.kind:<34}{row.calls:>6}{row.counted:>17,}{predicted:>14}{ratio:>8}"
             f"{row.milliseconds:>9.2f}{row.overlapped:>17.0%}"
         )
     return lines
@@ -261,6 +267,8 @@ def in_words(result: Result) -> str:
             f"Hybrid sharding: {shape.processes // shape.shards} groups of {shape.shards} "
             "processes, each group with a whole model"
         )
+    if shape.context > 1:
+        strategy += f", each sequence shared by {shape.context} processes"
     precision = "float32" if shape.precision == "no" else shape.precision
     return (
         f"{strategy}; {shape.device}, {precision}. {model.n_layer} layers, {model.n_embd} wide, "

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, TypeVar
 
+from planning.allocation_log import FUNCTIONAL, OF_CONTEXT
+
 STEP, PREPARE, FORWARD, BACKWARD, CLIP = "step", "prepare", "forward", "backward", "clip"
 AGREEMENT, BLOCK = "agreement", "block"
 UPDATE = "update"
@@ -29,12 +31,15 @@ CALLS = {
     "c10d::allgather_": ("all-gather", 1, ("allgather",)),
     "c10d::allgather_into_tensor_coalesced_": ("all-gather", 0, ("allgather",)),
     "c10d::_reduce_scatter_base_": ("reduce-scatter", 1, ("reducescatter", "allreduce")),
+    "c10d::reduce_scatter_tensor_coalesced_": ("reduce-scatter", 1, ("reducescatter", "allreduce")),
     "c10d::allreduce_": ("all-reduce", 0, ("allreduce",)),
     "c10d::broadcast_": ("broadcast", 0, ("broadcast",)),
 }
 """torch's operations: the kind, the argument with the full tensor, and names of the transfer.
 gloo has no reduce-scatter: torch sends an all-reduce instead."""
 DTENSOR, WAIT = "_c10d_functional::all_reduce", "_c10d_functional::wait_tensor"
+CONTEXT = {f"{FUNCTIONAL}::{operation}": kind for operation, kind in OF_CONTEXT.items()}
+"""torch's operations by which processes share sequences, in a forward or backward pass."""
 BYTES = {
     **{"double": 8, "long int": 8, "long": 8, "float": 4, "int": 4, "c10::bfloat16": 2},
     **{"bfloat16": 2, "c10::half": 2, "half": 2, "unsigned char": 1, "byte": 1, "bool": 1},
@@ -153,6 +158,9 @@ def collectives_of(events: Sequence[Event], parts: Sequence[Span]) -> list[Colle
     """The collectives of a process, in the order of their calls."""
     places = [event for event in events if _takes_place(event)]
     by_dtensor = [span_of(event, "") for event in events if event["name"] == DTENSOR]
+    of_context = [
+        span_of(event, CONTEXT[event["name"]]) for event in events if event["name"] in CONTEXT
+    ]
     by_fsdp = [
         span_of(event, event["name"]) for event in events if event["name"].startswith("FSDP::")
     ]
@@ -168,10 +176,15 @@ def collectives_of(events: Sequence[Event], parts: Sequence[Span]) -> list[Colle
             given = place["args"].get("Input type") or [place["args"].get("dtype", "")]
             typed = given[0] if typed == "TensorList" else typed
         part, carried = enclosing(parts, call["ts"]), enclosing(by_fsdp, call["ts"])
+        if kind == "all-reduce" and enclosing(by_dtensor, call["ts"]):
+            kind = NORM
+        by_context = enclosing(of_context, call["ts"])
+        if by_context is not None and part is not None and part.name != UPDATE:
+            kind = by_context.name
         span = span_of(place or call, "")
         found.append(
             Collective(
-                NORM if kind == "all-reduce" and enclosing(by_dtensor, call["ts"]) else kind,
+                kind,
                 span.start,
                 span.end,
                 called=call["ts"],

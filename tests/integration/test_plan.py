@@ -325,6 +325,8 @@ def test_the_table_names_a_shipped_config_for_each_strategy():
         for processes, machines in ((1, 1), (4, 1), (8, 2)):
             shape = Shape(device, "bf16", processes)
             shown |= {strategy.config for strategy in strategies(shape, machines)}
+        shape = Shape(device, "bf16", 4, context=2)
+        shown |= {strategy.config for strategy in strategies(shape, 1)}
     shipped = {path.name for path in tracked("accelerate_configs")}
     assert shown == shipped - {"fsdp_hybrid_cpu.yaml"}  # nothing is gained by it on one CPU
 

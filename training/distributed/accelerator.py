@@ -8,6 +8,7 @@ loss scaler.
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -28,7 +29,13 @@ from accelerate.utils import (
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from config.schema import Config, ConfigError, RunConfig, accumulation_steps
+from config.schema import (
+    Config,
+    ConfigError,
+    RunConfig,
+    accumulation_steps,
+    refuse_uneven_chunks,
+)
 from model.context import Context
 from model.family import LanguageModel
 from model.frozen import gather_in_16_bits
@@ -199,14 +206,7 @@ def set_accumulation(accelerator: Accelerator, config: Config) -> None:
     or gradients cannot be reduced as `config.run` says.
     """
     refuse_broken_launch(accelerator)
-    chunks = 2 * context_size(accelerator)
-    if chunks > 2 and config.data.block_size % chunks:
-        below = config.data.block_size // chunks * chunks
-        raise ConfigError(
-            f"data.block_size={config.data.block_size} is not a multiple of {chunks}: with "
-            f"parallelism_config_cp_size: {chunks // 2} each process takes two of {chunks} equal "
-            f"chunks of a sequence. Use {f'{below} or ' * (below > 0)}{below + chunks}."
-        )
+    refuse_uneven_chunks(config, context_size(accelerator))
     steps = accumulation_steps(config.train, data_parallel_size(accelerator))
     accelerator.gradient_accumulation_steps = steps
     if refusal := _why_not_reduced(accelerator, config.run):
@@ -350,12 +350,21 @@ def refuse_other_blocks(accelerator: accelerate.Accelerator, model: LanguageMode
         )
 
 
-def refuse_shared_context(accelerator: accelerate.Accelerator, model: LanguageModel) -> None:
-    """Raise ConfigError if processes are to share each sequence of a model that cannot."""
-    if (size := context_size(accelerator)) > 1 and not model.can_share_context:
+def refuse_shared_context(
+    accelerator: accelerate.Accelerator, model: LanguageModel, run: RunConfig
+) -> None:
+    """Raise ConfigError if processes are to share each sequence, and cannot."""
+    if (size := context_size(accelerator)) == 1:
+        return
+    if run.attention != "auto":
         raise ConfigError(
-            f"the accelerate config file says parallelism_config_cp_size: {size}, but the "
-            f"attention of {model.config.family} cannot be shared by several processes. Set it to 1."
+            f"run.attention={run.attention} has no effect with parallelism_config_cp_size: {size}, "
+            "where processes share each sequence. Leave it out."
+        )
+    if not model.can_share_context:
+        raise ConfigError(
+            f"the accelerate config file says parallelism_config_cp_size: {size}, but several "
+            f"processes cannot share the attention of {model.config.family}. Set it to 1."
         )
 
 
@@ -414,6 +423,8 @@ def configure_wrapping(
         accelerator.native_amp = True
         accelerator.scaler = torch.amp.GradScaler(accelerator.device.type)
     if context_size(accelerator) > 1:
+        # accelerate 1.15 takes a joint dimension from the mesh, which torch calls deprecated.
+        warnings.filterwarnings("ignore", "Slicing a flattened dim from root mesh")
         model.share_context(Context(accelerator.torch_device_mesh["cp"].get_group()))
     if accelerator.is_fsdp2:
         _configure_fsdp(accelerator, model, run)

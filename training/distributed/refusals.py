@@ -246,7 +246,7 @@ def _parallelism_refusals() -> list[str]:
             f"{entry}_cp_size: {shared}, which needs {entry}_dp_shard_size: 2 or more. Set "
             f"{entry}_dp_replicate_size to 1, or shard."
         )
-    elif product != started_processes():
+    elif product != started_processes() and not found:
         named = [f"{entry}_{name}: {size}" for name, size in sizes.items() if size > 1]
         found.append(
             f"{CONFIG_FILE} says {' and '.join(named)}, which are {product} processes, but "

@@ -170,7 +170,7 @@ class Session:
         """Print the header, begin the uploads, and find out whether the run is finished."""
         accelerator, config, start, state = self.accelerator, self.config, self.start, self.state
         refuse_other_blocks(accelerator, model)
-        refuse_shared_context(accelerator, model)
+        refuse_shared_context(accelerator, model, config.run)
         choose_frozen_dtype(config, state, self.pretrained, model)
         console = Console(accelerator.is_main_process, config.train.max_steps, state.step)
         self.console, code = console, self._lock.code_before

@@ -40,9 +40,10 @@ REFUSED = [
 ]
 # Sizes of parallelism_config, the number of processes, the entry and value that are named.
 UNSPLIT = [
-    ({"dp_shard_size": 2, "tp_size": 2}, 2, "tp_size: 2. Tensor, context and sequence"),
-    ({"dp_shard_size": 2, "cp_size": 4}, 2, "cp_size: 4. Tensor, context and sequence"),
-    ({"dp_shard_size": 2, "sp_size": 2}, 2, "sp_size: 2. Tensor, context and sequence"),
+    ({"dp_shard_size": 2, "tp_size": 2}, 2, "tp_size: 2. Tensor parallelism is not supported"),
+    ({"dp_shard_size": 2, "sp_size": 2}, 2, "sp_size: 2. DeepSpeed's sequence parallelism is not"),
+    ({"dp_shard_size": 2, "cp_size": 4}, 2, "cp_size: 4, which are 8 processes, but 2 run"),
+    ({"dp_replicate_size": 2, "cp_size": 2}, 4, "dp_replicate_size: 2 with parallelism_config_cp"),
     ({"dp_replicate_size": 2, "dp_shard_size": 1}, 2, "dp_shard_size: 1. One shard is not sharded"),
     ({"dp_replicate_size": 2}, 2, "dp_shard_size: 1. One shard is not sharded"),
     ({"dp_replicate_size": 2, "dp_shard_size": 2}, 2, "dp_shard_size: 2, which are 4 processes"),
@@ -182,7 +183,7 @@ def test_what_belongs_to_another_engine_is_refused(
 
 def test_all_that_is_refused_is_said_at_once(launched, states, monkeypatch, tmp_path):
     changes = {entry: value for entry, value, _ in REFUSED if entry != "fsdp_version"}
-    sizes = {"parallelism_config_tp_size": 2, "parallelism_config_cp_size": 2}
+    sizes = {"parallelism_config_tp_size": 2, "parallelism_config_sp_size": 2}
     launched(runs.rehearsal("fsdp_cpu.yaml", tmp_path, 2, **changes, **sizes), 2)
     for variables, _, _ in FOREIGN.values():
         for name, value in variables.items():
