@@ -141,7 +141,7 @@ def test_frozen_parameters_need_no_gradient_moments_or_traffic(processes):
     estimate = MemoryEstimate(config, shape)
     assert estimate.largest("gradients", 2, False) == 4 * numbers
     assert estimate.largest("optimizer", 2, False) == 8 * numbers + 4 * len(trained)
-    assert estimate.traffic(1).get("all-reduce", 0) == (4 * numbers if processes > 1 else 0)
+    assert estimate.traffic(1, 1).get("all-reduce", 0) == (4 * numbers if processes > 1 else 0)
 
 
 def a_model_of(family: str, **entries: object) -> ModelConfig:
@@ -290,18 +290,18 @@ def test_fsdp_shares_what_ddp_copies():
 def test_communication_is_that_of_the_ring_algorithms():
     size = sum(p.numel() for p in GPT(TINY).parameters())
     ddp = MemoryEstimate(TINY, Shape("cuda", "no", 4, 1))
-    assert ddp.sent(1) == ddp.sent(8) == pytest.approx(2 * 3 / 4 * 4 * size, rel=1e-6)
+    assert ddp.sent(1, 1) == ddp.sent(1, 8) == pytest.approx(2 * 3 / 4 * 4 * size, rel=1e-6)
     fsdp = MemoryEstimate(TINY, Shape("cuda", "no", 4, 4))
     # Gathered for the forward pass and, the blocks, for the backward pass; gradients scattered.
-    assert 2.5 * 3 / 4 * 4 * size < fsdp.sent(1) < 3.1 * 3 / 4 * 4 * size
-    assert fsdp.sent(3) == pytest.approx(3 * fsdp.sent(1))
+    assert 2.5 * 3 / 4 * 4 * size < fsdp.sent(1, 1) < 3.1 * 3 / 4 * 4 * size
+    assert fsdp.sent(1, 3) == pytest.approx(3 * fsdp.sent(1, 1))
     once = MemoryEstimate(TINY, Shape("cuda", "no", 4, 4, sync_each=False))
-    assert once.sent(3) == once.sent(8) == pytest.approx(2 * 3 / 4 * 4 * size, rel=0.02)
+    assert once.sent(1, 3) == once.sent(1, 8) == pytest.approx(2 * 3 / 4 * 4 * size, rel=0.02)
     whole = once.largest("gradients", 1, True) + once.largest("buffers", 1, True)
     assert whole > 2 * 4 * size  # weights and gradients
     hybrid = MemoryEstimate(TINY, Shape("cuda", "no", 4, 2))
-    assert hybrid.sent(1) == pytest.approx(
-        fsdp.sent(1) * (1 / 2) / (3 / 4) + 4 * size / 2, rel=0.02
+    assert hybrid.sent(1, 1) == pytest.approx(
+        fsdp.sent(1, 1) * (1 / 2) / (3 / 4) + 4 * size / 2, rel=0.02
     )
 
 
@@ -350,6 +350,20 @@ def test_offloading_fits_where_memory_suffices_for_all():
 
 
 @pytest.mark.thorough
+def test_processes_that_share_sequences_share_their_activations():
+    sizes = replace(TINY, block_size=256)
+    alone, (row,) = (
+        candidates(sizes, Shape("cuda", "bf16", 8, context=context), 1) for context in (1, 4)
+    )
+    alone = next(one for one in alone if one.strategy.name == "FSDP")
+    largest = [one.estimate.largest("activations", 4, True) for one in (alone, row)]
+    assert largest[1] < 0.5 * largest[0]  # keys and values are whole
+    advice, _ = advise([row.fit(8 * GIB, 1, 1)], sizes, None, None, here=8)
+    for option in ("cp.yaml", "--parallelism_config_cp_size=4", "--num_processes=8"):
+        assert option in advice
+
+
+@pytest.mark.thorough
 def test_the_largest_micro_batch_fits_and_the_next_does_not():
     for candidate in candidates(TINY, Shape("cuda", "bf16", 2), 1):
         assert isinstance(candidate, Candidate)
@@ -387,6 +401,7 @@ def test_nothing_that_fits_is_exit_code_3_with_a_remedy():
             ["--processes", "3", "--machines", "2", "--memory", "8"],
             "not a multiple of --machines 2",
         ),
+        (["--processes", "3", "--context", "2", "--memory", "8"], "not a multiple of --context 2"),
         (["--memory", "a lot"], "a lot is not a number of GiB"),
         ([], "--memory"),
     ],

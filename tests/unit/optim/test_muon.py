@@ -240,7 +240,7 @@ def test_the_planner_counts_one_moment_of_a_matrix():
 
 def test_the_planner_counts_the_updates_that_shards_gather():
     def gathered(name: str) -> float:
-        return MemoryEstimate(SIZES, Shape("cpu", "no", 2, 2, name)).traffic(1)["all-gather"]
+        return MemoryEstimate(SIZES, Shape("cpu", "no", 2, 2, name)).traffic(1, 1)["all-gather"]
 
     matrix = sum(one.numel() for one in matrices(GPT(SIZES)))
     assert gathered("muon") - gathered("adamw") == 4 * matrix

@@ -13,11 +13,15 @@ from accelerate.utils import DistributedType
 from accelerate.utils.launch import prepare_multi_gpu_env
 
 import runs
-from config.schema import ConfigError, RunConfig
+from config.schema import Config, ConfigError, DataConfig, RunConfig, refuse_uneven_chunks
 from model.gpt import GPT, GPTConfig
 from tracked import tracked
 from training.distributed import processes, refusals
-from training.distributed.accelerator import effective_precision, refuse_other_blocks
+from training.distributed.accelerator import (
+    effective_precision,
+    refuse_other_blocks,
+    refuse_shared_context,
+)
 from training.distributed.environment import Launcher
 from training.distributed.processes import init_processes, refuse_broken_launch
 
@@ -142,6 +146,34 @@ def test_other_blocks_than_the_model_has_are_refused(named):
         refuse_other_blocks(SimpleNamespace(is_fsdp2=True, state=state), model)
     plugin.transformer_cls_names_to_wrap = ["Block"]
     refuse_other_blocks(SimpleNamespace(is_fsdp2=True, state=state), model)
+
+
+class Opaque(GPT):
+    """A model with attention of its own."""
+
+    can_share_context = False
+
+
+def test_sequences_that_processes_cannot_share_are_refused():
+    accelerator = SimpleNamespace(parallelism_config=SimpleNamespace(cp_size=2))
+    sizes = GPTConfig(vocab_size=5, block_size=4, n_layer=1, n_head=1, n_embd=8)
+    refuse_shared_context(accelerator, GPT(sizes), RunConfig())
+    with pytest.raises(ConfigError, match="cp_size: 2, but several processes cannot share the att"):
+        refuse_shared_context(accelerator, Opaque(sizes), RunConfig())
+    with pytest.raises(ConfigError, match="run.attention=products has no effect with para"):
+        refuse_shared_context(accelerator, GPT(sizes), RunConfig(attention="products"))
+    accelerator.parallelism_config.cp_size = 1
+    refuse_shared_context(accelerator, Opaque(sizes), RunConfig(attention="products"))
+
+
+@pytest.mark.parametrize(("length", "remedy"), [(130, "Use 128 or 132."), (3, "Use 4.")])
+def test_a_sequence_that_cannot_be_shared_equally_is_refused(length, remedy):
+    config = Config(data=DataConfig(block_size=length))
+    refuse_uneven_chunks(config, 1)
+    with pytest.raises(ConfigError, match=f"data.block_size={length} is not a multiple of 4: .*"):
+        refuse_uneven_chunks(config, 2)
+    with pytest.raises(ConfigError, match=remedy):
+        refuse_uneven_chunks(config, 2)
 
 
 def test_fp16_with_weights_on_the_cpu_of_gpus_is_refused(launched, states, monkeypatch, tmp_path):
