@@ -65,8 +65,6 @@ class Shape:
     processes: int = 1
     shards: int = 1
     """Processes that share one copy of the model: 1 is DDP, all of them FSDP, others hybrid."""
-    context: int = 1
-    """Processes among those that share each sequence."""
     optimizer: str = "adamw"
     freeze: tuple[str, ...] = ()
     """Patterns of the parameters that are not trained."""
@@ -82,6 +80,8 @@ class Shape:
     """`run.sync_each_micro_batch`: FSDP sends in each micro-batch of a step."""
     reduce_dtype: str = "float32"
     """`run.reduce_dtype`, in which processes add up gradients."""
+    context: int = 1
+    """Processes among those of a copy that share each sequence."""
 
 
 def plans_varlen(config: ModelConfig, shape: Shape) -> bool:
