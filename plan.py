@@ -9,6 +9,7 @@ import argparse
 import json
 import re
 import sys
+import textwrap
 from dataclasses import asdict, replace
 
 import torch
@@ -35,7 +36,10 @@ from model.frozen import AUTO, FLOAT32
 from planning.cards import CARDS, memory_of_card
 from planning.fake_trace import DTYPES, Shape
 from planning.fits import (
+    COMMUNICATOR,
+    CONTEXT,
     GIB,
+    SLACK,
     Fit,
     advise,
     candidates,
@@ -210,11 +214,11 @@ def print_plan(
         f"{batch // (micro * parts)} accumulated"
     )
     print(f"\n{_table(fits)}\n")
-    print(
-        "Tensors are counted in a traced update, evaluation and sample, and for a snapshot. They\n"
-        "are not all there at once: the peak is less than their sum. 'Outside' is an estimate:\n"
-        "context, workspaces, communication, fragments."
+    counted = (
+        "Tensors are counted in a traced update, evaluation and sample, and for a snapshot. They "
+        "are not all there at once: the peak is less than their sum."
     )
+    print(textwrap.fill(f"{counted} {_outside(fits)}", 95))
     for row in fits:
         if row.peak_in != "update":
             print(
@@ -249,6 +253,25 @@ def print_storage(config: Config, model: ModelConfig) -> None:
         f"{snapshot * (hub.keep + 1):.1f} GB with hub.keep={hub.keep} and one being uploaded, and "
         f"up to {snapshot * hub.keep:.1f} GB more for each milestone (hub.milestone_every)."
     )
+
+
+def _outside(fits: list[Fit]) -> str:
+    """What is estimated outside tensors, as a sentence."""
+    device, library = fits[0].strategy.shape.device, "NCCL"
+    context = "the CUDA context"
+    if device == "cpu":
+        context, library = "Python with torch", "gloo"
+    parts = [f"{CONTEXT[device] / GIB:.2f} GiB for {context}"]
+    counts = {row.strategy.name: row.strategy.communicators for row in fits}
+    if several := [f"{name}: {count}" for name, count in counts.items() if count > 1]:
+        each = f"{', '.join(several)}; others: 1"
+        parts.append(f"{COMMUNICATOR[device] / GIB:.2f} for each {library} communicator ({each})")
+    elif any(counts.values()):
+        parts.append(f"{COMMUNICATOR[device] / GIB:.2f} for the {library} communicator")
+    if SLACK[device]:
+        parts.append(f"{SLACK[device] / GIB:.2f} of slack for workspaces and fragments")
+        parts.append("sums of attention's backward pass")
+    return f"'Outside' is an estimate: {', '.join(parts)}."
 
 
 def _table(fits: list[Fit]) -> str:

@@ -30,11 +30,15 @@ MOST_SEQUENCES = 4096
 """A larger micro-batch has no advantage."""
 MULTIPROCESSORS = 188
 """The largest number of multiprocessors of NVIDIA's GPUs."""
-OUTSIDE = {"cuda": 0.75 * GIB, "cpu": 0.5 * GIB}
-"""Estimated: a process's CUDA context and cuBLAS workspace, and the allocator's fragmentation; on a
-CPU, Python with torch."""
-OUTSIDE_COMMUNICATION = {"cuda": 0.5 * GIB, "cpu": 0.1 * GIB}
-"""Estimated: NCCL or gloo, in each of several processes."""
+CONTEXT = {"cuda": 0.5 * GIB, "cpu": 0.5 * GIB}
+"""Estimated: a process's CUDA context with the kernels that it has loaded (0.3 to 0.6 GiB in public
+reports, such as pytorch issues 107667 and 109888); on a CPU, Python with torch."""
+COMMUNICATOR = {"cuda": 0.5 * GIB, "cpu": 0.1 * GIB}
+"""Estimated: a communicator's buffers in NCCL or gloo. NCCL has 10 + 2 MiB for each of up to 32
+channels (NCCL issue 1685), which is 0.38 GiB. Others have measured 0.38 to 0.46 GiB (sglang pull
+request 35538), and 0.53 to 0.67 GiB with an NCCL of 2023 between A100s (NCCL issue 964)."""
+SLACK = {"cuda": 0.25 * GIB, "cpu": 0.0}
+"""Left free for cuBLAS workspaces and the allocator's fragments."""
 EXIT_NOTHING_FITS = 3
 CONFIGS = "accelerate_configs"
 
@@ -47,6 +51,17 @@ class Strategy:
     config: str
     shape: Shape
     offload: bool = False
+
+    @property
+    def communicators(self) -> int:
+        """How many NCCL or gloo communicators a process has.
+
+        Under hybrid sharding: of all processes, of the shards, and of the replicas. torch creates a
+        communicator at a group's first collective: accelerate's mesh has another group, unused.
+        """
+        if self.shape.processes == 1:
+            return 0
+        return 1 if self.shape.shards in (1, self.shape.processes) else 3
 
 
 @dataclass(frozen=True)
@@ -127,9 +142,8 @@ class Candidate:
     def outside(self, sequences: int) -> float:
         """Bytes of memory other than traced tensors: an estimate."""
         shape, config = self.strategy.shape, self.config
-        size = OUTSIDE[shape.device]
-        if shape.processes > 1:
-            size += OUTSIDE_COMMUNICATION[shape.device]
+        size = CONTEXT[shape.device] + SLACK[shape.device]
+        size += self.strategy.communicators * COMMUNICATOR[shape.device]
         if shape.device == "cuda":
             # Flash attention's backward pass has additional float32 sums of the query gradients:
             # with few heads, one for each multiprocessor, for a deterministic order.

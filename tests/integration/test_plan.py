@@ -33,6 +33,7 @@ from planning.allocation_log import LiveBytes
 from planning.estimate import MemoryEstimate
 from planning.fake_trace import DTYPES, Shape, traced_phases
 from planning.fits import (
+    COMMUNICATOR,
     EXIT_NOTHING_FITS,
     GIB,
     Candidate,
@@ -364,6 +365,57 @@ def test_processes_that_share_sequences_share_their_activations():
 
 
 @pytest.mark.thorough
+def test_the_memory_of_a_machine_decides_on_offloading(capsys):
+    """On the command line, where a unit may be given. No other strategy fits."""
+    words = ["model.n_layer=1", "model.n_head=16", "model.n_embd=1024", "data.block_size=16"]
+    words += ["train.global_batch_size=2", "--processes", "2", "--memory", "1.36"]
+    assert plan_script.main([*words, "--host-memory", "300MiB"]) == 0
+    said = capsys.readouterr().out
+    assert "It fits where each machine has 0.2 GiB of memory left for its 2 processes:" in said
+    assert plan_script.main([*words, "--host-memory", "100MiB"]) == EXIT_NOTHING_FITS
+    assert "Nothing fits, not even one sequence." in capsys.readouterr().out
+
+
+def test_every_communicator_of_a_strategy_takes_memory():
+    """One of all processes; under hybrid sharding also one of shards and one of replicas."""
+    found = {}
+    for shape, machines in ((Shape("cuda"), 1), (Shape("cuda", processes=8), 2)):
+        for strategy in strategies(shape, machines):
+            outside = Candidate(strategy, TINY, None, 0).outside(1)
+            found[strategy.name] = (strategy.communicators, outside)
+    assert {name: count for name, (count, _) in found.items()} == {
+        "one process": 0,
+        "DDP": 1,
+        "hybrid": 3,
+        "FSDP": 1,
+        "FSDP, offload": 1,
+    }
+    alone = found["one process"][1]
+    for name in ("DDP", "hybrid", "FSDP"):
+        count, outside = found[name]
+        assert outside - alone == pytest.approx(count * COMMUNICATOR["cuda"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "groups"),
+    [
+        ("ddp_cpu.yaml", ["default_pg"]),
+        ("fsdp_cpu.yaml", ["default_pg"]),
+        ("fsdp_hybrid_cpu.yaml", ["default_pg", "mesh_dp_replicate", "mesh_dp_shard_cp"]),
+    ],
+)
+def test_a_run_has_as_many_communicators_as_planned(small, tmp_path, config, groups):
+    words = [*small, "train.max_steps=3", f"run.dir={tmp_path / 'run'}"]
+    result = runs.run(runs.launch_command(config, *words, script=runs.GROUPS))
+    assert result.returncode == 0, result.stderr
+    assert f"groups {' '.join(groups)}\n" in result.stdout
+    processes = 4 if "hybrid" in config else 2
+    shards = 1 if config.startswith("ddp") else 2
+    assert Strategy("", "", Shape("cpu", "no", processes, shards)).communicators == len(groups)
+
+
+@pytest.mark.thorough
 def test_the_largest_micro_batch_fits_and_the_next_does_not():
     for candidate in candidates(TINY, Shape("cuda", "bf16", 2), 1):
         assert isinstance(candidate, Candidate)
@@ -377,6 +429,7 @@ def test_the_plan_says_what_fits_and_what_to_run():
     assert result.returncode == 0, result.stderr
     assert "It fits: accelerate launch --config_file accelerate_configs/ddp.yaml" in result.stdout
     assert "snapshot.keep=3" in result.stdout
+    assert "0.50 for the NCCL communicator, 0.25 of slack for" in result.stdout
     for head in ("weights", "gradients", "optimizer", "activations", "peak", "sent a step"):
         assert head in result.stdout
 

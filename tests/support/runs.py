@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BESIDE = ROOT / "tests" / "support" / "beside.py"
 INTERRUPTED = ROOT / "tests" / "support" / "interrupted.py"
 FAILING = ROOT / "tests" / "support" / "failing.py"
+GROUPS = ROOT / "tests" / "support" / "groups.py"
 DEADLINE_SECONDS = 600
 """Against a hang, not a slow machine: what is promised within seconds has a limit of its own."""
 MODULE = [sys.executable, "-m", "snapshot"]
