@@ -27,6 +27,7 @@ from snapshot.disk.reading import restore_weights
 ROOT = Path(__file__).resolve().parents[2]
 BESIDE = ROOT / "tests" / "support" / "beside.py"
 INTERRUPTED = ROOT / "tests" / "support" / "interrupted.py"
+ABORTING = ROOT / "tests" / "support" / "aborting.py"
 FAILING = ROOT / "tests" / "support" / "failing.py"
 GROUPS = ROOT / "tests" / "support" / "groups.py"
 DEADLINE_SECONDS = 600

@@ -132,8 +132,10 @@ class Report:
         if self.console.bar is not None:
             self.console.bar.update(step - self.console.bar.n)
         self.clock.enter(PASSES)
-        if self.watchdog is not None and loss.device.type == "cpu":
-            self.watchdog.done(step)  # a GPU runs behind until `write` waits for it
+        if self.watchdog is not None:
+            self.watchdog.queued()
+            if loss.device.type == "cpu":
+                self.watchdog.done(step)  # a GPU runs behind until `write` waits for it
 
     def write(self, accelerator: Accelerator) -> None:
         """Write a line for each step since the last call. Every process must call this.

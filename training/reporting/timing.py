@@ -92,6 +92,7 @@ class Watchdog:
         self._times: deque[float] = deque(maxlen=REMEMBERED)
         self._norms: deque[float] = deque(maxlen=REMEMBERED)
         self._step, self._since = console.step, math.inf
+        self._queued_at, self._queued = math.inf, 0
         self._warned_slow = self._warned_full = False
         self._offset = time.time() - time.monotonic()
         if console.shown:
@@ -99,18 +100,37 @@ class Watchdog:
 
     def rest(self) -> None:
         """No step is under way: what follows may take any time."""
-        self._since = math.inf
+        self._since = self._queued_at = math.inf
 
     def wait_for(self, work: Callable[[], object]) -> None:
         """Run work inside a step that is not part of it and may take any time."""
-        since, begun = self._since, time.monotonic()
+        since, queued_at, begun = self._since, self._queued_at, time.monotonic()
         self.rest()
         work()
-        self._since = since + time.monotonic() - begun
+        waited = time.monotonic() - begun
+        self._since, self._queued_at = since + waited, queued_at + waited
 
     def resume(self) -> None:
         """The next step begins."""
-        self._since = time.monotonic()
+        self._since = self._queued_at = time.monotonic()
+
+    def queued(self) -> None:
+        """A step is queued on the device; on a CPU, it is done.
+
+        The second one of an attempt is the first that compiles nothing. Where it takes longer than
+        a stop may, it is said how to save the run. A GPU holds a limited queue, so a step of many
+        seconds is not queued long before the GPU computes it.
+        """
+        now = time.monotonic()
+        seconds, self._queued_at, self._queued = now - self._queued_at, now, self._queued + 1
+        grace = self._config.run.grace_seconds
+        if self._queued == 2 and seconds > grace:
+            self._console.say(
+                f"hint      a step takes {seconds:.0f} s, longer than run.grace_seconds={grace:g}: "
+                "a run that is told to stop ends before its step does, without a snapshot. Raise "
+                "run.grace_seconds, and with it the time from the scheduler's signal to its kill "
+                "and TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or lower snapshot.every to lose less."
+            )
 
     def done(self, step: int) -> None:
         """A step is done, on the device as well, and the next one begins."""

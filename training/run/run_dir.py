@@ -268,6 +268,11 @@ class RunLock:
             _write_code(lock, code)
             lock.release()
 
+    @property
+    def code_file(self) -> Path | None:
+        """Where this process leaves its exit code, if it holds the lock."""
+        return None if self._lock is None else _code_file(self._lock)
+
     def is_in(self, run_dir: Path) -> bool:
         """Whether the lock that is held is the one in a directory, which may have been moved."""
         with suppress(OSError):

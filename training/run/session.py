@@ -46,6 +46,7 @@ from training.reporting.machine import computed_on, speed_of
 from training.reporting.report import Report
 from training.reporting.timing import END, UPDATE, UPLOAD, Watchdog
 from training.reporting.track import Trackers
+from training.run.crash import watch_for_crash
 from training.run.evaluations import BestSnapshot, evaluation_is_pending
 from training.run.pretrained import (
     PretrainedModel,
@@ -124,6 +125,8 @@ class Session:
         choose_float32(accelerator, self.config.run)
         refuse_undescribed(self.config)
         lock_run_dir(accelerator, self.config, self._lock)
+        if accelerator.num_processes > 1:
+            watch_for_crash(self._lock)
         self._tuning = tuning_for(accelerator, self.config)
         compute_reproducibly(is_exact(self.config.run.attention), is_compiled(accelerator))
 

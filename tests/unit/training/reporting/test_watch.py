@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -13,6 +14,7 @@ from config.schema import Config, RunConfig
 from disks import as_anybody
 from training.reporting import timing
 from training.reporting.console import Console
+from training.reporting.report import Report
 from training.reporting.timing import REMEMBERED, Watchdog
 
 
@@ -23,6 +25,9 @@ class Clock:
         self.steady, self.of_day = 100.0, 1e9
 
     def monotonic(self) -> float:
+        return self.steady
+
+    def perf_counter(self) -> float:
         return self.steady
 
     def time(self) -> float:
@@ -107,6 +112,31 @@ def test_what_a_step_waits_for_is_not_counted_as_its_own_time(watch, clock, caps
     watch._look_at_step()
     watch.done(61)
     assert "10 s ago, over 10 times the usual 1 s" in said(capsys)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_steps_longer_than_a_stop_may_take_get_one_hint(watch, clock, capsys, kind):
+    """Also on a GPU, whose steps are known to be done only when they are logged."""
+    report = Report(watch._console, None, 1, None, watchdog=watch)
+    figure = SimpleNamespace(device=SimpleNamespace(type=kind))
+    for seconds in (1000.0, 40.0, 40.0):  # the first one is compiled
+        clock.pass_by(seconds)
+        report.add(1, 0.1, figure, figure)
+    text = said(capsys)
+    assert text.count("hint      a step takes 40 s, longer than run.grace_seconds=25: a run") == 1
+    assert "Raise run.grace_seconds, and with it the time from the scheduler's" in text
+
+
+def test_what_steps_wait_for_is_not_their_length(watch, clock, capsys):
+    watch.queued()
+    watch.rest()  # an evaluation, a snapshot
+    clock.pass_by(1000)
+    watch.resume()
+    clock.pass_by(20)
+    watch.wait_for(lambda: clock.pass_by(1000))
+    clock.pass_by(4)
+    watch.queued()
+    assert said(capsys) == ""
 
 
 def test_a_gradient_of_a_hundred_times_the_usual_is_said(watch, capsys):
