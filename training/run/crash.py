@@ -4,8 +4,8 @@ Where another process is lost, the watchdog of torch's NCCL backend raises SIGAB
 without Python: no handler and no `finally` of ours runs then. So faulthandler, whose handler is in
 C, writes into a pipe, and a small process at its other end does what this one no longer can.
 
-The alternatives: TORCH_NCCL_ASYNC_ERROR_HANDLING=0 or 2 keeps the process alive, but training would
-go on with the numbers of a broken collective, and torch's monitor still aborts (pytorch issues
+The alternatives: TORCH_NCCL_ASYNC_ERROR_HANDLING=0 or 2 keeps the process alive, but it would train
+with the numbers of a broken collective, and torch's monitor still aborts (pytorch issues
 126544 and 155916). TORCH_NCCL_BLOCKING_WAIT=1 waits for each collective on the CPU.
 """
 
