@@ -54,14 +54,17 @@ class Strategy:
 
     @property
     def communicators(self) -> int:
-        """How many NCCL or gloo communicators a process has.
+        """How many NCCL or gloo communicators a process has: one of all processes, and others.
 
-        Under hybrid sharding: of all processes, of the shards, and of the replicas. torch creates a
-        communicator at a group's first collective: accelerate's mesh has another group, unused.
+        Under hybrid sharding these are of the shards and of the replicas; where processes share
+        sequences, of those that share one. torch creates a communicator at the first collective of
+        a group of processes: accelerate's mesh has more groups, without any.
         """
-        if self.shape.processes == 1:
+        shape = self.shape
+        if shape.processes == 1:
             return 0
-        return 1 if self.shape.shards in (1, self.shape.processes) else 3
+        hybrid = shape.shards not in (1, shape.processes)
+        return 1 + 2 * hybrid + (shape.context not in (1, shape.processes))
 
 
 @dataclass(frozen=True)

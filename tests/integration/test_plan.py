@@ -377,9 +377,10 @@ def test_the_memory_of_a_machine_decides_on_offloading(capsys):
 
 
 def test_every_communicator_of_a_strategy_takes_memory():
-    """One of all processes; under hybrid sharding also one of shards and one of replicas."""
+    """One of all processes, and those of shards, of replicas, and of shared sequences."""
     found = {}
-    for shape, machines in ((Shape("cuda"), 1), (Shape("cuda", processes=8), 2)):
+    shared = Shape("cuda", processes=8, context=2)
+    for shape, machines in ((Shape("cuda"), 1), (Shape("cuda", processes=8), 2), (shared, 1)):
         for strategy in strategies(shape, machines):
             outside = Candidate(strategy, TINY, None, 0).outside(1)
             found[strategy.name] = (strategy.communicators, outside)
@@ -389,30 +390,36 @@ def test_every_communicator_of_a_strategy_takes_memory():
         "hybrid": 3,
         "FSDP": 1,
         "FSDP, offload": 1,
+        "FSDP, shared by 2": 2,
     }
     alone = found["one process"][1]
-    for name in ("DDP", "hybrid", "FSDP"):
+    for name in ("DDP", "hybrid", "FSDP", "FSDP, shared by 2"):
         count, outside = found[name]
         assert outside - alone == pytest.approx(count * COMMUNICATOR["cuda"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("config", "groups"),
+    ("config", "shape", "groups"),
     [
-        ("ddp_cpu.yaml", ["default_pg"]),
-        ("fsdp_cpu.yaml", ["default_pg"]),
-        ("fsdp_hybrid_cpu.yaml", ["default_pg", "mesh_dp_replicate", "mesh_dp_shard_cp"]),
+        ("ddp_cpu.yaml", Shape(processes=2), []),
+        ("fsdp_cpu.yaml", Shape(processes=2, shards=2), []),
+        ("fsdp_hybrid.yaml", Shape(processes=4, shards=2), ["dp_replicate", "dp_shard_cp"]),
+        ("cp_cpu.yaml", Shape(processes=2, shards=2, context=2), []),
+        ("cp.yaml", Shape(processes=4, shards=4, context=2), ["cp"]),
     ],
 )
-def test_a_run_has_as_many_communicators_as_planned(small, tmp_path, config, groups):
-    words = [*small, "train.max_steps=3", f"run.dir={tmp_path / 'run'}"]
-    result = runs.run(runs.launch_command(config, *words, script=runs.GROUPS))
+def test_a_run_has_as_many_communicators_as_planned(small, tmp_path, config, shape, groups):
+    sizes = {"dp_replicate_size": 2, "dp_shard_size": 2} if "hybrid" in config else {}
+    entries = {f"parallelism_config_{name}": size for name, size in sizes.items()}
+    file = runs.rehearsal(config, tmp_path, shape.processes, dynamo_backend="NO", **entries)
+    words = [*small, "train.max_steps=3", "data.block_size=32", f"run.dir={tmp_path / 'run'}"]
+    result = runs.run(runs.launch_command(file, *words, script=runs.GROUPS))
     assert result.returncode == 0, result.stderr
-    assert f"groups {' '.join(groups)}\n" in result.stdout
-    processes = 4 if "hybrid" in config else 2
-    shards = 1 if config.startswith("ddp") else 2
-    assert Strategy("", "", Shape("cpu", "no", processes, shards)).communicators == len(groups)
+    assert (
+        f"groups {' '.join(['default_pg', *(f'mesh_{one}' for one in groups)])}\n" in result.stdout
+    )
+    assert Strategy("", "", shape).communicators == 1 + len(groups)
 
 
 @pytest.mark.thorough
