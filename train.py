@@ -19,7 +19,6 @@ from training.distributed.accelerator import (
     grads_in_buckets,
 )
 from training.evaluation import held_out_loss, sample_text
-from training.memory import check_fits
 from training.run.command import run_command
 from training.run.session import Session
 from training.run.text import prepare_text
@@ -42,8 +41,7 @@ def main(config: Config, session: Session) -> int:
 
     # The model: our own, or one of the Hub. It has no values before `session.restore`.
     if session.pretrained is None:
-        sizes = check_fits(accelerator, gpt_config(config, corpus.tokenizer.vocab_size), optim.name)
-        model = build_empty(sizes)
+        model = build_empty(gpt_config(config, corpus.tokenizer.vocab_size))
     else:
         model = session.pretrained.build(session.start, corpus.tokenizer)
     freeze(model, optim.freeze)

@@ -1,6 +1,6 @@
 """How much memory a process may take, and the sentence for a run that needs more.
 
-The check comes before the model is created. A step that fails later is told from its error.
+The check comes before the weights have values. A step that fails later is told from its error.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from accelerate import Accelerator
 
 from config.schema import ConfigError
 from model.cpu.cores import control_groups
-from model.family import ModelConfig
+from model.family import LanguageModel
 from optim.optimizers import moments_of
-from snapshot.disk.model import layout_for
 from training.distributed.agreement import run_on_all
 from training.distributed.environment import (
     fsdp_requested,
@@ -40,7 +39,6 @@ FAILURES = re.compile(
 )
 """Messages of torch's allocators, CUDA's libraries and the system in errors of general types."""
 REQUESTED = re.compile(r"allocate ([\d.]+ (?:bytes|[KMGTP]i?B))")
-FLOAT_BYTES = 4
 PLAN = "`python plan.py` with the same arguments and --memory shows what fits."
 SMALLER = (
     f"{PLAN} Lower train.micro_batch_size, set model.activation_checkpointing=true, or lower "
@@ -48,26 +46,26 @@ SMALLER = (
 )
 
 
-def check_fits(accelerator: Accelerator, config: ModelConfig, optimizer: str) -> ModelConfig:
-    """Return the sizes; raise ConfigError where a process needs more memory than its share.
+def check_fits(
+    accelerator: Accelerator, model: LanguageModel, optimizer: str, key: str | None = None
+) -> None:
+    """Raise ConfigError where a process needs more memory than its share.
 
     Every process must call this. On a CPU, weights, gradients and optimizer state take its memory,
-    and FSDP's processes keep a shard of all of them. The check comes first, because the system
-    promises more memory than it has, and later kills the process silently.
+    and FSDP's processes keep a shard of all of them. The check comes before the weights of the
+    `model` have values, because the system promises more memory than it has, and later kills the
+    process silently. `key` is the key and value that chose another model than our GPT.
     """
-    parameters = sum(one.numel() for one in layout_for(config).parameters().values())
-    what_needs = f"model.n_layer={config.n_layer} and model.n_embd={config.n_embd} need"
-    check_parameters_fit(accelerator, parameters, optimizer, what_needs)
-    return config
-
-
-def check_parameters_fit(
-    accelerator: Accelerator, parameters: int, optimizer: str, what_needs: str
-) -> None:
-    """`check_fits` for so many parameters; `what_needs` begins the message."""
+    sizes, of_trained = model.config, 2 + moments_of(optimizer)
+    chosen = f"model.n_layer={sizes.n_layer} and model.n_embd={sizes.n_embd} need"
+    what_needs = chosen if key is None else f"{key} needs"
 
     def check() -> None:
-        needed = FLOAT_BYTES * (2 + moments_of(optimizer)) * parameters if on_cpu() else 0
+        if not on_cpu():
+            return
+        needed = sum(
+            one.nbytes * (of_trained if one.requires_grad else 1) for one in model.parameters()
+        )
         if fsdp_requested():
             needed //= started_processes()
         left = memory_left(torch.device("cpu"), with_swap=True)

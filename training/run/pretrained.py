@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate import Accelerator
 from torch.optim import Optimizer
 
@@ -50,7 +49,6 @@ from training.distributed.agreement import (
     run_on_all,
     run_on_main,
 )
-from training.memory import check_parameters_fit
 
 IN_FILES = {"BF16": "bf16", "F16": "fp16"}
 """`model.frozen_dtype` by safetensors' name of a dtype that it holds without loss."""
@@ -161,10 +159,7 @@ class PretrainedModel:
             self.is_untied = decided_by_main(accelerator, lambda: check_weights(base, sizes))
             if self.is_untied:
                 sizes = base.config(keys.dropout, keys.activation_checkpointing, untied=True)
-        layout = layout_for(sizes)
-        check_described(layout)
-        count = sum(map(torch.numel, layout.parameters().values()))
-        check_parameters_fit(accelerator, count, self._config.optim.name, f"{base.key} needs")
+        check_described(layout_for(sizes))
         try:
             model = build_empty(sizes, self._add_adapters)
         except LoraError as error:

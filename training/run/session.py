@@ -40,6 +40,7 @@ from training.distributed.environment import is_local_main_process, launcher
 from training.distributed.processes import ProcessGroupTimeouts
 from training.evaluation import Sample, first_window, held_out_loss, sample_text
 from training.exits import EXIT_DONE, RESUME, WRITING_SECONDS
+from training.memory import check_fits
 from training.reporting import summary
 from training.reporting.console import Console, write_now
 from training.reporting.machine import computed_on, speed_of
@@ -175,6 +176,8 @@ class Session:
         refuse_other_blocks(accelerator, model)
         refuse_shared_context(accelerator, model, config.run)
         choose_frozen_dtype(config, state, self.pretrained, model)
+        key = None if self.pretrained is None else self.pretrained.base.key
+        check_fits(accelerator, model, config.optim.name, key)
         console = Console(accelerator.is_main_process, config.train.max_steps, state.step)
         self.console, code = console, self._lock.code_before
         console.speed = speed_of(model, config, accelerator)

@@ -11,12 +11,14 @@ import torch
 import training.memory
 from config.schema import ConfigError
 from model.family import parameter_count
+from model.frozen import keep_frozen
 from model.gpt import GPT, GPTConfig
 from training.distributed.agreement import exit_code_for, is_lasting
 from training.exits import EXIT_FAILED, EXIT_USER_MISTAKE
 from training.memory import check_fits, in_words
 from training.run import command, session
 from training.run.signals import Phase
+from training.step import freeze
 
 
 def no_room() -> None:
@@ -93,21 +95,39 @@ def test_a_run_without_memory_ends_with_a_sentence(
 
 @pytest.mark.parametrize("in_training", [False, True])
 def test_a_model_too_large_for_the_machine_is_refused(monkeypatch, in_training):
-    config = GPTConfig(vocab_size=11, block_size=7, n_layer=3, n_head=2, n_embd=8)
-    needed = 4 * parameter_count(GPT(config)) * (4 if in_training else 1)
+    model = GPT(GPTConfig(vocab_size=11, block_size=7, n_layer=3, n_head=2, n_embd=8))
+    needed = 4 * parameter_count(model) * (4 if in_training else 1)
     left = needed
     monkeypatch.setattr(training.memory, "available_memory", lambda with_swap: left)
     monkeypatch.setattr(training.memory, "run_on_all", lambda accelerator, work: work())
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setenv("ACCELERATE_USE_FSDP", str(not in_training))
     monkeypatch.setenv("WORLD_SIZE", "1" if in_training else "4")
-    check_fits(None, config, "adamw")
+    check_fits(None, model, "adamw")
     left -= 1
     with pytest.raises(ConfigError, match=r"model\.n_layer=3 and model\.n_embd=8 need .* GB"):
-        check_fits(None, config, "adamw")
+        check_fits(None, model, "adamw")
     left = 8 * needed - 1
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")  # which share it
     with pytest.raises(ConfigError, match=r"its share of 8 processes, are left"):
-        check_fits(None, config, "adamw")
+        check_fits(None, model, "adamw")
     left += 1
-    check_fits(None, config, "adamw")
+    check_fits(None, model, "adamw")
+
+
+def test_frozen_weights_need_neither_gradient_nor_moments(monkeypatch):
+    """Whether a model fits depends on what is trained, and on the dtype of the rest."""
+    model = GPT(GPTConfig(vocab_size=11, block_size=7, n_layer=3, n_head=2, n_embd=8))
+    freeze(model, ["*.h.*"])
+    keep_frozen(model, "bf16")
+    frozen = parameter_count(model.blocks)
+    matrices = sum(one.numel() for one in model.blocks.parameters() if one.dim() > 1)
+    needed = 16 * (parameter_count(model) - frozen) + 4 * (frozen - matrices) + 2 * matrices
+    monkeypatch.setattr(training.memory, "available_memory", lambda with_swap: left)
+    monkeypatch.setattr(training.memory, "run_on_all", lambda accelerator, work: work())
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    left = needed
+    check_fits(None, model, "adamw")
+    left -= 1
+    with pytest.raises(ConfigError, match=r"model\.pretrained=base needs .* GB"):
+        check_fits(None, model, "adamw", "model.pretrained=base")
