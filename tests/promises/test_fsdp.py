@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 import preload
 import runs
+from kills import after_a_rename, kill_at
 from snapshot.disk.files import manifest_sha256, newest_verified, read_json, verify
 
 PIECE_BYTES = 1_000_000
@@ -96,6 +98,44 @@ def test_a_snapshot_in_pieces_is_a_transformers_model(large_run):
     assert ours.lm_head.weight is ours.transformer.wte.weight
     ids = torch.randint(ours.config.vocab_size, (3, ours.config.block_size))
     assert torch.allclose(ours(ids), theirs(ids).logits, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "changes"),
+    [
+        pytest.param((), {}, marks=pytest.mark.thorough, id="float32"),
+        pytest.param((), {"mixed_precision": "fp16"}, marks=pytest.mark.slow, id="fp16"),
+        pytest.param((), {"dynamo_backend": "AOT_EAGER"}, marks=pytest.mark.slow, id="compiled"),
+        pytest.param(("model.lora_rank=4",), {}, marks=pytest.mark.slow, id="adapters"),
+    ],
+)
+def test_a_run_that_sends_once_a_step_is_killed_and_ends_with_the_same_bits(
+    small, finished_run, tmp_path, words, changes
+):
+    words = [
+        *small,
+        *words,
+        "run.sync_each_micro_batch=false",
+        "run.compile_short_runs=true",
+        "train.micro_batch_size=1",
+        "model.dropout=0.1",
+    ]
+    if "model.lora_rank=4" in words:
+        own = [word for word in words if not word.startswith(("model.n_", "model.dropout"))]
+        words = [*own, f"model.pretrained={runs.snapshot(finished_run, 30)}"]
+    config = runs.rehearsal("fsdp_cpu.yaml", tmp_path, 2, **changes)
+    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+    whole = runs.launch(config, *words, f"run.dir={undisturbed}")
+    assert whole.returncode == 0, whole.stderr
+    assert "whole weights and gradients over a step's micro-batches" in whole.stdout
+    assert ("compiled" in whole.stdout) == ("dynamo_backend" in changes)
+    again = runs.launch_command(config, *words, f"run.dir={killed}")
+    assert kill_at(again, after_a_rename(killed, random.Random(1)), tmp_path / "said")
+    rest = runs.run(again)
+    assert rest.returncode == 0, rest.stderr
+    assert "the newest of this run" in rest.stdout
+    runs.assert_same_bits(runs.snapshot(undisturbed, 30), runs.snapshot(killed, 30))
+    assert runs.losses(killed) == runs.losses(undisturbed)
 
 
 @pytest.mark.thorough
