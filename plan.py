@@ -53,6 +53,7 @@ from snapshot.disk.model import check_described, layout_for, read_config
 from snapshot.disk.shards import snapshot_bytes
 from snapshot.errors import SnapshotError
 from store.errors import HubError
+from training.distributed.accelerator import choose_residual_dtype, refuse_bf16_residual
 from training.memory import available_memory
 from training.step import freeze
 
@@ -87,6 +88,7 @@ def plan(options: argparse.Namespace) -> int:
             frozen_dtype=config.model.frozen_dtype,
             attention=None if config.run.attention == "auto" else config.run.attention,
             reduce_dtype=config.run.reduce_dtype,
+            residual_dtype=config.run.residual_dtype,
         )
         if options.processes % options.machines:
             raise ConfigError(
@@ -106,6 +108,9 @@ def plan(options: argparse.Namespace) -> int:
                 f"--context {options.context}: several processes cannot share the attention of "
                 f"{model.family}. Leave it out."
             )
+        if config.run.residual_dtype == "bf16":
+            refuse_bf16_residual(options.precision)
+        choose_residual_dtype(counted, config.run.residual_dtype)
         settle_rate(config, layout_for(model).size_without_output)
         strategies = candidates(model, shape, options.machines, config.snapshot.staging_bytes)
     except (ConfigError, SnapshotError, HubError) as error:

@@ -35,7 +35,11 @@ from model.lora import Lora
 from planning.allocation_log import LiveBytes
 from planning.fake_trace import Shape
 from planning.fits import candidates
-from training.distributed.accelerator import configure_wrapping, is_compiled
+from training.distributed.accelerator import (
+    choose_residual_dtype,
+    configure_wrapping,
+    is_compiled,
+)
 from training.memory import is_out_of_memory
 from training.reporting.machine import published_peak
 from training.step import compute_reproducibly, make_optimizer
@@ -67,7 +71,8 @@ class Case:
     """One of `KERNELS`, on a GPU; None for torch's choice."""
     tf32: bool = False
     """Products of float32 numbers use TF32."""
-
+    residual: str = "float32"
+    """The dtype in which blocks add up, one of `RESIDUAL_DTYPES`."""
     frozen: str | None = None
     """How weights around adapters are kept, one of `model.frozen.KINDS`; None trains the model."""
 
@@ -134,6 +139,7 @@ class Training:
             model = build_model(config)
         if case.frozen is not None:
             keep_frozen(model, case.frozen, STORED_AS)
+        choose_residual_dtype(model, case.residual)
         self.flops_per_token = model.flops_per_token(config.block_size)
         self.tokens = batch * config.block_size
         configure_wrapping(self.accelerator, model, RunConfig())
@@ -247,6 +253,8 @@ def measure(case: Case, seconds: float) -> dict[str, Any]:
     if case.fsdp:
         row["FSDP"] = "offloaded" if case.offload else "one rank"
         row["threads"] = torch.get_num_threads()  # of AdamW, where it is offloaded
+    if case.residual != "float32":
+        row["residual stream"] = case.residual
     if case.frozen is not None:
         row["frozen"] = case.frozen
     measured = None
@@ -286,6 +294,7 @@ def planned_bytes(case: Case) -> float:
         attention=case.kernel or "kernel",  # otherwise a plan takes the best one for documents
         frozen_dtype=case.frozen or AUTO,
         stored_as=STORED_AS,
+        residual_dtype=case.residual,
     )
     return float(_candidate(case.model(), shape).peaks(case.batch(), False)["update"])
 

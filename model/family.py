@@ -137,6 +137,8 @@ class LanguageModel(nn.Module, ABC):
 
     once_unpacked: ClassVar[bool] = False
     """Whether older versions had one document in a row: their runs resume so."""
+    can_have_bf16_residual: ClassVar[bool] = False
+    """Whether `use_bf16_residual` is there."""
     new_weights: NewWeights | None = None
     """What its parameters begin with, if the model is new and they have no values yet."""
     varlen: bool = False
@@ -242,6 +244,10 @@ class LanguageModel(nn.Module, ABC):
     def use_varlen(self) -> None:
         """Attend to documents in a row by torch's variable-length kernel, which only CUDA has."""
         self.varlen = True
+
+    def use_bf16_residual(self) -> None:
+        """Under autocast, add up the blocks' outputs in its 16 bits. Call it before wrapping."""
+        raise NotImplementedError
 
     def matrices(self) -> dict[nn.Parameter, int]:
         """The weights of the linear layers in the blocks, and how many matrices each one joins.

@@ -30,6 +30,7 @@ from model.family import (
 from model.head import Head
 from model.layout import Layout, Shape
 from model.recompute import around_block, within_block
+from model.residual import layer_norm, residual
 
 ACTIVATIONS = {"gelu_new": "tanh", "gelu": "none"}
 """By transformers' name, torch's `approximate`: GPT-2's tanh approximation, and the exact GELU."""
@@ -58,13 +59,15 @@ TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "ml
 
 
 class LayerNorm(nn.LayerNorm):
-    """nn.LayerNorm, computed in the precision of its input.
+    """nn.LayerNorm, computed in float32, and returned in the dtype of its input.
 
-    Under FSDP in mixed precision the weights have 16 bits, and the residual stream has 32.
+    Under FSDP in mixed precision the weights have 16 bits; the residual stream may have 32.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
+        if x.dtype != torch.float32:
+            return layer_norm(x, self.weight, self.bias, self.eps)
+        weight, bias = self.weight.float(), self.bias.float()
         return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
 
 
@@ -151,6 +154,7 @@ class Transformer(Part):
         self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
         self.ln_f = LayerNorm(config.n_embd)
         self.recompute = around_block(config.activation_checkpointing)
+        self.bf16_residual = False
 
     def forward(
         self,
@@ -160,8 +164,7 @@ class Transformer(Part):
         cache: KeyValueCache | None,
     ) -> Tensor:
         """Token ids (B, T) at positions (T) or (B, T) to (B, T, C)."""
-        # The residual stream is float32 even if FSDP's weights have 16 bits.
-        x = self.drop((self.wte(ids) + self.wpe(positions)).float())
+        x = self.drop(residual(self.wte(ids) + self.wpe(positions), self.bf16_residual))
         for block in self.h:
             if self.recompute is not None and self.training and cache is None:
                 x = self.recompute(block, x, rows)
@@ -282,6 +285,7 @@ class GPT(LanguageModel):
 
     config: GPTConfig
     _no_split_modules = ("Block",)
+    can_have_bf16_residual = True
     once_unpacked = True
     joined: ClassVar = {"c_attn": 3}  # query, key and value
 
@@ -310,6 +314,9 @@ class GPT(LanguageModel):
     def blocks(self) -> nn.ModuleList:
         """The transformer blocks, in order."""
         return self.transformer.h
+
+    def use_bf16_residual(self) -> None:
+        self.transformer.bf16_residual = True
 
     def layout(self) -> Layout:
         # OpenAI's own files have no prefix, and a mask as a constant.

@@ -30,6 +30,7 @@ from model.family import (
 from model.head import Head
 from model.layout import ModelError, Shape
 from model.recompute import around_block, within_block
+from model.residual import residual, rms_norm
 
 LLAMA = "llama"
 """transformers' name of Llama."""
@@ -50,10 +51,13 @@ INNER_MULTIPLE = 64
 
 
 class RMSNorm(nn.RMSNorm):
-    """nn.RMSNorm, computed in the precision of its input (see `model.gpt.LayerNorm`)."""
+    """nn.RMSNorm, computed in float32 (see `model.gpt.LayerNorm`)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+        if x.dtype != torch.float32:
+            assert self.eps is not None
+            return rms_norm(x, self.weight, self.eps)
+        return F.rms_norm(x, self.normalized_shape, self.weight.float(), self.eps)
 
 
 class Attention(Part):
@@ -162,6 +166,7 @@ class Transformer(nn.Module):
         self.norm = RMSNorm(config.n_embd, EPSILON)
         self.size = config.n_embd // config.n_head
         self.recompute = around_block(config.activation_checkpointing)
+        self.bf16_residual = False
 
     def forward(
         self,
@@ -174,8 +179,7 @@ class Transformer(nn.Module):
         cosine, sine = rotations(positions, self.size)
         if positions.dim() == 2:  # for all heads
             cosine, sine = cosine[:, None], sine[:, None]
-        # The residual stream is float32 even if FSDP's weights have 16 bits.
-        x = self.embed_tokens(ids).float()
+        x = residual(self.embed_tokens(ids), self.bf16_residual)
         for block in self.layers:
             if self.recompute is not None and self.training and cache is None:
                 x = self.recompute(block, x, (cosine, sine), rows)
@@ -302,6 +306,7 @@ class Llama(LanguageModel):
 
     config: LlamaConfig
     _no_split_modules = ("Block",)
+    can_have_bf16_residual = True
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -321,6 +326,9 @@ class Llama(LanguageModel):
     @property
     def blocks(self) -> nn.ModuleList:
         return self.model.layers
+
+    def use_bf16_residual(self) -> None:
+        self.model.bf16_residual = True
 
     def tie_weights(self) -> None:
         self.lm_head.weight = self.model.embed_tokens.weight

@@ -97,6 +97,7 @@ class Result:
                 packed=has_packed_rows(config, bare, state),
                 sync_each=config.run.sync_each_micro_batch,
                 reduce_dtype=config.run.reduce_dtype,
+                residual_dtype=config.run.residual_dtype,
             ),
             micro_batch_size=micro_batch_shape(accelerator, config)[0],
             accumulation=accelerator.gradient_accumulation_steps,

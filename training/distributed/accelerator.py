@@ -93,6 +93,8 @@ BUCKET_MIB = 25
 LARGEST_BUCKET_MIB = 250
 BUCKETS = 8
 """The least number of buckets between machines: the last one is sent after the backward pass."""
+WITH_BF16 = ("bf16", "fp8")
+"""Values of mixed_precision whose other operations are in bf16."""
 REDUCE_DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 """By `run.reduce_dtype`, the dtype in which processes send and add up gradients."""
 
@@ -191,6 +193,32 @@ def choose_float32(accelerator: accelerate.Accelerator, run: RunConfig) -> None:
             "whose products have 16 bits. Set mixed_precision: no, or leave it out."
         )
     torch.set_float32_matmul_precision("high")
+
+
+def refuse_bf16_residual(precision: str) -> None:
+    """Raise ConfigError where `run.residual_dtype=bf16` has no products in bf16 to add up."""
+    if precision not in WITH_BF16:
+        raise ConfigError(
+            "run.residual_dtype=bf16 needs mixed_precision: bf16 or fp8, and this run computes in "
+            f"{'float32' if precision == 'no' else precision}. Set it in the accelerate config "
+            "file (on a CPU without bf16 instructions also run.emulate_bf16=true), or leave it out."
+        )
+
+
+def choose_residual_dtype(model: LanguageModel, residual_dtype: str) -> None:
+    """Have the model's blocks add up in `run.residual_dtype`.
+
+    Raises ConfigError if they cannot.
+    """
+    if residual_dtype == "float32":
+        return
+    if not model.can_have_bf16_residual:
+        raise ConfigError(
+            f"run.residual_dtype={residual_dtype} is for models of our own (model.family=gpt2 or "
+            f"llama): the norms of {model.config.family} keep their float32 copies, so it would "
+            "save little. Leave it out."
+        )
+    model.use_bf16_residual()
 
 
 def micro_batch_shape(accelerator: Accelerator, config: Config) -> tuple[int, int]:

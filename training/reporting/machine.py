@@ -69,6 +69,7 @@ def machine_line(accelerator: Accelerator, run: RunConfig) -> str:
     if run.tf32:
         precision += " with products in TF32"
     parts = [counted(count, "process"), precision]
+    parts += ["residual stream in bf16"] * (run.residual_dtype == "bf16")
     if accelerator.device.type == "cpu":
         threads = torch.get_num_threads()
         parts.insert(1, f"CPU with {counted(threads, 'thread')}{' each' if count > 1 else ''}")

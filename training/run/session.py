@@ -28,8 +28,10 @@ from snapshot.start import Start
 from store.uploader import Uploader
 from training.distributed.accelerator import (
     choose_float32,
+    choose_residual_dtype,
     is_compiled,
     micro_batch_shape,
+    refuse_bf16_residual,
     refuse_other_blocks,
     refuse_shared_context,
     set_accumulation,
@@ -124,6 +126,8 @@ class Session:
         self.accelerator = accelerator
         set_accumulation(accelerator, self.config)
         choose_float32(accelerator, self.config.run)
+        if self.config.run.residual_dtype == "bf16":
+            refuse_bf16_residual(accelerator.mixed_precision)
         refuse_undescribed(self.config)
         lock_run_dir(accelerator, self.config, self._lock)
         if accelerator.num_processes > 1:
@@ -175,6 +179,7 @@ class Session:
         accelerator, config, start, state = self.accelerator, self.config, self.start, self.state
         refuse_other_blocks(accelerator, model)
         refuse_shared_context(accelerator, model, config.run)
+        choose_residual_dtype(model, config.run.residual_dtype)
         choose_frozen_dtype(config, state, self.pretrained, model)
         key = None if self.pretrained is None else self.pretrained.base.key
         check_fits(accelerator, model, config.optim.name, key)
