@@ -6,16 +6,17 @@ Letters in shapes: N matrices of one shape, R rows, C columns.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from model.sharded import gather_full, is_sharded, local_part, local_slices
+from model.sharded import local_part
 from optim.eager import EagerOptimizer
+from optim.sharing import Grid, Work, all_gather, all_to_all, grid_of, overlapped, owners
 
 MOMENTUM = 0.95
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -26,67 +27,180 @@ ITERATIONS = 4
 ADAMW_RMS = 0.2
 """The usual root mean square of AdamW's updates, to which Muon's are scaled (Liu et al., 2025)."""
 STACKED = 1 << 22
-"""Numbers of small matrices that are orthogonalized at once: one by one is slower."""
+"""Numbers of small matrices that a process orthogonalizes at once: one by one is slower."""
 MOMENTUM_BUFFER = "momentum_buffer"
 """The name of what is kept of a matrix, as torch has it."""
 PARTS = "parts"
 """The entry of a Muon group: how many matrices each of its parameters joins by rows."""
 
 
+@dataclass(frozen=True, eq=False)
+class Matrix:
+    """One of the matrices that a parameter joins by rows, (R, C)."""
+
+    parameter: nn.Parameter
+    group: dict[str, Any]
+    """The parameter's group."""
+    part: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """R and C."""
+        return self.parameter.shape[0] // self.group[PARTS], self.parameter.shape[1]
+
+    @property
+    def flop(self) -> int:
+        """Floating-point operations to orthogonalize it."""
+        less, more = sorted(self.shape)
+        return ITERATIONS * (4 * less * less * more + 2 * less**3)
+
+    def rows_in(self, grid: Grid, shard: int) -> slice:
+        """Its rows in a shard of the parameter, as rows of that shard."""
+        rows, _ = self.shape
+        held = grid.rows_of(shard, self.parameter.shape[0])
+        first, last = (
+            min(max(row, held.start), held.stop) - held.start
+            for row in (self.part * rows, (self.part + 1) * rows)
+        )
+        return slice(first, last)
+
+    def numel_in(self, grid: Grid, shard: int) -> int:
+        """Its numbers in a shard of the parameter."""
+        rows = self.rows_in(grid, shard)
+        return (rows.stop - rows.start) * self.parameter.shape[1]
+
+
 class Muon(EagerOptimizer):
     """Muon for the groups that have `parts`, AdamW for the others, with one learning rate for both.
 
     The updates of Muon are those of torch.optim.Muon with Nesterov's momentum, `ITERATIONS` and
-    `adjust_lr_fn="match_rms_adamw"`, for each of the joined matrices by itself. The iteration that
-    orthogonalizes computes in `dtype`. Its parameters may be sharded: then every process must call
-    `step`, which gathers one update after another.
+    `adjust_lr_fn="match_rms_adamw"`, for each of the joined matrices by itself. They are computed
+    on the device and in the dtype of `work`. Its processes share the matrices: each orthogonalizes
+    its own and sends them to the others, so all have the same bits. Parameters may be sharded.
     """
 
-    def __init__(self, adamw: AdamW, matrices: list[dict[str, Any]], dtype: torch.dtype) -> None:
-        self._adamw, self._dtype = adamw, dtype
+    def __init__(self, adamw: AdamW, matrices: list[dict[str, Any]], work: Work) -> None:
+        self._adamw, self._work = adamw, work
         super().__init__([*adamw.param_groups, *matrices], {"lr": adamw.defaults["lr"]})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update all parameters that have a gradient. A closure is not supported."""
+        """Update all parameters that have a gradient. A closure is not supported.
+
+        Every process must call this.
+        """
         assert closure is None
         # accelerate replaces groups and state when it prepares the optimizer.
         self._adamw.param_groups = [group for group in self.param_groups if PARTS not in group]
         self._adamw.state = self.state
         self._adamw.step()
+        matrices = []
         for group in self.param_groups:
-            by_shape = defaultdict(list)
             for parameter in group["params"] if PARTS in group else ():
                 if parameter.grad is not None:
-                    by_shape[parameter.shape].append(parameter)
-            for shape, parameters in by_shape.items():
-                at_once = max(1, STACKED // shape.numel())
-                for begin in range(0, len(parameters), at_once):
-                    self._update(parameters[begin : begin + at_once], group)
+                    self._add_to_momentum(parameter, parameter.grad)
+                    matrices += [Matrix(parameter, group, part) for part in range(group[PARTS])]
+        if matrices:
+            grid = grid_of(matrices[0].parameter, self._work.group)  # all are sharded alike
+            overlapped(self._update(batch, grid) for batch in batches(matrices, grid.processes))
 
-    def _update(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
-        """Update parameters of one shape, which are sharded alike."""
-        sharded, mixed = is_sharded(parameters[0]), []
-        for parameter in parameters:
-            gradient, state = parameter.grad, self.state[parameter]
-            assert gradient is not None
-            if MOMENTUM_BUFFER not in state:
-                state[MOMENTUM_BUFFER] = torch.zeros_like(parameter)
-            momentum = state[MOMENTUM_BUFFER]
-            momentum.lerp_(gradient, 1 - MOMENTUM)
-            update = gradient.lerp(momentum, MOMENTUM)
-            mixed.append(gather_full(update) if sharded else update)
-        updates = torch.stack(mixed)  # the full ones, (N, R, C), before they are orthogonalized
-        rows, columns = updates.size(1) // group[PARTS], updates.size(2)
-        matrices = updates.view(-1, rows, columns).to(self._dtype)
-        directions = orthogonalized(matrices).reshape(updates.shape)
-        rate = group["lr"] * ADAMW_RMS * math.sqrt(max(rows, columns))
-        for parameter, direction in zip(parameters, directions, strict=True):
-            weight: Tensor = parameter
-            if sharded:
-                weight, direction = local_part(parameter), direction[local_slices(parameter)]
-            weight.mul_(1 - group["lr"] * group["weight_decay"])
-            weight.add_(direction, alpha=-rate)
+    def _add_to_momentum(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        state = self.state[parameter]
+        if MOMENTUM_BUFFER not in state:
+            state[MOMENTUM_BUFFER] = torch.zeros_like(parameter)
+        local_part(state[MOMENTUM_BUFFER]).lerp_(local_part(gradient), 1 - MOMENTUM)
+
+    def _update(self, batch: Batch, grid: Grid) -> Iterator[None]:
+        """Update matrices of one shape. It yields where it has begun an exchange."""
+        copies = grid.by_copy(batch)
+        copy = copies[grid.copy]
+        own = copy[grid.shard]
+        sizes = [[one.numel_in(grid, shard) for one in own] for shard in range(grid.shards)]
+        there = [sum(of_shard) for of_shard in sizes]
+        here = [sum(one.numel_in(grid, grid.shard) for one in of_owner) for of_owner in copy]
+        flat = self._mixed([one for of_owner in copy for one in of_owner], sum(here), grid)
+        # An empty exchange is one as well: batches of all processes advance in step.
+        if grid.within is not None:  # the owners get the rows of all shards
+            exchange = all_to_all(flat, here, there, grid.within)
+            del flat
+            yield
+            flat = transposed(exchange.wait(), sizes)
+        if own:
+            flat = orthogonalized(flat.view(len(own), *own[0].shape)).reshape(-1)
+        if grid.within is not None:  # and send back each shard's rows
+            sizes = [list(of_matrix) for of_matrix in zip(*sizes, strict=True)]
+            exchange = all_to_all(transposed(flat, sizes), there, here, grid.within)
+            del flat
+            yield
+            flat = exchange.wait()
+        directions = [flat]
+        if grid.across is not None:
+            most = max(
+                sum(one.numel_in(grid, grid.shard) for of_owner in each for one in of_owner)
+                for each in copies
+            )
+            if flat.numel() < most:
+                flat = torch.cat((flat, flat.new_zeros(most - flat.numel())))
+            exchange = all_gather(flat, grid.across)
+            del flat, directions
+            yield
+            directions = list(exchange.wait())
+        for of_copy, each in zip(directions, copies, strict=True):
+            _apply([one for of_owner in each for one in of_owner], of_copy, grid)
+
+    def _mixed(self, matrices: list[Matrix], size: int, grid: Grid) -> Tensor:
+        """This process's rows of the updates before they are orthogonalized, one after another."""
+        flat = torch.empty(size, dtype=self._work.dtype, device=self._work.device)
+        begin = 0
+        for one in matrices:
+            rows, end = one.rows_in(grid, grid.shard), begin + one.numel_in(grid, grid.shard)
+            assert one.parameter.grad is not None
+            gradient = local_part(one.parameter.grad)[rows]
+            momentum = local_part(self.state[one.parameter][MOMENTUM_BUFFER])[rows]
+            flat[begin:end].view(gradient.shape).copy_(gradient.lerp(momentum, MOMENTUM))
+            begin = end
+        return flat
+
+
+Batch = list[list[Matrix]]
+"""Matrices of one shape, by the process that orthogonalizes them at once."""
+
+
+def batches(matrices: Sequence[Matrix], processes: int) -> Iterator[Batch]:
+    """The matrices of each shape, in batches, shared so that all processes compute as much."""
+    alike: dict[tuple[int, int], list[Matrix]] = {}
+    for one in matrices:
+        alike.setdefault(one.shape, []).append(one)
+    # Those of one shape follow one another, so that their owners differ.
+    of_owner = iter(owners([one.flop for each in alike.values() for one in each], processes))
+    for (rows, columns), each in alike.items():
+        by_owner: Batch = [[] for _ in range(processes)]
+        for one in each:
+            by_owner[next(of_owner)].append(one)
+        at_once = max(1, STACKED // (rows * columns))
+        for begin in range(0, max(map(len, by_owner)), at_once):
+            yield [own[begin : begin + at_once] for own in by_owner]
+
+
+def transposed(flat: Tensor, sizes: list[list[int]]) -> Tensor:
+    """The pieces of (n), which are row by row a table of `sizes`, column by column."""
+    pieces = flat.split([size for row in sizes for size in row])
+    columns = len(sizes[0]) if sizes else 0
+    ordered = [piece for column in range(columns) for piece in pieces[column::columns]]
+    return torch.cat(ordered) if ordered else flat
+
+
+def _apply(matrices: list[Matrix], directions: Tensor, grid: Grid) -> None:
+    """Update this process's rows of matrices, from directions that follow one another."""
+    begin = 0
+    for one in matrices:
+        weight = local_part(one.parameter)[one.rows_in(grid, grid.shard)]
+        end = begin + weight.numel()
+        direction = directions[begin:end].view(weight.shape).to(weight.device)
+        rate = one.group["lr"] * ADAMW_RMS * math.sqrt(max(one.shape))
+        weight.mul_(1 - one.group["lr"] * one.group["weight_decay"])
+        weight.add_(direction, alpha=-rate)
+        begin = end
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:

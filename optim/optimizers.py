@@ -16,6 +16,7 @@ from torch.optim import AdamW, Optimizer
 
 from optim.eager import eager
 from optim.muon import PARTS, Muon
+from optim.sharing import Work
 
 Parts = Mapping[nn.Parameter, int]
 """The trained parameters. By parameter: how many matrices of a block it joins by rows; 0 for all
@@ -52,16 +53,16 @@ class OptimizerError(ValueError):
     """An optimizer whose state a snapshot cannot hold: what follows optim.name in a sentence."""
 
 
-def adamw(parts: Parts, settings: Settings, device: torch.device, dtype: torch.dtype) -> AdamW:
+def adamw(parts: Parts, settings: Settings, work: Work) -> AdamW:
     """AdamW (Loshchilov & Hutter, 2019) in one fused kernel, where torch has it for the device."""
     first, second = settings.betas
-    fused = device.type in ("cpu", "cuda", "xpu", "mps")
+    fused = work.device.type in ("cpu", "cuda", "xpu", "mps")
     groups = decayed_groups(parts, settings.weight_decay)
     # Bare AdamW would import torch's compiler, which takes a second at every start.
     return eager(AdamW)(groups, lr=settings.learning_rate, betas=(first, second), fused=fused)
 
 
-def muon(parts: Parts, settings: Settings, device: torch.device, dtype: torch.dtype) -> Muon:
+def muon(parts: Parts, settings: Settings, work: Work) -> Muon:
     """Muon for the matrices of the blocks, AdamW for all other parameters."""
     groups = [
         {
@@ -72,15 +73,15 @@ def muon(parts: Parts, settings: Settings, device: torch.device, dtype: torch.dt
         for number in sorted(set(parts.values()) - {0})
     ]
     others = {one: 0 for one, joined in parts.items() if not joined}
-    return Muon(adamw(others, settings, device, dtype), groups, dtype)
+    return Muon(adamw(others, settings, work), groups, work)
 
 
-OPTIMIZERS: dict[str, Callable[[Parts, Settings, torch.device, torch.dtype], Optimizer]] = {
+OPTIMIZERS: dict[str, Callable[[Parts, Settings, Work], Optimizer]] = {
     "adamw": adamw,
     "muon": muon,
 }
-"""Builders by `optim.name`. Each gets the parameters, their device, and the dtype of the run's
-matrix products."""
+"""Builders by `optim.name`. Each gets the parameters, the keys of `optim`, and where and with
+which processes to compute."""
 
 
 def decayed_groups(parts: Parts, weight_decay: float) -> list[dict[str, Any]]:
@@ -123,7 +124,7 @@ def _kept_of_kind(name: Any, joined: int, dimensions: int, settings: Settings) -
     shape = torch.Size((TINY[0] * max(1, joined), *TINY[1:])[:dimensions])
     parameter = nn.Parameter(torch.ones(shape, device=CPU))
     parameter.grad = torch.ones_like(parameter)
-    optimizer = OPTIMIZERS[name]({parameter: joined}, settings, CPU, torch.float32)
+    optimizer = OPTIMIZERS[name]({parameter: joined}, settings, Work(CPU))
     try:
         optimizer.step()
     except Exception as error:  # each optimizer raises its own types

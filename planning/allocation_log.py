@@ -31,15 +31,21 @@ COLLECTIVES: dict[str, tuple[str, int | None]] = {
     "reduce_scatter": ("reduce-scatter", 1),
     "allreduce": ("all-reduce", 0),
     "all_gather_into_tensor": ("all-gather", None),
+    "alltoall": ("all-to-all", 1),
 }
 """Collectives by a part of the name of torch's operation: the kind, and the index of the argument
-that is the full tensor, unless that is the result."""
+that is the full tensor (what a process gives to all, of an all-to-all), unless that is the
+result."""
+UPDATE = "update"
+"""The place of the optimizer's update."""
+BETWEEN_COPIES = "all-gather of updates"
+"""An all-gather in the update: between all processes under DDP, between replicas otherwise."""
 
 OF_CONTEXT = {
     "all_gather_into_tensor": "all-gather of keys and values",
     "reduce_scatter_tensor": "reduce-scatter of their gradients",
 }
-"""Collectives of processes that share sequences, by torch's name; only the update has the same."""
+"""Collectives of processes that share sequences, by torch's name."""
 
 Place = tuple[Any, ...]
 """Where in a step an event happens, as the caller of the trace names it."""
@@ -142,7 +148,7 @@ class LiveBytes(TorchDispatchMode):
     def _count_traffic(self, name: str, args: tuple[Any, ...], result: Any) -> None:
         """Add the bytes of the full tensor that a collective operation gathers or reduces."""
         namespace, operation, *_ = name.split(".")
-        if operation in OF_CONTEXT and namespace == FUNCTIONAL and self.place != ("update",):
+        if operation in OF_CONTEXT and namespace == FUNCTIONAL:
             self.traffic[self.place[:2], OF_CONTEXT[operation]] += max(
                 args[0].nbytes, result.nbytes
             )
@@ -151,6 +157,8 @@ class LiveBytes(TorchDispatchMode):
             if word in name:
                 full = result if index is None else args[index]
                 tensors = [leaf for leaf in tree_leaves(full) if isinstance(leaf, Tensor)]
+                if kind == "all-gather" and self.place[:1] == (UPDATE,):
+                    kind = BETWEEN_COPIES
                 self.traffic[self.place[:2], kind] += sum(t.nbytes for t in tensors)
 
     def _record(self, tensor: Tensor, kind: str) -> Lifetime:

@@ -20,7 +20,14 @@ import numpy as np
 from model.family import ModelConfig
 from model.head import chunk_rows
 from model.layout import FLOAT_BYTES
-from planning.allocation_log import KINDS, OF_CONTEXT, LiveBytes, Place
+from planning.allocation_log import (
+    BETWEEN_COPIES,
+    KINDS,
+    OF_CONTEXT,
+    UPDATE,
+    LiveBytes,
+    Place,
+)
 from planning.fake_trace import Shape, traced_phases
 from snapshot.disk.model import ADAPTERS, WHOLE, layout_for
 from snapshot.disk.shards import moment_counts, written_as
@@ -168,6 +175,7 @@ def sent_share(kind: str, shape: Shape) -> float:
     """Bytes that one process sends per byte of a collective's full tensor, on a ring.
 
     To gather or to reduce, each of N processes passes on N - 1 of N parts; an all-reduce does both.
+    In an all-to-all each sends N - 1 parts of its own.
     See Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations".
     """
     if kind in OF_CONTEXT.values():
@@ -175,6 +183,8 @@ def sent_share(kind: str, shape: Shape) -> float:
     replicas = shape.processes // shape.shards
     if kind == "all-reduce":  # between replicas
         return 2 * (replicas - 1) / replicas
+    if kind == BETWEEN_COPIES:
+        return (replicas - 1) / replicas
     return (shape.shards - 1) / shape.shards
 
 
@@ -242,7 +252,7 @@ def _messages(
     found: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
     for trace, counted in zip(traces, found, strict=True):
         for ((*_, at), kind), size in trace.traffic.items():
-            if at == micro or (at == "update" and micro == 1):  # Muon gathers its updates
+            if at == micro or (at == UPDATE and micro == 1):
                 counted[kind] += size
     low, high = found
     return {kind: _line(low[kind], high[kind], depths, layers) for kind in low}

@@ -33,12 +33,11 @@ from model.cpu.layers import tune
 from model.families import build_model
 from model.family import LanguageModel, ModelConfig
 from model.frozen import AUTO, FLOAT32, gather_in_16_bits, keep_frozen
-from planning.allocation_log import LiveBytes
+from planning.allocation_log import UPDATE, LiveBytes
 from planning.kernels import (
     cuda_kernels,
     offloading,
     without_moving,
-    without_offsets,
 )
 from training.distributed.accelerator import (
     DDP_OPTIONS,
@@ -125,7 +124,6 @@ def traced_phases(config: ModelConfig, micro_batch_size: int, shape: Shape) -> L
         _fake_process_group(shape) as mesh,
         FakeTensorMode(allow_non_fake_inputs=True),
         config.on_fake_tensors(shape.packed),
-        without_offsets(),
     ):
         bare = _bare_model(config, shape)
         if shape.context > 1:
@@ -163,7 +161,7 @@ def traced_phases(config: ModelConfig, micro_batch_size: int, shape: Shape) -> L
                     loss = _forward(model, shape, *batch)
                     (loss.float() / 2).backward()
                 del loss
-            tracker.place = ("update",)
+            tracker.place = (UPDATE,)
             nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=not grads_in_buckets(model))

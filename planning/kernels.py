@@ -14,8 +14,6 @@ from torch.autograd.graph import saved_tensors_hooks
 import model.context
 import model.documents
 import model.recompute
-import optim.muon
-from model.sharded import local_part
 
 
 @contextlib.contextmanager
@@ -27,20 +25,6 @@ def without_moving() -> Iterator[None]:
         yield
     finally:
         nn.Module.to = original  # type: ignore[method-assign]
-
-
-@contextlib.contextmanager
-def without_offsets() -> Iterator[None]:
-    """Have Muon take process 0's shard of an update from its beginning.
-
-    torch reads the place of a shard from a tensor.
-    """
-    original = optim.muon.local_slices
-    optim.muon.local_slices = lambda tensor: tuple(map(slice, local_part(tensor).shape))
-    try:
-        yield
-    finally:
-        optim.muon.local_slices = original
 
 
 @contextlib.contextmanager

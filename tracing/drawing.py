@@ -23,7 +23,8 @@ KINDS_FROM_BELOW = ("parameters", "gradients", "optimizer", "buffers", "activati
 STYLE = """
 :root { --forward: #9ecae9; --backward: #f6b26b; --clip: #d5a6bd; --update: #93c47d;
   --agreement: #b7b7b7; --prepare: #b7b7b7; --block: #d9e2ec; --all-gather: #6fa8dc;
-  --reduce-scatter: #e06666; --all-reduce: #c9503c; --broadcast: #8e7cc3; --ink: #111; }
+  --reduce-scatter: #e06666; --all-reduce: #c9503c; --broadcast: #8e7cc3;
+  --all-to-all: #45818e; --ink: #111; }
 @media (prefers-color-scheme: dark) { :root { --block: #9aa9b8; } }
 svg.lanes { min-width: 44rem; } svg.lanes text { font-size: 12px; }
 svg.lanes rect + text, svg.lanes .in { fill: var(--ink); }
@@ -32,7 +33,7 @@ rect { stroke: var(--grid); stroke-width: .5; } .wait { stroke: currentColor; st
 .clip { fill: var(--clip); } .update, .parameters { fill: var(--update); }
 .agreement, .prepare { fill: var(--agreement); } .block { fill: var(--block); }
 .all-gather { fill: var(--all-gather); } .broadcast, .buffers { fill: var(--broadcast); }
-.all-reduce { fill: var(--all-reduce); }
+.all-reduce { fill: var(--all-reduce); } .all-to-all { fill: var(--all-to-all); }
 .reduce-scatter, .activations { fill: var(--reduce-scatter); } td { white-space: nowrap; }
 path.area { stroke: none; } .predicted { stroke: currentColor; stroke-dasharray: 6 4; }
 .swatch { display: inline-block; width: 1em; height: 1em; vertical-align: -.1em; }

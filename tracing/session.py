@@ -17,10 +17,10 @@ from torch.profiler import record_function
 
 from config.compose import load_config
 from config.schema import Config, ConfigError
-from planning.allocation_log import LiveBytes
+from planning.allocation_log import UPDATE, LiveBytes
 from planning.fake_trace import CUDA_GRANULE
 from tracing.page import Result, report
-from tracing.spans import AGREEMENT, BACKWARD, BLOCK, CLIP, FORWARD, PREPARE, STEP, UPDATE
+from tracing.spans import AGREEMENT, BACKWARD, BLOCK, CLIP, FORWARD, PREPARE, STEP
 from training.distributed.accelerator import unwrapped
 from training.distributed.environment import silence_profiler
 from training.exits import EXIT_DONE

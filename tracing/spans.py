@@ -13,11 +13,10 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, TypeVar
 
-from planning.allocation_log import FUNCTIONAL, OF_CONTEXT
+from planning.allocation_log import BETWEEN_COPIES, FUNCTIONAL, OF_CONTEXT, UPDATE
 
 STEP, PREPARE, FORWARD, BACKWARD, CLIP = "step", "prepare", "forward", "backward", "clip"
 AGREEMENT, BLOCK = "agreement", "block"
-UPDATE = "update"
 TORCH_UPDATE = "Optimizer.step#"
 """Prefix of torch's own range of an update."""
 UPDATES = (FORWARD, BACKWARD, CLIP, UPDATE)
@@ -33,6 +32,7 @@ CALLS = {
     "c10d::_reduce_scatter_base_": ("reduce-scatter", 1, ("reducescatter", "allreduce")),
     "c10d::reduce_scatter_tensor_coalesced_": ("reduce-scatter", 1, ("reducescatter", "allreduce")),
     "c10d::allreduce_": ("all-reduce", 0, ("allreduce",)),
+    "c10d::alltoall_base_": ("all-to-all", 1, ("alltoall",)),
     "c10d::broadcast_": ("broadcast", 0, ("broadcast",)),
 }
 """torch's operations: the kind, the argument with the full tensor, and names of the transfer.
@@ -175,11 +175,14 @@ def collectives_of(events: Sequence[Event], parts: Sequence[Span]) -> list[Colle
             places.remove(place)
             given = place["args"].get("Input type") or [place["args"].get("dtype", "")]
             typed = given[0] if typed == "TensorList" else typed
-        part, carried = enclosing(parts, call["ts"]), enclosing(by_fsdp, call["ts"])
+        around, carried = enclosing(parts, call["ts"]), enclosing(by_fsdp, call["ts"])
+        part = around.name if around else ""
         if kind == "all-reduce" and enclosing(by_dtensor, call["ts"]):
             kind = NORM
+        elif kind == "all-gather" and part == UPDATE:
+            kind = BETWEEN_COPIES
         by_context = enclosing(of_context, call["ts"])
-        if by_context is not None and part is not None and part.name != UPDATE:
+        if by_context is not None:
             kind = by_context.name
         span = span_of(place or call, "")
         found.append(
@@ -190,7 +193,7 @@ def collectives_of(events: Sequence[Event], parts: Sequence[Span]) -> list[Colle
                 called=call["ts"],
                 size=count * BYTES[typed.lower()],
                 is_float=typed.lower().removeprefix("c10::") in FLOATS,
-                part=part.name if part else "",
+                part=part,
                 carries=_block_in(carried.name) if carried else "",
                 overlapped=share_of(span, busy),
             )

@@ -19,6 +19,7 @@ from model.family import LanguageModel
 from model.layout import is_frozen
 from optim.optimizers import OPTIMIZERS
 from optim.schedules import SCHEDULES, Schedule
+from optim.sharing import Work, all_processes
 from training.distributed.accelerator import grads_in_buckets
 from training.distributed.environment import on_cpu
 
@@ -132,9 +133,8 @@ def make_optimizer(
     The first update raises ConfigError for a parameter that has no gradient.
     """
     layout = model.layout()
-    parts = layout.parts()
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    optimizer = OPTIMIZERS[optim.name](parts, optim, device, dtype)
+    optimizer = OPTIMIZERS[optim.name](layout.parts(), optim, Work(device, dtype, all_processes()))
     name_of = {parameter: name for name, parameter in layout.trained().items()}
     names = [[name_of[entry] for entry in group["params"]] for group in optimizer.param_groups]
 

@@ -60,7 +60,7 @@ OTHERS = {
 def add(monkeypatch, name: str, **options: object) -> None:
     """Add an optimizer of torch to the registry, as docs/how-the-code-is-organised.md says."""
 
-    def build(parts, settings, device, dtype):
+    def build(parts, settings, work):
         stock = getattr(torch.optim, name)
         if name == "LBFGS":  # it has no groups
             return stock(list(parts))
@@ -139,7 +139,7 @@ def test_an_optimizer_that_cannot_be_resumed_is_refused(monkeypatch, name):
 
 
 def test_settings_that_change_what_is_kept_are_refused(monkeypatch):
-    def build(parts, settings, device, dtype):
+    def build(parts, settings, work):
         return torch.optim.SGD(decayed_groups(parts, 0.0), momentum=settings.betas[0])
 
     monkeypatch.setitem(OPTIMIZERS, "momentum", build)

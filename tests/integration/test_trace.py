@@ -96,12 +96,19 @@ def test_gradients_reduced_in_bf16_take_half_the_bytes(config, tmp_path):
     assert rows[kind][1] == rows[kind][2] == pytest.approx(times * WEIGHTS / 2, rel=0.001)
 
 
-@pytest.mark.thorough
-def test_muon_gathers_the_updates_that_are_predicted(tmp_path):
-    rows, _ = trace(CONFIGS["FSDP"], tmp_path, *SMALL, "optim.name=muon")
-    _, counted, predicted = rows["all-gather"]
-    assert counted == predicted
-    assert counted > 2 * WEIGHTS + 2 * 12 * 128**2 * 4  # and the matrices of two blocks
+@pytest.mark.parametrize(
+    ("strategy", "kind", "shares"),
+    [
+        ("DDP", "all-gather of updates", 2),
+        pytest.param("FSDP", "all-to-all", 2, marks=pytest.mark.thorough),
+    ],
+)
+def test_muon_sends_the_updates_that_are_predicted(strategy, kind, shares, tmp_path):
+    """Each process gathers, or sends its shards of all and gives back those of its own."""
+    rows, folder = trace(CONFIGS[strategy], tmp_path, *SMALL, "optim.name=muon")
+    _, counted, predicted = rows[kind]
+    assert counted == predicted == shares * 12 * 128**2 * 4  # the matrices of two blocks
+    assert counted_over_predicted(folder) == pytest.approx(1, abs=0.02)
 
 
 @pytest.mark.slow

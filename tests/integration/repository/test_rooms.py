@@ -98,6 +98,7 @@ MAY_NOT_IMPORT = {
 TALKS_TO_TORCH_DISTRIBUTED = {
     "model/sharded.py",  # gathers shards
     "model/context.py",  # gathers keys and values
+    "optim/sharing.py",  # exchanges matrices that processes share
     "training/distributed/processes.py",
     "training/distributed/accelerator.py",  # how gradients are reduced, which accelerate lacks
     "planning/fake_trace.py",  # a process group whose other members do not exist
