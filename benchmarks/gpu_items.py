@@ -55,6 +55,18 @@ def contest(compiled: bool) -> Callable[[Settings], list[Row]]:
     return work
 
 
+def losses(settings: Settings) -> list[Row]:
+    from gpu_models import loss_rows
+
+    return loss_rows(settings)
+
+
+def new_weights(settings: Settings) -> list[Row]:
+    from gpu_models import new_weight_rows
+
+    return new_weight_rows(settings)
+
+
 def snapshots(settings: Settings) -> list[Row]:
     from gpu_runs import snapshot_rows
 
@@ -123,6 +135,7 @@ ITEMS = (
     Item("deterministic", "deterministic kernels", 120, deterministic),
     *map(_sweep, MICRO_BATCHES),
     *(_large(name, kind) for name in ("gpt2_large", "gpt2_xl") for kind in (False, True)),
+    Item("losses", "loss of a model of transformers", 60, losses),
     Item("snapshots", "snapshots", 240, snapshots),
     *(_large("gpt2_large", way) for way in ("selective", "offload")),
     _other("documents by a mask", "gpt2", documents=True),
@@ -134,6 +147,7 @@ ITEMS = (
     *map(_residual, (False, True)),
     _other("FSDP on one rank", "gpt2_large", fsdp=True),
     _other("FSDP on one rank, offloaded", "gpt2_large", fsdp=True, offload=True),
+    Item("new weights", "new weights", 60, new_weights),
     *(_frozen(kind) for kind in ("float32", "bf16", "nf4")),
 )
 """The most valuable first."""

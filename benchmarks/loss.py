@@ -3,25 +3,30 @@
     python benchmarks/loss.py [--vocabulary 49152] [--rows 4] [--length 512] [--turns 3]
 
 A step is forward, backward and AdamW's update of a Llama with SmolLM2's shape (135 M parameters
-with its own vocabulary), in float32 on a CPU. Each loop counts the bytes of its tensors in a step
-of its own, and is timed in turns with the other. The losses of the first step are compared.
+with its own vocabulary), in float32 on one thread. Each loop counts the bytes of its tensors in a
+step of its own, the weights among them, and is timed in turns with the other. `--turns 0` only
+counts. The losses of the first step are compared.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from common import print_table, spread
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from config.schema import OptimConfig
 from model.causal_lm import CausalLM, CausalLMConfig
 from planning.allocation_log import LiveBytes
+from planning.estimate import MemoryEstimate
+from planning.fake_trace import Shape
+from training.step import make_optimizer
 
 SMOLLM2 = {
     "model_type": "llama",
@@ -30,7 +35,6 @@ SMOLLM2 = {
     "num_hidden_layers": 30,
     "num_attention_heads": 9,
     "num_key_value_heads": 3,
-    "max_position_embeddings": 2048,
     "tie_word_embeddings": True,
 }
 """The sizes in the config.json of HuggingFaceTB/SmolLM2-135M, without its vocabulary."""
@@ -53,9 +57,12 @@ def main() -> None:
     for name, value in (("vocabulary", 49152), ("rows", 4), ("length", 512), ("turns", 3)):
         parser.add_argument(f"--{name}", type=int, default=value)
     options = parser.parse_args()
+    torch.set_num_threads(1)
     torch.manual_seed(1)
-    model = CausalLM(CausalLMConfig.read({**SMOLLM2, "vocab_size": options.vocabulary}))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
+    sizes = {"vocab_size": options.vocabulary, "max_position_embeddings": options.length}
+    config = CausalLMConfig.read({**SMOLLM2, **sizes})
+    model = CausalLM(config)
+    optimizer = make_optimizer(model, OptimConfig(name="adamw"), torch.device("cpu"), "no")
     text = torch.randint(options.vocabulary, (options.rows, options.length + 1))
     ids, targets = text[:, :-1], text[:, 1:]
     targets = torch.cat((targets[:, :-1], torch.full_like(targets[:, -1:], -100)), dim=1)
@@ -68,29 +75,45 @@ def main() -> None:
         return loss.item()
 
     step(ours)  # creates the optimizer's state
+    held = [
+        *model.parameters(),
+        *(one for state in optimizer.state.values() for one in state.values()),
+    ]
     with torch.no_grad():
         first = {
             loss_of.__name__: float(loss_of(model, ids, targets)) for loss_of in (ours, theirs)
         }
     peaks = {}
     for loss_of in (ours, theirs):
-        with LiveBytes() as tracker:
+        tracker = LiveBytes()
+        tracker.mark(held, "parameters")
+        with tracker:
             step(loss_of)
         peaks[loss_of.__name__] = int(tracker.log.totals().sum(axis=1).max())
     seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
     for turn in range(options.turns):
         for loss_of in (ours, theirs) if turn % 2 else (theirs, ours):
-            began = time.perf_counter()
+            began = time.process_time()
             step(loss_of)
-            seconds[loss_of.__name__].append(time.perf_counter() - began)
-    ratios = [own / other for own, other in zip(*seconds.values(), strict=True)]
+            seconds[loss_of.__name__].append(time.process_time() - began)
+    planned = MemoryEstimate(config, Shape("cpu")).peaks(options.rows, False)["update"]
     print(f"vocabulary {options.vocabulary:,}, {options.rows} x {options.length} tokens")
-    print("| loop | loss | seconds a step | bytes of a step, without what it begins with |")
-    print("|---|---|---|---|")
-    for name in seconds:
-        median = statistics.median(seconds[name])
-        print(f"| {name} | {first[name]:.6f} | {median:.2f} | {peaks[name] / 1e6:,.0f} MB |")
-    print(f"seconds, ours / theirs: {statistics.median(ratios):.3f} (median of {options.turns})")
+    print_table(
+        ("loop", "loss", "peak MB", "planned / counted", "CPU seconds a step"),
+        [
+            (
+                name,
+                f"{first[name]:.6f}",
+                f"{peaks[name] / 1e6:,.0f}",
+                f"{planned / peaks[name]:.4f}" if name == "ours" else "",
+                spread(seconds[name]) if options.turns else "",
+            )
+            for name in seconds
+        ],
+    )
+    if options.turns:
+        ratios = [own / other for own, other in zip(*seconds.values(), strict=True)]
+        print(f"CPU seconds, ours / theirs: {spread(ratios)}")
 
 
 if __name__ == "__main__":
