@@ -20,10 +20,14 @@ from snapshot.disk.model import model_config
 EVERY = {**families.FAMILIES, **families.OTHERS}
 MIXTURES = ("mixtral", "qwen3 moe", "olmoe")
 THOROUGH = pytest.mark.thorough
+ON_A_CPU, ON_GPUS = Shape("cpu", "no"), Shape("cuda", "bf16", 2, 2)
 
 
-def each(quick: set[str]) -> list:
-    return [name if name in quick else pytest.param(name, marks=THOROUGH) for name in EVERY]
+def marks_of(family: str, shape: Shape) -> list[pytest.MarkDecorator]:
+    """Two families are planned on a CPU at once, and every one on GPUs, where more is planned."""
+    if shape == ON_GPUS:
+        return [THOROUGH]
+    return [] if family in ("mixtral", "falcon") else [pytest.mark.slow]
 
 
 def sizes_of(family: str):
@@ -67,11 +71,17 @@ def test_experts_compute_in_the_precision_of_the_run(family):
 
 
 @pytest.mark.parametrize(
-    "shape",
-    [Shape("cpu", "no"), pytest.param(Shape("cuda", "bf16", 2, 2), marks=THOROUGH)],
+    ("family", "shape"),
+    [
+        *((name, ON_A_CPU) for name in ("mixtral", "falcon")),
+        *(pytest.param(name, ON_GPUS, marks=THOROUGH) for name in EVERY),
+        *(
+            pytest.param(name, ON_A_CPU, marks=pytest.mark.slow)
+            for name in {*EVERY} - {"mixtral", "falcon"}
+        ),
+    ],
     ids=str,
 )
-@pytest.mark.parametrize("family", each({"mixtral", "falcon"}))
 def test_every_family_is_planned(family, shape):
     totals = traced_phases(sizes_of(family), 1, shape).log.totals()
     weights = sum(one.numel() for one in build_model(sizes_of(family)).parameters())

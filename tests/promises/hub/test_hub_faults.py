@@ -639,8 +639,9 @@ def test_what_cannot_work_is_refused_at_the_start_in_a_sentence(
     "name",
     [
         "an unknown token",
-        pytest.param("a public repo", marks=pytest.mark.thorough),
-        pytest.param("a repo of something else", marks=pytest.mark.thorough),
+        # The same sentences as in the test before, and the same way to the console.
+        pytest.param("a public repo", marks=pytest.mark.slow),
+        pytest.param("a repo of something else", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_that_cannot_work_is_refused_in_a_sentence(small, tmp_path, hub, name):
