@@ -32,6 +32,7 @@ from data.tokenizer import bpe_size
 from model.causal_lm import quiet_transformers
 from model.families import build_model
 from model.family import ModelConfig, parameter_count
+from model.fp8 import FP8, TENSORWISE
 from model.frozen import AUTO, FLOAT32
 from planning.cards import CARDS, memory_of_card
 from planning.fake_trace import DTYPES, Shape
@@ -80,7 +81,8 @@ def plan(options: argparse.Namespace) -> int:
         memory = GIB * memory_of(options)
         shape = Shape(
             device=options.device,
-            precision=options.precision,
+            precision=options.precision.replace(FP8, "bf16"),
+            fp8=TENSORWISE if options.precision == FP8 else None,
             processes=options.processes,
             context=options.context,
             optimizer=config.optim.name,
@@ -359,7 +361,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         help="of each machine, for offloading; default: what this machine has left, without "
         "--memory and --gpu",
     )
-    parser.add_argument("--precision", choices=list(DTYPES), default="bf16")
+    parser.add_argument("--precision", choices=[*DTYPES, FP8], default="bf16")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument(
         "--vocab-size",

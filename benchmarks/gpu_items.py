@@ -145,6 +145,10 @@ ITEMS = (
     _other("float32", "gpt2", precision="no"),
     _other("float32 in TF32", "gpt2", precision="no", tf32=True),
     *map(_residual, (False, True)),
+    *(
+        _other(f"{kind}, compiled and not", "gpt2_large", compile_too=True, precision=kind)
+        for kind in ("bf16", "fp8")
+    ),
     _other("FSDP on one rank", "gpt2_large", fsdp=True),
     _other("FSDP on one rank, offloaded", "gpt2_large", fsdp=True, offload=True),
     Item("new weights", "new weights", 60, new_weights),

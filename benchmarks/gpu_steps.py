@@ -29,6 +29,7 @@ from config.compose import load_config
 from config.schema import OptimConfig, RunConfig, gpt_config
 from model.attention import KERNELS
 from model.families import build_model
+from model.fp8 import FP8, TENSORWISE
 from model.frozen import AUTO, keep_frozen
 from model.gpt import GPT, GPTConfig
 from model.lora import Lora
@@ -41,7 +42,7 @@ from training.distributed.accelerator import (
     is_compiled,
 )
 from training.memory import is_out_of_memory
-from training.reporting.machine import published_peak
+from training.reporting.machine import fp8_gain, published_peak
 from training.step import compute_reproducibly, make_optimizer
 
 STORED_AS = "bf16"
@@ -79,6 +80,11 @@ class Case:
     def model(self) -> GPTConfig:
         config = gpt_config(load_config(list(self.words)), self.vocabulary)
         return config if self.frozen is None else replace(config, lora=Lora(rank=16, alpha=32))
+
+    @property
+    def rest(self) -> str:
+        """The precision of what fp8 leaves out, or of all."""
+        return self.precision.replace(FP8, "bf16")
 
     def batch(self) -> int:
         return int(load_config(list(self.words)).train.global_batch_size)
@@ -141,6 +147,9 @@ class Training:
             keep_frozen(model, case.frozen, STORED_AS)
         choose_residual_dtype(model, case.residual)
         self.flops_per_token = model.flops_per_token(config.block_size)
+        if case.precision == FP8:
+            model.use_fp8(TENSORWISE, emulated=device.type == "cpu")
+        self.faster = fp8_gain(model, self.flops_per_token)
         self.tokens = batch * config.block_size
         configure_wrapping(self.accelerator, model, RunConfig())
         optimizer = make_optimizer(
@@ -185,7 +194,9 @@ class Training:
         return {
             "ms a step": spread([1e3 * value for value in seconds], 1),
             "tokens/s": round(per_second),
-            "MFU": None if peak is None else per_second * self.flops_per_token / peak,
+            "MFU": None
+            if peak is None
+            else per_second * self.flops_per_token / (peak * self.faster),
         }
 
 
@@ -218,7 +229,7 @@ def _options(case: Case) -> dict[str, Any]:
     by_block = case.backend != "no"
     options: dict[str, Any] = {
         "cpu": not torch.cuda.is_available(),
-        "mixed_precision": case.precision,
+        "mixed_precision": case.rest,
         "dynamo_plugin": TorchDynamoPlugin(case.backend, use_regional_compilation=by_block),
     }
     if case.fsdp:
@@ -289,12 +300,13 @@ def planned_bytes(case: Case) -> float:
     """What plan.py predicts for the tensors of an update."""
     shape = Shape(
         the_device().type,
-        case.precision,
+        case.rest,
         packed=case.documents,
         attention=case.kernel or "kernel",  # otherwise a plan takes the best one for documents
         frozen_dtype=case.frozen or AUTO,
         stored_as=STORED_AS,
         residual_dtype=case.residual,
+        fp8=TENSORWISE if case.precision == FP8 else None,
     )
     return float(_candidate(case.model(), shape).peaks(case.batch(), False)["update"])
 

@@ -19,7 +19,8 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from config.compose import load_config  # noqa: E402
-from model.gpt import GPTConfig  # noqa: E402
+from config.schema import gpt_config  # noqa: E402
+from model.fp8 import FP8, TENSORWISE  # noqa: E402
 from planning.estimate import MemoryEstimate  # noqa: E402
 from planning.fake_trace import Shape  # noqa: E402
 from planning.fits import Candidate, Strategy  # noqa: E402
@@ -66,7 +67,7 @@ def short_run(model: str, block: int, micro: int, processes: int, *more: str) ->
         f"train.global_batch_size={2 * micro * processes}",
         "train.max_steps=4",
         "train.eval_batches=1",
-        "train.sample_every=0",
+        "train.sample_every=100",  # one at the end
         "snapshot.every=100",
         "run.attention=products",  # what plan.py assumes
         *more,
@@ -80,6 +81,10 @@ def compare_with_plan(folder: Path) -> None:
     cases = [
         ("tiny", 64, 12, 1, "no", False),
         ("tiny", 64, 12, 1, "bf16", False),
+        ("tiny", 64, 12, 1, "fp8", False),
+        ("baby", 256, 4, 1, "fp8", False),
+        ("baby", 256, 4, 1, "fp8", True),
+        ("baby", 256, 4, 2, "fp8", False),
         ("baby", 256, 4, 1, "no", False),
         ("baby", 256, 4, 1, "bf16", True),
         ("baby", 256, 4, 2, "no", False),
@@ -98,8 +103,10 @@ def compare_with_plan(folder: Path) -> None:
             kinds = [("DDP", "ddp_cpu.yaml", 1), ("FSDP", "fsdp_cpu.yaml", processes)]
         for name, config, shards in kinds:
             loaded = load_config(overrides)
-            model_config = GPTConfig(VOCABULARY, block, **vars(loaded.model))
-            shape = Shape("cpu", precision, processes, shards)
+            model_config = gpt_config(loaded, VOCABULARY)
+            recipe = TENSORWISE if precision == FP8 else None
+            of_rest = precision.replace(FP8, "bf16")
+            shape = Shape("cpu", of_rest, processes, shards, fp8=recipe)
             planned = Candidate(
                 Strategy(name, config, shape),
                 model_config,

@@ -23,7 +23,7 @@ from model.documents import Rows, packed_rows
 from model.family import LanguageModel, ModelConfig
 from model.head import mean_loss
 from model.layout import Layout, ModelError
-from model.lora import INSTALL, stacked_in
+from model.lora import INSTALL, hidden, stacked_in
 from model.output_layer import OutputLayer, use_output_layer
 from model.products import compute_dtype
 from model.recompute import around_block, within_block
@@ -186,14 +186,27 @@ def quiet_transformers() -> None:
     if find_spec("transformers") is not None:
         from transformers.utils import logging
 
+        _hide_torchao()
         logging.set_verbosity_error()
         logging.disable_progress_bar()
+
+
+def _hide_torchao() -> None:
+    """Have transformers not import torchao, for quantized models that are refused anyway.
+
+    That takes half a second of every start, and logs which of its kernels do not load.
+    """
+    with hidden("torchao"):
+        from transformers.utils.import_utils import is_torchao_available
+
+        is_torchao_available()  # it remembers the answer
 
 
 def _transformers_config(content: dict[str, Any]) -> Any:
     """transformers' configuration object. Raises ModelError."""
     if find_spec("transformers") is None:
         raise unusable(f"it needs transformers, which is not installed. {INSTALL}")
+    _hide_torchao()
     from transformers import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from model.context import Context
 from model.documents import Rows, packed_rows
+from model.fp8 import Fp8, convert
 from model.layout import Layout, ModelError, Shape
 from model.lora import Lora
 from model.new_weights import NewWeights
@@ -145,6 +146,8 @@ class LanguageModel(nn.Module, ABC):
     """Whether documents in a row are attended to by torch's variable-length kernel."""
     context: Context | None = None
     """The processes that share each sequence, if several do."""
+    fp8: Fp8 | None = None
+    """What is computed in fp8, if something is."""
 
     @property
     def can_pack(self) -> bool:
@@ -248,6 +251,15 @@ class LanguageModel(nn.Module, ABC):
     def use_bf16_residual(self) -> None:
         """Under autocast, add up the blocks' outputs in its 16 bits. Call it before wrapping."""
         raise NotImplementedError
+
+    def use_fp8(self, recipe: str, emulated: bool) -> None:
+        """Multiply in fp8 in linear layers of the blocks, as `fp8` then describes.
+
+        `recipe` is one of `model.fp8.RECIPES`; `emulated` computes on any device, slowly. Call this
+        after layers are frozen, and before the model is compiled or wrapped. Raises Fp8Error where
+        torchao is not installed, and if no layer can.
+        """
+        self.fp8 = convert(self, self.blocks, recipe, emulated)
 
     def matrices(self) -> dict[nn.Parameter, int]:
         """The weights of the linear layers in the blocks, and how many matrices each one joins.

@@ -94,7 +94,8 @@ def add_adapters(model: nn.Module, blocks: Iterable[nn.Module], lora: Lora) -> N
     """
     if find_spec("peft") is None:
         raise LoraError(f"model.lora_rank needs peft, which is not installed. {INSTALL}")
-    with hidden("bitsandbytes"):  # peft would import it: seconds of every start (see nf4.py)
+    # peft would import them: seconds of every start (see nf4.py).
+    with hidden("bitsandbytes"), hidden("torchao"):
         from peft import LoraConfig, inject_adapter_in_model
 
         where = lora.of(blocks)

@@ -26,7 +26,10 @@ WAYS: tuple[bool | str, ...] = (False, True, SELECTIVE, OFFLOAD)
 Recompute = Callable[..., Any]
 """Computes block(x, *context) and keeps less of it. x (B, T, C) is the block's input."""
 
-PRODUCTS = ("aten::mm", "aten::addmm", "aten::_grouped_mm", "mkldnn::_linear_pointwise")
+PRODUCTS = (
+    *("aten::mm", "aten::addmm", "aten::_scaled_mm", "aten::_grouped_mm"),
+    "mkldnn::_linear_pointwise",
+)
 ATTENTION = (
     *("aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_cudnn_attention"),
     "aten::_scaled_dot_product_efficient_attention",

@@ -117,7 +117,12 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
+        packed = [kind for kind in types if kind.__module__.startswith("torchao.")]
+        if packed:  # what it computes inside is not seen otherwise
+            with _Inside(self):
+                result = packed[0].__torch_dispatch__(func, types, args, kwargs or {})
+        else:
+            result = func(*args, **(kwargs or {}))
         is_collective = getattr(func, "namespace", "") in ("c10d", FUNCTIONAL, "fsdp")
         for leaf in tree_leaves((args, kwargs, result) if is_collective else result):
             if isinstance(leaf, Tensor):
@@ -163,6 +168,7 @@ class LiveBytes(TorchDispatchMode):
 
     def _record(self, tensor: Tensor, kind: str) -> Lifetime:
         local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
+        local = getattr(local, "_data", local)  # of torchao's tensor of eight bits with a scale
         # The result of an unfinished collective operation wraps the real tensor.
         storage = getattr(local, "elem", local).untyped_storage()
         key = storage._cdata
@@ -184,3 +190,16 @@ class LiveBytes(TorchDispatchMode):
         self.log.free(before, self.place)
         after = self.log.allocate(storage.nbytes(), "buffers", self.place)
         self._known[storage._cdata] = (reference, after)
+
+
+class _Inside(TorchDispatchMode):
+    """Hands to the tracker, which is not active in its own calls, what they compute."""
+
+    def __init__(self, tracker: LiveBytes) -> None:
+        super().__init__()
+        self._tracker = tracker
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return self._tracker.__torch_dispatch__(func, types, args, kwargs)

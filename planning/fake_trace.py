@@ -81,6 +81,8 @@ class Shape:
     """`run.reduce_dtype`, in which processes add up gradients."""
     residual_dtype: str = "float32"
     """`run.residual_dtype`, in which blocks add up."""
+    fp8: str | None = None
+    """torchao's recipe for products in fp8, one of `model.fp8.RECIPES`; `precision` is the rest."""
     context: int = 1
     """Processes among those of a copy that share each sequence."""
 
@@ -99,6 +101,8 @@ def _bare_model(config: ModelConfig, shape: Shape) -> LanguageModel:
         model = build_model(config)
     freeze(model, shape.freeze)
     keep_frozen(model, shape.frozen_dtype, shape.stored_as, filled=False)
+    if shape.fp8 is not None:
+        model.use_fp8(shape.fp8, emulated=shape.device == "cpu")
     if shape.device == "cpu":
         tune(model, shape.attention)
     elif shape.packed and plans_varlen(config, shape):

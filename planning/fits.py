@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from config.schema import SnapshotConfig
 from model.families import build_model
 from model.family import ModelConfig, parameter_count
+from model.fp8 import FP8
 from model.recompute import OFFLOAD
 from planning.allocation_log import KINDS
 from planning.estimate import MemoryEstimate, writing_memory
@@ -321,7 +322,7 @@ def _command(row: Fit, here: int, words: list[str]) -> str:
     planned = {
         "num_processes": shape.processes,
         "num_machines": machines,
-        "mixed_precision": shape.precision,
+        "mixed_precision": shape.precision if shape.fp8 is None else FP8,
         "parallelism_config_dp_replicate_size": shape.processes // shape.shards,
         "parallelism_config_dp_shard_size": shape.shards // shape.context,
         "parallelism_config_cp_size": shape.context,

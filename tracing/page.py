@@ -98,6 +98,7 @@ class Result:
                 sync_each=config.run.sync_each_micro_batch,
                 reduce_dtype=config.run.reduce_dtype,
                 residual_dtype=config.run.residual_dtype,
+                fp8=None if bare.fp8 is None else bare.fp8.recipe,
             ),
             micro_batch_size=micro_batch_shape(accelerator, config)[0],
             accumulation=accelerator.gradient_accumulation_steps,
@@ -271,6 +272,7 @@ def in_words(result: Result) -> str:
     if shape.context > 1:
         strategy += f", each sequence shared by {shape.context} processes"
     precision = "float32" if shape.precision == "no" else shape.precision
+    precision += "" if shape.fp8 is None else f" with products in fp8 ({shape.fp8})"
     return (
         f"{strategy}; {shape.device}, {precision}. {model.n_layer} layers, {model.n_embd} wide, "
         f"{result.weights / MEGABYTE:,.2f} MB of weights. In a step, each process accumulates "

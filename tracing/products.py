@@ -32,6 +32,8 @@ class Products(TorchDispatchMode):
         if name in PRODUCTS or ATTENTION in name:
             tensors = [one for one in tree_leaves(args) if isinstance(one, Tensor) and one.dim()]
             factors = [one for one in tensors if one.is_floating_point() and one.dim() >= 2]
+            # torchao's tensor of eight bits says that it has the bits of its origin.
+            factors = [getattr(one, "_data", one) for one in factors]
             if ATTENTION in name:  # the backward pass also gets the sums of its softmax, in float32
                 factors = factors[:3]
             if not is_outer(factors):

@@ -25,6 +25,7 @@ from model.causal_lm import CausalLMConfig
 from model.cpu.layers import tune
 from model.families import build_model
 from model.family import ModelConfig
+from model.fp8 import FP8, TENSORWISE
 from model.frozen import keep_frozen
 from model.generate import generate
 from model.gpt import GPT, GPTConfig
@@ -79,6 +80,9 @@ def counted_phases(
     model = build_model(config)
     keep_frozen(model, frozen_dtype)
     choose_residual_dtype(model, residual_dtype)
+    if precision == FP8:
+        model.use_fp8(TENSORWISE, emulated=True)
+        precision = "bf16"
     tune(model)
     if precision != "no":  # as accelerate does it
         autocast = torch.autocast("cpu", DTYPES[precision])
@@ -119,11 +123,11 @@ def planned_phases(config: ModelConfig, batch: int, shape: Shape) -> dict[str, f
     return Candidate(strategy, config, MemoryEstimate(config, shape), 0).peaks(batch, True)
 
 
-PLAIN, FULL = (0.0, "no", False), (0.1, "bf16", True)
-MARKS = {PLAIN: [], FULL: [pytest.mark.thorough]}
+PLAIN, FULL, EIGHT = (0.0, "no", False), (0.1, "bf16", True), (0.1, FP8, True)
+MARKS = {PLAIN: [], FULL: [pytest.mark.thorough], EIGHT: [pytest.mark.thorough]}
 REAL_RUNS = [
     pytest.param(*way, marks=MARKS.get(way, [pytest.mark.slow]))
-    for way in product((0.0, 0.1), ("no", "bf16"), (False, True, "selective"))
+    for way in product((0.0, 0.1), ("no", "bf16", FP8), (False, True, "selective"))
 ]
 
 
@@ -131,7 +135,8 @@ REAL_RUNS = [
 def test_the_predicted_peak_is_the_one_of_a_real_run(dropout, precision, checkpointing, tmp_path):
     """In each phase."""
     config = GPTConfig(103, 64, 3, 4, 64, dropout, checkpointing)
-    predicted = planned_phases(config, 3, Shape("cpu", precision))
+    rest, recipe = (precision, None) if precision != FP8 else ("bf16", TENSORWISE)
+    predicted = planned_phases(config, 3, Shape("cpu", rest, fp8=recipe))
     counted = counted_phases(config, 3, precision, tmp_path)
     print(f"{predicted} bytes predicted, {counted} counted")
     assert predicted == pytest.approx(counted, rel=0.01)

@@ -11,12 +11,18 @@ import pytest
 import torch
 
 import runs
+from kills import kill_at
 from snapshot.disk.files import snapshot_folders, verify
 from snapshot.disk.writing import atomic_snapshot
 
 STEPS = 30
 SHAPES = {"one": ("cpu.yaml", 1), "DDP-2": ("ddp_cpu.yaml", 2), "FSDP-2": ("fsdp_cpu.yaml", 2)}
-HEADERS = {"no": "float32", "bf16": "bf16", "fp16": "fp16"}
+HEADERS = {
+    "no": "float32",
+    "bf16": "bf16",
+    "fp16": "fp16",
+    "fp8": "bf16 with products in fp8 (tensorwise, emulated)",
+}
 TOO_LARGE = 2.0**25  # a loss scale that only several halvings make small enough
 OFTEN = ("snapshot.every=5", "snapshot.keep=9")
 
@@ -107,7 +113,12 @@ HALVES = [
     ("one", "bf16"),
     pytest.param("FSDP-2", "bf16", marks=pytest.mark.slow),
     pytest.param("DDP-2", "bf16", marks=pytest.mark.slow),
+    pytest.param("one", "fp8", marks=pytest.mark.thorough),
+    pytest.param("DDP-2", "fp8", marks=pytest.mark.thorough),
+    pytest.param("FSDP-2", "fp8", marks=pytest.mark.thorough),
 ]
+MOST = {"bf16": 2e-3, "fp16": 2e-3, "fp8": 1e-2}
+"""The largest relative difference of a loss."""
 
 
 @pytest.mark.parametrize(("shape", "precision"), HALVES)
@@ -116,25 +127,56 @@ def test_half_precision_has_nearly_the_losses_of_float32(trained, shape, precisi
     run_dir = trained(shape, precision)
     difference = largest_difference(runs.losses(exact), runs.losses(run_dir))
     print(f"largest relative difference, {precision}, {shape}: {difference:.1e}")
-    assert difference < 2e-3
+    assert difference < MOST[precision]
     assert difference > 2e-6  # it was not float32 after all
     held_out = [runs.metrics(place, "eval")[-1]["loss"] for place in (exact, run_dir)]
-    assert held_out[1] == pytest.approx(held_out[0], rel=2e-3)
+    assert held_out[1] == pytest.approx(held_out[0], rel=MOST[precision])
     assert not [record for record in runs.metrics(run_dir) if "skipped" in record]
     kinds = {tensor.dtype for tensor in runs.tensors(runs.snapshot(run_dir, STEPS)).values()}
     assert kinds == {torch.float32}
 
 
 @pytest.mark.thorough
-def test_a_resumed_fsdp_run_in_bf16_ends_with_the_same_bits(trained, start, tmp_path):
-    through = trained("FSDP-2", "bf16")
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_a_resumed_fsdp_run_ends_with_the_same_bits(trained, start, tmp_path, precision):
+    through = trained("FSDP-2", precision)
     run_dir = copied(through, 10, tmp_path / "run")
-    result = start("FSDP-2", "bf16", run_dir)
+    result = start("FSDP-2", precision, run_dir)
     assert result.returncode == 0, result.stderr
     assert "step-00000010, the newest of this run" in result.stdout
     for step in (20, STEPS):
         runs.assert_same_bits(runs.snapshot(through, step), runs.snapshot(run_dir, step))
     assert runs.losses(run_dir) == runs.losses(through)
+
+
+@pytest.mark.thorough
+def test_a_run_in_fp8_that_is_killed_ends_with_the_same_bits(trained, start, small, tmp_path):
+    through, run_dir = trained("one", "fp8"), tmp_path / "run"
+    words = runs.command(*small, "train.eval_every=10", f"run.dir={run_dir}")
+    moment = lambda: runs.newest_step(run_dir) >= 12  # noqa: E731
+    assert kill_at(words, moment, tmp_path / "said", ACCELERATE_MIXED_PRECISION="fp8")
+    assert runs.newest_step(run_dir) < STEPS
+    result = start("one", "fp8", run_dir)
+    assert result.returncode == 0, result.stderr
+    assert "step-00000010, the newest of this run" in result.stdout
+    runs.assert_same_bits(runs.snapshot(through, STEPS), runs.snapshot(run_dir, STEPS))
+    assert runs.losses(run_dir) == runs.losses(through)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("fp8", "bf16"), pytest.param("bf16", "fp8", marks=pytest.mark.slow)],
+)
+def test_a_run_changes_to_fp8_and_back_and_says_so(trained, start, tmp_path, before, after):
+    run_dir = copied(trained("one", before), 10, tmp_path / "run")
+    assert f", {HEADERS[before]};" in state_of(run_dir, 10)["computed_on"]
+    result = start("one", after, run_dir)
+    assert result.returncode == 0, result.stderr
+    assert "step-00000010, the newest of this run" in result.stdout
+    assert f"now computed on 1 process, CPU with 1 thread, {HEADERS[after]};" in result.stdout
+    assert ("fp8       7 of 8 linear layers" in result.stdout) == (after == "fp8")
+    assert result.stderr == ""  # torchao logs a lot
 
 
 @pytest.mark.parametrize(

@@ -219,7 +219,8 @@ def test_an_output_that_nobody_reads_does_not_stop_a_run(small, tmp_path):
 
 
 def test_a_precision_that_there_is_not_is_refused(small, tmp_path):
-    result = runs.train(*small, f"run.dir={tmp_path / 'run'}", ACCELERATE_MIXED_PRECISION="fp8")
+    of_fp8 = {"ACCELERATE_MIXED_PRECISION": "fp8", "ACCELERATE_FP8_RECIPE_NAME": "columnwise"}
+    result = runs.train(*small, f"run.dir={tmp_path / 'run'}", **of_fp8)
     assert result.returncode == 2
-    assert "mixed_precision: fp8. fp8 is not supported; use no, bf16 or fp16." in result.stderr
+    assert "recipe_name: columnwise. torchao's are tensorwise, rowwise, rowwise_" in result.stderr
     assert not (tmp_path / "run").exists()

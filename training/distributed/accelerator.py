@@ -26,6 +26,7 @@ from accelerate.utils import (
     TorchDynamoPlugin,
     get_mixed_precision_context_manager,
 )
+from accelerate.utils.dataclasses import FP8BackendType
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -38,9 +39,11 @@ from config.schema import (
 )
 from model.context import Context
 from model.family import LanguageModel
+from model.fp8 import Fp8Error
 from model.frozen import gather_in_16_bits
 from training.distributed.environment import (
     env_var,
+    fp8_recipe,
     fsdp_requested,
     on_cpu,
     processes_here,
@@ -130,6 +133,14 @@ class Accelerator(accelerate.Accelerator):
         self.unscale_gradients()
         return nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
 
+    @property
+    def fp8_backend(self) -> FP8BackendType:
+        """Like accelerate's property. `use_fp8` converts layers before the header is printed.
+
+        The rest of the run is one in bf16, of which accelerate knows no more.
+        """
+        return FP8BackendType.NO
+
     @contextmanager
     def accumulate(self, *models: nn.Module) -> Iterator[None]:
         """Like accelerate's method, which under FSDP has every micro-batch send as much as a step.
@@ -189,8 +200,8 @@ def choose_float32(accelerator: accelerate.Accelerator, run: RunConfig) -> None:
         )
     if accelerator.mixed_precision != "no":
         raise ConfigError(
-            f"run.tf32=true has no effect with mixed_precision: {accelerator.mixed_precision}, "
-            "whose products have 16 bits. Set mixed_precision: no, or leave it out."
+            f"run.tf32=true has no effect with mixed_precision: {requested_precision()}, "
+            "whose products have fewer bits. Set mixed_precision: no, or leave it out."
         )
     torch.set_float32_matmul_precision("high")
 
@@ -433,10 +444,26 @@ def effective_precision(run: RunConfig) -> str | None:
     """`mixed_precision` for the Accelerator: None keeps that of the config file; otherwise "no".
 
     A CPU without bf16 instructions would emulate them, up to 13 times as slowly, so it computes in
-    float32. `run.emulate_bf16` keeps bf16.
+    float32. `run.emulate_bf16` keeps bf16. What fp8 leaves out is bf16, as in accelerate.
     """
-    emulated = on_cpu() and not (cpu_has_bf16() or run.emulate_bf16)
-    return "no" if requested_precision() == "bf16" and emulated else None
+    if requested_precision() not in ("bf16", "fp8"):
+        return None
+    if on_cpu() and not (cpu_has_bf16() or run.emulate_bf16):
+        return "no"
+    return "bf16" if requested_precision() == "fp8" else None
+
+
+def convert_to_fp8(model: LanguageModel) -> None:
+    """Have the model multiply in fp8 if the accelerate config file says so. A CPU emulates that.
+
+    Raises ConfigError for a model that cannot.
+    """
+    if (recipe := fp8_recipe()) is None:
+        return
+    try:
+        model.use_fp8(recipe, emulated=on_cpu())
+    except Fp8Error as error:
+        raise ConfigError(str(error)) from error
 
 
 def configure_wrapping(

@@ -13,8 +13,10 @@ import torch
 from accelerate.commands.config.config_args import default_config_file, load_config_from_file
 from accelerate.commands.launch import launch_command_parser
 
+from model.fp8 import RECIPES
 from training.distributed.environment import (
     env_var,
+    fp8_recipe,
     fsdp_requested,
     is_on,
     launched,
@@ -26,6 +28,7 @@ from training.distributed.environment import (
 )
 
 CONFIG_FILE = "The accelerate config file"
+FP8_CAPABILITY = (8, 9)
 
 
 def _ignored_by_launcher() -> list[str]:
@@ -114,9 +117,8 @@ def refusals() -> list[str]:
                 f"{CONFIG_FILE} requests {kind}, whose state a snapshot cannot hold. Use "
                 "distributed_type: MULTI_GPU (DDP) or FSDP."
             )
-    if requested_precision() == "fp8":
-        remedy = "fp8 is not supported; use no, bf16 or fp16."
-        found.append(f"{CONFIG_FILE} says mixed_precision: fp8. {remedy}")
+    if (recipe := fp8_recipe()) is not None:
+        found += _fp8_refusals(recipe)
     steps = env_var("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
     if steps not in ("1", "auto"):
         found.append(
@@ -129,6 +131,34 @@ def refusals() -> list[str]:
         found.append(
             f"{CONFIG_FILE} has a parallelism_config without distributed_type: FSDP. Remove it "
             "for DDP; for hybrid sharding see accelerate_configs/fsdp_hybrid.yaml."
+        )
+    return found
+
+
+def _fp8_refusals(recipe: str) -> list[str]:
+    """accelerate itself computes in fp16 on a GPU without fp8, after a warning."""
+    backend = env_var("ACCELERATE_FP8_BACKEND", "AO")
+    found = []
+    if backend.upper() not in ("AO", "NO"):
+        found.append(
+            f"{CONFIG_FILE} says fp8_config backend: {backend}. Only torchao is supported: set AO."
+        )
+    if recipe not in RECIPES:
+        found.append(
+            f"{CONFIG_FILE} says fp8_config recipe_name: {recipe}. torchao's are "
+            f"{', '.join(RECIPES)}."
+        )
+    if on_cpu():
+        return found  # emulated
+    kind = torch.accelerator.current_accelerator()
+    if kind is None or kind.type != "cuda":
+        found.append(f"mixed_precision: fp8 needs a GPU of CUDA, and this is {kind}. Use bf16.")
+    elif (found_one := torch.cuda.get_device_capability()) < FP8_CAPABILITY:
+        named, needed = (".".join(map(str, one)) for one in (found_one, FP8_CAPABILITY))
+        found.append(
+            f"{CONFIG_FILE} says mixed_precision: fp8, which needs an NVIDIA GPU of compute "
+            f"capability {needed} (Ada, Hopper) or later. {torch.cuda.get_device_name()} has "
+            f"{named}: set mixed_precision: bf16."
         )
     return found
 

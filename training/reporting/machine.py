@@ -24,11 +24,17 @@ from model.family import LanguageModel
 from training.distributed.accelerator import (
     context_size,
     effective_precision,
+    is_compiled,
     offloads,
     replicas,
     syncs_each_micro_batch,
 )
-from training.distributed.environment import processes_here, started_processes
+from training.distributed.environment import (
+    fp8_recipe,
+    processes_here,
+    requested_precision,
+    started_processes,
+)
 
 PEAKS = (
     (r"\bB200\b", 2250e12),
@@ -68,6 +74,9 @@ def machine_line(accelerator: Accelerator, run: RunConfig) -> str:
     precision = {"no": "float32"}.get(accelerator.mixed_precision, accelerator.mixed_precision)
     if run.tf32:
         precision += " with products in TF32"
+    if (recipe := fp8_recipe()) is not None:
+        emulated = ", emulated" * (accelerator.device.type == "cpu")
+        precision += f" with products in fp8 ({recipe}{emulated})"
     parts = [counted(count, "process"), precision]
     parts += ["residual stream in bf16"] * (run.residual_dtype == "bf16")
     if accelerator.device.type == "cpu":
@@ -171,10 +180,21 @@ def machine_hints(accelerator: Accelerator, run: RunConfig) -> list[str]:
             "instructions and no fused attention in bf16. Set mixed_precision: "
             f"{'no' if offloads(accelerator) else 'fp16'} there."
         )
-    if effective_precision(run) is not None:
+    if effective_precision(run) == "no":
         hints.append(
-            "the accelerate config file says bf16, but this CPU has no bf16 instructions. The run "
-            "uses float32, several times as fast here; run.emulate_bf16=true computes in bf16."
+            f"the accelerate config file says {requested_precision()}, but this CPU has no bf16 "
+            "instructions. The run uses float32, several times as fast here; "
+            "run.emulate_bf16=true computes in bf16."
+        )
+    if fp8_recipe() is not None and device.type == "cpu":
+        hints.append(
+            "a CPU has no fp8: numbers are rounded to it and multiplied in float32, slower than in "
+            "bf16. It shows the losses of a GPU before one is rented."
+        )
+    elif fp8_recipe() is not None and not is_compiled(accelerator):
+        hints.append(
+            "fp8 is slow without compilation, which joins the casts with what is before them. Set "
+            "dynamo_backend: INDUCTOR, as accelerate_configs/ddp.yaml has it."
         )
     return hints
 
@@ -222,7 +242,18 @@ def speed_of(model: LanguageModel, config: Config, accelerator: Accelerator) -> 
         peak = published_peak(torch.cuda.get_device_name(device), precision)
     if config.run.measure_peak:
         peak, source = measured_peak(device, precision), "a measured matrix product"
-    return Speed(flops, None if peak is None else peak * accelerator.num_processes, source)
+    faster = fp8_gain(model, flops)
+    if faster > 1:
+        source += f" in 16 bits, times {faster:.2f} for the products in fp8"
+    total = None if peak is None else peak * faster * accelerator.num_processes
+    return Speed(flops, total, source)
+
+
+def fp8_gain(model: LanguageModel, flops_per_token: float | None) -> float:
+    """How many times the peak in 16 bits a GPU has for this model: fp8 is twice as fast."""
+    if model.fp8 is None or model.fp8.emulated or flops_per_token is None:
+        return 1.0
+    return 1 / (1 - model.fp8.flops_per_token / flops_per_token / 2)
 
 
 def published_peak(name: str, precision: str) -> float | None:

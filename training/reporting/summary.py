@@ -76,6 +76,8 @@ def print_header(
     _print_text(console, corpus)
     _print_model(console, config, model, state, is_untied)
     console.say(f"machine   {machine_line(accelerator, config.run)}")
+    if model.fp8 is not None:
+        console.say(f"fp8       {model.fp8.as_words()}")
     kernel = attention_in_words(state.attention, accelerator.device.type)
     if kernel is not None and shared == 1:
         console.say(f"kernels   attention by {kernel}")

@@ -29,6 +29,7 @@ from store.uploader import Uploader
 from training.distributed.accelerator import (
     choose_float32,
     choose_residual_dtype,
+    convert_to_fp8,
     is_compiled,
     micro_batch_shape,
     refuse_bf16_residual,
@@ -181,6 +182,7 @@ class Session:
         refuse_shared_context(accelerator, model, config.run)
         choose_residual_dtype(model, config.run.residual_dtype)
         choose_frozen_dtype(config, state, self.pretrained, model)
+        convert_to_fp8(model)
         key = None if self.pretrained is None else self.pretrained.base.key
         check_fits(accelerator, model, config.optim.name, key)
         console = Console(accelerator.is_main_process, config.train.max_steps, state.step)

@@ -37,7 +37,7 @@ def is_for_users(path: Path) -> bool:
 
 def needs_transformers(path: Path) -> bool:
     """Whether a file is one of those that are only used for models of the Hub."""
-    return not {"transformers", "peft", "bitsandbytes"}.isdisjoint(imported(path))
+    return not {"transformers", "peft", "bitsandbytes", "torchao"}.isdisjoint(imported(path))
 
 
 def test_our_own_gpt_needs_no_transformers():

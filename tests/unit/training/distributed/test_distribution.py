@@ -22,7 +22,7 @@ from training.distributed.accelerator import (
     refuse_other_blocks,
     refuse_shared_context,
 )
-from training.distributed.environment import Launcher
+from training.distributed.environment import Launcher, fp8_recipe
 from training.distributed.processes import init_processes, refuse_broken_launch
 
 TIMEOUT = timedelta(seconds=60)
@@ -58,7 +58,11 @@ FOREIGN = {
     "DeepSpeed": ({"ACCELERATE_USE_DEEPSPEED": "true"}, "DEEPSPEED", "distributed_type: MULTI_GPU"),
     "Megatron": ({"ACCELERATE_USE_MEGATRON_LM": "true"}, "MEGATRON_LM", "or FSDP"),
     "SageMaker": ({"ACCELERATE_USE_SAGEMAKER": "true"}, "SageMaker", "or FSDP"),
-    "fp8": ({"ACCELERATE_MIXED_PRECISION": "fp8"}, "mixed_precision: fp8", "no, bf16 or fp16"),
+    "Transformer Engine": (
+        {"ACCELERATE_MIXED_PRECISION": "fp8", "ACCELERATE_FP8_BACKEND": "TE"},
+        "fp8_config backend: TE",
+        "Only torchao is supported: set AO",
+    ),
     "accumulation": (
         {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"},
         "gradient_accumulation_steps: 4",
@@ -82,6 +86,12 @@ HONOURED = {
     },
     "bf16": {"mixed_precision": "bf16"},
     "fp16": {"mixed_precision": "fp16"},
+    "fp8": {"mixed_precision": "fp8"},
+    "fp8 by torchao": {
+        "mixed_precision": "fp8",
+        "fsdp_cpu_ram_efficient_loading": True,
+        "fp8_config": {"backend": "AO", "recipe_name": "rowwise"},
+    },
     "compiled by block": {
         "dynamo_backend": "INDUCTOR",
         "dynamo_use_regional_compilation": True,
@@ -187,6 +197,30 @@ def test_fp16_with_weights_on_the_cpu_of_gpus_is_refused(launched, states, monke
     (sentence,) = sentences(states)
     assert "says fsdp_offload_params: true. With mixed_precision: fp16" in sentence
     assert "mixed_precision to bf16 or no" in sentence
+
+
+@pytest.mark.parametrize(
+    ("capability", "words"), [((8, 0), "8.9 (Ada, Hopper) or later. A100 has 8.0"), ((8, 9), None)]
+)
+def test_fp8_on_a_gpu_without_it_is_refused(monkeypatch, states, capability, words):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A100")
+    if words is None:
+        init_processes(TIMEOUT)
+        return
+    (sentence,) = sentences(states)
+    assert words in sentence
+    assert "set mixed_precision: bf16" in sentence
+
+
+def test_the_recipe_comes_from_the_accelerate_config_file(launched, tmp_path):
+    launched(runs.rehearsal("ddp_cpu.yaml", tmp_path, 2, **HONOURED["fp8 by torchao"]), 2)
+    assert fp8_recipe() == "rowwise"
+    launched(runs.rehearsal("ddp_cpu.yaml", tmp_path, 2, mixed_precision="bf16"), 2)
+    assert fp8_recipe() is None
 
 
 @pytest.mark.parametrize(("sizes", "processes", "words"), UNSPLIT)

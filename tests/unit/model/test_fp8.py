@@ -1,0 +1,118 @@
+"""Which layers of a model multiply in fp8, and that everything else of them stays."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from accelerate.utils.ao import convert_model_to_fp8_ao
+from torch import nn
+
+from families import FAMILIES
+from model.causal_lm import CausalLMConfig
+from model.fp8 import RECIPES, TENSORWISE, Fp8Error, fp8_layers
+from model.gpt import GPTConfig
+from model.llama import LlamaConfig
+from model.lora import hidden
+from model.recompute import SELECTIVE
+from tracing.products import products_of_step
+
+IDS = torch.arange(64).view(2, 32)
+SIZES = {"vocab_size": 320, "block_size": 48, "n_layer": 2, "n_head": 4, "n_embd": 64}
+CONFIGS = {
+    "our GPT": GPTConfig(**SIZES),
+    "our Llama": LlamaConfig(**SIZES),
+    "llama": CausalLMConfig.read(FAMILIES["llama"]),
+    "mixtral": CausalLMConfig.read(FAMILIES["mixtral"]),
+}
+FP8_NAMES = {"float8_e4m3fn", "float8_e4m3fn x float8_e5m2"}
+
+
+def names_in_fp8(model: nn.Module) -> list[str]:
+    layers = set(fp8_layers(model))
+    return [name for name, one in model.named_modules() if one in layers]
+
+
+def step(model: nn.Module, ids: torch.Tensor = IDS) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The loss and the gradients of a step under autocast."""
+    model.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(ids, ids)
+    loss.backward()
+    return loss.detach(), [one.grad for one in model.parameters()]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_layers_in_fp8_are_those_of_accelerate(name):
+    ours, theirs = CONFIGS[name].build(), CONFIGS[name].build()
+    ours.use_fp8(TENSORWISE, emulated=True)
+    convert_model_to_fp8_ao(theirs)
+    assert names_in_fp8(ours) == names_in_fp8(theirs)
+    assert ours.fp8.layers == len(names_in_fp8(ours))
+    assert ours.fp8.left == {"the first of the model": 1}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_product_of_these_layers_is_in_fp8_and_nearly_that_of_bf16(recipe):
+    torch.manual_seed(0)
+    model = CONFIGS["our GPT"].build().train()
+    parameters = dict(model.named_parameters())
+    loss, gradients = step(model)
+    model.use_fp8(recipe, emulated=True)
+
+    assert [*model.named_parameters()] == [*parameters.items()]  # the same objects
+    of_each = RECIPES[recipe] // 2
+    counted = products_of_step(model, IDS).by_dtype()
+    assert sum(counted.pop(name, 0) for name in FP8_NAMES) == of_each * model.fp8.layers
+    assert set(counted) == {"bfloat16"}
+    matrices = sum(one.weight.numel() for one in fp8_layers(model))
+    assert model.fp8.flops_per_token == 2 * of_each * matrices
+    in_fp8, others = step(model)
+    assert in_fp8 != loss
+    assert in_fp8.item() == pytest.approx(loss.item(), rel=2e-3)
+    for one, other in zip(gradients, others, strict=True):
+        assert torch.nn.functional.cosine_similarity(one.flatten(), other.flatten(), 0) > 0.97
+
+
+@pytest.mark.parametrize("tokens", [1, 7])
+def test_any_number_of_tokens_is_computed(tokens):
+    model = CONFIGS["our GPT"].build()
+    model.use_fp8(TENSORWISE, emulated=True)
+    loss, _ = step(model, IDS[:1, :tokens])
+    assert loss.isfinite()
+
+
+@pytest.mark.parametrize("way", [True, SELECTIVE])
+def test_what_is_computed_again_has_the_same_bits(way):
+    found = []
+    for kind in (False, way):
+        torch.manual_seed(0)
+        model = GPTConfig(**SIZES, activation_checkpointing=kind).build().train()
+        model.use_fp8(TENSORWISE, emulated=True)
+        found.append(step(model))
+    assert torch.equal(found[0][0], found[1][0])
+    assert all(map(torch.equal, found[0][1], found[1][1]))
+
+
+def test_other_layers_stay_in_16_bits_and_are_counted():
+    model = GPTConfig(**{**SIZES, "n_layer": 3, "n_embd": 40}).build()  # 120 and 40: uneven
+    model.blocks[2].mlp.c_fc = nn.Linear(64, 64)
+    model.blocks[2].mlp.c_proj = nn.Linear(64, 64)
+    model.blocks[2].mlp.c_proj.requires_grad_(False)
+    model.use_fp8(TENSORWISE, emulated=True)
+    assert names_in_fp8(model) == ["transformer.h.2.mlp.c_fc"]
+    assert model.fp8.as_words() == (
+        "1 of 12 linear layers of the blocks, tensorwise; in 16 bits: 1 (the first of the model), "
+        "9 (a size is not a multiple of 16), 1 (frozen)"
+    )
+
+
+def test_a_model_without_such_a_layer_is_refused():
+    model = CausalLMConfig.read(FAMILIES["gpt2"]).build()  # its layers are transformers' Conv1D
+    with pytest.raises(Fp8Error, match=r"none of these can be: none\. Set mixed_precision: bf16"):
+        model.use_fp8(TENSORWISE, emulated=True)
+    model = CONFIGS["our GPT"].build()
+    model.blocks.requires_grad_(False)
+    with pytest.raises(Fp8Error, match=r"1 \(the first of the model\), 7 \(frozen\)"):
+        model.use_fp8(TENSORWISE, emulated=True)
+    with hidden("torchao"), pytest.raises(Fp8Error, match="needs torchao"):
+        CONFIGS["our GPT"].build().use_fp8(TENSORWISE, emulated=True)
