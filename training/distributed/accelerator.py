@@ -1,8 +1,8 @@
 """The Accelerator of a run: its arguments, how it wraps the model, and its precision.
 
 Precision means the same under DDP and FSDP: weights, sums of gradients, the residual stream and the
-loss are float32, and matrix products have the precision of the accelerate config file. fp16 has a
-loss scaler.
+loss are float32, unless `run.residual_dtype` has the stream in bf16, and matrix products have the
+precision of the accelerate config file. fp16 has a loss scaler.
 """
 
 from __future__ import annotations

@@ -196,7 +196,9 @@ def test_a_run_on_cuda_keeps_what_it_began_with(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: H100)
     monkeypatch.setattr("training.run.tuning.decided_by_main", lambda _, decide: decide())
     monkeypatch.setattr("training.run.tuning.run_on_all", lambda _, check: check())
-    gpu = SimpleNamespace(device=torch.device("cuda"), mixed_precision="bf16")
+    gpu = SimpleNamespace(
+        device=torch.device("cuda"), mixed_precision="bf16", parallelism_config=None
+    )
     config = load_config([f"run.attention={attention_key}", f"data.documents={documents}"])
     for step in (0, 5):
         state = RunState("a" * 32, "b" * 32, step, 0, 1, None, {}, {}, attention=before)
