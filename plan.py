@@ -86,6 +86,7 @@ def plan(options: argparse.Namespace) -> int:
             processes=options.processes,
             context=options.context,
             optimizer=config.optim.name,
+            state_dtype=config.optim.state_dtype,
             freeze=tuple(config.optim.freeze),
             frozen_dtype=config.model.frozen_dtype,
             attention=None if config.run.attention == "auto" else config.run.attention,

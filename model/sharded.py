@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 
@@ -28,6 +29,21 @@ def local_part(tensor: Tensor) -> Tensor:
     """This process's shard of a tensor, which can be written to; all of it if it is not sharded."""
     local: Any = tensor.detach()
     return local.to_local() if is_sharded(local) else local
+
+
+def placed_like(tensor: Any, local: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A tensor of this full shape whose shard on this process is `local`, sharded like another."""
+    if not is_sharded(tensor):
+        return local
+    from torch.distributed.tensor import DTensor
+
+    strides = [1] * len(shape)
+    for i in range(len(shape) - 1, 0, -1):
+        strides[i - 1] = strides[i] * shape[i]
+    placed: Tensor = DTensor.from_local(
+        local, tensor.device_mesh, tensor.placements, shape=torch.Size(shape), stride=tuple(strides)
+    )
+    return placed
 
 
 def local_slices(tensor: Any) -> tuple[slice, ...]:

@@ -83,6 +83,8 @@ class Shape:
     """`run.residual_dtype`, in which blocks add up."""
     fp8: str | None = None
     """torchao's recipe for products in fp8, one of `model.fp8.RECIPES`; `precision` is the rest."""
+    state_dtype: str = "float32"
+    """`optim.state_dtype`."""
     context: int = 1
     """Processes among those of a copy that share each sequence."""
 
@@ -141,7 +143,8 @@ def traced_phases(config: ModelConfig, micro_batch_size: int, shape: Shape) -> L
             parameter.register_post_accumulate_grad_hook(
                 lambda parameter: tracker.mark([parameter.grad], "gradients")
             )
-        optimizer = make_optimizer(bare, OptimConfig(name=shape.optimizer), CPU, shape.precision)
+        optim = OptimConfig(name=shape.optimizer, state_dtype=shape.state_dtype)
+        optimizer = make_optimizer(bare, optim, CPU, shape.precision)
         with tracker, kernels:
             # An earlier update, which creates the optimizer's state.
             if mesh is None and shape.processes > 1:

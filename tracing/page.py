@@ -91,6 +91,7 @@ class Result:
                 shards=shards,
                 context=context,
                 optimizer=config.optim.name,
+                state_dtype=config.optim.state_dtype,
                 freeze=tuple(config.optim.freeze),
                 frozen_dtype=state.frozen_dtype or AUTO,
                 attention=state.attention,

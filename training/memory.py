@@ -13,10 +13,11 @@ import psutil
 import torch
 from accelerate import Accelerator
 
-from config.schema import ConfigError
+from config.schema import ConfigError, OptimConfig
 from model.cpu.cores import control_groups
 from model.family import LanguageModel
 from optim.optimizers import moments_of
+from optim.state_dtype import BYTES, FLOAT32
 from training.distributed.agreement import run_on_all
 from training.distributed.environment import (
     fsdp_requested,
@@ -47,7 +48,7 @@ SMALLER = (
 
 
 def check_fits(
-    accelerator: Accelerator, model: LanguageModel, optimizer: str, key: str | None = None
+    accelerator: Accelerator, model: LanguageModel, optim: OptimConfig, key: str | None = None
 ) -> None:
     """Raise ConfigError where a process needs more memory than its share.
 
@@ -56,15 +57,16 @@ def check_fits(
     `model` have values, because the system promises more memory than it has, and later kills the
     process silently. `key` is the key and value that chose another model than our GPT.
     """
-    sizes, of_trained = model.config, 2 + moments_of(optimizer)
+    sizes, kept = model.config, moments_of(optim.name) * BYTES[optim.state_dtype]
+    of_trained = 2 + kept / BYTES[FLOAT32]  # times the bytes of its weight
     chosen = f"model.n_layer={sizes.n_layer} and model.n_embd={sizes.n_embd} need"
     what_needs = chosen if key is None else f"{key} needs"
 
     def check() -> None:
         if not on_cpu():
             return
-        needed = sum(
-            one.nbytes * (of_trained if one.requires_grad else 1) for one in model.parameters()
+        needed = int(
+            sum(one.nbytes * (of_trained if one.requires_grad else 1) for one in model.parameters())
         )
         if fsdp_requested():
             needed //= started_processes()

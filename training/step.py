@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from config.schema import ConfigError, OptimConfig
 from model.family import LanguageModel
 from model.layout import is_frozen
-from optim.optimizers import OPTIMIZERS
+from optim.optimizers import build
 from optim.schedules import SCHEDULES, Schedule
 from optim.sharing import Work, all_processes
 from training.distributed.accelerator import grads_in_buckets
@@ -134,7 +134,7 @@ def make_optimizer(
     """
     layout = model.layout()
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    optimizer = OPTIMIZERS[optim.name](layout.parts(), optim, Work(device, dtype, all_processes()))
+    optimizer = build(optim.name, layout.parts(), optim, Work(device, dtype, all_processes()))
     name_of = {parameter: name for name, parameter in layout.trained().items()}
     names = [[name_of[entry] for entry in group["params"]] for group in optimizer.param_groups]
 

@@ -17,7 +17,7 @@ from model.family import LanguageModel
 from model.layout import Layout, Shape, Stored
 from model.nf4 import quantize
 from model.sharded import local_part, local_slices
-from optim.optimizers import STEP
+from optim.state_dtype import FLOAT32, GROUP, STEP, keep
 from snapshot.config_values import value_of
 from snapshot.disk.files import parse_json, read_json
 from snapshot.disk.model import ADAPTERS, WHOLE, model_errors, prefix_of, read_reference
@@ -285,14 +285,15 @@ def restore_moments(folder: Path, layout: Layout, optimizer: Optimizer, name: An
     with TensorReader(folder, "optimizer") as reader:
         for name, parameter in layout.trained().items():
             state = optimizer.state[parameter] = {}
+            group = group_of[parameter]
             for key, shape in kept[name].items():
                 if key == STEP or shape != parameter.shape:
                     # As torch does: the step is on the CPU, unless a kernel of the device reads it.
-                    group = group_of[parameter]
                     on_cpu = key == STEP and not (group.get("fused") or group.get("capturable"))
                     device = torch.device("cpu") if on_cpu else parameter.device
-                    state[key] = torch.empty(shape, device=device)
+                    value = torch.empty(shape, device=device)
                 else:
-                    state[key] = torch.empty_like(parameter)
+                    value = torch.empty_like(parameter)
                 stored = Stored((f"{name}.{key}",), layout.is_transposed(name))
-                read_into(state[key], reader, stored)
+                read_into(value, reader, stored)
+                keep(state, key, value, group.get(GROUP, FLOAT32))

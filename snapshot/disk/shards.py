@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Condition
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.optim import Optimizer
 from model.layout import FLOAT_BYTES, Layout, Shape, Written
 from model.sharded import gather_full, is_sharded, local_part, local_slices, writes_shard
 from optim.optimizers import Kept, OptimizerError, kept_by
+from optim.state_dtype import LARGEST, expanded, kept_keys
 from snapshot.disk.model import ADAPTERS, TRAINED
 from snapshot.disk.tensor_files import Slices, TensorFiles
 from snapshot.errors import SnapshotError
@@ -31,6 +33,8 @@ class Shard:
     convert: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
     """Makes what is written from full tensors; None for one tensor that is written as it is, or
     transposed."""
+    expand: Callable[[Mapping[str, Tensor]], Tensor] | None = None
+    """Makes the float32 numbers of one tensor from what holds it, perhaps in fewer bits."""
     transposed: bool = False
     slices: Slices | None = None
     """The slices of the full tensor that it covers; None for all of it."""
@@ -60,7 +64,8 @@ class Shard:
             for name, tensor in self.convert(whole).items():
                 files.write(name, tensor)
             return
-        (tensor,), (name,), slices = tensors.values(), self.shapes, self.slices
+        tensor = next(iter(tensors.values())) if self.expand is None else self.expand(tensors)
+        (name,), slices = self.shapes, self.slices
         if self.transposed:
             tensor, slices = tensor.t(), None if slices is None else slices[::-1]
         files.write(name, tensor, slices)
@@ -89,7 +94,7 @@ def shards_of_weights(layout: Layout, prefix: str) -> list[Shard]:
     for group in written_as(layout, prefix):
         tensors = {name: parameters[name].detach() for name in group.parameters}
         transposed = prefix != ADAPTERS and layout.is_transposed(group.parameters[0])
-        shards.append(Shard(tensors, group.shapes, group.convert, transposed))
+        shards.append(Shard(tensors, group.shapes, group.convert, transposed=transposed))
     return shards
 
 
@@ -129,13 +134,16 @@ def shards_of_moments(layout: Layout, optimizer: Optimizer, optimizer_name: Any)
     shards, kept = [], kept_in(layout, optimizer_name)
     for name, parameter in layout.trained().items():
         state = optimizer.state.get(parameter, {})
-        if state.keys() != kept[name].keys():
+        keys = kept_keys(state)
+        if {*keys} != kept[name].keys():
             raise SnapshotError(f"the optimizer has not updated {name} yet")
-        for key, value in sorted(state.items()):
+        for key in sorted(keys):
+            value = state[key]
             transposed = layout.is_transposed(name) and value.ndim == 2
             shape = tuple(value.shape)[:: -1 if transposed else 1]
-            full = f"{name}.{key}"
-            shards.append(Shard({full: value}, {full: shape}, transposed=transposed))
+            parts = {one: state[one] for one in (key, key + LARGEST) if one in state}
+            expand = partial(expanded, key=key)
+            shards.append(Shard(parts, {f"{name}.{key}": shape}, None, expand, transposed))
     return shards
 
 
@@ -159,10 +167,10 @@ def divide_shards(
         elif not each_writes or shard.convert is not None:
             gathered.append(shard)
         else:
-            ((name, tensor),) = shard.tensors.items()
-            if writes_shard(tensor):
-                local = {name: local_part(tensor)}
-                own.append(replace(shard, tensors=local, slices=local_slices(tensor)))
+            first = next(iter(shard.tensors.values()))
+            if writes_shard(first):
+                local = {name: local_part(tensor) for name, tensor in shard.tensors.items()}
+                own.append(replace(shard, tensors=local, slices=local_slices(first)))
     return own, gathered
 
 

@@ -184,7 +184,7 @@ class Session:
         choose_frozen_dtype(config, state, self.pretrained, model)
         convert_to_fp8(model)
         key = None if self.pretrained is None else self.pretrained.base.key
-        check_fits(accelerator, model, config.optim.name, key)
+        check_fits(accelerator, model, config.optim, key)
         console = Console(accelerator.is_main_process, config.train.max_steps, state.step)
         self.console, code = console, self._lock.code_before
         console.speed = speed_of(model, config, accelerator)

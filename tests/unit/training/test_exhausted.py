@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import training.memory
-from config.schema import ConfigError
+from config.schema import ConfigError, OptimConfig
 from model.family import parameter_count
 from model.frozen import keep_frozen
 from model.gpt import GPT, GPTConfig
@@ -103,16 +103,16 @@ def test_a_model_too_large_for_the_machine_is_refused(monkeypatch, in_training):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setenv("ACCELERATE_USE_FSDP", str(not in_training))
     monkeypatch.setenv("WORLD_SIZE", "1" if in_training else "4")
-    check_fits(None, model, "adamw")
+    check_fits(None, model, OptimConfig())
     left -= 1
     with pytest.raises(ConfigError, match=r"model\.n_layer=3 and model\.n_embd=8 need .* GB"):
-        check_fits(None, model, "adamw")
+        check_fits(None, model, OptimConfig())
     left = 8 * needed - 1
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")  # which share it
     with pytest.raises(ConfigError, match=r"its share of 8 processes, are left"):
-        check_fits(None, model, "adamw")
+        check_fits(None, model, OptimConfig())
     left += 1
-    check_fits(None, model, "adamw")
+    check_fits(None, model, OptimConfig())
 
 
 def test_frozen_weights_need_neither_gradient_nor_moments(monkeypatch):
@@ -127,7 +127,7 @@ def test_frozen_weights_need_neither_gradient_nor_moments(monkeypatch):
     monkeypatch.setattr(training.memory, "run_on_all", lambda accelerator, work: work())
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     left = needed
-    check_fits(None, model, "adamw")
+    check_fits(None, model, OptimConfig())
     left -= 1
     with pytest.raises(ConfigError, match=r"model\.pretrained=base needs .* GB"):
-        check_fits(None, model, "adamw", "model.pretrained=base")
+        check_fits(None, model, OptimConfig(), "model.pretrained=base")
