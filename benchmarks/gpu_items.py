@@ -152,6 +152,7 @@ ITEMS = (
     _other("AdamW in float32", "gpt2_large"),
     _other("AdamW in bf16", "gpt2_large", state_dtype="bf16"),
     _other("AdamW in 8 bits", "gpt2_large", state_dtype="8bit"),
+    _other("Muon", "gpt2", optimizer="muon"),
     _other("FSDP on one rank", "gpt2_large", fsdp=True),
     _other("FSDP on one rank, offloaded", "gpt2_large", fsdp=True, offload=True),
     Item("new weights", "new weights", 60, new_weights),

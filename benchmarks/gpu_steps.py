@@ -74,6 +74,8 @@ class Case:
     """Products of float32 numbers use TF32."""
     residual: str = "float32"
     """The dtype in which blocks add up, one of `RESIDUAL_DTYPES`."""
+    optimizer: str = "adamw"
+    """As in `optim.name`."""
     frozen: str | None = None
     """How weights around adapters are kept, one of `model.frozen.KINDS`; None trains the model."""
 
@@ -157,9 +159,9 @@ class Training:
         configure_wrapping(self.accelerator, model, RunConfig())
         optimizer = make_optimizer(
             model,
-            OptimConfig(state_dtype=case.state_dtype),
+            OptimConfig(name=case.optimizer, state_dtype=case.state_dtype),
             torch.device("cpu") if case.offload else device,
-            "no",
+            case.precision,
         )
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         # As uneven as text: deterministic kernels add up the gradients of a frequent token in turn.
@@ -270,6 +272,8 @@ def measure(case: Case, seconds: float) -> dict[str, Any]:
     if case.fsdp:
         row["FSDP"] = "offloaded" if case.offload else "one rank"
         row["threads"] = torch.get_num_threads()  # of AdamW, where it is offloaded
+    if case.optimizer != "adamw":
+        row["optimizer"] = case.optimizer
     if case.residual != "float32":
         row["residual stream"] = case.residual
     if case.frozen is not None:
@@ -316,6 +320,7 @@ def planned_bytes(case: Case) -> float:
         stored_as=STORED_AS,
         residual_dtype=case.residual,
         fp8=TENSORWISE if case.precision == FP8 else None,
+        optimizer=case.optimizer,
     )
     return float(_candidate(case.model(), shape).peaks(case.batch(), False)["update"])
 

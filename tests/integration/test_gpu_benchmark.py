@@ -290,5 +290,6 @@ def check_updates(rows: dict[str, list[dict]]) -> None:
     assert [row["compiled"] for row in rows["micro-batch 4"]] == ["no", "by block"]
     assert [row["checkpointing"] for row in rows["gpt2_xl with checkpointing"]] == ["yes"]
     assert rows["fp16"][0]["precision"] == "fp16"
+    assert rows["Muon"][0]["optimizer"] == "muon"
     assert rows["FSDP on one rank"][0]["FSDP"] == "one rank"
     assert rows["FSDP on one rank, offloaded"][0]["FSDP"] == "offloaded"
