@@ -27,7 +27,7 @@ from optim.optimizers import OPTIMIZERS, UsualSettings
 from optim.sharing import Work
 
 CPU = torch.device("cpu")
-SIZES = [(5, 7, 1), (5, 7, 1), (3, 8, 1), (6, 16, 3), (48, 16, 3), (16, 16, 1), (1, 9, 1)]
+SIZES = [*[(5, 7, 1)] * 10, (3, 8, 1), (6, 16, 3), (48, 16, 3), (16, 16, 1), (1, 9, 1)]
 """Rows, columns, and how many matrices are joined. Of 3 rows, a fourth process has none."""
 STEPS = 3
 muon.STACKED = 300  # so that shapes have more than one batch
