@@ -124,6 +124,7 @@ class Cuda:
 )
 def test_tf32_is_refused_where_there_is_none(monkeypatch, device, capability, precision, sentence):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
     one = SimpleNamespace(device=SimpleNamespace(type=device), mixed_precision=precision)
     with pytest.raises(ConfigError, match=sentence):
         accelerators.choose_float32(one, RunConfig(tf32=True))
