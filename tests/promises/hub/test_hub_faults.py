@@ -82,9 +82,9 @@ def files_below(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
-def started_empty(folder: Path) -> Start:
-    """What a run finds out at its start, with nothing on its disk."""
-    return newest_of_disk_and_repo(hubs.store(1.0), None, None, folder / "snapshots", ())
+def started_empty(folder: Path, seconds: float = 1.0) -> Start:
+    """What a run finds out at its start, with nothing on its disk and so long to wait."""
+    return newest_of_disk_and_repo(hubs.store(seconds), None, None, folder / "snapshots", ())
 
 
 def offer(uploads: Uploader, snapshot: Path) -> None:
@@ -297,7 +297,7 @@ def test_a_fault_during_a_run_costs_no_step_and_no_snapshot(small, tmp_path, hub
 def test_a_download_that_fails_once_is_made_again(near_hub, finished_run, tmp_path, endpoint, kind):
     hubs.seed(near_hub, runs.snapshot(finished_run, 10))
     fault = near_hub.fault(endpoint, kind)
-    begun = started_empty(tmp_path)
+    begun = started_empty(tmp_path, 30.0 if kind == "hang" else 1.0)
     assert fault.hits
     assert begun.state.step == 10
     assert begun.folder == runs.snapshot(tmp_path, 10)
