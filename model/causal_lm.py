@@ -360,10 +360,9 @@ class CausalLM(LanguageModel):
 
     def rows_at(self, positions: Tensor | None) -> Rows | None:
         """As `LanguageModel.rows_at`; None also where transformers makes a mask of positions."""
-        if self.context is not None and self.context.rows is not None:
-            return self.context.rows
-        if positions is None or not self.varlen:
-            return None
+        shared = super().rows_at(None)
+        if shared is not None or positions is None or not self.varlen:
+            return shared
         rows = packed_rows(positions, varlen=True)
         return None if rows.bounds is None else rows
 

@@ -138,8 +138,6 @@ class LanguageModel(nn.Module, ABC):
 
     once_unpacked: ClassVar[bool] = False
     """Whether older versions had one document in a row: their runs resume so."""
-    can_have_bf16_residual: ClassVar[bool] = False
-    """Whether `use_bf16_residual` is there."""
     new_weights: NewWeights | None = None
     """What its parameters begin with, if the model is new and they have no values yet."""
     varlen: bool = False
@@ -248,9 +246,12 @@ class LanguageModel(nn.Module, ABC):
         """Attend to documents in a row by torch's variable-length kernel, which only CUDA has."""
         self.varlen = True
 
-    def use_bf16_residual(self) -> None:
-        """Under autocast, add up the blocks' outputs in its 16 bits. Call it before wrapping."""
-        raise NotImplementedError
+    def use_bf16_residual(self) -> bool:
+        """Under autocast, add up the blocks' outputs in its 16 bits; returns whether they can.
+
+        Call it before the model is wrapped.
+        """
+        return False
 
     def use_fp8(self, recipe: str, emulated: bool) -> None:
         """Multiply in fp8 in linear layers of the blocks, as `fp8` then describes.

@@ -285,7 +285,6 @@ class GPT(LanguageModel):
 
     config: GPTConfig
     _no_split_modules = ("Block",)
-    can_have_bf16_residual = True
     once_unpacked = True
     joined: ClassVar = {"c_attn": 3}  # query, key and value
 
@@ -315,8 +314,9 @@ class GPT(LanguageModel):
         """The transformer blocks, in order."""
         return self.transformer.h
 
-    def use_bf16_residual(self) -> None:
+    def use_bf16_residual(self) -> bool:
         self.transformer.bf16_residual = True
+        return True
 
     def layout(self) -> Layout:
         # OpenAI's own files have no prefix, and a mask as a constant.

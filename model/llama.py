@@ -306,7 +306,6 @@ class Llama(LanguageModel):
 
     config: LlamaConfig
     _no_split_modules = ("Block",)
-    can_have_bf16_residual = True
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -327,8 +326,9 @@ class Llama(LanguageModel):
     def blocks(self) -> nn.ModuleList:
         return self.model.layers
 
-    def use_bf16_residual(self) -> None:
+    def use_bf16_residual(self) -> bool:
         self.model.bf16_residual = True
+        return True
 
     def tie_weights(self) -> None:
         self.lm_head.weight = self.model.embed_tokens.weight

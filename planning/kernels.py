@@ -56,7 +56,7 @@ def cuda_kernels() -> Iterator[None]:
     """
     attention: Any = F.scaled_dot_product_attention
 
-    def fused_attention(*args: Tensor, dropout_p: float = 0.0, **options: bool) -> Tensor:
+    def fused_attention(*args: Tensor, dropout_p: float = 0.0, **options: Any) -> Tensor:
         mixed: Tensor = attention(*args, **options)
         return mixed
 
@@ -65,10 +65,6 @@ def cuda_kernels() -> Iterator[None]:
     ) -> Tensor:
         dropped: Tensor = torch.native_dropout(x, p, training)[0] if training and p > 0 else x
         return dropped
-
-    def fused_past(*args: Tensor, dropout_p: float = 0.0, **options: Any) -> Tensor:
-        mixed: Tensor = attention(*args, **options)
-        return mixed
 
     log_softmax: Any = F.log_softmax
 
@@ -80,7 +76,7 @@ def cuda_kernels() -> Iterator[None]:
 
     replacements: dict[tuple[Any, str], Any] = {
         (F, "scaled_dot_product_attention"): fused_attention,
-        (model.context, "attend_to_past"): fused_past,
+        (model.context, "attend_to_past"): fused_attention,
         (F, "dropout"): fused_dropout,
         (F, "log_softmax"): fused_log_softmax,
         # How many documents there are is a value; a few bytes for each do not matter.

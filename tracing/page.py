@@ -76,9 +76,7 @@ class Result:
         accelerator, config, state = session.accelerator, session.config, session.state
         bare: Any = unwrapped(accelerator, model)
         tensors = [*bare.parameters(), *bare.buffers()]
-        context, shards = context_size(accelerator), 1
-        if accelerator.is_fsdp2:
-            shards = accelerator.num_processes // replicas(accelerator)
+        copies = replicas(accelerator) if accelerator.is_fsdp2 else accelerator.num_processes
         totals = memory.log.totals()
         return cls(
             name=config.run.name,
@@ -88,8 +86,8 @@ class Result:
                 device=accelerator.device.type,
                 precision=accelerator.mixed_precision,
                 processes=accelerator.num_processes,
-                shards=shards,
-                context=context,
+                shards=accelerator.num_processes // copies,
+                context=context_size(accelerator),
                 optimizer=config.optim.name,
                 state_dtype=config.optim.state_dtype,
                 freeze=tuple(config.optim.freeze),

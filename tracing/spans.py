@@ -37,7 +37,7 @@ CALLS = {
 }
 """torch's operations: the kind, the argument with the full tensor, and names of the transfer.
 gloo has no reduce-scatter: torch sends an all-reduce instead."""
-DTENSOR, WAIT = "_c10d_functional::all_reduce", "_c10d_functional::wait_tensor"
+DTENSOR, WAIT = f"{FUNCTIONAL}::all_reduce", f"{FUNCTIONAL}::wait_tensor"
 CONTEXT = {f"{FUNCTIONAL}::{operation}": kind for operation, kind in OF_CONTEXT.items()}
 """torch's operations by which processes share sequences, in a forward or backward pass."""
 BYTES = {

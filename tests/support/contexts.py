@@ -17,6 +17,7 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from torch import Tensor
 
+from families import ROTARY
 from model.causal_lm import PACKING
 from model.context import Context
 from model.families import FAMILIES, build_model
@@ -25,14 +26,7 @@ from snapshot.disk.model import model_config
 
 B, T, WINDOW = 3, 32, 9
 SIZES = {
-    "vocab_size": 64,
-    "max_position_embeddings": T,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
+    **ROTARY,
     "num_local_experts": 4,
     "sliding_window": WINDOW,
     "use_sliding_window": True,

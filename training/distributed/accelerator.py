@@ -221,15 +221,12 @@ def choose_residual_dtype(model: LanguageModel, residual_dtype: str) -> None:
 
     Raises ConfigError if they cannot.
     """
-    if residual_dtype == "float32":
-        return
-    if not model.can_have_bf16_residual:
+    if residual_dtype != "float32" and not model.use_bf16_residual():
         raise ConfigError(
             f"run.residual_dtype={residual_dtype} is for models of our own (model.family=gpt2 or "
             f"llama): the norms of {model.config.family} keep their float32 copies, so it would "
             "save little. Leave it out."
         )
-    model.use_bf16_residual()
 
 
 def micro_batch_shape(accelerator: Accelerator, config: Config) -> tuple[int, int]:
