@@ -1,11 +1,51 @@
-"""Sharded tensors: gathered from all processes to be written, read back slice by slice."""
+"""Sharded tensors: gathered from all processes to be written, read back slice by slice.
+
+FSDP shards a parameter over the processes of its group (a DTensor). Before that, tensor parallelism
+may have cut it (`Cut`): FSDP then shards what a process has of it.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How the processes of a tensor-parallel group hold a parameter: each a part, or all of it.
+
+    FSDP may shard the part again. Parts of the optimizer's state are cut like their parameter.
+    """
+
+    shape: tuple[int, ...]
+    """That of the whole parameter."""
+    group: Any
+    """The process group."""
+    dim: int | None = None
+    """The dimension that is cut; None if each process has all of it."""
+    joined: int = 1
+    """The equal matrices that the parameter joins along `dim`: each of them is cut."""
+
+    def ranges(self, rank: int | None = None) -> list[slice]:
+        """What a process, by default this one, has of the whole along `dim`: one for each matrix.
+
+        It has them one after the other.
+        """
+        assert self.dim is not None
+        rank, size = self.group.rank() if rank is None else rank, self.group.size()
+        length = self.shape[self.dim] // self.joined
+        begin, end = rank * length // size, (rank + 1) * length // size
+        return [slice(n * length + begin, n * length + end) for n in range(self.joined)]
+
+    def part_of(self, whole: Tensor, rank: int | None = None) -> Tensor:
+        """The part of a process, by default this one, of the whole parameter."""
+        if self.dim is None:
+            return whole
+        ranges = [whole[(slice(None),) * self.dim + (one,)] for one in self.ranges(rank)]
+        return ranges[0] if len(ranges) == 1 else torch.cat(ranges, self.dim)
 
 
 def reshard(model: nn.Module) -> None:
@@ -71,3 +111,25 @@ def is_sharded(tensor: Any) -> bool:
     """Whether each process holds only its shard of the tensor."""
     # A DTensor. An import of its module would cost every start half a second, also without FSDP.
     return hasattr(tensor, "full_tensor")
+
+
+def cut_of(tensor: Any) -> Cut | None:
+    """How a parameter, or what an optimizer keeps of it, is cut; None without tensor parallelism.
+
+    It is an attribute of the tensor. Whoever makes a tensor from another one passes it on
+    (`cut_like`): detach, zeros_like and the like do not.
+    """
+    return getattr(tensor, "cut", None)
+
+
+def cut_like(tensor: Tensor, other: Any) -> Tensor:
+    """The tensor, marked as cut like another one of its whole shape."""
+    if (cut := cut_of(other)) is not None:
+        tensor.cut = cut  # type: ignore[attr-defined]
+    return tensor
+
+
+def whole_shape(tensor: Tensor) -> tuple[int, ...]:
+    """The shape of the whole parameter, over all processes."""
+    cut = cut_of(tensor)
+    return tuple(tensor.shape) if cut is None else cut.shape
