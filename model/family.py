@@ -26,6 +26,7 @@ from model.layout import Layout, ModelError, Shape
 from model.lora import Lora
 from model.new_weights import NewWeights
 from model.nf4 import full_parameters
+from model.tensor import Plan, TensorError, TensorGroup
 
 LARGEST_SIZE = 2**24
 MOST_LAYERS = 20_000
@@ -68,6 +69,11 @@ class ModelConfig(ABC):
     def can_pack(self) -> bool:
         """Whether the model keeps documents in a row apart, by positions that begin again."""
         return True
+
+    @property
+    def head_counts(self) -> tuple[int, ...]:
+        """The heads of queries, and those of keys and values where these are fewer."""
+        return (self.n_head,)
 
     @property
     def attention_width(self) -> int:
@@ -138,12 +144,16 @@ class LanguageModel(nn.Module, ABC):
 
     once_unpacked: ClassVar[bool] = False
     """Whether older versions had one document in a row: their runs resume so."""
+    tensor_plan: ClassVar[Plan] = {}
+    """How processes share its matrices (`model.tensor`); empty if they cannot."""
     new_weights: NewWeights | None = None
     """What its parameters begin with, if the model is new and they have no values yet."""
     varlen: bool = False
     """Whether documents in a row are attended to by torch's variable-length kernel."""
     context: Context | None = None
     """The processes that share each sequence, if several do."""
+    tensors: TensorGroup | None = None
+    """The processes that share matrices, if several do."""
     fp8: Fp8 | None = None
     """What is computed in fp8, if something is."""
 
@@ -241,6 +251,27 @@ class LanguageModel(nn.Module, ABC):
         """Compute the loss as `Context.around` says. Call it before the model is wrapped."""
         self.context = context
         self.forward = context.around(self.forward)  # type: ignore[method-assign]
+
+    def share_matrices(self, group: TensorGroup) -> None:
+        """Keep this process's parts of the matrices, without values.
+
+        Call it before the model is wrapped, and before `share_context`; `mark_cuts` afterwards.
+        Raises TensorError where so many processes cannot share them.
+        """
+        if not self.tensor_plan:
+            raise TensorError(f"the matrices of {self.config.family} cannot be shared. Set it to 1")
+        if uneven := [heads for heads in self.config.head_counts if heads % group.size]:
+            raise TensorError(f"{uneven[0]} heads cannot be shared equally. Set it to a divisor")
+        self.tensors = group
+        group.cut(self, self.tensor_plan, by_positions=True)
+        self.forward = group.around(self.forward, by_positions=True)  # type: ignore[method-assign]
+        cuts = group.cuts
+        self._cuts = {name: cuts[one] for name, one in self.named_parameters() if one in cuts}
+
+    def mark_cuts(self) -> None:
+        """Say of each parameter how it is cut, also after FSDP has replaced them."""
+        for name, one in self.named_parameters():
+            one.cut = self._cuts[name.replace("_orig_mod.", "")]  # type: ignore[attr-defined]
 
     def use_varlen(self) -> None:
         """Attend to documents in a row by torch's variable-length kernel, which only CUDA has."""

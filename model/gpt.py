@@ -77,7 +77,7 @@ class Attention(Part):
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
         self.layer = layer
-        self.n_head = config.n_head
+        self.size = config.n_embd // config.n_head
         self.dropout = config.dropout
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd)
@@ -87,9 +87,9 @@ class Attention(Part):
     def forward(
         self, x: Tensor, rows: Rows | None = None, cache: KeyValueCache | None = None
     ) -> Tensor:
-        batch, time, channels = x.shape
-        query, key, value = self.c_attn(x).split(channels, dim=2)  # each (B, T, C)
-        by_head = (batch, time, self.n_head, channels // self.n_head)
+        batch, time, _ = x.shape
+        query, key, value = self.c_attn(x).chunk(3, dim=2)  # each (B, T, C)
+        by_head = (batch, time, -1, self.size)
         query = query.view(by_head).transpose(1, 2)  # (B, H, T, D), as the next two
         key = key.view(by_head).transpose(1, 2)
         value = value.view(by_head).transpose(1, 2)
@@ -102,7 +102,7 @@ class Attention(Part):
             mixed = self.attend(query, key, value, rows=rows, dropout_p=dropout)
         else:
             mixed = self.attend(query, key, value, dropout_p=dropout, is_causal=time > 1)
-        mixed = mixed.transpose(1, 2).reshape(batch, time, channels)  # (B, H, T, D) -> (B, T, C)
+        mixed = mixed.transpose(1, 2).reshape(batch, time, -1)  # (B, H, T, D) -> (B, T, C)
         return self.resid_dropout(self.c_proj(mixed))
 
 
@@ -287,6 +287,17 @@ class GPT(LanguageModel):
     _no_split_modules = ("Block",)
     once_unpacked = True
     joined: ClassVar = {"c_attn": 3}  # query, key and value
+    tensor_plan: ClassVar = {
+        "transformer.wte": "embedding",
+        "transformer.wpe": "positions",
+        "transformer.h.*.attn": "entry",
+        "transformer.h.*.attn.c_attn": "colwise",
+        "transformer.h.*.attn.c_proj": "rowwise",
+        "transformer.h.*.mlp": "entry",
+        "transformer.h.*.mlp.c_fc": "colwise",
+        "transformer.h.*.mlp.c_proj": "rowwise",
+        "lm_head": "head",
+    }
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()

@@ -6,7 +6,7 @@ Letters in shapes: B batch, T time (positions), N = B * T, C channels, V vocabul
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from model.products import compute_dtype, product
+
+if TYPE_CHECKING:
+    from model.tensor import Vocabulary
 
 LOGIT_BYTES = 256 << 20
 """Most memory of the float32 logits of a chunk. Smaller products do not fill a GPU."""
@@ -34,6 +37,8 @@ class Head(nn.Linear):
     casts_weights = True
     steps: Steps = ()
     """What a model does to the logits before their loss."""
+    vocabulary: Vocabulary | None = None
+    """The rows that this process has, if several share them."""
 
     def forward(self, hidden: Tensor, targets: Tensor | None = None) -> Tensor:
         """Hidden (B, T, C) to logits (B, T, V), or with targets (B, T) to their mean loss.
@@ -43,19 +48,22 @@ class Head(nn.Linear):
         if targets is None:
             return self.logits(hidden)
         hidden, targets = hidden.flatten(0, 1), targets.flatten()
-        if self.out_features <= self.in_features:
+        if self.out_features <= self.in_features and self.vocabulary is None:
             return mean_loss(apply_steps(self.steps, self.logits(hidden))[0], targets)
         has_grad = torch.is_grad_enabled()
         weight = self.weight if has_grad else self.weight.detach()
         bias = self.bias if has_grad or self.bias is None else self.bias.detach()
-        summed: Tensor = _SummedLoss.apply(hidden, weight, bias, targets, self.steps)
+        summed: Tensor = _SummedLoss.apply(
+            hidden, weight, bias, targets, self.steps, self.vocabulary
+        )
         return summed / (targets != IGNORED).sum()
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden (..., C) to logits (..., V)."""
         weight, bias = aligned(hidden, self.weight, self.bias)
         whole = (F.linear if self.weight.requires_grad else product)(hidden, weight, bias)
-        return whole[..., : self.out_features]
+        logits = whole[..., : len(self.weight)]
+        return logits if self.vocabulary is None else self.vocabulary.gather(logits)
 
 
 def chunk_rows(vocab_size: int) -> int:
@@ -146,7 +154,13 @@ class _SummedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, steps: Steps
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        steps: Steps,
+        vocabulary: Vocabulary | None,
     ) -> Tensor:
         ctx.dtypes = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
         dtype, outputs = compute_dtype(hidden), len(weight)
@@ -158,18 +172,23 @@ class _SummedLoss(torch.autograd.Function):
         of_hidden = torch.empty_like(hidden) if wants_hidden else None
         of_weight: Tensor | None = None
         of_bias: Tensor | None = None
-        for begin in range(0, len(hidden), chunk_rows(outputs)):
-            chunk = slice(begin, begin + chunk_rows(outputs))
+        rows = chunk_rows(outputs if vocabulary is None else vocabulary.most)
+        for begin in range(0, len(hidden), rows):
+            chunk = slice(begin, begin + rows)
             part, aims = hidden[chunk], targets[chunk]
+            counts = (aims != IGNORED).to(dtype)[:, None]
             logits, kept = apply_steps(steps, F.linear(part, weight, added)[:, :outputs])
-            logarithms = F.log_softmax(logits, dim=-1, dtype=torch.float32)
+            if vocabulary is None:
+                logarithms = F.log_softmax(logits, dim=-1, dtype=torch.float32)
+            else:
+                logarithms, aims = vocabulary.log_softmax(logits), vocabulary.own(aims)
             del logits
             summed += F.nll_loss(logarithms, aims, ignore_index=IGNORED, reduction="sum")
             if not any(ctx.needs_input_grad):
                 continue
             # Of the logits: their softmax, minus one at the target; nothing where it is ignored.
-            gradient, counts = logarithms.exp_(), (aims != IGNORED).to(dtype)[:, None]
-            gradient[torch.arange(len(aims), device=aims.device), aims.clamp(min=0)] -= 1.0
+            gradient, places = logarithms.exp_(), torch.arange(len(aims), device=aims.device)
+            gradient[places, aims.clamp(min=0)] -= (aims != IGNORED).float()
             del logarithms
             gradient = gradient_before(steps, kept, gradient).to(dtype)
             gradient = F.pad(gradient, (0, padded)) if padded else gradient
@@ -182,6 +201,8 @@ class _SummedLoss(torch.autograd.Function):
             if wants_bias:
                 of_bias = added_in_float32(of_bias, (gradient[:, :outputs] * smaller).sum(0))
             del gradient
+        if vocabulary is not None:
+            summed = vocabulary.sum(summed)
         ctx.save_for_backward(
             of_hidden,
             None if of_weight is None else of_weight[:outputs],
@@ -199,7 +220,7 @@ class _SummedLoss(torch.autograd.Function):
             of_weight = of_weight.mul_(ROOM * grad).to(dtypes[1])
         if of_bias is not None:
             of_bias = of_bias.mul_(ROOM * grad).to(dtypes[2])
-        return of_hidden, of_weight, of_bias, None, None
+        return of_hidden, of_weight, of_bias, None, None, None
 
 
 def added_in_float32(total: Tensor | None, more: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -214,6 +214,10 @@ class LlamaConfig(ModelConfig):
         return self.n_head if self.n_kv_head is None else self.n_kv_head
 
     @property
+    def head_counts(self) -> tuple[int, ...]:
+        return self.n_head, self.kv_heads
+
+    @property
     def inner(self) -> int:
         """Channels in the SwiGLU: its three matrices have as many weights as the two of GPT-2."""
         return math.ceil(8 * self.n_embd / 3 / INNER_MULTIPLE) * INNER_MULTIPLE
@@ -306,6 +310,17 @@ class Llama(LanguageModel):
 
     config: LlamaConfig
     _no_split_modules = ("Block",)
+    tensor_plan: ClassVar = {
+        "model.embed_tokens": "embedding",
+        "model.layers.*.self_attn": "entry",
+        "model.layers.*.self_attn.[qkv]_proj": "colwise",
+        "model.layers.*.self_attn.o_proj": "rowwise",
+        "model.layers.*.mlp": "entry",
+        "model.layers.*.mlp.gate_proj": "colwise",
+        "model.layers.*.mlp.up_proj": "colwise",
+        "model.layers.*.mlp.down_proj": "rowwise",
+        "lm_head": "head",
+    }
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()

@@ -28,6 +28,8 @@ class Cut:
     """The dimension that is cut; None if each process has all of it."""
     joined: int = 1
     """The equal matrices that the parameter joins along `dim`: each of them is cut."""
+    summed: bool = False
+    """Whether a process computes a part of the gradient, though it has all of the parameter."""
 
     def ranges(self, rank: int | None = None) -> list[slice]:
         """What a process, by default this one, has of the whole along `dim`: one for each matrix.
@@ -39,6 +41,14 @@ class Cut:
         length = self.shape[self.dim] // self.joined
         begin, end = rank * length // size, (rank + 1) * length // size
         return [slice(n * length + begin, n * length + end) for n in range(self.joined)]
+
+    @property
+    def part_shape(self) -> tuple[int, ...]:
+        """That of this process's part."""
+        shape = list(self.shape)
+        if self.dim is not None:
+            shape[self.dim] = sum(one.stop - one.start for one in self.ranges())
+        return tuple(shape)
 
     def part_of(self, whole: Tensor, rank: int | None = None) -> Tensor:
         """The part of a process, by default this one, of the whole parameter."""

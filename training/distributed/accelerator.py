@@ -23,6 +23,7 @@ from accelerate.utils import (
     DistributedDataParallelKwargs,
     DynamoBackend,
     GradientAccumulationPlugin,
+    ParallelismConfig,
     TorchDynamoPlugin,
     get_mixed_precision_context_manager,
 )
@@ -41,10 +42,13 @@ from model.context import Context
 from model.family import LanguageModel
 from model.fp8 import Fp8Error
 from model.frozen import gather_in_16_bits
+from model.sharded import gather_full, local_part
+from model.tensor import TensorGroup
 from training.distributed.environment import (
     env_var,
     fp8_recipe,
     fsdp_requested,
+    is_on,
     on_cpu,
     processes_here,
     requested_precision,
@@ -102,6 +106,19 @@ REDUCE_DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 """By `run.reduce_dtype`, the dtype in which processes send and add up gradients."""
 
 
+class Sizes(ParallelismConfig):
+    """accelerate's sizes of a mesh, which FSDP also needs where one shard is all of the data.
+
+    accelerate 1.15 refuses tensor parallelism alone: its launcher without FSDP, and its Accelerator
+    with it. Over one process, FSDP sends nothing.
+    """
+
+    @property
+    def dp_shard_enabled(self) -> bool:
+        """Like accelerate's property."""
+        return self.dp_shard_size > 1 or not self.cp_enabled
+
+
 class Accelerator(accelerate.Accelerator):
     """accelerate's Accelerator, which starts half a second faster without FSDP.
 
@@ -116,6 +133,39 @@ class Accelerator(accelerate.Accelerator):
         """
         return args
 
+    def _prepare_tp(self, *args: Any) -> tuple[Any, ...]:
+        """In place of accelerate's method: `configure_wrapping` has shared out the matrices.
+
+        accelerate 1.15 imports `ReplicateParallel`, which transformers 5.24 no longer has.
+        """
+        return args
+
+    def prepare(self, *args: Any, **options: Any) -> Any:
+        """Like accelerate's method."""
+        prepared = super().prepare(*args, **options)
+        for model in self._models:
+            if (bare := unwrapped(self, model)).tensors is not None:
+                bare.mark_cuts()
+        return prepared
+
+    def backward(self, loss: Tensor, **options: Any) -> None:
+        """Like accelerate's method; processes that share matrices also add up parts of gradients.
+
+        Those are of parameters that each of them has whole, but uses for its positions alone.
+        """
+        super().backward(loss, **options)
+        for model in self._models if self.sync_gradients else ():
+            if (group := unwrapped(self, model).tensors) is not None:
+                group.sum_gradients([one for one in model.parameters() if one.cut.summed])
+
+    @property
+    def seed_index(self) -> int:
+        """The number of this process, but one for all processes that share matrices.
+
+        Dropout between layers would otherwise let their copies of the other weights drift apart.
+        """
+        return self.process_index // tensor_size(self)
+
     def prepare_model(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> nn.Module:
@@ -128,6 +178,9 @@ class Accelerator(accelerate.Accelerator):
         self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2
     ) -> Tensor:
         """Like accelerate's method."""
+        if tensor_size(self) > 1:
+            self.unscale_gradients()
+            return clip_shared(list(parameters), max_norm, norm_type)
         if self.is_fsdp2:
             return super().clip_grad_norm_(parameters, max_norm, norm_type)
         self.unscale_gradients()
@@ -155,6 +208,27 @@ class Accelerator(accelerate.Accelerator):
             yield
 
 
+def clip_shared(parameters: list[Any], max_norm: float, norm_type: float) -> Tensor:
+    """Clip gradients of parameters that processes share (`Cut`); returns their norm before that."""
+    from torch.distributed import all_gather
+
+    of_parts, of_wholes = [], []
+    for one in parameters:
+        if one.grad is not None:
+            (of_wholes if one.cut.dim is None else of_parts).append(one.grad)
+    group = parameters[0].cut.group
+    own = gather_full(nn.utils.get_total_norm(of_parts, norm_type))
+    norms = [torch.empty_like(own) for _ in range(group.size())]
+    all_gather(norms, own, group=group)
+    if of_wholes:
+        norms.append(gather_full(nn.utils.get_total_norm(of_wholes, norm_type)).to(own.device))
+    norm = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    smaller = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for gradient in of_parts + of_wholes:
+        local_part(gradient).mul_(smaller.to(gradient.device))
+    return norm
+
+
 def set_communication(model: Any, last: bool, each: bool) -> None:
     """Set what FSDP sends in a micro-batch, which may be the `last` of its step.
 
@@ -176,6 +250,7 @@ def accelerator_options(config: Config) -> dict[str, Any]:
     init_processes(timedelta(seconds=config.run.start_timeout_seconds))
     return {
         "cpu": on_cpu(),
+        "parallelism_config": Sizes() if is_on("ACCELERATE_USE_PARALLELISM_CONFIG") else None,
         "mixed_precision": effective_precision(config.run),
         "dynamo_plugin": dynamo_plugin_for(config),
         "dataloader_config": DataLoaderConfiguration(split_batches=True, non_blocking=True),
@@ -416,8 +491,17 @@ def replicas(accelerator: accelerate.Accelerator) -> int:
 
 
 def data_parallel_size(accelerator: accelerate.Accelerator) -> int:
-    """The number of parts of a global batch: those processes that share a sequence have one."""
-    return accelerator.num_processes // context_size(accelerator)
+    """The number of parts of a global batch.
+
+    Processes that share a sequence, or matrices, have the same part.
+    """
+    return accelerator.num_processes // (context_size(accelerator) * tensor_size(accelerator))
+
+
+def tensor_size(accelerator: accelerate.Accelerator) -> int:
+    """The number of processes that share each matrix (`parallelism_config_tp_size`)."""
+    sizes = accelerator.parallelism_config
+    return 1 if sizes is None else int(sizes.tp_size)
 
 
 def context_size(accelerator: accelerate.Accelerator) -> int:
@@ -474,6 +558,8 @@ def configure_wrapping(
         # accelerate silently trains in float32 when fp16 is requested on a CPU.
         accelerator.native_amp = True
         accelerator.scaler = torch.amp.GradScaler(accelerator.device.type)
+    if tensor_size(accelerator) > 1:
+        model.share_matrices(TensorGroup(accelerator.torch_device_mesh["tp"].get_group()))
     if context_size(accelerator) > 1:
         # accelerate 1.15 takes a joint dimension from the mesh, which torch calls deprecated.
         warnings.filterwarnings("ignore", "Slicing a flattened dim from root mesh")

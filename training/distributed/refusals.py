@@ -252,12 +252,11 @@ def _parallelism_refusals() -> list[str]:
         f"{CONFIG_FILE} says {entry}_{name}: {size}. {kind} parallelism is not supported: set it "
         f"to 1.{remedy}"
         for name, kind, remedy in (
-            ("tp_size", "Tensor", ""),
             ("sp_size", "DeepSpeed's sequence", f" {entry}_cp_size shares sequences."),
         )
         if (size := sizes[name]) != 1
     ]
-    shard, shared = sizes["dp_shard_size"], sizes["cp_size"]
+    shard, shared = sizes["dp_shard_size"], sizes["cp_size"] * sizes["tp_size"]
     product = math.prod(sizes.values())
     strategy = env_var("PARALLELISM_CONFIG_CP_COMM_STRATEGY", "allgather")
     if shared > 1 and strategy != "allgather":

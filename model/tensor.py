@@ -1,0 +1,238 @@
+"""Tensor parallelism: several processes share each matrix of a model.
+
+A process has some heads of attention, some channels of the MLP and some rows of the vocabulary. A
+layer's first matrices are cut by their outputs, its last one by its inputs; what that returns is a
+part of a sum. So the processes meet twice at each layer: before it, and to add up what it returns.
+Where a model can do so, each has some of the positions in between (Korthikanti et al., 2022).
+
+Letters in shapes: B rows, T positions, N processes, C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.head import IGNORED, Head
+from model.products import compute_dtype
+from model.sharded import Cut
+
+Plan = Mapping[str, str]
+"""By the pattern of a module's name, one of `WAYS`."""
+
+
+class TensorError(ValueError):
+    """A model that several processes cannot share: the rest of a sentence."""
+
+
+class TensorGroup:
+    """The processes that share matrices, and what they do together in a forward pass."""
+
+    by_positions = False
+    """Whether each has some of the positions between layers, (B, T / N, C), and not all of them."""
+
+    def __init__(self, group: Any) -> None:
+        """`group` is a process group of torch.distributed."""
+        self.group, self.size, self.rank = group, group.size(), group.rank()
+        self.cuts: dict[nn.Parameter, Cut] = {}
+
+    def cut(self, model: Any, plan: Plan, by_positions: bool) -> None:
+        """Keep this process's parts of the parameters, which have no values yet.
+
+        With `by_positions`, T of a forward pass with targets must be a multiple of N. Raises
+        TensorError for a matrix that so many processes cannot share.
+        """
+        for name, module in model.named_modules():
+            for pattern, way in plan.items():
+                if fnmatchcase(name, pattern):
+                    WAYS[way](self, module, model.joined.get(name.rpartition(".")[2], 1))
+        for one in model.parameters():
+            self.cuts.setdefault(one, Cut(tuple(one.shape), self.group, summed=by_positions))
+
+    def take(self, parameter: nn.Parameter | None, dim: int, joined: int = 1) -> None:
+        """Keep this process's part of a parameter, along a dimension. A tied one is cut once."""
+        if parameter is None or parameter in self.cuts:
+            return
+        self.cuts[parameter] = cut = Cut(tuple(parameter.shape), self.group, dim, joined)
+        parameter.data = torch.empty(
+            cut.part_shape, dtype=parameter.dtype, device=parameter.device
+        )
+
+    def around(self, compute: Callable[..., Tensor], by_positions: bool) -> Callable[..., Tensor]:
+        """A model's `forward` that says whether processes have positions of their own."""
+
+        def forward(ids: Tensor, targets: Tensor | None = None, *others: Any, **named: Any) -> Tensor:
+            self.by_positions = by_positions and targets is not None
+            return compute(ids, targets, *others, **named)
+
+        return forward
+
+    def enter(self, x: Tensor) -> Tensor:
+        """The input of a layer, (B, T / N, C) or (B, T, C), to (B, T, C) on each process.
+
+        Its gradient is the sum of those of all processes.
+        """
+        x = x.to(compute_dtype(x))
+        if not self.by_positions:
+            return _Entered.apply(x, self.group)
+        from torch.distributed._functional_collectives import all_gather_single
+
+        gathered = all_gather_single(x.contiguous(), 0, self.group)  # (N * B, T / N, C)
+        return gathered.unflatten(0, (self.size, -1)).transpose(0, 1).flatten(1, 2)
+
+    def leave(self, part: Tensor) -> Tensor:
+        """The sum of what a layer returns on all processes, (B, T, C), or this one's positions."""
+        if not self.by_positions:
+            return _Left.apply(part, self.group)
+        from torch.distributed._functional_collectives import reduce_scatter_single
+
+        by_process = part.unflatten(1, (self.size, -1)).transpose(0, 1)  # (N, B, T / N, C)
+        return reduce_scatter_single(by_process.flatten(0, 1), "sum", 0, self.group)
+
+    def own_positions(self, x: Tensor) -> Tensor:
+        """This process's positions of (..., T, C), where it has some of its own."""
+        return x.chunk(self.size, dim=-2)[self.rank] if self.by_positions else x
+
+    def sum_gradients(self, parameters: list[nn.Parameter]) -> None:
+        """Add up gradients of which each process has a part."""
+        from torch.distributed import all_reduce
+
+        grads: list[Any] = [one.grad for one in parameters if one.grad is not None]
+        local = [getattr(one, "_local_tensor", one) for one in grads]  # of a DTensor
+        if not local:
+            return
+        flat = torch.cat([one.flatten() for one in local])
+        all_reduce(flat, group=self.group)
+        for one, summed in zip(local, flat.split([one.numel() for one in local]), strict=True):
+            one.copy_(summed.view_as(one))
+
+
+class _Entered(torch.autograd.Function):
+    """x as it is; its gradient is the sum over processes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return summed(grad, ctx.group), None
+
+
+class _Left(torch.autograd.Function):
+    """The sum of x over processes; each x has the gradient of the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        return summed(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+def summed(x: Tensor, group: Any, operation: str = "sum") -> Tensor:
+    """The sum, or the maximum, of x over processes."""
+    from torch.distributed._functional_collectives import all_reduce, wait_tensor
+
+    return wait_tensor(all_reduce(x.contiguous(), operation, group))
+
+
+class Vocabulary:
+    """The rows of an output layer that this process has."""
+
+    def __init__(self, group: TensorGroup, size: int) -> None:
+        """`size` is that of the whole vocabulary."""
+        self.group, self.size = group.group, size
+        self.cut = Cut((size,), group.group, 0)
+        (self.rows,) = self.cut.ranges()
+        self.most = -(-size // group.size)
+        """The rows of a process, at most."""
+
+    def own(self, targets: Tensor) -> Tensor:
+        """Targets (N) counted from this process's first row; those of others are ignored."""
+        has = (targets >= self.rows.start) & (targets < self.rows.stop)
+        return torch.where(has, targets - self.rows.start, IGNORED)
+
+    def log_softmax(self, logits: Tensor) -> Tensor:
+        """This process's part, in float32, of the logarithms over the whole vocabulary."""
+        logits = logits.float()
+        logits = logits - summed(logits.amax(-1, keepdim=True), self.group, "max")
+        return logits.sub_(summed(logits.exp().sum(-1, keepdim=True), self.group).log())
+
+    def sum(self, number: Tensor) -> Tensor:
+        """The sum of a number over processes."""
+        return summed(number, self.group)
+
+    def gather(self, logits: Tensor) -> Tensor:
+        """The logits (..., V) of this process's rows, (..., V / N), and of all others."""
+        from torch.distributed._functional_collectives import all_gather_single
+
+        padded = F.pad(logits, (0, self.most - logits.size(-1)))
+        parts = all_gather_single(padded[None], 0, self.group).unbind()
+        sizes = [one.stop - one.start for n in range(len(parts)) for one in self.cut.ranges(n)]
+        return torch.cat([one[..., :n] for one, n in zip(parts, sizes, strict=True)], dim=-1)
+
+
+def _entry(group: TensorGroup, module: nn.Module, _: int) -> None:
+    """A layer whose parts are `colwise` and `rowwise`."""
+    module.register_forward_pre_hook(lambda _, inputs: (group.enter(inputs[0]), *inputs[1:]))
+
+
+def _colwise(group: TensorGroup, module: nn.Module, joined: int) -> None:
+    """A linear layer, some of whose outputs this process has."""
+    for one in (module.weight, module.bias):
+        group.take(one, 0, joined)
+
+
+def _rowwise(group: TensorGroup, module: nn.Module, _: int) -> None:
+    """A linear layer, some of whose inputs this process has."""
+    group.take(module.weight, 1)
+
+    def forward(x: Tensor) -> Tensor:
+        output = group.leave(F.linear(x, module.weight))
+        return output if module.bias is None else output + module.bias.to(output.dtype)
+
+    module.forward = forward
+
+
+def _embedding(group: TensorGroup, module: nn.Module, _: int) -> None:
+    """The embedding of tokens, some of which this process has."""
+    vocabulary = Vocabulary(group, module.num_embeddings)
+    group.take(module.weight, 0)
+
+    def forward(ids: Tensor) -> Tensor:
+        own = vocabulary.own(ids)
+        found = F.embedding(own.clamp(min=0), module.weight)
+        return group.leave(found.masked_fill((own == IGNORED)[..., None], 0.0))
+
+    module.forward = forward
+
+
+def _positions(group: TensorGroup, module: nn.Module, _: int) -> None:
+    """An embedding of positions."""
+    module.register_forward_hook(lambda _, __, output: group.own_positions(output))
+
+
+def _head(group: TensorGroup, module: Head, _: int) -> None:
+    """The output layer."""
+    module.vocabulary = Vocabulary(group, module.out_features)
+    _colwise(group, module, 1)
+    _entry(group, module, 1)
+
+
+WAYS: dict[str, Callable[[TensorGroup, Any, int], None]] = {
+    "entry": _entry,
+    "colwise": _colwise,
+    "rowwise": _rowwise,
+    "embedding": _embedding,
+    "positions": _positions,
+    "head": _head,
+}
+"""What a plan says of a module."""
