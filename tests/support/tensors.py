@@ -1,0 +1,75 @@
+"""Losses and gradients of models whose matrices several processes share.
+
+accelerate launch tests/support/tensors.py FILE writes, by model and kind of rows, the largest
+differences from one process that has them whole.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+
+from contexts import batches, sizes
+from model.causal_lm import PACKING
+from model.families import FAMILIES, build_model
+from model.tensor import TensorGroup
+
+
+@torch.no_grad()
+def shared_copy(model, name: str):
+    """A model with the same weights, of which this process has its part."""
+    copy = build_model(sizes(name)).train(model.training)
+    copy.share_matrices(TensorGroup(dist.group.WORLD))
+    copy.mark_cuts()
+    for one, other in zip(model.parameters(), copy.parameters(), strict=True):
+        other.copy_(other.cut.part_of(one))
+    return copy
+
+
+def differences(name: str) -> dict[str, tuple[float, float]]:
+    """By kind of rows: of the loss, and of a gradient relative to the largest of its parameter."""
+    torch.manual_seed(0)
+    alone = build_model(sizes(name)).eval()
+    for one in alone.parameters():  # biases begin as zeros
+        one.data += 0.01 * torch.randn(one.shape)
+    shared = shared_copy(alone, name)
+    if shared is None:
+        return {}
+    found = {}
+    for kind, batch in batches().items():
+        losses = []
+        for model in (alone, shared):
+            model.zero_grad()
+            losses.append(model(*batch))
+            losses[-1].backward()
+        shared.tensors.sum_gradients([one for one in shared.parameters() if one.cut.summed])
+        pairs = zip(alone.parameters(), shared.parameters(), strict=True)
+        worst = max(
+            float(
+                (other.grad - other.cut.part_of(one.grad)).abs().max()
+                / one.grad.abs().max().clamp(1e-6)
+            )
+            for one, other in pairs
+            if one.grad is not None  # an expert that no token uses has none
+        )
+        found[kind] = abs(float(losses[1] - losses[0])), worst
+    ids = batches()["whole"][0][:, :7]
+    found["logits"] = float((shared(ids) - alone(ids)).abs().max()), 0.0
+    return found
+
+
+if __name__ == "__main__":
+    accelerator = Accelerator(cpu=True)
+    names = [*FAMILIES, *(f"their {family}" for family in PACKING)]
+    names = list(FAMILIES)
+    content = {name: differences(name) for name in names}
+    if accelerator.is_main_process:
+        content["processes"] = accelerator.num_processes
+        Path(sys.argv[1]).write_text(json.dumps(content))
+    accelerator.end_training()
