@@ -26,7 +26,7 @@ from model.layout import Layout, ModelError, Shape
 from model.lora import Lora
 from model.new_weights import NewWeights
 from model.nf4 import full_parameters
-from model.tensor import Plan, TensorError, TensorGroup
+from model.tensor import Plan, TensorGroup
 
 LARGEST_SIZE = 2**24
 MOST_LAYERS = 20_000
@@ -146,6 +146,8 @@ class LanguageModel(nn.Module, ABC):
     """Whether older versions had one document in a row: their runs resume so."""
     tensor_plan: ClassVar[Plan] = {}
     """How processes share its matrices (`model.tensor`); empty if they cannot."""
+    shares_positions: ClassVar[bool] = True
+    """Whether such processes also share the positions between layers."""
     new_weights: NewWeights | None = None
     """What its parameters begin with, if the model is new and they have no values yet."""
     varlen: bool = False
@@ -256,15 +258,11 @@ class LanguageModel(nn.Module, ABC):
         """Keep this process's parts of the matrices, without values.
 
         Call it before the model is wrapped, and before `share_context`; `mark_cuts` afterwards.
-        Raises TensorError where so many processes cannot share them.
         """
-        if not self.tensor_plan:
-            raise TensorError(f"the matrices of {self.config.family} cannot be shared. Set it to 1")
-        if uneven := [heads for heads in self.config.head_counts if heads % group.size]:
-            raise TensorError(f"{uneven[0]} heads cannot be shared equally. Set it to a divisor")
         self.tensors = group
-        group.cut(self, self.tensor_plan, by_positions=True)
-        self.forward = group.around(self.forward, by_positions=True)  # type: ignore[method-assign]
+        group.cut(self, self.tensor_plan, self.shares_positions)
+        around = group.around(self.forward, self.shares_positions)
+        self.forward = around  # type: ignore[method-assign]
         cuts = group.cuts
         self._cuts = {name: cuts[one] for name, one in self.named_parameters() if one in cuts}
 

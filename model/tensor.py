@@ -26,10 +26,6 @@ Plan = Mapping[str, str]
 """By the pattern of a module's name, one of `WAYS`."""
 
 
-class TensorError(ValueError):
-    """A model that several processes cannot share: the rest of a sentence."""
-
-
 class TensorGroup:
     """The processes that share matrices, and what they do together in a forward pass."""
 
@@ -44,8 +40,7 @@ class TensorGroup:
     def cut(self, model: Any, plan: Plan, by_positions: bool) -> None:
         """Keep this process's parts of the parameters, which have no values yet.
 
-        With `by_positions`, T of a forward pass with targets must be a multiple of N. Raises
-        TensorError for a matrix that so many processes cannot share.
+        With `by_positions`, T of a forward pass with targets must be a multiple of N.
         """
         for name, module in model.named_modules():
             for pattern, way in plan.items():
@@ -59,14 +54,12 @@ class TensorGroup:
         if parameter is None or parameter in self.cuts:
             return
         self.cuts[parameter] = cut = Cut(tuple(parameter.shape), self.group, dim, joined)
-        parameter.data = torch.empty(
-            cut.part_shape, dtype=parameter.dtype, device=parameter.device
-        )
+        parameter.data = torch.empty(cut.part_shape, dtype=parameter.dtype, device=parameter.device)
 
     def around(self, compute: Callable[..., Tensor], by_positions: bool) -> Callable[..., Tensor]:
         """A model's `forward` that says whether processes have positions of their own."""
 
-        def forward(ids: Tensor, targets: Tensor | None = None, *others: Any, **named: Any) -> Tensor:
+        def forward(ids: Tensor, targets: Any = None, *others: Any, **named: Any) -> Tensor:
             self.by_positions = by_positions and targets is not None
             return compute(ids, targets, *others, **named)
 
@@ -180,18 +173,18 @@ class Vocabulary:
         return torch.cat([one[..., :n] for one, n in zip(parts, sizes, strict=True)], dim=-1)
 
 
-def _entry(group: TensorGroup, module: nn.Module, _: int) -> None:
+def _entry(group: TensorGroup, module: Any, _: int) -> None:
     """A layer whose parts are `colwise` and `rowwise`."""
     module.register_forward_pre_hook(lambda _, inputs: (group.enter(inputs[0]), *inputs[1:]))
 
 
-def _colwise(group: TensorGroup, module: nn.Module, joined: int) -> None:
+def _colwise(group: TensorGroup, module: Any, joined: int) -> None:
     """A linear layer, some of whose outputs this process has."""
     for one in (module.weight, module.bias):
         group.take(one, 0, joined)
 
 
-def _rowwise(group: TensorGroup, module: nn.Module, _: int) -> None:
+def _rowwise(group: TensorGroup, module: Any, _: int) -> None:
     """A linear layer, some of whose inputs this process has."""
     group.take(module.weight, 1)
 
@@ -202,7 +195,7 @@ def _rowwise(group: TensorGroup, module: nn.Module, _: int) -> None:
     module.forward = forward
 
 
-def _embedding(group: TensorGroup, module: nn.Module, _: int) -> None:
+def _embedding(group: TensorGroup, module: Any, _: int) -> None:
     """The embedding of tokens, some of which this process has."""
     vocabulary = Vocabulary(group, module.num_embeddings)
     group.take(module.weight, 0)
@@ -215,7 +208,7 @@ def _embedding(group: TensorGroup, module: nn.Module, _: int) -> None:
     module.forward = forward
 
 
-def _positions(group: TensorGroup, module: nn.Module, _: int) -> None:
+def _positions(group: TensorGroup, module: Any, _: int) -> None:
     """An embedding of positions."""
     module.register_forward_hook(lambda _, __, output: group.own_positions(output))
 

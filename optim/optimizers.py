@@ -158,6 +158,22 @@ def _kept_of_kind(name: Any, joined: int, dimensions: int, settings: Settings) -
     return found
 
 
+def updates_parts(name: str, settings: Settings) -> bool:
+    """Whether it updates each part of a matrix as it does within the whole. It is asked."""
+    generator = torch.Generator().manual_seed(0)
+    matrix, gradient = (torch.randn(4, 6, generator=generator) for _ in range(2))
+    in_whole, in_parts = torch.empty_like(matrix), torch.empty_like(matrix)
+    for updated, rows, columns in ((in_whole, 4, 6), (in_parts, 2, 3)):
+        for row in range(0, 4, rows):
+            for column in range(0, 6, columns):
+                part = slice(row, row + rows), slice(column, column + columns)
+                parameter = nn.Parameter(matrix[part].clone())
+                parameter.grad = gradient[part].clone()
+                OPTIMIZERS[name]({parameter: 1}, settings, Work(CPU)).step()
+                updated[part] = parameter.detach()
+    return torch.allclose(in_whole, in_parts)
+
+
 def refusal(name: str, settings: Settings) -> str | None:
     """Why no run with this optimizer could be resumed: the rest of a sentence; None where it can.
 

@@ -42,7 +42,6 @@ from model.context import Context
 from model.family import LanguageModel
 from model.fp8 import Fp8Error
 from model.frozen import gather_in_16_bits
-from model.sharded import gather_full, local_part
 from model.tensor import TensorGroup
 from training.distributed.environment import (
     env_var,
@@ -55,6 +54,7 @@ from training.distributed.environment import (
     started_processes,
 )
 from training.distributed.processes import init_processes, refuse_broken_launch
+from training.distributed.shared_matrices import clip_shared, tensor_size, why_not_shared
 
 WORTH_COMPILING = 5e15
 """Floating-point operations of a process above which compiling saves time, estimated.
@@ -208,27 +208,6 @@ class Accelerator(accelerate.Accelerator):
             yield
 
 
-def clip_shared(parameters: list[Any], max_norm: float, norm_type: float) -> Tensor:
-    """Clip gradients of parameters that processes share (`Cut`); returns their norm before that."""
-    from torch.distributed import all_gather
-
-    of_parts, of_wholes = [], []
-    for one in parameters:
-        if one.grad is not None:
-            (of_wholes if one.cut.dim is None else of_parts).append(one.grad)
-    group = parameters[0].cut.group
-    own = gather_full(nn.utils.get_total_norm(of_parts, norm_type))
-    norms = [torch.empty_like(own) for _ in range(group.size())]
-    all_gather(norms, own, group=group)
-    if of_wholes:
-        norms.append(gather_full(nn.utils.get_total_norm(of_wholes, norm_type)).to(own.device))
-    norm = torch.linalg.vector_norm(torch.stack(norms), norm_type)
-    smaller = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    for gradient in of_parts + of_wholes:
-        local_part(gradient).mul_(smaller.to(gradient.device))
-    return norm
-
-
 def set_communication(model: Any, last: bool, each: bool) -> None:
     """Set what FSDP sends in a micro-batch, which may be the `last` of its step.
 
@@ -318,6 +297,8 @@ def set_accumulation(accelerator: Accelerator, config: Config) -> None:
     """
     refuse_broken_launch(accelerator)
     refuse_uneven_chunks(config, context_size(accelerator))
+    if tensor_size(accelerator) > 1 and (refusal := why_not_shared(config)):
+        raise ConfigError(refusal)
     steps = accumulation_steps(config.train, data_parallel_size(accelerator))
     accelerator.gradient_accumulation_steps = steps
     if refusal := _why_not_reduced(accelerator, config.run):
@@ -498,12 +479,6 @@ def data_parallel_size(accelerator: accelerate.Accelerator) -> int:
     return accelerator.num_processes // (context_size(accelerator) * tensor_size(accelerator))
 
 
-def tensor_size(accelerator: accelerate.Accelerator) -> int:
-    """The number of processes that share each matrix (`parallelism_config_tp_size`)."""
-    sizes = accelerator.parallelism_config
-    return 1 if sizes is None else int(sizes.tp_size)
-
-
 def context_size(accelerator: accelerate.Accelerator) -> int:
     """The number of processes that share each sequence (`parallelism_config_cp_size`)."""
     sizes = accelerator.parallelism_config
@@ -558,11 +533,12 @@ def configure_wrapping(
         # accelerate silently trains in float32 when fp16 is requested on a CPU.
         accelerator.native_amp = True
         accelerator.scaler = torch.amp.GradScaler(accelerator.device.type)
+    if accelerator.parallelism_config is not None:
+        # accelerate 1.15 takes a joint dimension from the mesh, which torch calls deprecated.
+        warnings.filterwarnings("ignore", "Slicing a flattened dim from root mesh")
     if tensor_size(accelerator) > 1:
         model.share_matrices(TensorGroup(accelerator.torch_device_mesh["tp"].get_group()))
     if context_size(accelerator) > 1:
-        # accelerate 1.15 takes a joint dimension from the mesh, which torch calls deprecated.
-        warnings.filterwarnings("ignore", "Slicing a flattened dim from root mesh")
         model.share_context(Context(accelerator.torch_device_mesh["cp"].get_group()))
     if accelerator.is_fsdp2:
         _configure_fsdp(accelerator, model, run)

@@ -35,6 +35,7 @@ from training.distributed.environment import (
     requested_precision,
     started_processes,
 )
+from training.distributed.shared_matrices import tensor_size
 
 PEAKS = (
     (r"\bB200\b", 2250e12),
@@ -130,6 +131,8 @@ def _strategy(accelerator: Accelerator) -> str:
         name += ", weights and optimizer on the CPU"
     if shared > 1:
         name += f", each sequence shared by {shared} processes"
+    if (sharing := tensor_size(accelerator)) > 1:
+        name += f", each matrix shared by {sharing} processes"
     return name
 
 

@@ -24,7 +24,6 @@ from snapshot.config_values import changed_values
 from snapshot.disk.state import RunState
 from snapshot.start import Start
 from training.distributed.accelerator import (
-    context_size,
     data_parallel_size,
     why_not_compiled,
 )
@@ -61,7 +60,8 @@ def print_header(
     info, train = corpus.info, config.train
     batch = train.global_batch_size
     accumulation = accelerator.gradient_accumulation_steps
-    parts, shared = data_parallel_size(accelerator), context_size(accelerator)
+    parts = data_parallel_size(accelerator)
+    shared = accelerator.num_processes // parts
     micro = batch // (parts * accumulation)
     who = counted(parts, "process")
     if shared > 1:  # which have the same sequences

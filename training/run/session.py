@@ -41,6 +41,7 @@ from training.distributed.accelerator import (
 from training.distributed.agreement import run_on_main
 from training.distributed.environment import is_local_main_process, launcher
 from training.distributed.processes import ProcessGroupTimeouts
+from training.distributed.shared_matrices import refuse_shared_matrices
 from training.evaluation import Sample, first_window, held_out_loss, sample_text
 from training.exits import EXIT_DONE, RESUME, WRITING_SECONDS
 from training.memory import check_fits
@@ -180,6 +181,7 @@ class Session:
         accelerator, config, start, state = self.accelerator, self.config, self.start, self.state
         refuse_other_blocks(accelerator, model)
         refuse_shared_context(accelerator, model, config.run)
+        refuse_shared_matrices(accelerator, model, config)
         choose_residual_dtype(model, config.run.residual_dtype)
         choose_frozen_dtype(config, state, self.pretrained, model)
         convert_to_fp8(model)
