@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from model.sharded import local_part
+from model.sharded import cut_of, local_part, whole_shape
 from optim.eager import EagerOptimizer
 from optim.sharing import Grid, Work, all_gather, all_to_all, grid_of, overlapped, owners
 
@@ -46,7 +46,8 @@ class Matrix:
     @property
     def shape(self) -> tuple[int, int]:
         """R and C."""
-        return self.parameter.shape[0] // self.group[PARTS], self.parameter.shape[1]
+        rows, columns = whole_shape(self.parameter)
+        return rows // self.group[PARTS], columns
 
     @property
     def flop(self) -> int:
@@ -54,20 +55,38 @@ class Matrix:
         less, more = sorted(self.shape)
         return ITERATIONS * (4 * less * less * more + 2 * less**3)
 
-    def rows_in(self, grid: Grid, shard: int) -> slice:
-        """Its rows in a shard of the parameter, as rows of that shard."""
-        rows, _ = self.shape
-        held = grid.rows_of(shard, self.parameter.shape[0])
-        first, last = (
-            min(max(row, held.start), held.stop) - held.start
-            for row in (self.part * rows, (self.part + 1) * rows)
+    def place_in(self, grid: Grid, holder: int) -> Place:
+        """What a holder has of it."""
+        shard, part = divmod(holder, grid.parts)
+        rows, columns = self.shape
+        cut, first, across = cut_of(self.parameter), 0, slice(0, columns)
+        if cut is not None and cut.dim == 0:
+            of_part = cut.ranges(part)[self.part]
+            first, rows = of_part.start - self.part * rows, of_part.stop - of_part.start
+        elif cut is not None and cut.dim == 1:
+            (across,) = cut.ranges(part)
+        begin = self.part * rows  # among the rows that FSDP shards
+        held = grid.rows_of(shard, rows * self.group[PARTS])
+        low, high = (min(max(row, held.start), held.stop) for row in (begin, begin + rows))
+        return Place(
+            slice(low - held.start, high - held.start),
+            slice(first + low - begin, first + high - begin),
+            across,
         )
-        return slice(first, last)
 
-    def numel_in(self, grid: Grid, shard: int) -> int:
-        """Its numbers in a shard of the parameter."""
-        rows = self.rows_in(grid, shard)
-        return (rows.stop - rows.start) * self.parameter.shape[1]
+
+class Place(NamedTuple):
+    """What a process has of a matrix."""
+
+    local: slice
+    """Its rows, as rows of what the process has of the parameter."""
+    rows: slice
+    columns: slice
+
+    @property
+    def numel(self) -> int:
+        """Its numbers."""
+        return (self.rows.stop - self.rows.start) * (self.columns.stop - self.columns.start)
 
 
 class Muon(EagerOptimizer):
@@ -81,6 +100,7 @@ class Muon(EagerOptimizer):
 
     def __init__(self, adamw: AdamW, matrices: list[dict[str, Any]], work: Work) -> None:
         self._adamw, self._work = adamw, work
+        self._grid: Grid | None = None
         super().__init__([*adamw.param_groups, *matrices], {"lr": adamw.defaults["lr"]})
 
     @torch.no_grad()
@@ -101,7 +121,9 @@ class Muon(EagerOptimizer):
                     self._add_to_momentum(parameter, parameter.grad)
                     matrices += [Matrix(parameter, group, part) for part in range(group[PARTS])]
         if matrices:
-            grid = grid_of(matrices[0].parameter, self._work.group)  # all are sharded alike
+            if self._grid is None:  # all are sharded alike
+                self._grid = grid_of(matrices[0].parameter, self._work.group)
+            grid = self._grid
             overlapped(self._update(batch, grid) for batch in batches(matrices, grid.processes))
 
     def _add_to_momentum(self, parameter: nn.Parameter, gradient: Tensor) -> None:
@@ -114,31 +136,27 @@ class Muon(EagerOptimizer):
         """Update matrices of one shape. It yields where it has begun an exchange."""
         copies = grid.by_copy(batch)
         copy = copies[grid.copy]
-        own = copy[grid.shard]
-        sizes = [[one.numel_in(grid, shard) for one in own] for shard in range(grid.shards)]
-        there = [sum(of_shard) for of_shard in sizes]
-        here = [sum(one.numel_in(grid, grid.shard) for one in of_owner) for of_owner in copy]
+        own = copy[grid.holder]
+        places = [[one.place_in(grid, holder) for one in own] for holder in range(grid.holders)]
+        there = [sum(place.numel for place in each) for each in places]
+        here = [numel_here(of_owner, grid) for of_owner in copy]
         flat = self._mixed([one for of_owner in copy for one in of_owner], sum(here), grid)
         # An empty exchange is one as well: batches of all processes advance in step.
-        if grid.within is not None:  # the owners get the rows of all shards
+        if grid.within is not None:  # the owners get what each holder has
             exchange = all_to_all(flat, here, there, grid.within)
             del flat
             yield
-            flat = transposed(exchange.wait(), sizes)
+            flat = put_together(exchange.wait(), places, own)
         if own:
             flat = orthogonalized(flat.view(len(own), *own[0].shape)).reshape(-1)
-        if grid.within is not None:  # and send back each shard's rows
-            sizes = [list(of_matrix) for of_matrix in zip(*sizes, strict=True)]
-            exchange = all_to_all(transposed(flat, sizes), there, here, grid.within)
+        if grid.within is not None:  # and send it back to each
+            exchange = all_to_all(taken_apart(flat, places, own), there, here, grid.within)
             del flat
             yield
             flat = exchange.wait()
         directions = [flat]
         if grid.across is not None:
-            most = max(
-                sum(one.numel_in(grid, grid.shard) for of_owner in each for one in of_owner)
-                for each in copies
-            )
+            most = max(sum(numel_here(of_owner, grid) for of_owner in each) for each in copies)
             if flat.numel() < most:
                 flat = torch.cat((flat, flat.new_zeros(most - flat.numel())))
             exchange = all_gather(flat, grid.across)
@@ -153,10 +171,11 @@ class Muon(EagerOptimizer):
         flat = torch.empty(size, dtype=self._work.dtype, device=self._work.device)
         begin = 0
         for one in matrices:
-            rows, end = one.rows_in(grid, grid.shard), begin + one.numel_in(grid, grid.shard)
+            place = one.place_in(grid, grid.holder)
+            end = begin + place.numel
             assert one.parameter.grad is not None
-            gradient = local_part(one.parameter.grad)[rows]
-            momentum = local_part(self.state[one.parameter][MOMENTUM_BUFFER])[rows]
+            gradient = local_part(one.parameter.grad)[place.local]
+            momentum = local_part(self.state[one.parameter][MOMENTUM_BUFFER])[place.local]
             flat[begin:end].view(gradient.shape).copy_(gradient.lerp(momentum, MOMENTUM))
             begin = end
         return flat
@@ -182,19 +201,43 @@ def batches(matrices: Sequence[Matrix], processes: int) -> Iterator[Batch]:
             yield [own[begin : begin + at_once] for own in by_owner]
 
 
-def transposed(flat: Tensor, sizes: list[list[int]]) -> Tensor:
-    """The pieces of (n), which are row by row a table of `sizes`, column by column."""
-    pieces = flat.split([size for row in sizes for size in row])
-    columns = len(sizes[0]) if sizes else 0
-    ordered = [piece for column in range(columns) for piece in pieces[column::columns]]
-    return torch.cat(ordered) if ordered else flat
+def numel_here(matrices: list[Matrix], grid: Grid) -> int:
+    """The numbers that this process has of some matrices."""
+    return sum(one.place_in(grid, grid.holder).numel for one in matrices)
+
+
+def put_together(received: Tensor, places: list[list[Place]], own: list[Matrix]) -> Tensor:
+    """Whole matrices, (N * R * C), from what every holder has of them, one after the other."""
+    if not own:
+        return received
+    whole = received.new_empty(len(own), *own[0].shape)
+    pieces = iter(received.split([place.numel for each in places for place in each]))
+    for each in places:
+        for matrix, (_, rows, columns) in zip(whole, each, strict=True):
+            at = matrix[rows, columns]
+            at.copy_(next(pieces).view(at.shape))
+    return whole.view(-1)
+
+
+def taken_apart(flat: Tensor, places: list[list[Place]], own: list[Matrix]) -> Tensor:
+    """The reverse of `put_together`."""
+    if not own:
+        return flat
+    whole = flat.view(len(own), *own[0].shape)
+    return torch.cat(
+        [
+            matrix[rows, columns].flatten()
+            for each in places
+            for matrix, (_, rows, columns) in zip(whole, each, strict=True)
+        ]
+    )
 
 
 def _apply(matrices: list[Matrix], directions: Tensor, grid: Grid) -> None:
     """Update this process's rows of matrices, from directions that follow one another."""
     begin = 0
     for one in matrices:
-        weight = local_part(one.parameter)[one.rows_in(grid, grid.shard)]
+        weight = local_part(one.parameter)[one.place_in(grid, grid.holder).local]
         end = begin + weight.numel()
         direction = directions[begin:end].view(weight.shape).to(weight.device)
         rate = one.group["lr"] * ADAMW_RMS * math.sqrt(max(one.shape))

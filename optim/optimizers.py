@@ -85,8 +85,8 @@ which processes to compute."""
 
 
 TOGETHER = ("muon",)
-"""Those whose update of a parameter is computed with others': `optim.state_dtype` is not for them.
-"""
+"""Those whose processes compute the update of a matrix together, from all of it, wherever its parts
+are. `optim.state_dtype` is not for them."""
 
 
 def build(name: str, parts: Parts, settings: Settings, work: Work) -> Optimizer:

@@ -1,9 +1,10 @@
 """How the processes of a run share an optimizer's work: owners, shards and exchanges.
 
-A copy of the model is held by S processes, each with a shard of the rows of every parameter, and
-there are D such copies: (D, S) is (N, 1) under DDP and (1, N) under FSDP on N processes; in hybrid
-sharding both are larger than 1. Processes are numbered shard by shard, so that successive owners
-are in different copies, and copies send as much as each other.
+A copy of the model is held by S holders, each with a shard of every parameter, and there are D such
+copies: (D, S) is (N, 1) under DDP and (1, N) under FSDP on N processes; in hybrid sharding both are
+larger than 1. Where tensor parallelism cuts matrices, FSDP shards the rows of each part: there are
+as many holders for each part as FSDP has shards. Processes are numbered holder by holder, so that
+successive owners are in different copies, and copies send as much as each other.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from model.sharded import is_sharded
+from model.sharded import cut_of, is_sharded
 
 DONE = object()
 
@@ -47,15 +48,28 @@ class Grid:
     copy: int = 0
     shards: int = 1
     shard: int = 0
+    parts: int = 1
+    """The processes among which tensor parallelism cuts each matrix."""
+    part: int = 0
     across: dist.ProcessGroup | None = None
     """The processes with this shard, one of each copy; None for one copy."""
     within: dist.ProcessGroup | None = None
     """The processes with this copy; None if it is not sharded."""
 
     @property
+    def holders(self) -> int:
+        """The processes that hold a copy."""
+        return self.shards * self.parts
+
+    @property
+    def holder(self) -> int:
+        """The number of this one."""
+        return self.shard * self.parts + self.part
+
+    @property
     def processes(self) -> int:
         """How many processes there are."""
-        return self.copies * self.shards
+        return self.copies * self.holders
 
     def by_copy(self, by_process: Sequence[Any]) -> list[Sequence[Any]]:
         """What the processes of each copy have, from what each process has."""
@@ -68,7 +82,10 @@ class Grid:
 
 
 def grid_of(parameter: Any, group: dist.ProcessGroup | None) -> Grid:
-    """The processes that hold a parameter: those of its mesh if it is sharded, or of the group."""
+    """The processes that hold a parameter: those of its mesh if it is sharded, or of the group.
+
+    Every process of the run must call this, once.
+    """
     if not is_sharded(parameter):
         return Grid() if group is None else Grid(group.size(), group.rank(), across=group)
     mesh = parameter.device_mesh
@@ -80,6 +97,10 @@ def grid_of(parameter: Any, group: dist.ProcessGroup | None) -> Grid:
             names = ("shards", "shard", "within")
         place = mesh.size(dimension), mesh.get_local_rank(dimension), mesh.get_group(dimension)
         found |= dict(zip(names, place, strict=True))
+    if (cut := cut_of(parameter)) is not None:
+        found |= {"parts": cut.group.size(), "part": cut.group.rank(), "within": group}
+        if "copies" in found:  # the holders of a copy are neighbours
+            found["within"], _ = dist.new_subgroups(found["shards"] * found["parts"])
     return Grid(**found)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from config.schema import Config, ConfigError
 from model.family import LanguageModel
 from model.sharded import gather_full, local_part
-from optim.optimizers import updates_parts
+from optim.optimizers import TOGETHER, updates_parts
 from training.distributed.environment import requested_precision
 
 TP_SIZE = "parallelism_config_tp_size"
@@ -37,7 +37,7 @@ def why_not_shared(config: Config) -> str | None:
             f"model.lora_rank={config.model.lora_rank}: adapters are not supported where processes "
             f"share matrices ({TP_SIZE}). Use FSDP alone, or leave it out."
         )
-    if not updates_parts(optim.name, optim):
+    if optim.name not in TOGETHER and not updates_parts(optim.name, optim):
         return (
             f"optim.name={optim.name} computes the update of a matrix from all of it, and where "
             f"processes share matrices ({TP_SIZE}) each has a part. Use optim.name=adamw."
