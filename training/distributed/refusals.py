@@ -29,6 +29,25 @@ from training.distributed.environment import (
 
 CONFIG_FILE = "The accelerate config file"
 FP8_CAPABILITY = (8, 9)
+FOREIGN_ENGINES = {
+    "ACCELERATE_USE_DEEPSPEED": (
+        f"{CONFIG_FILE} requests DEEPSPEED, which keeps the optimizer's state in a format of its "
+        "own, so a snapshot would fit no other shape. distributed_type: FSDP shards as ZeRO stage "
+        "3 does: docs/parallelism.md has its entries for those of DeepSpeed."
+    ),
+    "ACCELERATE_USE_MEGATRON_LM": (
+        f"{CONFIG_FILE} requests MEGATRON_LM, which has models and a loop of its own. Use "
+        "distributed_type: FSDP with parallelism_config_tp_size for its tensor parallelism and "
+        "parallelism_config_cp_size for long sequences. Pipeline stages are not supported: they "
+        "need a loop in which each process computes some of the blocks, for one micro-batch after "
+        "another."
+    ),
+    "ACCELERATE_USE_SAGEMAKER": (
+        f"{CONFIG_FILE} requests SageMaker, whose launcher is not supported. Use "
+        "distributed_type: MULTI_GPU (DDP) or FSDP, on machines that you start yourself."
+    ),
+}
+"""A sentence for what belongs to another engine, by the variable of accelerate's launcher."""
 
 
 def _ignored_by_launcher() -> list[str]:
@@ -107,16 +126,7 @@ def _too_few_gpus() -> list[str]:
 def refusals() -> list[str]:
     """A sentence for each entry of the accelerate config file that cannot be honoured."""
     found = _ignored_by_launcher() + _too_few_gpus()
-    for name, kind in (
-        ("ACCELERATE_USE_DEEPSPEED", "DEEPSPEED"),
-        ("ACCELERATE_USE_MEGATRON_LM", "MEGATRON_LM"),
-        ("ACCELERATE_USE_SAGEMAKER", "SageMaker"),
-    ):
-        if is_on(name):
-            found.append(
-                f"{CONFIG_FILE} requests {kind}, whose state a snapshot cannot hold. Use "
-                "distributed_type: MULTI_GPU (DDP) or FSDP."
-            )
+    found += [sentence for name, sentence in FOREIGN_ENGINES.items() if is_on(name)]
     if (recipe := fp8_recipe()) is not None:
         found += _fp8_refusals(recipe)
     steps = env_var("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
@@ -129,8 +139,9 @@ def refusals() -> list[str]:
         found += _fsdp_refusals()
     elif is_on("ACCELERATE_USE_PARALLELISM_CONFIG"):
         found.append(
-            f"{CONFIG_FILE} has a parallelism_config without distributed_type: FSDP. Remove it "
-            "for DDP; for hybrid sharding see accelerate_configs/fsdp_hybrid.yaml."
+            f"{CONFIG_FILE} has a parallelism_config without distributed_type: FSDP, which all of "
+            "its sizes need, tensor parallelism alone included: set it, with fsdp_version: 2, as "
+            "in accelerate_configs/tp.yaml, cp.yaml and fsdp_hybrid.yaml. For DDP, remove it."
         )
     return found
 
@@ -248,18 +259,16 @@ def _parallelism_refusals() -> list[str]:
         for name in ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
     }
     entry = "parallelism_config"
-    found = [
-        f"{CONFIG_FILE} says {entry}_{name}: {size}. {kind} parallelism is not supported: set it "
-        f"to 1.{remedy}"
-        for name, kind, remedy in (
-            ("sp_size", "DeepSpeed's sequence", f" {entry}_cp_size shares sequences."),
+    found = []
+    if (size := sizes["sp_size"]) != 1:
+        found.append(
+            f"{CONFIG_FILE} says {entry}_sp_size: {size}. DeepSpeed's sequence parallelism is not "
+            f"supported: set it to 1. {entry}_cp_size shares sequences."
         )
-        if (size := sizes[name]) != 1
-    ]
     shard, shared = sizes["dp_shard_size"], sizes["cp_size"] * sizes["tp_size"]
     product = math.prod(sizes.values())
     strategy = env_var("PARALLELISM_CONFIG_CP_COMM_STRATEGY", "allgather")
-    if shared > 1 and strategy != "allgather":
+    if sizes["cp_size"] > 1 and strategy != "allgather":
         found.append(
             f"{CONFIG_FILE} says {entry}_cp_comm_strategy: {strategy}. Keys and values of a "
             "sequence are gathered: set it to allgather."
@@ -272,8 +281,8 @@ def _parallelism_refusals() -> list[str]:
     elif shard < 2 <= sizes["dp_replicate_size"]:
         found.append(
             f"{CONFIG_FILE} says {entry}_dp_replicate_size: {sizes['dp_replicate_size']} with "
-            f"{entry}_cp_size: {shared}, which needs {entry}_dp_shard_size: 2 or more. Set "
-            f"{entry}_dp_replicate_size to 1, or shard."
+            f"{entry}_{'cp' if sizes['cp_size'] > 1 else 'tp'}_size: {shared}, which needs "
+            f"{entry}_dp_shard_size: 2 or more. Set {entry}_dp_replicate_size to 1, or shard."
         )
     elif product != started_processes() and not found:
         named = [f"{entry}_{name}: {size}" for name, size in sizes.items() if size > 1]

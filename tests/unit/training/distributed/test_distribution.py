@@ -44,7 +44,8 @@ REFUSED = [
 ]
 # Sizes of parallelism_config, the number of processes, the entry and value that are named.
 UNSPLIT = [
-    ({"dp_shard_size": 2, "tp_size": 2}, 2, "tp_size: 2. Tensor parallelism is not supported"),
+    ({"dp_shard_size": 2, "tp_size": 2}, 2, "tp_size: 2, which are 4 processes, but 2 run"),
+    ({"dp_replicate_size": 2, "tp_size": 2}, 4, "dp_replicate_size: 2 with parallelism_config_tp"),
     ({"dp_shard_size": 2, "sp_size": 2}, 2, "sp_size: 2. DeepSpeed's sequence parallelism is not"),
     ({"dp_shard_size": 2, "cp_size": 4}, 2, "cp_size: 4, which are 8 processes, but 2 run"),
     ({"dp_replicate_size": 2, "cp_size": 2}, 4, "dp_replicate_size: 2 with parallelism_config_cp"),
@@ -55,8 +56,8 @@ UNSPLIT = [
 ]
 # What the launcher of another kind says in the environment, and the entry and value for it.
 FOREIGN = {
-    "DeepSpeed": ({"ACCELERATE_USE_DEEPSPEED": "true"}, "DEEPSPEED", "distributed_type: MULTI_GPU"),
-    "Megatron": ({"ACCELERATE_USE_MEGATRON_LM": "true"}, "MEGATRON_LM", "or FSDP"),
+    "DeepSpeed": ({"ACCELERATE_USE_DEEPSPEED": "true"}, "DEEPSPEED", "distributed_type: FSDP"),
+    "Megatron": ({"ACCELERATE_USE_MEGATRON_LM": "true"}, "MEGATRON_LM", "config_tp_size for its"),
     "SageMaker": ({"ACCELERATE_USE_SAGEMAKER": "true"}, "SageMaker", "or FSDP"),
     "Transformer Engine": (
         {"ACCELERATE_MIXED_PRECISION": "fp8", "ACCELERATE_FP8_BACKEND": "TE"},
@@ -249,7 +250,7 @@ def test_what_belongs_to_another_engine_is_refused(
 
 def test_all_that_is_refused_is_said_at_once(launched, states, monkeypatch, tmp_path):
     changes = {entry: value for entry, value, _ in REFUSED if entry != "fsdp_version"}
-    sizes = {"parallelism_config_tp_size": 2, "parallelism_config_sp_size": 2}
+    sizes = {"parallelism_config_sp_size": 2}
     launched(runs.rehearsal("fsdp_cpu.yaml", tmp_path, 2, **changes, **sizes), 2)
     for variables, _, _ in FOREIGN.values():
         for name, value in variables.items():
