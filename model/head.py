@@ -6,7 +6,7 @@ Letters in shapes: B batch, T time (positions), N = B * T, C channels, V vocabul
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,9 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from model.products import compute_dtype, product
-
-if TYPE_CHECKING:
-    from model.tensor import Vocabulary
+from model.vocabulary import Vocabulary
 
 LOGIT_BYTES = 256 << 20
 """Most memory of the float32 logits of a chunk. Smaller products do not fill a GPU."""

@@ -21,13 +21,14 @@ from torch import Tensor, nn
 from model.head import IGNORED, Head
 from model.products import compute_dtype
 from model.sharded import Cut
+from model.vocabulary import Vocabulary, summed
 
 Plan = Mapping[str, str]
 """By the pattern of a module's name, one of `WAYS`."""
 
 
 class TensorGroup:
-    """The processes that share matrices, and what they do together in a forward pass."""
+    """The processes that share matrices, and how they meet in a forward and backward pass."""
 
     by_positions = False
     """Whether each has some of the positions between layers, (B, T / N, C), and not all of them."""
@@ -130,49 +131,6 @@ class _Left(torch.autograd.Function):
         return grad, None
 
 
-def summed(x: Tensor, group: Any, operation: str = "sum") -> Tensor:
-    """The sum, or the maximum, of x over processes."""
-    from torch.distributed._functional_collectives import all_reduce, wait_tensor
-
-    return wait_tensor(all_reduce(x.contiguous(), operation, group))
-
-
-class Vocabulary:
-    """The rows of an output layer that this process has."""
-
-    def __init__(self, group: TensorGroup, size: int) -> None:
-        """`size` is that of the whole vocabulary."""
-        self.group, self.size = group.group, size
-        self.cut = Cut((size,), group.group, 0)
-        (self.rows,) = self.cut.ranges()
-        self.most = -(-size // group.size)
-        """The rows of a process, at most."""
-
-    def own(self, targets: Tensor) -> Tensor:
-        """Targets (N) counted from this process's first row; those of others are ignored."""
-        has = (targets >= self.rows.start) & (targets < self.rows.stop)
-        return torch.where(has, targets - self.rows.start, IGNORED)
-
-    def log_softmax(self, logits: Tensor) -> Tensor:
-        """This process's part, in float32, of the logarithms over the whole vocabulary."""
-        logits = logits.float()
-        logits = logits - summed(logits.amax(-1, keepdim=True), self.group, "max")
-        return logits.sub_(summed(logits.exp().sum(-1, keepdim=True), self.group).log())
-
-    def sum(self, number: Tensor) -> Tensor:
-        """The sum of a number over processes."""
-        return summed(number, self.group)
-
-    def gather(self, logits: Tensor) -> Tensor:
-        """The logits (..., V) of this process's rows, (..., V / N), and of all others."""
-        from torch.distributed._functional_collectives import all_gather_single
-
-        padded = F.pad(logits, (0, self.most - logits.size(-1)))
-        parts = all_gather_single(padded[None], 0, self.group).unbind()
-        sizes = [one.stop - one.start for n in range(len(parts)) for one in self.cut.ranges(n)]
-        return torch.cat([one[..., :n] for one, n in zip(parts, sizes, strict=True)], dim=-1)
-
-
 def _entry(group: TensorGroup, module: Any, _: int) -> None:
     """A layer whose parts are `colwise` and `rowwise`."""
     module.register_forward_pre_hook(lambda _, inputs: (group.enter(inputs[0]), *inputs[1:]))
@@ -197,7 +155,7 @@ def _rowwise(group: TensorGroup, module: Any, _: int) -> None:
 
 def _embedding(group: TensorGroup, module: Any, _: int) -> None:
     """The embedding of tokens, some of which this process has."""
-    vocabulary = Vocabulary(group, module.num_embeddings)
+    vocabulary = Vocabulary(group.group, module.num_embeddings, IGNORED)
     group.take(module.weight, 0)
 
     def forward(ids: Tensor) -> Tensor:
@@ -215,7 +173,7 @@ def _positions(group: TensorGroup, module: Any, _: int) -> None:
 
 def _head(group: TensorGroup, module: Head, _: int) -> None:
     """The output layer."""
-    module.vocabulary = Vocabulary(group, module.out_features)
+    module.vocabulary = Vocabulary(group.group, module.out_features, IGNORED)
     _colwise(group, module, 1)
     _entry(group, module, 1)
 

@@ -54,7 +54,7 @@ from training.distributed.environment import (
     started_processes,
 )
 from training.distributed.processes import init_processes, refuse_broken_launch
-from training.distributed.shared_matrices import clip_shared, tensor_size, why_not_shared
+from training.distributed.shared_matrices import clip_shared, tensor_size
 
 WORTH_COMPILING = 5e15
 """Floating-point operations of a process above which compiling saves time, estimated.
@@ -297,8 +297,6 @@ def set_accumulation(accelerator: Accelerator, config: Config) -> None:
     """
     refuse_broken_launch(accelerator)
     refuse_uneven_chunks(config, context_size(accelerator))
-    if tensor_size(accelerator) > 1 and (refusal := why_not_shared(config)):
-        raise ConfigError(refusal)
     steps = accumulation_steps(config.train, data_parallel_size(accelerator))
     accelerator.gradient_accumulation_steps = steps
     if refusal := _why_not_reduced(accelerator, config.run):

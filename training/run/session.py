@@ -41,7 +41,6 @@ from training.distributed.accelerator import (
 from training.distributed.agreement import run_on_main
 from training.distributed.environment import is_local_main_process, launcher
 from training.distributed.processes import ProcessGroupTimeouts
-from training.distributed.shared_matrices import refuse_shared_matrices
 from training.evaluation import Sample, first_window, held_out_loss, sample_text
 from training.exits import EXIT_DONE, RESUME, WRITING_SECONDS
 from training.memory import check_fits
@@ -51,6 +50,7 @@ from training.reporting.machine import computed_on, speed_of
 from training.reporting.report import Report
 from training.reporting.timing import END, UPDATE, UPLOAD, Watchdog
 from training.reporting.track import Trackers
+from training.run import shared_matrices
 from training.run.crash import watch_for_crash
 from training.run.evaluations import BestSnapshot, evaluation_is_pending
 from training.run.pretrained import (
@@ -127,6 +127,7 @@ class Session:
         """
         self.accelerator = accelerator
         set_accumulation(accelerator, self.config)
+        shared_matrices.refuse_configuration(accelerator, self.config)
         choose_float32(accelerator, self.config.run)
         if self.config.run.residual_dtype == "bf16":
             refuse_bf16_residual(accelerator.mixed_precision)
@@ -181,7 +182,7 @@ class Session:
         accelerator, config, start, state = self.accelerator, self.config, self.start, self.state
         refuse_other_blocks(accelerator, model)
         refuse_shared_context(accelerator, model, config.run)
-        refuse_shared_matrices(accelerator, model, config)
+        shared_matrices.refuse_model(accelerator, model, config)
         choose_residual_dtype(model, config.run.residual_dtype)
         choose_frozen_dtype(config, state, self.pretrained, model)
         convert_to_fp8(model)

@@ -98,8 +98,11 @@ MAY_NOT_IMPORT = {
 TALKS_TO_TORCH_DISTRIBUTED = {
     "model/sharded.py",  # gathers shards
     "model/context.py",  # gathers keys and values
+    "model/tensor.py",  # adds up what processes compute with their parts of matrices
+    "model/vocabulary.py",  # and a softmax over the rows of all
     "optim/sharing.py",  # exchanges matrices that processes share
     "training/distributed/processes.py",
+    "training/distributed/shared_matrices.py",  # adds up a norm
     "training/distributed/accelerator.py",  # how gradients are reduced, which accelerate lacks
     "planning/fake_trace.py",  # a process group whose other members do not exist
 }

@@ -53,7 +53,7 @@ def an_accelerator(precision="bf16", fsdp=True, replicas=1, offload=False):
         mixed_precision=precision,
         is_fsdp2=fsdp,
         state=SimpleNamespace(fsdp_plugin=plugin),
-        parallelism_config=SimpleNamespace(dp_replicate_size=replicas, cp_size=1),
+        parallelism_config=SimpleNamespace(dp_replicate_size=replicas, cp_size=1, tp_size=1),
     )
 
 
