@@ -102,8 +102,8 @@ class TensorGroup:
             return
         flat = torch.cat([one.flatten() for one in local])
         all_reduce(flat, group=self.group)
-        for one, summed in zip(local, flat.split([one.numel() for one in local]), strict=True):
-            one.copy_(summed.view_as(one))
+        for one, added in zip(local, flat.split([one.numel() for one in local]), strict=True):
+            one.copy_(added.view_as(one))
 
 
 class _Entered(torch.autograd.Function):
