@@ -20,6 +20,7 @@ sys.path.insert(0, str(ROOT))
 from model import new_weights
 from model.families import build_empty, build_model
 from model.gpt import GPTConfig
+from model.sharded import Piece
 
 SIZES = GPTConfig(vocab_size=50257, block_size=1024, n_layer=12, n_head=12, n_embd=768)
 SHARDS = 4
@@ -39,18 +40,23 @@ def drawn() -> None:
 def a_shard() -> None:
     """What the second of several processes draws under FSDP."""
     model = build_empty(SIZES)
-    local, slices = new_weights.local_part, new_weights.local_slices
+    local, pieces = new_weights.local_part, new_weights.pieces_of
 
     def rows(one: torch.Tensor) -> slice:
         size = -(-len(one) // SHARDS)
         return slice(min(size, len(one)), min(2 * size, len(one)))
 
+    def piece(one: torch.Tensor) -> list[Piece]:
+        every = tuple(slice(0, size) for size in one.shape[1:])
+        held = rows(one)
+        return [Piece((slice(0, held.stop - held.start), *every), (held, *every))]
+
     new_weights.local_part = lambda one: one.detach()[rows(one)]
-    new_weights.local_slices = lambda one: (rows(one), *(slice(0, n) for n in one.shape[1:]))
+    new_weights.pieces_of = piece
     try:
         model.draw_new_weights(seed=1)
     finally:
-        new_weights.local_part, new_weights.local_slices = local, slices
+        new_weights.local_part, new_weights.pieces_of = local, pieces
 
 
 CASES: dict[str, Callable[[], object]] = {

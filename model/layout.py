@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from model.lora import is_adapter, name_in_files, name_in_model
 from model.nf4 import Nf4Linear, full_parameters
+from model.sharded import whole_shape
 
 Shape = tuple[int, ...]
 FLOAT_BYTES = 4
@@ -155,7 +156,7 @@ class Layout:
     def written(self) -> list[Written]:
         """What is written of a whole model, in the order of the file."""
         return [
-            Written((name,), {name: tuple(one.shape)[:: -1 if self.is_transposed(name) else 1]})
+            Written((name,), {name: whole_shape(one)[:: -1 if self.is_transposed(name) else 1]})
             for name, one in self.parameters().items()
         ]
 

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from model.layout import ModelError
-from model.sharded import local_part, local_slices
+from model.sharded import local_part, pieces_of
 
 BLOCK = 1 << 18
 """Numbers that one seed gives. A process draws the blocks that its shard touches.
@@ -185,21 +185,20 @@ class NewWeights:
         """
         if (source := self._parameters.get(name)) is None:
             return
-        slices, local = local_slices(target), local_part(target)
-        if not local.numel():  # with many processes, some have no part of a small tensor
-            return
-        by_rows = slices[1:] == tuple(slice(0, size) for size in source.shape[1:])
-        if not (by_rows and self._is_elementwise(source, END)):
-            local.copy_(self._whole(source, END, seed, {})[slices])  # one parameter at a time
-            return
-        begin = slices[0].start * prod(source.shape[1:]) if slices else 0
-        in_place = local.device.type == "cpu" and local.dtype == source.dtype
-        if in_place and local.is_contiguous():
-            self._draw_range(source, END, seed, begin, local.view(-1))
-        else:
-            numbers = torch.empty(local.shape, dtype=source.dtype)
-            self._draw_range(source, END, seed, begin, numbers.view(-1))
-            local.copy_(numbers)
+        for piece in pieces_of(target):
+            local, slices = local_part(target)[piece.local], piece.whole
+            by_rows = slices[1:] == tuple(slice(0, size) for size in source.shape[1:])
+            if not (by_rows and self._is_elementwise(source, END)):
+                local.copy_(self._whole(source, END, seed, {})[slices])  # one parameter at a time
+                continue
+            begin = slices[0].start * prod(source.shape[1:]) if slices else 0
+            in_place = local.device.type == "cpu" and local.dtype == source.dtype
+            if in_place and local.is_contiguous():
+                self._draw_range(source, END, seed, begin, local.view(-1))
+            else:
+                numbers = torch.empty(local.shape, dtype=source.dtype)
+                self._draw_range(source, END, seed, begin, numbers.view(-1))
+                local.copy_(numbers)
 
     @torch.no_grad()
     def value(self, tensor: Tensor, name: str) -> Tensor:

@@ -7,7 +7,7 @@ may have cut it (`Cut`): FSDP then shards what a process has of it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +50,28 @@ class Cut:
             shape[self.dim] = sum(one.stop - one.start for one in self.ranges())
         return tuple(shape)
 
+    def gather(self, part: Tensor) -> Tensor:
+        """The whole of the parts of all processes, each of which must call this."""
+        from torch.distributed import all_gather_into_tensor
+
+        if self.dim is None:
+            return part
+        size, rows = self.group.size(), part.movedim(self.dim, 0)
+        most = max(sum(one.stop - one.start for one in self.ranges(n)) for n in range(size))
+        sent = rows.new_zeros(most, *rows.shape[1:])
+        sent[: len(rows)] = rows
+        received = sent.new_empty(size, *sent.shape)
+        all_gather_into_tensor(received.flatten(0, 1), sent, group=self.group)
+        whole = part.new_empty(self.shape)
+        by_rows = whole.movedim(self.dim, 0)
+        for rank, its in enumerate(received):
+            begin = 0
+            for one in self.ranges(rank):
+                length = one.stop - one.start
+                by_rows[one] = its[begin : begin + length]
+                begin += length
+        return whole
+
     def part_of(self, whole: Tensor, rank: int | None = None) -> Tensor:
         """The part of a process, by default this one, of the whole parameter."""
         if self.dim is None:
@@ -72,7 +94,8 @@ def reshard(model: nn.Module) -> None:
 def gather_full(tensor: Tensor) -> Tensor:
     """The full tensor, on this process. Every process must call this, in the same order."""
     local: Any = tensor.detach()
-    return local.full_tensor() if is_sharded(local) else local
+    part = local.full_tensor() if is_sharded(local) else local
+    return part if (cut := cut_of(tensor)) is None else cut.gather(part)
 
 
 def local_part(tensor: Tensor) -> Tensor:
@@ -84,7 +107,7 @@ def local_part(tensor: Tensor) -> Tensor:
 def placed_like(tensor: Any, local: Tensor, shape: tuple[int, ...]) -> Tensor:
     """A tensor of this full shape whose shard on this process is `local`, sharded like another."""
     if not is_sharded(tensor):
-        return local
+        return cut_like(local, tensor)
     from torch.distributed.tensor import DTensor
 
     strides = [1] * len(shape)
@@ -93,11 +116,44 @@ def placed_like(tensor: Any, local: Tensor, shape: tuple[int, ...]) -> Tensor:
     placed: Tensor = DTensor.from_local(
         local, tensor.device_mesh, tensor.placements, shape=torch.Size(shape), stride=tuple(strides)
     )
-    return placed
+    return cut_like(placed, tensor)
 
 
-def local_slices(tensor: Any) -> tuple[slice, ...]:
-    """The position of `local_part(tensor)` in the full tensor, one slice for each dimension."""
+class Piece(NamedTuple):
+    """Numbers that lie in a block of the whole tensor: a slice for each dimension."""
+
+    local: tuple[slice, ...]
+    """Where they are in `local_part`."""
+    whole: tuple[slice, ...]
+
+
+def pieces_of(tensor: Any) -> list[Piece]:
+    """What `local_part(tensor)` has of the whole tensor; nothing if that is empty."""
+    slices, cut = _slices_of(tensor), cut_of(tensor)
+    if any(one.start == one.stop for one in slices):
+        return []  # with many processes, some have no part of a small tensor
+    local = tuple(slice(0, one.stop - one.start) for one in slices)
+    if cut is None or cut.dim is None:
+        return [Piece(local, slices)]
+    held, dim, pieces, begin = slices[cut.dim], cut.dim, [], 0
+    for one in cut.ranges():
+        end = begin + one.stop - one.start
+        low, high = max(begin, held.start), min(end, held.stop)
+        if low < high:
+            here = slice(low - held.start, high - held.start)
+            there = slice(one.start + low - begin, one.start + high - begin)
+            pieces.append(
+                Piece(
+                    (*local[:dim], here, *local[dim + 1 :]),
+                    (*slices[:dim], there, *slices[dim + 1 :]),
+                )
+            )
+        begin = end
+    return pieces
+
+
+def _slices_of(tensor: Any) -> tuple[slice, ...]:
+    """The position of `local_part(tensor)` in what FSDP shards."""
     shape, first = tuple(tensor.shape), (0,) * tensor.dim()
     if is_sharded(tensor):
         from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -110,6 +166,9 @@ def local_slices(tensor: Any) -> tuple[slice, ...]:
 
 def writes_shard(tensor: Any) -> bool:
     """Whether this process writes its shard: of those that hold the same one, the first does."""
+    cut = cut_of(tensor)
+    if cut is not None and cut.dim is None and cut.group.rank() > 0:
+        return False
     mesh, coordinates = tensor.device_mesh, tensor.device_mesh.get_coordinate()
     return coordinates is not None and not any(
         placement.is_replicate() and coordinates[dimension]

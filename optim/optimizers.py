@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
+from model.sharded import whole_shape
 from optim.eager import eager
 from optim.muon import PARTS, Muon
 from optim.sharing import Work
@@ -125,7 +126,7 @@ def kept_by(name: Any, parts: Parts, settings: Settings = USUAL) -> dict[nn.Para
     kinds = {(joined, parameter.dim()) for parameter, joined in parts.items()}
     kept = {kind: _kept_of_kind(name, *kind, settings) for kind in kinds}
     return {
-        one: {key: tuple(one.shape) if each else () for key, each in kept[n, one.dim()].items()}
+        one: {key: whole_shape(one) if each else () for key, each in kept[n, one.dim()].items()}
         for one, n in parts.items()
     }
 

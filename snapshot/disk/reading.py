@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from model.family import LanguageModel
 from model.layout import Layout, Shape, Stored
 from model.nf4 import quantize
-from model.sharded import local_part, local_slices
+from model.sharded import cut_like, local_part, pieces_of, whole_shape
 from optim.state_dtype import FLOAT32, GROUP, STEP, keep
 from snapshot.config_values import value_of
 from snapshot.disk.files import parse_json, read_json
@@ -178,9 +178,9 @@ def read_into(target: Tensor, reader: TensorReader, stored: Stored) -> None:
     Numbers become those of the target's dtype, mostly float32. Where the tensors of several names
     make one parameter, they are read whole. Raises SnapshotError if the shape differs.
     """
-    local = local_part(target)
-    if (found := _read(reader, stored, tuple(target.shape), local_slices(target))) is not None:
-        local.copy_(found)
+    local, shape = local_part(target), whole_shape(target)
+    for piece in pieces_of(target):
+        local[piece.local].copy_(_read(reader, stored, shape, piece.whole))
 
 
 def read_packed(target: Tensor, shape: Shape, reader: TensorReader, stored: Stored) -> None:
@@ -188,22 +188,18 @@ def read_packed(target: Tensor, shape: Shape, reader: TensorReader, stored: Stor
 
     No more than these rows are in memory before they are quantized.
     """
-    local, (rows, _) = local_part(target), local_slices(target)
-    if (found := _read(reader, stored, shape, (rows, slice(0, shape[1])))) is not None:
-        local.copy_(quantize(found))
+    for piece in pieces_of(target):
+        slices = (piece.whole[0], slice(0, shape[1]))
+        local_part(target).copy_(quantize(_read(reader, stored, shape, slices)))
 
 
-def _read(
-    reader: TensorReader, stored: Stored, shape: Shape, slices: tuple[slice, ...]
-) -> Tensor | None:
-    """The slices of a parameter of this shape; None if they are empty. Raises SnapshotError."""
+def _read(reader: TensorReader, stored: Stored, shape: Shape, slices: tuple[slice, ...]) -> Tensor:
+    """The slices of a parameter of this shape. Raises SnapshotError."""
     found = [reader.slice_of(name) for name in stored.names]
     shapes = {name: tuple(one.get_shape()) for name, one in zip(stored.names, found, strict=True)}
     if (there := stored.shape_of(shapes)) != shape:
         name = stored.names[0]
         raise SnapshotError(f"{name} has the shape {list(there)}, the model needs {list(shape)}")
-    if any(one.start == one.stop for one in slices):
-        return None  # with many processes, some have no part of a small tensor
     if stored.convert is not None:
         return stored.convert([one[...] for one in found])[slices]
     part: Tensor = found[0][slices[::-1] if stored.transposed and len(shape) == 2 else slices]
@@ -287,13 +283,13 @@ def restore_moments(folder: Path, layout: Layout, optimizer: Optimizer, name: An
             state = optimizer.state[parameter] = {}
             group = group_of[parameter]
             for key, shape in kept[name].items():
-                if key == STEP or shape != parameter.shape:
+                if key == STEP or shape != whole_shape(parameter):
                     # As torch does: the step is on the CPU, unless a kernel of the device reads it.
                     on_cpu = key == STEP and not (group.get("fused") or group.get("capturable"))
                     device = torch.device("cpu") if on_cpu else parameter.device
                     value = torch.empty(shape, device=device)
                 else:
-                    value = torch.empty_like(parameter)
+                    value = cut_like(torch.empty_like(parameter), parameter)
                 stored = Stored((f"{name}.{key}",), layout.is_transposed(name))
                 read_into(value, reader, stored)
                 keep(state, key, value, group.get(GROUP, FLOAT32))

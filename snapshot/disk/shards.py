@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from threading import Condition
 from typing import Any
 
@@ -14,7 +15,16 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from model.layout import FLOAT_BYTES, Layout, Shape, Written
-from model.sharded import gather_full, is_sharded, local_part, local_slices, writes_shard
+from model.sharded import (
+    cut_like,
+    cut_of,
+    gather_full,
+    is_sharded,
+    local_part,
+    pieces_of,
+    whole_shape,
+    writes_shard,
+)
 from optim.optimizers import Kept, OptimizerError, kept_by
 from optim.state_dtype import LARGEST, expanded, kept_keys
 from snapshot.disk.model import ADAPTERS, TRAINED
@@ -51,7 +61,13 @@ class Shard:
 
     def gathered(self) -> Shard:
         """All of it. Every process must call this, in the same order."""
-        return replace(self, tensors={name: gather_full(one) for name, one in self.tensors.items()})
+        tensors, expand = self.tensors, self.expand
+        first, *others = tensors.items()
+        if others and expand is not None and cut_of(first[1]) is not None:
+            # Blocks that share a number are those of the part.
+            tensors, expand = {first[0]: cut_like(expand(tensors), first[1])}, None
+        whole = {name: gather_full(one) for name, one in tensors.items()}
+        return replace(self, tensors=whole, expand=expand)
 
     def write(self, files: TensorFiles) -> None:
         """Write it to its files. Raises OSError.
@@ -79,7 +95,7 @@ def _whole_words(tensor: Tensor) -> int:
 def written_as(layout: Layout, prefix: str) -> list[Written]:
     """What the files of this prefix hold (see snapshot/disk/model.py), in their order."""
     if prefix == ADAPTERS:
-        shapes = {name: tuple(one.shape) for name, one in layout.adapters().items()}
+        shapes = {name: whole_shape(one) for name, one in layout.adapters().items()}
         return [Written((name,), {name: shape}) for name, shape in shapes.items()]
     if prefix == TRAINED:
         trained = layout.trained()
@@ -92,7 +108,8 @@ def shards_of_weights(layout: Layout, prefix: str) -> list[Shard]:
     parameters = {**layout.parameters(), **layout.adapters()}
     shards = []
     for group in written_as(layout, prefix):
-        tensors = {name: parameters[name].detach() for name in group.parameters}
+        held = {name: parameters[name] for name in group.parameters}
+        tensors = {name: cut_like(one.detach(), one) for name, one in held.items()}
         transposed = prefix != ADAPTERS and layout.is_transposed(group.parameters[0])
         shards.append(Shard(tensors, group.shapes, group.convert, transposed=transposed))
     return shards
@@ -113,7 +130,7 @@ def kept_in(layout: Layout, optimizer: Any) -> dict[str, Kept]:
 def moment_counts(layout: Layout, optimizer: str) -> dict[str, int]:
     """How many numbers the optimizer keeps of each number of what is trained."""
     kept, trained = kept_in(layout, optimizer), layout.trained()
-    shapes = {name: tuple(one.shape) for name, one in trained.items()}
+    shapes = {name: whole_shape(one) for name, one in trained.items()}
     return {name: [*of.values()].count(shapes[name]) for name, of in kept.items()}
 
 
@@ -121,8 +138,8 @@ def snapshot_bytes(layout: Layout, optimizer: str, only_trained: bool) -> int:
     """Bytes of a snapshot's tensors: all weights, or those that are trained, and moments."""
     trained, moments = layout.trained(), moment_counts(layout, optimizer)
     weights = trained if only_trained else layout.parameters()
-    numbers = sum(one.numel() for one in weights.values())
-    numbers += sum(moments[name] * one.numel() for name, one in trained.items())
+    numbers = sum(prod(whole_shape(one)) for one in weights.values())
+    numbers += sum(moments[name] * prod(whole_shape(one)) for name, one in trained.items())
     return FLOAT_BYTES * numbers
 
 
@@ -138,10 +155,11 @@ def shards_of_moments(layout: Layout, optimizer: Optimizer, optimizer_name: Any)
         if {*keys} != kept[name].keys():
             raise SnapshotError(f"the optimizer has not updated {name} yet")
         for key in sorted(keys):
-            value = state[key]
-            transposed = layout.is_transposed(name) and value.ndim == 2
-            shape = tuple(value.shape)[:: -1 if transposed else 1]
             parts = {one: state[one] for one in (key, key + LARGEST) if one in state}
+            if (value := state[key]).ndim:
+                parts = {one: cut_like(part, parameter) for one, part in parts.items()}
+            transposed = layout.is_transposed(name) and value.ndim == 2
+            shape = whole_shape(value)[:: -1 if transposed else 1]
             expand = partial(expanded, key=key)
             shards.append(Shard(parts, {f"{name}.{key}": shape}, None, expand, transposed))
     return shards
@@ -168,9 +186,11 @@ def divide_shards(
             gathered.append(shard)
         else:
             first = next(iter(shard.tensors.values()))
-            if writes_shard(first):
-                local = {name: local_part(tensor) for name, tensor in shard.tensors.items()}
-                own.append(replace(shard, tensors=local, slices=local_slices(first)))
+            for piece in pieces_of(first) if writes_shard(first) else ():
+                # Rows are whole in a piece of a matrix, also those of numbers for blocks of it.
+                at = piece.local[: max(1, first.ndim - 1)]
+                local = {name: local_part(tensor)[at] for name, tensor in shard.tensors.items()}
+                own.append(replace(shard, tensors=local, slices=piece.whole))
     return own, gathered
 
 

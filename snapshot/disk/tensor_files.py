@@ -135,14 +135,10 @@ class TensorFiles:
             return
         file = self._file_of[name]
         self._open(file.name)
-        begin, shape = file.begins[name], file.shapes[name]
-        if slices is None or slices[1:] == tuple(slice(0, size) for size in shape[1:]):
-            first_row = slices[0].start if slices else 0
-            blocks = _whole_rows(numbers, begin, first_row)
-        else:
-            assert numbers.ndim == 2, f"{name} is sharded in more than one dimension"
-            blocks = self._parts_of_rows(numbers, begin, shape[1], slices[1].start)
-        for offset, block in blocks:
+        shape = file.shapes[name]
+        if slices is None:
+            slices = tuple(slice(0, size) for size in shape)
+        for offset, block in self._blocks(numbers, file.begins[name], shape, slices):
             array: Any = block.float().numpy()
             content = memoryview(array).cast("B")
             while content:  # a system call writes at most 2 GB
@@ -175,13 +171,29 @@ class TensorFiles:
             os.close(self._descriptor)
             self._open_name = ""
 
-    def _parts_of_rows(
-        self, numbers: Tensor, begin: int, columns: int, first: int
+    def _blocks(
+        self, numbers: Tensor, begin: int, shape: Shape, slices: Slices
     ) -> Iterator[tuple[int, Tensor]]:
-        """Some columns of a matrix, from column `first` on: offset and numbers of each row.
+        """Offset and numbers of what is written of the slices of a tensor that begins at `begin`.
 
         What can be copied through a map has been written already.
         """
+        first = slices[0].start if slices else 0
+        if slices[1:] == tuple(slice(0, size) for size in shape[1:]):
+            yield from _whole_rows(numbers, begin, first)
+            return
+        begin += FLOAT_BYTES * first * prod(shape[1:])
+        if len(shape) == 2:
+            yield from self._parts_of_rows(numbers, begin, shape[1], slices[1].start)
+            return
+        for i, matrix in enumerate(numbers):
+            at = begin + FLOAT_BYTES * i * prod(shape[1:])
+            yield from self._blocks(matrix, at, shape[1:], slices[1:])
+
+    def _parts_of_rows(
+        self, numbers: Tensor, begin: int, columns: int, first: int
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Some columns of a matrix, from column `first` on: offset and numbers of each row."""
         rows = max(1, BLOCK_BYTES // (columns * FLOAT_BYTES))
         for row in range(0, len(numbers), rows):
             block = numbers[row : row + rows]

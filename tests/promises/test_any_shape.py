@@ -55,6 +55,15 @@ SHAPES = [
         2,
         "2 sequences x 2 groups of 2 processes x 2 accumulated",
     ),
+    ("tp_cpu.yaml", 2, {}, 4, "float32, FSDP, each matrix shared by 2 processes"),
+    ("fsdp_tp_cpu.yaml", 4, {}, 2, "2 sequences x 2 groups of 2 processes x 2 accumulated"),
+    (
+        "tp_cpu.yaml",
+        4,
+        {"parallelism_config_cp_size": 2},
+        2,
+        "FSDP, each sequence shared by 2 processes, each matrix shared by 2 processes",
+    ),
     # What `accelerate config` writes for the same, by a user's own answers.
     (
         "fsdp_cpu.yaml",

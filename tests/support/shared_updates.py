@@ -21,7 +21,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from model.sharded import gather_full, local_part, local_slices
+from model.sharded import gather_full, local_part, pieces_of
 from optim import muon
 from optim.optimizers import OPTIMIZERS, UsualSettings
 from optim.sharing import Work
@@ -63,8 +63,9 @@ def trained(work: Work, mesh=None) -> tuple[list[torch.Tensor], int]:
         optimizer.step()
     muon.orthogonalized = original
     for one in model.parameters():  # the rows of a shard are where torch has them
-        held = local_slices(one)
-        assert gather_full(one)[held].equal(local_part(one))
+        whole = gather_full(one)
+        for piece in pieces_of(one):
+            assert whole[piece.whole].equal(local_part(one)[piece.local])
     return [gather_full(one) for one in model.parameters()], flop
 
 

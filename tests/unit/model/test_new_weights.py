@@ -15,6 +15,7 @@ from model.layout import ModelError
 from model.llama import LlamaConfig
 from model.lora import Lora
 from model.new_weights import END, NewWeights, Recording
+from model.sharded import Piece
 
 SIZES = {
     "gpt2": GPTConfig(vocab_size=96, block_size=48, n_layer=2, n_head=2, n_embd=64),
@@ -120,6 +121,11 @@ def _sources(model) -> list[torch.Tensor]:
     return list(model.new_weights._parameters.values())
 
 
+def at_once(slices: tuple[slice, ...]) -> Piece:
+    """A process's part of a tensor, if it is one piece."""
+    return Piece(tuple(slice(0, one.stop - one.start) for one in slices), slices)
+
+
 @pytest.mark.parametrize("processes", [2, 3, 4, 7])
 def test_shards_are_parts_of_the_whole(monkeypatch, processes):
     monkeypatch.setattr(new_weights, "BLOCK", 100)
@@ -132,11 +138,11 @@ def test_shards_are_parts_of_the_whole(monkeypatch, processes):
         for part in torch.arange(len(one)).chunk(processes):
             rows = slice(int(part[0]), int(part[-1]) + 1)
             slices = (rows, *(slice(0, size) for size in one.shape[1:]))
-            monkeypatch.setattr(new_weights, "local_slices", lambda _, at=slices: at)
+            monkeypatch.setattr(new_weights, "pieces_of", lambda _, at=slices: [at_once(at)])
             shards.append(drawn(new, name, one[rows].shape))
         assert torch.equal(torch.cat(shards), one), name
         columns = (slice(0, len(one)), *(slice(1, size) for size in one.shape[1:]))
-        monkeypatch.setattr(new_weights, "local_slices", lambda _, at=columns: at)
+        monkeypatch.setattr(new_weights, "pieces_of", lambda _, at=columns: [at_once(at)])
         assert torch.equal(drawn(new, name, one[columns].shape), one[columns])
 
 
@@ -147,7 +153,8 @@ def test_a_shard_draws_the_blocks_that_it_touches(monkeypatch):
     new = NewWeights(recording, {"it": layer.weight})
     blocks, seed_of = [], new_weights._seed_of
     monkeypatch.setattr(new_weights, "_seed_of", lambda *of: blocks.append(of[2]) or seed_of(*of))
-    monkeypatch.setattr(new_weights, "local_slices", lambda _: (slice(10, 19), slice(0, 16)))
+    held = at_once((slice(10, 19), slice(0, 16)))
+    monkeypatch.setattr(new_weights, "pieces_of", lambda _: [held])
     drawn(new, "it", torch.Size((9, 16)))
     assert blocks == [2, 3, 4]  # numbers 160 to 304
 
