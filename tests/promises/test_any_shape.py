@@ -82,8 +82,10 @@ SHAPES = [
 
 # The others show the same, a piece each.
 SLOW = ["ddp_cpu.yaml-4-0", "fsdp.yaml-2-0", "fsdp_multinode.yaml-2-0", "cp_cpu.yaml-4-0"]
+SLOW += ["tp_cpu.yaml-4-0", "tp_cpu.yaml-2-1"]
 THOROUGH = ["fsdp_hybrid.yaml-2-1", "fsdp_offload.yaml-4-0"]
 THOROUGH += ["fsdp_cpu.yaml-4-4", "fsdp_cpu.yaml-4-0", "cp_cpu.yaml-2-1"]
+THOROUGH += ["fsdp_tp_cpu.yaml-2-0"]
 NAMES = [f"{config}-{micro}-{len(changes)}" for config, _, changes, micro, _ in SHAPES]
 
 

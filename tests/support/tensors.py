@@ -25,6 +25,8 @@ from model.tensor import TensorGroup
 def shared_copy(model, name: str):
     """A model with the same weights, of which this process has its part."""
     copy = build_model(sizes(name)).train(model.training)
+    if not copy.tensor_plan:
+        return None
     copy.share_matrices(TensorGroup(dist.group.WORLD))
     copy.mark_cuts()
     for one, other in zip(model.parameters(), copy.parameters(), strict=True):
@@ -58,9 +60,10 @@ def differences(name: str) -> dict[str, tuple[float, float]]:
             for one, other in pairs
             if one.grad is not None  # an expert that no token uses has none
         )
-        found[kind] = abs(float(losses[1] - losses[0])), worst
+        found[kind] = abs(float((losses[1] - losses[0]).detach())), worst
     ids = batches()["whole"][0][:, :7]
-    found["logits"] = float((shared(ids) - alone(ids)).abs().max()), 0.0
+    with torch.no_grad():
+        found["logits"] = float((shared(ids) - alone(ids)).abs().max()), 0.0
     return found
 
 
