@@ -26,6 +26,7 @@ from snapshot.disk.shards import snapshot_bytes
 from snapshot.disk.state import ONE, SEVERAL, RunState
 from snapshot.start import Start
 from store.uploader import Uploader
+from training import shared_matrices
 from training.distributed.accelerator import (
     choose_float32,
     choose_residual_dtype,
@@ -50,7 +51,6 @@ from training.reporting.machine import computed_on, speed_of
 from training.reporting.report import Report
 from training.reporting.timing import END, UPDATE, UPLOAD, Watchdog
 from training.reporting.track import Trackers
-from training.run import shared_matrices
 from training.run.crash import watch_for_crash
 from training.run.evaluations import BestSnapshot, evaluation_is_pending
 from training.run.pretrained import (
