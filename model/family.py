@@ -26,6 +26,7 @@ from model.layout import Layout, ModelError, Shape
 from model.lora import Lora
 from model.new_weights import NewWeights
 from model.nf4 import full_parameters
+from model.sharded import numbers_in
 from model.tensor import Plan, TensorGroup
 
 LARGEST_SIZE = 2**24
@@ -318,7 +319,7 @@ class LanguageModel(nn.Module, ABC):
         matrices = 0
         for _, parameter in full_parameters(self):
             if id(parameter) not in looked_up:
-                matrices += parameter.numel() * (6 if parameter.requires_grad else 4)
+                matrices += numbers_in(parameter) * (6 if parameter.requires_grad else 4)
         return matrices + 12 * self.config.n_layer * self.config.attention_width * block_size
 
 
@@ -393,4 +394,4 @@ def read_sizes(content: Mapping[str, Any], names: Mapping[str, str]) -> dict[str
 
 def parameter_count(model: nn.Module) -> int:
     """The number of trained parameters; tied weights count once."""
-    return sum(parameter.numel() for _, parameter in full_parameters(model))
+    return sum(numbers_in(parameter) for _, parameter in full_parameters(model))

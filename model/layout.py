@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from model.lora import is_adapter, name_in_files, name_in_model
 from model.nf4 import Nf4Linear, full_parameters
-from model.sharded import whole_shape
+from model.sharded import numbers_in, whole_shape
 
 Shape = tuple[int, ...]
 FLOAT_BYTES = 4
@@ -122,7 +122,7 @@ class Layout:
         embedding = self._model.get_input_embeddings().weight
         output = self._model.get_output_embeddings().weight
         parameters = self.parameters().values()
-        return sum(one.numel() for one in parameters if one is embedding or one is not output)
+        return sum(numbers_in(one) for one in parameters if one is embedding or one is not output)
 
     def freeze(self, patterns: Sequence[str]) -> None:
         """Exclude the parameters whose names match from training."""
@@ -181,7 +181,7 @@ class Layout:
         """Raise ModelError for a tensor unless it is a copy of the tied embedding."""
         head, embedding = self._model.get_output_embeddings(), self._model.get_input_embeddings()
         is_copy = name == output and head.weight is embedding.weight
-        if not is_copy or shape != tuple(embedding.weight.shape):
+        if not is_copy or shape != whole_shape(embedding.weight):
             raise ModelError(f"it holds {name!r}, which the model does not have")
 
 

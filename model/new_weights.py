@@ -187,18 +187,18 @@ class NewWeights:
             return
         for piece in pieces_of(target):
             local, slices = local_part(target)[piece.local], piece.whole
-            by_rows = slices[1:] == tuple(slice(0, size) for size in source.shape[1:])
-            if not (by_rows and self._is_elementwise(source, END)):
+            if not self._is_elementwise(source, END):
                 local.copy_(self._whole(source, END, seed, {})[slices])  # one parameter at a time
                 continue
-            begin = slices[0].start * prod(source.shape[1:]) if slices else 0
+            rows = (*local.shape[:1], *source.shape[1:])
+            begin = slices[0].start * prod(rows[1:]) if slices else 0
             in_place = local.device.type == "cpu" and local.dtype == source.dtype
-            if in_place and local.is_contiguous():
+            if in_place and local.shape == rows and local.is_contiguous():
                 self._draw_range(source, END, seed, begin, local.view(-1))
             else:
-                numbers = torch.empty(local.shape, dtype=source.dtype)
+                numbers = torch.empty(rows, dtype=source.dtype)
                 self._draw_range(source, END, seed, begin, numbers.view(-1))
-                local.copy_(numbers)
+                local.copy_(numbers[(slice(None), *slices[1:])] if slices else numbers)
 
     @torch.no_grad()
     def value(self, tensor: Tensor, name: str) -> Tensor:

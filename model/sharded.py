@@ -7,6 +7,7 @@ may have cut it (`Cut`): FSDP then shards what a process has of it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -94,19 +95,22 @@ def reshard(model: nn.Module) -> None:
 def gather_full(tensor: Tensor) -> Tensor:
     """The full tensor, on this process. Every process must call this, in the same order."""
     local: Any = tensor.detach()
-    part = local.full_tensor() if is_sharded(local) else local
+    part = local.full_tensor() if _is_dtensor(local) else local
     return part if (cut := cut_of(tensor)) is None else cut.gather(part)
 
 
 def local_part(tensor: Tensor) -> Tensor:
     """This process's shard of a tensor, which can be written to; all of it if it is not sharded."""
     local: Any = tensor.detach()
-    return local.to_local() if is_sharded(local) else local
+    return local.to_local() if _is_dtensor(local) else local
 
 
 def placed_like(tensor: Any, local: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A tensor of this full shape whose shard on this process is `local`, sharded like another."""
-    if not is_sharded(tensor):
+    """A tensor of this full shape whose shard on this process is `local`, sharded like another.
+
+    If it is cut, the shape is that of this process's part.
+    """
+    if not _is_dtensor(tensor):
         return cut_like(local, tensor)
     from torch.distributed.tensor import DTensor
 
@@ -155,7 +159,7 @@ def pieces_of(tensor: Any) -> list[Piece]:
 def _slices_of(tensor: Any) -> tuple[slice, ...]:
     """The position of `local_part(tensor)` in what FSDP shards."""
     shape, first = tuple(tensor.shape), (0,) * tensor.dim()
-    if is_sharded(tensor):
+    if _is_dtensor(tensor):
         from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
         shape, first = compute_local_shape_and_global_offset(
@@ -169,6 +173,8 @@ def writes_shard(tensor: Any) -> bool:
     cut = cut_of(tensor)
     if cut is not None and cut.dim is None and cut.group.rank() > 0:
         return False
+    if not _is_dtensor(tensor):
+        return True
     mesh, coordinates = tensor.device_mesh, tensor.device_mesh.get_coordinate()
     return coordinates is not None and not any(
         placement.is_replicate() and coordinates[dimension]
@@ -178,7 +184,13 @@ def writes_shard(tensor: Any) -> bool:
 
 def is_sharded(tensor: Any) -> bool:
     """Whether each process holds only its shard of the tensor."""
-    # A DTensor. An import of its module would cost every start half a second, also without FSDP.
+    cut = cut_of(tensor)
+    return _is_dtensor(tensor) or (cut is not None and cut.dim is not None)
+
+
+def _is_dtensor(tensor: Any) -> bool:
+    """Whether FSDP shards it."""
+    # An import of its class would cost every start half a second, also without FSDP.
     return hasattr(tensor, "full_tensor")
 
 
@@ -202,3 +214,8 @@ def whole_shape(tensor: Tensor) -> tuple[int, ...]:
     """The shape of the whole parameter, over all processes."""
     cut = cut_of(tensor)
     return tuple(tensor.shape) if cut is None else cut.shape
+
+
+def numbers_in(tensor: Tensor) -> int:
+    """How many numbers the whole parameter has, over all processes."""
+    return prod(whole_shape(tensor))

@@ -17,6 +17,7 @@ Letters in shapes: R rows, C columns, N = C / block.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 import torch
@@ -72,7 +73,8 @@ class ReducedState(EagerOptimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Update all parameters that have a gradient. A closure is not supported."""
         assert closure is None
-        inner, noise = self._optimizer, self._noise()
+        inner, seeds = self._optimizer, self._seeds()
+        noise = torch.Generator(self.param_groups[0]["params"][0].device)
         for group in self.param_groups:
             for parameters in _few(group["params"]):
                 # accelerate replaces groups and state when it prepares the optimizer.
@@ -82,16 +84,20 @@ class ReducedState(EagerOptimizer):
                         inner.state[one] = {key: expanded(state, key) for key in kept_keys(state)}
                 inner.step()
                 for one in parameters:
+                    noise.manual_seed(next(seeds))
                     for key, value in inner.state.pop(one, {}).items():
                         keep(self.state[one], key, value, group[GROUP], noise)
 
-    def _noise(self) -> torch.Generator:
-        """The random numbers of the next update, the same in each process."""
-        first = self.param_groups[0]["params"][0]
+    def _seeds(self) -> Iterator[int]:
+        """The seeds of the next update, one for each parameter, the same in each process.
+
+        So copies of a parameter agree, where processes have parts of others of different sizes.
+        """
+        parameters = [one for group in self.param_groups for one in group["params"]]
         if self._updates is None:  # reading it waits for the device
-            self._updates = int(self.state.get(first, {}).get(STEP, 0))
+            self._updates = int(self.state.get(parameters[0], {}).get(STEP, 0))
         self._updates += 1
-        return torch.Generator(first.device).manual_seed(self._updates)
+        return count(self._updates * len(parameters))
 
 
 def _few(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:

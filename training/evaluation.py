@@ -19,6 +19,7 @@ from model.generate import BrokenModel, generate
 from model.head import summed_loss
 from model.sharded import reshard
 from training.distributed.accelerator import is_compiled, unwrapped
+from training.distributed.shared_matrices import tensor_size
 from training.exits import TrainingStopped
 from training.memory import memory_left
 
@@ -123,7 +124,8 @@ def _unsharded_blocks(accelerator: Accelerator, model: LanguageModel) -> Iterato
         return
     width = 4 if accelerator.mixed_precision == "no" else 2
     free = torch.tensor([memory_left(accelerator.device)], device=accelerator.device)
-    if 2 * width * parameter_count(model) > accelerator.gather(free).min():
+    weights = width * parameter_count(model) // tensor_size(accelerator)
+    if 2 * weights > accelerator.gather(free).min():
         yield
         return
     _reshard_blocks_after_forward(model, False)

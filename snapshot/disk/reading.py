@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from contextlib import ExitStack
 from math import prod
 from pathlib import Path
@@ -178,9 +179,9 @@ def read_into(target: Tensor, reader: TensorReader, stored: Stored) -> None:
     Numbers become those of the target's dtype, mostly float32. Where the tensors of several names
     make one parameter, they are read whole. Raises SnapshotError if the shape differs.
     """
-    local, shape = local_part(target), whole_shape(target)
+    local, read = local_part(target), _reader_of(whole_shape(target), reader, stored)
     for piece in pieces_of(target):
-        local[piece.local].copy_(_read(reader, stored, shape, piece.whole))
+        local[piece.local].copy_(read(piece.whole))
 
 
 def read_packed(target: Tensor, shape: Shape, reader: TensorReader, stored: Stored) -> None:
@@ -188,22 +189,29 @@ def read_packed(target: Tensor, shape: Shape, reader: TensorReader, stored: Stor
 
     No more than these rows are in memory before they are quantized.
     """
+    read = _reader_of(shape, reader, stored)
     for piece in pieces_of(target):
-        slices = (piece.whole[0], slice(0, shape[1]))
-        local_part(target).copy_(quantize(_read(reader, stored, shape, slices)))
+        local_part(target).copy_(quantize(read((piece.whole[0], slice(0, shape[1])))))
 
 
-def _read(reader: TensorReader, stored: Stored, shape: Shape, slices: tuple[slice, ...]) -> Tensor:
-    """The slices of a parameter of this shape. Raises SnapshotError."""
+def _reader_of(
+    shape: Shape, reader: TensorReader, stored: Stored
+) -> Callable[[tuple[slice, ...]], Tensor]:
+    """What reads slices of a parameter of this full shape. Raises SnapshotError if it has none."""
     found = [reader.slice_of(name) for name in stored.names]
     shapes = {name: tuple(one.get_shape()) for name, one in zip(stored.names, found, strict=True)}
     if (there := stored.shape_of(shapes)) != shape:
         name = stored.names[0]
         raise SnapshotError(f"{name} has the shape {list(there)}, the model needs {list(shape)}")
-    if stored.convert is not None:
-        return stored.convert([one[...] for one in found])[slices]
-    part: Tensor = found[0][slices[::-1] if stored.transposed and len(shape) == 2 else slices]
-    return part.t() if stored.transposed and len(shape) == 2 else part
+    transposed = stored.transposed and len(shape) == 2
+
+    def read(slices: tuple[slice, ...]) -> Tensor:
+        if stored.convert is not None:
+            return stored.convert([one[...] for one in found])[slices]
+        part: Tensor = found[0][slices[::-1] if transposed else slices]
+        return part.t() if transposed else part
+
+    return read
 
 
 def has_own_output(folder: Path, layout: Layout) -> bool:

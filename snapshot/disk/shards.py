@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from math import prod
 from threading import Condition
 from typing import Any
 
@@ -21,6 +20,7 @@ from model.sharded import (
     gather_full,
     is_sharded,
     local_part,
+    numbers_in,
     pieces_of,
     whole_shape,
     writes_shard,
@@ -62,10 +62,10 @@ class Shard:
     def gathered(self) -> Shard:
         """All of it. Every process must call this, in the same order."""
         tensors, expand = self.tensors, self.expand
-        first, *others = tensors.items()
-        if others and expand is not None and cut_of(first[1]) is not None:
-            # Blocks that share a number are those of the part.
-            tensors, expand = {first[0]: cut_like(expand(tensors), first[1])}, None
+        (name, first), *_ = tensors.items()
+        if expand is not None and cut_of(first) is not None:
+            # Its size decides about a dtype and blocks, and parts may have different sizes.
+            tensors, expand = {name: cut_like(expand(tensors), first)}, None
         whole = {name: gather_full(one) for name, one in tensors.items()}
         return replace(self, tensors=whole, expand=expand)
 
@@ -138,8 +138,8 @@ def snapshot_bytes(layout: Layout, optimizer: str, only_trained: bool) -> int:
     """Bytes of a snapshot's tensors: all weights, or those that are trained, and moments."""
     trained, moments = layout.trained(), moment_counts(layout, optimizer)
     weights = trained if only_trained else layout.parameters()
-    numbers = sum(prod(whole_shape(one)) for one in weights.values())
-    numbers += sum(moments[name] * prod(whole_shape(one)) for name, one in trained.items())
+    numbers = sum(numbers_in(one) for one in weights.values())
+    numbers += sum(moments[name] * numbers_in(one) for name, one in trained.items())
     return FLOAT_BYTES * numbers
 
 
@@ -156,12 +156,11 @@ def shards_of_moments(layout: Layout, optimizer: Optimizer, optimizer_name: Any)
             raise SnapshotError(f"the optimizer has not updated {name} yet")
         for key in sorted(keys):
             parts = {one: state[one] for one in (key, key + LARGEST) if one in state}
-            if (value := state[key]).ndim:
-                parts = {one: cut_like(part, parameter) for one, part in parts.items()}
-            transposed = layout.is_transposed(name) and value.ndim == 2
-            shape = whole_shape(value)[:: -1 if transposed else 1]
-            expand = partial(expanded, key=key)
-            shards.append(Shard(parts, {f"{name}.{key}": shape}, None, expand, transposed))
+            if shape := kept[name][key]:
+                parts = {one: cut_like(part.detach(), parameter) for one, part in parts.items()}
+            transposed = layout.is_transposed(name) and len(shape) == 2
+            shapes = {f"{name}.{key}": shape[:: -1 if transposed else 1]}
+            shards.append(Shard(parts, shapes, None, partial(expanded, key=key), transposed))
     return shards
 
 
@@ -187,8 +186,8 @@ def divide_shards(
         else:
             first = next(iter(shard.tensors.values()))
             for piece in pieces_of(first) if writes_shard(first) else ():
-                # Rows are whole in a piece of a matrix, also those of numbers for blocks of it.
-                at = piece.local[: max(1, first.ndim - 1)]
+                # What has numbers for blocks of a row has whole rows.
+                at = piece.local[:-1] if len(shard.tensors) > 1 else piece.local
                 local = {name: local_part(tensor)[at] for name, tensor in shard.tensors.items()}
                 own.append(replace(shard, tensors=local, slices=piece.whole))
     return own, gathered

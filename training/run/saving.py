@@ -233,9 +233,9 @@ class SnapshotWriter:
         """Whether this process may take the memory for writing a snapshot in the background."""
         if self._accelerator.device.type not in ("cpu", "cuda"):
             return False  # others may have no streams
-        moments = [tensor for state in self._optimizer.state.values() for tensor in state.values()]
-        if any(map(is_sharded, moments)):
+        if self._peers is not None:
             return True  # what is converted has been gathered and written already
+        moments = [tensor for state in self._optimizer.state.values() for tensor in state.values()]
         largest = max((tensor.nbytes for tensor in moments), default=0)
         available = memory_left(CPU)
         if available < MEMORY_FACTOR * largest and not self._hinted:

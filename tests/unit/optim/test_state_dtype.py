@@ -140,8 +140,8 @@ def test_an_update_is_that_of_the_expanded_state(dtype):
         plain.state[copy] = {key: expanded(state, key).clone() for key in kept_keys(state)}
     optimizer.step()
     plain.step()
-    generator = noise(4)  # of the fourth update
-    for one, copy in zip(some, copies, strict=True):
+    for i, (one, copy) in enumerate(zip(some, copies, strict=True)):
+        generator = noise(4 * 3 + i)  # of the fourth update, and three parameters
         assert one.equal(copy)
         for key, value in plain.state[copy].items():
             for name, tensor in reduced(key, value, dtype, generator).items():
