@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -54,6 +55,8 @@ SHAPES = [
     pytest.param("fsdp_cpu.yaml", 3, {}, marks=pytest.mark.slow),
     pytest.param("fsdp_hybrid.yaml", 4, HYBRID, marks=pytest.mark.thorough),
     pytest.param("fsdp_offload.yaml", 2, {}, marks=pytest.mark.slow),
+    pytest.param("tp_cpu.yaml", 2, {}, marks=pytest.mark.slow),
+    pytest.param("fsdp_tp_cpu.yaml", 4, {}, marks=pytest.mark.thorough),
 ]
 
 
@@ -152,18 +155,18 @@ def test_so_it_is_under_fsdp(small, tmp_path):
 
 
 def written(folder: Path, tensors: dict[str, torch.Tensor], strips: bool, maps: bool) -> bytes:
-    """The file that two processes make, of which each has some columns of each matrix."""
+    """The file that processes make, of which each has some rows and columns of each matrix."""
     folder.mkdir()
     planned = plan_files({n: tuple(t.shape) for n, t in tensors.items()}, "model", 10**9)
     create_files(folder, "model", planned)
     with TensorFiles(folder, planned, maps) as files:
         for name, tensor in tensors.items():
-            if tensor.ndim != 2 or not strips:
+            if tensor.ndim < 2 or not strips:
                 files.write(name, tensor)
                 continue
-            rows, columns = (slice(0, size) for size in tensor.shape)
-            for part in (slice(3, columns.stop), slice(0, 3)):
-                files.write(name, tensor[:, part], (rows, part))
+            cuts = [(slice(2, size), slice(0, 2)) for size in tensor.shape]
+            for part in product(*cuts):
+                files.write(name, tensor[part], part)
         files.flush()
     return (folder / "model.safetensors").read_bytes()
 

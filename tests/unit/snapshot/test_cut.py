@@ -1,0 +1,234 @@
+"""Parameters that tensor parallelism cuts are drawn, written and read as those of one process.
+
+Here one process has the parts of all. Real ones, also where the main process gathers:
+test_shards.py, and in tests/promises test_new_weights.py and test_any_snapshot.py.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise, product
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from model.families import build_empty
+from model.family import parameter_count
+from model.gpt import GPTConfig
+from model.llama import LlamaConfig
+from model.sharded import Cut, numbers_in, pieces_of, whole_shape, writes_shard
+from model.tensor import TensorGroup
+from optim.optimizers import UsualSettings, build
+from optim.sharing import Work
+from optim.state_dtype import expanded, kept_keys
+from snapshot.disk.reading import restore_moments, restore_weights
+from snapshot.disk.shards import (
+    divide_shards,
+    moment_counts,
+    shapes_of,
+    shards_of_moments,
+    shards_of_weights,
+    snapshot_bytes,
+)
+from snapshot.disk.tensor_files import TensorFiles, create_files, plan_files
+
+# Of a vocabulary of 97, processes have different numbers of rows.
+SIZES = {
+    "gpt2": GPTConfig(vocab_size=97, block_size=64, n_layer=2, n_head=4, n_embd=96),
+    "llama": LlamaConfig(vocab_size=97, block_size=64, n_layer=2, n_head=4, n_embd=64, n_kv_head=2),
+}
+EACH = pytest.mark.parametrize("family", SIZES)
+
+
+class Group:
+    """A process group, of which this process never meets the others."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = (lambda: rank), (lambda: size)
+
+
+def models(family: str, processes: int) -> list:
+    """The model as each process has it, without values."""
+    found = [build_empty(SIZES[family]) for _ in range(processes)]
+    for rank, model in enumerate(found if processes > 1 else []):
+        model.share_matrices(TensorGroup(Group(rank, processes)))
+        model.mark_cuts()
+    return found
+
+
+def drawn(family: str, processes: int) -> list:
+    found = models(family, processes)
+    for model in found:
+        model.draw_new_weights(seed=7)
+    return found
+
+
+def optimizer_of(model, dtype: str):
+    settings = UsualSettings(learning_rate=1e-2, state_dtype=dtype)
+    return build("adamw", model.layout().parts(), settings, Work(torch.device("cpu")))
+
+
+def update(model, optimizer, seed: int) -> None:
+    """An update whose gradients are those of the whole model."""
+    generator = torch.Generator().manual_seed(seed)
+    for one in model.layout().trained().values():
+        whole = torch.randn(whole_shape(one), generator=generator)
+        cut = getattr(one, "cut", Cut(whole.shape, Group(0, 1)))
+        one.grad = cut.part_of(whole)
+    optimizer.step()
+
+
+def trained(family: str, processes: int, dtype: str = "float32") -> tuple[list, list]:
+    """The models, and their optimizers, after two updates."""
+    found = drawn(family, processes)
+    optimizers = [optimizer_of(model, dtype) for model in found]
+    for model, optimizer in zip(found, optimizers, strict=True):
+        for seed in (1, 2):
+            update(model, optimizer, seed)
+    return found, optimizers
+
+
+def shared(model, optimizer, processes: int) -> tuple[list, list]:
+    """What each of several processes would have of a model and its optimizer's state."""
+    found = models(next(name for name, one in SIZES.items() if one == model.config), processes)
+    optimizers = [optimizer_of(one, "float32") for one in found]
+    for part, its in zip(found, optimizers, strict=True):
+        for whole, one in zip(model.parameters(), part.parameters(), strict=True):
+            one.data = one.cut.part_of(whole.data).clone()
+            its.state[one] = {
+                key: one.cut.part_of(value) if value.ndim else value
+                for key, value in optimizer.state[whole].items()
+            }
+    return found, optimizers
+
+
+def write(folder, some: list, optimizers: list, maps: bool = True) -> bytes:
+    """The bytes of the files that all processes write, each its own pieces."""
+    folder.mkdir()
+    kinds = {
+        "model": [shards_of_weights(model.layout(), "model") for model in some],
+        "optimizer": [
+            shards_of_moments(model.layout(), optimizer, "adamw")
+            for model, optimizer in zip(some, optimizers, strict=True)
+        ],
+    }
+    for prefix, shards in kinds.items():
+        assert all(shapes_of(one) == shapes_of(other) for one, other in pairwise(shards))
+        planned = plan_files(shapes_of(shards[0]), prefix, 10**9)
+        create_files(folder, prefix, planned)
+        for rank, of_process in enumerate(shards):
+            own, gathered = divide_shards(of_process, rank == 0, each_writes=True)
+            assert not gathered
+            with TensorFiles(folder, planned, maps) as files:
+                for shard in own:
+                    shard.write(files)
+    return b"".join((folder / f"{prefix}.safetensors").read_bytes() for prefix in kinds)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("joined", [1, 3])
+def test_the_pieces_of_all_processes_are_the_whole(processes, dim, joined):
+    whole = torch.randn(12, 12, 12)
+    found = torch.zeros_like(whole)
+    for rank in range(processes):
+        cut = Cut(whole.shape, Group(rank, processes), dim, joined)
+        part = cut.part_of(whole).clone()
+        part.cut = cut
+        assert (tuple(part.shape), whole_shape(part)) == (cut.part_shape, whole.shape)
+        for piece in pieces_of(part):
+            assert (found[piece.whole] == 0).all()  # no other process has it
+            found[piece.whole] = part[piece.local]
+    assert found.equal(whole)
+
+
+@pytest.mark.parametrize("dim", [None, 0])
+@pytest.mark.parametrize("is_replicate", [False, True])
+def test_one_process_of_those_that_have_the_same_writes_it(dim, is_replicate):
+    """Also of replicas of FSDP."""
+    writes = []
+    for replica in range(2):
+        for rank in range(2):
+            shard = SimpleNamespace(
+                full_tensor=None,
+                cut=Cut((8, 8), Group(rank, 2), dim),
+                device_mesh=SimpleNamespace(ndim=1, get_coordinate=lambda at=replica: [at]),
+                placements=[SimpleNamespace(is_replicate=lambda: is_replicate)],
+            )
+            writes += [(replica, rank)] if writes_shard(shard) else []
+    replicas, ranks = range(1 if is_replicate else 2), range(1 if dim is None else 2)
+    assert writes == [*product(replicas, ranks)]
+
+
+@EACH
+@pytest.mark.parametrize("processes", [2, 4])
+def test_new_weights_are_parts_of_those_of_one_process(family, processes):
+    if family == "llama" and processes > 2:
+        processes = 2  # it has two heads of keys
+    (whole,) = drawn(family, 1)
+    expected = whole.layout().parameters()
+    for model in drawn(family, processes):
+        found = model.layout().parameters()
+        assert found.keys() == expected.keys()
+        for name, one in found.items():
+            assert one.equal(one.cut.part_of(expected[name])), name
+
+
+@EACH
+@pytest.mark.parametrize("maps", [True, False])
+def test_what_they_write_together_is_what_one_process_writes(family, tmp_path, maps):
+    (model,), (optimizer,) = state = trained(family, 1)
+    expected = write(tmp_path / "whole", *state)
+    assert write(tmp_path / "shared", *shared(model, optimizer, 2), maps) == expected
+
+
+@EACH
+@pytest.mark.parametrize("dtype", ["float32", "bf16", "8bit"])
+def test_what_they_write_is_read_by_them_and_by_one_process(family, tmp_path, dtype):
+    written = write(tmp_path / "shared", *(state := trained(family, 2, dtype)))
+    for processes in (1, 2):
+        some = models(family, processes)
+        optimizers = [optimizer_of(model, dtype) for model in some]
+        for model, optimizer in zip(some, optimizers, strict=True):
+            restore_weights(tmp_path / "shared", model)
+            restore_moments(tmp_path / "shared", model.layout(), optimizer, "adamw")
+        if processes == 2 or dtype == "float32":
+            assert write(tmp_path / f"again by {processes}", some, optimizers) == written
+    for first, before, second, after in zip(*state, some, optimizers, strict=True):
+        for one, other in zip(first.parameters(), second.parameters(), strict=True):
+            assert one.equal(other)
+            assert before.state[one].keys() == after.state[other].keys()
+            for key, value in before.state[one].items():
+                assert value.dtype == after.state[other][key].dtype
+                assert value.equal(after.state[other][key]), key
+
+
+@EACH
+@pytest.mark.parametrize("dtype", ["bf16", "8bit"])
+def test_parameters_that_each_has_whole_stay_equal(family, dtype):
+    """The random numbers that round their averages are the same in each process."""
+    (first, second), optimizers = trained(family, 2, dtype)
+    both = zip(first.parameters(), second.parameters(), strict=True)
+    wholes = [pair for pair in both if pair[0].cut.dim is None]
+    assert len(wholes) > 4
+    dtypes = {value.dtype for a, _ in wholes for value in optimizers[0].state[a].values()}
+    assert (family == "llama") == (dtypes == {torch.float32})
+    for a, b in wholes:
+        assert a.equal(b)
+        for key in kept_keys(optimizers[0].state[a]):
+            one, other = (o.state[p] for o, p in zip(optimizers, (a, b), strict=True))
+            assert expanded(one, key).equal(expanded(other, key))
+
+
+@EACH
+def test_counts_are_those_of_the_whole_model(family):
+    (whole,), (part, _) = models(family, 1), models(family, 2)
+    assert part.lm_head.weight.numel() < whole.lm_head.weight.numel()
+    assert parameter_count(part) == parameter_count(whole)
+    assert part.flops_per_token(64) == whole.flops_per_token(64)
+    one, other = part.layout(), whole.layout()
+    assert one.size_without_output() == other.size_without_output()
+    assert snapshot_bytes(one, "adamw", False) == snapshot_bytes(other, "adamw", False)
+    assert moment_counts(one, "adamw") == moment_counts(other, "adamw")
+    assert [numbers_in(a) for a in part.parameters()] == [a.numel() for a in whole.parameters()]
+    one.refuse_undescribed()
