@@ -21,7 +21,8 @@ WORDS = (
 SHAPES = {"one": ("cpu.yaml", 1), "DDP-2": ("ddp_cpu.yaml", 2)} | {
     f"FSDP-{count}": ("fsdp_cpu.yaml", count) for count in (2, 3)
 }
-SHAPES["CP-2"] = ("cp_cpu.yaml", 2)
+SHAPES |= {"CP-2": ("cp_cpu.yaml", 2), "TP-2": ("tp_cpu.yaml", 2)}
+SHAPES["TP-2 FSDP-2"] = ("fsdp_tp_cpu.yaml", 4)
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +60,8 @@ THOROUGH = {
     ("FSDP-2", "one"),
     ("FSDP-3", "DDP-2"),
     ("CP-2", "one"),
+    ("FSDP-2", "TP-2"),
+    ("TP-2 FSDP-2", "one"),
 }
 """With those, each shape writes for another; the rest are slow tests."""
 

@@ -34,6 +34,8 @@ def alone(small, tmp_path_factory):
         pytest.param("fsdp_cpu.yaml", 2, {}, marks=pytest.mark.thorough, id="FSDP 2"),
         pytest.param("fsdp.yaml", 4, {}, marks=pytest.mark.slow, id="FSDP 4"),
         pytest.param("ddp_cpu.yaml", 2, {}, marks=pytest.mark.slow, id="DDP 2"),
+        pytest.param("tp_cpu.yaml", 2, {}, marks=pytest.mark.slow, id="TP 2"),
+        pytest.param("fsdp_tp_cpu.yaml", 4, {}, marks=pytest.mark.thorough, id="TP 2 FSDP 2"),
         pytest.param(
             "fsdp_hybrid.yaml",
             4,

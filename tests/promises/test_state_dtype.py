@@ -12,6 +12,7 @@ from runs import CONSTANT, relative_difference
 STEPS = 20
 WIDE = ("model.n_embd=64", "model.n_head=2", f"train.max_steps={STEPS}", "train.eval_every=100")
 SHAPES = {"one": ("cpu.yaml", 1), "FSDP-2": ("fsdp_cpu.yaml", 2), "DDP-2": ("ddp_cpu.yaml", 2)}
+SHAPES |= {"TP-2": ("tp_cpu.yaml", 2), "TP-2 FSDP-2": ("fsdp_tp_cpu.yaml", 4)}
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +47,9 @@ def resumed_from(run_dir, folder):
         pytest.param("DDP-2", "8bit", marks=pytest.mark.slow),
         pytest.param("FSDP-2", "8bit", marks=pytest.mark.thorough),
         pytest.param("FSDP-2", "bf16", marks=pytest.mark.slow),
+        pytest.param("TP-2", "8bit", marks=pytest.mark.slow),
+        pytest.param("TP-2", "bf16", marks=pytest.mark.slow),
+        pytest.param("TP-2 FSDP-2", "8bit", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_resumes_with_the_same_bits(run_in, tmp_path, shape, dtype):
@@ -58,11 +62,11 @@ def test_a_run_resumes_with_the_same_bits(run_in, tmp_path, shape, dtype):
 
 @pytest.mark.thorough
 def test_another_dtype_goes_on_from_the_same_snapshot(run_in, tmp_path):
-    """In any shape: blocks lie within a row, which a shard has whole."""
+    """In any shape: blocks lie within the row of a shard, or of what a process has of it."""
     whole = tmp_path / "whole"
     run_in("one", "float32", whole)
     expected = runs.losses(whole)
-    for shape in ("one", "FSDP-2"):
+    for shape in ("one", "FSDP-2", "TP-2"):
         run_dir = resumed_from(whole, tmp_path / shape)
         result = run_in(shape, "8bit", run_dir)
         assert "optim.state_dtype" in result.stdout  # what has changed since

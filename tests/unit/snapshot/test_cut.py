@@ -16,7 +16,7 @@ from model.families import build_empty
 from model.family import parameter_count
 from model.gpt import GPTConfig
 from model.llama import LlamaConfig
-from model.sharded import Cut, numbers_in, pieces_of, whole_shape, writes_shard
+from model.sharded import Cut, numbers_in, whole_shape, writes_shard
 from model.tensor import TensorGroup
 from optim.optimizers import UsualSettings, build
 from optim.sharing import Work
@@ -123,23 +123,6 @@ def write(folder, some: list, optimizers: list, maps: bool = True) -> bytes:
                 for shard in own:
                     shard.write(files)
     return b"".join((folder / f"{prefix}.safetensors").read_bytes() for prefix in kinds)
-
-
-@pytest.mark.parametrize("processes", [1, 2, 3, 5, 8])
-@pytest.mark.parametrize("dim", [0, 1, 2])
-@pytest.mark.parametrize("joined", [1, 3])
-def test_the_pieces_of_all_processes_are_the_whole(processes, dim, joined):
-    whole = torch.randn(12, 12, 12)
-    found = torch.zeros_like(whole)
-    for rank in range(processes):
-        cut = Cut(whole.shape, Group(rank, processes), dim, joined)
-        part = cut.part_of(whole).clone()
-        part.cut = cut
-        assert (tuple(part.shape), whole_shape(part)) == (cut.part_shape, whole.shape)
-        for piece in pieces_of(part):
-            assert (found[piece.whole] == 0).all()  # no other process has it
-            found[piece.whole] = part[piece.local]
-    assert found.equal(whole)
 
 
 @pytest.mark.parametrize("dim", [None, 0])
