@@ -62,6 +62,7 @@ THOROUGH = {
     ("CP-2", "one"),
     ("FSDP-2", "TP-2"),
     ("TP-2 FSDP-2", "one"),
+    ("TP-2 FSDP-2", "TP-2 FSDP-2"),
 }
 """With those, each shape writes for another; the rest are slow tests."""
 
