@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from model.families import build_empty
 from model.family import parameter_count
@@ -201,6 +202,21 @@ def test_parameters_that_each_has_whole_stay_equal(family, dtype):
         for key in kept_keys(optimizers[0].state[a]):
             one, other = (o.state[p] for o, p in zip(optimizers, (a, b), strict=True))
             assert expanded(one, key).equal(expanded(other, key))
+
+
+def test_a_file_with_a_copy_of_the_tied_embedding_is_read(tmp_path):
+    (model,) = drawn("gpt2", 1)
+    tensors = {
+        name: (one.t() if model.layout().is_transposed(name) else one).detach().contiguous()
+        for name, one in model.layout().parameters().items()
+    }
+    tensors["lm_head.weight"] = tensors["transformer.wte.weight"].clone()
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    for part in models("gpt2", 2):
+        restore_weights(tmp_path, part)
+        assert part.lm_head.weight is part.get_input_embeddings().weight
+        for whole, one in zip(model.parameters(), part.parameters(), strict=True):
+            assert one.equal(one.cut.part_of(whole))
 
 
 @EACH
