@@ -31,7 +31,7 @@ from data.command import EXIT_USER_MISTAKE, exit_code_of, say_error
 from data.tokenizer import bpe_size
 from model.causal_lm import quiet_transformers
 from model.families import build_model
-from model.family import ModelConfig, parameter_count
+from model.family import LanguageModel, ModelConfig, parameter_count
 from model.fp8 import FP8, TENSORWISE
 from model.frozen import AUTO, FLOAT32
 from planning.cards import CARDS, memory_of_card
@@ -48,6 +48,7 @@ from planning.fits import (
     sent_once,
     within_machine,
 )
+from planning.meshes import PER_MACHINE, Limits, smallest_that_fits
 from snapshot.base import open_base
 from snapshot.command_line import positive_int
 from snapshot.disk.model import check_described, layout_for, read_config
@@ -56,6 +57,7 @@ from snapshot.errors import SnapshotError
 from store.errors import HubError
 from training.distributed.accelerator import choose_residual_dtype, refuse_bf16_residual
 from training.memory import available_memory
+from training.shared_matrices import refuse_size, why_not_shared
 from training.step import freeze
 
 PEAK_IN = {
@@ -79,12 +81,14 @@ def plan(options: argparse.Namespace) -> int:
     try:
         config = load_config(options.overrides)
         memory = GIB * memory_of(options)
+        count_processes(options)
         shape = Shape(
             device=options.device,
             precision=options.precision.replace(FP8, "bf16"),
             fp8=TENSORWISE if options.precision == FP8 else None,
             processes=options.processes,
             context=options.context,
+            tensor=options.tensor,
             optimizer=config.optim.name,
             state_dtype=config.optim.state_dtype,
             freeze=tuple(config.optim.freeze),
@@ -93,45 +97,29 @@ def plan(options: argparse.Namespace) -> int:
             reduce_dtype=config.run.reduce_dtype,
             residual_dtype=config.run.residual_dtype,
         )
-        if options.processes % options.machines:
-            raise ConfigError(
-                f"--processes {options.processes} is not a multiple of --machines "
-                f"{options.machines}: every machine runs the same number."
-            )
-        parts = options.processes // options.context
-        check_shared_context(options, config)
-        accumulation_steps(config.train, parts)  # raises if the batch cannot be divided
+        check_processes(options, config)
         model, stored_as = planned_model(options, config)
         packed = config.data.documents != PACKED and model.can_pack
         shape = replace(shape, stored_as=stored_as, packed=packed)
         with torch.device("meta"):
             freeze(counted := build_model(model), config.optim.freeze)
-        if options.context > 1 and not counted.can_share_context:
-            raise ConfigError(
-                f"--context {options.context}: several processes cannot share the attention of "
-                f"{model.family}. Leave it out."
-            )
+        check_sharing(options, config, counted)
         if config.run.residual_dtype == "bf16":
             refuse_bf16_residual(options.precision)
         choose_residual_dtype(counted, config.run.residual_dtype)
         settle_rate(config, layout_for(model).size_without_output)
-        strategies = candidates(model, shape, options.machines, config.snapshot.staging_bytes)
+        of = fits_of_meshes if options.count else fits_of_strategies
+        fits, micro = of(options, config, counted, shape, memory)
     except (ConfigError, SnapshotError, HubError) as error:
         say_error(str(error))
         return EXIT_USER_MISTAKE
-    sequences = config.train.global_batch_size // parts  # of a step, for each
-    requested = config.train.micro_batch_size
-    micro = requested or micro_batch_that_fits(strategies, sequences, memory)
-    if micro < sequences:
-        chosen_once = not config.run.sync_each_micro_batch
-        strategies = sent_once(strategies, config.snapshot.staging_bytes, chosen_once)
-    fits = [strategy.fit(memory, micro, sequences // micro) for strategy in strategies]
     here = options.processes // options.machines
     if options.host_memory is not None:
         fits = within_machine(fits, here, int(GIB * options.host_memory))
     elif options.memory is None:  # the plan is for this machine
         fits = within_machine(fits, here, available_memory())
-    chosen = None if micro == sequences else micro
+    sequences = config.train.global_batch_size // fits[0].strategy.shape.parts
+    chosen, requested = None if micro == sequences else micro, config.train.micro_batch_size
     advice, code = advise(fits, model, requested, chosen, here, options.overrides)
     parameters = parameter_count(counted)
     trained = sum(entry.numel() for entry in counted.parameters() if entry.requires_grad)
@@ -144,14 +132,85 @@ def plan(options: argparse.Namespace) -> int:
     return code
 
 
-def check_shared_context(options: argparse.Namespace, config: Config) -> None:
-    """Raise ConfigError if the processes cannot share sequences as --context says."""
-    if options.processes % options.context:
+Found = tuple[list[Fit], int]
+"""The memory of each way to distribute a run, and the micro-batch of the first that fits."""
+
+
+def fits_of_strategies(
+    options: argparse.Namespace, config: Config, model: LanguageModel, shape: Shape, memory: float
+) -> Found:
+    """The strategies for the processes, from the fastest to the one with the lowest memory."""
+    staging = config.snapshot.staging_bytes
+    strategies = candidates(model.config, shape, options.machines, staging)
+    sequences = config.train.global_batch_size // shape.parts  # of a step, for each
+    micro = config.train.micro_batch_size or micro_batch_that_fits(strategies, sequences, memory)
+    if micro < sequences:
+        strategies = sent_once(strategies, staging, not config.run.sync_each_micro_batch)
+    return [one.fit(memory, micro, sequences // micro) for one in strategies], micro
+
+
+def fits_of_meshes(
+    options: argparse.Namespace, config: Config, model: LanguageModel, shape: Shape, memory: float
+) -> Found:
+    """The smallest meshes of --count processes that fit, and what was tried before."""
+    limits = Limits(
+        config.train.global_batch_size,
+        config.train.micro_batch_size,
+        context=model.can_share_context and config.run.attention == "auto",
+        tensor=bool(model.tensor_plan) and why_not_shared(config, options.precision) is None,
+    )
+    shape = replace(shape, sync_each=config.run.sync_each_micro_batch)
+    staging = config.snapshot.staging_bytes
+    return smallest_that_fits(model, shape, options.machines, limits, memory, staging)
+
+
+def count_processes(options: argparse.Namespace) -> None:
+    """Set the processes, and the machines unless they are given, from --count."""
+    if options.count is None:
+        options.machines = options.machines or 1
+        return
+    if options.processes * options.context * options.tensor > 1:
         raise ConfigError(
-            f"--processes {options.processes} is not a multiple of --context {options.context}: "
-            "so many processes share each sequence."
+            f"--count {options.count} chooses what processes share. Leave out --processes, "
+            "--context and --tensor, or --count."
+        )
+    options.processes = options.count
+    options.machines = options.machines or -(-options.count // PER_MACHINE)
+
+
+def check_processes(options: argparse.Namespace, config: Config) -> None:
+    """Raise ConfigError if machines, batches or sequences cannot be divided among processes."""
+    processes, shared = options.processes, options.context * options.tensor
+    if processes % options.machines:
+        name = "processes" if options.count is None else "count"
+        raise ConfigError(
+            f"--{name} {processes} is not a multiple of --machines {options.machines}: every "
+            "machine runs the same number."
+        )
+    if processes % shared:
+        sizes = {"context": options.context, "tensor": options.tensor}
+        named = " x ".join(f"--{name} {size}" for name, size in sizes.items() if size > 1)
+        raise ConfigError(
+            f"--processes {processes} is not a multiple of {named}: so many processes share each "
+            f"{'sequence' if options.context > 1 else 'matrix'}."
         )
     refuse_uneven_chunks(config, options.context)
+    if options.count is None:
+        accumulation_steps(config.train, processes // shared)
+
+
+def check_sharing(options: argparse.Namespace, config: Config, model: LanguageModel) -> None:
+    """Raise ConfigError if processes cannot share the model as --context and --tensor say."""
+    if options.context > 1 and not model.can_share_context:
+        raise ConfigError(
+            f"--context {options.context}: several processes cannot share the attention of "
+            f"{model.config.family}. Leave it out."
+        )
+    if options.tensor > 1:
+        if (refusal := why_not_shared(config, options.precision)) is not None:
+            raise ConfigError(refusal)
+        named, length = f"--tensor {options.tensor}", config.data.block_size
+        refuse_size(named, options.tensor, options.context, model, length)
 
 
 def planned_model(options: argparse.Namespace, config: Config) -> tuple[ModelConfig, str]:
@@ -214,9 +273,9 @@ def print_plan(
     print(f"optimizer {config.optim.name}, learning rate {config.optim.learning_rate:g}")
     print(f"machine   {where}, {options.precision}{checkpointing}")
     batch = config.train.global_batch_size
-    parts, who = options.processes // options.context, f"{options.processes} processes"
-    if options.context > 1:
-        who = f"{parts} groups of {options.context} processes"
+    parts, who = fits[0].strategy.shape.parts, f"{options.processes} processes"
+    if parts < options.processes:
+        who = f"{parts} groups of {options.processes // parts} processes"
     print(
         f"step      {batch} sequences: {micro} in a micro-batch x {who} x "
         f"{batch // (micro * parts)} accumulated"
@@ -272,7 +331,8 @@ def _outside(fits: list[Fit]) -> str:
     parts = [f"{CONTEXT[device] / GIB:.2f} GiB for {context}"]
     counts = {row.strategy.name: row.strategy.communicators for row in fits}
     if several := [f"{name}: {count}" for name, count in counts.items() if count > 1]:
-        each = f"{', '.join(several)}; others: 1"
+        others = "; others: 1" * (len(several) < len(counts))
+        each = ", ".join(several) + others
         parts.append(f"{COMMUNICATOR[device] / GIB:.2f} for each {library} communicator ({each})")
     elif any(counts.values()):
         parts.append(f"{COMMUNICATOR[device] / GIB:.2f} for the {library} communicator")
@@ -332,7 +392,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--processes", type=positive_int, default=1, help="GPUs, over all machines")
     parser.add_argument(
-        "--machines", type=positive_int, default=1, help="that the processes run on"
+        "--machines", type=positive_int, help="that the processes run on; default: 1"
     )
     parser.add_argument(
         "--context",
@@ -340,6 +400,20 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         default=1,
         metavar="N",
         help="processes that share each sequence: parallelism_config_cp_size",
+    )
+    parser.add_argument(
+        "--tensor",
+        type=positive_int,
+        default=1,
+        metavar="N",
+        help="processes that share each matrix: parallelism_config_tp_size",
+    )
+    parser.add_argument(
+        "--count",
+        type=positive_int,
+        metavar="N",
+        help="GPUs to use, instead of --processes: find the smallest mesh that fits; default of "
+        f"--machines then: {PER_MACHINE} GPUs on each",
     )
     memory = parser.add_mutually_exclusive_group()
     memory.add_argument(

@@ -36,8 +36,9 @@ COLLECTIVES: dict[str, tuple[str, int | None]] = {
 """Collectives by a part of the name of torch's operation: the kind, and the index of the argument
 that is the full tensor (what a process gives to all, of an all-to-all), unless that is the
 result."""
-UPDATE = "update"
-"""The place of the optimizer's update."""
+UPDATE, CLIP, SUM = "update", "clip", "sum"
+"""The places of the optimizer's update, of the clipping before it, and of sums of gradients that
+processes with the same matrices have parts of."""
 BETWEEN_COPIES = "all-gather of updates"
 """An all-gather in the update: between all processes under DDP, between replicas otherwise."""
 
@@ -46,6 +47,30 @@ OF_CONTEXT = {
     "reduce_scatter_tensor": "reduce-scatter of their gradients",
 }
 """Collectives of processes that share sequences, by torch's name."""
+OF_TENSORS = {
+    "all_gather_into_tensor": "all-gather of positions",
+    "reduce_scatter_tensor": "reduce-scatter of outputs",
+    "all_reduce": "all-reduce of outputs",
+}
+"""Collectives of processes that share matrices, by torch's name. In a backward pass they gather
+gradients of outputs, and add up those of positions."""
+OF_VOCABULARY = "all-reduce over the vocabulary"
+"""Theirs in the loss: maxima and sums of a position's logits."""
+SUMMED, NORMS = "all-reduce of gradients", "all-gather of norms"
+"""Theirs once a step: of parameters that each process has whole, and to clip."""
+IN_MICRO_BATCHES = (*OF_CONTEXT.values(), *OF_TENSORS.values(), OF_VOCABULARY)
+"""The collectives that each micro-batch has, however FSDP accumulates."""
+
+
+def shared_kind(operation: str, dimensions: int) -> str | None:
+    """The kind of a collective of a forward or backward pass; None for one of another library.
+
+    Keys and values, stacked, have five dimensions, and outputs of layers have three.
+    """
+    if operation == "all_reduce" and dimensions < 3:
+        return OF_VOCABULARY
+    return (OF_CONTEXT if dimensions == 5 else OF_TENSORS).get(operation)
+
 
 Place = tuple[Any, ...]
 """Where in a step an event happens, as the caller of the trace names it."""
@@ -99,8 +124,10 @@ class AllocationLog:
 class LiveBytes(TorchDispatchMode):
     """While active, records in `log` every storage that an operation returns."""
 
-    def __init__(self, granule: int = 1) -> None:
+    def __init__(self, granule: int = 1, as_gloo: bool = False) -> None:
+        """With `as_gloo`, FSDP's reduce-scatter has a copy of its input, which gloo works on."""
         super().__init__()
+        self._as_gloo = as_gloo
         self.log = AllocationLog(granule)
         self.place: Place = ()
         self.traffic: Counter[tuple[Place, str]] = Counter()
@@ -131,6 +158,9 @@ class LiveBytes(TorchDispatchMode):
                     lifetime.kind = "buffers"
         if is_collective:
             self._count_traffic(str(func), args, result)
+            if self._as_gloo and "_reduce_scatter_base_" in str(func):
+                copy = self.log.allocate(args[1].nbytes, "activations", self.place)
+                self.log.free(copy, self.place)
         return result
 
     def __enter__(self) -> LiveBytes:
@@ -153,18 +183,16 @@ class LiveBytes(TorchDispatchMode):
     def _count_traffic(self, name: str, args: tuple[Any, ...], result: Any) -> None:
         """Add the bytes of the full tensor that a collective operation gathers or reduces."""
         namespace, operation, *_ = name.split(".")
-        if operation in OF_CONTEXT and namespace == FUNCTIONAL:
-            self.traffic[self.place[:2], OF_CONTEXT[operation]] += max(
-                args[0].nbytes, result.nbytes
-            )
+        place = self.place[0] if self.place else ""
+        if namespace == FUNCTIONAL and place not in (CLIP, UPDATE):  # there they are DTensor's
+            if (shared := shared_kind(operation, args[0].dim())) is not None:
+                self.traffic[self.place[:2], shared] += max(args[0].nbytes, result.nbytes)
             return
         for word, (kind, index) in COLLECTIVES.items():
             if word in name:
                 full = result if index is None else args[index]
                 tensors = [leaf for leaf in tree_leaves(full) if isinstance(leaf, Tensor)]
-                if kind == "all-gather" and self.place[:1] == (UPDATE,):
-                    kind = BETWEEN_COPIES
-                self.traffic[self.place[:2], kind] += sum(t.nbytes for t in tensors)
+                self.traffic[self.place[:2], kind_at(kind, place)] += sum(t.nbytes for t in tensors)
 
     def _record(self, tensor: Tensor, kind: str) -> Lifetime:
         local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
@@ -190,6 +218,16 @@ class LiveBytes(TorchDispatchMode):
         self.log.free(before, self.place)
         after = self.log.allocate(storage.nbytes(), "buffers", self.place)
         self._known[storage._cdata] = (reference, after)
+
+
+def kind_at(kind: str, place: str) -> str:
+    """The kind of a collective at a place of a step where it is not FSDP's or DDP's own."""
+    kinds = {
+        ("all-gather", UPDATE): BETWEEN_COPIES,
+        ("all-gather", CLIP): NORMS,
+        ("all-reduce", SUM): SUMMED,
+    }
+    return kinds.get((kind, place), kind)
 
 
 class _Inside(TorchDispatchMode):

@@ -22,8 +22,15 @@ from model.head import chunk_rows
 from model.layout import FLOAT_BYTES
 from planning.allocation_log import (
     BETWEEN_COPIES,
+    CLIP,
+    IN_MICRO_BATCHES,
     KINDS,
+    NORMS,
     OF_CONTEXT,
+    OF_TENSORS,
+    OF_VOCABULARY,
+    SUM,
+    SUMMED,
     UPDATE,
     LiveBytes,
     Place,
@@ -40,6 +47,8 @@ SIZES = (2, 3)
 """Sequences of the traced micro-batches; a single sequence sometimes uses other kernels."""
 PHASES = ("update", "evaluation", "sampling")
 """The phases of a run that are traced."""
+ENDS = (SUM, CLIP, UPDATE)
+"""The places of a step after its last micro-batch."""
 ByPlace = dict[Place, np.ndarray]
 """Live bytes (events, kinds) at the places that models of every depth have."""
 
@@ -52,8 +61,7 @@ class MemoryEstimate:
         self._lines: dict[tuple[int, ...], Line] = {}
 
     def _at(self, micro_batch_size: int) -> Line:
-        length = self.config.block_size // self.shape.context
-        sizes, several_chunks = traced_sizes(self.config, length, micro_batch_size)
+        sizes, several_chunks = traced_sizes(self.config, self.shape, micro_batch_size)
         if sizes not in self._lines:
             self._lines[sizes] = _traced_line(self.config, self.shape, sizes, several_chunks)
         return self._lines[sizes]
@@ -86,7 +94,7 @@ class MemoryEstimate:
         )
 
         def times(kind: str) -> int:
-            if self.shape.sync_each or self.shape.shards == 1 or kind in OF_CONTEXT.values():
+            if self.shape.sync_each or not self.shape.is_fsdp or kind in IN_MICRO_BATCHES:
                 return accumulation - 1
             return min(accumulation - 1, 1)  # the first gathers, the last reduces
 
@@ -116,19 +124,19 @@ class Line:
 
 
 def traced_sizes(
-    config: ModelConfig, length: int, micro_batch_size: int
+    config: ModelConfig, shape: Shape, micro_batch_size: int
 ) -> tuple[tuple[int, ...], bool]:
     """The micro-batches to trace for an estimate at this one, and whether chunks are left out.
-
-    A process has `length` positions of each sequence.
 
     The logits of the loss grow with the sequences as long as they are one chunk. Then a second one
     grows, which adds to the gradient that the first has made. From two full chunks on, the others
     need no more memory, and the last may be smaller. Each of these ranges has a line of its own.
     """
-    most = chunk_rows(config.vocab_size) // length
-    full = -(-2 * chunk_rows(config.vocab_size) // length)
-    if config.vocab_size <= config.n_embd or (micro_batch_size <= most and most >= max(SIZES)):
+    rows = chunk_rows(-(-config.vocab_size // shape.tensor))
+    length = config.block_size // shape.context
+    most, full = rows // length, -(-2 * rows // length)
+    is_whole = config.vocab_size <= config.n_embd and shape.tensor == 1
+    if is_whole or (micro_batch_size <= most and most >= max(SIZES)):
         return SIZES, False
     if micro_batch_size >= full:
         return (max(full, SIZES[0]), max(full, SIZES[0]) + 1), True
@@ -178,14 +186,16 @@ def sent_share(kind: str, shape: Shape) -> float:
     In an all-to-all each sends N - 1 parts of its own.
     See Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations".
     """
+    size = shape.shards
     if kind in OF_CONTEXT.values():
-        return (shape.context - 1) / shape.context
-    replicas = shape.processes // shape.shards
-    if kind == "all-reduce":  # between replicas
-        return 2 * (replicas - 1) / replicas
-    if kind == BETWEEN_COPIES:
-        return (replicas - 1) / replicas
-    return (shape.shards - 1) / shape.shards
+        size = shape.context
+    elif kind in (*OF_TENSORS.values(), OF_VOCABULARY, SUMMED, NORMS):
+        size = shape.tensor
+    elif kind in ("all-reduce", BETWEEN_COPIES):
+        size = shape.copies
+    elif kind == "all-to-all":  # of an optimizer's update
+        size *= shape.tensor
+    return (1 + kind.startswith("all-reduce")) * (size - 1) / size
 
 
 def _phase(place: Place) -> str:
@@ -252,7 +262,7 @@ def _messages(
     found: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
     for trace, counted in zip(traces, found, strict=True):
         for ((*_, at), kind), size in trace.traffic.items():
-            if at == micro or (at == UPDATE and micro == 1):
+            if at == micro or (at in ENDS and micro == 1):
                 counted[kind] += size
     low, high = found
     return {kind: _line(low[kind], high[kind], depths, layers) for kind in low}
@@ -277,7 +287,7 @@ def writing_memory(
 
     Under FSDP each process writes its own shards.
     """
-    layout = layout_for(config)
+    layout, parts = layout_for(config), shape.shards * shape.tensor
     layout.freeze(shape.freeze)
     prefix = WHOLE if config.lora is None else ADAPTERS
     held = layout.parameters() if config.lora is None else layout.adapters()
@@ -285,21 +295,21 @@ def writing_memory(
     total = sum(parameter.nbytes * (1 + moments.get(name, 0)) for name, parameter in held.items())
     largest = block = 0
     for name, parameter in held.items():
-        largest = max(largest, parameter.nbytes // shape.shards)
+        largest = max(largest, parameter.nbytes // parts)
         if layout.is_transposed(name):
             row = parameter.nbytes // parameter.shape[1]
             rows = min(parameter.shape[1], max(1, BLOCK_BYTES // row))
-            block = max(block, rows * row // shape.shards)
+            block = max(block, rows * row // parts)
     converted = 0  # tensors that are not stored as they are: their parameters are gathered first
     for group in written_as(layout, prefix):
         if group.convert is not None:
             converted = max(
                 converted, FLOAT_BYTES * sum(prod(shape) for shape in group.shapes.values())
             )
-    copies = min(staging_bytes, total // shape.shards)
+    copies = min(staging_bytes, total // parts)
     if shape.device == "cpu":
-        gathered = converted if shape.shards > 1 else 0
-        mapped = shape.shards > 1
+        gathered = converted if shape.is_fsdp else 0
+        mapped = shape.is_fsdp
         return WritingMemory(max(0 if mapped else block, gathered + converted), 0, copies)
-    on_device = 2 * converted if shape.shards > 1 and not offload else 0
+    on_device = 2 * converted if shape.is_fsdp and not offload else 0
     return WritingMemory(on_device, max(largest + block, 2 * converted), copies)

@@ -33,7 +33,8 @@ from model.cpu.layers import tune
 from model.families import build_model
 from model.family import LanguageModel, ModelConfig
 from model.frozen import AUTO, FLOAT32, gather_in_16_bits, keep_frozen
-from planning.allocation_log import UPDATE, LiveBytes
+from model.tensor import TensorGroup
+from planning.allocation_log import CLIP, SUM, UPDATE, LiveBytes
 from planning.kernels import (
     cuda_kernels,
     offloading,
@@ -46,6 +47,7 @@ from training.distributed.accelerator import (
     reducing_in,
     set_communication,
 )
+from training.distributed.shared_matrices import clip_shared
 from training.evaluation import TOKENS
 from training.step import freeze, make_optimizer
 
@@ -63,7 +65,8 @@ class Shape:
     precision: str = "no"
     processes: int = 1
     shards: int = 1
-    """Processes that share one copy of the model: 1 is DDP, all of them FSDP, others hybrid."""
+    """Processes over which FSDP shards a copy of the model, or what `tensor` leaves of it: without
+    that, 1 is DDP, all of them FSDP, others hybrid."""
     optimizer: str = "adamw"
     freeze: tuple[str, ...] = ()
     """Patterns of the parameters that are not trained."""
@@ -87,6 +90,23 @@ class Shape:
     """`optim.state_dtype`."""
     context: int = 1
     """Processes among those of a copy that share each sequence."""
+    tensor: int = 1
+    """Processes that share each matrix."""
+
+    @property
+    def is_fsdp(self) -> bool:
+        """Whether FSDP wraps the model; alone with shared matrices, it sends nothing."""
+        return self.shards > 1 or self.tensor > 1
+
+    @property
+    def copies(self) -> int:
+        """Copies of the model: processes of DDP, replicas of hybrid sharding."""
+        return self.processes // (self.shards * self.tensor)
+
+    @property
+    def parts(self) -> int:
+        """Parts of a global batch: processes that share sequences or matrices have one."""
+        return self.processes // (self.context * self.tensor)
 
 
 def plans_varlen(config: ModelConfig, shape: Shape) -> bool:
@@ -121,7 +141,8 @@ def traced_phases(config: ModelConfig, micro_batch_size: int, shape: Shape) -> L
     earlier update. Places are ("start" | "forward" | "head" | "backward", phase, layer) and
     ("update",). The phase is the number of a micro-batch, "evaluation" or "sampling".
     """
-    tracker = LiveBytes(CUDA_GRANULE if shape.device == "cuda" else 1)
+    on_cpu = shape.device == "cpu"
+    tracker = LiveBytes(1 if on_cpu else CUDA_GRANULE, as_gloo=on_cpu)
     kernels = contextlib.ExitStack()
     if shape.device == "cuda":
         kernels.enter_context(cuda_kernels())
@@ -132,9 +153,14 @@ def traced_phases(config: ModelConfig, micro_batch_size: int, shape: Shape) -> L
         config.on_fake_tensors(shape.packed),
     ):
         bare = _bare_model(config, shape)
+        if shape.tensor > 1:
+            bare.share_matrices(TensorGroup(dist.new_group(range(shape.tensor))))
         if shape.context > 1:
-            bare.share_context(Context(dist.new_group(range(shape.context))))
+            sharing = range(0, shape.context * shape.tensor, shape.tensor)
+            bare.share_context(Context(dist.new_group(sharing)))
         model: nn.Module = bare if mesh is None else _sharded(bare, mesh, shape)
+        if shape.tensor > 1:
+            bare.mark_cuts()
         ids = torch.zeros(micro_batch_size, config.block_size, dtype=torch.int64)
         batch = (ids, ids, ids) if shape.packed else (ids, ids)  # inputs, targets, positions
         tracker.mark(list(model.parameters()), "parameters")
@@ -168,8 +194,14 @@ def traced_phases(config: ModelConfig, micro_batch_size: int, shape: Shape) -> L
                     loss = _forward(model, shape, *batch)
                     (loss.float() / 2).backward()
                 del loss
+            if bare.tensors is not None:
+                tracker.place = (SUM,)
+                whole: Any = parameters
+                bare.tensors.sum_gradients([one for one in whole if one.cut.summed])
+            tracker.place = (CLIP,)
+            clip = nn.utils.clip_grad_norm_ if bare.tensors is None else clip_shared
+            clip(parameters, 1.0, 2.0)
             tracker.place = (UPDATE,)
-            nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=not grads_in_buckets(model))
             with torch.no_grad():
@@ -186,7 +218,7 @@ def _first_update(optimizer: Optimizer, shape: Shape) -> None:
     try:
         optimizer.step()
     except Exception as error:  # each optimizer raises its own types
-        sharded = ", sharded," if shape.shards > 1 else ""
+        sharded = ", sharded," if shape.is_fsdp else ""
         raise ConfigError(
             f"optim.name={shape.optimizer} cannot be planned: its update{sharded} fails on tensors "
             f"without data ({type(error).__name__}). Plan with an optimizer of as much state."
@@ -213,9 +245,7 @@ def _sample(model: LanguageModel, shape: Shape) -> None:
     if config.block_size <= TOKENS:  # the window slides, and the cache stays in memory
         for _ in range(2):  # the previous logits are still in memory
             halves = _forward(model, shape, window)
-            logits = (
-                halves.float() if shape.shards == 1 else halves
-            )  # as accelerate does without FSDP
+            logits = halves if shape.is_fsdp else halves.float()  # as accelerate does without FSDP
             del halves
     del logits
 
@@ -277,15 +307,12 @@ def _fake_process_group(shape: Shape) -> Iterator[DeviceMesh | None]:
         return
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=shape.processes)
     try:
-        replicas = shape.processes // shape.shards
-        if shape.shards == 1:
+        if not shape.is_fsdp:
             yield None
-        elif replicas == 1:
-            yield init_device_mesh("cpu", (shape.shards,), mesh_dim_names=("shard",))
-        else:
-            yield init_device_mesh(
-                "cpu", (replicas, shape.shards), mesh_dim_names=("replicate", "shard")
-            )
+            return
+        sizes = {"replicate": shape.copies, "shard": shape.shards, "tensor": shape.tensor}
+        mesh = init_device_mesh("cpu", (*sizes.values(),), mesh_dim_names=(*sizes,))
+        yield mesh["replicate", "shard"] if shape.copies > 1 else mesh["shard"]
     finally:
         dist.destroy_process_group()
 

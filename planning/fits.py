@@ -57,15 +57,14 @@ class Strategy:
     def communicators(self) -> int:
         """How many NCCL or gloo communicators a process has: one of all processes, and others.
 
-        Under hybrid sharding these are of the shards and of the replicas; where processes share
-        sequences, of those that share one. torch creates a communicator at the first collective of
-        a group of processes: accelerate's mesh has more groups, without any.
+        These are of the shards and of the replicas, and of those that share sequences or matrices.
+        torch creates a communicator at the first collective of a group of processes: accelerate's
+        mesh has more groups, without any.
         """
         shape = self.shape
-        if shape.processes == 1:
-            return 0
-        hybrid = shape.shards not in (1, shape.processes)
-        return 1 + 2 * hybrid + (shape.context not in (1, shape.processes))
+        groups = (shape.shards, shape.copies, shape.context, shape.tensor)
+        others = sum(size not in (1, shape.processes) for size in groups)
+        return 0 if shape.processes == 1 else 1 + others
 
 
 @dataclass(frozen=True)
@@ -114,9 +113,8 @@ def strategies(shape: Shape, machines: int) -> Iterator[Strategy]:
         config = "single_gpu.yaml" if device == "cuda" else "cpu.yaml"
         yield Strategy("one process", config, of(1))
         return
-    if shape.context > 1:
-        config = "cp.yaml" if device == "cuda" else "cp_cpu.yaml"
-        yield Strategy(f"FSDP, shared by {shape.context}", config, of(processes))
+    if shape.context > 1 or shape.tensor > 1:
+        yield mesh_strategy(of(processes // shape.tensor), machines)
         return
     if device == "cpu":
         yield Strategy("DDP", "ddp_cpu.yaml", of(1))
@@ -129,6 +127,27 @@ def strategies(shape: Shape, machines: int) -> Iterator[Strategy]:
     yield Strategy("FSDP", "fsdp_multinode.yaml" if several else "fsdp.yaml", of(processes))
     if precision != "fp16":  # train.py refuses it
         yield Strategy("FSDP, offload", "fsdp_offload.yaml", of(processes), offload=True)
+
+
+def mesh_strategy(shape: Shape, machines: int) -> Strategy:
+    """The strategy of a shape, named by the sizes of accelerate's mesh that are larger than 1."""
+    sizes = {"replicate": shape.copies, "shard": shape.shards // shape.context}
+    sizes |= {"cp": shape.context, "tp": shape.tensor}
+    name = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+    shared = shape.context > 1 or shape.tensor > 1
+    if machines > 1:
+        config = "fsdp_hybrid.yaml"
+        if not shared and 1 in (shape.shards, shape.copies):
+            config = "ddp_multinode.yaml" if shape.shards == 1 else "fsdp_multinode.yaml"
+    elif not shared:
+        config = "ddp.yaml" if shape.shards == 1 else "fsdp.yaml"
+    else:
+        config = "cp.yaml" if shape.context > 1 else "tp.yaml"
+        if shape.device == "cpu":
+            config = config.replace(".", "_cpu.")
+            if shape.context == 1 and shape.shards > 1:
+                config = "fsdp_tp_cpu.yaml"
+    return Strategy(name, config, shape)
 
 
 class Candidate:
@@ -151,8 +170,9 @@ class Candidate:
         if shape.device == "cuda":
             # Flash attention's backward pass has additional float32 sums of the query gradients:
             # with few heads, one for each multiprocessor, for a deterministic order.
-            sums = sequences + MULTIPROCESSORS / config.n_head
-            size += sums * config.block_size * config.n_embd * 4
+            sums = sequences + MULTIPROCESSORS / (config.n_head / shape.tensor)
+            queries = config.block_size / shape.context * config.n_embd / shape.tensor
+            size += sums * queries * 4
         if self.strategy.offload:
             # A group's shard in transfer to the GPU, and the shard of its gradients back.
             width = DTYPES[shape.precision].itemsize
@@ -163,7 +183,7 @@ class Candidate:
         """The maximum bytes of tensors in the limited memory, for each phase of a run."""
         shape = self.strategy.shape
         # DDP's gradients stay in its communication buckets.
-        is_ddp = shape.processes > 1 and shape.shards == 1
+        is_ddp = shape.processes > 1 and not shape.is_fsdp
         kinds = (*PERSISTENT, "gradients") if is_ddp else PERSISTENT
         persistent = sum(
             self.estimate.largest(kind, sequences, accumulating)
@@ -225,9 +245,9 @@ def sent_once(found: list[Candidate], staging_bytes: int, chosen: bool) -> list[
     rows = []
     for one in found:
         strategy, shape = one.strategy, one.strategy.shape
-        if shape.shards == 1 or not chosen:  # the key excludes offloading
+        if not shape.is_fsdp or not chosen:  # the key excludes offloading
             rows.append(one)
-        if shape.shards > 1 and not strategy.offload:
+        if shape.is_fsdp and not strategy.offload:
             once = replace(shape, sync_each=False)
             named = replace(strategy, name=f"{strategy.name}, sent once", shape=once)
             rows.append(
@@ -245,9 +265,13 @@ def micro_batch_that_fits(strategies: list[Candidate], sequences: int, memory: f
         if candidate.needed(sequences, False) <= memory:
             return sequences
         if largest := candidate.largest(memory):
-            sizes = range(1, min(sequences, largest) + 1)
-            return max(size for size in sizes if sequences % size == 0)
+            return largest_divisor(sequences, largest)
     return 1
+
+
+def largest_divisor(sequences: int, most: int) -> int:
+    """The largest divisor of `sequences` that is at most `most`."""
+    return max(size for size in range(1, min(sequences, most) + 1) if sequences % size == 0)
 
 
 def _largest_group(config: ModelConfig) -> int:
@@ -323,13 +347,16 @@ def _command(row: Fit, here: int, words: list[str]) -> str:
         "num_processes": shape.processes,
         "num_machines": machines,
         "mixed_precision": shape.precision if shape.fp8 is None else FP8,
-        "parallelism_config_dp_replicate_size": shape.processes // shape.shards,
+        "parallelism_config_dp_replicate_size": shape.copies,
         "parallelism_config_dp_shard_size": shape.shards // shape.context,
         "parallelism_config_cp_size": shape.context,
+        "parallelism_config_tp_size": shape.tensor,
     }
     file = OmegaConf.to_container(OmegaConf.load(Path(__file__).parent.parent / config))
     assert isinstance(file, dict)
-    written = file | file.get("parallelism_config", {})
+    sizes = file.get("parallelism_config", {})
+    unwritten = {name: 1 for name in planned if sizes and name.startswith("parallelism_config")}
+    written = unwritten | file | sizes
     options = [
         f"--{name}={planned[name]}"
         for name in planned.keys() & written.keys()

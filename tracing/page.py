@@ -37,6 +37,7 @@ from training.distributed.accelerator import (
     replicas,
     unwrapped,
 )
+from training.distributed.shared_matrices import tensor_size
 from training.reporting.pictures import table, write_html
 from training.run.session import Session
 from training.run.tuning import has_packed_rows
@@ -76,6 +77,7 @@ class Result:
         accelerator, config, state = session.accelerator, session.config, session.state
         bare: Any = unwrapped(accelerator, model)
         tensors = [*bare.parameters(), *bare.buffers()]
+        tensor = tensor_size(accelerator)
         copies = replicas(accelerator) if accelerator.is_fsdp2 else accelerator.num_processes
         totals = memory.log.totals()
         return cls(
@@ -86,8 +88,9 @@ class Result:
                 device=accelerator.device.type,
                 precision=accelerator.mixed_precision,
                 processes=accelerator.num_processes,
-                shards=accelerator.num_processes // copies,
+                shards=accelerator.num_processes // (copies * tensor),
                 context=context_size(accelerator),
+                tensor=tensor,
                 optimizer=config.optim.name,
                 state_dtype=config.optim.state_dtype,
                 freeze=tuple(config.optim.freeze),
@@ -261,15 +264,17 @@ def in_words(result: Result) -> str:
     strategy = "One process"
     if shape.processes > 1:
         strategy = f"DDP: {shape.processes} processes with a whole model each"
-    if shape.shards > 1:
+    if shape.is_fsdp:
         strategy = f"FSDP: {shape.processes} processes with a shard of the model each"
-    if 1 < shape.shards < shape.processes:
+    if shape.is_fsdp and shape.copies > 1:
         strategy = (
-            f"Hybrid sharding: {shape.processes // shape.shards} groups of {shape.shards} "
+            f"Hybrid sharding: {shape.copies} groups of {shape.processes // shape.copies} "
             "processes, each group with a whole model"
         )
     if shape.context > 1:
         strategy += f", each sequence shared by {shape.context} processes"
+    if shape.tensor > 1:
+        strategy += f", each matrix shared by {shape.tensor} processes"
     precision = "float32" if shape.precision == "no" else shape.precision
     precision += "" if shape.fp8 is None else f" with products in fp8 ({shape.fp8})"
     return (
@@ -322,12 +327,12 @@ def accumulation_in_words(result: Result, rows: list[Row]) -> str:
     times = result.accumulation
     if times == 1:
         return "The step has one micro-batch: nothing accumulates."
-    if result.shape.shards > 1 and not result.shape.sync_each:
+    if result.shape.is_fsdp and not result.shape.sync_each:
         return (
             f"The step has {times} micro-batches. FSDP gathers weights in the first and reduces "
             "gradients in the last (run.sync_each_micro_batch=false): both are whole in between."
         )
-    if result.shape.shards > 1:
+    if result.shape.is_fsdp:
         return (
             f"The step has {times} micro-batches, and FSDP sends after each of them. Otherwise "
             "every process would hold the gradients of the whole model "

@@ -17,10 +17,10 @@ from torch.profiler import record_function
 
 from config.compose import load_config
 from config.schema import Config, ConfigError
-from planning.allocation_log import UPDATE, LiveBytes
+from planning.allocation_log import CLIP, SUM, UPDATE, LiveBytes
 from planning.fake_trace import CUDA_GRANULE
 from tracing.page import Result, report
-from tracing.spans import AGREEMENT, BACKWARD, BLOCK, CLIP, FORWARD, PREPARE, STEP
+from tracing.spans import AGREEMENT, BACKWARD, BLOCK, FORWARD, PREPARE, STEP
 from training.distributed.accelerator import unwrapped
 from training.distributed.environment import silence_profiler
 from training.exits import EXIT_DONE
@@ -102,6 +102,8 @@ class TracedSession(Session):
         self._optimizer = optimizer.optimizer
         self._name_calls(model, FORWARD)
         bare = unwrapped(self.accelerator, model)
+        if bare.tensors is not None:
+            bare.tensors.sum_gradients = self._as_part(SUM, bare.tensors.sum_gradients)  # type: ignore
         for number, block in enumerate(bare.blocks):
             self._name_calls(block, f"{BLOCK} {number}")
         self._optimizer.register_step_pre_hook(lambda *_: self._place(UPDATE))

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, TypeVar
 
-from planning.allocation_log import BETWEEN_COPIES, FUNCTIONAL, OF_CONTEXT, UPDATE
+from planning.allocation_log import CLIP, FUNCTIONAL, SUM, UPDATE, kind_at, shared_kind
 
-STEP, PREPARE, FORWARD, BACKWARD, CLIP = "step", "prepare", "forward", "backward", "clip"
+STEP, PREPARE, FORWARD, BACKWARD = "step", "prepare", "forward", "backward"
 AGREEMENT, BLOCK = "agreement", "block"
 TORCH_UPDATE = "Optimizer.step#"
 """Prefix of torch's own range of an update."""
@@ -37,9 +37,9 @@ CALLS = {
 }
 """torch's operations: the kind, the argument with the full tensor, and names of the transfer.
 gloo has no reduce-scatter: torch sends an all-reduce instead."""
-DTENSOR, WAIT = f"{FUNCTIONAL}::all_reduce", f"{FUNCTIONAL}::wait_tensor"
-CONTEXT = {f"{FUNCTIONAL}::{operation}": kind for operation, kind in OF_CONTEXT.items()}
-"""torch's operations by which processes share sequences, in a forward or backward pass."""
+RETURNING = re.compile(rf"{FUNCTIONAL}::(all_\w+|reduce_\w+)").fullmatch
+"""torch's collectives that return their result: of shared sequences and matrices, of DTensor."""
+WAIT = f"{FUNCTIONAL}::wait_tensor"
 BYTES = {
     **{"double": 8, "long int": 8, "long": 8, "float": 4, "int": 4, "c10::bfloat16": 2},
     **{"bfloat16": 2, "c10::half": 2, "half": 2, "unsigned char": 1, "byte": 1, "bool": 1},
@@ -157,10 +157,12 @@ def blocks_of(events: Sequence[Event], main: int) -> list[Span]:
 def collectives_of(events: Sequence[Event], parts: Sequence[Span]) -> list[Collective]:
     """The collectives of a process, in the order of their calls."""
     places = [event for event in events if _takes_place(event)]
-    by_dtensor = [span_of(event, "") for event in events if event["name"] == DTENSOR]
-    of_context = [
-        span_of(event, CONTEXT[event["name"]]) for event in events if event["name"] in CONTEXT
+    returning = [
+        span_of(event, shared_kind(operation[1], len(event["args"]["Input Dims"][0])) or "")
+        for event in events
+        if (operation := RETURNING(event["name"]))
     ]
+    sums = [span_of(event, "") for event in events if event["name"] == SUM]
     by_fsdp = [
         span_of(event, event["name"]) for event in events if event["name"].startswith("FSDP::")
     ]
@@ -177,13 +179,13 @@ def collectives_of(events: Sequence[Event], parts: Sequence[Span]) -> list[Colle
             typed = given[0] if typed == "TensorList" else typed
         around, carried = enclosing(parts, call["ts"]), enclosing(by_fsdp, call["ts"])
         part = around.name if around else ""
-        if kind == "all-reduce" and enclosing(by_dtensor, call["ts"]):
+        shared = enclosing(returning, call["ts"])
+        if shared is not None and part not in (CLIP, UPDATE):
+            kind = shared.name or kind
+        elif shared is not None and kind == "all-reduce":
             kind = NORM
-        elif kind == "all-gather" and part == UPDATE:
-            kind = BETWEEN_COPIES
-        by_context = enclosing(of_context, call["ts"])
-        if by_context is not None:
-            kind = by_context.name
+        else:
+            kind = kind_at(kind, SUM if enclosing(sums, call["ts"]) else part)
         span = span_of(place or call, "")
         found.append(
             Collective(

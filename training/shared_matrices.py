@@ -18,12 +18,15 @@ TP_SIZE = "parallelism_config_tp_size"
 
 def refuse_configuration(accelerator: accelerate.Accelerator, config: Config) -> None:
     """Raise ConfigError if processes are to share matrices, and a value does not allow it."""
-    if tensor_size(accelerator) > 1 and (refusal := _why_not_shared(config)) is not None:
+    if tensor_size(accelerator) == 1:
+        return
+    if (refusal := why_not_shared(config, requested_precision())) is not None:
         raise ConfigError(refusal)
 
 
-def _why_not_shared(config: Config) -> str | None:
-    optim, precision = config.optim, requested_precision()
+def why_not_shared(config: Config, precision: str) -> str | None:
+    """Why no processes can share matrices in such a run; None if they can."""
+    optim = config.optim
     if precision in ("fp16", "fp8"):
         return (
             f"mixed_precision: {precision} is not supported where processes share matrices "
@@ -44,9 +47,17 @@ def _why_not_shared(config: Config) -> str | None:
 
 def refuse_model(accelerator: accelerate.Accelerator, model: LanguageModel, config: Config) -> None:
     """Raise ConfigError if processes are to share the model's matrices, and cannot."""
-    if (size := tensor_size(accelerator)) == 1:
-        return
-    named, heads = f"The accelerate config file says {TP_SIZE}: {size}", model.config.head_counts
+    if (size := tensor_size(accelerator)) > 1:
+        named = f"The accelerate config file says {TP_SIZE}: {size}"
+        refuse_size(named, size, context_size(accelerator), model, config.data.block_size)
+
+
+def refuse_size(named: str, size: int, sequences: int, model: LanguageModel, length: int) -> None:
+    """Raise ConfigError if `size` processes, which is `named` so, cannot share a model's matrices.
+
+    As many groups of them as `sequences` share each sequence, of so many positions.
+    """
+    heads = model.config.head_counts
     if not model.tensor_plan:
         raise ConfigError(
             f"{named}, but several processes cannot share the matrices of {model.config.family}. "
@@ -57,7 +68,6 @@ def refuse_model(accelerator: accelerate.Accelerator, model: LanguageModel, conf
             f"{named}, but the model has {uneven[0]} heads, of which each process must have as "
             f"many. Set it to a divisor of {gcd(*heads)}."
         )
-    length, sequences = config.data.block_size, context_size(accelerator)
     multiple = size * sequences * (2 if sequences > 1 else 1)
     if model.shares_positions and length % multiple:
         below = length // multiple * multiple

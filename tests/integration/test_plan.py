@@ -43,10 +43,12 @@ from planning.fits import (
     Strategy,
     advise,
     candidates,
+    mesh_strategy,
     strategies,
     within_machine,
 )
 from planning.kernels import cuda_kernels
+from planning.meshes import meshes
 from snapshot.disk.model import layout_for
 from snapshot.disk.state import RunState
 from snapshot.disk.writing import Destination, begin_snapshot
@@ -360,8 +362,9 @@ def test_the_table_names_a_shipped_config_for_each_strategy():
         for processes, machines in ((1, 1), (4, 1), (8, 2)):
             shape = Shape(device, "bf16", processes)
             shown |= {strategy.config for strategy in strategies(shape, machines)}
-        shape = Shape(device, "bf16", 4, context=2)
-        shown |= {strategy.config for strategy in strategies(shape, 1)}
+        for processes, sizes in ((4, {"context": 2}), (4, {"tensor": 2}), (2, {"tensor": 2})):
+            shape = Shape(device, "bf16", processes, **sizes)
+            shown |= {strategy.config for strategy in strategies(shape, 1)}
     shipped = {path.name for path in tracked("accelerate_configs")}
     assert shown == shipped - {"fsdp_hybrid_cpu.yaml"}  # nothing is gained by it on one CPU
 
@@ -399,6 +402,63 @@ def test_processes_that_share_sequences_share_their_activations():
 
 
 @pytest.mark.thorough
+def test_processes_that_share_matrices_share_all_memory_but_that_of_norms():
+    alone, shared = (
+        MemoryEstimate(TINY, Shape("cuda", "bf16", processes, tensor=processes))
+        for processes in (1, 4)
+    )
+    most = {"parameters": 0.3, "gradients": 0.3, "optimizer": 0.3, "activations": 0.4}
+    for kind, share in most.items():
+        assert shared.largest(kind, 8, True) < share * alone.largest(kind, 8, True)
+    assert shared.sent(8, 1) > 0
+
+
+def test_meshes_have_all_processes_and_share_matrices_inside_a_machine():
+    levels = list(meshes(Shape(processes=16), 8))
+    assert len(levels) == 5
+    for number, level in enumerate(levels):
+        for shape in level:
+            assert shape.context * shape.tensor == 2**number
+            assert shape.tensor <= 8
+            assert shape.copies * shape.shards * shape.tensor == 16
+    sizes = [(one.tensor, one.context, one.shards) for one in levels[0] + levels[1]]
+    assert sizes == [(1, 1, 16), (1, 1, 8), (1, 1, 1), (2, 1, 8), (2, 1, 4), (1, 2, 16), (1, 2, 8)]
+
+
+@pytest.mark.thorough
+def test_the_smallest_mesh_is_that_of_the_batch_and_the_memory(capsys):
+    """Four GPUs share each of two sequences. Copies are as small as the memory allows."""
+
+    def rows(*words: str) -> list[str]:
+        assert plan_script.main([*words, "--count", "8"]) == 0
+        table = capsys.readouterr().out.partition("GiB per process")[2].split("\n\n")[0]
+        return [" ".join(row.split()) for row in table.splitlines()[1:]]
+
+    small = ["model.n_layer=2", "train.global_batch_size=2", "--memory", "8"]
+    context, tensor = sorted(rows(*small))
+    assert tensor.startswith("shard 2 x tp 4 ")
+    assert context.startswith("shard 2 x cp 4 ")
+    large = ["model.n_layer=2", "model.n_embd=2048", "model.n_head=16"]
+    sharded, whole = rows(*large, "train.global_batch_size=8", "--memory", "2.4")
+    assert sharded.startswith("shard 8 ")
+    assert " fits " in sharded
+    assert whole.startswith("replicate 8 ")
+    assert " no " in whole
+
+
+def test_the_command_of_a_mesh_has_all_its_sizes():
+    shape = Shape("cuda", "bf16", 64, 4, context=2, tensor=2)
+    assert mesh_strategy(shape, 8).name == "replicate 8 x shard 2 x cp 2 x tp 2"
+    sizes = dict.fromkeys((field.name for field in fields(Fit)), 0.0)
+    row = Fit(**sizes | {"strategy": mesh_strategy(shape, 8), "fits": True})
+    advice, _ = advise([row], TINY, None, None, here=8)
+    assert "accelerate_configs/fsdp_hybrid.yaml" in advice
+    for option in ("dp_replicate_size=8", "dp_shard_size=2", "cp_size=2", "tp_size=2"):
+        assert f"--parallelism_config_{option}" in advice
+    assert "--num_processes=64 --num_machines=8" in advice
+
+
+@pytest.mark.thorough
 def test_the_memory_of_a_machine_decides_on_offloading(capsys):
     """On the command line, where a unit may be given. No other strategy fits."""
     words = ["model.n_layer=1", "model.n_head=16", "model.n_embd=1024", "data.block_size=16"]
@@ -411,10 +471,11 @@ def test_the_memory_of_a_machine_decides_on_offloading(capsys):
 
 
 def test_every_communicator_of_a_strategy_takes_memory():
-    """One of all processes, and those of shards, of replicas, and of shared sequences."""
+    """One of all processes, and those of shards, replicas, shared sequences and matrices."""
     found = {}
-    shared = Shape("cuda", processes=8, context=2)
-    for shape, machines in ((Shape("cuda"), 1), (Shape("cuda", processes=8), 2), (shared, 1)):
+    shared, cut = Shape("cuda", processes=8, context=2), Shape("cuda", processes=8, tensor=2)
+    of = ((Shape("cuda"), 1), (Shape("cuda", processes=8), 2), (shared, 1), (cut, 1))
+    for shape, machines in of:
         for strategy in strategies(shape, machines):
             outside = Candidate(strategy, TINY, None, 0).outside(1)
             found[strategy.name] = (strategy.communicators, outside)
@@ -424,12 +485,14 @@ def test_every_communicator_of_a_strategy_takes_memory():
         "hybrid": 3,
         "FSDP": 1,
         "FSDP, offload": 1,
-        "FSDP, shared by 2": 2,
+        "shard 4 x cp 2": 2,
+        "shard 4 x tp 2": 3,
     }
     alone = found["one process"][1]
-    for name in ("DDP", "hybrid", "FSDP", "FSDP, shared by 2"):
+    for name in ("DDP", "hybrid", "FSDP", "shard 4 x cp 2", "shard 4 x tp 2"):
         count, outside = found[name]
-        assert outside - alone == pytest.approx(count * COMMUNICATOR["cuda"])
+        # Attention's sums are shared as well, of less than a megabyte here.
+        assert outside - alone == pytest.approx(count * COMMUNICATOR["cuda"], abs=1e6)
 
 
 @pytest.mark.slow
@@ -441,6 +504,8 @@ def test_every_communicator_of_a_strategy_takes_memory():
         ("fsdp_hybrid.yaml", Shape(processes=4, shards=2), ["dp_replicate", "dp_shard_cp"]),
         ("cp_cpu.yaml", Shape(processes=2, shards=2, context=2), []),
         ("cp.yaml", Shape(processes=4, shards=4, context=2), ["cp"]),
+        ("tp_cpu.yaml", Shape(processes=2, tensor=2), []),
+        ("tp.yaml", Shape(processes=4, shards=2, tensor=2), ["dp_shard_cp", "tp"]),
     ],
 )
 def test_a_run_has_as_many_communicators_as_planned(small, tmp_path, config, shape, groups):
@@ -496,6 +561,17 @@ def test_nothing_that_fits_is_exit_code_3_with_a_remedy():
             "not a multiple of --machines 2",
         ),
         (["--processes", "3", "--context", "2", "--memory", "8"], "not a multiple of --context 2"),
+        (["--processes", "6", "--tensor", "4", "--memory", "8"], "not a multiple of --tensor 4"),
+        (["--processes", "3", "--tensor", "3", "--memory", "8"], "--tensor 3, but the model has 4"),
+        (
+            ["--processes", "2", "--tensor", "2", "--memory", "8", "--precision", "fp16"],
+            "mixed_precision: fp16 is not supported where processes share matrices",
+        ),
+        (["--count", "8", "--tensor", "2", "--memory", "8"], "--count 8 chooses what"),
+        (
+            ["--count", "3", "--memory", "8", "train.global_batch_size=4"],
+            "--count 3: no mesh of so many processes divides train.global_batch_size=4",
+        ),
         (["--memory", "a lot"], "a lot is not a number of GiB"),
         ([], "--memory"),
     ],

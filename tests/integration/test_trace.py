@@ -143,6 +143,57 @@ def test_processes_that_share_sequences_send_what_is_predicted(tmp_path, process
     assert 0.99 < counted_over_predicted(folder) < 1.06
 
 
+@pytest.mark.parametrize(
+    ("config", "processes", "context"),
+    [
+        pytest.param("tp_cpu.yaml", 2, 1, marks=pytest.mark.thorough),
+        pytest.param("fsdp_tp_cpu.yaml", 4, 1, marks=pytest.mark.slow),
+        pytest.param("tp_cpu.yaml", 4, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_processes_that_share_matrices_send_what_is_predicted(tmp_path, config, processes, context):
+    file = runs.rehearsal(config, tmp_path, processes, parallelism_config_cp_size=context)
+    rows, folder = trace(file, tmp_path, *SMALL)
+    groups, shards = processes // 2 // context, processes // 2
+    micro_batches = 12 // (3 * groups)  # of the 12 sequences of a step
+    positions = 3 * 64 // context
+    # Into two layers of each of two blocks and into the head, out of the former and the embedding.
+    calls, size = 10 * micro_batches, 10 * micro_batches * 4 * positions * 128
+    for kind in ("all-gather of positions", "reduce-scatter of outputs"):
+        assert rows[kind] == (calls, size, size)
+    size = micro_batches * 4 * (2 * positions + 1)  # maxima, sums and a loss
+    assert rows["all-reduce over the vocabulary"] == (3 * micro_batches, size, size)
+    wholes = 4 * (64 * 128 + 2 * 6 * 128 + 2 * 128)  # positions, norms and biases of outputs
+    assert rows["all-reduce of gradients"] == (1, wholes // shards, wholes // shards)
+    assert rows["all-gather of norms"] == (1, 8, 8)
+    for _, counted, predicted in rows.values():
+        assert counted == predicted
+    assert ("reduce-scatter" in rows) == (shards > 1)  # FSDP over one process sends nothing
+    assert "each matrix shared by 2 processes" in (folder / "trace.html").read_text()
+    assert counted_over_predicted(folder) == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", [1, 2])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["model.activation_checkpointing=true"],
+        ["run.sync_each_micro_batch=false", "run.reduce_dtype=bf16"],
+        ["optim.name=muon"],
+    ],
+)
+def test_shared_matrices_in_bf16_take_what_is_predicted(tmp_path, context, words):
+    sizes = {"parallelism_config_cp_size": context, "mixed_precision": "bf16"}
+    sizes["parallelism_config_dp_shard_size"] = 2 // context
+    file = runs.rehearsal("fsdp_tp_cpu.yaml", tmp_path, 4, **sizes)
+    rows, folder = trace(file, tmp_path, *SMALL, "run.emulate_bf16=true", *words)
+    assert len(rows) > 6
+    for _, counted, predicted in rows.values():
+        assert counted == predicted
+    assert counted_over_predicted(folder) == pytest.approx(1, abs=0.02)
+
+
 @pytest.mark.slow
 def test_adapters_and_shorter_sequences_are_predicted_as_well(finished_run, text_file, tmp_path):
     words = [f"model.pretrained={finished_run}", "model.lora_rank=4", "data.block_size=8"]

@@ -19,7 +19,7 @@ def tensor_size(accelerator: accelerate.Accelerator) -> int:
 
 def clip_shared(parameters: list[Any], max_norm: float, norm_type: float) -> Tensor:
     """Clip gradients of parameters that processes share (`Cut`); returns their norm before that."""
-    from torch.distributed import all_gather
+    from torch.distributed import all_gather_single
 
     parts: list[Tensor] = []
     wholes: list[Tensor] = []
@@ -30,9 +30,9 @@ def clip_shared(parameters: list[Any], max_norm: float, norm_type: float) -> Ten
     own, of_wholes = (
         gather_full(nn.utils.get_total_norm(some, norm_type)).to(device) for some in (parts, wholes)
     )
-    norms = [torch.empty_like(own) for _ in range(group.size())]
-    all_gather(norms, own, group=group)
-    norm = torch.linalg.vector_norm(torch.stack([*norms, of_wholes]), norm_type)
+    norms = own.new_empty(group.size())
+    all_gather_single(norms, own[None], group=group)
+    norm = torch.linalg.vector_norm(torch.cat((norms, of_wholes[None])), norm_type)
     smaller = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # as torch's clip_grad_norm_
     for gradient in parts + wholes:
         local_part(gradient).mul_(smaller)

@@ -1,0 +1,114 @@
+"""Which processes share what: the meshes of a number of GPUs, and the smallest one that fits.
+
+A mesh divides the processes into copies of the model, shards of a copy, processes that share each
+sequence (context parallelism) and those that share each matrix (tensor parallelism).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from config.schema import ConfigError
+from model.family import LanguageModel
+from planning.estimate import MemoryEstimate
+from planning.fake_trace import Shape
+from planning.fits import Candidate, Fit, largest_divisor, mesh_strategy
+
+PER_MACHINE = 8
+"""GPUs of a machine, unless it is said otherwise."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a model and a batch allow."""
+
+    sequences: int
+    """Of a global batch."""
+    micro_batch_size: int | None
+    """As `train.micro_batch_size`."""
+    context: bool
+    """Whether processes can share sequences."""
+    tensor: bool
+    """Whether processes can share matrices."""
+
+    def allow(self, shape: Shape, model: LanguageModel) -> bool:
+        """Whether a run can have this shape."""
+        chunks = shape.tensor * shape.context * (2 if shape.context > 1 else 1)
+        return (
+            self.sequences % (shape.parts * (self.micro_batch_size or 1)) == 0
+            and (self.context or shape.context == 1)
+            and (self.tensor or shape.tensor == 1)
+            and not any(heads % shape.tensor for heads in model.config.head_counts)
+            and model.config.block_size % chunks == 0
+            # Copies of one shard are DDP, where nothing else is shared.
+            and (shape.copies == 1 or shape.shards > shape.context or not shape.is_fsdp)
+        )
+
+
+def meshes(shape: Shape, here: int) -> Iterator[list[Shape]]:
+    """The shapes of so many processes, by how many of them share the work of a sequence.
+
+    A machine has `here` processes. These many, 1, 2, 4 and so on, share matrices inside a machine,
+    or the sequence. Of each the model is sharded over all, then inside a machine, then whole.
+    """
+    shared = 1
+    while shape.processes % shared == 0:
+        found = []
+        for tensor in dict.fromkeys((min(shared, here), 1)):
+            of = replace(shape, tensor=tensor, context=shared // tensor)
+            most = shape.processes // tensor
+            for shards in dict.fromkeys((most, here // tensor, 1)):
+                if shards % of.context == 0 and most % shards == 0 and (shards > 1 or shared == 1):
+                    found.append(replace(of, shards=shards))
+        yield found
+        shared *= 2
+
+
+def smallest_that_fits(
+    model: LanguageModel,
+    shape: Shape,
+    machines: int,
+    limits: Limits,
+    memory: float,
+    staging_bytes: int,
+) -> tuple[list[Fit], int]:
+    """The meshes in which as few processes as possible share the work of a sequence.
+
+    Those that fit come first: by the processes of a copy, then by the bytes that a process sends in
+    a step. All that were tried before follow. Each has the largest micro-batch that fits and
+    divides its batch; the first one's is returned. Raises ConfigError if no mesh is possible.
+    """
+    fitting: list[tuple[Fit, int]] = []
+    others: list[tuple[Fit, int]] = []
+    for shapes in meshes(shape, shape.processes // machines):
+        too_large: set[int] = set()
+        for one in shapes:
+            if not limits.allow(one, model) or one.tensor in too_large:
+                continue  # with fewer shards it needs more
+            strategy = mesh_strategy(one, machines)
+            estimate = MemoryEstimate(model.config, one)
+            candidate = Candidate(strategy, model.config, estimate, staging_bytes)
+            sequences = limits.sequences // one.parts
+            most = limits.micro_batch_size or candidate.largest(memory) or 1
+            micro = largest_divisor(sequences, most)
+            fit = candidate.fit(memory, micro, sequences // micro)
+            (fitting if fit.fits else others).append((fit, micro))
+            if not fit.fits:
+                too_large.add(one.tensor)
+        if fitting:
+            break
+    if not fitting and not others:
+        raise ConfigError(
+            f"--count {shape.processes}: no mesh of so many processes divides "
+            f"train.global_batch_size={limits.sequences}. Use a multiple of {shape.processes}, or "
+            "fewer GPUs."
+        )
+    rows = [*sorted(fitting, key=lambda row: _order(row[0])), *others]
+    return [fit for fit, _ in rows], rows[0][1]
+
+
+def _order(fit: Fit) -> tuple[int, float]:
+    """The smallest copy first: between copies only gradients are sent, and only once a step."""
+    shape = fit.strategy.shape
+    return shape.processes // shape.copies, fit.sent
