@@ -179,7 +179,7 @@ def test_processes_that_share_matrices_send_what_is_predicted(tmp_path, config, 
     "words",
     [
         ["model.activation_checkpointing=true"],
-        ["run.sync_each_micro_batch=false", "run.reduce_dtype=bf16"],
+        ["run.sync_each_micro_batch=false"],
         ["optim.name=muon"],
     ],
 )
