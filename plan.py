@@ -194,6 +194,12 @@ def check_processes(options: argparse.Namespace, config: Config) -> None:
             f"--processes {processes} is not a multiple of {named}: so many processes share each "
             f"{'sequence' if options.context > 1 else 'matrix'}."
         )
+    if options.context > 1 and config.run.attention != "auto":
+        raise ConfigError(
+            f"run.attention={config.run.attention} has no effect with --context "
+            f"{options.context}: where processes share each sequence, attention has its own "
+            "kernels. Leave it out."
+        )
     refuse_uneven_chunks(config, options.context)
     if options.count is None:
         accumulation_steps(config.train, processes // shared)

@@ -572,6 +572,10 @@ def test_nothing_that_fits_is_exit_code_3_with_a_remedy():
             ["--count", "3", "--memory", "8", "train.global_batch_size=4"],
             "--count 3: no mesh of so many processes divides train.global_batch_size=4",
         ),
+        (
+            ["--processes", "2", "--context", "2", "--memory", "8", "run.attention=varlen"],
+            "run.attention=varlen has no effect with --context 2",
+        ),
         (["--memory", "a lot"], "a lot is not a number of GiB"),
         ([], "--memory"),
     ],
