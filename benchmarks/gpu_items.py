@@ -73,6 +73,12 @@ def snapshots(settings: Settings) -> list[Row]:
     return snapshot_rows(settings)
 
 
+def shared_sequences(settings: Settings) -> list[Row]:
+    from gpu_runs import context_rows
+
+    return context_rows(settings)
+
+
 def deterministic(settings: Settings) -> list[Row]:
     from gpu_steps import Case
     from gpu_steps import deterministic as rows
@@ -155,6 +161,7 @@ ITEMS = (
     _other("Muon", "gpt2", optimizer="muon"),
     _other("FSDP on one rank", "gpt2_large", fsdp=True),
     _other("FSDP on one rank, offloaded", "gpt2_large", fsdp=True, offload=True),
+    Item("shared sequences", "context parallelism", 120, shared_sequences),
     Item("new weights", "new weights", 60, new_weights),
     *(_frozen(kind) for kind in ("float32", "bf16", "nf4")),
 )

@@ -8,11 +8,12 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from common import ROOT, kill_with_children, launch, median
 from gpu_contest import config_file, prepare
 from gpu_settings import Row, Settings
@@ -23,6 +24,9 @@ from snapshot.disk.files import snapshots_in
 
 LARGE_BATCH = 480
 """Sequences of GPT-2's global batch: half a million tokens."""
+LONG = 16_384
+"""Positions of a sequence that two GPUs share."""
+FIRST_PORT = 29_800
 PER_SNAPSHOT = 100
 """Steps to which a snapshot's stall is related."""
 
@@ -62,27 +66,40 @@ class Batches:
 
 
 class Run:
-    """train.py under `accelerate launch`, in the background."""
+    """train.py under `accelerate launch`, in the background.
+
+    `on` are an accelerate config file and options of the launcher; one device without. `words` are
+    further overrides.
+    """
 
     def __init__(
-        self, settings: Settings, name: str, backend: str, batches: Batches, fresh: bool = True
+        self,
+        settings: Settings,
+        name: str,
+        backend: str,
+        batches: Batches,
+        fresh: bool = True,
+        on: Sequence[str] = (),
+        words: Sequence[str] = (),
     ) -> None:
         self.folder = Path(settings.folder, "runs", name)
         if fresh:
             shutil.rmtree(self.folder, ignore_errors=True)
         steps = batches.steps
-        words = [*settings.words(batches.sequences), *prepare(settings)]
+        more, words = words, [*settings.words(batches.sequences), *prepare(settings)]
         words += [f"train.micro_batch_size={batches.micro}", f"train.max_steps={steps}"]
         words += [f"train.eval_every={steps}", "train.eval_batches=1", "train.sample_every=0"]
         words += [f"run.dir={self.folder}", f"snapshot.every={batches.every}", "snapshot.keep=2"]
         words += ["model.dropout=0.1", "run.compile_short_runs=true", "optim.warmup_steps=2"]
-        options = ["--mixed_precision=bf16", f"--dynamo_backend={backend}"]
+        words += more
+        config, *others = on or [config_file(settings)]
+        options = [*others, "--mixed_precision=bf16", f"--dynamo_backend={backend}"]
         options += [] if backend == "no" else ["--dynamo_use_regional_compilation"]
         self.log = self.folder.with_suffix(".log")
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(
-                launch(config_file(settings), "train.py", *words, options=options),
+                launch(config, "train.py", *words, options=options),
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -196,3 +213,31 @@ def snapshot_row(settings: Settings, batches: Batches) -> Row:
         "durable after s": durable,
         "stall / 100 steps": stall / (PER_SNAPSHOT * step),
     }
+
+
+def context_rows(settings: Settings) -> list[Row]:
+    """The speed of two devices that share each sequence, and of two with sequences of their own.
+
+    Both shard the weights, and take the same sequences a step. They run one after the other.
+    """
+    if not settings.rehearse and torch.cuda.device_count() < 2:
+        return [{"two GPUs": "skipped: context parallelism needs two GPUs, and here is one"}]
+    shared = "--parallelism_config_dp_shard_size=1"
+    fsdp, cp = ("fsdp_cpu.yaml", "cp_cpu.yaml") if settings.rehearse else ("fsdp.yaml", "cp.yaml")
+    ways = {"share each sequence": (cp, shared), "have sequences of their own": (fsdp,)}
+    steps = 6 if settings.rehearse else 30
+    length = settings.shape["block_size"] if settings.rehearse else LONG
+    words = (f"data.block_size={length}", "model.dropout=0", "model.activation_checkpointing=true")
+    rows = []
+    for name, on in ways.items():
+        batches = Batches(2, 1, every=steps, steps=steps)
+        # The port of the other run may still be taken.
+        options = (*on, "--num_processes=2", f"--main_process_port={FIRST_PORT + len(rows)}")
+        run = Run(settings, f"context-{on[0]}", "no", batches, on=options, words=words)
+        if "2 processes" not in run.finish():
+            raise RuntimeError(f"{name}: two processes were to compute")
+        records = map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines())
+        speeds = [record["tokens_per_second"] for record in records if record["event"] == "train"]
+        speed = round(median(speeds[steps // 3 :]))
+        rows.append({"two GPUs": name, "positions": length, "tokens/s": speed})
+    return rows

@@ -232,6 +232,24 @@ def test_each_kind_of_update_is_measured_in_one_process(tmp_path):
     check_updates({name: results.items[name]["rows"] for name in names})
 
 
+def test_shared_sequences_need_two_gpus(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    request = {"item": "shared sequences", "settings": {"folder": str(tmp_path)}}
+    (row,) = gpu_items.answer(gpu_items.ITEMS, request)["rows"]
+    assert row["two GPUs"].startswith("skipped: context parallelism needs two GPUs")
+
+
+@pytest.mark.slow
+def test_shared_sequences_are_rehearsed(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    settings = {"folder": str(tmp_path), "rehearse": True}
+    request = {"item": "shared sequences", "settings": settings}
+    rows = gpu_items.answer(gpu_items.ITEMS, request)["rows"]
+    names = [row["two GPUs"] for row in rows]
+    assert names == ["share each sequence", "have sequences of their own"]
+    assert all(row["tokens/s"] > 0 for row in rows)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_rehearsal_takes_every_path_also_after_it_was_killed(tmp_path):
@@ -273,6 +291,7 @@ def check_rows(rows: dict[str, list[dict]]) -> None:
     assert [row["contestant"] for row in rows["contest, compiled"]] == names
     assert [row["contestant"] for row in rows["contest, eager"]] == names[:3]
     assert all(row["train.py / this"] > 0 for row in rows["contest, compiled"])
+    assert len(rows["shared sequences"]) == 2
     assert all(row["stalls for s"] >= 0 < row["snapshot MB"] for row in rows["snapshots"])
     check_updates(rows)
 
