@@ -55,6 +55,13 @@ SHAPES = [
         2,
         "2 sequences x 2 groups of 2 processes x 2 accumulated",
     ),
+    (
+        "fsdp_hybrid.yaml",
+        8,
+        {"parallelism_config_dp_shard_size": 2, "parallelism_config_cp_size": 2},
+        1,
+        "FSDP (2 replicas of 4 shards, added up once a step), each sequence shared by 2",
+    ),
     ("tp_cpu.yaml", 2, {}, 4, "float32, FSDP, each matrix shared by 2 processes"),
     ("fsdp_tp_cpu.yaml", 4, {}, 2, "2 sequences x 2 groups of 2 processes x 2 accumulated"),
     (
@@ -82,7 +89,7 @@ SHAPES = [
 
 # The others show the same, a piece each.
 SLOW = ["ddp_cpu.yaml-4-0", "fsdp.yaml-2-0", "fsdp_multinode.yaml-2-0", "cp_cpu.yaml-4-0"]
-SLOW += ["tp_cpu.yaml-4-0", "tp_cpu.yaml-2-1"]
+SLOW += ["fsdp_hybrid.yaml-1-2", "tp_cpu.yaml-4-0", "tp_cpu.yaml-2-1"]
 THOROUGH = ["fsdp_hybrid.yaml-2-1", "fsdp_offload.yaml-4-0"]
 THOROUGH += ["fsdp_cpu.yaml-4-4", "fsdp_cpu.yaml-4-0", "cp_cpu.yaml-2-1"]
 THOROUGH += ["fsdp_tp_cpu.yaml-2-0"]
