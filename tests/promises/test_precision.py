@@ -114,7 +114,7 @@ HALVES = [
     pytest.param("FSDP-2", "bf16", marks=pytest.mark.slow),
     pytest.param("DDP-2", "bf16", marks=pytest.mark.slow),
     pytest.param("one", "fp8", marks=pytest.mark.thorough),
-    pytest.param("DDP-2", "fp8", marks=pytest.mark.thorough),
+    pytest.param("DDP-2", "fp8", marks=pytest.mark.slow),
     pytest.param("FSDP-2", "fp8", marks=pytest.mark.thorough),
 ]
 MOST = {"bf16": 2e-3, "fp16": 2e-3, "fp8": 1e-2}
@@ -137,7 +137,7 @@ def test_half_precision_has_nearly_the_losses_of_float32(trained, shape, precisi
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("fp8", marks=pytest.mark.slow)])
 def test_a_resumed_fsdp_run_ends_with_the_same_bits(trained, start, tmp_path, precision):
     through = trained("FSDP-2", precision)
     run_dir = copied(through, 10, tmp_path / "run")

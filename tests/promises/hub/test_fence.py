@@ -367,7 +367,13 @@ def random_order(hub: LoopbackHub, folder: Path, seed: int) -> str:
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(2), pytest.param(range(2, 20), marks=pytest.mark.thorough)], ids=str
+    "seeds",
+    [
+        range(2),
+        pytest.param(range(2, 8), marks=pytest.mark.thorough),
+        pytest.param(range(8, 20), marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_in_any_order_the_newest_step_of_a_living_attempt_wins(tmp_path, monkeypatch, seeds):
     print("\norder of events | alive in the end | in the repo")

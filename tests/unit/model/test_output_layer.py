@@ -145,7 +145,7 @@ def test_a_chunk_of_logits_has_its_bound(monkeypatch):
     assert peaks[1] < peaks[0]
 
 
-@pytest.mark.parametrize("rows", [60, 100, 150])
+@pytest.mark.parametrize("rows", [60, pytest.param(100, marks=pytest.mark.slow), 150])
 def test_a_plan_knows_the_chunks(rows, monkeypatch):
     """One chunk grows with the sequences, of 48 tokens each, then a second one, and no other."""
     monkeypatch.setattr("model.head.LOGIT_BYTES", rows * 320 * 4)

@@ -242,8 +242,17 @@ def test_the_planner_counts_one_moment_of_a_matrix():
     assert copies[0] - copies[1] >= 4 * matrix
 
 
-@pytest.mark.parametrize(("processes", "shards"), [(2, 1), (2, 2), (4, 2)])
-@pytest.mark.parametrize("precision", ["no", "bf16"])
+@pytest.mark.parametrize(
+    ("processes", "shards", "precision"),
+    [
+        (2, 1, "no"),
+        (2, 2, "no"),
+        (4, 2, "bf16"),  # sends both ways
+        pytest.param(2, 1, "bf16", marks=pytest.mark.slow),
+        pytest.param(2, 2, "bf16", marks=pytest.mark.slow),
+        pytest.param(4, 2, "no", marks=pytest.mark.slow),
+    ],
+)
 def test_the_planner_counts_what_processes_send_of_updates(processes, shards, precision):
     """Shards of updates go to the owners and come back, and copies get what others computed."""
     shape = Shape("cpu", precision, processes, shards, "muon")
