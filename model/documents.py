@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -90,12 +90,40 @@ def begins_of(positions: Tensor) -> Tensor:
 
 @torch._disable_dynamo  # torch.compiler.disable would import the compiler in every start
 def _bounds(begins: Tensor) -> Tensor:
-    """The places (N + 1,) of what begins in (B, T), and the number of places.
+    """The places (N + 1,) of what begins in (B, T) or (M,), and the number of places.
 
     Their number is a shape, so the process waits here for the device, once in a forward pass.
     """
     first = begins.flatten().nonzero().flatten()
     return F.pad(first, (0, 1), value=begins.numel()).int()
+
+
+class Seen(NamedTuple):
+    """The keys that a stretch of each row sees: from the document on in which it begins."""
+
+    places: Tensor
+    """(M,): where they are in the B rows of keys, one row after the other."""
+    bounds: Tensor
+    """(N + 1,) int32: where those of each document begin, and M. Its last query sees all of them.
+    """
+
+
+@torch._disable_dynamo
+def seen_by(begins: Tensor, stretch: slice) -> tuple[Tensor, Seen]:
+    """The bounds of the queries at a stretch of rows, and the keys before its end that they see.
+
+    `begins` (B, T) are true where a document begins. A document that goes on into the stretch has
+    its bound there.
+    """
+    rows, end = len(begins), stretch.stop
+    every = torch.arange(end, device=begins.device).expand(rows, end)
+    first = torch.where(begins[:, :end], every, 0).cummax(1).values[:, stretch.start, None]
+    own = begins[:, stretch].clone()
+    own[:, 0] = True
+    sees, starts = every >= first, every == first
+    starts[:, stretch.start + 1 :] = own[:, 1:]
+    places = (every + end * torch.arange(rows, device=begins.device)[:, None])[sees]
+    return _bounds(own), Seen(places, _bounds(starts[sees]))
 
 
 def varlen_attention(
@@ -105,26 +133,31 @@ def varlen_attention(
     bounds: Tensor,
     scale: float | None = None,
     window: int | None = None,
+    seen: Seen | None = None,
 ) -> Tensor:
     """Causal attention within the documents that `bounds` (N + 1,) separate, by torch's kernel.
 
     Queries (B, H, T, D) to (B, H, T, D). Keys and values may have fewer heads. With `window`, a
-    query sees itself and so many positions less one before it.
+    query sees itself and so many positions less one before it. `seen` says which keys
+    are seen, if they are not those of the queries' positions.
     """
     from torch.nn.attention.varlen import varlen_attn
 
     batch, heads, time, size = query.shape
+    longest = key.size(2)  # of the documents, at most
     # The kernel is not in autocast's list; rotary positions make queries and keys float32.
     parts = (part.to(value.dtype).transpose(1, 2).flatten(0, 1) for part in (query, key, value))
     query, key, value = parts
+    if seen is not None:
+        key, value = (part.index_select(0, seen.places) for part in (key, value))
     mixed = varlen_attn(
         query,
         key,
         value,
         bounds,
-        bounds,
-        time,  # the longest document, at most
+        bounds if seen is None else seen.bounds,
         time,
+        longest,
         scale=scale,
         window_size=(-1 if window is None else window - 1, 0),
         enable_gqa=key.size(1) != heads,

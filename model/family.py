@@ -252,7 +252,7 @@ class LanguageModel(nn.Module, ABC):
 
     def share_context(self, context: Context) -> None:
         """Compute the loss as `Context.around` says. Call it before the model is wrapped."""
-        self.context = context
+        self.context, context.varlen = context, self.varlen
         self.forward = context.around(self.forward)  # type: ignore[method-assign]
 
     def share_matrices(self, group: TensorGroup) -> None:

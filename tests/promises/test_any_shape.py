@@ -62,6 +62,13 @@ SHAPES = [
         1,
         "FSDP (2 replicas of 4 shards, added up once a step), each sequence shared by 2",
     ),
+    (
+        "cp_cpu.yaml",
+        2,
+        {"parallelism_config_cp_comm_strategy": "alltoall"},
+        4,
+        "float32, FSDP, each sequence shared by 2 processes that exchange heads",
+    ),
     ("tp_cpu.yaml", 2, {}, 4, "float32, FSDP, each matrix shared by 2 processes"),
     ("fsdp_tp_cpu.yaml", 4, {}, 2, "2 sequences x 2 groups of 2 processes x 2 accumulated"),
     (
@@ -89,7 +96,7 @@ SHAPES = [
 
 # The others show the same, a piece each.
 SLOW = ["ddp_cpu.yaml-4-0", "fsdp.yaml-2-0", "fsdp_multinode.yaml-2-0", "cp_cpu.yaml-4-0"]
-SLOW += ["fsdp_hybrid.yaml-1-2", "tp_cpu.yaml-4-0", "tp_cpu.yaml-2-1"]
+SLOW += ["fsdp_hybrid.yaml-1-2", "cp_cpu.yaml-4-1", "tp_cpu.yaml-4-0", "tp_cpu.yaml-2-1"]
 THOROUGH = ["fsdp_hybrid.yaml-2-1", "fsdp_offload.yaml-4-0"]
 THOROUGH += ["fsdp_cpu.yaml-4-4", "fsdp_cpu.yaml-4-0", "cp_cpu.yaml-2-1"]
 THOROUGH += ["fsdp_tp_cpu.yaml-2-0"]

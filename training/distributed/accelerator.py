@@ -456,6 +456,14 @@ def refuse_shared_context(
             f"the accelerate config file says parallelism_config_cp_size: {size}, but several "
             f"processes cannot share the attention of {model.config.family}. Set it to 1."
         )
+    sharing = size * tensor_size(accelerator)
+    uneven = [heads for heads in model.config.head_counts if heads % sharing]
+    if exchanges_heads(accelerator) and uneven:
+        raise ConfigError(
+            "the accelerate config file says parallelism_config_cp_comm_strategy: alltoall, which "
+            f"shares out heads, and {uneven[0]} are no multiple of {sharing} processes. Set it to "
+            "allgather."
+        )
 
 
 def syncs_each_micro_batch(accelerator: accelerate.Accelerator) -> bool:
@@ -481,6 +489,16 @@ def context_size(accelerator: accelerate.Accelerator) -> int:
     """The number of processes that share each sequence (`parallelism_config_cp_size`)."""
     sizes = accelerator.parallelism_config
     return 1 if sizes is None else int(sizes.cp_size)
+
+
+def exchanges_heads(accelerator: accelerate.Accelerator) -> bool:
+    """Whether processes that share a sequence exchange positions for heads in attention.
+
+    The entry of the config file is `parallelism_config_cp_comm_strategy: alltoall`.
+    """
+    if context_size(accelerator) == 1:
+        return False
+    return bool(accelerator.parallelism_config.cp_handler.cp_comm_strategy == "alltoall")
 
 
 def offloads(accelerator: accelerate.Accelerator) -> bool:
@@ -537,7 +555,8 @@ def configure_wrapping(
     if tensor_size(accelerator) > 1:
         model.share_matrices(TensorGroup(accelerator.torch_device_mesh["tp"].get_group()))
     if context_size(accelerator) > 1:
-        model.share_context(Context(accelerator.torch_device_mesh["cp"].get_group()))
+        group = accelerator.torch_device_mesh["cp"].get_group()
+        model.share_context(Context(group, exchanges_heads(accelerator)))
     if accelerator.is_fsdp2:
         _configure_fsdp(accelerator, model, run)
     else:

@@ -268,10 +268,10 @@ def _parallelism_refusals() -> list[str]:
     shard, shared = sizes["dp_shard_size"], sizes["cp_size"] * sizes["tp_size"]
     product = math.prod(sizes.values())
     strategy = env_var("PARALLELISM_CONFIG_CP_COMM_STRATEGY", "allgather")
-    if sizes["cp_size"] > 1 and strategy != "allgather":
+    if sizes["cp_size"] > 1 and strategy not in ("allgather", "alltoall"):
         found.append(
-            f"{CONFIG_FILE} says {entry}_cp_comm_strategy: {strategy}. Keys and values of a "
-            "sequence are gathered: set it to allgather."
+            f"{CONFIG_FILE} says {entry}_cp_comm_strategy: {strategy}. Set it to allgather, which "
+            "gathers keys and values, or to alltoall, which exchanges positions for heads."
         )
     if shard * shared < 2:
         found.append(

@@ -27,7 +27,7 @@ from model.cpu.malloc import keep_freed_memory, use_one_heap
 from model.cpu.threads import Threads, limit_threads
 from model.family import Attend, LanguageModel
 from snapshot.disk.state import ONE, RunState
-from training.distributed.accelerator import context_size, is_compiled, micro_batch_shape
+from training.distributed.accelerator import is_compiled, micro_batch_shape
 from training.distributed.agreement import decided_by_main, run_on_all
 from training.distributed.environment import on_cpu, processes_here
 from training.reporting.machine import computed_on
@@ -101,8 +101,6 @@ class CudaTuning(Tuning):
             state.attention = config.run.attention
         elif not is_exact(state.attention):
             state.attention = None  # only as long as the key asks for it
-        elif context_size(accelerator) > 1:  # `Context` has attention of its own
-            pass
         elif state.attention is None and state.step == 0 and has_packed_rows(config, model, state):
             reason = why_no_kernel(accelerator, config, VARLEN, head_size)
             if decided_by_main(accelerator, lambda: reason is None):

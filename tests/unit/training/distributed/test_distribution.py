@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from types import SimpleNamespace
+from typing import ClassVar
 
 import psutil
 import pytest
@@ -13,9 +14,18 @@ from accelerate.utils import DistributedType
 from accelerate.utils.launch import prepare_multi_gpu_env
 
 import runs
-from config.schema import Config, ConfigError, DataConfig, RunConfig, refuse_uneven_chunks
+from config.schema import (
+    Config,
+    ConfigError,
+    DataConfig,
+    OptimConfig,
+    RunConfig,
+    refuse_uneven_chunks,
+)
 from model.gpt import GPT, GPTConfig
+from optim.optimizers import OPTIMIZERS
 from tracked import tracked
+from training import shared_matrices
 from training.distributed import processes, refusals
 from training.distributed.accelerator import (
     effective_precision,
@@ -163,18 +173,78 @@ class Opaque(GPT):
     """A model with attention of its own."""
 
     can_share_context = False
+    tensor_plan: ClassVar = {}
 
 
 def test_sequences_that_processes_cannot_share_are_refused():
-    accelerator = SimpleNamespace(parallelism_config=SimpleNamespace(cp_size=2))
-    sizes = GPTConfig(vocab_size=5, block_size=4, n_layer=1, n_head=1, n_embd=8)
+    handler = SimpleNamespace(cp_comm_strategy="allgather")
+    mesh = SimpleNamespace(cp_size=2, tp_size=1, cp_handler=handler)
+    accelerator = SimpleNamespace(parallelism_config=mesh)
+    sizes = GPTConfig(vocab_size=5, block_size=4, n_layer=1, n_head=3, n_embd=9)
     refuse_shared_context(accelerator, GPT(sizes), RunConfig())
     with pytest.raises(ConfigError, match="cp_size: 2, but several processes cannot share the att"):
         refuse_shared_context(accelerator, Opaque(sizes), RunConfig())
     with pytest.raises(ConfigError, match=r"run\.attention=products has no effect"):
         refuse_shared_context(accelerator, GPT(sizes), RunConfig(attention="products"))
+    handler.cp_comm_strategy = "alltoall"
+    with pytest.raises(ConfigError, match=r"alltoall, .* heads, and 3 are no multiple of 2"):
+        refuse_shared_context(accelerator, GPT(sizes), RunConfig())
     accelerator.parallelism_config.cp_size = 1
     refuse_shared_context(accelerator, Opaque(sizes), RunConfig(attention="products"))
+
+
+def a_run(tensor: int, length: int = 64, context: int = 1, **optim) -> tuple:
+    """An accelerator whose processes share matrices, and a configuration."""
+    mesh = SimpleNamespace(tp_size=tensor, cp_size=context)
+    config = Config(data=DataConfig(block_size=length), optim=OptimConfig(**optim))
+    return SimpleNamespace(parallelism_config=mesh), config
+
+
+def test_matrices_that_processes_cannot_share_are_refused():
+    sizes = GPTConfig(vocab_size=5, block_size=4, n_layer=1, n_head=6, n_embd=12)
+    refuse(a_run(3, 66), GPT(sizes))
+    refuse(a_run(1, 65), Opaque(sizes))
+    with pytest.raises(ConfigError, match="tp_size: 4, but the model has 6 heads"):
+        refuse(a_run(4), GPT(sizes))
+    with pytest.raises(ConfigError, match="must be a multiple of 3"):
+        refuse(a_run(3), GPT(sizes))
+    with pytest.raises(ConfigError, match=r"must be a multiple of 8\. Use 8\."):
+        refuse(a_run(2, 6, context=2), GPT(sizes))
+    with pytest.raises(ConfigError, match="cannot share the matrices of gpt2"):
+        refuse(a_run(2), Opaque(sizes))
+
+
+def refuse(run: tuple, model: GPT) -> None:
+    accelerator, config = run
+    shared_matrices.refuse_model(accelerator, model, config)
+
+
+class Norms(torch.optim.SGD):
+    """An optimizer that looks at a whole matrix."""
+
+    def step(self) -> None:
+        for group in self.param_groups:
+            for one in group["params"]:
+                one.data.sub_(one.grad / one.grad.norm())
+
+
+def test_what_shared_matrices_do_not_allow_is_refused(monkeypatch):
+    for name in ("adamw", "muon"):
+        shared_matrices.refuse_configuration(*a_run(2, name=name))
+    monkeypatch.setitem(OPTIMIZERS, "norms", lambda parts, *_: Norms(parts))
+    shared_matrices.refuse_configuration(*a_run(1, name="norms"))
+    with pytest.raises(
+        ConfigError, match=r"optim\.name=norms computes the update of a matrix from"
+    ):
+        shared_matrices.refuse_configuration(*a_run(2, name="norms"))
+    accelerator, config = a_run(2)
+    config.model.lora_rank = 4
+    with pytest.raises(ConfigError, match=r"model\.lora_rank=4: adapters are not supported"):
+        shared_matrices.refuse_configuration(accelerator, config)
+    for precision in ("fp16", "fp8"):
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
+        with pytest.raises(ConfigError, match=f"mixed_precision: {precision} is not supported"):
+            shared_matrices.refuse_configuration(*a_run(2))
 
 
 @pytest.mark.parametrize(("length", "remedy"), [(130, "Use 128 or 132."), (3, "Use 4.")])
