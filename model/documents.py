@@ -112,7 +112,7 @@ class Seen(NamedTuple):
 def seen_by(begins: Tensor, stretch: slice) -> tuple[Tensor, Seen]:
     """The bounds of the queries at a stretch of rows, and the keys before its end that they see.
 
-    `begins` (B, T) are true where a document begins. A document that goes on into the stretch has
+    `begins` (B, T) are true where a document begins. A document that began before the stretch has
     its bound there.
     """
     rows, end = len(begins), stretch.stop
