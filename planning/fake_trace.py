@@ -92,6 +92,8 @@ class Shape:
     """Processes among those of a copy that share each sequence."""
     tensor: int = 1
     """Processes that share each matrix."""
+    exchanges_heads: bool = False
+    """Whether processes that share sequences exchange positions for heads."""
 
     @property
     def is_fsdp(self) -> bool:
@@ -157,7 +159,7 @@ def traced_phases(config: ModelConfig, micro_batch_size: int, shape: Shape) -> L
             bare.share_matrices(TensorGroup(dist.new_group(range(shape.tensor))))
         if shape.context > 1:
             sharing = range(0, shape.context * shape.tensor, shape.tensor)
-            bare.share_context(Context(dist.new_group(sharing)))
+            bare.share_context(Context(dist.new_group(sharing), shape.exchanges_heads))
         model: nn.Module = bare if mesh is None else _sharded(bare, mesh, shape)
         if shape.tensor > 1:
             bare.mark_cuts()

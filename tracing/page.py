@@ -33,6 +33,7 @@ from tracing.spans import (
 from training.distributed.accelerator import (
     bucket_parameters,
     context_size,
+    exchanges_heads,
     micro_batch_shape,
     replicas,
     unwrapped,
@@ -91,6 +92,7 @@ class Result:
                 shards=accelerator.num_processes // (copies * tensor),
                 context=context_size(accelerator),
                 tensor=tensor,
+                exchanges_heads=exchanges_heads(accelerator),
                 optimizer=config.optim.name,
                 state_dtype=config.optim.state_dtype,
                 freeze=tuple(config.optim.freeze),
