@@ -143,9 +143,9 @@ class Accelerator(accelerate.Accelerator):
     def prepare(self, *args: Any, **options: Any) -> Any:
         """Like accelerate's method."""
         prepared = super().prepare(*args, **options)
-        for model in self._models:
-            if (bare := unwrapped(self, model)).tensors is not None:
-                bare.mark_cuts()
+        if tensor_size(self) > 1:
+            for model in self._models:
+                unwrapped(self, model).mark_cuts()
         return prepared
 
     def backward(self, loss: Tensor, **options: Any) -> None:
@@ -154,9 +154,12 @@ class Accelerator(accelerate.Accelerator):
         Those are of parameters that each of them has whole, but uses for its positions alone.
         """
         super().backward(loss, **options)
-        for model in self._models if self.sync_gradients else ():
-            if (group := unwrapped(self, model).tensors) is not None:
-                group.sum_gradients([one for one in model.parameters() if one.cut.summed])
+        if tensor_size(self) == 1 or not self.sync_gradients:
+            return
+        for model in self._models:
+            group = unwrapped(self, model).tensors
+            assert group is not None, "configure_wrapping has shared the matrices"
+            group.sum_gradients([one for one in model.parameters() if one.cut.summed])
 
     @property
     def seed_index(self) -> int:
