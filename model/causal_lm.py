@@ -77,6 +77,12 @@ class CausalLMConfig(ModelConfig):
         return self.n_head * self.head_size
 
     @property
+    def head_counts(self) -> tuple[int, ...]:
+        sizes = _transformers_config(self.content).get_text_config()
+        keys = getattr(sizes, "num_key_value_heads", None)
+        return (self.n_head, keys) if isinstance(keys, int) else (self.n_head,)
+
+    @property
     def can_pack(self) -> bool:
         """Whether several documents in a row do not attend to each other if positions say so.
 

@@ -13,6 +13,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils import DistributedType
 from accelerate.utils.launch import prepare_multi_gpu_env
 
+import families
 import runs
 from config.schema import (
     Config,
@@ -22,8 +23,10 @@ from config.schema import (
     RunConfig,
     refuse_uneven_chunks,
 )
+from model.families import build_model
 from model.gpt import GPT, GPTConfig
 from optim.optimizers import OPTIMIZERS
+from snapshot.disk.model import model_config
 from tracked import tracked
 from training import shared_matrices
 from training.distributed import processes, refusals
@@ -189,6 +192,9 @@ def test_sequences_that_processes_cannot_share_are_refused():
     handler.cp_comm_strategy = "alltoall"
     with pytest.raises(ConfigError, match=r"alltoall, .* heads, and 3 are no multiple of 2"):
         refuse_shared_context(accelerator, GPT(sizes), RunConfig())
+    fewer = model_config({**families.FAMILIES["mixtral"], "num_key_value_heads": 1}, "fewer")
+    with pytest.raises(ConfigError, match=r"alltoall, .* heads, and 1 are no multiple of 2"):
+        refuse_shared_context(accelerator, build_model(fewer), RunConfig())
     accelerator.parallelism_config.cp_size = 1
     refuse_shared_context(accelerator, Opaque(sizes), RunConfig(attention="products"))
 
