@@ -309,9 +309,17 @@ def too_long(config: Config, model: str, context: int) -> str:
     )
 
 
+def equal_chunks(sequences: int, matrices: int = 1) -> int:
+    """The equal chunks of a sequence that processes share: of each they have one, or two.
+
+    `sequences` processes share it, each of which may be several that share `matrices` instead.
+    """
+    return sequences * matrices * (2 if sequences > 1 else 1)
+
+
 def refuse_uneven_chunks(config: Config, processes: int) -> None:
     """Raise ConfigError if so many processes cannot share a sequence equally."""
-    length, chunks = config.data.block_size, 2 * processes
+    length, chunks = config.data.block_size, equal_chunks(processes)
     if processes > 1 and length % chunks:
         below = length // chunks * chunks
         raise ConfigError(

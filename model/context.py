@@ -82,7 +82,7 @@ class Context:
         """Keys and values (B, H, P, D) of this process to those of all, (B, H, T, D), in order."""
         from torch.distributed._functional_collectives import all_gather_single
 
-        both = torch.stack((key.to(value.dtype), value))  # (2, B, H, P, D)
+        both = torch.stack((key, value))  # (2, B, H, P, D)
         gathered = all_gather_single(both, 0, self.group)
         keys, values = self._in_order(gathered.unflatten(0, (self.size, 2)))
         return keys, values

@@ -264,8 +264,7 @@ class LanguageModel(nn.Module, ABC):
         group.cut(self, self.tensor_plan, self.shares_positions)
         around = group.around(self.forward, self.shares_positions)
         self.forward = around  # type: ignore[method-assign]
-        cuts = group.cuts
-        self._cuts = {name: cuts[one] for name, one in self.named_parameters() if one in cuts}
+        self._cuts = {name: group.cuts[one] for name, one in self.named_parameters()}
 
     def mark_cuts(self) -> None:
         """Say of each parameter how it is cut, also after FSDP has replaced them."""

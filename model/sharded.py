@@ -53,7 +53,7 @@ class Cut:
 
     def gather(self, part: Tensor) -> Tensor:
         """The whole of the parts of all processes, each of which must call this."""
-        from torch.distributed import all_gather_into_tensor
+        from torch.distributed import all_gather_single
 
         if self.dim is None:
             return part
@@ -62,7 +62,7 @@ class Cut:
         sent = rows.new_zeros(most, *rows.shape[1:])
         sent[: len(rows)] = rows
         received = sent.new_empty(size, *sent.shape)
-        all_gather_into_tensor(received.flatten(0, 1), sent, group=self.group)
+        all_gather_single(received.flatten(0, 1), sent, group=self.group)
         whole = part.new_empty(self.shape)
         by_rows = whole.movedim(self.dim, 0)
         for rank, its in enumerate(received):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from model.head import IGNORED, Head
 from model.products import compute_dtype
-from model.sharded import Cut
+from model.sharded import Cut, local_part
 from model.vocabulary import Vocabulary, summed
 
 Plan = Mapping[str, str]
@@ -97,7 +97,7 @@ class TensorGroup:
         from torch.distributed import all_reduce
 
         grads: list[Any] = [one.grad for one in parameters if one.grad is not None]
-        local = [getattr(one, "_local_tensor", one) for one in grads]  # of a DTensor
+        local = [local_part(one) for one in grads]
         if not local:
             return
         flat = torch.cat([one.flatten() for one in local])

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from model.sharded import Cut
@@ -29,9 +28,8 @@ class Vocabulary:
 
         Targets of `ignored` do not count.
         """
-        self.group, self.ignored = group, ignored
-        self.cut = Cut((size,), group, 0)
-        (self.rows,) = self.cut.ranges()
+        self.group, self.size, self.ignored = group, size, ignored
+        (self.rows,) = Cut((size,), group, 0).ranges()
         self.most = -(-size // group.size())
         """The rows of a process, at most."""
 
@@ -52,9 +50,4 @@ class Vocabulary:
 
     def gather(self, logits: Tensor) -> Tensor:
         """The logits (..., V) of this process's rows, (..., R), and of all others."""
-        from torch.distributed._functional_collectives import all_gather_single
-
-        padded = F.pad(logits, (0, self.most - logits.size(-1)))
-        parts = all_gather_single(padded[None], 0, self.group).unbind()
-        sizes = [one.stop - one.start for n in range(len(parts)) for one in self.cut.ranges(n)]
-        return torch.cat([one[..., :n] for one, n in zip(parts, sizes, strict=True)], dim=-1)
+        return Cut((*logits.shape[:-1], self.size), self.group, logits.dim() - 1).gather(logits)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from config.schema import ConfigError
+from config.schema import ConfigError, equal_chunks
 from model.family import LanguageModel
 from planning.estimate import MemoryEstimate
 from planning.fake_trace import Shape
@@ -34,13 +34,12 @@ class Limits:
 
     def allow(self, shape: Shape, model: LanguageModel) -> bool:
         """Whether a run can have this shape."""
-        chunks = shape.tensor * shape.context * (2 if shape.context > 1 else 1)
         return (
             self.sequences % (shape.parts * (self.micro_batch_size or 1)) == 0
             and (self.context or shape.context == 1)
             and (self.tensor or shape.tensor == 1)
             and not any(heads % shape.tensor for heads in model.config.head_counts)
-            and model.config.block_size % chunks == 0
+            and model.config.block_size % equal_chunks(shape.context, shape.tensor) == 0
             # Copies of one shard are DDP, where nothing else is shared.
             and (shape.copies == 1 or shape.shards > shape.context or not shape.is_fsdp)
         )

@@ -6,7 +6,7 @@ from math import gcd
 
 import accelerate
 
-from config.schema import Config, ConfigError
+from config.schema import Config, ConfigError, equal_chunks
 from model.family import LanguageModel
 from optim.optimizers import TOGETHER, updates_parts
 from training.distributed.accelerator import context_size
@@ -68,7 +68,7 @@ def refuse_size(named: str, size: int, sequences: int, model: LanguageModel, len
             f"{named}, but the model has {uneven[0]} heads, of which each process must have as "
             f"many. Set it to a divisor of {gcd(*heads)}."
         )
-    multiple = size * sequences * (2 if sequences > 1 else 1)
+    multiple = equal_chunks(sequences, size)
     if model.shares_positions and length % multiple:
         below = length // multiple * multiple
         raise ConfigError(

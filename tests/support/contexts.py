@@ -55,6 +55,14 @@ def batches() -> dict[str, tuple[Tensor, ...]]:
     return {"whole": (ids, targets), "documents": (ids, targets, positions), "few": (ids, few)}
 
 
+def loss_of(model, batch: tuple[Tensor, ...]) -> Tensor:
+    """The loss of a batch; the parameters have its gradients, and no others."""
+    model.zero_grad()
+    loss = model(*batch)
+    loss.backward()
+    return loss.detach()
+
+
 def mean(tensor: Tensor) -> Tensor:
     """Over the processes."""
     total = tensor.detach().clone()
@@ -72,11 +80,7 @@ def differences(name: str, by_heads: bool) -> dict[str, tuple[float, float]]:
     shared.share_context(Context(dist.group.WORLD, by_heads))
     found = {}
     for kind, batch in batches().items():
-        losses = []
-        for model in (alone, shared):
-            model.zero_grad()
-            losses.append(model(*batch))
-            losses[-1].backward()
+        losses = [loss_of(model, batch) for model in (alone, shared)]
         pairs = zip(alone.parameters(), shared.parameters(), strict=True)
         worst = max(
             float((mean(other.grad) - one.grad).abs().max() / one.grad.abs().max().clamp(1e-6))

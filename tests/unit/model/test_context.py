@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 
 import pytest
@@ -10,37 +9,21 @@ import torch
 import torch.nn.attention.varlen
 import torch.nn.functional as F
 
-import runs
 from model.causal_lm import PACKING
 from model.context import Context, SharedRows
 from model.families import FAMILIES
-
-SCRIPT = runs.ROOT / "tests" / "support" / "contexts.py"
+from process_groups import Group, assert_equal_losses_and_gradients, measured
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_family_has_the_loss_and_gradients_of_one_process(tmp_path, processes):
-    file, found = runs.rehearsal("ddp_cpu.yaml", tmp_path, processes), tmp_path / "found.json"
-    result = runs.run(runs.launch_command(file, str(found), script=SCRIPT))
-    assert result.returncode == 0, result.stderr
-    content = json.loads(found.read_text())
-    assert content.pop("processes") == processes
+    content = measured("contexts.py", tmp_path, processes)
     assert len(content) == (2 if processes == 2 else 1) * (len(FAMILIES) + len(PACKING))
     # transformers computes gemma2's scores itself, in no function that can be replaced.
     without = [name.removesuffix(" by heads") for name, kinds in content.items() if not kinds]
     assert set(without) == {"their gemma2"}
-    for name, kinds in content.items():
-        for kind, (loss, gradient) in kinds.items():
-            assert loss < 2e-6, (name, kind)
-            assert gradient < 1e-5, (name, kind)
-
-
-class Group:
-    """A process group of which only the size and the rank are asked."""
-
-    def __init__(self, size: int, rank: int) -> None:
-        self.size, self.rank = lambda: size, lambda: rank
+    assert_equal_losses_and_gradients(content)
 
 
 def test_each_position_belongs_to_one_process_and_work_is_equal():

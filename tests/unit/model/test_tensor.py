@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 
-import runs
 from model.families import FAMILIES
 from model.sharded import Cut, cut_like, pieces_of, whole_shape
-
-SCRIPT = runs.ROOT / "tests" / "support" / "tensors.py"
+from process_groups import Group, assert_equal_losses_and_gradients, measured
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_family_has_the_loss_and_gradients_of_one_process(tmp_path, processes):
-    file, found = runs.rehearsal("ddp_cpu.yaml", tmp_path, processes), tmp_path / "found.json"
-    result = runs.run(runs.launch_command(file, str(found), script=SCRIPT))
-    assert result.returncode == 0, result.stderr
-    content = json.loads(found.read_text())
-    assert content.pop("processes") == processes
+    content = measured("tensors.py", tmp_path, processes)
     assert content.keys() >= FAMILIES.keys()
     assert all(content[name] for name in FAMILIES)
-    for name, kinds in content.items():
-        for kind, (loss, gradient) in kinds.items():
-            assert loss < 2e-6, (name, kind)
-            assert gradient < 1e-5, (name, kind)
-
-
-class Group:
-    """A process group of which only the size and the rank are asked."""
-
-    def __init__(self, size: int, rank: int) -> None:
-        self.size, self.rank = lambda: size, lambda: rank
+    assert_equal_losses_and_gradients(content)
 
 
 CUTS = [((12, 4), 0, 3), ((7, 4), 0, 1), ((4, 6), 1, 1), ((9,), 0, 3), ((2, 8, 3), 1, 2)]

@@ -22,6 +22,7 @@ from model.tensor import TensorGroup
 from optim.optimizers import UsualSettings, build
 from optim.sharing import Work
 from optim.state_dtype import expanded, kept_keys
+from process_groups import Group
 from snapshot.disk.reading import restore_moments, restore_weights
 from snapshot.disk.shards import (
     divide_shards,
@@ -41,18 +42,11 @@ SIZES = {
 EACH = pytest.mark.parametrize("family", SIZES)
 
 
-class Group:
-    """A process group, of which this process never meets the others."""
-
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = (lambda: rank), (lambda: size)
-
-
 def models(family: str, processes: int) -> list:
     """The model as each process has it, without values."""
     found = [build_empty(SIZES[family]) for _ in range(processes)]
     for rank, model in enumerate(found if processes > 1 else []):
-        model.share_matrices(TensorGroup(Group(rank, processes)))
+        model.share_matrices(TensorGroup(Group(processes, rank)))
         model.mark_cuts()
     return found
 
@@ -74,7 +68,7 @@ def update(model, optimizer, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for one in model.layout().trained().values():
         whole = torch.randn(whole_shape(one), generator=generator)
-        cut = getattr(one, "cut", Cut(whole.shape, Group(0, 1)))
+        cut = getattr(one, "cut", Cut(whole.shape, Group(1, 0)))
         one.grad = cut.part_of(whole)
     optimizer.step()
 
@@ -135,7 +129,7 @@ def test_one_process_of_those_that_have_the_same_writes_it(dim, is_replicate):
         for rank in range(2):
             shard = SimpleNamespace(
                 full_tensor=None,
-                cut=Cut((8, 8), Group(rank, 2), dim),
+                cut=Cut((8, 8), Group(2, rank), dim),
                 device_mesh=SimpleNamespace(ndim=1, get_coordinate=lambda at=replica: [at]),
                 placements=[SimpleNamespace(is_replicate=lambda: is_replicate)],
             )
