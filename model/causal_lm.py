@@ -27,6 +27,8 @@ from model.lora import INSTALL, hidden, stacked_in
 from model.output_layer import OutputLayer, use_output_layer
 from model.products import compute_dtype
 from model.recompute import around_block, within_block
+from model.tensor import Plan
+from model.transformers_plan import tensor_plan
 
 CODE_KEYS = ("auto_map", "trust_remote_code", "custom_pipelines")
 """Entries of a config.json that ask for code from a repo. transformers itself passes over them, and
@@ -252,6 +254,7 @@ class CausalLM(LanguageModel):
     """A module of transformers. Parameters have its names, with `lm.` before them."""
 
     config: CausalLMConfig
+    shares_positions = False  # between layers, transformers computes what we do not know
 
     def __init__(self, config: CausalLMConfig) -> None:
         """Build the module with transformers' random weights, on torch's default device.
@@ -335,6 +338,11 @@ class CausalLM(LanguageModel):
         from transformers import DynamicCache
 
         return DynamicCache(config=self.lm.config)
+
+    @property
+    def tensor_plan(self) -> Plan:
+        # In the families that tests measure, no layer adds its input to what it returns.
+        return tensor_plan(self.lm, "lm.", once=self.config.family in PACKING)
 
     @property
     def can_share_context(self) -> bool:

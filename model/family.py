@@ -145,8 +145,6 @@ class LanguageModel(nn.Module, ABC):
 
     once_unpacked: ClassVar[bool] = False
     """Whether older versions had one document in a row: their runs resume so."""
-    tensor_plan: ClassVar[Plan] = {}
-    """How processes share its matrices (`model.tensor`); empty if they cannot."""
     shares_positions: ClassVar[bool] = True
     """Whether such processes also share the positions between layers."""
     new_weights: NewWeights | None = None
@@ -169,6 +167,11 @@ class LanguageModel(nn.Module, ABC):
     def can_share_context(self) -> bool:
         """Whether its attention is that of `rows_at`, so that processes can share a sequence."""
         return False
+
+    @property
+    def tensor_plan(self) -> Plan:
+        """How processes share its matrices (`model.tensor`); empty if they cannot."""
+        return {}
 
     def rows_at(self, positions: Tensor | None) -> Rows | None:
         """What tokens at positions (B, T) attend to; None for all earlier ones of their row."""

@@ -12,19 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
+from inspect import signature
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from model.experts import share_experts
 from model.head import IGNORED, Head
 from model.products import compute_dtype
 from model.sharded import Cut, local_part
 from model.vocabulary import Vocabulary, summed
 
 Plan = Mapping[str, str]
-"""By the pattern of a module's name, one of `WAYS`."""
+"""By the pattern of a module's name, one of `WAYS`, or several with spaces between them."""
 
 
 class TensorGroup:
@@ -44,9 +46,11 @@ class TensorGroup:
         With `by_positions`, T of a forward pass with targets must be a multiple of N.
         """
         for name, module in model.named_modules():
-            for pattern, way in plan.items():
+            joined = model.joined.get(name.rpartition(".")[2], 1)
+            for pattern, ways in plan.items():
                 if fnmatchcase(name, pattern):
-                    WAYS[way](self, module, model.joined.get(name.rpartition(".")[2], 1))
+                    for way in ways.split():
+                        WAYS[way](self, module, joined)
         for one in model.parameters():
             self.cuts.setdefault(one, Cut(tuple(one.shape), self.group, summed=by_positions))
 
@@ -73,7 +77,7 @@ class TensorGroup:
         """
         x = x.to(compute_dtype(x))
         if not self.by_positions:
-            return _Entered.apply(x, self.group)
+            return self.sum_backward(x)
         from torch.distributed._functional_collectives import all_gather_single
 
         gathered = all_gather_single(x.contiguous(), 0, self.group)  # (N * B, T / N, C)
@@ -87,6 +91,11 @@ class TensorGroup:
 
         by_process = part.unflatten(1, (self.size, -1)).transpose(0, 1)  # (N, B, T / N, C)
         return reduce_scatter_single(by_process.flatten(0, 1), "sum", 0, self.group)
+
+    def sum_backward(self, x: Tensor) -> Tensor:
+        """x as it is; its gradient is the sum of those of all processes."""
+        entered: Tensor = _Entered.apply(x, self.group)
+        return entered
 
     def own_positions(self, x: Tensor) -> Tensor:
         """This process's positions of (..., T, C), where it has some of its own."""
@@ -131,15 +140,53 @@ class _Left(torch.autograd.Function):
         return grad, None
 
 
+class _Gathered(torch.autograd.Function):
+    """All of (..., V) from each process's (..., R); what follows is the same on all of them."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, shares: Vocabulary) -> Tensor:
+        ctx.rows = shares.rows
+        return shares.gather(part.contiguous())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad[..., ctx.rows], None
+
+
+class _Split(torch.autograd.Function):
+    """Each process's (..., R) of (..., V), which is the same on all of them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shares: Vocabulary) -> Tensor:
+        ctx.shares = shares
+        return x[..., shares.rows]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.shares.gather(grad.contiguous()), None
+
+
 def _entry(group: TensorGroup, module: Any, _: int) -> None:
-    """A layer whose parts are `colwise` and `rowwise`."""
-    module.register_forward_pre_hook(lambda _, inputs: (group.enter(inputs[0]), *inputs[1:]))
+    """A layer whose parts are `colwise` and `rowwise`; `colwise` itself, if others are whole."""
+    first = next(iter(signature(module.forward).parameters))
+
+    def enter(_: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        if inputs:
+            return (group.enter(inputs[0]), *inputs[1:]), named
+        return inputs, {**named, first: group.enter(named[first])}
+
+    module.register_forward_pre_hook(enter, with_kwargs=True)
 
 
 def _colwise(group: TensorGroup, module: Any, joined: int) -> None:
     """A linear layer, some of whose outputs this process has."""
     for one in (module.weight, module.bias):
         group.take(one, 0, joined)
+
+
+def _packed(group: TensorGroup, module: Any, _: int) -> None:
+    """A linear layer that joins two of the same size."""
+    _colwise(group, module, 2)
 
 
 def _rowwise(group: TensorGroup, module: Any, _: int) -> None:
@@ -157,10 +204,14 @@ def _embedding(group: TensorGroup, module: Any, _: int) -> None:
     """The embedding of tokens, some of which this process has."""
     vocabulary = Vocabulary(group.group, module.num_embeddings, IGNORED)
     group.take(module.weight, 0)
+    look_up = module.forward  # some scale what they find
+    if module.padding_idx is not None:  # the token whose row has no gradient
+        own = module.padding_idx - vocabulary.rows.start
+        module.padding_idx = own if 0 <= own < len(module.weight) else None
 
     def forward(ids: Tensor) -> Tensor:
         own = vocabulary.own(ids)
-        found = F.embedding(own.clamp(min=0), module.weight)
+        found = look_up(own.clamp(min=0))
         return group.leave(found.masked_fill((own == IGNORED)[..., None], 0.0))
 
     module.forward = forward
@@ -178,10 +229,33 @@ def _head(group: TensorGroup, module: Head, _: int) -> None:
     _entry(group, module, 1)
 
 
+def _gather(group: TensorGroup, module: Any, _: int) -> None:
+    """A `colwise` layer all of whose outputs each process needs."""
+    shares = Vocabulary(group.group, module.out_features, IGNORED)
+    module.register_forward_hook(lambda _, __, part: _Gathered.apply(part, shares))
+
+
+def _split(group: TensorGroup, module: Any, _: int) -> None:
+    """A `rowwise` layer all of whose inputs each process has."""
+    shares = Vocabulary(group.group, module.in_features, IGNORED)
+    module.register_forward_pre_hook(lambda _, inputs: (_Split.apply(inputs[0], shares),))
+
+
+def _norm(group: TensorGroup, module: Any, _: int) -> None:
+    """A norm of each head: its gradient is the sum over the heads of all processes."""
+    for one in module.parameters():
+        group.cuts[one] = Cut(tuple(one.shape), group.group, summed=True)
+
+
 WAYS: dict[str, Callable[[TensorGroup, Any, int], None]] = {
     "entry": _entry,
     "colwise": _colwise,
+    "packed": _packed,
     "rowwise": _rowwise,
+    "gather": _gather,
+    "split": _split,
+    "norm": _norm,
+    "experts": share_experts,
     "embedding": _embedding,
     "positions": _positions,
     "head": _head,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import shutil
 
 import pytest
 
+import families
 import runs
 from runs import CONSTANT, relative_difference
 
@@ -137,6 +139,45 @@ def test_several_processes_have_the_losses_of_one(
     for one, other in zip(*held_out, strict=True):
         assert other["step"] == one["step"]
         assert other["loss"] == pytest.approx(one["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "processes"),
+    [
+        pytest.param("mixtral", "tp_cpu.yaml", 2, marks=pytest.mark.thorough),
+        *(
+            pytest.param(family, "fsdp_tp_cpu.yaml", 4, marks=pytest.mark.slow)
+            for family in ("llama tied", "qwen3", "mixtral")
+        ),
+    ],
+)
+def test_shared_matrices_of_transformers_have_the_losses_of_one(
+    small, tmp_path, family, config, processes
+):
+    """From a folder of the Hub, with accumulation, clipping and masked documents."""
+    base = families.make(family, tmp_path / "base")
+    words = [word for word in small if not word.startswith("model.n_")]
+    words += [*CONSTANT, f"model.pretrained={base}", "train.max_steps=15", "snapshot.every=5"]
+    words += ["optim.max_grad_norm=0.5", "data.documents=masked"]
+    one, several = tmp_path / "one", tmp_path / "several"
+    result = runs.train(*words, f"run.dir={one}")
+    assert result.returncode == 0, result.stderr
+    words += [f"run.dir={several}", "train.micro_batch_size=2"]
+    result = runs.launch(runs.rehearsal(config, tmp_path, processes), *words)
+    assert result.returncode == 0, result.stderr
+    assert f"{processes} processes," in result.stdout
+    assert "accumulated" in result.stdout
+    assert relative_difference(runs.losses(one), runs.losses(several)) < 1e-5
+    norms = [[r["grad_norm"] for r in runs.metrics(d)] for d in (one, several)]
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
+    assert max(norms[0]) > 0.5  # some are clipped
+    # One process resumes from what several wrote.
+    shutil.rmtree(runs.snapshot(several, 15))
+    words[-2:] = [f"run.dir={several}"]
+    result = runs.train(*words)
+    assert result.returncode == 0, result.stderr
+    assert "step-00000010, the newest of this run" in result.stdout
+    assert relative_difference(runs.losses(one), runs.losses(several)) < 1e-5
 
 
 @pytest.mark.parametrize(

@@ -15,15 +15,44 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 
-from contexts import batches, loss_of, sizes
+import families
+from contexts import SIZES, batches, loss_of, sizes
+from model.causal_lm import PACKING
 from model.families import FAMILIES, build_model
 from model.tensor import TensorGroup
+from snapshot.disk.model import model_config
+
+MIXTURES = {
+    "qwen3 moe": families.OTHERS["qwen3 moe"],
+    "olmoe": families.OTHERS["olmoe"],
+    "dense and mixed": {
+        **families.OTHERS["qwen3 moe"],
+        "mlp_only_layers": [0],
+        "model_type": "qwen2_moe",
+        "shared_expert_intermediate_size": 24,
+    },
+    "cut inside": {**families.FAMILIES["mixtral"], "num_local_experts": 3},
+}
+"""Entries of config.json of models with experts, besides those of PACKING."""
+HEADS = {"num_key_value_heads": 4}
+
+
+def config(name: str):
+    """The configuration of a small model, whose heads so many processes can share."""
+    if name in FAMILIES or name == "their gpt2":
+        return sizes(name)
+    content = MIXTURES.get(name) or {**SIZES, "model_type": name.removeprefix("their ")}
+    if dist.get_world_size() == 4:
+        content = {**content, **HEADS}
+    return model_config(content, name)
 
 
 @torch.no_grad()
 def shared_copy(model, name: str):
     """A model with the same weights, of which this process has its part."""
-    copy = build_model(sizes(name)).train(model.training)
+    copy = build_model(config(name)).train(model.training)
+    if not copy.tensor_plan:
+        return None
     copy.share_matrices(TensorGroup(dist.group.WORLD))
     copy.mark_cuts()
     for one, other in zip(model.parameters(), copy.parameters(), strict=True):
@@ -34,10 +63,12 @@ def shared_copy(model, name: str):
 def differences(name: str) -> dict[str, tuple[float, float]]:
     """By kind of rows: of the loss, and of a gradient relative to the largest of its parameter."""
     torch.manual_seed(0)
-    alone = build_model(sizes(name)).eval()
+    alone = build_model(config(name)).eval()
     for one in alone.parameters():  # biases begin as zeros
         one.data += 0.01 * torch.randn(one.shape)
     shared = shared_copy(alone, name)
+    if shared is None:
+        return {}
     found = {}
     for kind, batch in batches().items():
         losses = [loss_of(model, batch) for model in (alone, shared)]
@@ -49,6 +80,7 @@ def differences(name: str) -> dict[str, tuple[float, float]]:
                 / one.grad.abs().max().clamp(1e-6)
             )
             for one, other in pairs
+            if one.grad is not None  # an expert that no token uses has none
         )
         found[kind] = abs(float(losses[1] - losses[0])), worst
     ids = batches()["whole"][0][:, :7]
@@ -59,7 +91,10 @@ def differences(name: str) -> dict[str, tuple[float, float]]:
 
 if __name__ == "__main__":
     accelerator = Accelerator(cpu=True)
-    content = {name: differences(name) for name in FAMILIES}
+    names = [*FAMILIES, *(f"their {family}" for family in PACKING), *MIXTURES]
+    if len(sys.argv) > 2:
+        names = sys.argv[2:]
+    content = {name: differences(name) for name in names}
     if accelerator.is_main_process:
         content["processes"] = accelerator.num_processes
         Path(sys.argv[1]).write_text(json.dumps(content))

@@ -1,0 +1,95 @@
+"""How processes share the matrices of a model of transformers: its own plan, in words of ours.
+
+transformers says for each architecture how a linear layer is cut (`base_model_tp_plan`). Only a
+model whose plan covers all that a cut layer leads to is taken: a norm of heads that is not in the
+plan would be trained with a part of its gradient.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from typing import Any
+
+from torch import nn
+
+from model.experts import can_share
+from model.head import Head
+
+LINEAR = {
+    "colwise": "colwise",
+    "packed_colwise": "packed",
+    "rowwise": "rowwise",
+    "colwise_gather_output": "entry colwise gather",
+    "rowwise_split_input": "split rowwise",
+}
+"""transformers' words for linear layers, as ways of `model.tensor`."""
+NORM, EXPERTS, EMBEDDING = "replicated_with_grad_allreduce", "moe_tp_experts", "embedding_rowwise"
+ENTERED = ("colwise", "packed")
+"""Layers whose input has a part of its gradient on each process."""
+
+
+def tensor_plan(lm: Any, prefix: str, once: bool) -> dict[str, str]:
+    """The plan of a module of transformers, whose names get a prefix; empty if it has none.
+
+    A layer's input is entered `once` for all its matrices, or for each of them. Once is for
+    architectures whose layers use it in no other way, because its gradient is summed there.
+    """
+    modules: dict[str, list[Any]] = defaultdict(list)
+    for name, module in lm.named_modules():
+        modules[_pattern(name)].append(module)
+    ends = {_pattern(name): way for name, way in _ends(lm).items()}
+    words: dict[str, str] = lm._tp_plan or {}
+    mixtures = {one for one, word in words.items() if word == EXPERTS}
+    plan: dict[str, str] = {}
+    for pattern, word in words.items():
+        if pattern in ends or word == EMBEDDING or pattern.rpartition(".")[0] in mixtures:
+            continue  # of a mixture, a plan also lists the weights
+        if pattern in modules:
+            if (way := _way(modules[pattern], word)) is None:
+                return {}
+            plan[pattern] = way
+    if not plan:
+        return {}
+    for parent in {one.rpartition(".")[0] for one, way in plan.items() if way in ENTERED}:
+        inside = {one: way for one, way in plan.items() if one.startswith(f"{parent}.")}
+        entered = {one.rpartition(".")[2] for one, way in inside.items() if way in ENTERED}
+        # A mixture may have the name of a plain layer.
+        around = [one for one in modules[parent] if entered & dict(one.named_children()).keys()]
+        if not all(_covers(inside, parent, one) for one in around):
+            return {}
+        if once and len(around) == len(modules[parent]):
+            plan[parent] = "entry"
+        else:
+            plan |= {one: f"entry {way}" for one, way in inside.items() if way in ENTERED}
+    return {f"{prefix}{one}": way for one, way in {**plan, **ends}.items()}
+
+
+def _pattern(name: str) -> str:
+    """A name with `*` for each number in it, as in transformers' plans."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
+
+
+def _way(found: list[Any], word: str) -> str | None:
+    """What transformers' word for these modules is here; None if it is unknown."""
+    if word == NORM:
+        return "norm"
+    if word == EXPERTS:
+        return "experts" if all(map(can_share, found)) else None
+    return LINEAR.get(word) if all(type(one) is nn.Linear for one in found) else None
+
+
+def _covers(inside: dict[str, str], parent: str, module: nn.Module) -> bool:
+    """Whether a plan has every parameter of a module with cut layers."""
+    names = (f"{parent}.{_pattern(name)}" for name, _ in module.named_parameters())
+    return all(name.rpartition(".")[0] in inside for name in names)
+
+
+def _ends(lm: Any) -> dict[str, str]:
+    """The token embedding and the output layer, where both can be cut."""
+    names = {module: name for name, module in lm.named_modules()}
+    first, last = lm.get_input_embeddings(), lm.get_output_embeddings()
+    if not isinstance(first, nn.Embedding) or not isinstance(last, nn.Linear):
+        return {}
+    way = "head" if isinstance(last, Head) else "entry colwise gather"
+    return {names[first]: "embedding", names[last]: way}
