@@ -79,6 +79,18 @@ def shared_sequences(settings: Settings) -> list[Row]:
     return context_rows(settings)
 
 
+def shared_matrices(settings: Settings) -> list[Row]:
+    from gpu_runs import matrix_rows
+
+    return matrix_rows(settings)
+
+
+def shared_experts(settings: Settings) -> list[Row]:
+    from gpu_runs import expert_rows
+
+    return expert_rows(settings)
+
+
 def deterministic(settings: Settings) -> list[Row]:
     from gpu_steps import Case
     from gpu_steps import deterministic as rows
@@ -162,6 +174,8 @@ ITEMS = (
     _other("FSDP on one rank", "gpt2_large", fsdp=True),
     _other("FSDP on one rank, offloaded", "gpt2_large", fsdp=True, offload=True),
     Item("shared sequences", "context parallelism", 120, shared_sequences),
+    Item("shared matrices", "tensor parallelism", 120, shared_matrices),
+    Item("shared experts", "expert parallelism", 120, shared_experts),
     Item("new weights", "new weights", 60, new_weights),
     *(_frozen(kind) for kind in ("float32", "bf16", "nf4")),
 )

@@ -26,6 +26,25 @@ LARGE_BATCH = 480
 """Sequences of GPT-2's global batch: half a million tokens."""
 LONG = 16_384
 """Positions of a sequence that two GPUs share."""
+ALONE = "--parallelism_config_dp_shard_size=1"
+"""The launcher's option for no other processes than those that share something."""
+MIXTURE = {
+    "model_type": "mixtral",
+    "hidden_size": 768,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
+"""Sizes of a mixture of GPT-2's width."""
+SMALL_MIXTURE = {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 FIRST_PORT = 29_800
 PER_SNAPSHOT = 100
 """Steps to which a snapshot's stall is related."""
@@ -65,6 +84,19 @@ class Batches:
     steps: int
 
 
+@dataclass(frozen=True)
+class Way:
+    """How two devices compute."""
+
+    name: str
+    config: str
+    """An accelerate config file."""
+    micro: int
+    """Sequences of a micro-batch."""
+    options: tuple[str, ...]
+    """Of the launcher."""
+
+
 class Run:
     """train.py under `accelerate launch`, in the background.
 
@@ -87,6 +119,8 @@ class Run:
             shutil.rmtree(self.folder, ignore_errors=True)
         steps = batches.steps
         more, words = words, [*settings.words(batches.sequences), *prepare(settings)]
+        if any(word.startswith("model.architecture=") for word in more):  # it has sizes of its own
+            words = [word for word in words if not word.startswith("model.")]
         words += [f"train.micro_batch_size={batches.micro}", f"train.max_steps={steps}"]
         words += [f"train.eval_every={steps}", "train.eval_batches=1", "train.sample_every=0"]
         words += [f"run.dir={self.folder}", f"snapshot.every={batches.every}", "snapshot.keep=2"]
@@ -218,26 +252,62 @@ def snapshot_row(settings: Settings, batches: Batches) -> Row:
 def context_rows(settings: Settings) -> list[Row]:
     """The speed of two devices that share each sequence, and of two with sequences of their own.
 
-    Both shard the weights, and take the same sequences a step. They run one after the other.
+    Both shard the weights, and take the same sequences a step.
     """
-    if not settings.rehearse and torch.cuda.device_count() < 2:
-        return [{"two GPUs": "skipped: context parallelism needs two GPUs, and here is one"}]
-    shared = "--parallelism_config_dp_shard_size=1"
-    fsdp, cp = ("fsdp_cpu.yaml", "cp_cpu.yaml") if settings.rehearse else ("fsdp.yaml", "cp.yaml")
-    ways = {"share each sequence": (cp, shared), "have sequences of their own": (fsdp,)}
-    steps = 6 if settings.rehearse else 30
     length = settings.shape["block_size"] if settings.rehearse else LONG
     words = (f"data.block_size={length}", "model.dropout=0", "model.activation_checkpointing=true")
+    cp = _pair(settings, "share each sequence", "cp", 1, ALONE)
+    return _speeds(settings, "context parallelism", 2, length, words, cp)
+
+
+def matrix_rows(settings: Settings) -> list[Row]:
+    """The speed of two devices that share each matrix of GPT-2, and of two that shard it."""
+    batch, length = settings.shape["batch"], settings.shape["block_size"]
+    tp = _pair(settings, "share each matrix", "tp", batch, ALONE)
+    return _speeds(settings, "tensor parallelism", batch, length, ("model.dropout=0",), tp)
+
+
+def expert_rows(settings: Settings) -> list[Row]:
+    """The same of a mixture of transformers: each device has half of the experts."""
+    batch, length = settings.shape["batch"], settings.shape["block_size"]
+    sizes = {**MIXTURE, "vocab_size": settings.vocabulary, "max_position_embeddings": length}
+    folder = Path(settings.folder, "mixture")
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {**sizes, **(SMALL_MIXTURE if settings.rehearse else {})}
+    (folder / "config.json").write_text(json.dumps(content))
+    words = (f"model.architecture={folder}", "model.dropout=0")
+    ep = _pair(settings, "share matrices and experts", "tp", batch, ALONE)
+    return _speeds(settings, "expert parallelism", batch, length, words, ep)
+
+
+def _pair(settings: Settings, name: str, kind: str, micro: int, *options: str) -> Way:
+    """How two devices share something, by a shipped accelerate config file."""
+    return Way(name, f"{kind}{'_cpu' if settings.rehearse else ''}.yaml", micro, options)
+
+
+def _speeds(
+    settings: Settings, topic: str, sequences: int, length: int, words: Sequence[str], shared: Way
+) -> list[Row]:
+    """Tokens a second of two devices that share something, then of two under FSDP.
+
+    They run one after the other, with the same sequences a step. Both need two devices.
+    """
+    if not settings.rehearse and torch.cuda.device_count() < 2:
+        return [{"two GPUs": f"skipped: {topic} needs two GPUs, and here is one"}]
+    own = _pair(settings, "have sequences of their own", "fsdp", max(1, sequences // 2))
+    steps = 6 if settings.rehearse else 30
     rows = []
-    for name, on in ways.items():
-        batches = Batches(2, 1, every=steps, steps=steps)
+    for way in (shared, own):
+        batches = Batches(sequences, way.micro, every=steps, steps=steps)
         # The port of the other run may still be taken.
-        options = (*on, "--num_processes=2", f"--main_process_port={FIRST_PORT + len(rows)}")
-        run = Run(settings, f"context-{on[0]}", "no", batches, on=options, words=words)
+        port = f"--main_process_port={FIRST_PORT + len(rows)}"
+        options = (way.config, *way.options, "--num_processes=2", port)
+        name = f"{topic.replace(' ', '-')}-{way.config}"
+        run = Run(settings, name, "no", batches, on=options, words=words)
         if "2 processes" not in run.finish():
-            raise RuntimeError(f"{name}: two processes were to compute")
+            raise RuntimeError(f"{way.name}: two processes were to compute")
         records = map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines())
         speeds = [record["tokens_per_second"] for record in records if record["event"] == "train"]
         speed = round(median(speeds[steps // 3 :]))
-        rows.append({"two GPUs": name, "positions": length, "tokens/s": speed})
+        rows.append({"two GPUs": way.name, "positions": length, "tokens/s": speed})
     return rows

@@ -232,21 +232,30 @@ def test_each_kind_of_update_is_measured_in_one_process(tmp_path):
     check_updates({name: results.items[name]["rows"] for name in names})
 
 
-def test_shared_sequences_need_two_gpus(tmp_path, monkeypatch):
+SHARED = {
+    "shared sequences": ("context parallelism", "share each sequence"),
+    "shared matrices": ("tensor parallelism", "share each matrix"),
+    "shared experts": ("expert parallelism", "share matrices and experts"),
+}
+"""Items of two GPUs: what they share, and the name of the row."""
+
+
+@pytest.mark.parametrize("item", SHARED)
+def test_what_is_shared_needs_two_gpus(tmp_path, monkeypatch, item):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    request = {"item": "shared sequences", "settings": {"folder": str(tmp_path)}}
+    request = {"item": item, "settings": {"folder": str(tmp_path)}}
     (row,) = gpu_items.answer(gpu_items.ITEMS, request)["rows"]
-    assert row["two GPUs"].startswith("skipped: context parallelism needs two GPUs")
+    assert row["two GPUs"] == f"skipped: {SHARED[item][0]} needs two GPUs, and here is one"
 
 
 @pytest.mark.slow
-def test_shared_sequences_are_rehearsed(tmp_path, monkeypatch):
+@pytest.mark.parametrize("item", SHARED)
+def test_what_is_shared_is_rehearsed(tmp_path, monkeypatch, item):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     settings = {"folder": str(tmp_path), "rehearse": True}
-    request = {"item": "shared sequences", "settings": settings}
-    rows = gpu_items.answer(gpu_items.ITEMS, request)["rows"]
+    rows = gpu_items.answer(gpu_items.ITEMS, {"item": item, "settings": settings})["rows"]
     names = [row["two GPUs"] for row in rows]
-    assert names == ["share each sequence", "have sequences of their own"]
+    assert names == [SHARED[item][1], "have sequences of their own"]
     assert all(row["tokens/s"] > 0 for row in rows)
 
 
@@ -291,7 +300,7 @@ def check_rows(rows: dict[str, list[dict]]) -> None:
     assert [row["contestant"] for row in rows["contest, compiled"]] == names
     assert [row["contestant"] for row in rows["contest, eager"]] == names[:3]
     assert all(row["train.py / this"] > 0 for row in rows["contest, compiled"])
-    assert len(rows["shared sequences"]) == 2
+    assert [len(rows[item]) for item in SHARED] == [2, 2, 2]
     assert all(row["stalls for s"] >= 0 < row["snapshot MB"] for row in rows["snapshots"])
     check_updates(rows)
 
