@@ -1,13 +1,11 @@
-"""Promise 1: one run, any shape."""
+"""Promise 1: one run, any shape. Other models, and documents: test_models_in_shapes.py."""
 
 from __future__ import annotations
 
 import re
-import shutil
 
 import pytest
 
-import families
 import runs
 from runs import CONSTANT, relative_difference
 
@@ -36,7 +34,6 @@ def test_accumulation_does_not_change_the_losses(single, small, tmp_path):
 
 # The shipped config file, processes, its other entries, sequences at once, what the header says.
 SHAPES = [
-    ("ddp_cpu.yaml", 2, {}, 4, "2 processes, CPU with 1 thread each, float32, DDP"),
     ("ddp_cpu.yaml", 2, {}, 2, "2 sequences x 2 processes x 2 accumulated"),
     ("fsdp_cpu.yaml", 2, {}, 4, "2 processes, CPU with 1 thread each, float32, FSDP\n"),
     ("fsdp.yaml", 4, {}, 2, "4 processes, CPU with 1 thread each, float32, FSDP\n"),
@@ -49,36 +46,12 @@ SHAPES = [
         2,
         "4 processes, CPU with 1 thread each, float32, FSDP (2 replicas of 2 shards)",
     ),
-    ("cp_cpu.yaml", 2, {}, 4, "float32, FSDP, each sequence shared by 2 processes"),
     (
         "cp_cpu.yaml",
         4,
         {"parallelism_config_dp_shard_size": 2},
         2,
         "2 sequences x 2 groups of 2 processes x 2 accumulated",
-    ),
-    (
-        "fsdp_hybrid.yaml",
-        8,
-        {"parallelism_config_dp_shard_size": 2, "parallelism_config_cp_size": 2},
-        1,
-        "FSDP (2 replicas of 4 shards, added up once a step), each sequence shared by 2",
-    ),
-    (
-        "cp_cpu.yaml",
-        2,
-        {"parallelism_config_cp_comm_strategy": "alltoall"},
-        4,
-        "float32, FSDP, each sequence shared by 2 processes that exchange heads",
-    ),
-    ("tp_cpu.yaml", 2, {}, 4, "float32, FSDP, each matrix shared by 2 processes"),
-    ("fsdp_tp_cpu.yaml", 4, {}, 2, "2 sequences x 2 groups of 2 processes x 2 accumulated"),
-    (
-        "tp_cpu.yaml",
-        4,
-        {"parallelism_config_cp_size": 2},
-        2,
-        "FSDP, each sequence shared by 2 processes, each matrix shared by 2 processes",
     ),
     # What `accelerate config` writes for the same, by a user's own answers.
     (
@@ -97,11 +70,9 @@ SHAPES = [
 
 
 # The others show the same, a piece each.
-SLOW = ["ddp_cpu.yaml-4-0", "fsdp.yaml-2-0", "fsdp_multinode.yaml-2-0", "cp_cpu.yaml-4-0"]
-SLOW += ["fsdp_hybrid.yaml-1-2", "cp_cpu.yaml-4-1", "tp_cpu.yaml-4-0", "tp_cpu.yaml-2-1"]
+SLOW = ["fsdp.yaml-2-0", "fsdp_multinode.yaml-2-0"]
 THOROUGH = ["fsdp_hybrid.yaml-2-1", "fsdp_offload.yaml-4-0"]
 THOROUGH += ["fsdp_cpu.yaml-4-4", "fsdp_cpu.yaml-4-0", "cp_cpu.yaml-2-1"]
-THOROUGH += ["fsdp_tp_cpu.yaml-2-0"]
 NAMES = [f"{config}-{micro}-{len(changes)}" for config, _, changes, micro, _ in SHAPES]
 
 
@@ -133,51 +104,12 @@ def test_several_processes_have_the_losses_of_one(
     print(f"largest relative difference, {config}, {processes} processes: {difference:.1e}")
     assert difference < 1e-5
     norms = [[r["grad_norm"] for r in runs.metrics(d)] for d in (single, tmp_path / "run")]
-    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
+    assert norms[1] == pytest.approx(norms[0], rel=1e-5)
     # Held-out text that the processes cannot share equally counts every character once.
     held_out = [runs.metrics(run_dir, "eval") for run_dir in (single, tmp_path / "run")]
     for one, other in zip(*held_out, strict=True):
         assert other["step"] == one["step"]
         assert other["loss"] == pytest.approx(one["loss"], rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("family", "config", "processes"),
-    [
-        pytest.param("mixtral", "tp_cpu.yaml", 2, marks=pytest.mark.thorough),
-        *(
-            pytest.param(family, "fsdp_tp_cpu.yaml", 4, marks=pytest.mark.slow)
-            for family in ("llama tied", "qwen3", "mixtral")
-        ),
-    ],
-)
-def test_shared_matrices_of_transformers_have_the_losses_of_one(
-    small, tmp_path, family, config, processes
-):
-    """From a folder of the Hub, with accumulation, clipping and masked documents."""
-    base = families.make(family, tmp_path / "base")
-    words = [word for word in small if not word.startswith("model.n_")]
-    words += [*CONSTANT, f"model.pretrained={base}", "train.max_steps=15", "snapshot.every=5"]
-    words += ["optim.max_grad_norm=0.5", "data.documents=masked"]
-    one, several = tmp_path / "one", tmp_path / "several"
-    result = runs.train(*words, f"run.dir={one}")
-    assert result.returncode == 0, result.stderr
-    words += [f"run.dir={several}", "train.micro_batch_size=2"]
-    result = runs.launch(runs.rehearsal(config, tmp_path, processes), *words)
-    assert result.returncode == 0, result.stderr
-    assert f"{processes} processes," in result.stdout
-    assert "accumulated" in result.stdout
-    assert relative_difference(runs.losses(one), runs.losses(several)) < 1e-5
-    norms = [[r["grad_norm"] for r in runs.metrics(d)] for d in (one, several)]
-    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
-    assert max(norms[0]) > 0.5  # some are clipped
-    # One process resumes from what several wrote.
-    shutil.rmtree(runs.snapshot(several, 15))
-    words[-2:] = [f"run.dir={several}"]
-    result = runs.train(*words)
-    assert result.returncode == 0, result.stderr
-    assert "step-00000010, the newest of this run" in result.stdout
-    assert relative_difference(runs.losses(one), runs.losses(several)) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -196,7 +128,7 @@ def test_a_step_that_sends_once_has_the_losses_of_one(single, small, tmp_path, c
     assert "whole weights and gradients over a step's micro-batches" in result.stdout
     assert relative_difference(runs.losses(single), runs.losses(tmp_path / "run")) < 1e-5
     norms = [[r["grad_norm"] for r in runs.metrics(d)] for d in (single, tmp_path / "run")]
-    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
+    assert norms[1] == pytest.approx(norms[0], rel=1e-5)
     held_out = [[r["loss"] for r in runs.metrics(d, "eval")] for d in (single, tmp_path / "run")]
     assert held_out[1] == pytest.approx(held_out[0], rel=1e-5)
 
@@ -238,6 +170,6 @@ def test_a_vocabulary_wider_than_the_model_has_the_same_losses(narrow, small, tm
     assert "2 sequences x 2 processes x 2 accumulated" in result.stdout
     assert relative_difference(runs.losses(narrow), runs.losses(run_dir)) < 1e-5
     norms = [[r["grad_norm"] for r in runs.metrics(d)] for d in (narrow, run_dir)]
-    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
+    assert norms[1] == pytest.approx(norms[0], rel=1e-5)
     held_out = [[r["loss"] for r in runs.metrics(d, "eval")] for d in (narrow, run_dir)]
     assert held_out[1] == pytest.approx(held_out[0], rel=1e-5)

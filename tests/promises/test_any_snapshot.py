@@ -8,6 +8,8 @@ from functools import cache
 import pytest
 
 import runs
+import shapes
+from shapes import Shape
 
 STEPS = 20
 WORDS = (
@@ -18,11 +20,7 @@ WORDS = (
     "optim.min_learning_rate=1e-3",
     "snapshot.piece_bytes=1000000",
 )
-SHAPES = {"one": ("cpu.yaml", 1), "DDP-2": ("ddp_cpu.yaml", 2)} | {
-    f"FSDP-{count}": ("fsdp_cpu.yaml", count) for count in (2, 3)
-}
-SHAPES |= {"CP-2": ("cp_cpu.yaml", 2), "TP-2": ("tp_cpu.yaml", 2)}
-SHAPES["TP-2 FSDP-2"] = ("fsdp_tp_cpu.yaml", 4)
+SHAPES = {**shapes.SHAPES, "FSDP 3": Shape("fsdp_cpu.yaml", 3, 3, ", FSDP")}
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +29,10 @@ def run_in(small, tmp_path_factory):
     folder = tmp_path_factory.mktemp("configs")
 
     def run(shape, run_dir):
-        config, processes = SHAPES[shape]
-        path = runs.rehearsal(config, folder, processes)
+        path = SHAPES[shape].file(folder)
         result = runs.launch(path, *small, *WORDS, f"run.dir={run_dir}")
         assert result.returncode == 0, result.stderr
-        counted = f"{processes} process{'es' if processes > 1 else ''},"
-        assert counted in result.stdout
+        assert SHAPES[shape].is_named_in(result.stdout)
         return result
 
     return run
@@ -56,15 +52,15 @@ def uninterrupted(run_in, tmp_path_factory):
 
 
 THOROUGH = {
-    ("one", "FSDP-2"),
-    ("FSDP-2", "one"),
-    ("FSDP-3", "DDP-2"),
-    ("CP-2", "one"),
-    ("FSDP-2", "TP-2"),
-    ("TP-2 FSDP-2", "one"),
-    ("TP-2 FSDP-2", "TP-2 FSDP-2"),
+    ("1", "FSDP 2"),
+    ("FSDP 2", "1"),
+    ("FSDP 3", "DDP 2"),
+    ("cp 2", "1"),
+    ("FSDP 2", "tp 2"),
+    ("tp 2 x shard 2", "1"),
+    ("tp 2 x shard 2", "tp 2 x shard 2"),
 }
-"""With those, each shape writes for another; the rest are slow tests."""
+"""With those, each kind of shape writes for another; the rest are slow tests."""
 
 
 def marks(pair: tuple[str, str]) -> list[pytest.MarkDecorator]:
@@ -88,7 +84,7 @@ def test_a_snapshot_of_any_shape_goes_on_in_any_other(
     result = run_in(reader, run_dir)
     assert "step-00000010, the newest of this run" in result.stdout
     assert ("but the last bits of sums may differ" in result.stdout) == (writer != reader)
-    expected, found = runs.losses(uninterrupted("one"))[10:], runs.losses(run_dir)[10:]
+    expected, found = runs.losses(uninterrupted("1"))[10:], runs.losses(run_dir)[10:]
     difference = max(abs(a - b) / a for a, b in zip(expected, found, strict=True))
     print(f"{writer} to {reader}: largest relative difference {difference:.1e}")
     assert difference < 1e-5

@@ -1,4 +1,4 @@
-"""Promises 2 to 4 where processes share each sequence: killed at any moment, with the same bits."""
+"""Promises 2 to 4 in every shape, shared sequences, matrices and experts included."""
 
 from __future__ import annotations
 
@@ -8,32 +8,33 @@ from pathlib import Path
 
 import pytest
 
+import families
 import hubs
 import runs
 from kills import after_a_rename, inside_a_step, inside_the_writing, kill_at
+from shapes import SHAPES
 
 STEPS = 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("processes", "shards"),
-    [
-        pytest.param(2, 1, marks=pytest.mark.slow, id="alone"),
-        pytest.param(4, 2, marks=pytest.mark.slow, id="sharded"),
-    ],
+    ("model", "shape"),
+    [*(("gpt", shape) for shape in SHAPES), ("mixtral", "tp 2"), ("mixtral", "tp 2 x shard 2")],
 )
-def test_killed_at_five_moments_and_moved_to_another_machine(
-    small, tmp_path, hub, processes, shards
-):
-    changes = {"parallelism_config_dp_shard_size": shards}
-    config = runs.rehearsal("cp_cpu.yaml", tmp_path, processes, **changes)
+def test_killed_at_five_moments_and_moved_to_another_machine(small, tmp_path, hub, model, shape):
+    config = SHAPES[shape].file(tmp_path)
     # Wide enough that gradients are summed in parts, in an order that depends on their place.
-    wide = ["model.n_embd=64", "model.dropout=0.1", "train.eval_every=50"]
-    shared = [*small, *wide, f"train.max_steps={STEPS}"]
+    wide = ["model.n_embd=64", "model.dropout=0.1"]
+    shared = [*small, *wide, "train.eval_every=50", f"train.max_steps={STEPS}"]
+    if model != "gpt":
+        base = families.make(model, tmp_path / "base", hidden_size=64, attention_dropout=0.1)
+        shared = [word for word in shared if not word.startswith(("model.n_", "model.dropout"))]
+        shared += [f"model.pretrained={base}"]
     undisturbed, here, there = (tmp_path / name for name in ("undisturbed", "here", "there"))
     whole = runs.launch(config, *shared, f"run.dir={undisturbed}")
     assert whole.returncode == 0, whole.stderr
-    assert f"{processes} processes, CPU" in whole.stdout
+    assert SHAPES[shape].is_named_in(whole.stdout)
 
     def words(run_dir: Path) -> list[str]:
         return runs.launch_command(config, *shared, *hubs.words(run_dir, "run.name=run"))
