@@ -66,6 +66,7 @@ PEAK_IN = {
     "snapshot": "while a snapshot is written",
 }
 CHARACTERS_PLANNED = 256
+ALLGATHER, ALLTOALL = "allgather", "alltoall"
 STORED_AS = {"bfloat16": "bf16", "float16": "fp16"}
 """`model.frozen_dtype` by the dtype in a config.json."""
 
@@ -89,6 +90,7 @@ def plan(options: argparse.Namespace) -> int:
             processes=options.processes,
             context=options.context,
             tensor=options.tensor,
+            exchanges_heads=options.context_strategy == ALLTOALL,
             optimizer=config.optim.name,
             state_dtype=config.optim.state_dtype,
             freeze=tuple(config.optim.freeze),
@@ -194,6 +196,11 @@ def check_processes(options: argparse.Namespace, config: Config) -> None:
             f"--processes {processes} is not a multiple of {named}: so many processes share each "
             f"{'sequence' if options.context > 1 else 'matrix'}."
         )
+    if options.context_strategy == ALLTOALL and options.context == 1 and options.count is None:
+        raise ConfigError(
+            f"--context-strategy {ALLTOALL} says how processes share a sequence, and none do. Add "
+            "--context or --count, or leave it out."
+        )
     if options.context > 1 and config.run.attention != "auto":
         raise ConfigError(
             f"run.attention={config.run.attention} has no effect with --context "
@@ -211,6 +218,13 @@ def check_sharing(options: argparse.Namespace, config: Config, model: LanguageMo
         raise ConfigError(
             f"--context {options.context}: several processes cannot share the attention of "
             f"{model.config.family}. Leave it out."
+        )
+    sharing = options.context * options.tensor
+    uneven = [heads for heads in model.config.head_counts if heads % sharing]
+    if options.context > 1 and options.context_strategy == ALLTOALL and uneven:
+        raise ConfigError(
+            f"--context-strategy {ALLTOALL} shares out heads, and {uneven[0]} are no multiple of "
+            f"{sharing} processes. Leave it out."
         )
     if options.tensor > 1:
         if (refusal := why_not_shared(config, options.precision)) is not None:
@@ -406,6 +420,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         default=1,
         metavar="N",
         help="processes that share each sequence: parallelism_config_cp_size",
+    )
+    parser.add_argument(
+        "--context-strategy",
+        choices=(ALLGATHER, ALLTOALL),
+        default=ALLGATHER,
+        help="how they do: parallelism_config_cp_comm_strategy",
     )
     parser.add_argument(
         "--tensor",

@@ -5,7 +5,7 @@ Letters in shapes: B batch, T time (positions), N = B * T, C channels, V vocabul
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -67,6 +67,12 @@ class Head(nn.Linear):
 def chunk_rows(vocab_size: int) -> int:
     """The positions whose logits the loss has in memory at once."""
     return max(1, LOGIT_BYTES // (4 * vocab_size))
+
+
+def chunks(positions: int, rows: int) -> Iterator[slice]:
+    """Positions in chunks of so many rows; the last may have fewer. A plan leaves out most."""
+    for begin in range(0, positions, rows):
+        yield slice(begin, begin + rows)
 
 
 Step = tuple[str, float | None]
@@ -171,8 +177,7 @@ class _SummedLoss(torch.autograd.Function):
         of_weight: Tensor | None = None
         of_bias: Tensor | None = None
         rows = chunk_rows(outputs if vocabulary is None else vocabulary.most)
-        for begin in range(0, len(hidden), rows):
-            chunk = slice(begin, begin + rows)
+        for chunk in chunks(len(hidden), rows):
             part, aims = hidden[chunk], targets[chunk]
             counts = (aims != IGNORED).to(dtype)[:, None]
             logits, kept = apply_steps(steps, F.linear(part, weight, added)[:, :outputs])

@@ -134,6 +134,8 @@ class LiveBytes(TorchDispatchMode):
         self.place: Place = ()
         self.traffic: Counter[tuple[Place, str]] = Counter()
         """Bytes by place (its first two items) and kind of collective, one of `COLLECTIVES`."""
+        self.times = 1
+        """How often what is computed now would be computed, of which the traffic has all."""
         self._known: dict[int, tuple[weakref.ref[Any], Lifetime]] = {}
         self._resize = torch.UntypedStorage.resize_
 
@@ -188,7 +190,8 @@ class LiveBytes(TorchDispatchMode):
         place = self.place[0] if self.place else ""
         if namespace == FUNCTIONAL and place not in (CLIP, UPDATE):  # there they are DTensor's
             if (shared := shared_kind(operation, args[0].dim())) is not None:
-                self.traffic[self.place[:2], shared] += max(args[0].nbytes, result.nbytes)
+                size = max(args[0].nbytes, result.nbytes)
+                self.traffic[self.place[:2], shared] += self.times * size
             return
         for word, (kind, index) in COLLECTIVES.items():
             if word in name:

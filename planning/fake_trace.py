@@ -37,6 +37,7 @@ from model.tensor import TensorGroup
 from planning.allocation_log import CLIP, SUM, UPDATE, LiveBytes
 from planning.kernels import (
     cuda_kernels,
+    few_chunks,
     offloading,
     without_moving,
 )
@@ -110,6 +111,11 @@ class Shape:
         """Parts of a global batch: processes that share sequences or matrices have one."""
         return self.processes // (self.context * self.tensor)
 
+    @property
+    def sharing_heads(self) -> int:
+        """Processes among which attention's heads are divided."""
+        return self.tensor * (self.context if self.exchanges_heads else 1)
+
 
 def plans_varlen(config: ModelConfig, shape: Shape) -> bool:
     """Whether a run on CUDA computes documents in a row without a mask, on a recent GPU."""
@@ -146,6 +152,7 @@ def traced_phases(config: ModelConfig, micro_batch_size: int, shape: Shape) -> L
     on_cpu = shape.device == "cpu"
     tracker = LiveBytes(1 if on_cpu else CUDA_GRANULE, as_gloo=on_cpu)
     kernels = contextlib.ExitStack()
+    kernels.enter_context(few_chunks(lambda times: setattr(tracker, "times", times)))
     if shape.device == "cuda":
         kernels.enter_context(cuda_kernels())
         kernels.enter_context(offloading(lambda copy: tracker.mark([copy], "host")))

@@ -13,6 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 import model.context
 import model.documents
+import model.head
 import model.recompute
 
 
@@ -44,6 +45,31 @@ def offloading(note: Callable[[Tensor], None]) -> Iterator[None]:
         yield
     finally:
         model.recompute.save_on_cpu = original  # type: ignore[misc]
+
+
+@contextlib.contextmanager
+def few_chunks(stand_for: Callable[[int], None]) -> Iterator[None]:
+    """Have the loss compute its first two chunks and the last.
+
+    The others are like the second: they allocate the same, and `stand_for` gets the number of
+    chunks that one represents, before it and again (1) after it.
+    """
+    original = model.head.chunks
+
+    def chunks(positions: int, rows: int) -> Iterator[slice]:
+        found = [*original(positions, rows)]
+        alike = max(1, len(found) - 2)
+        yield from found[:1]
+        stand_for(alike)
+        yield from found[1:2]
+        stand_for(1)
+        yield from found[max(2, len(found) - 1) :]
+
+    model.head.chunks = chunks
+    try:
+        yield
+    finally:
+        model.head.chunks = original
 
 
 @contextlib.contextmanager

@@ -38,7 +38,7 @@ class Limits:
             self.sequences % (shape.parts * (self.micro_batch_size or 1)) == 0
             and (self.context or shape.context == 1)
             and (self.tensor or shape.tensor == 1)
-            and not any(heads % shape.tensor for heads in model.config.head_counts)
+            and not any(heads % shape.sharing_heads for heads in model.config.head_counts)
             and model.config.block_size % equal_chunks(shape.context, shape.tensor) == 0
             # Copies of one shard are DDP, where nothing else is shared.
             and (shape.copies == 1 or shape.shards > shape.context or not shape.is_fsdp)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -48,7 +50,7 @@ from planning.fits import (
     within_machine,
 )
 from planning.kernels import cuda_kernels
-from planning.meshes import meshes
+from planning.meshes import Limits, meshes
 from snapshot.disk.model import layout_for
 from snapshot.disk.state import RunState
 from snapshot.disk.writing import Destination, begin_snapshot
@@ -218,6 +220,21 @@ def test_a_large_vocabulary_is_planned_for_in_every_phase(micro_batch_size, tmp_
     counted = counted_phases(config, micro_batch_size, "bf16", tmp_path)
     assert predicted == pytest.approx(counted, rel=0.01)
     assert counted["evaluation"] < counted["update"]
+
+
+@pytest.mark.thorough
+def test_of_many_chunks_of_a_loss_a_few_are_traced(monkeypatch):
+    """The peak is that of all of them, and so is what processes that share the vocabulary send."""
+    monkeypatch.setattr("model.head.LOGIT_BYTES", 20 * 103 * 4)  # 40 positions of 192
+    config = GPTConfig(103, 64, 1, 2, 16)
+    shape = Shape("cuda", "bf16", 2, tensor=2)
+    few = traced_phases(config, 3, shape)
+    monkeypatch.setattr("planning.fake_trace.few_chunks", lambda _: nullcontext())
+    every = traced_phases(config, 3, shape)
+    assert len(few.log.places) < len(every.log.places)
+    assert (few.log.totals().max(axis=0) == every.log.totals().max(axis=0)).all()
+    assert few.log.totals().sum(axis=1).max() == every.log.totals().sum(axis=1).max()
+    assert few.traffic == every.traffic
 
 
 @pytest.mark.thorough
@@ -470,6 +487,23 @@ def test_the_memory_of_a_machine_decides_on_offloading(capsys):
     assert "Nothing fits, not even one sequence." in capsys.readouterr().out
 
 
+@pytest.mark.thorough
+def test_processes_that_exchange_heads_are_planned_as_such(monkeypatch, capsys):
+    """In meshes whose processes have equal numbers of heads, here of four, and in the command."""
+    limits, model = Limits(8, None, context=True, tensor=True), SimpleNamespace(config=TINY)
+    gathers = Shape(processes=8, shards=8, context=8)
+    assert limits.allow(gathers, model)
+    assert not limits.allow(replace(gathers, exchanges_heads=True), model)
+    assert limits.allow(replace(gathers, context=4, exchanges_heads=True), model)
+    monkeypatch.setattr("planning.estimate.SIZES", (1,))
+    words = ["model.n_layer=1", "train.global_batch_size=1", "--memory", "8", "--processes", "2"]
+    exchange = ["--context", "2", "--context-strategy", "alltoall"]
+    assert plan_script.main([*words, *exchange]) == 0
+    told = capsys.readouterr().out
+    assert "cp 2 by heads " in told
+    assert "--parallelism_config_cp_comm_strategy=alltoall" in told
+
+
 def test_every_communicator_of_a_strategy_takes_memory():
     """One of all processes, and those of shards, replicas, shared sequences and matrices."""
     found = {}
@@ -575,6 +609,14 @@ def test_nothing_that_fits_is_exit_code_3_with_a_remedy():
         (
             ["--processes", "2", "--context", "2", "--memory", "8", "run.attention=varlen"],
             "run.attention=varlen has no effect with --context 2",
+        ),
+        (
+            ["--context-strategy", "alltoall", "--memory", "8"],
+            "--context-strategy alltoall says how processes share a sequence, and none do",
+        ),
+        (
+            ["--processes", "8", "--context", "8", "--context-strategy=alltoall", "--memory", "8"],
+            "alltoall shares out heads, and 4 are no multiple of 8",
         ),
         (["--memory", "a lot"], "a lot is not a number of GiB"),
         ([], "--memory"),
