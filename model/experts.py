@@ -55,14 +55,15 @@ def share_experts(group: Any, module: Any, _: int) -> None:
 
     def forward(hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Tokens (S, C), their experts (S, K) and the shares of these (S, K) to (S, C)."""
-        # The router is whole: it needs the gradients of the shares of all experts.
-        shares = group.sum_backward(top_k_weights)
-        hidden, dtype = group.enter(hidden_states), hidden_states.dtype
+        # The router is whole: it needs the gradients of the shares of all experts. What is added
+        # up has three dimensions, as other layers' outputs have.
+        shares = group.sum_backward(top_k_weights[None])[0]
+        hidden, dtype = group.enter(hidden_states[None])[0], hidden_states.dtype
         if whole:
             top_k_index = top_k_index - first
             others = (top_k_index < 0) | (top_k_index >= own)
             top_k_index = top_k_index.masked_fill(others, own)
             shares = shares.masked_fill(others, 0.0)
-        return group.leave(compute(hidden, top_k_index, shares)).to(dtype)
+        return group.leave(compute(hidden, top_k_index, shares)[None])[0].to(dtype)
 
     module.forward = forward

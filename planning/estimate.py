@@ -186,16 +186,36 @@ def sent_share(kind: str, shape: Shape) -> float:
     In an all-to-all each sends N - 1 parts of its own.
     See Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations".
     """
-    size = shape.shards
-    if kind in OF_CONTEXT.values():
-        size = shape.context
-    elif kind in (*OF_TENSORS.values(), OF_VOCABULARY, SUMMED, NORMS):
-        size = shape.tensor
-    elif kind in ("all-reduce", BETWEEN_COPIES):
-        size = shape.copies
-    elif kind == "all-to-all":  # of an optimizer's update
-        size *= shape.tensor
+    size = prod(_sizes(shape)[one] for one in _axes(kind))
     return (1 + kind.startswith("all-reduce")) * (size - 1) / size
+
+
+def groups_of(kind: str, shape: Shape) -> list[list[int]]:
+    """The groups of processes that take part in a kind of collective, by their ranks."""
+    sizes, axes = _sizes(shape), _axes(kind)
+    mesh = np.arange(prod(sizes)).reshape(sizes)
+    inner = [one for one in range(len(sizes)) if one in axes]
+    outer = [one for one in range(len(sizes)) if one not in axes]
+    groups = mesh.transpose(*outer, *inner).reshape(-1, prod(sizes[one] for one in inner))
+    return [[int(rank) for rank in ranks] for ranks in groups]
+
+
+def _sizes(shape: Shape) -> tuple[int, int, int, int]:
+    """Copies of the model, and in each: shards, processes of a sequence, processes of a matrix."""
+    return shape.copies, shape.shards // shape.context, shape.context, shape.tensor
+
+
+def _axes(kind: str) -> tuple[int, ...]:
+    """The places in `_sizes` over which a kind of collective goes."""
+    if kind in OF_CONTEXT.values():
+        return (2,)
+    if kind in (*OF_TENSORS.values(), OF_VOCABULARY, SUMMED, NORMS):
+        return (3,)
+    if kind in ("all-reduce", BETWEEN_COPIES):
+        return (0,)
+    if kind == "all-to-all":  # of an optimizer's update
+        return 1, 2, 3
+    return 1, 2
 
 
 def _phase(place: Place) -> str:

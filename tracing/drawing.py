@@ -27,7 +27,7 @@ STYLE = """
   --all-to-all: #45818e; --ink: #111; }
 @media (prefers-color-scheme: dark) { :root { --block: #9aa9b8; } }
 svg.lanes { min-width: 44rem; } svg.lanes text { font-size: 12px; }
-svg.lanes rect + text, svg.lanes .in { fill: var(--ink); }
+svg.lanes .in { fill: var(--ink); }
 rect { stroke: var(--grid); stroke-width: .5; } .wait { stroke: currentColor; stroke-width: 1; }
 .forward, .optimizer { fill: var(--forward); } .backward, .gradients { fill: var(--backward); }
 .clip { fill: var(--clip); } .update, .parameters { fill: var(--update); }
@@ -70,7 +70,7 @@ def time_line(processes: Sequence[Process], label: str) -> str:
         axis.append(
             f'<text x="{x:.1f}" y="{y + 4}" text-anchor="{anchor}">{milliseconds:g} ms</text>'
         )
-    return _picture(label, y + 10, axis + drawn)
+    return picture(label, y + 10, axis + drawn)
 
 
 def _row(row: Sequence[Span], first: float, y: int, scale: float) -> list[str]:
@@ -155,10 +155,10 @@ def memory_picture(memory: np.ndarray, places: list[str], predicted_peak: float 
         y = 20 + (HEIGHT - 40) * (1 - predicted_peak / top)
         drawn.append(f'<line class="predicted" x1="{LEFT}" x2="{WIDTH - 10}" y1="{y}" y2="{y}"/>')
     label = f"Memory of tensors over a step; at most {peak / MEGABYTE:,.2f} MB"
-    return _picture(label, HEIGHT, drawn)
+    return picture(label, HEIGHT, drawn)
 
 
-def _picture(label: str, height: float, drawn: Sequence[str]) -> str:
+def picture(label: str, height: float, drawn: Sequence[str]) -> str:
     """A picture that scrolls sideways if it does not fit."""
     return (
         f'<div class="wide" tabindex="0" role="region" aria-label="{escape(label)}">'

@@ -15,10 +15,13 @@ from torch import nn
 from config.schema import lora_of
 from model.family import ModelConfig
 from model.frozen import AUTO
-from planning.allocation_log import LiveBytes
-from planning.estimate import MemoryEstimate, sent_share
+from model.sharded import numbers_in
+from planning.allocation_log import IN_MICRO_BATCHES, LiveBytes
+from planning.estimate import MemoryEstimate, groups_of, sent_share
 from planning.fake_trace import Shape
+from tracing import diagrams, parts
 from tracing.drawing import KINDS_FROM_BELOW, MEGABYTE, STYLE, memory_picture, time_line
+from tracing.order import meetings
 from tracing.spans import (
     AGREEMENT,
     BACKWARD,
@@ -44,8 +47,8 @@ from training.run.session import Session
 from training.run.tuning import has_packed_rows
 
 PAGE, CHROME = "trace.html", "trace.json"
-PART = "profile_{}.json"
-"""accelerate's name for the trace of a process."""
+PART, HELD = "profile_{}.json", "held_{}.json"
+"""accelerate's name for the trace of a process, and ours for what it has of the model."""
 
 
 @dataclass
@@ -106,7 +109,7 @@ class Result:
             ),
             micro_batch_size=micro_batch_shape(accelerator, config)[0],
             accumulation=accelerator.gradient_accumulation_steps,
-            weights=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+            weights=sum(numbers_in(one) * one.element_size() for one in tensors),
             trained=sum(parameter.requires_grad for parameter in bare.parameters()),
             buckets=bucket_parameters(model),
             memory=totals,
@@ -123,6 +126,10 @@ class Result:
         if self.block_size < self.model.block_size:
             shorter = replace(self.model, block_size=self.block_size)
             estimate = MemoryEstimate(shorter, self.shape)
+            if self.shape.context * self.shape.tensor > 1:  # what depends on the sequences
+                own = estimate.traffic(self.micro_batch_size, accumulation)
+                some = {kind: own[kind] for kind in IN_MICRO_BATCHES if kind in own}
+                self.predicted_traffic |= some
         self.predicted_peak = estimate.peaks(self.micro_batch_size, accumulation > 1)["update"]
 
 
@@ -188,20 +195,28 @@ def _row(kind: str, some: list[Collective], predicted: float | None) -> Row:
 def report(result: Result, folder: Path, say: Callable[[str], None]) -> None:
     """Write trace.html and trace.json from the traces of all processes, and print the traffic."""
     result.predict()
-    paths = [folder / PART.format(rank) for rank in range(result.shape.processes)]
-    found = [path for path in paths if path.exists()]  # another machine's lie on its disk
-    traces = {paths.index(path): json.loads(path.read_text(encoding="utf-8")) for path in found}
+    traces, held = (_take(folder, name, result.shape.processes) for name in (PART, HELD))
     processes = [read_process(trace, rank) for rank, trace in traces.items()]
     merge([*traces.values()], folder / CHROME)
-    for path in found:
-        path.unlink()
     rows = traffic_rows(processes[0], result)
     for line in ["", *as_lines(rows)] if rows else []:
         say(line)
     say(f"\npage      {folder / PAGE}")
     say(f"trace     {folder / CHROME}, for https://ui.perfetto.dev or chrome://tracing")
     title = escape(f"A step of {result.name}")
-    write_html(folder / PAGE, title, sections(result, processes, rows), STYLE)
+    content = sections(result, processes, rows, held)
+    write_html(folder / PAGE, title, content, STYLE + diagrams.STYLE)
+
+
+def _take(folder: Path, name: str, processes: int) -> dict[int, dict[str, Any]]:
+    """What processes have written, by rank, and remove it. Another machine's lies on its disk."""
+    found = {}
+    for rank in range(processes):
+        path = folder / name.format(rank)
+        if path.exists():
+            found[rank] = json.loads(path.read_text(encoding="utf-8"))
+            path.unlink()
+    return found
 
 
 def merge(traces: list[dict[str, Any]], to: Path) -> None:
@@ -226,7 +241,9 @@ def as_lines(rows: list[Row]) -> list[str]:
     return lines
 
 
-def sections(result: Result, processes: list[Process], rows: list[Row]) -> list[str]:
+def sections(
+    result: Result, processes: list[Process], rows: list[Row], held: dict[int, dict[str, Any]]
+) -> list[str]:
     """The parts of the page, as HTML."""
     steps = [
         [process.within(process.steps[number]) for process in processes]
@@ -235,7 +252,7 @@ def sections(result: Result, processes: list[Process], rows: list[Row]) -> list[
     kinds = dict.fromkeys(
         collective.name for process in steps[-1] for collective in process.collectives
     )
-    parts = [
+    found = [
         f"<h1>A step of {escape(result.name)}</h1>",
         f"<p>{escape(in_words(result))}</p>",
         f"<h2>Time, step {len(steps)}</h2>",
@@ -244,16 +261,19 @@ def sections(result: Result, processes: list[Process], rows: list[Row]) -> list[
     ]
     for number, step in enumerate(steps[:-1], start=1):
         line = time_line(step, f"Time line of step {number}")
-        parts.append(f"<details><summary>Step {number}</summary>{line}</details>")
+        found.append(f"<details><summary>Step {number}</summary>{line}</details>")
     if rows:
-        parts += [
+        found += [
             f"<h2>Collectives of step {len(steps)}, process 0</h2>",
             traffic_table(result, rows),
             *bucket_section(result, steps[-1][0]),
             f"<p>{escape(accumulation_in_words(result, rows))}</p>",
+            *order_section(result, steps[-1][0]),
         ]
+    if result.shape.processes > 1:
+        found += share_sections(result, held)
     return [
-        *parts,
+        *found,
         f"<h2>Memory of tensors, process 0</h2>\n<p>{escape(memory_in_words(result))}</p>",
         key(KINDS_FROM_BELOW),
         memory_picture(result.memory, result.places, result.predicted_peak),
@@ -268,6 +288,8 @@ def in_words(result: Result) -> str:
         strategy = f"DDP: {shape.processes} processes with a whole model each"
     if shape.is_fsdp:
         strategy = f"FSDP: {shape.processes} processes with a shard of the model each"
+        if shape.shards == 1:
+            strategy = f"{shape.processes} processes with a part of the model each"
     if shape.is_fsdp and shape.copies > 1:
         strategy = (
             f"Hybrid sharding: {shape.copies} groups of {shape.processes // shape.copies} "
@@ -324,11 +346,60 @@ def bucket_section(result: Result, step: Process) -> list[str]:
     return ["<h2>DDP's buckets</h2>", table("Buckets", heads, rows)]
 
 
+def order_section(result: Result, step: Process) -> list[str]:
+    """The collectives of a micro-batch in the order of their calls, and who takes part."""
+    found = meetings(step)
+    if not found:
+        return []
+    shape = result.shape
+    label = "Collectives in order, and the processes that meet"
+    most = diagrams.MOST_RANKS
+    drawn = f", of the first {most} processes" if shape.processes > most else ""
+    return [
+        "<h2>Collectives in the order of their calls</h2>",
+        "<p>Those of process 0, from the last forward pass of the step on. Bytes are of the full "
+        f"tensors of all calls in a row. A line joins the processes that meet{drawn}.</p>",
+        diagrams.order_diagram(found, lambda kind: groups_of(kind, shape), shape.processes, label),
+    ]
+
+
+def share_sections(result: Result, held: dict[int, dict[str, Any]]) -> list[str]:
+    """What each process has of the matrices and of a sequence."""
+    shape, sharing = result.shape, result.shape.context * result.shape.tensor
+    found = [
+        "<h2>What each process has of the model</h2>",
+        "<p>Outputs downwards, inputs to the right. Parts of a matrix are to scale; matrices are "
+        "not to each other.</p>",
+        diagrams.owners_key(shape.processes),
+        diagrams.matrix_diagram(
+            parts.matrices(held), len(held), "Parts of each matrix, by process"
+        ),
+    ]
+    if (shares := parts.shares(held, sharing)) is not None:
+        words = "All processes share each sequence."
+        if sharing < shape.processes:
+            words = f"Processes 0 to {sharing - 1} share a sequence, and so do the next {sharing}."
+        found += [
+            "<h2>What each process has of a sequence</h2>",
+            f"<p>{words}</p>",
+            diagrams.owners_key(sharing),
+            diagrams.sequence_diagram(
+                shares, sharing, "Positions between layers and in attention, by process"
+            ),
+        ]
+    return found
+
+
 def accumulation_in_words(result: Result, rows: list[Row]) -> str:
     """The additional or the saved traffic of gradient accumulation."""
     times = result.accumulation
     if times == 1:
         return "The step has one micro-batch: nothing accumulates."
+    if result.shape.is_fsdp and result.shape.shards == 1:
+        return (
+            f"The step has {times} micro-batches. Each sends what layers pass on, and gradients "
+            "are added up after the last."
+        )
     if result.shape.is_fsdp and not result.shape.sync_each:
         return (
             f"The step has {times} micro-batches. FSDP gathers weights in the first and reduces "

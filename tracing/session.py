@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -19,7 +20,8 @@ from config.compose import load_config
 from config.schema import Config, ConfigError
 from planning.allocation_log import CLIP, SUM, UPDATE, LiveBytes
 from planning.fake_trace import CUDA_GRANULE
-from tracing.page import Result, report
+from tracing.page import HELD, Result, report
+from tracing.parts import held_by
 from tracing.spans import AGREEMENT, BACKWARD, BLOCK, FORWARD, PREPARE, STEP
 from training.distributed.accelerator import unwrapped
 from training.distributed.environment import silence_profiler
@@ -102,6 +104,9 @@ class TracedSession(Session):
         self._optimizer = optimizer.optimizer
         self._name_calls(model, FORWARD)
         bare = unwrapped(self.accelerator, model)
+        held = held_by(bare, self.config.data.block_size)
+        path = Path(self.config.run.dir) / HELD.format(self.accelerator.process_index)
+        path.write_text(json.dumps(held), encoding="utf-8")
         if bare.tensors is not None:
             bare.tensors.sum_gradients = self._as_part(SUM, bare.tensors.sum_gradients)  # type: ignore
         for number, block in enumerate(bare.blocks):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import families
 import runs
 import web_browser
 from tracing.drawing import time_line
@@ -20,6 +21,11 @@ WEIGHTS = 4 * (103 * 128 + 64 * 128 + 2 * (12 * 128**2 + 13 * 128) + 2 * 128)
 """Bytes in float32: both embeddings, two blocks, and the last normalisation."""
 
 
+ORDER, MODEL = "Collectives in the order of their calls", "What each process has of the model"
+SEQUENCE = "What each process has of a sequence"
+"""Headings of the page."""
+
+
 def trace(config: str | Path, folder: Path, *words: str) -> tuple[dict, Path]:
     """The printed rows by kind: calls, counted and predicted bytes; and the folder of the trace."""
     run_dir = folder / "run"
@@ -29,6 +35,7 @@ def trace(config: str | Path, folder: Path, *words: str) -> tuple[dict, Path]:
     result = runs.run(command)
     assert result.returncode == 0, result.stderr
     assert not run_dir.exists()  # a trace leaves the run alone
+    assert not [*folder.glob("run-trace/*_[0-9].json")]  # each process has written its own
     assert not re.search(r"^(USDT|STAGE):", result.stdout + result.stderr, re.MULTILINE)
     number = r"([\d,]+)"
     rows = re.findall(rf"^(\S.*?)  +{number} +{number} +{number} +[\d.]+ ", result.stdout, re.M)
@@ -63,6 +70,9 @@ def test_ddp_sends_weights_once_and_gradients_at_the_last(traced):
     assert sum(int(count) for _, count, *_ in buckets) == 28
     assert buckets[0][2].startswith("transformer.ln_f.")
     assert buckets[-1][3] == "transformer.wte.weight"
+    assert f"<h2>{ORDER}</h2>" in page
+    assert f"<h2>{MODEL}</h2>" in page
+    assert SEQUENCE not in page  # each process has sequences of its own
 
 
 @pytest.mark.thorough
@@ -138,7 +148,9 @@ def test_processes_that_share_sequences_send_what_is_predicted(tmp_path, process
         assert rows[kind] == (layers * micro_batches, keys_and_values, keys_and_values)
     for kind in ("all-gather", "reduce-scatter", "all-reduce of the norm"):
         assert rows[kind][1] == rows[kind][2]
-    assert "each sequence shared by 2 processes" in (folder / "trace.html").read_text()
+    page = (folder / "trace.html").read_text()
+    assert "each sequence shared by 2 processes" in page
+    assert f"<h2>{SEQUENCE}</h2>" in page
     # Late collectives hold their buffers longer than the plan's; without one it is 1.001.
     assert 0.99 < counted_over_predicted(folder) < 1.06
 
@@ -169,8 +181,27 @@ def test_processes_that_share_matrices_send_what_is_predicted(tmp_path, config, 
     for _, counted, predicted in rows.values():
         assert counted == predicted
     assert ("reduce-scatter" in rows) == (shards > 1)  # FSDP over one process sends nothing
-    assert "each matrix shared by 2 processes" in (folder / "trace.html").read_text()
+    page = (folder / "trace.html").read_text()
+    assert "each matrix shared by 2 processes" in page
+    assert f"{WEIGHTS / 1e6:.2f} MB of weights" in page  # those of the whole model
+    assert f"<h2>{SEQUENCE}</h2>" in page
     assert counted_over_predicted(folder) == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("config", "processes"), [("tp_cpu.yaml", 2), ("fsdp_tp_cpu.yaml", 4)])
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_shared_models_of_transformers_send_what_is_predicted(tmp_path, family, config, processes):
+    base = families.make(family, tmp_path / "base")
+    file = runs.rehearsal(config, tmp_path, processes)
+    words = [f"model.pretrained={base}", "data.block_size=16", "train.global_batch_size=8"]
+    rows, folder = trace(file, tmp_path, *words, "train.micro_batch_size=2", "optim.name=adamw")
+    assert {"all-reduce of outputs", "all-reduce over the vocabulary"} <= rows.keys()
+    for _, counted, predicted in rows.values():
+        assert counted == predicted
+    assert counted_over_predicted(folder) == pytest.approx(1, abs=0.02)
+    page = (folder / "trace.html").read_text()
+    assert ("experts.down_proj" in page) == (family == "mixtral")
 
 
 @pytest.mark.slow

@@ -117,6 +117,7 @@ OVERWRITTEN = [
     "snapshots/step-00000002/notes.txt",
     "trace.html",
     "profile_0.json",
+    "held_0.json",
 ]
 
 
