@@ -21,6 +21,7 @@ FREQUENT = ("hub.md", "models.md")
 """Pages whose commands need a Hub. The commands of other pages are much like the README's."""
 GPT2 = "openai-community/gpt2"
 ON_A_CPU = ("cpu.yaml", "ddp_cpu.yaml", "fsdp_cpu.yaml", "fsdp_hybrid_cpu.yaml")
+ON_A_CPU += ("cp_cpu.yaml", "tp_cpu.yaml", "fsdp_tp_cpu.yaml")
 ON_THIS_CPU = [
     command for command in LAUNCHES if launched_by(command)[0].rsplit("/", 1)[-1] in ON_A_CPU
 ]
@@ -64,6 +65,13 @@ def test_every_launch_on_a_cpu_trains(command, text_file, finished_run, tmp_path
             folder = tmp_path / value.partition("://")[2].strip("/")
             folder.parent.mkdir()
             value = f"file://{folder}"
+        if value == "mixture":  # a folder that the page says how to make
+            (content,) = re.findall(
+                r"^```json\n(.*?)^```", pages.text_of(command.page), re.M | re.S
+            )
+            (tmp_path / value).mkdir()
+            (tmp_path / value / "config.json").write_text(content)
+            value = str(tmp_path / value)
         if value == "out/python-docs":
             value = str(finished_run)
             taken.append("data.block_size=16")  # its context
