@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from config.schema import Config
@@ -40,7 +40,7 @@ def with_folders(stored: dict[str, Any], path: Path) -> dict[str, Any]:
 
 def as_yaml(config: Config) -> str:
     """The resolved configuration as YAML, without the secrets of a URL."""
-    return OmegaConf.to_yaml(_public(config))
+    return OmegaConf.to_yaml(OmegaConf.create(asdict(_public(config))))
 
 
 def as_plain(config: Config) -> dict[str, Any]:
@@ -48,13 +48,11 @@ def as_plain(config: Config) -> dict[str, Any]:
 
     Without the secrets of a URL and without the folders of this machine.
     """
-    plain = OmegaConf.to_container(_public(config))
-    assert isinstance(plain, dict)
-    return public_config({str(key): value for key, value in plain.items()})
+    return public_config(asdict(_public(config)))
 
 
-def _public(config: Config) -> DictConfig:
+def _public(config: Config) -> Config:
     """The configuration without secrets, safe to store, show and upload."""
     mix = [replace(part, source=redact_urls(part.source)) for part in config.data.mix]
     data = replace(config.data, source=redact_urls(config.data.source), mix=mix)
-    return OmegaConf.structured(replace(config, data=data))
+    return replace(config, data=data)

@@ -35,32 +35,37 @@ MARKED = {"hub": "hub", "store": "hub"} | {
 # The files that take longest, longest first: a worker that took one of them last would be alone.
 LONGEST = [
     "promises/hub/test_hub_faults.py",
-    "promises/test_stream.py",
-    "unit/snapshot/test_shards.py",
-    "integration/test_pretrained.py",
+    "promises/hub/test_stores.py",
     "integration/test_plan.py",
-    "integration/slurm/test_slurm.py",
     "promises/signals/test_signals.py",
-    "promises/test_precision.py",
-    "promises/hub/test_hub_resume.py",
-    "promises/test_restarts.py",
-    "unit/store/test_upkeep.py",
-    "promises/hub/test_buckets.py",
     "promises/test_any_shape.py",
-    "promises/test_any_snapshot.py",
+    "promises/hub/test_hub_resume.py",
+    "integration/test_pretrained.py",
+    "promises/test_precision.py",
+    "promises/hub/test_buckets.py",
+    "promises/test_stream.py",
     "promises/test_fsdp.py",
-    "unit/support/test_preload.py",
+    "promises/test_adapters.py",
+    "promises/test_any_snapshot.py",
+    "unit/store/test_upkeep.py",
+    "integration/slurm/test_slurm.py",
+    "integration/test_trace.py",
     "promises/test_wrong_input.py",
-    "promises/test_kill.py",
+    "integration/repository/test_readme.py",
     "integration/signals/test_attempts.py",
-    "unit/training/distributed/test_distribution.py",
+    "unit/snapshot/test_shards.py",
+    "integration/hub/test_hf_job.py",
+    "unit/support/test_preload.py",
+    "unit/store/test_hub_waiting.py",
     "unit/config/test_config.py",
-    "unit/store/test_hub_servers.py",
-    "unit/store/test_records.py",
-    "unit/store/test_xet.py",
-    "unit/training/run/test_saving.py",
-    "promises/test_hostile_snapshots.py",
     "promises/test_whole_snapshots.py",
+    "promises/test_kill.py",
+    "unit/data/test_subword_corpus.py",
+    "unit/data/hub/test_text_hub.py",
+    "unit/model/cpu/test_memory.py",
+    "unit/training/distributed/test_distribution.py",
+    "unit/store/test_records.py",
+    "promises/test_hostile_snapshots.py",
 ]
 
 
@@ -110,6 +115,7 @@ def small(text_file, tmp_path_factory) -> list[str]:
         "train.eval_every=15",
         "train.eval_batches=200",
         "train.log_every=1",
+        "train.sample_every=0",  # 400 tokens cost more than 30 steps
         "snapshot.every=10",
         "run.emulate_bf16=true",  # what is tested in bf16 is tested on any CPU
     ]
@@ -117,9 +123,10 @@ def small(text_file, tmp_path_factory) -> list[str]:
 
 @pytest.fixture(scope="session")
 def finished_run(small, tmp_path_factory) -> Path:
-    """The directory of a small run that went through undisturbed, with dropout."""
+    """The directory of a small run that went through undisturbed, with dropout and a sample."""
     run_dir = tmp_path_factory.mktemp("finished") / "run"
-    result = runs.train(*small, "model.dropout=0.1", f"run.dir={run_dir}")
+    words = [*small, "model.dropout=0.1", "train.sample_every=30"]
+    result = runs.train(*words, f"run.dir={run_dir}")
     assert result.returncode == 0, result.stderr
     return run_dir
 

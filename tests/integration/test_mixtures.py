@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -24,10 +25,10 @@ ON_A_CPU, ON_GPUS = Shape("cpu", "no"), Shape("cuda", "bf16", 2, 2)
 
 
 def marks_of(family: str, shape: Shape) -> list[pytest.MarkDecorator]:
-    """Two families are planned on a CPU at once, and every one on GPUs, where more is planned."""
-    if shape == ON_GPUS:
-        return [THOROUGH]
-    return [] if family in ("mixtral", "falcon") else [pytest.mark.slow]
+    """Two families are planned on a CPU at once, and in CI on GPUs, where more is planned."""
+    if family not in ("mixtral", "falcon"):
+        return [pytest.mark.slow]
+    return [THOROUGH] if shape == ON_GPUS else []
 
 
 def sizes_of(family: str):
@@ -73,12 +74,8 @@ def test_experts_compute_in_the_precision_of_the_run(family):
 @pytest.mark.parametrize(
     ("family", "shape"),
     [
-        *((name, ON_A_CPU) for name in ("mixtral", "falcon")),
-        *(pytest.param(name, ON_GPUS, marks=THOROUGH) for name in EVERY),
-        *(
-            pytest.param(name, ON_A_CPU, marks=pytest.mark.slow)
-            for name in {*EVERY} - {"mixtral", "falcon"}
-        ),
+        pytest.param(name, shape, marks=marks_of(name, shape))
+        for name, shape in product(EVERY, (ON_A_CPU, ON_GPUS))
     ],
     ids=str,
 )

@@ -19,7 +19,7 @@ from snapshot.disk.reading import restore_weights
 SHAPES = {
     "accumulated": ("cpu.yaml", 1, ("train.micro_batch_size=4",)),
     "DDP-2": ("ddp_cpu.yaml", 2, ()),
-    "FSDP-2": ("fsdp_cpu.yaml", 2, ()),
+    "FSDP-2": ("fsdp_cpu.yaml", 2, ("train.sample_every=10",)),
 }
 MODELS = list(families.FAMILIES)
 THOROUGH, SLOW = pytest.mark.thorough, pytest.mark.slow
@@ -78,16 +78,16 @@ def test_what_is_written_has_the_names_that_transformers_writes(bases, family):
 @pytest.mark.parametrize("family", each(MODELS, ["llama"]))
 @THOROUGH
 def test_every_shape_has_the_losses_of_one_process(small, bases, family, tmp_path):
-    """And what each has saved has transformers' logits."""
+    """And what each has saved has transformers' logits; under FSDP it ends with a sample."""
     alone = runs.train(*words(small, bases[family]), f"run.dir={tmp_path / 'alone'}")
     assert alone.returncode == 0, alone.stderr
     expected = torch.tensor(runs.losses(tmp_path / "alone"))
     for name, (config, processes, more) in SHAPES.items():
         file = runs.rehearsal(config, tmp_path, processes)
-        result = runs.launch(
-            file, *words(small, bases[family], *more, f"run.dir={tmp_path / name}")
-        )
+        here = f"run.dir={tmp_path / name}"
+        result = runs.launch(file, *words(small, bases[family], *more, here))
         assert result.returncode == 0, result.stderr
+        assert ("sample at step 10" in result.stdout) == (name == "FSDP-2")
         found = torch.tensor(runs.losses(tmp_path / name))
         assert (expected - found).abs().max() < 1e-5, name
         assert largest_difference(runs.snapshot(tmp_path / name, 10)) < 1e-5

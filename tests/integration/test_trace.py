@@ -88,7 +88,7 @@ def test_fsdp_sends_in_each_micro_batch_what_is_predicted(traced):
     assert "FSDP sends after each of them" in (folder / "trace.html").read_text()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_fsdp_sends_weights_and_gradients_once_a_step_by_a_key(tmp_path):
     words = ["run.sync_each_micro_batch=false", "run.reduce_dtype=float32"]
     rows, folder = trace("fsdp_cpu.yaml", tmp_path, *SMALL, *words)
@@ -110,7 +110,7 @@ def test_gradients_reduced_in_bf16_take_half_the_bytes(config, tmp_path):
     ("strategy", "kind", "shares"),
     [
         ("DDP", "all-gather of updates", 2),
-        pytest.param("FSDP", "all-to-all", 2, marks=pytest.mark.thorough),
+        pytest.param("FSDP", "all-to-all", 2, marks=pytest.mark.slow),
     ],
 )
 def test_muon_sends_the_updates_that_are_predicted(strategy, kind, shares, tmp_path):
@@ -238,7 +238,7 @@ def test_adapters_and_shorter_sequences_are_predicted_as_well(finished_run, text
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("kind", ["bf16", "float32"])
+@pytest.mark.parametrize("kind", ["bf16", pytest.param("float32", marks=pytest.mark.slow)])
 def test_the_plan_knows_how_frozen_weights_are_kept(kind, tmp_path):
     words = ["optim.freeze=['*.mlp.*','*.attn.*']", f"model.frozen_dtype={kind}"]
     _, folder = trace("cpu.yaml", tmp_path, *SMALL, "model.n_embd=256", *words)

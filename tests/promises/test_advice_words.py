@@ -240,7 +240,7 @@ PLANS = {
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[pytest.mark.thorough] * (case != "two")) for case in PLANS]
+    "case", [pytest.param(case, marks=[pytest.mark.slow] * (case != "two")) for case in PLANS]
 )
 def test_the_command_of_a_plan_starts_what_was_planned(case, capsys):
     words = [*PLANS[case], "model.n_layer=1", "model.n_embd=32"]

@@ -37,7 +37,7 @@ def test_frozen_parameters_keep_their_values_and_have_no_state(frozen_run):
 
 
 @pytest.mark.parametrize(
-    "config", ["ddp_cpu.yaml", pytest.param("fsdp_cpu.yaml", marks=pytest.mark.thorough)]
+    "config", ["ddp_cpu.yaml", pytest.param("fsdp_cpu.yaml", marks=pytest.mark.slow)]
 )
 def test_two_processes_have_the_losses_of_one(small, frozen_run, tmp_path, config):
     """And go on from its snapshot, with its optimizer's state."""

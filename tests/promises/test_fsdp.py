@@ -149,6 +149,23 @@ def test_a_finished_run_started_again_does_nothing(launch, large_run):
     assert after == before
 
 
+def samples(result: subprocess.CompletedProcess) -> list[tuple[str, str]]:
+    """The step and the text of each."""
+    found = r"----- sample at step (\d+) -----\n(.*?)\n-----\n"
+    return re.findall(found, result.stdout, re.DOTALL)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("config", ["cp_cpu.yaml", "tp_cpu.yaml"])
+def test_samples_of_two_that_share_a_model_are_those_of_one(launch, small, tmp_path, config):
+    words = ("train.max_steps=2", "train.sample_every=2")
+    two = launch(config, 2, *words, f"run.dir={tmp_path / 'two'}")
+    one = runs.train(*small, *words, f"run.dir={tmp_path / 'one'}")
+    assert one.returncode == 0, one.stderr
+    assert [(step, len(text) > 300) for step, text in samples(one)] == [("2", True)]
+    assert samples(two) == samples(one)
+
+
 @pytest.mark.thorough
 def test_samples_and_held_out_losses_of_three_are_those_of_one(launch, small, tmp_path):
     words = (
@@ -163,20 +180,16 @@ def test_samples_and_held_out_losses_of_three_are_those_of_one(launch, small, tm
     assert one.returncode == 0, one.stderr
     characters = int(re.search(r"([\d,]+) held out", one.stdout)[1].replace(",", ""))
     assert -(-(characters - 1) // 16) % 3 != 0  # windows that three cannot share equally
-    samples = [
-        re.findall(r"----- sample at step (\d+) -----\n(.*?)\n-----\n", result.stdout, re.DOTALL)
-        for result in (one, three)
-    ]
-    assert [step for step, _ in samples[0]] == ["3", "6"]
-    assert all(len(text) > 300 for _, text in samples[0])
-    assert samples[1] == samples[0]
+    assert [step for step, _ in samples(one)] == ["3", "6"]
+    assert all(len(text) > 300 for _, text in samples(one))
+    assert samples(three) == samples(one)
     held_out = [runs.metrics(tmp_path / name, "eval") for name in ("one", "three")]
     assert [record["step"] for record in held_out[1]] == [2, 4, 6]
     for expected, found in zip(*held_out, strict=True):
         assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_full_disk_under_the_writer_stops_nobody(small, small_disk, tmp_path):
     run_dir = small_disk.folder / "run"
     words = (*small, "train.max_steps=60", "snapshot.every=20", f"run.dir={run_dir}")

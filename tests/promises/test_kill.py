@@ -49,7 +49,7 @@ def test_killed_at_ten_moments_a_run_ends_with_the_same_bits(small, tmp_path):
         pytest.param("cpu.yaml", 1, marks=pytest.mark.slow),
         pytest.param("ddp_cpu.yaml", 2, marks=pytest.mark.slow),
         pytest.param("ddp_cpu.yaml", 3, marks=pytest.mark.slow),
-        pytest.param("cp_cpu.yaml", 2, marks=pytest.mark.thorough),
+        pytest.param("cp_cpu.yaml", 2, marks=pytest.mark.slow),
         pytest.param("tp_cpu.yaml", 2, marks=pytest.mark.slow),
         pytest.param("fsdp_tp_cpu.yaml", 4, marks=pytest.mark.slow),
     ],

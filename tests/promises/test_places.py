@@ -53,7 +53,7 @@ def made_at(place: Path, text_file: Path, finished_run: Path) -> Path:
 
 @pytest.mark.parametrize(
     "more",
-    [(), pytest.param(("optim.name=adamw", "model.lora_rank=2"), marks=pytest.mark.thorough)],
+    [(), pytest.param(("optim.name=adamw", "model.lora_rank=2"), marks=pytest.mark.slow)],
     ids=["whole", "adapters"],
 )
 def test_no_uploaded_file_names_a_folder(finished_run, text_file, small, tmp_path, hub, more):

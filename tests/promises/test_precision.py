@@ -55,8 +55,9 @@ def trained(start, tmp_path_factory):
     @cache
     def trained(shape, precision) -> Path:
         run_dir = root / f"{shape}-{precision}"
-        result = start(shape, precision, run_dir)
+        result = start(shape, precision, run_dir, "train.sample_every=30")
         assert result.returncode == 0, result.stderr
+        assert "sample at step 30" in result.stdout
         return run_dir
 
     return trained
@@ -108,14 +109,14 @@ def largest_difference(one: list[float], other: list[float]) -> float:
 
 HALVES = [
     ("one", "fp16"),
-    pytest.param("DDP-2", "fp16", marks=pytest.mark.thorough),
+    pytest.param("DDP-2", "fp16", marks=pytest.mark.slow),
     pytest.param("FSDP-2", "fp16", marks=pytest.mark.slow),
     ("one", "bf16"),
     pytest.param("FSDP-2", "bf16", marks=pytest.mark.slow),
     pytest.param("DDP-2", "bf16", marks=pytest.mark.slow),
     pytest.param("one", "fp8", marks=pytest.mark.thorough),
     pytest.param("DDP-2", "fp8", marks=pytest.mark.slow),
-    pytest.param("FSDP-2", "fp8", marks=pytest.mark.thorough),
+    pytest.param("FSDP-2", "fp8", marks=pytest.mark.slow),
 ]
 MOST = {"bf16": 2e-3, "fp16": 2e-3, "fp8": 1e-2}
 """The largest relative difference of a loss."""
@@ -149,7 +150,7 @@ def test_a_resumed_fsdp_run_ends_with_the_same_bits(trained, start, tmp_path, pr
     assert runs.losses(run_dir) == runs.losses(through)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_run_in_fp8_that_is_killed_ends_with_the_same_bits(trained, start, small, tmp_path):
     through, run_dir = trained("one", "fp8"), tmp_path / "run"
     words = runs.command(*small, "train.eval_every=10", f"run.dir={run_dir}")
@@ -184,7 +185,7 @@ def test_a_run_changes_to_fp8_and_back_and_says_so(trained, start, tmp_path, bef
     [
         ("one", {}),
         pytest.param("DDP-2", {}, marks=pytest.mark.slow),
-        pytest.param("FSDP-2", {}, marks=pytest.mark.thorough),
+        pytest.param("FSDP-2", {}, marks=pytest.mark.slow),
         pytest.param(
             "FSDP-2",
             {"dynamo_backend": "AOT_EAGER", "dynamo_use_regional_compilation": True},
@@ -215,7 +216,7 @@ def test_a_bf16_residual_stream_resumes_and_has_nearly_the_losses_of_float32(
     "shape",
     [
         "one",
-        pytest.param("DDP-2", marks=pytest.mark.thorough),
+        pytest.param("DDP-2", marks=pytest.mark.slow),
         pytest.param("FSDP-2", marks=pytest.mark.slow),
     ],
 )

@@ -49,7 +49,7 @@ def adapted(folder) -> LanguageModel:
     return find_model(str(folder)).load().eval()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_resumed_the_bits_are_those_of_an_uninterrupted_run(words, trained):
     """A resume without the key keeps the four bits."""
     cut = trained.parent / "cut"

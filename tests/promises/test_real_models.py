@@ -145,7 +145,7 @@ def test_another_output_layer_in_the_file_is_not_tied(tmp_path, name):
         assert (found(ids) - theirs(folder)(ids).logits).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_trains_another_output_layer_as_its_own(small, tmp_path, processes):
     """And its snapshot is a model of transformers with the same logits."""
     folder = real_folders.give_output(real_folders.make("gpt2", tmp_path / "base"))
@@ -172,7 +172,7 @@ def test_a_file_with_the_tied_tensor_as_the_output_loads(tmp_path):
         assert_equal_logits(folder)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_its_repo_tells_other_programs_where_it_stops(folder_of, small, tmp_path, hub):
     """generation_config.json: at the top, in best/ and in snapshots; another machine resumes."""
     folder = folder_of("Phi-3-mini-4k-instruct")

@@ -59,7 +59,7 @@ def killed_and_compared(small, tmp_path, config, processes, kills) -> None:
     words = runs.launch_command(config, *overrides, f"run.dir={killed}", options=options)
     waits, reached_at, complete_at = [], [], []
     said, launched = tmp_path / "said", time.monotonic()
-    with runs.started(words, into=said, forked=False) as launcher:
+    with runs.started(words, into=said, forked=kills == 1) as launcher:
         runs.wait_until(lambda: runs.newest_step(killed) > 0, launcher)
         start = time.monotonic() - launched
         for number in range(kills):

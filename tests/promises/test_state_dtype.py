@@ -45,7 +45,7 @@ def resumed_from(run_dir, folder):
         pytest.param("one", "8bit"),
         pytest.param("one", "bf16", marks=pytest.mark.slow),
         pytest.param("DDP-2", "8bit", marks=pytest.mark.slow),
-        pytest.param("FSDP-2", "8bit", marks=pytest.mark.thorough),
+        pytest.param("FSDP-2", "8bit", marks=pytest.mark.slow),
         pytest.param("FSDP-2", "bf16", marks=pytest.mark.slow),
         pytest.param("TP-2", "8bit", marks=pytest.mark.slow),
         pytest.param("TP-2", "bf16", marks=pytest.mark.slow),

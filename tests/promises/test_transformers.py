@@ -60,7 +60,7 @@ def test_tokens_are_the_same(folder):
     assert theirs.decode(own.encode(PROMPT).tolist()) == PROMPT
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_compiled_training_gives_the_same_names(small, finished_run, tmp_path):
     result = runs.train(
         *small,

@@ -70,7 +70,7 @@ def test_skypilot_takes_another_machine_after_75_alone():
     assert "--again-elsewhere" in yaml.safe_load(FILE.read_text())["run"]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_two_machines_train_with_these_commands(small, tmp_path, hub):
     config = runs.rehearsal("ddp_multinode.yaml", tmp_path, 1, num_machines=2, num_processes=2)
     port = re.search(r"--main_process_port=(\d+)", " ".join(runs.launch_command(config)))

@@ -17,8 +17,6 @@ from loopback_hub import LoopbackHub
 from pages import LAUNCHES, README, SHOWN, launched_by, script_of
 from runs import ROOT
 
-FREQUENT = ("hub.md", "models.md")
-"""Pages whose commands need a Hub. The commands of other pages are much like the README's."""
 GPT2 = "openai-community/gpt2"
 ON_A_CPU = ("cpu.yaml", "ddp_cpu.yaml", "fsdp_cpu.yaml", "fsdp_hybrid_cpu.yaml")
 ON_A_CPU += ("cp_cpu.yaml", "tp_cpu.yaml", "fsdp_tp_cpu.yaml")
@@ -41,9 +39,8 @@ def test_a_launch_of_every_config_for_cpus_is_run():
 
 
 def marks(command: pages.Command) -> list[pytest.MarkDecorator]:
-    if command.page == README:
-        return []
-    return [pytest.mark.thorough if command.page.name in FREQUENT else pytest.mark.slow]
+    """The commands of other pages are much like the README's."""
+    return [] if command.page == README else [pytest.mark.slow]
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def test_a_signal_during_the_start_ends_it_with_its_code(small, tmp_path, starti
         assert process.wait(30) == exits.EXIT_TERMINATED, (tmp_path / "said").read_text()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_same_under_a_launcher_of_two_processes(small, tmp_path):
     launch = ("--config_file", "accelerate_configs/ddp_cpu.yaml", "--main_process_port=0")
     words = (*launch, "train.py")

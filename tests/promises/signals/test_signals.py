@@ -228,7 +228,7 @@ def test_the_run_s_own_time_stops_it_to_be_started_again(words, tmp_path):
 @pytest.mark.thorough
 def test_the_death_of_one_process_is_told_by_the_launcher_alone(words, tmp_path):
     run_dir = tmp_path / "run"
-    with runs.started(runs.launch_command("ddp_cpu.yaml", *words), forked=False) as launcher:
+    with runs.started(runs.launch_command("ddp_cpu.yaml", *words)) as launcher:
         wait_for_steps(launcher, run_dir)
         runs.workers(launcher)[1].kill()
         _, errors = launcher.communicate(timeout=60)

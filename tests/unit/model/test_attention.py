@@ -109,7 +109,7 @@ def build_and_copy(name, other):
     return copy
 
 
-@pytest.mark.parametrize("name", ["gpt2", pytest.param("their qwen3", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("their qwen3", marks=pytest.mark.slow)])
 def test_a_plan_has_no_mask_where_the_kernel_needs_none(name):
     time = 256
     config = replace(sizes(name), block_size=time)

@@ -137,7 +137,7 @@ def test_a_model_without_such_layers_is_refused():
         keep_frozen(model, NF4)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_nothing_is_downloaded_by_the_import():
     """bitsandbytes gets code of the Hub from `kernels`, where that is installed."""
     result = subprocess.run(

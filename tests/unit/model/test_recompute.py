@@ -126,7 +126,7 @@ def test_a_compiled_model_has_the_same_gradients(name, way, whole):
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
 
 
-PLANNED = [pytest.param(name, marks=[pytest.mark.thorough] * (name != "gpt2")) for name in NAMES]
+PLANNED = [pytest.param(name, marks=[pytest.mark.slow] * (name != "gpt2")) for name in NAMES]
 
 
 @pytest.mark.parametrize("name", PLANNED)

@@ -163,7 +163,7 @@ def test_a_resumed_run_ends_with_the_same_bits(single, small, tmp_path):
     [
         ("fsdp_cpu.yaml", 2),
         pytest.param("fsdp_hybrid.yaml", 4, marks=pytest.mark.slow),
-        ("ddp_cpu.yaml", 2),
+        pytest.param("ddp_cpu.yaml", 2, marks=pytest.mark.slow),
     ],
 )
 def test_several_processes_have_the_losses_of_one_and_resume(
@@ -304,7 +304,7 @@ def test_every_matrix_has_one_owner_and_batches_are_bounded(model):
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("copies", "shards"),
-    [(2, 1), (1, 4), (2, 2), pytest.param(3, 1, marks=pytest.mark.slow)],
+    [(2, 1), (1, 4), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((2, 2), (3, 1)))],
     ids=["DDP 2", "FSDP 4", "hybrid 2 x 2", "DDP 3"],
 )
 def test_processes_share_matrices_of_any_shape(tmp_path, copies, shards):

@@ -53,7 +53,7 @@ def assert_as_one_process_writes(run_dir: Path, steps: tuple[int, ...]) -> None:
 SHAPES = [
     pytest.param("fsdp_cpu.yaml", 2, {}),
     pytest.param("fsdp_cpu.yaml", 3, {}, marks=pytest.mark.slow),
-    pytest.param("fsdp_hybrid.yaml", 4, HYBRID, marks=pytest.mark.thorough),
+    pytest.param("fsdp_hybrid.yaml", 4, HYBRID, marks=pytest.mark.slow),
     pytest.param("fsdp_offload.yaml", 2, {}, marks=pytest.mark.slow),
     pytest.param("tp_cpu.yaml", 2, {}, marks=pytest.mark.slow),
     pytest.param("fsdp_tp_cpu.yaml", 4, {}, marks=pytest.mark.thorough),
@@ -87,13 +87,13 @@ def test_so_it_is_for_averages_in_8_bits_whose_blocks_are_those_of_a_part(small,
     assert_as_one_process_writes(tmp_path / "run", (2, 4))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "more"),
     [
-        pytest.param("mixtral", (), marks=pytest.mark.thorough),  # its experts are converted
-        pytest.param("llama tied", LORA, marks=pytest.mark.slow),
-        pytest.param("gpt2", (), marks=pytest.mark.slow),
+        ("mixtral", ()),  # its experts are converted
+        ("llama tied", LORA),
+        ("gpt2", ()),
     ],
 )
 def test_so_it_is_for_a_model_of_the_hub(small, tmp_path, family, more):

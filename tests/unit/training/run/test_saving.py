@@ -35,7 +35,7 @@ from training.step import make_optimizer
     [
         pytest.param("cpu.yaml", 1, marks=pytest.mark.slow),
         ("ddp_cpu.yaml", 2),
-        pytest.param("fsdp_cpu.yaml", 2, marks=pytest.mark.thorough),
+        pytest.param("fsdp_cpu.yaml", 2, marks=pytest.mark.slow),
     ],
 )
 def test_only_the_update_waits_for_a_snapshot(small, tmp_path, config, processes):
