@@ -18,6 +18,8 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 
+from model.balance import NAME as BALANCE
+from model.balance import balance_of
 from model.context import Context
 from model.documents import Rows, packed_rows
 from model.family import LanguageModel, ModelConfig
@@ -288,6 +290,8 @@ class CausalLM(LanguageModel):
                     module.casts_weights = True
         self._no_split_modules = tuple(self.lm._no_split_modules or ())
         """The classes that FSDP wraps if the accelerate config file names none."""
+        self.balance = balance_of(self.lm)
+        """What adds a mixture's load-balancing loss, if its config.json says so."""
         use_output_layer(self.lm)
         # The residual stream is float32 even if FSDP's weights have 16 bits, as in `GPT`.
         self.lm.get_input_embeddings().register_forward_hook(lambda _, __, output: output.float())
@@ -403,12 +407,22 @@ class CausalLM(LanguageModel):
             )
             return cast(Tensor, found.logits)
 
+        balance = self.balance if self.training and targets is not None else None
+        whole = targets if self.context is None else self.context.targets
+        if self.balance is not None:
+            self.balance.begin(None if balance is None else whole, self.context)
         if targets is None:
             return logits()
         output = self.get_output_embeddings()
         if isinstance(output, OutputLayer):
-            return output.loss_in(logits, targets)
-        return mean_loss(logits().flatten(0, 1), targets.flatten())
+            loss = output.loss_in(logits, targets)
+        else:
+            loss = mean_loss(logits().flatten(0, 1), targets.flatten())
+        if balance is None or whole is None:
+            return loss
+        uneven = balance.end()
+        self.add_loss_part(BALANCE, uneven, whole)
+        return loss + balance.coefficient * uneven
 
 
 def attend_in_rows(

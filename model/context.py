@@ -23,6 +23,7 @@ from torch import Tensor
 
 from model.documents import SIXTEEN_BITS, Seen, begins_of, seen_by, varlen_attention
 from model.head import IGNORED
+from model.tensor import TensorGroup
 
 
 class Context:
@@ -30,6 +31,8 @@ class Context:
 
     rows: SharedRows | None = None
     """Those of the forward pass that is being computed."""
+    targets: Tensor | None = None
+    """The targets (B, T) of the whole rows of that forward pass."""
     varlen: bool = False
     """Whether documents are attended to by torch's variable-length kernel."""
 
@@ -64,14 +67,21 @@ class Context:
             places = positions
             if places is None:
                 places = torch.arange(ids.size(1), device=ids.device)[None]
-            self.rows = SharedRows(self, ids.size(1), positions)
+            self.rows, self.targets = SharedRows(self, ids.size(1), positions), targets
             try:
                 mean = compute(self.own(ids), own, self.own(places))
             finally:
-                self.rows = None
+                self.rows = self.targets = None
             return mean * (self.size * count / total)
 
         return forward
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum over the processes, each of which computes a part of its gradient."""
+        group = TensorGroup(self.group)
+        # By five dimensions a plan knows what is sent for sequences.
+        stacked = x.view((1,) * (5 - x.dim()) + x.shape)
+        return group.sum_backward(group.leave(stacked)).view_as(x)
 
     def own(self, whole: Tensor) -> Tensor:
         """Of (B, T) this process's (B, P)."""

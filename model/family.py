@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from model.context import Context
 from model.documents import Rows, packed_rows
 from model.fp8 import Fp8, convert
+from model.head import IGNORED
 from model.layout import Layout, ModelError, Shape
 from model.lora import Lora
 from model.new_weights import NewWeights
@@ -158,6 +159,12 @@ class LanguageModel(nn.Module, ABC):
     fp8: Fp8 | None = None
     """What is computed in fp8, if something is."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        # accelerate copies a model that it compiles by block: the copies share this object.
+        self.loss_parts: dict[str, Tensor] = {}
+        """What `add_loss_part` has added up since somebody emptied it: sum and count, (2,)."""
+
     @property
     def can_pack(self) -> bool:
         """Whether `forward` takes positions that say where a document begins."""
@@ -206,6 +213,7 @@ class LanguageModel(nn.Module, ABC):
         Targets of `model.head.IGNORED` do not count. With `positions` (B, T), a document begins
         wherever they do not count on, and attends to itself alone; only a model that `can_pack`
         gets them. With a cache of `new_cache`, `ids` are the positions after the cached ones.
+        In training the loss may have more parts than that of the targets (`add_loss_part`).
         """
 
     def refuse_incomplete(self) -> None:
@@ -273,6 +281,15 @@ class LanguageModel(nn.Module, ABC):
         """Say of each parameter how it is cut, also after FSDP has replaced them."""
         for name, one in self.named_parameters():
             one.cut = self._cuts[name.replace("_orig_mod.", "")]  # type: ignore[attr-defined]
+
+    def add_loss_part(self, name: str, mean: Tensor, targets: Tensor) -> None:
+        """Report a part of the training loss under a name: its mean over these targets (B, T).
+
+        The metric is the mean over all targets of a step, on all processes.
+        """
+        count = (targets != IGNORED).sum()
+        part = torch.stack((mean.detach() * count, count))
+        self.loss_parts[name] = part + self.loss_parts.get(name, 0.0)
 
     def use_varlen(self) -> None:
         """Attend to documents in a row by torch's variable-length kernel, which only CUDA has."""

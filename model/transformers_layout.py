@@ -26,6 +26,7 @@ from transformers.core_model_loading import (
     revert_weight_conversion,
 )
 
+from model.balance import refuse_unknown_loss
 from model.family import LanguageModel
 from model.layout import Layout, ModelError, Shape, Stored, Written
 from model.sharded import whole_shape
@@ -41,7 +42,8 @@ class TransformersLayout(Layout):
     def refuse_undescribed(self) -> None:
         """Raise ModelError for a model whose files hold more than parameters, as snapshots do.
 
-        Of a buffer transformers would invent the values, and so would a run that resumes.
+        Of a buffer transformers would invent the values, and so would a run that resumes. Raises it
+        also for a loss that transformers computes and this project does not.
         """
         parameters = {name for name, _ in self._lm.named_parameters(remove_duplicate=False)}
         if buffers := [name for name in self._lm.state_dict() if name not in parameters]:
@@ -49,6 +51,7 @@ class TransformersLayout(Layout):
                 f"the model {self._model.config.family} has values besides its parameters "
                 f"({buffers[0]}), which snapshots do not hold. It cannot be trained here"
             )
+        refuse_unknown_loss(self._lm)
 
     def written(self) -> list[Written]:
         shapes = {

@@ -46,6 +46,7 @@ OF_CONTEXT = {
     "all_gather_into_tensor": "all-gather of keys and values",
     "reduce_scatter_tensor": "reduce-scatter of their gradients",
     "all_to_all_single": "all-to-all of positions and heads",
+    "all_reduce": "all-reduce of chosen experts",
 }
 """Collectives of processes that share sequences, by torch's name."""
 OF_TENSORS = {
@@ -66,8 +67,8 @@ IN_MICRO_BATCHES = (*OF_CONTEXT.values(), *OF_TENSORS.values(), OF_VOCABULARY)
 def shared_kind(operation: str, dimensions: int) -> str | None:
     """The kind of a collective of a forward or backward pass; None for one of another library.
 
-    Keys and values, stacked, have five dimensions, as heads that are exchanged; outputs of layers
-    have three.
+    Keys and values, stacked, have five dimensions, as heads that are exchanged and sums of a
+    load-balancing loss; outputs of layers have three.
     """
     if operation == "all_reduce" and dimensions < 3:
         return OF_VOCABULARY

@@ -85,6 +85,15 @@ def test_every_family_is_planned(family, shape):
     assert totals.sum(axis=1).max() > 3 * 4 * weights / shape.shards
 
 
+def test_a_plan_counts_what_is_sent_to_balance_experts():
+    """In two micro-batches, of two rows and four experts, choices and probabilities: both ways."""
+    shape = replace(ON_GPUS, shards=2, context=2)
+    sizes = replace(model_config(dict(EVERY["mixtral"], **families.BALANCED), ""), block_size=16)
+    sent = traced_phases(sizes, 2, shape).traffic
+    kind = "all-reduce of chosen experts"
+    assert [size for (_, one), size in sent.items() if one == kind] == [2 * 2 * 2 * 4 * 4] * 2
+
+
 def test_a_plan_prints_its_own_lines_alone(tmp_path, capfd):
     """Nothing of transformers: not that a call is deprecated, nor that entries are odd."""
     base = families.make("gpt2 other", tmp_path / "base")

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+import families
 import runs
 from runs import CONSTANT, relative_difference
 
@@ -110,6 +111,35 @@ def test_several_processes_have_the_losses_of_one(
     for one, other in zip(*held_out, strict=True):
         assert other["step"] == one["step"]
         assert other["loss"] == pytest.approx(one["loss"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_mixture_is_balanced_alike_recomputed_and_compiled(small, tmp_path):
+    """In other shapes: test_models_in_shapes.py."""
+    base = families.make("mixtral", tmp_path / "base", **families.BALANCED)
+    words = [word for word in small if not word.startswith("model.n_")]
+    words += [*CONSTANT, f"model.pretrained={base}", "train.max_steps=10"]
+    words += ["data.documents=masked", "run.compile_short_runs=true"]
+    one = tmp_path / "one"
+    result = runs.train(*words, f"run.dir={one}")
+    assert result.returncode == 0, result.stderr
+    assert ", load_balancing_loss " in result.stdout
+    last, held_out = runs.metrics(one)[-1], runs.metrics(one, "eval")[-1]
+    assert held_out["loss"] < last["loss"] - 0.9 * 0.5 * last["load_balancing_loss"]
+    compiled = {"dynamo_backend": "AOT_EAGER", "dynamo_use_regional_compilation": True}
+    for config, changes, more in (
+        ("fsdp_cpu.yaml", compiled, ["model.activation_checkpointing=true"]),
+        ("cp_cpu.yaml", {}, ["model.activation_checkpointing=selective"]),
+    ):
+        several = tmp_path / config
+        file = runs.rehearsal(config, tmp_path, 2, **changes)
+        result = runs.launch(file, *words, *more, f"run.dir={several}")
+        assert result.returncode == 0, result.stderr
+        assert "2 processes," in result.stdout
+        assert ("compiled by block" in result.stdout) == bool(changes)
+        for name in ("loss", "grad_norm", "load_balancing_loss"):
+            found = [[r[name] for r in runs.metrics(d)] for d in (one, several)]
+            assert found[1] == pytest.approx(found[0], rel=1e-5), (config, name)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from torch import Tensor
 
-from families import ROTARY
+from families import BALANCED, ROTARY
 from model.causal_lm import PACKING
 from model.context import Context
 from model.families import FAMILIES, build_model
@@ -29,6 +29,7 @@ B, T, WINDOW = 3, 32, 9
 SIZES = {
     **ROTARY,
     "num_local_experts": 4,
+    **BALANCED,
     "sliding_window": WINDOW,
     "use_sliding_window": True,
     "pad_token_id": None,
@@ -73,7 +74,7 @@ def mean(tensor: Tensor) -> Tensor:
 def differences(name: str, by_heads: bool) -> dict[str, tuple[float, float]]:
     """By kind of rows: of the loss, and of a gradient relative to the largest of its parameter."""
     torch.manual_seed(0)
-    alone, shared = (build_model(sizes(name)).eval() for _ in range(2))
+    alone, shared = (build_model(sizes(name)) for _ in range(2))  # without dropout
     shared.load_state_dict(alone.state_dict())
     if not shared.can_share_context:
         return {}

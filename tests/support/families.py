@@ -21,6 +21,8 @@ ROTARY = {
     "head_dim": 8,
     **SIZES,
 }
+BALANCED = {"output_router_logits": True, "router_aux_loss_coef": 0.5}
+"""More entries of a mixture, for a loss that is in large part the load-balancing loss."""
 FAMILIES: dict[str, dict] = {
     "llama": {"model_type": "llama", "tie_word_embeddings": False, **ROTARY},
     "llama tied": {"model_type": "llama", "tie_word_embeddings": True, **ROTARY},

@@ -41,7 +41,9 @@ def config(name: str):
     """The configuration of a small model, whose heads so many processes can share."""
     if name in FAMILIES or name == "their gpt2":
         return sizes(name)
-    content = MIXTURES.get(name) or {**SIZES, "model_type": name.removeprefix("their ")}
+    content = {**SIZES, "model_type": name.removeprefix("their ")}
+    if name in MIXTURES:
+        content = {**MIXTURES[name], **families.BALANCED}
     if dist.get_world_size() == 4:
         content = {**content, **HEADS}
     return model_config(content, name)
@@ -63,7 +65,7 @@ def shared_copy(model, name: str):
 def differences(name: str) -> dict[str, tuple[float, float]]:
     """By kind of rows: of the loss, and of a gradient relative to the largest of its parameter."""
     torch.manual_seed(0)
-    alone = build_model(config(name)).eval()
+    alone = build_model(config(name))  # without dropout
     for one in alone.parameters():  # biases begin as zeros
         one.data += 0.01 * torch.randn(one.shape)
     shared = shared_copy(alone, name)

@@ -42,7 +42,7 @@ class Collected:
     loss: Tensor
     grad_norm: Tensor
     metrics: dict[str, Tensor]
-    """What train.py measures besides, by name."""
+    """What is measured besides, by name: a number (), or a sum and a count (2,)."""
 
 
 @dataclass
@@ -119,14 +119,17 @@ class Report:
         loss: Tensor,
         grad_norm: Tensor,
         metrics: Mapping[str, float | Tensor] | None = None,
+        loss_parts: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Add the metrics of a step: this process's mean loss, and the norm before clipping.
 
         `metrics` are this process's other ones. Raises ConfigError for one that is no number.
+        `loss_parts` are sums and counts (2,), whose quotient over all processes is a metric.
         """
         others = {
             name: _as_tensor(name, value, loss.device) for name, value in (metrics or {}).items()
         }
+        others |= loss_parts or {}
         self.collected.append(Collected(step, learning_rate, loss, grad_norm, others))
         self.console.step = step
         if self.console.bar is not None:
@@ -221,8 +224,14 @@ class Report:
                     "another. Give the same names at the same steps on all of them, in one order."
                 )
         own = [gather_full(x) for of_step in self.collected for x in of_step.metrics.values()]
-        means = iter(accelerator.reduce(torch.stack(own), "mean").tolist() if own else [])
-        return [{name: next(means) for name in of_step.metrics} for of_step in self.collected]
+        if not own:
+            return [{} for _ in self.collected]
+        flat = accelerator.reduce(torch.cat([x.flatten() for x in own]), "mean").cpu()
+        means = iter(flat.split([x.numel() for x in own]))
+        return [
+            {name: _number_of(next(means)) for name in of_step.metrics}
+            for of_step in self.collected
+        ]
 
     def held_out(self, step: int, loss: float, text: CorpusInfo) -> None:
         """Report an evaluation. Raises TrainingStopped when its loss is not finite."""
@@ -306,6 +315,11 @@ class Report:
             f"{what}. {self.newest_snapshot()} A lower optim.learning_rate or a lower "
             "optim.max_grad_norm may carry it past this step."
         )
+
+
+def _number_of(mean: Tensor) -> float:
+    """A metric, from the mean of it or of its sum and count over the processes."""
+    return float(mean[0] / mean[1]) if len(mean) == 2 else float(mean)
 
 
 def _as_tensor(name: str, value: float | Tensor, device: torch.device) -> Tensor:

@@ -214,6 +214,7 @@ class Session:
         """
         accelerator, config, start, state = self.accelerator, self.config, self.start, self.state
         self._model, bare_model, corpus = model, unwrapped(accelerator, model), self.corpus
+        self._loss_parts = bare_model.loss_parts
         fill_weights(accelerator, self.pretrained, start, bare_model, optimizer, config.train.seed)
         metrics = run_on_main(accelerator, lambda: open_run(Path(config.run.dir), config, start))
         self._trackers = Trackers(self.console, config, state.run_id, accelerator.is_main_process)
@@ -269,6 +270,7 @@ class Session:
         self.report.resume_clock()  # the first speed is that of steps, too
         for step in range(first, self.config.train.max_steps + 1):
             self._waited_for_snapshot = False
+            self._loss_parts.clear()  # of passes that were no step's
             yield step
             assert self.state.step == step, "finish_step was not called"
             any_due = any(self._due)
@@ -303,7 +305,7 @@ class Session:
         self.state.step, self.state.epoch = step, epoch
         if isinstance(self.corpus.train, StreamedText):
             self.state.stream = self.corpus.train.finish(step)
-        self.report.add(step, learning_rate, loss, grad_norm, metrics)
+        self.report.add(step, learning_rate, loss, grad_norm, metrics, self._loss_parts)
         self._last, self._stopping = step == self.config.train.max_steps, self._stop.agreed()
         if self._last or self._stopping:  # before the snapshot, whose upload has the events
             self.console.note("end" if self._last else "stop", step, self._stop.reason)

@@ -1,0 +1,168 @@
+"""The load-balancing loss of mixtures: transformers' own of a row, however a batch is divided."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import families
+from model.families import build_model
+from model.head import IGNORED
+from model.layout import ModelError
+from model.lora import Lora
+from snapshot.disk.model import model_config
+
+NAME = "load_balancing_loss"
+T = 24
+EVERY = {**families.FAMILIES, **families.OTHERS}
+GPT_OSS = {"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2}
+MIXTURES = {
+    **{name: EVERY[name] for name in ("mixtral", "qwen3 moe", "olmoe")},
+    "dense and mixed": {
+        **EVERY["qwen3 moe"],
+        "mlp_only_layers": [0],
+        "model_type": "qwen2_moe",
+        "shared_expert_intermediate_size": 24,
+    },
+    "gpt_oss": {**families.ROTARY, **GPT_OSS},
+}
+
+
+def built(name: str = "mixtral", way: bool | str = False, **entries: object):
+    """A model whose loss in training has that part."""
+    torch.manual_seed(3)
+    content = {**MIXTURES[name], **families.BALANCED, **entries}
+    config = replace(model_config(content, name), activation_checkpointing=way)
+    model = build_model(config).train()
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn(parameter.shape)
+    return model
+
+
+def rows(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    ids = torch.randint(families.VOCABULARY, (count, T + 1))
+    return ids[:, :-1], ids[:, 1:].clone()
+
+
+def part_of(model) -> float:
+    """The part of the losses since the last call, as a run reports it."""
+    total, count = model.loss_parts.pop(NAME)
+    return float(total / count)
+
+
+def gradients(model, loss) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    loss.backward()
+    return {name: one.grad.clone() for name, one in model.named_parameters()}
+
+
+def assert_same(found, expected) -> None:
+    assert found.keys() == expected.keys()
+    for name, one in expected.items():
+        torch.testing.assert_close(found[name], one, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_of_one_row_it_is_transformers_own(name):
+    model = built(name)
+    content = {**MIXTURES[name], **families.BALANCED}
+    config = AutoConfig.for_model(content.pop("model_type"), **content)
+    theirs = AutoModelForCausalLM.from_config(config)
+    theirs.load_state_dict(model.lm.state_dict())
+    ids, targets = rows(1)
+    output = theirs(ids, labels=ids, shift_labels=targets)
+    loss = model(ids, targets)
+    assert output.aux_loss > 1
+    assert part_of(model) == pytest.approx(output.aux_loss.item(), rel=1e-5)
+    assert loss.item() == pytest.approx(output.loss.item(), rel=1e-5)
+    found, expected = gradients(model, loss), gradients(theirs, output.loss)
+    assert_same({name.removeprefix("lm."): one for name, one in found.items()}, expected)
+
+
+def test_rows_have_it_by_themselves_and_weigh_as_their_targets():
+    """Alone in batches of their own they have the same loss, gradients and metric."""
+    model = built()
+    ids, targets = rows(3)
+    targets[0, 5:], targets[1, :7], targets[2, 20:] = IGNORED, IGNORED, IGNORED
+    shares = (targets != IGNORED).sum(1) / (targets != IGNORED).sum()
+    loss = model(ids, targets)
+    metric, found = part_of(model), gradients(model, loss)
+    alone = torch.stack([model(ids[n : n + 1], targets[n : n + 1]) for n in range(3)])
+    mean = (alone * shares).sum()
+    assert loss.item() == pytest.approx(mean.item(), rel=1e-6)
+    assert metric == pytest.approx(part_of(model), rel=1e-6)
+    assert_same(found, gradients(model, mean))
+
+
+def test_padding_and_evaluations_do_not_count():
+    model = built()
+    ids, targets = rows(1)
+    loss = model(ids, targets)
+    metric = part_of(model)
+    padded = torch.cat((ids, ids.flip(1)), 1), torch.cat((targets, targets * 0 + IGNORED), 1)
+    assert model(*padded).item() == pytest.approx(loss.item(), rel=1e-6)
+    assert part_of(model) == pytest.approx(metric, rel=1e-6)
+    held_out = model.eval()(ids, targets)
+    assert held_out.item() == pytest.approx(loss.item() - 0.5 * metric, rel=1e-5)
+    assert held_out.item() == built(output_router_logits=False).eval()(ids, targets).item()
+    assert model.loss_parts == {}
+
+
+@pytest.mark.parametrize("way", [True, "selective", "offload"])
+def test_checkpointing_computes_the_same(way):
+    ids, targets = rows(2)
+    plain, checkpointed = built(), built(way=way)
+    losses = [model(ids, targets) for model in (plain, checkpointed)]
+    assert losses[0].equal(losses[1])
+    assert_same(gradients(checkpointed, losses[1]), gradients(plain, losses[0]))
+    assert part_of(checkpointed) == part_of(plain)
+    assert checkpointed.balance._sums is None  # the backward pass leaves nothing in memory
+
+
+def test_in_bf16_it_is_near():
+    model = built()
+    batch = rows(2)
+    model(*batch)
+    exact = part_of(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(*batch)
+    assert loss.dtype == torch.float32
+    assert 0 < abs(part_of(model) - exact) < 0.02 * exact
+
+
+def test_adapters_are_trained_with_it():
+    """The routers are frozen; what adapters change before them has a gradient."""
+    config = model_config({**MIXTURES["mixtral"], **families.BALANCED}, "mixtral")
+    model = build_model(replace(config, lora=Lora(2, 4))).train()
+    ids, targets = rows(2)
+    model(ids, targets)
+    assert part_of(model) > 1
+
+
+def test_without_the_entry_it_is_neither_added_nor_reported():
+    model = built(output_router_logits=False)
+    model(*rows(1))
+    assert model.loss_parts == {}
+
+
+def test_a_coefficient_of_zero_only_reports_it():
+    ids, targets = rows(2)
+    losses = [
+        built(**entries)(ids, targets).item()
+        for entries in ({"router_aux_loss_coef": 0.0}, {"output_router_logits": False})
+    ]
+    assert losses[0] == losses[1]
+
+
+def test_a_model_with_another_loss_can_be_used_but_not_trained():
+    own = {"model_type": "doge", "is_moe": True, "num_experts": 16, "num_experts_per_tok": 2}
+    content = {**families.ROTARY, **own}
+    model = build_model(model_config({**content, **families.BALANCED}, ""))
+    assert model.eval()(*rows(1)).isfinite()
+    with pytest.raises(ModelError, match=r"load-balancing loss of doge, .* is not supported"):
+        model.layout().refuse_undescribed()
+    built().layout().refuse_undescribed()
+    build_model(model_config(content, "")).layout().refuse_undescribed()
