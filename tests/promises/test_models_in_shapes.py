@@ -119,6 +119,7 @@ def test_every_model_has_the_losses_of_one_process(run_in, alone, tmp_path, mode
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("model", MODELS)
 def test_a_run_goes_through_all_shapes(run_in, alone, tmp_path, model):
     """Each resumes from the snapshot of the one before. All pairs: test_any_snapshot.py."""
