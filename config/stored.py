@@ -14,28 +14,37 @@ from config.schema import Config
 from data.printable import redact_urls
 from data.public_names import public_config
 
+FOLDERS_OF_TEXT = {"data": ("source", "mix")}
+EVERY_FOLDER = {
+    "data": ("source", "mix", "tokenizer", "cache_dir"),
+    "model": ("pretrained", "architecture"),
+}
+"""Keys whose values may be folders of a machine, by section."""
 LARGEST_BYTES = 1 << 20
 """The largest config.yaml that is read, in bytes."""
 
 
-def with_folders(stored: dict[str, Any], path: Path) -> dict[str, Any]:
+def with_folders(stored: dict[str, Any], path: Path, every: bool = False) -> dict[str, Any]:
     """The configuration of a snapshot, with the folders of its text added from the file at `path`.
 
-    That file is config.yaml in the run's directory. It keeps folders, because it is not uploaded.
+    With `every`, also those of its tokenizer, its model and the prepared texts. That file is
+    config.yaml in the run's directory. It keeps folders, because it is not uploaded.
     Nothing changes where it names other sources, or does not exist.
     """
     here: Any = {}
     with suppress(OSError, ValueError, OmegaConfBaseException):
         if path.stat().st_size <= LARGEST_BYTES:
             here = OmegaConf.to_container(OmegaConf.load(path))
-    if not isinstance(here, dict) or not isinstance(here.get("data"), dict):
+    if not isinstance(here, dict):
         return stored
-    known = public_config({"data": here["data"]})["data"]
-    data = stored.get("data")
-    before = public_config({"data": data})["data"] if isinstance(data, dict) else {}
-    same = [name for name in ("source", "mix") if name in before and name in known]
-    same = [name for name in same if before[name] == known[name]]
-    return {**stored, "data": {**(data or {}), **{name: here["data"][name] for name in same}}}
+    known, before, found = public_config(here), public_config(stored), dict(stored)
+    for section, names in (EVERY_FOLDER if every else FOLDERS_OF_TEXT).items():
+        public, was, own = (one.get(section) for one in (known, before, here))
+        if not (isinstance(public, dict) and isinstance(was, dict) and isinstance(own, dict)):
+            continue
+        same = [one for one in names if one in was and one in public and was[one] == public[one]]
+        found[section] = {**found[section], **{name: own[name] for name in same}}
+    return found
 
 
 def as_yaml(config: Config) -> str:

@@ -8,6 +8,7 @@ python -m snapshot merge PATH_OR_REPO FOLDER    write a whole model, where a sna
                                                 the trained weights (LoRA, snapshot.whole=false)
 python -m snapshot space PATH_OR_REPO --to FOLDER_OR_SPACE    make a page that computes the model
                                                               in the browser, a static Space
+python -m snapshot audit A B              train again from A to B, on any machine, and compare
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ COMMANDS = ("verify", "list", "merge", "space")
 
 def main(arguments: list[str]) -> int:
     """Run the command; the exit code: 1 for a snapshot that is not whole, 2 for a user error."""
+    if arguments[:1] == ["audit"]:
+        from proving.audit import audit
+
+        audit(arguments[1:])
     options = parse(arguments)
     return exit_code_of(lambda: _run(options))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from model.causal_lm import quiet_transformers
 from model.families import build_empty
@@ -32,20 +32,24 @@ class OtherModel(SnapshotError):
 
 
 @torch.no_grad()
-def compare_logits(folder: Path, sizes: ModelConfig) -> str:
+def compare_logits(
+    folder: Path, sizes: ModelConfig, times: float = 1.0, tolerance: float = TOLERANCE
+) -> str:
     """Compare the logits of a verified snapshot with those of transformers, in words.
 
-    Where that is not possible the words say why. Raises OtherModel if they differ.
+    Where that is not possible the words say why. `times` enlarges all matrices: those of a new
+    model are so small that it is nearly linear. Raises OtherModel if the logits differ by more than
+    `tolerance` times the largest one, or times 1.
     """
     if (reason := _why_not(folder, sizes)) is not None:
         return f"not compared with transformers: {reason}"
     ids = (torch.arange(min(TOKENS, sizes.block_size)) * 7919 % sizes.vocab_size)[None]  # (1, T)
-    ours = _our_logits(folder, sizes, ids)
+    ours = _our_logits(folder, sizes, ids, times)
     gc.collect()  # two models do not need to be in memory at once
-    theirs = _their_logits(folder, ids)
+    theirs = _their_logits(folder, ids, times)
     scale = max(1.0, ours.abs().max().item())
     difference = (ours - theirs).abs().max().item()
-    if not difference <= TOLERANCE * scale:
+    if not difference <= tolerance * scale:
         raise OtherModel(
             f"{folder} is another model for transformers: its logits differ by up to "
             f"{difference:.2g} (largest logit {scale:.2g}). The code of the model does not "
@@ -74,14 +78,21 @@ def _why_not(folder: Path, sizes: ModelConfig) -> str | None:
     return None
 
 
-def _our_logits(folder: Path, sizes: ModelConfig, ids: Tensor) -> Tensor:
+def _our_logits(folder: Path, sizes: ModelConfig, ids: Tensor, times: float) -> Tensor:
     model = build_empty(sizes).eval()
     restore_weights(folder, model)
+    _enlarge(model, times)
     logits: Tensor = model(ids)
     return logits
 
 
-def _their_logits(folder: Path, ids: Tensor) -> Tensor:
+def _enlarge(model: nn.Module, times: float) -> None:
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.mul_(times)
+
+
+def _their_logits(folder: Path, ids: Tensor, times: float) -> Tensor:
     """Raises OtherModel where names or shapes are not those that transformers expects."""
     from transformers import AutoModelForCausalLM
 
@@ -104,5 +115,6 @@ def _their_logits(folder: Path, ids: Tensor) -> Tensor:
     for what, names in (("lacks", "missing_keys"), ("holds", "unexpected_keys")):
         if others := sorted(found[names]):
             raise OtherModel(f"{folder} {what} {others[0]!r} for transformers: it is another model")
+    _enlarge(model, times)
     logits: Tensor = model.eval()(ids).logits
     return logits

@@ -59,6 +59,11 @@ class Bucket(OnHub, Files):
         with translate_errors(self.name, BRANCH):
             self._api.create_bucket(self.repo_id, private=private, exist_ok=True)
 
+    def remove(self) -> None:
+        """Remove the bucket, if it exists."""
+        with translate_errors(self.name, BRANCH):
+            self._api.delete_bucket(self.repo_id, missing_ok=True)
+
     def head(self, revision: str = BRANCH) -> tuple[str, bool]:
         """An empty text, because there are no commits, and whether the bucket is private."""
         with translate_errors(self.name, BRANCH, HubMissing):

@@ -45,11 +45,12 @@ def card_text(
     events: Sequence[Mapping[str, Any]] = (),
     best: Best | None = None,
     speed: str | None = None,
+    proof: str | None = None,
 ) -> str:
     """README.md of a repo whose newest snapshot is that of `state`.
 
     `sample` is a text that the model has generated, `events` are the lines of events.jsonl,
-    `speed` is that of the newest steps.
+    `speed` is that of the newest steps, `proof` what was checked before the run.
     """
     unit, prefix = token_unit(state.data), configured_prefix(state.config)
     parts = [
@@ -58,7 +59,7 @@ def card_text(
         f"A GPT of {unit}s, trained with accelerate-gpt. This repo is its checkpoint store: "
         f"{_files_at_the_top(state)}, of step {state.step:,}; "
         "`snapshots/` holds what is needed to continue training.",
-        _facts_table(state, shape, versions, speed),
+        _facts_table(state, shape, versions, speed, proof),
     ]
     if has_curves:
         parts.append(f"![Training and held-out loss over steps]({CURVES})")
@@ -178,7 +179,11 @@ def _history(events: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _facts_table(
-    state: RunState, shape: ModelConfig, versions: Mapping[str, str], speed: str | None
+    state: RunState,
+    shape: ModelConfig,
+    versions: Mapping[str, str],
+    speed: str | None,
+    proof: str | None,
 ) -> str:
     facts = [
         *_text_facts(state),
@@ -197,6 +202,8 @@ def _facts_table(
     facts += [(label, _value(state.config, key)) for key, label in SHOWN]
     if speed is not None:
         facts.append(("speed", f"{speed}, on {state.computed_on or 'an unknown machine'}"))
+    if proof is not None:
+        facts.append(("proven before step 1", f"{proof} (proof.json)"))
     facts.append(("versions", ", ".join(f"{name} {found}" for name, found in versions.items())))
     rows = "\n".join(f"| {label} | {_cell(value)} |" for label, value in facts)
     return f"| | |\n|---|---|\n{rows}"

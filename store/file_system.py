@@ -89,6 +89,16 @@ class FileSystem(Files):
         """The configuration key and value that name it."""
         return f"hub.url={self.name}"
 
+    def beside(self, suffix: str) -> str:
+        """The URL of a folder next to it, or in it where it is a whole bucket."""
+        is_bucket = not self._is_local and "/" not in self._root
+        return f"{self._url}/{suffix.lstrip('-')}" if is_bucket else f"{self._url}{suffix}"
+
+    def remove(self) -> None:
+        """Remove the folder, if it exists."""
+        with suppress(HubNoFile):
+            self._ask(partial(self._fs.rm, self._root, recursive=True))
+
     def create(self, private: bool) -> None:
         """Create a folder on a disk, if it does not exist. A bucket is the user's to create."""
         if self._is_local:

@@ -37,6 +37,10 @@ class OnHub(Store):
         self._api = hub_api(timeout)
         self._xet = XetStorage(repo_id, timeout, is_bucket)
 
+    def beside(self, suffix: str) -> str:
+        """The URL of another one of the same owner."""
+        return f"{self.url}{suffix}"
+
     @property
     def is_offline(self) -> bool:
         """Whether this process must not use the Hub; that lasts as long as the process."""

@@ -69,6 +69,11 @@ class Hub(OnHub):
         with translate_errors(self.repo_id, BRANCH):
             self._api.create_repo(self.repo_id, private=private, exist_ok=True)
 
+    def remove(self) -> None:
+        """Remove the repo, if it exists."""
+        with translate_errors(self.repo_id, BRANCH):
+            self._api.delete_repo(self.repo_id, missing_ok=True)
+
     def head(self, revision: str = BRANCH) -> tuple[str, bool]:
         """The commit of a revision, and whether the repo is private."""
         not_found = HubMissing if revision == BRANCH else HubNoRevision

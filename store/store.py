@@ -80,6 +80,10 @@ class Store(ABC):
     def key(self) -> str:
         """The configuration key and value that name it."""
 
+    @abstractmethod
+    def beside(self, suffix: str) -> str:
+        """The URL of another store next to it, whose name ends with `suffix`."""
+
     @property
     def is_offline(self) -> bool:
         """Whether this process must not use it."""
@@ -94,6 +98,10 @@ class Store(ABC):
     @abstractmethod
     def create(self, private: bool) -> None:
         """Create it if it does not exist."""
+
+    @abstractmethod
+    def remove(self) -> None:
+        """Remove it and all that it holds, if it exists. Only for one that the caller created."""
 
     @abstractmethod
     def head(self, revision: str = BRANCH) -> tuple[str, bool]:

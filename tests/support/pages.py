@@ -83,10 +83,14 @@ def launched_by(command: Command) -> tuple[str, list[str]]:
 
 
 def script_of(command: Command) -> str:
-    """What is launched: train.py or trace.py."""
-    return next(word for word in command.words if word in ("train.py", "trace.py"))
+    """What is launched: train.py, trace.py or prove.py."""
+    return next(word for word in command.words if word in ("train.py", "trace.py", "prove.py"))
 
 
 SHOWN = list({command.line: command for page in PAGES for command in shown_in(page)}.values())
 """Each command once, on the first page that has it."""
-LAUNCHES = [command for command in SHOWN if "accelerate launch" in command.line]
+LAUNCHES = [
+    command
+    for command in SHOWN
+    if "accelerate launch" in command.line and " -m " not in command.line
+]

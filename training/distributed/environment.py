@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,6 +23,9 @@ WORKERS_VARIABLES = (
     *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
 )
 """What a launcher sets for each of its workers."""
+SHARDING_VARIABLES = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_PARALLELISM_CONFIG")
+SHARDING_PREFIXES = ("FSDP_", "PARALLELISM_CONFIG_")
+"""What `accelerate launch` sets for several processes that share a model."""
 PROGRAMS = {"accelerate", "accelerate-launch", "torchrun"}
 MODULES = ("accelerate.commands.", "torch.")
 """Prefixes of the modules that `python -m` runs as a launcher."""
@@ -135,6 +140,68 @@ def without_launcher(root: Path) -> dict[str, str]:
         **kept,
         "PYTHONPATH": os.pathsep.join(filter(None, (str(root), kept.get("PYTHONPATH")))),
     }
+
+
+def for_attempt(port: int, alone: bool, in_float32: bool) -> dict[str, str]:
+    """The environment of a process that does this worker's part of another attempt.
+
+    Its processes meet at `port` of the first machine. `alone`, it is the only one of them, and
+    has the whole model. With `in_float32` it computes in that, whatever the config file says.
+    """
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("TORCHELASTIC_")  # their launcher is another one
+    }
+    if launched():
+        kept["MASTER_PORT"] = str(port)
+    if alone:
+        others = (*WORKERS_VARIABLES, *SHARDING_VARIABLES)
+        kept = {
+            name: value
+            for name, value in kept.items()
+            if name not in others and not name.startswith(SHARDING_PREFIXES)
+        }
+    if in_float32:
+        kept["ACCELERATE_MIXED_PRECISION"] = "no"
+    return kept
+
+
+def for_launcher(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what a launcher gives its workers: for one that starts others."""
+    return {name: value for name, value in environment.items() if name not in WORKERS_VARIABLES}
+
+
+def for_helpers(root: Path) -> dict[str, str]:
+    """Variables for the processes of `multiprocessing` that serve this program in `root`.
+
+    They import from there, and not what a current folder has under the same name (seen with the
+    fork server of Python 3.11, which ignores sys.path). Semaphores of killed processes are removed
+    without a warning.
+    """
+    quiet = "ignore::UserWarning:multiprocessing.resource_tracker"
+    return {
+        "PYTHONSAFEPATH": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(root), env_var("PYTHONPATH", "")))),
+        "PYTHONWARNINGS": ",".join(filter(None, (env_var("PYTHONWARNINGS", ""), quiet))),
+    }
+
+
+def replace_environment(variables: Mapping[str, str]) -> None:
+    """Give this process another environment."""
+    os.environ.clear()
+    os.environ.update(variables)
+
+
+@contextmanager
+def changed_environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """The environment with other variables, as long as a block runs."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        replace_environment(before)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from training.distributed.accelerator import (
 from training.distributed.environment import shutdown_timeout
 from training.reporting.console import Console
 from training.reporting.machine import computed_on, counted, machine_hints, machine_line
+from training.reporting.proof import proof_lines
 from training.reporting.report import Report
 from training.reporting.timing import PhaseClock
 from training.step import last_full_step, learning_rate_at, schedule_of
@@ -88,6 +89,8 @@ def print_header(
     )
     _print_evaluation(console, config, corpus)
     console.say(f"run       {config.run.dir}, from {start.reason}")
+    for line in proof_lines(config, computed_on(accelerator, config.run)):
+        console.say(line)
     for warning in start.warnings:
         console.warn(warning)
     if start.state is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +22,7 @@ from store.store import with_retries
 from training.reporting.console import Console
 from training.reporting.events import Events, as_text, read_events
 from training.reporting.metrics import has_step
+from training.reporting.proof import PROOF, read_proof
 from training.reporting.segments import merge_metrics, segments
 
 
@@ -102,6 +104,8 @@ def records_for_upload(config: Config) -> Callable[[int, int], tuple[dict[str, b
         files, reached = segments(run_dir / METRICS, after, step)
         if events := as_text(read_events(run_dir / EVENTS)):
             files[EVENTS] = events.encode()
+        if not after and (proof := read_proof(run_dir)) is not None:
+            files[PROOF] = json.dumps(proof, indent=2).encode()
         return files, reached
 
     return records

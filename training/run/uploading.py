@@ -24,6 +24,7 @@ from store.store import PREFIX, Best, Card, Policy, Store, UploadTarget
 from store.uploader import Uploader
 from training.reporting.console import Console
 from training.reporting.events import read_events
+from training.reporting.proof import in_words, read_proof
 from training.run.records import records_for_upload
 from training.run.run_dir import record_attempt
 from training.run.signals import LAST_WORDS_SECONDS, Signals
@@ -116,7 +117,7 @@ def hand_over(
     curves = Path(config.run.dir) / "curves.png"
     try:
         picture = curves.read_bytes() if curves.exists() else None
-        state = read_state(snapshot)
+        state, proof = read_state(snapshot), read_proof(config.run.dir)
         if best_loss is not None:
             state.update_best_loss(best_loss)
         text = card_text(
@@ -129,6 +130,7 @@ def hand_over(
             events=read_events(Path(config.run.dir) / EVENTS),
             best=best,
             speed=console.speed_in_words(),
+            proof=None if proof is None else in_words(proof),
         )
     except Exception as error:  # it was removed or damaged meanwhile; a run matters more
         console.warn(f"{snapshot} is not uploaded: {error}.")

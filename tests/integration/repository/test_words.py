@@ -24,7 +24,7 @@ PRIVATE = {
     r"\b[Tt]rain it on\b": "continue training",
     r"\bbe_(long|short)\b": "relax, tighten",
 }
-SCRIPTS = ("train.py", "sample.py", "evaluate.py", "plan.py", "trace.py")
+SCRIPTS = ("train.py", "sample.py", "evaluate.py", "plan.py", "prove.py", "trace.py")
 PATHS = [ROOT / name for name in (*SCRIPTS, "README.md")] + [
     path
     for room in ("cloud", "config", "data", "model", "planning", "snapshot", "tracing", "training")

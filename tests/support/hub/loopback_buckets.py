@@ -81,6 +81,12 @@ def _create(call: Call) -> Answer:
     return json_answer(answer)
 
 
+@ROUTES.answers("bucket-delete", "DELETE", "/api/buckets/{repo}")
+def _delete(call: Call) -> Answer:
+    call.hub.delete_bucket(writable(call).id)
+    return json_answer({})
+
+
 @ROUTES.answers("bucket-info", "GET", "/api/buckets/{repo}")
 def _info(call: Call) -> Answer:
     bucket = readable(call)

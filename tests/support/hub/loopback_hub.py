@@ -191,6 +191,11 @@ class LoopbackHub:
 
     # What tests read and do.
 
+    def names(self) -> list[str]:
+        """The repos and the buckets that there are."""
+        with self._lock:
+            return [*self._repos, *self._buckets]
+
     def repo(self, repo_id: str) -> Repo | None:
         """A repo; None where there is none."""
         with self._lock:
@@ -222,6 +227,12 @@ class LoopbackHub:
             self._buckets[bucket_id] = bucket
         self._log.notify()
         return bucket
+
+    def delete_bucket(self, bucket_id: str) -> None:
+        """Forget a bucket."""
+        with self._lock:
+            del self._buckets[bucket_id]
+        self._log.notify()
 
     def delete(self, repo_id: str) -> None:
         """Forget a repo."""

@@ -1,0 +1,220 @@
+"""Attempts of a run, started by the processes that prove.py was launched as.
+
+The main process decides on each attempt and tells the others, which start their part of it. So an
+attempt has the processes, machines and devices of the launch, and may be killed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import timedelta
+from functools import partial
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from config.schema import Config
+from proving.session import ProvenSession, load_config_of
+from proving.task import Outcome, Task, read_facts
+from training.distributed.environment import (
+    changed_environment,
+    for_attempt,
+    for_helpers,
+    for_launcher,
+    is_local_main_process,
+    is_main_process,
+    launched,
+    on_cpu,
+    processes_here,
+    replace_environment,
+    started_processes,
+)
+from training.run.command import run_command
+
+Main = Callable[..., int]
+"""train.py's: a loop over a configuration and a session."""
+Load = Callable[[Task, Path, list[str]], Config]
+LOOK_SECONDS = 0.05
+LONGEST_WAIT = timedelta(days=7)
+"""How long a process waits for the decision of the main process; a lost one ends the wait."""
+DEATH_OF_PARENT = 1
+"""PR_SET_PDEATHSIG of prctl(2)."""
+IMPORTED = ["train", "datasets", "huggingface_hub.hf_api", "transformers", "matplotlib.pyplot"]
+"""Modules for all attempts; one that is not installed is passed over."""
+ROOT = Path(__file__).resolve().parents[1]
+TASK, END = "task {}", "end"
+
+
+class Launch:
+    """The processes of prove.py. Each starts its part of the attempts that the main one chooses."""
+
+    def __init__(
+        self, main: Main, words: Sequence[str], folder: Path, load: Load = load_config_of
+    ) -> None:
+        """`main` is the loop, `words` are those of train.py; what attempts write is in `folder`.
+
+        `load` makes the configuration of an attempt from its task, that folder and those words.
+        Every process must call this, and all but the main one `follow` then.
+        """
+        self.main, self.words, self.folder, self.load = main, list(words), folder, load
+        self.processes = started_processes()
+        self.store: Any = None
+        if launched():
+            self.store, _, _ = next(dist.rendezvous("env://", timeout=LONGEST_WAIT))
+        # Forks of a process that has imported everything start at once. CUDA bears no fork.
+        self._spawn: Any = multiprocessing.get_context("spawn")
+        self._fork: Any = multiprocessing.get_context("forkserver") if on_cpu() else self._spawn
+        self._fork.set_forkserver_preload(IMPORTED)
+        with changed_environment(for_helpers(ROOT)):
+            resource_tracker.ensure_running()
+            if on_cpu():
+                forkserver.ensure_running()
+        self._number = 0
+
+    def run(self, task: Task) -> Outcome:
+        """Run an attempt to its end. Only the main process calls this."""
+        port, number = _free_port(), self._number
+        if self.store is not None and not task.alone:
+            content = {"task": {**asdict(task), "changes": dict(task.changes)}, "port": port}
+            self.store.set(TASK.format(number), json.dumps(content))
+            self._number += 1
+        return self._outcome(task, self._attempt(task, port, number))
+
+    def run_restarted(self, task: Task) -> Outcome | None:
+        """Run an attempt under a launcher of its own, which starts killed processes again, once.
+
+        Only the main process calls this. None where the launch has several machines.
+        """
+        if self.processes != processes_here():
+            return None
+        order = self.folder / f"{task.name}-order.json"
+        order.write_text(json.dumps({**asdict(task), "changes": dict(task.changes)}))
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += [f"--nproc-per-node={self.processes}", "--max-restarts=1"]
+        command += [sys.argv[0], f"--attempt={order}", *self.words]
+        with self._log(task).open("wb") as log:
+            environment = for_launcher(for_attempt(_free_port(), False, task.in_float32))
+            environment.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
+            done = subprocess.run(
+                command, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False
+            )
+        return self._outcome(task, done.returncode)
+
+    def _outcome(self, task: Task, code: int) -> Outcome:
+        return Outcome(code, self.folder / task.run, self._log(task), read_facts(self._facts(task)))
+
+    def end(self) -> None:
+        """Let the other processes end. Only the main process calls this."""
+        if self.store is not None:
+            self.store.set(TASK.format(self._number), END)
+
+    def follow(self) -> None:
+        """Take part in the attempts of the main process until it ends."""
+        number = 0
+        while True:
+            content = self.store.get(TASK.format(number)).decode()
+            if content == END:
+                return
+            order = json.loads(content)
+            self._attempt(Task(**order["task"]), order["port"], number)
+            number += 1
+
+    def _attempt(self, task: Task, port: int, number: int) -> int:
+        """This process's part of an attempt; its exit code.
+
+        When one process is killed, the others are: they would wait for it.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        process = (self._spawn if task.fresh else self._fork).Process(
+            target=_child,
+            args=(
+                self.main,
+                partial(self.load, task, self.folder),
+                self.words,
+                task,
+                for_attempt(port, task.alone, task.in_float32),
+                self._log(task) if is_local_main_process() else None,
+                self._facts(task) if is_main_process() else None,
+            ),
+        )
+        process.start()
+        failed = f"failed {number}"
+        shared = self.store is not None and not task.alone
+        while process.is_alive():
+            process.join(LOOK_SECONDS)
+            if shared and self.store.check([failed]):
+                process.kill()
+        if process.exitcode and process.exitcode < 0 and shared:
+            self.store.set(failed, "")
+        return _code_of(process)
+
+    def _log(self, task: Task) -> Path:
+        return self.folder / f"{task.name}.log"
+
+    def _facts(self, task: Task) -> Path:
+        return self.folder / f"{task.name}.json"
+
+
+def _code_of(process: BaseProcess) -> int:
+    code = process.exitcode
+    assert code is not None
+    return code
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("", 0))
+        return int(found.getsockname()[1])
+
+
+def _child(
+    main: Main,
+    load: Callable[[list[str]], Config],
+    words: list[str],
+    task: Task,
+    environment: dict[str, str],
+    log: Path | None,
+    facts: Path | None,
+) -> None:
+    """The process of an attempt."""
+    with suppress(OSError, AttributeError):  # Linux: end with prove.py, however that ends
+        ctypes.CDLL(None).prctl(DEATH_OF_PARENT, signal.SIGKILL)
+    replace_environment(environment)
+    written = os.open(os.devnull if log is None else log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        os.dup2(written, stream.fileno())
+    run_task(main, load, words, task, facts)
+
+
+def run_ordered(main: Main, words: Sequence[str], order: Path) -> NoReturn:
+    """The process of an attempt that `run_restarted` has ordered."""
+    task = Task(**json.loads(order.read_text()))
+    facts = order.parent / f"{task.name}.json" if is_main_process() else None
+    run_task(main, partial(load_config_of, task, order.parent), words, task, facts)
+
+
+def run_task(
+    main: Main,
+    load: Callable[[list[str]], Config],
+    words: Sequence[str],
+    task: Task,
+    facts: Path | None,
+) -> NoReturn:
+    """An attempt in this process, which ends with it."""
+    sys.argv = ["train.py", *words]
+    run_command(main, load, partial(ProvenSession, task, facts))

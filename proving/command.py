@@ -1,0 +1,157 @@
+"""prove.py: from the command line to a table, proof.json, proof.html and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import NoReturn
+
+from config.compose import load_config
+from config.schema import Config, ConfigError
+from config.stored import as_plain
+from data.printable import redact_urls
+from proving.attempts import Launch, run_ordered
+from proving.lines import GREEN, GREY, RED, Line
+from proving.page import write_page
+from proving.proof import Proof
+from snapshot.disk.files import write_whole
+from snapshot.disk.state import versions
+from training.distributed.environment import is_main_process, launched
+from training.exits import EXIT_DONE, EXIT_FAILED, EXIT_USER_MISTAKE
+from training.reporting.console import make_output_lossy, say_error
+from training.reporting.proof import FORMAT_VERSION, PROOF, folder_of_proof
+
+PAGE = "proof.html"
+COLOURS = {GREEN: "\033[32m", RED: "\033[31m", GREY: "\033[90m"}
+NAMES, STATUS = 32, 7
+"""Widths of the columns."""
+WIDEST = 110
+
+
+def prove(main: Callable[..., int]) -> NoReturn:
+    """Prove the run of the command line, whose loop is `main`; the exit code is 1 if one is red."""
+    make_output_lossy()
+    options, words = parse(sys.argv[1:])
+    if options.attempt is not None:
+        run_ordered(main, words, options.attempt)
+    try:
+        config = load_config(words)
+        folder = folder_of(config)
+    except ConfigError as error:
+        if is_main_process():
+            say_error(f"error: {error}")
+        leave(EXIT_USER_MISTAKE)
+    launch = Launch(main, words, folder)
+    if not is_main_process():
+        launch.follow()
+        leave(EXIT_DONE)
+    try:
+        code = as_main(options, words, config, launch)
+    finally:
+        launch.end()
+    leave(code)
+
+
+def as_main(
+    options: argparse.Namespace, words: Sequence[str], config: Config, launch: Launch
+) -> int:
+    """What the main process does, to the exit code."""
+    options_of_proof = (options.price_per_hour, options.interruptions_per_day, options.faults)
+    proof = Proof(launch, config, *options_of_proof)
+    proof.remove()
+    launch.folder.mkdir(parents=True, exist_ok=True)
+    begun, lines, count = time.monotonic(), [], launch.processes
+    print(f"proof     {config.run.name} on {count} process{'es' * (count > 1)}; it does not touch")
+    print(f"          {config.run.dir}, and writes to {launch.folder}\n", flush=True)
+    for line in proof.lines():
+        lines.append(line)
+        print(in_columns(line), flush=True)
+        if line.status == RED and options.stop_at_red:
+            break
+    counts = {status: sum(line.status == status for line in lines) for status in COLOURS}
+    seconds = time.monotonic() - begun
+    said = ", ".join(f"{number} {status}" for status, number in counts.items())
+    print(f"\n{said}, in {seconds:.0f} s\npage      {launch.folder / PAGE}", flush=True)
+    content = {
+        "format_version": FORMAT_VERSION,
+        "run": config.run.name,
+        "words": [redact_urls(word) for word in words],
+        "processes": count,
+        "machine": proof.machine,
+        "config": as_plain(config),
+        "versions": versions(),
+        "seconds": round(seconds, 1),
+        "counts": counts,
+        "checks": [asdict(line) for line in lines],
+    }
+    write_whole(launch.folder / PROOF, json.dumps(content, indent=2) + "\n")
+    write_page(launch.folder / PAGE, content, proof.first_rows)
+    proof.remove()
+    return EXIT_FAILED if counts[RED] else EXIT_DONE
+
+
+def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The options of prove.py, and the words of train.py."""
+    parser = argparse.ArgumentParser(
+        prog="prove.py",
+        description="Check a run before it costs money. Further words are those of train.py.",
+    )
+    parser.add_argument("--price-per-hour", type=float, metavar="P", help="of all machines")
+    parser.add_argument(
+        "--interruptions-per-day",
+        type=float,
+        default=1.0,
+        metavar="N",
+        help="how often a machine is lost, for the best snapshot.every (default: 1)",
+    )
+    parser.add_argument("--stop-at-red", action="store_true", help="end with the first red line")
+    parser.add_argument(
+        "--faults",
+        action="store_true",
+        help="also cut off the store, fill the disk, slow a process, kill one under a launcher "
+        "that restarts it",
+    )
+    parser.add_argument("--attempt", type=Path, help=argparse.SUPPRESS)  # a launcher's worker
+    return parser.parse_known_args(list(arguments))
+
+
+def folder_of(config: Config) -> Path:
+    """The folder of the proof. Raises ConfigError if it holds anything else."""
+    folder = folder_of_proof(config.run.dir)
+    if folder.exists() and any(folder.iterdir()) and not any(folder.glob("*.log")):
+        raise ConfigError(
+            f"the proof would be written to {folder}, which holds other files. Name another "
+            "run.dir, or move them away."
+        )
+    return folder
+
+
+def in_columns(line: Line) -> str:
+    """A line for the terminal, wrapped in its columns."""
+    width = min(shutil.get_terminal_size().columns, WIDEST)
+    said = line.said
+    if line.difference is not None and line.bound is not None:
+        said += f": {line.difference:.1e}, at most {line.bound:.0e}"
+    wrapped = textwrap.wrap(said, max(20, width - NAMES - STATUS)) or [""]
+    status = line.status.ljust(STATUS)
+    if sys.stdout.isatty():
+        status = f"{COLOURS[line.status]}{status}\033[0m"
+    rows = [f"{status}{line.name.ljust(NAMES)}{wrapped[0]}"]
+    return "\n".join([*rows, *(f"{' ' * (NAMES + STATUS)}{row}" for row in wrapped[1:])])
+
+
+def leave(code: int) -> NoReturn:
+    """End the process; with a launcher at once, as train.py does."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if launched():
+        os._exit(code)
+    sys.exit(code)

@@ -1,0 +1,345 @@
+"""The session of an attempt of the proof: train.py's loop, stopped, killed and measured."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.data_loader import DataLoaderShard
+from accelerate.optimizer import AcceleratedOptimizer
+from torch import Tensor, nn
+
+from config.compose import load_config
+from config.schema import Config
+from data.corpus import Corpus
+from model.family import LanguageModel
+from model.sharded import gather_full, is_sharded, local_part
+from planning.allocation_log import LiveBytes
+from planning.fake_trace import CUDA_GRANULE
+from proving.rows import Rows
+from proving.task import (
+    DISK_FULL,
+    FULL_AT,
+    GONE_SECONDS,
+    HUB_GONE,
+    IN_SNAPSHOT,
+    IN_STEP,
+    IN_UPLOAD,
+    SLOW,
+    STEPS,
+    Task,
+)
+from proving.text import facts_of_text
+from snapshot.disk.files import step_of, write_json
+from snapshot.disk.reading import TIE
+from store.errors import HubUnreachable
+from store.store import Transfer, Upload
+from tracing.page import Result
+from tracing.session import track_kinds
+from training.distributed.accelerator import micro_batch_shape, unwrapped
+from training.distributed.environment import is_main_process, restarted_by_launcher
+from training.reporting.machine import computed_on
+from training.run.run_dir import RunLock
+from training.run.session import Due, Session
+from training.run.stop import Stop
+
+NEVER = 10**9
+SNAPSHOT_SECONDS = 600
+"""The longest that a snapshot is waited for, in the middle of the next step."""
+END_OF_TASK = "the end of this part of the proof"
+
+
+def load_config_of(task: Task, folder: Path, arguments: list[str]) -> Config:
+    """The configuration of an attempt: that of the words of train.py, with the task's changes.
+
+    Raises ConfigError as `load_config` does.
+    """
+    config = load_config(arguments)
+    config.train.max_steps = max(config.train.max_steps, STEPS + 1)
+    return as_attempt(config, task, folder)
+
+
+def as_attempt(config: Config, task: Task, folder: Path) -> Config:
+    """The configuration of a run, changed to that of an attempt: a directory of its own, no store,
+    a snapshot of each step, and what the task says."""
+    config.run.dir = str(folder / task.run)
+    config.run.tracker, config.hub.repo_id, config.hub.bucket, config.hub.url = (None,) * 4
+    config.snapshot.resume, config.snapshot.every, config.snapshot.keep = "auto", 1, 1
+    config.snapshot.keep_best = False
+    config.train.eval_every, config.train.sample_every, config.train.log_every = NEVER, 0, 1
+    config.run.preemption_notice, config.run.max_minutes = "none", None
+    config.run.adapt_threads = False  # the last bits of sums depend on the number of threads
+    if task.in_float32:
+        config.model.dropout, config.run.tf32 = 0.0, False
+        config.run.residual_dtype = config.run.reduce_dtype = "float32"
+    for key, value in task.changes.items():
+        section, _, name = key.partition(".")
+        setattr(getattr(config, section), name, value)
+    return config
+
+
+class StopAfter(Stop):
+    """Also ends the attempt after a step, on all processes."""
+
+    def __init__(self, session: ProvenSession, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._session = session
+
+    def agreed(self) -> bool:
+        """Whether this attempt ends with this step. Every process must call this, each step."""
+        stops = super().agreed()
+        if not stops and self._session.state.step >= self._session.task.until:
+            self.reason = END_OF_TASK
+        return bool(self.reason)
+
+
+class ProvenSession(Session):
+    """A session that does what its task says, and records what the checks compare."""
+
+    def __init__(self, task: Task, facts: Path | None, config: Config, lock: RunLock) -> None:
+        """The main process writes `facts`; None in the others."""
+        super().__init__(config, lock)
+        self.task, self._facts_path = task, facts
+        self._facts: dict[str, Any] = {"step_seconds": {}}
+        self._rows = Rows()
+        self._signalled_at: float | None = None
+        self._step: int | None = None
+        """The step that is computed; None at the start."""
+
+    def begin(self, accelerator: Accelerator) -> None:
+        """Begin as `Session` does, and record the gradients of the first step."""
+        super().begin(accelerator)
+        clip, backward = accelerator.clip_grad_norm_, accelerator.backward
+
+        def recorded(parameters: Any, max_norm: float, norm_type: float = 2) -> Tensor:
+            if self.task.in_float32 and "gradients" not in self._facts:
+                self._facts["gradients"] = self._gradient_norms()
+            return clip(parameters, max_norm, norm_type)
+
+        def interrupted(loss: Tensor, **options: Any) -> None:
+            backward(loss, **options)
+            self._interrupt()
+
+        accelerator.clip_grad_norm_ = recorded
+        accelerator.backward = interrupted
+
+    def accept(self, corpus: Corpus) -> None:
+        """Accept the text as `Session` does."""
+        super().accept(corpus)
+        self._first = self.next_step
+
+    def open(self, model: LanguageModel) -> None:
+        """Open the run as `Session` does, with what the task does to its uploads."""
+        super().open(model)
+        if self._uploads is None:
+            return
+        if self.task.dies_in == IN_UPLOAD:
+            _die_after_contents(self._uploads._hub)
+        if self.task.fault == HUB_GONE:
+            attempt = self._uploads._attempt
+            attempt.upload = _gone_for_a_while(attempt.upload)  # type: ignore
+
+    def restore(
+        self, model: nn.Module, optimizer: AcceleratedOptimizer, held_out_loader: DataLoaderShard
+    ) -> None:
+        """Restore as `Session` does, and prepare what the task says."""
+        super().restore(model, optimizer, held_out_loader)
+        self._optimizer, self._before = optimizer.optimizer, self._sums()
+        self._stop = StopAfter(self, self.accelerator, self.config.run, self.signals)
+        self.report.clock.timed = self._rows.recorded(self.report.clock.timed)  # type: ignore
+        assert self._writer is not None
+        if self.task.dies_in == IN_SNAPSHOT and is_main_process():
+            self._writer._save_rest = lambda _: _die()  # type: ignore
+        if self.task.fault == DISK_FULL and is_main_process():
+            self._writer._save_rest = self._find_disk_full(self._writer._save_rest)  # type: ignore
+
+    def steps(self) -> Iterator[int]:
+        """The steps of the attempt; the memory of the last one may be counted."""
+        for step in super().steps():
+            if self.task.in_float32:
+                self._model.eval()  # without dropout
+            begun, self._step = time.perf_counter(), step
+            if self.task.fault == SLOW and self._is_last_process():
+                time.sleep(1)
+            if self.task.counts_memory and step == self.task.until:
+                on_gpu = self.accelerator.device.type == "cuda"
+                memory = LiveBytes(CUDA_GRANULE if on_gpu else 1)
+                with track_kinds(memory, self._model, self._optimizer):
+                    yield step
+                self._counted = Result.of(self, self._model, memory)
+            else:
+                yield step
+            self._facts["step_seconds"][step] = time.perf_counter() - begun
+
+    def finish_step(self, *figures: Any, **metrics: Any) -> Due:
+        """Finish a step as `Session` does; nothing is evaluated."""
+        due = super().finish_step(*figures, **metrics)
+        self._rows.end_step(self.state.step)
+        return Due(save=due.save and not self.task.counts_memory)
+
+    def end(self) -> int:
+        """Record what the attempt was for, and end it as `Session` does."""
+        self._facts["first"], self._facts["unmoved"] = self._first, self._unmoved()
+        self._facts["replicas"] = self._difference_of_replicas()
+        self._facts["tied"] = self._ties()
+        self._facts["rows"] = self._rows.of_all(self.accelerator)
+        self._record_speed()
+        if is_main_process():
+            self._facts["text"] = facts_of_text(self.corpus, self.config, self._rows)
+        if self.task.counts_memory:
+            return self._end_of_count()
+        shape = micro_batch_shape(self.accelerator, self.config)
+        self._facts["micro_batch"] = shape[0]
+        self._facts["accumulation"] = self.accelerator.gradient_accumulation_steps
+        self._facts["machine"] = computed_on(self.accelerator, self.config.run)
+        self._facts["precision"] = self.accelerator.mixed_precision
+        code = super().end()
+        self._facts["saved"] = self._saved()
+        if self._signalled_at is not None:
+            self._facts["stop_seconds"] = time.monotonic() - self._signalled_at
+        if self._uploads is not None and (sent := self._uploads.status().sent).seconds:
+            self._facts["sent"] = sent.as_words()
+        self._facts["stalls"] = self.report.stall_seconds
+        self._facts["durable"] = self.report.durable_seconds
+        self._write()
+        return code
+
+    def _end_of_count(self) -> int:
+        """Predict the peak, for which there must be no process group."""
+        self.accelerator.wait_for_everyone()
+        self.accelerator.end_training()
+        if is_main_process():
+            self.console.close()
+            self._counted.predict()
+            self._facts["peak"] = int(self._counted.memory.sum(axis=1).max())
+            self._facts["predicted_peak"] = self._counted.predicted_peak
+        self._write()
+        return 0
+
+    def _write(self) -> None:
+        if self._facts_path is not None:
+            write_json(self._facts_path, self._facts)
+
+    def _interrupt(self) -> None:
+        """After a backward pass, in the step that the task names."""
+        if self._step is None or self._step != (self.task.at or self._first):
+            return
+        if self.task.dies_in == IN_STEP and is_main_process() and not restarted_by_launcher():
+            self._await_snapshot()
+            _die()
+        if self.task.sends_sigterm:
+            self._signalled_at = time.monotonic()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _await_snapshot(self) -> None:
+        """Wait until one is on disk, which the next attempt must resume from."""
+        end = time.monotonic() + SNAPSHOT_SECONDS
+        while self.report.last_snapshot is None and time.monotonic() < end:
+            time.sleep(0.01)
+
+    def _saved(self) -> int | None:
+        """The last step, if there is a snapshot of it."""
+        found = self.report.last_snapshot
+        step = self.state.step
+        return step if found is not None and step_of(found) == step else None
+
+    def _is_last_process(self) -> bool:
+        return self.accelerator.process_index == self.accelerator.num_processes - 1
+
+    def _sums(self) -> dict[str, float]:
+        """The sum of what this process has of each trained parameter, by name."""
+        return {
+            name: float(local_part(one.detach()).double().sum())
+            for name, one in self._model.named_parameters()
+            if one.requires_grad
+        }
+
+    def _unmoved(self) -> list[str]:
+        """The parameters that no update of this attempt has changed. Every process must call it."""
+        now = self._sums()
+        moved = torch.tensor([int(now[name] != self._before[name]) for name in now])
+        moved = self.accelerator.reduce(moved.to(self.accelerator.device))
+        return [name for name, times in zip(now, moved.tolist(), strict=True) if not times]
+
+    def _find_disk_full(self, save: Callable[[Path], None]) -> Callable[[Path], None]:
+        def find(folder: Path) -> None:
+            if self.state.step == FULL_AT:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+            save(folder)
+
+        return find
+
+    def _gradient_norms(self) -> dict[str, float | None]:
+        """The norm of each gradient of the whole model. Every process must call this."""
+        layout = unwrapped(self.accelerator, self._model).layout()
+        return {
+            name: None if one.grad is None else float(gather_full(one.grad).double().norm())
+            for name, one in layout.trained().items()
+        }
+
+    def _ties(self) -> bool | None:
+        """Whether the two matrices are equal that config.json ties; None if it ties none.
+
+        Every process must call this.
+        """
+        model = unwrapped(self.accelerator, self._model)
+        first: Any = model.get_input_embeddings()
+        last: Any = model.get_output_embeddings()
+        if not model.config.config_json().get(TIE):
+            return None
+        return bool(gather_full(first.weight).equal(gather_full(last.weight)))
+
+    def _difference_of_replicas(self) -> float | None:
+        """The largest, of weights of which each process has a copy; None if it has a part."""
+        parameters = list(self._model.parameters())
+        if self.accelerator.num_processes == 1 or any(map(is_sharded, parameters)):
+            return None
+        worst = torch.zeros((), device=self.accelerator.device)
+        for one in parameters:
+            sums = torch.stack([one.detach().float().sum(), one.detach().float().abs().max()])
+            by_process = self.accelerator.gather(sums[None])
+            worst = torch.maximum(worst, (by_process - by_process[0]).abs().max())
+        return float(worst)
+
+    def _record_speed(self) -> None:
+        speed = self.console.speed
+        self._facts["clock"] = dict(self.report.clock.seconds)
+        self._facts["flops_per_token"] = None if speed is None else speed.flops_per_token
+        self._facts["peak_flops"] = None if speed is None else speed.peak
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _die_after_contents(store: Any) -> None:
+    """Die when the contents of a snapshot are in a store, before anybody sees it there."""
+    name = "upload_contents" if hasattr(store, "upload_contents") else "send"
+    send = getattr(store, name)
+
+    def send_and_die(*arguments: Any, **options: Any) -> None:
+        send(*arguments, **options)
+        _die()
+
+    setattr(store, name, send_and_die)
+
+
+def _gone_for_a_while(upload: Callable[[Upload], Transfer]) -> Callable[[Upload], Transfer]:
+    """`upload`, which finds no store for a time after its first call."""
+    ends: list[float] = []
+
+    def find_none(one: Upload) -> Transfer:
+        now = time.monotonic()
+        ends.append(now + GONE_SECONDS)
+        if now < ends[0]:
+            raise HubUnreachable("the proof has cut off the store", "cut off")
+        return upload(one)
+
+    return find_none

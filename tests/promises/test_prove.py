@@ -1,0 +1,174 @@
+"""prove.py: a sound set-up is all green, and what costs people runs turns red."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from types import MappingProxyType
+
+import pytest
+
+import chats
+import families
+import planted
+import runs
+
+LIMIT_SECONDS = 900
+
+
+def words_of(setting, small, folder):
+    """The words of train.py for a set-up."""
+    if setting == "LoRA":
+        base = families.make("llama tied", folder / "llama")
+        own = [one for one in small if not one.startswith("model.n_")]
+        return [*own, f"model.pretrained={base}"]
+    if setting == planted.CHAT:
+        base = chats.make("llama tied", folder / "llama")
+        source = chats.write(folder / "chat.jsonl", planted.CONVERSATIONS)
+        own = [one for one in small if not one.startswith(("model.n_", "data.source", "data.bl"))]
+        return [
+            *own,
+            f"model.pretrained={base}",
+            f"data.source={source}",
+            "data.documents=conversations",
+            "data.block_size=48",
+        ]
+    if setting == planted.STORE:
+        (folder / "store").mkdir()
+        return [*small, f"hub.url=file://{folder}/store/run"]
+    return small
+
+
+def prove(root, folder, words, launch=None, changes=MappingProxyType({})):
+    """Run prove.py of a tree, as a user would: the process, proof.json and its checks by name.
+
+    `changes` are variables of the environment.
+    """
+    words = [*words, f"run.dir={folder / 'run'}"]
+    command = [sys.executable, str(root / "prove.py"), *words]
+    if launch is not None:
+        command = runs.launch_command(launch, *words, script=root / "prove.py")
+    result = runs.run(command, LIMIT_SECONDS, forked=False, **changes)
+    path = folder / "run-proof" / "proof.json"
+    assert path.exists(), result.stdout + result.stderr
+    content = json.loads(path.read_text())
+    return result, content, {line["name"]: line for line in content["checks"]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", planted.FAULTS, ids=lambda fault: fault.name)
+def test_a_planted_fault_is_found(small, tmp_path, fault):
+    root = planted.copy_with(fault, tmp_path / "tree")
+    words = [*words_of(fault.setting, small, tmp_path), *fault.words]
+    result, content, _ = prove(root, tmp_path, ["--stop-at-red", *words], fault.launch)
+    assert result.returncode != 0
+    assert content["processes"] == (1 if fault.launch is None else 2)
+    red = [line for line in content["checks"] if line["status"] == "red"]
+    print(f"| {fault.name} | {red[0]['name']} | {red[0]['said'][:120]} |")
+    assert red[0]["name"] in fault.found_by
+
+
+@pytest.fixture(params=["repo", "bucket"])
+def words_of_store(request, hub):
+    """The words of a run whose store is on the loopback Hub."""
+    return {"repo": ["hub.repo_id=me/run"], "bucket": ["hub.bucket=me/run"]}[request.param]
+
+
+@pytest.mark.slow
+def test_a_store_is_proven_and_left_as_it_was(small, tmp_path, hub, words_of_store):
+    """With faults on request. The run's own place is never asked for, nor created."""
+    words = [*small, "--faults", *words_of_store, "hub.timeout_seconds=5"]
+    result, content, lines = prove(runs.ROOT, tmp_path, words, changes=hub.environment())
+    assert result.returncode == 0, result.stdout
+    assert content["counts"]["red"] == 0
+    for name in ("rights in the store", "upload", "killed in an upload", "resumed from the store"):
+        assert lines[name]["status"] == "green"
+    for name in ("store gone", "disk full", "same bits from the store", "same bits, restarted"):
+        assert lines[name]["status"] == "green"
+    assert hub.names() == []
+
+
+@pytest.mark.slow
+def test_a_token_that_cannot_write_is_found(small, tmp_path, hub):
+    changes = {**hub.environment(), "HF_TOKEN": hub.add_token("hf_loopbackReader", role="read")}
+    words = [*small, "--stop-at-red", "hub.repo_id=me/run", "hub.timeout_seconds=5"]
+    result, _, lines = prove(runs.ROOT, tmp_path, words, changes=changes)
+    assert result.returncode == 1
+    assert lines["rights in the store"]["status"] == "red"
+    assert "is read-only" in lines["rights in the store"]["said"]
+
+
+@pytest.mark.thorough
+def test_a_sound_run_is_green_and_untouched(small, tmp_path):
+    """And the run that follows says what was proven, and what differs. Takes half a minute."""
+    words = [*small, "run.preemption_notice=aws"]
+    result, content, lines = prove(runs.ROOT, tmp_path, [*words, "--price-per-hour=2"])
+    assert result.returncode == 0, result.stdout
+    assert content["counts"]["red"] == 0
+    grey = {name for name, line in lines.items() if line["status"] == "grey"}
+    assert grey == {"loss mask", "resumed on one process", "store"}
+    assert lines["same bits after all of that"]["status"] == "green"
+    assert not (tmp_path / "run").exists()
+    page = (tmp_path / "run-proof" / "proof.html").read_text()
+    assert "same losses after all of that" in page
+    assert sorted(path.name for path in (tmp_path / "run-proof").iterdir() if path.is_dir()) == []
+    later = [*words, f"run.dir={tmp_path / 'run'}", "optim.learning_rate=1e-3", "train.max_steps=1"]
+    said = runs.train(*later).stdout
+    assert f"proof     {content['counts']['green']} green, 0 red, 3 grey, on 1 process" in said
+    assert "since then: optim.learning_rate" in said
+    assert "prove.py proves the run as it is now" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launch", ["ddp_cpu.yaml", "fsdp_cpu.yaml", "tp_cpu.yaml", "cp_cpu.yaml"])
+def test_a_sound_launch_is_green(small, tmp_path, launch):
+    result, content, lines = prove(runs.ROOT, tmp_path, [*small, "--faults"], launch)
+    assert result.returncode == 0, result.stdout
+    assert content["processes"] == 2
+    assert content["counts"]["red"] == 0
+    for name in ("loss, one process", "resumed on one process", "slow process"):
+        assert lines[name]["status"] == "green"
+
+
+SOUND = {
+    "dropout": ("model.dropout=0.2",),
+    "bf16": (),
+    "LoRA": ("model.lora_rank=4", "optim.learning_rate=1e-3"),
+    "a stream": ("data.streaming=true", "data.tokenizer=bpe:256"),
+    "conversations": (),
+    "Muon": ("optim.name=muon",),
+    "several processes": ("model.dropout=0.1",),
+}
+"""Set-ups that are all right, and the words of each."""
+TURNS = 8
+
+
+@contextlib.contextmanager
+def busy(programs):
+    """Other programs, which keep cores busy."""
+    started = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(programs)
+    ]
+    try:
+        yield
+    finally:
+        for one in started:
+            one.kill()
+            one.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("turn", range(TURNS))
+@pytest.mark.parametrize("name", SOUND)
+def test_a_sound_run_is_never_red(small, tmp_path, name, turn):
+    """With other seeds, while none to three other programs compute."""
+    words = [*words_of(name, small, tmp_path), *SOUND[name], f"train.seed={turn}"]
+    launch = {"bf16": "cpu.yaml", "several processes": "ddp_cpu.yaml"}.get(name)
+    with busy(turn % 4):
+        result, content, _ = prove(runs.ROOT, tmp_path, words, launch)
+    red = [line for line in content["checks"] if line["status"] == "red"]
+    print(f"| {name} | {turn} | {content['counts']['green']} green | {red} |")
+    assert not red
+    assert result.returncode == 0

@@ -1,0 +1,294 @@
+"""Faults that are planted in a copy of this project, one line each, and the check that finds them.
+
+Each is a mistake that trains on without an error, or that nobody sees before it costs a run.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+import chats
+from runs import ROOT
+
+SESSION, LOOP = "training/run/session.py", "train.py"
+DROPOUT = ("model.dropout=0.1",)
+CHAT, STORE = "conversations", "store"
+"""A set-up beside the small text: conversations and their model, or a store."""
+
+
+CONVERSATIONS = [
+    chats.said(f"how is run {i}?", f"run {i} " + "goes on, " * (i % 5) + "as planned.")
+    for i in range(40)
+]
+
+
+class Fault(NamedTuple):
+    """A line of a file, what it becomes, and the checks of which one turns red."""
+
+    name: str
+    file: str
+    line: str
+    becomes: str
+    found_by: tuple[str, ...]
+    words: tuple[str, ...] = ()
+    launch: str | None = None
+    """An accelerate config file of two processes; None for one process."""
+    setting: str | None = None
+
+
+SPLIT = ("loss, split otherwise", "gradient norm, split otherwise", "gradients, split otherwise")
+ONE = ("loss, one process", "gradient norm, one process", "gradients, one process")
+SAME = ("same losses after all of that", "same bits after all of that")
+DDP, FSDP = "ddp_cpu.yaml", "fsdp_cpu.yaml"
+
+FAULTS = [
+    Fault(
+        "accumulate left out",
+        LOOP,
+        "            with accelerator.accumulate(model):",
+        "            if True:",
+        SPLIT,
+    ),
+    Fault(
+        "loss not divided by the accumulation",
+        LOOP,
+        "accelerator.backward(loss)",
+        "accelerator.backward(loss * accumulation)",
+        SPLIT,
+    ),
+    Fault(
+        "micro-batches weighed alike",
+        LOOP,
+        "loss = model(*batch) * weight",
+        "loss = model(*batch)",
+        SPLIT,
+        setting=CHAT,
+    ),
+    Fault(
+        "gradients clipped in each micro-batch",
+        LOOP,
+        "                if accelerator.sync_gradients:",
+        "                if True:",
+        SPLIT,
+        ("optim.max_grad_norm=0.1",),
+    ),
+    Fault(
+        "gradients kept after an update",
+        LOOP,
+        "                optimizer.zero_grad(set_to_none)",
+        "                pass",
+        SAME,
+    ),
+    Fault(
+        "sampler that ignores the rank",
+        LOOP,
+        "    model, optimizer, train_loader, held_out_loader = accelerator.prepare(\n"
+        "        model, optimizer, train_loader, held_out_loader\n    )",
+        "    model, optimizer, held_out_loader = accelerator.prepare(\n"
+        "        model, optimizer, held_out_loader\n    )",
+        ("rows, one process", *ONE),
+        launch=DDP,
+    ),
+    Fault(
+        "order that depends on the number of processes",
+        LOOP,
+        "windows.order(train.seed,",
+        "windows.order(train.seed + accelerator.num_processes,",
+        ("rows, one process", *ONE),
+        launch=DDP,
+    ),
+    Fault(
+        "order by Python's hash",
+        LOOP,
+        "windows.order(train.seed,",
+        'windows.order(train.seed + hash("order") % 1000,',
+        SAME,
+    ),
+    Fault(
+        "gradients not averaged over processes",
+        LOOP,
+        "with accelerator.accumulate(model):",
+        "with accelerator.no_sync(model):",
+        ("copies of the weights",),
+        launch=DDP,
+    ),
+    Fault(
+        "dropout not reseeded",
+        LOOP,
+        "        reseed(train.seed, step, accelerator.seed_index)",
+        "        pass",
+        SAME,
+        DROPOUT,
+    ),
+    Fault(
+        "data that begins anew after a resume",
+        LOOP,
+        "global_micro_batch_size, session.next_step)",
+        "global_micro_batch_size, 1)",
+        SAME,
+    ),
+    Fault(
+        "wrong learning rate after a resume",
+        LOOP,
+        "learning_rate_at(step, optim,",
+        "learning_rate_at(step + (session.start.state is not None), optim,",
+        SAME,
+    ),
+    Fault(
+        "optimizer state not restored",
+        "snapshot/disk/reading.py",
+        "    restore_moments(folder, layout, optimizer, value_of(read_state(folder).config, "
+        '"optim.name"))',
+        "    pass",
+        ("killed in a snapshot", "time limit", "resumed", *SAME),
+    ),
+    Fault(
+        "a snapshot that lacks one moment",
+        "snapshot/disk/shards.py",
+        "        for key in sorted(keys):\n            parts = {one: state[one]",
+        "        for key in sorted(keys)[1:]:\n            parts = {one: state[one]",
+        ("killed in a step", "killed in a snapshot", "snapshot is whole", "the first steps"),
+    ),
+    Fault(
+        "weights saved in half",
+        "snapshot/disk/shards.py",
+        "            parts = {one: cut_like(part.detach(), parameter)",
+        "            parts = {one: cut_like(part.detach().half().float(), parameter)",
+        SAME,
+    ),
+    Fault(
+        "untied weights",
+        "model/gpt.py",
+        "        self.lm_head.weight = self.transformer.wte.weight",
+        "        self.lm_head.weight = torch.nn.Parameter(self.transformer.wte.weight.detach())",
+        ("tied weights", "the first steps"),
+    ),
+    Fault(
+        "attention that sees what follows",
+        "model/gpt.py",
+        "dropout_p=dropout, is_causal=time > 1)",
+        "dropout_p=dropout, is_causal=False)",
+        ("no token sees what follows", "loads in transformers"),
+        ("run.attention=kernel",),
+    ),
+    Fault(
+        "another activation than config.json says",
+        "model/gpt.py",
+        "        self.approximate = ACTIVATIONS[config.activation_function]",
+        '        self.approximate = "tanh"',
+        ("loads in transformers",),
+    ),
+    Fault(
+        "a pickle in the snapshot",
+        "training/run/saving.py",
+        "        self._tokenizer.save(folder)",
+        '        self._tokenizer.save(folder); torch.save({}, folder / "more.pt")',
+        ("no code in it", "snapshot is whole"),
+    ),
+    Fault(
+        "the final name first, then the files",
+        "snapshot/disk/writing.py",
+        "    building, final = root / temporary_name(name), root / name",
+        "    building = final = root / name",
+        ("the first steps", "killed in a snapshot", "SIGTERM", *SAME),
+    ),
+    Fault(
+        "no signal handler",
+        "training/run/signals.py",
+        "        for number in TAKEN:\n            if number != signal.SIGHUP",
+        "        for number in ():\n            if number != signal.SIGHUP",
+        ("SIGTERM",),
+    ),
+    Fault(
+        "a stopped run that reports success",
+        "training/run/signals.py",
+        "    return EXIT_CODES[cause] if cause is not None else EXIT_DONE",
+        "    return EXIT_DONE",
+        ("SIGTERM",),
+    ),
+    Fault(
+        "a time limit that nobody reads",
+        "training/run/stop.py",
+        "        if run.max_minutes is not None:",
+        "        if False:",
+        ("time limit",),
+    ),
+    Fault(
+        "a preemption notice that nobody reads",
+        "training/run/command.py",
+        '            if config.run.preemption_notice != "none":',
+        "            if False:",
+        ("preemption notice",),
+        ("run.preemption_notice=aws",),
+    ),
+    Fault(
+        "held-out rows in the training text",
+        "data/corpus.py",
+        "        return tokens.part(0, split), tokens.part(split, len(tokens))",
+        "        return tokens.part(0, len(tokens)), tokens.part(split, len(tokens))",
+        ("held-out text",),
+    ),
+    Fault(
+        "targets that are the inputs",
+        "data/loader.py",
+        "            targets[row, :length] = window[1:]",
+        "            targets[row, :length] = window[:-1]",
+        ("targets",),
+    ),
+    Fault(
+        "a loss mask that is shifted by one",
+        "data/documents.py",
+        "self.documents.trained.window(start + 1, length)",
+        "self.documents.trained.window(start, length)",
+        ("loss mask", "targets"),
+        setting=CHAT,
+    ),
+    Fault(
+        "an upload that nobody awaits",
+        "training/run/uploading.py",
+        "    if uploads is None or store is None:\n        return\n    _finish(",
+        "    if True:\n        return\n    _finish(",
+        ("upload", "store"),
+        setting=STORE,
+    ),
+    Fault(
+        "a store's manifest first",
+        "store/files_attempt.py",
+        "        sent, transfer = self._send({**contents, **records})",
+        '        self._send({f"{place}/{MANIFEST}": snapshot / MANIFEST})\n'
+        "        sent, transfer = self._send({**contents, **records})",
+        ("upload", "killed in an upload", "store"),
+        setting=STORE,
+    ),
+    Fault(
+        "a resume that never asks the store",
+        "training/run/start.py",
+        "        config.snapshot.resume,\n        store_of(config),",
+        "        config.snapshot.resume,\n        None,",
+        ("resumed from the store",),
+        setting=STORE,
+    ),
+]
+
+
+def copy_with(fault: Fault, folder: Path) -> Path:
+    """A copy of this project with a fault in it."""
+    files = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in files.stdout.split("\n"):
+        if name and not name.startswith(("tests/", "docs/", "benchmarks/")):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    path = folder / fault.file
+    content = path.read_text(encoding="utf-8")
+    assert content.count(fault.line) == 1, f"{fault.name}: the line of {fault.file} has changed"
+    path.write_text(content.replace(fault.line, fault.becomes), encoding="utf-8")
+    return folder

@@ -1,0 +1,73 @@
+"""The lines of a proof: bounds, columns, and what a user may ask for."""
+
+from __future__ import annotations
+
+import stat
+
+import pytest
+
+from config.compose import load_config
+from config.schema import ConfigError
+from proving import schedulers
+from proving.command import folder_of, in_columns, parse
+from proving.lines import GREEN, RED, largest_difference, passed, within
+from proving.proof import other_size
+
+
+def test_a_difference_beyond_its_bound_is_red():
+    assert within("loss", 1e-6, 1e-5, "").status == GREEN
+    assert within("loss", 1e-4, 1e-5, "").status == RED
+    assert within("loss", float("nan"), 1e-5, "").status == RED
+
+
+def test_the_largest_difference_is_that_of_common_steps():
+    assert largest_difference({1: 2.0, 2: 4.0}, {1: 2.0, 2: 4.4, 3: 9.0}) == pytest.approx(0.1)
+    assert largest_difference({1: 2.0}, {2: 2.0}) == float("inf")
+    assert largest_difference({1: 2.0}, {1: None}) == float("inf")
+
+
+def test_lines_are_wrapped_to_the_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    rows = in_columns(passed("gradient norm, one process", False, "word " * 40)).split("\n")
+    assert len(rows) > 3
+    assert max(map(len, rows)) <= 80
+    assert rows[0].startswith("red    gradient norm, one process")
+    assert all(row.startswith(" " * 39) for row in rows[1:])
+
+
+@pytest.mark.parametrize(
+    ("size", "accumulation", "other"), [(12, 1, 6), (7, 1, 1), (1, 4, 2), (1, 3, 3), (1, 1, None)]
+)
+def test_another_split_of_a_step_is_found(size, accumulation, other):
+    assert other_size(size, accumulation) == other
+
+
+def test_words_of_train_and_options_of_the_proof_are_told_apart():
+    options, words = parse(["--price-per-hour", "2", "model=baby", "--faults", "run.name=x"])
+    assert (options.price_per_hour, options.faults) == (2.0, True)
+    assert words == ["model=baby", "run.name=x"]
+
+
+def test_a_folder_of_somebody_else_is_not_written_to(tmp_path):
+    config = load_config([f"run.dir={tmp_path / 'run'}"])
+    (tmp_path / "run-proof").mkdir()
+    assert folder_of(config) == tmp_path / "run-proof"
+    (tmp_path / "run-proof" / "thesis.tex").write_text("")
+    with pytest.raises(ConfigError, match=r"run-proof, which holds other files\. Name another"):
+        folder_of(config)
+
+
+def test_slurms_grace_is_read(tmp_path, monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    assert schedulers.grace().seconds == float("inf")
+    answer = tmp_path / "scontrol"
+    answer.write_text("#!/bin/sh\necho 'InactiveLimit = 0 sec'; echo 'KillWait     = 45 sec'\n")
+    answer.chmod(answer.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert schedulers.grace() == (45.0, " (Slurm's KillWait is 45 s)")
+    answer.write_text("#!/bin/sh\nexit 1\n")
+    assert schedulers.grace().seconds == float("inf")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    assert schedulers.grace().seconds == 30
