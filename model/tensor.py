@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from model.experts import share_experts
 from model.head import IGNORED, Head
-from model.products import compute_dtype
+from model.lora import Adapter, adapter_of, without_adapter
+from model.products import compute_dtype, product
 from model.sharded import Cut, local_part
 from model.vocabulary import Vocabulary, summed
 
@@ -60,6 +61,11 @@ class TensorGroup:
             return
         self.cuts[parameter] = cut = Cut(tuple(parameter.shape), self.group, dim, joined)
         parameter.data = torch.empty(cut.part_shape, dtype=parameter.dtype, device=parameter.device)
+
+    def add_up(self, module: nn.Module) -> None:
+        """Keep all of a module's parameters. Each process computes a part of their gradient."""
+        for one in module.parameters():
+            self.cuts[one] = Cut(tuple(one.shape), self.group, summed=True)
 
     def around(self, compute: Callable[..., Tensor], by_positions: bool) -> Callable[..., Tensor]:
         """A model's `forward` that says whether processes have positions of their own."""
@@ -180,8 +186,12 @@ def _entry(group: TensorGroup, module: Any, _: int) -> None:
 
 def _colwise(group: TensorGroup, module: Any, joined: int) -> None:
     """A linear layer, some of whose outputs this process has."""
-    for one in (module.weight, module.bias):
+    layer, adapter = without_adapter(module), adapter_of(module)
+    for one in (layer.weight, layer.bias):
         group.take(one, 0, joined)
+    if adapter is not None:
+        group.take(adapter.second.weight, 0, joined)
+        group.add_up(adapter.first)
 
 
 def _packed(group: TensorGroup, module: Any, _: int) -> None:
@@ -191,13 +201,42 @@ def _packed(group: TensorGroup, module: Any, _: int) -> None:
 
 def _rowwise(group: TensorGroup, module: Any, _: int) -> None:
     """A linear layer, some of whose inputs this process has."""
-    group.take(module.weight, 1)
+    layer, adapter = without_adapter(module), adapter_of(module)
+    group.take(layer.weight, 1)
+    if adapter is not None:
+        group.take(adapter.first.weight, 1)
+        group.add_up(adapter.second)
+        if isinstance(adapter.dropout, nn.Dropout):
+            _share_dropout(group, adapter)
+
+    def without_bias(x: Tensor) -> Tensor:
+        return (F.linear if layer.weight.requires_grad else product)(x, layer.weight)
+
+    layer.forward = without_bias
+    compute = module.forward  # with the adapter, whose output is a part of the same sum
 
     def forward(x: Tensor) -> Tensor:
-        output = group.leave(F.linear(x, module.weight))
-        return output if module.bias is None else output + module.bias.to(output.dtype)
+        output = group.leave(compute(x))
+        return output if layer.bias is None else output + layer.bias.to(output.dtype)
 
     module.forward = forward
+
+
+def _share_dropout(group: TensorGroup, adapter: Adapter) -> None:
+    """Drop of this process's inputs of an adapter what one process drops of them.
+
+    Processes that share matrices draw the same numbers. Without this, each would drop the inputs at
+    the same places of its part.
+    """
+    dropout, whole = adapter.dropout, adapter.first.in_features
+    (own,), drop = group.cuts[adapter.first.weight].ranges(), dropout.forward
+
+    def forward(x: Tensor) -> Tensor:
+        if not dropout.training:
+            return x
+        return x * drop(x.new_ones(*x.shape[:-1], whole))[..., own]
+
+    dropout.forward = forward
 
 
 def _embedding(group: TensorGroup, module: Any, _: int) -> None:
@@ -243,8 +282,7 @@ def _split(group: TensorGroup, module: Any, _: int) -> None:
 
 def _norm(group: TensorGroup, module: Any, _: int) -> None:
     """A norm of each head: its gradient is the sum over the heads of all processes."""
-    for one in module.parameters():
-        group.cuts[one] = Cut(tuple(one.shape), group.group, summed=True)
+    group.add_up(module)
 
 
 WAYS: dict[str, Callable[[TensorGroup, Any, int], None]] = {

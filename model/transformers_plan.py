@@ -14,7 +14,9 @@ from typing import Any
 from torch import nn
 
 from model.experts import can_share
+from model.frozen import FrozenLinear
 from model.head import Head
+from model.lora import is_adapter, name_in_model, without_adapter
 
 LINEAR = {
     "colwise": "colwise",
@@ -76,12 +78,14 @@ def _way(found: list[Any], word: str) -> str | None:
         return "norm"
     if word == EXPERTS:
         return "experts" if all(map(can_share, found)) else None
-    return LINEAR.get(word) if all(type(one) is nn.Linear for one in found) else None
+    kinds = {type(without_adapter(one)) for one in found}
+    return LINEAR.get(word) if kinds <= {nn.Linear, FrozenLinear} else None
 
 
 def _covers(inside: dict[str, str], parent: str, module: nn.Module) -> bool:
     """Whether a plan has every parameter of a module with cut layers."""
-    names = (f"{parent}.{_pattern(name)}" for name, _ in module.named_parameters())
+    own = [name_in_model(name) for name, _ in module.named_parameters() if not is_adapter(name)]
+    names = (f"{parent}.{_pattern(name)}" for name in own)
     return all(name.rpartition(".")[0] in inside for name in names)
 
 

@@ -8,12 +8,17 @@ import accelerate
 
 from config.schema import Config, ConfigError, equal_chunks
 from model.family import LanguageModel
+from model.frozen import NF4
 from optim.optimizers import TOGETHER, updates_parts
 from training.distributed.accelerator import context_size
 from training.distributed.environment import requested_precision
 from training.distributed.shared_matrices import tensor_size
 
 TP_SIZE = "parallelism_config_tp_size"
+FOUR_BITS = (
+    f"model.frozen_dtype={NF4}: weights in four bits are packed by rows, and processes that share "
+    f"matrices ({TP_SIZE}) also cut them by columns. Use model.frozen_dtype=bf16, or FSDP alone."
+)
 
 
 def refuse_configuration(accelerator: accelerate.Accelerator, config: Config) -> None:
@@ -32,11 +37,8 @@ def why_not_shared(config: Config, precision: str) -> str | None:
             f"mixed_precision: {precision} is not supported where processes share matrices "
             f"({TP_SIZE}). Set mixed_precision: bf16 or no."
         )
-    if config.model.lora_rank is not None:
-        return (
-            f"model.lora_rank={config.model.lora_rank}: adapters are not supported where processes "
-            f"share matrices ({TP_SIZE}). Use FSDP alone, or leave it out."
-        )
+    if config.model.frozen_dtype == NF4:
+        return FOUR_BITS
     if optim.name not in TOGETHER and not updates_parts(optim.name, optim):
         return (
             f"optim.name={optim.name} computes the update of a matrix from all of it, and where "
@@ -48,6 +50,8 @@ def why_not_shared(config: Config, precision: str) -> str | None:
 def refuse_model(accelerator: accelerate.Accelerator, model: LanguageModel, config: Config) -> None:
     """Raise ConfigError if processes are to share the model's matrices, and cannot."""
     if (size := tensor_size(accelerator)) > 1:
+        if model.layout().packed():  # also if the run began so
+            raise ConfigError(FOUR_BITS)
         named = f"The accelerate config file says {TP_SIZE}: {size}"
         refuse_size(named, size, context_size(accelerator), model, config.data.block_size)
 

@@ -26,8 +26,13 @@ from snapshot.named_model import find_model
 LORA = ("model.lora_rank=4", "model.dropout=0.1", "optim.learning_rate=0.01")
 FROZEN = ('optim.freeze=["*.wte.*","*.wpe.*","*.h.0.*"]', "optim.learning_rate=0.001")
 PART = (*FROZEN, "snapshot.whole=false")
-SHAPES = {"DDP-2": ("ddp_cpu.yaml", 2), "FSDP-2": ("fsdp_cpu.yaml", 2)}
-MARKS = {"DDP-2": pytest.mark.slow, "FSDP-2": pytest.mark.thorough}
+SHAPES = {
+    "DDP-2": ("ddp_cpu.yaml", 2),
+    "FSDP-2": ("fsdp_cpu.yaml", 2),
+    "tp-2": ("tp_cpu.yaml", 2),
+    "FSDP-2 x tp-2": ("fsdp_tp_cpu.yaml", 4),
+}
+MARKS = {one: pytest.mark.thorough if one == "FSDP-2" else pytest.mark.slow for one in SHAPES}
 
 
 def words(small, base, *more):
@@ -147,7 +152,7 @@ def test_two_processes_have_the_losses_of_one(small, bases, trained, family, sha
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
-@pytest.mark.parametrize("shape", ["alone", *SHAPES])
+@pytest.mark.parametrize("shape", ["alone", "DDP-2", "FSDP-2"])
 def test_a_16_bit_base_gives_the_bits_of_a_float32_one(small, llama, tmp_path, shape, precision):
     """Under autocast, DDP, and FSDP, whose blocks then hold parameters of two dtypes."""
     config, processes = SHAPES.get(shape, ("cpu.yaml", 1))

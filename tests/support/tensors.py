@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -19,6 +20,7 @@ import families
 from contexts import SIZES, batches, loss_of, sizes
 from model.causal_lm import PACKING
 from model.families import FAMILIES, build_model
+from model.lora import Lora
 from model.tensor import TensorGroup
 from snapshot.disk.model import model_config
 
@@ -34,11 +36,17 @@ MIXTURES = {
     "cut inside": {**families.FAMILIES["mixtral"], "num_local_experts": 3},
 }
 """Entries of config.json of models with experts, besides those of PACKING."""
+ADAPTED = {
+    f"{one}, adapted": one for one in (*FAMILIES, "their llama", "their phi3", "their mixtral")
+}
+"""Models with adapters that drop some of their inputs."""
 HEADS = {"num_key_value_heads": 4}
 
 
 def config(name: str):
     """The configuration of a small model, whose heads so many processes can share."""
+    if name in ADAPTED:
+        return replace(config(ADAPTED[name]), lora=Lora(4, 8, dropout=0.2))
     if name in FAMILIES or name == "their gpt2":
         return sizes(name)
     content = {**SIZES, "model_type": name.removeprefix("their ")}
@@ -65,7 +73,7 @@ def shared_copy(model, name: str):
 def differences(name: str) -> dict[str, tuple[float, float]]:
     """By kind of rows: of the loss, and of a gradient relative to the largest of its parameter."""
     torch.manual_seed(0)
-    alone = build_model(config(name))  # without dropout
+    alone = build_model(config(name))
     for one in alone.parameters():  # biases begin as zeros
         one.data += 0.01 * torch.randn(one.shape)
     shared = shared_copy(alone, name)
@@ -73,7 +81,10 @@ def differences(name: str) -> dict[str, tuple[float, float]]:
         return {}
     found = {}
     for kind, batch in batches().items():
-        losses = [loss_of(model, batch) for model in (alone, shared)]
+        losses = []
+        for model in (alone, shared):
+            torch.manual_seed(1)  # adapters drop the same inputs
+            losses.append(loss_of(model, batch))
         shared.tensors.sum_gradients([one for one in shared.parameters() if one.cut.summed])
         pairs = zip(alone.parameters(), shared.parameters(), strict=True)
         worst = max(
@@ -87,13 +98,14 @@ def differences(name: str) -> dict[str, tuple[float, float]]:
         found[kind] = abs(float(losses[1] - losses[0])), worst
     ids = batches()["whole"][0][:, :7]
     with torch.no_grad():
-        found["logits"] = float((shared(ids) - alone(ids)).abs().max()), 0.0
+        logits = [model.eval()(ids) for model in (alone, shared)]
+    found["logits"] = float((logits[0] - logits[1]).abs().max()), 0.0
     return found
 
 
 if __name__ == "__main__":
     accelerator = Accelerator(cpu=True)
-    names = [*FAMILIES, *(f"their {family}" for family in PACKING), *MIXTURES]
+    names = [*FAMILIES, *(f"their {family}" for family in PACKING), *MIXTURES, *ADAPTED]
     if len(sys.argv) > 2:
         names = sys.argv[2:]
     content = {name: differences(name) for name in names}

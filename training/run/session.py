@@ -182,9 +182,9 @@ class Session:
         accelerator, config, start, state = self.accelerator, self.config, self.start, self.state
         refuse_other_blocks(accelerator, model)
         refuse_shared_context(accelerator, model, config.run)
-        shared_matrices.refuse_model(accelerator, model, config)
         choose_residual_dtype(model, config.run.residual_dtype)
         choose_frozen_dtype(config, state, self.pretrained, model)
+        shared_matrices.refuse_model(accelerator, model, config)
         convert_to_fp8(model)
         key = None if self.pretrained is None else self.pretrained.base.key
         check_fits(accelerator, model, config.optim, key)

@@ -245,7 +245,9 @@ def test_what_shared_matrices_do_not_allow_is_refused(monkeypatch):
         shared_matrices.refuse_configuration(*a_run(2, name="norms"))
     accelerator, config = a_run(2)
     config.model.lora_rank = 4
-    with pytest.raises(ConfigError, match=r"model\.lora_rank=4: adapters are not supported"):
+    shared_matrices.refuse_configuration(accelerator, config)
+    config.model.frozen_dtype = "nf4"
+    with pytest.raises(ConfigError, match=r"model\.frozen_dtype=nf4: weights in four bits are"):
         shared_matrices.refuse_configuration(accelerator, config)
     for precision in ("fp16", "fp8"):
         monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
