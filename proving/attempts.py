@@ -38,6 +38,7 @@ from training.distributed.environment import (
     is_local_main_process,
     is_main_process,
     launched,
+    machine_number,
     on_cpu,
     processes_here,
     replace_environment,
@@ -163,7 +164,8 @@ class Launch:
         return _code_of(process)
 
     def _log(self, task: Task) -> Path:
-        return self.folder / f"{task.name}.log"
+        machine = f"-{machine_number()}" * (machine_number() > 0)
+        return self.folder / f"{task.name}{machine}.log"
 
     def _facts(self, task: Task) -> Path:
         return self.folder / f"{task.name}.json"

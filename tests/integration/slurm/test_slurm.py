@@ -134,6 +134,15 @@ def test_each_machine_starts_one_launcher_for_its_gpus(script, rehearsal):
         assert (rehearsal.folder / f"out/{name}/logs/machine-{machine}.log").exists()
 
 
+def test_a_set_up_is_proven_in_a_job_that_is_not_started_again(rehearsal):
+    job = rehearsal.submit("0", SCRIPT="prove.py")
+    assert rehearsal.slurm.end_of(job) == ("COMPLETED", 0), rehearsal.slurm.output(job)
+    words = rehearsal.started(0, 1)["words"]
+    assert "train.py" not in words
+    assert words[words.index("prove.py") + 1] == "run.dir=out/ddp"
+    assert words[words.index("--max_restarts") + 1] == "0"
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("end", "code"), [("2", 2), ("1", 1), ("crash", 9), ("75", 75), ("143+", 143)]
