@@ -49,6 +49,6 @@ def _is_product(path: Path) -> bool:
     return top in SCRIPTS or (ROOT / top / "__init__.py").is_file()
 
 
-SCRIPTS = ("train.py", "sample.py", "evaluate.py", "plan.py", "trace.py")
+SCRIPTS = ("train.py", "sample.py", "evaluate.py", "plan.py", "prove.py", "trace.py")
 SOURCES = [path for path in tracked(suffix=".py") if _is_product(path)]
 """What runs for a user: the scripts, and the packages."""
