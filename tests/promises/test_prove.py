@@ -20,6 +20,11 @@ LIMIT_SECONDS = 900
 
 def words_of(setting, small, folder):
     """The words of train.py for a set-up."""
+    if setting == "a stream":
+        rows = [json.dumps({"text": f"row {i} " + "goes on, " * (i % 7)}) for i in range(3000)]
+        (folder / "rows.jsonl").write_text("\n".join(rows))
+        own = [one for one in small if not one.startswith("data.source")]
+        return [*own, f"data.source={folder / 'rows.jsonl'}"]
     if setting == "LoRA":
         base = families.make("llama tied", folder / "llama")
         own = [one for one in small if not one.startswith("model.n_")]
@@ -145,7 +150,7 @@ SOUND = {
     "dropout": ("model.dropout=0.2",),
     "bf16": (),
     "LoRA": ("model.lora_rank=4", "optim.learning_rate=1e-3"),
-    "a stream": ("data.streaming=true", "data.tokenizer=bpe:256"),
+    "a stream": ("data.streaming=true", "data.tokenizer=bpe:257"),
     "conversations": (),
     "Muon": ("optim.name=muon",),
     "several processes": ("model.dropout=0.1",),
