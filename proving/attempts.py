@@ -90,7 +90,7 @@ class Launch:
         """Run an attempt to its end. Only the main process calls this."""
         port, number = _free_port(), self._number
         if self.store is not None and not task.alone:
-            content = {"task": {**asdict(task), "changes": dict(task.changes)}, "port": port}
+            content = {"task": asdict(task), "port": port}
             self.store.set(TASK.format(number), json.dumps(content))
             self._number += 1
         return self._outcome(task, self._attempt(task, port, number))
@@ -103,7 +103,7 @@ class Launch:
         if self.processes != processes_here():
             return None
         order = self.folder / f"{task.name}-order.json"
-        order.write_text(json.dumps({**asdict(task), "changes": dict(task.changes)}))
+        order.write_text(json.dumps(asdict(task)))
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += [f"--nproc-per-node={self.processes}", "--max-restarts=1"]
         command += [sys.argv[0], f"--attempt={order}", *self.words]
@@ -155,10 +155,15 @@ class Launch:
         process.start()
         failed = f"failed {number}"
         shared = self.store is not None and not task.alone
-        while process.is_alive():
-            process.join(LOOK_SECONDS)
-            if shared and self.store.check([failed]):
-                process.kill()
+        try:
+            while process.is_alive():
+                process.join(LOOK_SECONDS)
+                if shared and self.store.check([failed]):
+                    process.kill()
+        except KeyboardInterrupt:
+            process.kill()
+            process.join()
+            raise
         if process.exitcode and process.exitcode < 0 and shared:
             self.store.set(failed, "")
         return _code_of(process)

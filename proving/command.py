@@ -25,7 +25,7 @@ from proving.proof import Proof
 from snapshot.disk.files import write_whole
 from snapshot.disk.state import versions
 from training.distributed.environment import is_main_process, launched
-from training.exits import EXIT_DONE, EXIT_FAILED, EXIT_USER_MISTAKE
+from training.exits import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USER_MISTAKE
 from training.reporting.console import make_output_lossy, say_error
 from training.reporting.proof import FORMAT_VERSION, PROOF, folder_of_proof
 
@@ -71,11 +71,15 @@ def as_main(
     begun, lines, count = time.monotonic(), [], launch.processes
     print(f"proof     {config.run.name} on {count} process{'es' * (count > 1)}; it does not touch")
     print(f"          {config.run.dir}, and writes to {launch.folder}\n", flush=True)
-    for line in proof.lines():
-        lines.append(line)
-        print(in_columns(line), flush=True)
-        if line.status == RED and options.stop_at_red:
-            break
+    try:
+        for line in proof.lines():
+            lines.append(line)
+            print(in_columns(line), flush=True)
+            if line.status == RED and options.stop_at_red:
+                break
+    except KeyboardInterrupt:
+        proof.remove()
+        return EXIT_INTERRUPTED
     counts = {status: sum(line.status == status for line in lines) for status in COLOURS}
     seconds = time.monotonic() - begun
     said = ", ".join(f"{number} {status}" for status, number in counts.items())
@@ -120,7 +124,11 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         "that restarts it",
     )
     parser.add_argument("--attempt", type=Path, help=argparse.SUPPRESS)  # a launcher's worker
-    return parser.parse_known_args(list(arguments))
+    options, words = parser.parse_known_args(list(arguments))
+    for word in words:
+        if word.startswith("-"):
+            parser.error(f"there is no option {word}")
+    return options, words
 
 
 def folder_of(config: Config) -> Path:

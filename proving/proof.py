@@ -62,7 +62,7 @@ class Proof:
 
     def lines(self) -> Iterator[Line]:
         """All checks. They need no other one, unless it is an attempt that failed."""
-        whole = self.launch.run(Task("undisturbed", "undisturbed", STEPS))
+        whole = self.launch.run(Task("undisturbed", "undisturbed", STEPS, describes_run=True))
         if whole.code != EXIT_DONE:
             yield failed("the first steps", whole)
             return

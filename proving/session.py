@@ -42,7 +42,7 @@ from snapshot.disk.reading import TIE
 from store.errors import HubUnreachable
 from store.store import Transfer, Upload
 from tracing.page import Result
-from tracing.session import track_kinds
+from tracing.session import NEVER, track_kinds
 from training.distributed.accelerator import micro_batch_shape, unwrapped
 from training.distributed.environment import is_main_process, restarted_by_launcher
 from training.reporting.machine import computed_on
@@ -50,7 +50,6 @@ from training.run.run_dir import RunLock
 from training.run.session import Due, Session
 from training.run.stop import Stop
 
-NEVER = 10**9
 SNAPSHOT_SECONDS = 600
 """The longest that a snapshot is waited for, in the middle of the next step."""
 END_OF_TASK = "the end of this part of the proof"
@@ -151,7 +150,9 @@ class ProvenSession(Session):
     ) -> None:
         """Restore as `Session` does, and prepare what the task says."""
         super().restore(model, optimizer, held_out_loader)
-        self._optimizer, self._before = optimizer.optimizer, self._sums()
+        self._optimizer = optimizer.optimizer
+        if self.task.describes_run:
+            self._before = self._sums()
         self._stop = StopAfter(self, self.accelerator, self.config.run, self.signals)
         self.report.clock.timed = self._rows.recorded(self.report.clock.timed)  # type: ignore
         assert self._writer is not None
@@ -186,13 +187,11 @@ class ProvenSession(Session):
 
     def end(self) -> int:
         """Record what the attempt was for, and end it as `Session` does."""
-        self._facts["first"], self._facts["unmoved"] = self._first, self._unmoved()
-        self._facts["replicas"] = self._difference_of_replicas()
-        self._facts["tied"] = self._ties()
-        self._facts["rows"] = self._rows.of_all(self.accelerator)
-        self._record_speed()
-        if is_main_process():
-            self._facts["text"] = facts_of_text(self.corpus, self.config, self._rows)
+        self._facts["first"] = self._first
+        if self.task.in_float32:
+            self._facts["rows"] = self._rows.of_all(self.accelerator)
+        if self.task.describes_run:
+            self._describe_run()
         if self.task.counts_memory:
             return self._end_of_count()
         shape = micro_batch_shape(self.accelerator, self.config)
@@ -210,6 +209,15 @@ class ProvenSession(Session):
         self._facts["durable"] = self.report.durable_seconds
         self._write()
         return code
+
+    def _describe_run(self) -> None:
+        """Record what is asked of the undisturbed attempt alone. Every process must call this."""
+        self._facts["unmoved"] = self._unmoved()
+        self._facts["replicas"] = self._difference_of_replicas()
+        self._facts["tied"] = self._ties()
+        self._record_speed()
+        if is_main_process():
+            self._facts["text"] = facts_of_text(self.corpus, self.config, self._rows)
 
     def _end_of_count(self) -> int:
         """Predict the peak, for which there must be no process group."""

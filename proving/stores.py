@@ -13,7 +13,7 @@ from config.schema import Config
 from proving import folders
 from proving.attempts import Launch
 from proving.ends import KILLED
-from proving.lines import GREY, Line, failed, passed, unchecked
+from proving.lines import RED, Line, failed, passed, unchecked
 from proving.task import IN_UPLOAD, Outcome, Task
 from snapshot.errors import SnapshotError
 from snapshot.run_store import fetch_newest
@@ -81,7 +81,7 @@ def stored(launch: Launch, config: Config, whole: Outcome, steps: int) -> Iterat
         return
     line = rights(real)
     yield line
-    if line.status not in (GREY, "green"):
+    if line.status == RED:
         return
     try:
         with Scratch(config) as scratch:

@@ -42,6 +42,8 @@ class Task:
     at: int = 0
     """The step in which it dies, or sends itself a SIGTERM; 0: the first of the attempt."""
     sends_sigterm: bool = False
+    describes_run: bool = False
+    """Record what the text and the weights are, and how long the parts of a step take."""
     counts_memory: bool = False
     """Count the memory of the last step."""
     fault: str | None = None

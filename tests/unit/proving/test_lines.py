@@ -48,6 +48,12 @@ def test_words_of_train_and_options_of_the_proof_are_told_apart():
     assert words == ["model=baby", "run.name=x"]
 
 
+def test_an_option_that_does_not_exist_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        parse(["--fualts", "model=baby"])
+    assert "there is no option --fualts" in capsys.readouterr().err
+
+
 def test_a_folder_of_somebody_else_is_not_written_to(tmp_path):
     config = load_config([f"run.dir={tmp_path / 'run'}"])
     (tmp_path / "run-proof").mkdir()

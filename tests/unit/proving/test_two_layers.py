@@ -47,7 +47,7 @@ def test_two_layers_are_compared_where_one_process_cannot_hold_the_model(small, 
         words += [f"model.pretrained={base}"]
     launch = Narrow(main, words, tmp_path / "proof")
     proof = Proof(launch, load_config(words))
-    whole = launch.run(Task("undisturbed", "undisturbed", STEPS))
+    whole = launch.run(Task("undisturbed", "undisturbed", STEPS, describes_run=True))
     assert whole.code == 0, whole.said
     here = launch.run(Task("shape", "shape", 4, in_float32=True))
     lines = {line.name: line for line in proof.alone(here, {}, "")}
