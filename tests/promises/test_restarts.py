@@ -85,7 +85,7 @@ def killed_and_compared(small, tmp_path, config, processes, kills) -> None:
     print(f"from the kill to the next new step: {median:.1f} s, at most {max(waits):.1f} s")
     # What was complete is never lost; the next snapshot waits until the one before is complete.
     assert all(there >= complete for there, complete in zip(starts, complete_at, strict=True))
-    assert max(redone) <= 2 * EVERY
+    assert max(redone) <= (2 * EVERY if "fsdp" in config else 0)  # under DDP each has all
     assert median <= max(LONGEST_MEDIAN_SECONDS, 2 * start)
     runs.assert_same_bits(runs.snapshot(undisturbed, steps), runs.snapshot(killed, steps))
     assert runs.losses(killed) == runs.losses(undisturbed)

@@ -125,6 +125,10 @@ class Accelerator(accelerate.Accelerator):
     accelerate 1.15 looks for sharded tensors in every run, and imports their module for that.
     """
 
+    step_loss: Tensor | None = None
+    """This process's mean loss over the step, as far as it is computed; None before the first."""
+    _step_is_over = True
+
     def _prepare_cp(self, *args: Any) -> tuple[Any, ...]:
         """In place of accelerate's method: `configure_wrapping` has shared out the positions.
 
@@ -153,6 +157,10 @@ class Accelerator(accelerate.Accelerator):
 
         Those are of parameters that each of them has whole, but uses for its positions alone.
         """
+        share = loss.detach() / self.gradient_accumulation_steps
+        begins = self._step_is_over or self.step_loss is None
+        self.step_loss = share if begins else self.step_loss + share
+        self._step_is_over = self.sync_gradients
         super().backward(loss, **options)
         if tensor_size(self) == 1 or not self.sync_gradients:
             return

@@ -85,18 +85,18 @@ def decided_by_main(accelerator: Accelerator, work: Callable[[], Result]) -> Res
     return cast(Result, json.loads(broadcast_text(accelerator, text)))
 
 
-def broadcast_text(accelerator: Accelerator, text: str | None) -> str:
-    """Return the main process's text on every process. Every process must call this.
+def broadcast_text(accelerator: Accelerator, text: str | None, source: int = 0) -> str:
+    """Return the text of a process, the main one's by default, on all. All must call this.
 
     The text travels as bytes in tensors, because accelerate's functions for objects pickle them.
     """
     content = (text or "").encode()
     length = torch.tensor([len(content)], device=accelerator.device)
-    length = broadcast(length)
+    length = broadcast(length, source)
     sent = torch.zeros(int(length), dtype=torch.uint8, device=accelerator.device)
-    if accelerator.is_main_process:
+    if accelerator.process_index == source:
         sent = torch.tensor(list(content), dtype=torch.uint8, device=accelerator.device)
-    return bytes(broadcast(sent).tolist()).decode()
+    return bytes(broadcast(sent, source).tolist()).decode()
 
 
 def equal_on_all(accelerator: Accelerator, digest: str) -> bool:

@@ -106,6 +106,23 @@ def restarts_left() -> int:
     return int(most) - int(done)
 
 
+def is_elastic() -> bool:
+    """Whether machines may join and leave: the launcher's `--nnodes` (PET_NNODES) is a range."""
+    least, _, most = asked_machines().partition(":")
+    return bool(most) and least != most
+
+
+def asked_machines() -> str:
+    """torchrun's `--nnodes`, which accelerate takes from PET_NNODES only: '4', '1:4', or empty."""
+    found = launcher()
+    words = () if found is None or not launched() else found.command
+    for place, word in enumerate(words):
+        name, has_value, value = word.partition("=")
+        if name == "--nnodes":
+            return value if has_value else words[place + 1]
+    return env_var("PET_NNODES") if launched() else ""
+
+
 def shutdown_timeout() -> float:
     """Seconds from a signal until the launcher kills its processes; infinite without one."""
     return float(env_var("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")) if launched() else float("inf")

@@ -15,9 +15,11 @@ from accelerate.commands.launch import launch_command_parser
 
 from model.fp8 import RECIPES
 from training.distributed.environment import (
+    asked_machines,
     env_var,
     fp8_recipe,
     fsdp_requested,
+    is_elastic,
     is_on,
     launched,
     launcher,
@@ -125,7 +127,7 @@ def _too_few_gpus() -> list[str]:
 
 def refusals() -> list[str]:
     """A sentence for each entry of the accelerate config file that cannot be honoured."""
-    found = _ignored_by_launcher() + _too_few_gpus()
+    found = _ignored_by_launcher() + _too_few_gpus() + _elastic_refusals()
     found += [sentence for name, sentence in FOREIGN_ENGINES.items() if is_on(name)]
     if (recipe := fp8_recipe()) is not None:
         found += _fp8_refusals(recipe)
@@ -142,6 +144,31 @@ def refusals() -> list[str]:
             f"{CONFIG_FILE} has a parallelism_config without distributed_type: FSDP, which all of "
             "its sizes need, tensor parallelism alone included: set it, with fsdp_version: 2, as "
             "in accelerate_configs/tp.yaml, cp.yaml and fsdp_hybrid.yaml. For DDP, remove it."
+        )
+    return found
+
+
+def _elastic_refusals() -> list[str]:
+    """What would work until the first machine joins or leaves."""
+    if not is_elastic():
+        return []
+    named = f"--nnodes (PET_NNODES) is {asked_machines()}: machines may join and leave"
+    least = int(asked_machines().partition(":")[0]) * processes_here()
+    found = []
+    if is_on("TORCHELASTIC_USE_AGENT_STORE"):
+        found.append(
+            f"{named}. With torch's shared store, one that joins waits in vain for the address of "
+            "the first: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on all of them."
+        )
+    if is_on("ACCELERATE_USE_PARALLELISM_CONFIG"):
+        found.append(
+            f"{named}, but the parallelism_config of the accelerate config file fixes the number "
+            "of processes. Remove it, or give --nnodes one number."
+        )
+    elif fsdp_requested() and least < 2:
+        found.append(
+            f"{named}, down to one process, which has nothing to shard: begin the range with 2, or "
+            "use accelerate_configs/ddp_elastic.yaml."
         )
     return found
 

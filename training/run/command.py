@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -21,6 +22,7 @@ from data.errors import TextLost
 from data.streaming.walk import PREFETCH
 from training.distributed.agreement import USER_MISTAKES, FailedElsewhere, exit_code_for, is_lasting
 from training.distributed.environment import (
+    is_elastic,
     is_local_main_process,
     launched,
     launcher,
@@ -39,8 +41,10 @@ from training.reporting.console import make_output_lossy, say_error
 from training.run.preemption import watch_for_preemption
 from training.run.run_dir import RunLock
 from training.run.session import Session
-from training.run.signals import Phase, exit_code_of
+from training.run.signals import PREEMPTED, TIME_IS_OVER, Phase, exit_code_of
 
+ENDS_ITS_MACHINE = (signal.SIGUSR1, PREEMPTED, TIME_IS_OVER)
+"""Causes that a launcher of machines that come and go does not know of."""
 REPORTING_SECONDS = 30
 """How long a process waits for another one that reports the error of both."""
 ECHO_SECONDS = 3
@@ -79,7 +83,8 @@ def run_command(
             if config.run.preemption_notice != "none":
                 watch_for_preemption(config.run, session.signals)
             code = main(config, session)
-            if code != EXIT_DONE and is_local_main_process():  # all have agreed to end
+            is_over = not is_elastic() or session.signals.cause in ENDS_ITS_MACHINE
+            if code != EXIT_DONE and is_over and is_local_main_process():  # all have agreed to end
                 _end_launcher(code, lock)
     except KeyboardInterrupt:  # before the session handles signals
         code = EXIT_INTERRUPTED
@@ -106,6 +111,8 @@ def _report(raised: Exception, session: Session | None, lock: RunLock) -> int:
     code = lock.note_exit(_code_for(error, cause))
     if session is not None:
         session.signals.phase = Phase.FAILED
+        if is_lost_peer(error):
+            session.rescue()
     if _print(error, cause is not None, session):
         _end_launcher(code, lock)
     if session is not None:
@@ -133,7 +140,7 @@ def _print(error: Exception, stopping: bool, session: Session | None) -> bool:
     if isinstance(error, FailedElsewhere):
         # When a process ends, the launcher ends all: the one that reports must be the first.
         time.sleep(REPORTING_SECONDS)
-        return error.for_good and prints
+        return error.for_good and prints and not is_elastic()  # the others go on without it
     if isinstance(error, (*USER_MISTAKES, TrainingStopped)):
         if not prints:
             time.sleep(REPORTING_SECONDS)

@@ -103,12 +103,18 @@ def record_attempt(run_dir: Path, attempt_id: str) -> frozenset[str]:
 
     They are over: one process at a time trains in a directory.
     """
-    path, before = run_dir / ATTEMPTS, frozenset[str]()
-    with suppress(OSError, ValueError):
-        before = frozenset(path.read_text(encoding="utf-8").split())
-    with suppress(OSError), open(path, "a", encoding="utf-8") as opened:
-        opened.write(f"{attempt_id}\n")
+    before = attempts_in(run_dir)
+    if attempt_id not in before:
+        with suppress(OSError), open(run_dir / ATTEMPTS, "a", encoding="utf-8") as opened:
+            opened.write(f"{attempt_id}\n")
     return before
+
+
+def attempts_in(run_dir: Path) -> frozenset[str]:
+    """The attempts that have uploaded from a directory."""
+    with suppress(OSError, ValueError):
+        return frozenset((run_dir / ATTEMPTS).read_text(encoding="utf-8").split())
+    return frozenset()
 
 
 def exit_code_in(path: Path) -> int | None:
@@ -223,6 +229,8 @@ class RunLock:
             run_dir.mkdir(parents=True, exist_ok=True)
             if acquire(lock, 0):
                 self._hold(lock)
+                if not has_steps(run_dir):
+                    snapshots_in(run_dir).mkdir(exist_ok=True)
 
     def remove_made(self) -> None:
         """Remove the directory if this attempt has made it and nothing is in it: it was refused."""
@@ -267,6 +275,11 @@ class RunLock:
             acquire(lock, 0)
             _write_code(lock, code)
             lock.release()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process writes the run's directory: one on each machine's own disk."""
+        return self._lock is not None
 
     @property
     def code_file(self) -> Path | None:

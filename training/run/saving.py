@@ -18,7 +18,7 @@ from config.schema import Config
 from data.tokenizer import Tokenizer
 from data.tokenizer_files import GENERATION
 from model.sharded import is_sharded, reshard, writes_shard
-from snapshot.disk.files import snapshots_in, write_json
+from snapshot.disk.files import TEMPORARY_PREFIX, snapshots_in, write_json
 from snapshot.disk.model import BaseReference
 from snapshot.disk.peers import Peers
 from snapshot.disk.pruning import prune
@@ -159,6 +159,49 @@ class SnapshotWriter:
             failure = self._failure()
             stopped = TrainingStopped(f"{failure} {remedy}") if failure else None
             raise_if_any_failed(accelerator, stopped)
+
+    def rescue(self, state: RunState) -> None:
+        """Begin a snapshot of what this process has, without the others: one of them is gone.
+
+        Only where every process has the whole state may this be called. The first that calls it on
+        a disk writes, in a thread that `end` waits for.
+        """
+        name = f"{TEMPORARY_PREFIX}rescue-{state.step}"
+        if self._report.saved_step >= state.step or self._is_taken(self._root / name):
+            return
+        if self._accelerator.scaler is not None:
+            state.loss_scaler = self._accelerator.scaler.state_dict()
+        state.skipped_steps = self._report.skipped
+        state.computed_on = computed_on(self._accelerator, self._config.run)
+        before, alone = self._thread, Destination(self._root, self._config.snapshot.piece_bytes)
+
+        def write() -> None:
+            if before is not None:
+                before.join()  # it is a good one
+            try:
+                snapshot = begin_snapshot(
+                    alone,
+                    state,
+                    unwrapped(self._accelerator, self._model),
+                    self._optimizer,
+                    self._save_rest,
+                    self._base,
+                    self._tokenizer.end_of_text,
+                )
+                self._report.last_snapshot = snapshot.write()
+            except BaseException as error:
+                self._error = error
+
+        self._thread = Thread(target=write, name="snapshot")
+        self._thread.start()
+
+    def _is_taken(self, folder: Path) -> bool:
+        """Whether another process rescues the run on this disk: its newest state is the same."""
+        try:
+            folder.mkdir()
+        except OSError:
+            return True
+        return False
 
     def finish(self) -> None:
         """Wait until an update may change what the pending snapshot holds. All call this.

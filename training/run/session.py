@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderShard
 from accelerate.optimizer import AcceleratedOptimizer
 from torch import Tensor, nn
@@ -22,12 +22,14 @@ from config.schema import Config
 from data.corpus import Corpus
 from data.streaming.streamed import StreamedText
 from model.family import LanguageModel
+from model.sharded import is_sharded
 from snapshot.disk.shards import snapshot_bytes
 from snapshot.disk.state import ONE, SEVERAL, RunState
 from snapshot.start import Start
 from store.uploader import Uploader
 from training import shared_matrices
 from training.distributed.accelerator import (
+    Accelerator,
     choose_float32,
     choose_residual_dtype,
     convert_to_fp8,
@@ -39,11 +41,11 @@ from training.distributed.accelerator import (
     set_accumulation,
     unwrapped,
 )
-from training.distributed.agreement import run_on_main
-from training.distributed.environment import is_local_main_process, launcher
+from training.distributed.agreement import decided_by_main, run_on_all, run_on_main
+from training.distributed.environment import is_elastic, is_local_main_process, launcher
 from training.distributed.processes import ProcessGroupTimeouts
 from training.evaluation import Sample, first_window, held_out_loss, sample_text
-from training.exits import EXIT_DONE, RESUME, WRITING_SECONDS
+from training.exits import EXIT_DONE, RESUME, WRITING_SECONDS, TrainingStopped
 from training.memory import check_fits
 from training.reporting import summary
 from training.reporting.console import Console, write_now
@@ -53,6 +55,7 @@ from training.reporting.timing import END, UPDATE, UPLOAD, Watchdog
 from training.reporting.track import Trackers
 from training.run.crash import watch_for_crash
 from training.run.evaluations import BestSnapshot, evaluation_is_pending
+from training.run.neighbours import share_newest, share_records
 from training.run.pretrained import (
     PretrainedModel,
     choose_frozen_dtype,
@@ -116,6 +119,8 @@ class Session:
         self._writer: SnapshotWriter | None = None
         self._due = Due()
         self.finished = self._waited_for_snapshot = self._last = self._stopping = False
+        self._updating = self._can_rescue = False
+        self._agreed_loss = float("nan")
         self._sample: str | None = None
         self._held_out = float("nan")
 
@@ -160,7 +165,12 @@ class Session:
         if pretrained is not None and start.folder is not None:
             pretrained.base = replace(pretrained.base, folder=start.folder)
         base = None if pretrained is None else pretrained.base
-        self.state = state_at(start, config, corpus, computed_on(accelerator, config.run), base)
+
+        def state() -> dict[str, Any]:
+            machine = computed_on(accelerator, config.run)
+            return asdict(state_at(start, config, corpus, machine, base))
+
+        self.state = RunState(**decided_by_main(accelerator, state))  # with one id on all
         self._generation = generation(pretrained, corpus)
 
     def packs(self, model: LanguageModel) -> bool:
@@ -216,7 +226,8 @@ class Session:
         self._model, bare_model, corpus = model, unwrapped(accelerator, model), self.corpus
         self._loss_parts = bare_model.loss_parts
         fill_weights(accelerator, self.pretrained, start, bare_model, optimizer, config.train.seed)
-        metrics = run_on_main(accelerator, lambda: open_run(Path(config.run.dir), config, start))
+        share_records(accelerator, config, self._lock)
+        metrics = run_on_all(accelerator, lambda: open_run(config, start, self._lock))
         self._trackers = Trackers(self.console, config, state.run_id, accelerator.is_main_process)
         size = snapshot_bytes(bare_model.layout(), config.optim.name, config.saves_only_trained)
         watchdog = Watchdog(self.console, config, size, accelerator.num_processes)
@@ -247,6 +258,10 @@ class Session:
             generation=self._generation,
         )
         optimizer.optimizer.register_step_pre_hook(self._before_update)
+        # Where each process has the whole state, those that are left can save it. With GPUs, NCCL's
+        # watchdog ends them, and exchanging each step's figures would cost a wait.
+        several = accelerator.num_processes > 1 and accelerator.device.type == "cpu"
+        self._can_rescue = several and not any(map(is_sharded, bare_model.parameters()))
         self._timeouts = ProcessGroupTimeouts(accelerator, config.run)
         self._stop = Stop(accelerator, config.run, self.signals)
         model.train()
@@ -303,6 +318,7 @@ class Session:
         if self._writer.unfinished:  # fp16's loss scaler may have skipped the update
             self._finish_snapshot(self._writer)
         self.state.step, self.state.epoch = step, epoch
+        self._updating = False
         if isinstance(self.corpus.train, StreamedText):
             self.state.stream = self.corpus.train.finish(step)
         self.report.add(step, learning_rate, loss, grad_norm, metrics, self._loss_parts)
@@ -312,6 +328,8 @@ class Session:
         self._due = due_after(step, self.config, self._last, self._stopping)
         if any(self._due) or step % self.config.train.log_every == 0:
             self.report.write(self.accelerator)
+        elif self._can_rescue:
+            self.report.reduce(self.accelerator)
         if any(self._due):
             self._trackers.check()
             self.report.pause_clock()
@@ -352,6 +370,8 @@ class Session:
             summary.print_end(self.console, self.config, self.corpus, self._held_out, self.report)
         else:
             summary.print_stop(self.console, self.config, self.report, self._stop.reason)
+            if is_elastic():  # the machine that has written it may leave
+                share_newest(self.accelerator, self.config, self._lock)
         with self.report.clock.within(UPLOAD):
             self._finish_uploads(self.report.last_snapshot if self._last else None)
         self._writer.prune(self.state.step)  # what an upload needed until now
@@ -366,6 +386,18 @@ class Session:
         """Leave an exit code in the run's directory, as `RunLock.note_exit` does."""
         return self._lock.note_exit(code)
 
+    def rescue(self) -> None:
+        """Begin a snapshot of the newest step, after the loss of another process.
+
+        What no process has alone is not saved: a sharded model, half an update, numbers that are
+        not finite.
+        """
+        if self._writer is None or not self._can_rescue or self._updating:
+            return
+        with suppress(TrainingStopped):
+            self.report.write_alone(self.accelerator, self._agreed_loss)
+            self._writer.rescue(self.state)
+
     def finish_writing(self, seconds: float | None = None) -> None:
         """Wait at most this long, after an error, for a snapshot that began before it."""
         if self._writer is not None:
@@ -379,6 +411,10 @@ class Session:
     def _before_update(self, *_: object) -> None:
         """Called by the optimizer: the update must not change what a pending snapshot holds."""
         self.report.clock.enter(UPDATE)
+        if self._can_rescue and (loss := self.accelerator.step_loss) is not None:
+            # Before the weights change: from then on, this step is not computed again.
+            self._agreed_loss = float(self.accelerator.reduce(loss.float(), "mean"))
+        self._updating = True
         if self._writer is not None and self._writer.unfinished:
             self._finish_snapshot(self._writer)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from training.distributed.environment import Launcher  # imports torch, which no signal needs
 
 TAKEN = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-LAUNCHER_GONE, WORKER_GONE, TIME_IS_OVER, PREEMPTED = 101, 102, 103, 104
+LAUNCHER_GONE, WORKER_GONE, TIME_IS_OVER, PREEMPTED, MEMBERSHIP = 101, 102, 103, 104, 105
 """Causes of an end that are not signals. No signal has these numbers."""
 NAMES = {
     signal.SIGINT: "Ctrl-C",
@@ -36,6 +36,7 @@ NAMES = {
     WORKER_GONE: "the death of another process",
     TIME_IS_OVER: "run.max_minutes",
     PREEMPTED: "a preemption notice",
+    MEMBERSHIP: "a machine that joins or leaves",
 }
 EXIT_CODES = {
     signal.SIGUSR1: EXIT_AGAIN,
@@ -44,6 +45,7 @@ EXIT_CODES = {
     signal.SIGHUP: EXIT_TERMINATED,
     TIME_IS_OVER: EXIT_AGAIN,
     PREEMPTED: EXIT_AGAIN,
+    MEMBERSHIP: EXIT_AGAIN,
     LAUNCHER_GONE: EXIT_AGAIN,
     WORKER_GONE: EXIT_FAILED,
 }

@@ -50,10 +50,11 @@ from training.distributed.agreement import (
     run_on_all,
     run_on_main,
 )
-from training.distributed.environment import restarted_by_launcher
+from training.distributed.environment import is_elastic, restarted_by_launcher
 from training.exits import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER_MISTAKE
 from training.reporting.events import read_events
 from training.reporting.metrics import MetricsFile, has_step
+from training.run.neighbours import share_newest
 from training.run.pretrained import with_settled_rate
 from training.run.run_dir import CONFIG_FILE, RunLock, config_in, not_writable, refuse_foreign
 from training.run.same_run import refuse_other_run
@@ -72,6 +73,11 @@ def lock_run_dir(accelerator: Accelerator, config: Config, lock: RunLock) -> Non
 
     def check() -> None:
         if config.snapshot.resume == "never":
+            if is_elastic():
+                raise ConfigError(
+                    "snapshot.resume=never, and machines may join and leave (--nnodes): one that "
+                    "joins would begin the run again. Give it a new run.name instead."
+                )
             check_can_move_aside(run_dir, read_by(config))
         if accelerator.is_local_main_process:
             refuse_foreign(run_dir)
@@ -106,6 +112,7 @@ def agree_on_start(accelerator: Accelerator, config: Config, lock: RunLock) -> S
     be used or is another run's by the configuration, and where another machine can neither see nor
     download the one that the main process chose.
     """
+    share_newest(accelerator, config, lock)
     refuse = partial(refuse_other_run, config=as_plain(config))
     return _agree(accelerator, config, partial(_choose, config, lock, refuse, fetch_small))
 
@@ -170,12 +177,6 @@ def _agree(accelerator: Accelerator, config: Config, choose: Callable[[bool], St
         return start, chosen, lacks
 
     start, chosen, lacks = propose(lambda: choose(True))
-    anybody = accelerator.gather(torch.tensor([int(lacks)], device=accelerator.device)).any()
-    can_fetch = chosen is None or chosen.remote is not None
-    if anybody and not can_fetch and store_of(config) is not None:
-        # Only the first machine has that snapshot: take one that all machines can download.
-        first = start
-        start, chosen, lacks = propose(lambda: _for_all(config, first, choose))
     theirs = local_main_first(
         accelerator,
         lambda: Start(None, None, "") if chosen is None else chosen.start(config, lacks),
@@ -285,25 +286,6 @@ def _choose(
     return start if model_repo is None else check_model_repo(model_repo, start)
 
 
-def _for_all(config: Config, first: Start | None, choose: Callable[[bool], Start]) -> Start:
-    """A start that every machine can download; the first choice is on one machine's disk."""
-    assert first is not None
-    assert first.state is not None
-    start = choose(False)
-    if start.state is not None and start.state.run_id == first.state.run_id:
-        lost = f"step {first.state.step} is on the first machine's disk only, and not on the Hub"
-        return replace(
-            start,
-            reason=f"{start.folder}, the newest that all machines can have",
-            warnings=(*start.warnings, f"{lost}; the run goes back to step {start.state.step}."),
-        )
-    raise SnapshotError(
-        f"only the first machine has a snapshot of this run, in {config.run.dir}, and "
-        "the Hub has none. Copy it to the other machines, or start on "
-        "the first alone until it is uploaded."
-    )
-
-
 def is_restart(state: RunState | None, config: Config, code_before: int | None) -> bool:
     """Whether this command, with `snapshot.resume=never`, restarts the run that it began itself.
 
@@ -340,8 +322,15 @@ def _stopped_by_a_person(run_dir: Path) -> bool:
     return bool(events) and events[-1]["text"] == name_of(signal.SIGINT)
 
 
-def open_run(run_dir: Path, config: Config, start: Start) -> MetricsFile:
-    """Write config.yaml and continue metrics.jsonl at `start`. Only the main process calls this."""
+def open_run(config: Config, start: Start, lock: RunLock) -> MetricsFile | None:
+    """Write config.yaml and continue metrics.jsonl at `start`, where this process has the `lock`.
+
+    That is the main process, and the first of each machine with a disk of its own: any of them may
+    be left when others are lost.
+    """
+    if not lock.is_held:
+        return None
+    run_dir = Path(config.run.dir)
     try:
         write_whole(run_dir / CONFIG_FILE, as_yaml(config))
         # A run that begins from another run's snapshot has no lines of its own yet.

@@ -9,9 +9,9 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from config.schema import RunConfig
-from training.distributed.environment import seconds_since_launch
+from training.distributed.environment import is_elastic, seconds_since_launch
 from training.exits import EXIT_DONE
-from training.run.signals import TIME_IS_OVER, Signals, exit_code_of, name_of
+from training.run.signals import MEMBERSHIP, TIME_IS_OVER, Signals, exit_code_of, name_of
 
 AGREE_SECONDS = 1.0
 """How often the processes compare: soon enough for a signal, too seldom to slow the steps."""
@@ -30,6 +30,7 @@ class Stop:
         self.signals = signals
         self.reason = ""
         """Why the run ends; empty while it continues."""
+        self._elastic = is_elastic()
         self._budget = run.max_minutes
         self._reserve = run.grace_seconds  # of the budget, for the last step and its snapshot
         self._ends = float("inf")
@@ -60,6 +61,8 @@ class Stop:
             self._every = 1
         if not number:
             return False
+        if self._elastic and self.signals.cause is None and number != TIME_IS_OVER:
+            number = MEMBERSHIP  # a signal to another machine does not end this one's part
         if number == TIME_IS_OVER:
             self.reason = f"run.max_minutes={self._budget:g}"
         else:

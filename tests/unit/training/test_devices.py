@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from config.schema import RunConfig
 from training.distributed import accelerator
 from training.distributed.accelerator import why_not_compiled
 from training.distributed.processes import ProcessGroupTimeouts
+from training.exits import EXIT_AGAIN, EXIT_TERMINATED
 from training.reporting import machine
 from training.run import stop
 from training.step import compute_reproducibly
@@ -175,6 +177,24 @@ def test_from_the_start_every_group_has_the_long_patience(monkeypatch):
     assert waits == dict.fromkeys(("all", "shards"), timedelta(seconds=700))
     timeouts.wait_for_everyone(240.5)  # for the last upload
     assert waited == [dict.fromkeys(("all", "shards"), timedelta(seconds=940.5))]
+
+
+@pytest.mark.parametrize(("elastic", "reason"), [(True, "a machine that"), (False, "SIGTERM")])
+def test_a_signal_to_one_machine_that_comes_and_goes_only_ends_the_attempt_of_others(
+    monkeypatch, elastic, reason
+):
+    other = SimpleNamespace(
+        num_processes=2,
+        device=torch.device("cpu"),
+        gather=lambda mine: torch.cat([mine, torch.tensor([[float(signal.SIGTERM), 0.0]])]),
+    )
+    signals = SimpleNamespace(cause=None)
+    signals.stop = lambda number: setattr(signals, "cause", number)
+    monkeypatch.setattr(stop, "is_elastic", lambda: elastic)
+    stopping = stop.Stop(other, load_config([]).run, signals)
+    assert stopping.agreed()
+    assert stopping.reason.startswith(reason)
+    assert stopping.exit_code == (EXIT_AGAIN if elastic else EXIT_TERMINATED)
 
 
 def test_processes_do_not_trust_the_pace_of_the_first_steps(monkeypatch):

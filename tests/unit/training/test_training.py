@@ -171,7 +171,17 @@ def test_broken_weights_are_not_called_a_good_snapshot(tmp_path):
         good = "The last good snapshot stays" in str(caught.value)
         assert good == (step == 4)
         assert ("begin with an earlier one: snapshot.resume=" in str(caught.value)) == (not good)
-        report.collected.clear()
+
+
+def test_figures_that_were_exchanged_outlive_the_other_processes(tmp_path):
+    report, accelerator = report_of(tmp_path), Accelerator(cpu=True)
+    for step in (1, 2):
+        report.add(step, 0.1, torch.tensor(1.5), torch.tensor(1.0))
+        report.reduce(accelerator)
+    report.add(3, 0.1, torch.tensor(1.5), torch.tensor(1.0))  # and the exchange fails
+    report.write_alone(accelerator, 1.25)
+    lines = read_metrics(tmp_path / "metrics.jsonl")
+    assert [(line["step"], line["loss"]) for line in lines] == [(1, 1.5), (2, 1.5), (3, 1.25)]
 
 
 def test_a_held_out_loss_that_is_not_finite_stops_the_run(tmp_path):

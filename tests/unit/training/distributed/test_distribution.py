@@ -326,6 +326,26 @@ def test_what_belongs_to_another_engine_is_refused(
     assert remedy in sentence
 
 
+@pytest.mark.parametrize(
+    ("config", "changes", "variables", "words"),
+    [
+        ("ddp_cpu.yaml", {}, {"TORCHELASTIC_USE_AGENT_STORE": "True"}, "RDZV_TCP_STORE=1"),
+        ("fsdp_cpu.yaml", {}, {"LOCAL_WORLD_SIZE": "1"}, "begin the range with 2"),
+        ("fsdp_cpu.yaml", {"parallelism_config_cp_size": 2}, {}, "fixes the number of processes"),
+    ],
+)
+def test_what_would_work_until_a_machine_joins_is_refused(
+    launched, states, monkeypatch, tmp_path, config, changes, variables, words
+):
+    launched(runs.rehearsal(config, tmp_path, 2, **changes), 2)
+    variables = {"PET_NNODES": "1:4", "LOCAL_WORLD_SIZE": "2"} | variables
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    (sentence,) = sentences(states)
+    assert "--nnodes (PET_NNODES) is 1:4" in sentence
+    assert words in sentence
+
+
 def test_all_that_is_refused_is_said_at_once(launched, states, monkeypatch, tmp_path):
     changes = {entry: value for entry, value, _ in REFUSED if entry != "fsdp_version"}
     sizes = {"parallelism_config_sp_size": 2}

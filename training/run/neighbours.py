@@ -1,0 +1,241 @@
+"""What one machine of a run has and another lacks, sent over the network: snapshot and records.
+
+Machines with disks of their own may have been in the run at different times. Before an attempt
+chooses where to begin, the newest snapshot of any machine goes to all that lack it, and the lines
+of metrics with it. The processes' own collectives carry the files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast
+
+from config.schema import Config
+from snapshot.disk.checking import check_snapshot
+from snapshot.disk.files import (
+    FILE_NAME,
+    MANIFEST,
+    folder_name,
+    manifest_entries,
+    manifest_sha256,
+    snapshot_folders,
+    snapshots_in,
+    verify,
+)
+from snapshot.disk.pruning import make_way, prune
+from snapshot.disk.state import read_state
+from snapshot.disk.writing import atomic_folder
+from snapshot.errors import SnapshotError
+from snapshot.start import METRICS
+from store.records import EVENTS
+from training.distributed.agreement import (
+    broadcast_text,
+    decided_by_main,
+    digest_number,
+    run_on_all,
+)
+from training.distributed.environment import processes_here, started_processes
+from training.reporting.events import Events, as_text, read_events
+from training.reporting.metrics import has_step, place_after
+from training.run.run_dir import RunLock, attempts_in, record_attempt
+
+PART_BYTES = 32 << 20
+"""Bytes of one message."""
+NO_SNAPSHOT = (-1, 0, 0)
+Files = list[tuple[str, int]]
+"""Names and sizes."""
+
+
+def share_newest(accelerator: Accelerator, config: Config, lock: RunLock) -> None:
+    """Send the newest whole snapshot of any machine, and its run's metrics, to all that lack them.
+
+    Every process must call this. A machine that shares the main process's disk lacks nothing.
+    Raises SnapshotError where machines hold different runs, or one cannot write the files.
+    """
+    if _is_one_machine() or config.snapshot.resume == "never":  # which says to use none
+        return
+    run_dir, damaged = Path(config.run.dir), set[Path]()
+    root = snapshots_in(run_dir)
+    while True:
+        folder, mine = None, NO_SNAPSHOT
+        if accelerator.is_local_main_process:
+            folder, mine = _newest(root, damaged)
+        rows = _gathered(accelerator, mine)
+        newest = max(rows, key=lambda row: row[0])  # of several, the main process's
+        step, giver = newest[0], rows.index(newest)
+        if step < 0:
+            return
+        run_on_all(accelerator, partial(_refuse_other_run, run_dir, mine, rows))
+        lacks = lock.is_held and list(mine[:2]) != newest[:2]
+        if not _any(accelerator, lacks):
+            break
+        if (files := _files_of(accelerator, giver, folder, damaged)) is not None:
+            parts = _sent(accelerator, giver, folder, files)
+            write = partial(_write_snapshot, root, step, config.snapshot.keep, parts)
+            _received(accelerator, parts, write, lacks)
+            break
+    _share_metrics(accelerator, run_dir, step, lock.is_held)
+
+
+def share_records(accelerator: Accelerator, config: Config, lock: RunLock) -> None:
+    """Add the main process's events and attempts to those of each machine with a disk of its own.
+
+    Every process must call this. Another machine may have the main process next time.
+    """
+    if _is_one_machine():
+        return
+    run_dir = Path(config.run.dir)
+
+    def records() -> tuple[str, list[str]]:
+        return as_text(read_events(run_dir / EVENTS)), sorted(attempts_in(run_dir))
+
+    events, attempts = decided_by_main(accelerator, records)
+    if lock.is_held and not accelerator.is_main_process:
+        with suppress(OSError):  # a full disk costs them, not the run
+            Events(run_dir / EVENTS, "").merge(events.encode())
+        for attempt in attempts:
+            record_attempt(run_dir, attempt)
+
+
+def _is_one_machine() -> bool:
+    return started_processes() == processes_here()
+
+
+def _newest(root: Path, damaged: set[Path]) -> tuple[Path | None, tuple[int, int, int]]:
+    """The newest snapshot that can be read, and its step, manifest and run as numbers."""
+    for folder in snapshot_folders(root):
+        if folder not in damaged:
+            try:
+                state, manifest = read_state(folder), manifest_sha256(folder)
+            except (SnapshotError, OSError):
+                continue
+            run = hashlib.sha256(state.run_id.encode()).hexdigest()
+            return folder, (state.step, digest_number(manifest), digest_number(run))
+    return None, NO_SNAPSHOT
+
+
+def _refuse_other_run(run_dir: Path, mine: tuple[int, int, int], rows: list[list[int]]) -> None:
+    """Raise SnapshotError if this machine's run is not that of the first machine that has one."""
+    first = next(row for row in rows if row[0] >= 0)
+    if mine[0] >= 0 and mine[2] != first[2]:
+        raise SnapshotError(
+            f"run.dir={run_dir} holds another run on this machine than on the first that has one. "
+            "Move it away here, or give the run another run.name (and run.dir, if that is set) on "
+            "all machines."
+        )
+
+
+def _files_of(
+    accelerator: Accelerator, giver: int, folder: Path | None, damaged: set[Path]
+) -> Files | None:
+    """The files of the giver's snapshot on all processes; None if they are damaged.
+
+    Every process must call this.
+    """
+    found: list[Any] | None = None
+    if accelerator.process_index == giver and folder is not None:
+        try:
+            check_snapshot(folder)
+            sizes = [(name, size) for name, (size, _) in manifest_entries(folder).items()]
+            found = [(MANIFEST, (folder / MANIFEST).stat().st_size), *sizes]
+        except (SnapshotError, OSError):
+            damaged.add(folder)
+    told = json.loads(broadcast_text(accelerator, json.dumps(found), giver))
+    return None if told is None else [(str(name), int(size)) for name, size in told]
+
+
+def _sent(
+    accelerator: Accelerator, giver: int, folder: Path | None, files: Files
+) -> Iterator[tuple[str, bytes]]:
+    """The giver's files in parts, by their names, on all processes. Each must take all of them."""
+    for name, size in files:
+        opened = None
+        if accelerator.process_index == giver and folder is not None:
+            opened = open(folder / name, "rb")  # noqa: SIM115
+        for begin in range(0, size, PART_BYTES):
+            count = min(PART_BYTES, size - begin)
+            content = bytearray(count) if opened is None else bytearray(opened.read(count))
+            part = torch.frombuffer(content, dtype=torch.uint8).to(accelerator.device)
+            yield name, broadcast(part, giver).cpu().numpy().tobytes()
+        if opened is not None:
+            opened.close()
+
+
+def _received(
+    accelerator: Accelerator,
+    parts: Iterator[tuple[str, bytes]],
+    write: Callable[[], None],
+    lacks: bool,
+) -> None:
+    """Write the parts where they are lacking. Every process must call this."""
+
+    def take() -> None:
+        try:
+            if lacks:
+                write()
+        except OSError as error:
+            raise SnapshotError(
+                "what another machine has of the run cannot be written here: "
+                f"{error.strerror} ({error.filename}). Free some space."
+            ) from error
+        finally:
+            for _ in parts:  # the others wait for each of them
+                pass
+
+    run_on_all(accelerator, take)
+
+
+def _write_snapshot(root: Path, step: int, keep: int, parts: Iterator[tuple[str, bytes]]) -> None:
+    """Write a snapshot that is whole, or none. Raises SnapshotError and OSError."""
+    with atomic_folder(root, folder_name(step), make_way) as building:
+        for name, content in parts:
+            if name != MANIFEST and FILE_NAME.fullmatch(name) is None:
+                raise SnapshotError(f"another machine sends a file that no snapshot has: {name!r}")
+            with open(building / name, "ab") as opened:
+                opened.write(content)
+        verify(building)
+    prune(root, keep, step)
+
+
+def _share_metrics(accelerator: Accelerator, run_dir: Path, step: int, takes: bool) -> None:
+    """Send metrics.jsonl up to a step to the machines without that step's lines."""
+    path, size = run_dir / METRICS, 0
+    if accelerator.is_local_main_process and has_step(path, step):
+        with open(path, "rb") as opened:
+            size = place_after(opened, step)
+    lacks = takes and not size
+    sizes = [row[0] for row in _gathered(accelerator, (size,))]
+    if not _any(accelerator, lacks) or not any(sizes):
+        return
+    giver = sizes.index(max(sizes))
+    parts = _sent(accelerator, giver, run_dir, [(METRICS, sizes[giver])])
+
+    def write() -> None:
+        partial = path.with_name(f"{METRICS}.new")
+        with open(partial, "wb") as opened:
+            for _, content in parts:
+                opened.write(content)
+        partial.replace(path)
+
+    _received(accelerator, parts, write, lacks)
+
+
+def _gathered(accelerator: Accelerator, numbers: tuple[int, ...]) -> list[list[int]]:
+    """The numbers of all processes, by rank. Every process must call this."""
+    mine = torch.tensor([numbers], dtype=torch.int64, device=accelerator.device)
+    rows: list[list[int]] = accelerator.gather(mine).tolist()
+    return rows
+
+
+def _any(accelerator: Accelerator, here: bool) -> bool:
+    """Whether something holds on any process. Every process must call this."""
+    return any(row[0] for row in _gathered(accelerator, (int(here),)))
