@@ -80,7 +80,7 @@ def run_command(
             config = _load(load, arguments, lock)
             lock.leave_code_in(Path(config.run.dir))
             session = session_of(config, lock)
-            if config.run.preemption_notice != "none":
+            if config.run.preemption_notice != "none" and is_local_main_process():
                 watch_for_preemption(config.run, session.signals)
             code = main(config, session)
             is_over = not is_elastic() or session.signals.cause in ENDS_ITS_MACHINE
