@@ -8,6 +8,8 @@ python -m snapshot merge PATH_OR_REPO FOLDER    write a whole model, where a sna
                                                 the trained weights (LoRA, snapshot.whole=false)
 python -m snapshot space PATH_OR_REPO --to FOLDER_OR_SPACE    make a page that computes the model
                                                               in the browser, a static Space
+python -m snapshot status PATH_OR_REPO    say who trains a run now: attempt, machine, since when,
+                                          last sign of life, step, state
 python -m snapshot audit A B              train again from A to B, on any machine, and compare
 """
 
@@ -38,11 +40,15 @@ from store.kinds import named_store
 from store.latest import remote_step
 from store.store import Store, with_retries
 
-COMMANDS = ("verify", "list", "merge", "space")
+COMMANDS = ("verify", "list", "status", "merge", "space")
 
 
 def main(arguments: list[str]) -> int:
     """Run the command; the exit code: 1 for a snapshot that is not whole, 2 for a user error."""
+    if arguments[:1] == ["status"] and len(arguments) == 2 and not arguments[1].startswith("-"):
+        from training.run.status import print_status
+
+        return exit_code_of(lambda: print_status(arguments[1]))
     if arguments[:1] == ["audit"]:
         from proving.audit import audit
 

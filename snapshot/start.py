@@ -78,6 +78,11 @@ class Start:
         return None if self.repo is None else self.repo.latest
 
     @property
+    def known_owner(self) -> Latest | None:
+        """The same, also of an owner that has not uploaded a snapshot yet."""
+        return None if self.repo is None else self.repo.owner
+
+    @property
     def is_whole(self) -> bool:
         """False if `folder` has no more yet than what `fetch_small` has downloaded."""
         return self.folder is None or PARTIAL not in self.folder.parts

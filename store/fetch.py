@@ -51,6 +51,8 @@ class RepoContents:
     """What is wrong with its latest.json, if anything."""
     revision: str = BRANCH
     """The branch, tag or commit that was read."""
+    owner: Latest | None = None
+    """Its latest.json, also that of an owner that has not uploaded a snapshot yet."""
 
     @property
     def name(self) -> str:
@@ -89,7 +91,8 @@ def read_repo(hub: Store, revision: str = BRANCH) -> RepoContents:
         latest = hub.latest(commit, files)
     except SnapshotError as error:
         return RepoContents(hub, commit, private, files, None, str(error), revision)
-    return RepoContents(hub, commit, private, files, latest, revision=revision)
+    newest = latest if latest is not None and latest.has_snapshot else None
+    return RepoContents(hub, commit, private, files, newest, revision=revision, owner=latest)
 
 
 def fetch(repo: RepoContents, folder: str, root: Path) -> Path:

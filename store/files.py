@@ -1,8 +1,9 @@
 """A store of plain files, without commits: snapshots go one by one.
 
 <run>/<attempt>/step-00001000/...     a snapshot; it counts when its manifest.json is there
-<run>/<attempt>/metrics/... events.jsonl best.json
+<run>/<attempt>/metrics/... events.jsonl best.json alive.json
 owner.json                            the run that uploads, if the store creates files atomically
+owner-00000003.json                   its third owner, with hub.standby
 
 Such a store cannot change several files at once. So each attempt writes to a folder of its own, and
 a snapshot's manifest.json comes last.
@@ -34,10 +35,15 @@ FOLDER = re.compile(rf"({ATTEMPT}/step-[0-9]{{8,13}})/[^/]+")
 BEST = "best.json"
 PARTIAL = ".partial"
 """On a disk, the file that gets its name when all of it is there."""
+ALIVE = "alive.json"
+"""The signs of life of an attempt: store/files_ownership.py."""
 RECORDS = re.compile(
-    rf"({ATTEMPT})/(metrics/from-[0-9]{{8,13}}\.jsonl|events\.jsonl|best\.json|\.partial)"
+    rf"({ATTEMPT})/(metrics/from-[0-9]{{8,13}}\.jsonl|events\.jsonl|best\.json|alive\.json|"
+    r"\.partial(?:-alive)?)"
 )
 OWNER = "owner.json"
+CLAIM = re.compile(r"owner-([0-9]{8})(?:-[0-9a-f]{8})?\.json")
+"""The claim of an attempt that owns the run; of the numbers, the highest counts."""
 LARGEST_JSON_BYTES = 4 << 20
 
 
@@ -75,6 +81,13 @@ class Files(Store):
         """
         return run_id
 
+    creates_files = False
+    """Whether `create_file` can tell that it was first."""
+
+    def create_file(self, path: str, content: bytes) -> bool:
+        """Create a small file at the top; False if there is one. Only where `creates_files`."""
+        raise NotImplementedError
+
     def folders(self, files: Iterable[str], latest: Latest | None) -> list[str]:
         """The whole snapshots of the run of `latest`, of all its attempts, the newest first."""
         found = whole_snapshots(files)
@@ -82,7 +95,7 @@ class Files(Store):
 
     def foreign_file(self, files: Iterable[str]) -> str | None:
         """A file that no run uploaded."""
-        others = (path for path in sorted(files) if path != OWNER)
+        others = (path for path in sorted(files) if path != OWNER and not CLAIM.fullmatch(path))
         return next((p for p in others if not (FOLDER.fullmatch(p) or RECORDS.fullmatch(p))), None)
 
     def latest(self, commit: str, files: Mapping[str, RemoteFile]) -> Latest | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,9 +13,10 @@ from data.tokenizer import TOKENIZER_FILES
 from snapshot.disk.files import MANIFEST, entries_in, parse_json
 from snapshot.disk.state import STATE
 from store.errors import HubError, HubRefused, HubUnreachable
-from store.fence import Fenced
+from store.fence import Fenced, Held
 from store.fetch import read_repo
 from store.files import BEST, OWNER, RECORDS, Files, run_of, snapshot_folders, whole_snapshots
+from store.files_ownership import FilesOwnership, claims_in
 from store.latest import remote_step
 from store.pruning import OPTIMIZER, WEIGHTS, Manifests
 from store.publish import CONFIGS, BestCheck, content_has_changed
@@ -42,6 +44,10 @@ class FilesAttempt:
         """Whether to replace another run's claim: until the first upload."""
         self._found_claim = False
         """Whether there was a claim when this attempt began to upload."""
+        self._turn = None if target.hold is None else target.hold.owner.turn
+        """Which owner of the run this attempt is; without hub.standby which there was before it."""
+        self._owner = target.owner if target.hold is None else None
+        self._ownership = FilesOwnership(store)
         self._recorded_step = 0
         self._best = _best_of(target)
         """The best snapshot, which the store has."""
@@ -52,8 +58,8 @@ class FilesAttempt:
     def upload(self, upload: Upload) -> Transfer:
         """Upload a snapshot, unless the store has it; returns what was sent.
 
-        Raises Fenced, HubError, SnapshotError if the files on disk have changed, and OSError if the
-        folder no longer exists.
+        Raises Fenced, Held, HubError, SnapshotError if the files on disk have changed, and OSError
+        if the folder no longer exists.
         """
         private = self._open()
         if self._policy.private and not private:
@@ -65,13 +71,16 @@ class FilesAttempt:
         listed = self._store.files("")
         if not self._has_begun:
             self._begin(listed)
+        self._refuse_later_owner(listed)
         transfer = self._add_best(upload, listed)
-        if f"{self._own}{upload.folder.name}/{MANIFEST}" in listed:
-            return transfer  # uploaded earlier, and the response was lost
-        with TemporaryDirectory() as folder:
-            records, reached = self._write_records(upload, Path(folder))
-            transfer += self._add_snapshot(upload.folder, records)
-        self._recorded_step = reached
+        if f"{self._own}{upload.folder.name}/{MANIFEST}" not in listed:  # or the answer was lost
+            with TemporaryDirectory() as folder:
+                records, reached = self._write_records(upload, Path(folder))
+                transfer += self._add_snapshot(upload.folder, records)
+            self._recorded_step = reached
+        if self._owner is not None:  # the signs of life of one with hub.standby are a thread's
+            with suppress(HubError, OSError):
+                self._ownership.sign(self._owner.now(upload.step, upload.ended))
         return transfer
 
     def _add_best(self, upload: Upload, listed: Mapping[str, RemoteFile]) -> Transfer:
@@ -106,6 +115,7 @@ class FilesAttempt:
         listed = self._store.files("")
         self._check_listed(sent, listed)
         self._claim(listed)
+        self._refuse_later_owner(listed)
         with TemporaryDirectory() as folder:
             (Path(folder) / MANIFEST).write_bytes(manifest)
             self._send({f"{place}/{MANIFEST}": Path(folder) / MANIFEST})  # now it is there
@@ -126,6 +136,19 @@ class FilesAttempt:
         if owner != self._run_id:
             raise Fenced(f"another run uploads to {self._store.title}; {self._does_not_upload()}")
         self._may_take_over = False
+
+    def _refuse_later_owner(self, listed: Mapping[str, RemoteFile]) -> None:
+        """Raise Held if a standby has become the owner since this attempt began."""
+        newest = max(claims_in(listed), default=0)
+        if self._turn is None:
+            self._turn = newest
+        if newest > self._turn:
+            steps = map(remote_step, whole_snapshots(listed))
+            raise Held(
+                f"another attempt of this run owns {self._store.title} now",
+                max(steps, default=0),
+                math.inf,
+            )
 
     def _does_not_upload(self) -> str:
         return (

@@ -1,6 +1,7 @@
 """The kinds of stores, by the beginnings of their URLs; and what a name on the command line means.
 
-Another kind is a row in `KINDS`: its `Store`, and the `Attempt` that uploads to it.
+Another kind is a row in `KINDS`: its `Store`, the `Attempt` that uploads to it, and
+`Ownership`.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from snapshot.errors import SnapshotError
 from store.bucket import Bucket
 from store.file_system import FileSystem
 from store.files_attempt import FilesAttempt
+from store.files_ownership import FilesOwnership
+from store.ownership import Ownership
 from store.repo import REPO_ID, Hub
 from store.repo_attempt import RepoAttempt
+from store.repo_ownership import RepoOwnership
 from store.store import BRANCH, PREFIX, Attempt, Store, UploadTarget
 
 NAMED_FILES = re.compile(
@@ -36,12 +40,14 @@ class Kind:
     """From its URL, or the name in that, and a timeout in seconds."""
     attempt: Callable[[Any, UploadTarget, Notify], Attempt]
     """The uploads to such a store; sentences for the user go to the last argument."""
+    ownership: Callable[[Any], Ownership]
+    """Who owns the run of such a store."""
 
 
 KINDS = {  # the first beginning that a URL has, which is not part of the name
-    f"{PREFIX}buckets/": Kind(Bucket, FilesAttempt),
-    PREFIX: Kind(Hub, RepoAttempt),
-    "": Kind(FileSystem, FilesAttempt),
+    f"{PREFIX}buckets/": Kind(Bucket, FilesAttempt, FilesOwnership),
+    PREFIX: Kind(Hub, RepoAttempt, RepoOwnership),
+    "": Kind(FileSystem, FilesAttempt, FilesOwnership),
 }
 
 
@@ -54,6 +60,11 @@ def open_store(url: str, timeout: float = 60.0) -> Store:
 def begin_attempt(target: UploadTarget, notify: Notify) -> Attempt:
     """The uploads of an attempt to its store."""
     return KINDS[_beginning_of(target.hub.url)].attempt(target.hub, target, notify)
+
+
+def ownership_of(store: Store) -> Ownership:
+    """Who owns the run of a store."""
+    return KINDS[_beginning_of(store.url)].ownership(store)
 
 
 def _beginning_of(url: str) -> str:

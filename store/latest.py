@@ -39,6 +39,21 @@ class Latest:
     """Counts the commits of the attempt, so that each of them changes this file."""
     silence_seconds: int = 3600
     """While the attempt lives, it commits again within so many seconds; 0: it has ended."""
+    machine: str = ""
+    """The name of the attempt's machine."""
+    since: str = ""
+    """When the attempt became the owner; this and `seen` are UTC, by that machine's clock."""
+    seen: str = ""
+    """When this was written."""
+    ended: str = ""
+    """How the attempt has ended, a key of `store.ownership.ENDS`; empty while it trains."""
+    alive_seconds: int = 0
+    """While the attempt lives, its tag changes within so many seconds; 0: it has no tag."""
+
+    @property
+    def has_snapshot(self) -> bool:
+        """False if an attempt has only announced that it trains."""
+        return self.step > 0
 
     def without_best(self) -> Latest:
         """The same, where there is no best snapshot."""
@@ -51,6 +66,10 @@ class Latest:
             commits=self.commits,
             heartbeat=self.heartbeat,
             silence_seconds=self.silence_seconds,
+            since=self.since,
+            seen=self.seen,
+            ended=self.ended,
+            alive_seconds=self.alive_seconds,
         )
 
 
@@ -60,6 +79,11 @@ NOT_IN_OLDER_FILES = {
     "best_loss": None,
     "heartbeat": 0,
     "silence_seconds": 3600,
+    "machine": "",
+    "since": "",
+    "seen": "",
+    "ended": "",
+    "alive_seconds": 0,
 }
 LONGEST_SILENCE_SECONDS = 24 * 3600
 """A longer announcement counts as this."""
@@ -81,7 +105,7 @@ def read_latest(file: bytes, repo_id: str) -> Latest:
         kinds = {"str": (str,), "int": (int,), "float | None": (float, type(None))}
         valid = all(type(content[name]) in kinds[str(kind)] for name, kind in names.items())
         valid = valid and bool(content["run_id"] and content["attempt_id"])
-        valid = valid and content["silence_seconds"] >= 0
+        valid = valid and min(content["silence_seconds"], content["alive_seconds"]) >= 0
     if valid:
         name = SNAPSHOT_NAME.fullmatch(content["folder"].removeprefix(f"{SNAPSHOTS}/"))
         valid = name is not None and int(name[1]) == content["step"] <= LARGEST_STEP

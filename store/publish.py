@@ -23,6 +23,7 @@ from snapshot.disk.model import ADAPTER_CONFIG, BASE, CONFIG
 from snapshot.errors import SnapshotError
 from store.errors import HubError, HubRefused
 from store.latest import BEST, LATEST, SNAPSHOTS, Latest, latest_as_bytes
+from store.ownership import Owner, utc
 from store.pruning import WEIGHTS, Manifests, folders_to_delete, weights_in_another_split
 from store.records import replaced_segments
 from store.repo import OWN_FILES, Hub
@@ -49,8 +50,9 @@ def latest_for(
     commits: int,
     before: Latest | None,
     silence_seconds: int,
+    owner: Owner | None = None,
 ) -> Latest:
-    """`latest.json` for an upload on top of `before`.
+    """`latest.json` for an upload on top of `before`; `owner` is the attempt, as others see it.
 
     Raises OSError if the snapshot no longer exists.
     """
@@ -61,6 +63,7 @@ def latest_for(
         best_step, best_loss = before.best_step, before.best_loss
     is_ours = before is not None and before.attempt_id == attempt_id
     heartbeat = before.heartbeat if before is not None and is_ours else 0
+    alive = before.alive_seconds if before is not None and is_ours and not upload.ended else 0
     return Latest(
         run_id=run_id,
         attempt_id=attempt_id,
@@ -72,6 +75,11 @@ def latest_for(
         best_loss=best_loss,
         heartbeat=1 + heartbeat,
         silence_seconds=silence_seconds,
+        machine="" if owner is None else owner.machine,
+        since="" if owner is None else owner.since,
+        seen="" if owner is None else utc(),
+        ended=upload.ended,
+        alive_seconds=alive,
     )
 
 
@@ -220,7 +228,8 @@ def _refuse_to_overwrite(
     added: Iterable[huggingface_hub.CommitOperationAdd],
 ) -> None:
     """Raise HubRefused if files are there that no latest.json says to be a run's."""
-    if others := sorted({one.path_in_repo for one in added} & files.keys() - OWN_FILES):
+    theirs = files.keys() - OWN_FILES - {LATEST}  # an owner without a snapshot has that
+    if others := sorted({one.path_in_repo for one in added} & theirs):
         raise HubRefused(
             f"{hub.repo_id} holds {others[0]} and no {LATEST}, so no run of this project is known "
             f"to own it. Restore {LATEST} from an earlier commit, or empty the repo.",

@@ -33,6 +33,8 @@ OWN_TITLES = re.compile(r"Snapshot of step \d|Step \d+ is the newest|initial com
 """How the titles of a run's commits begin, and that of the Hub."""
 LARGEST_LATEST_BYTES = 10_000
 REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+ALIVE = re.compile(r"alive-(\w+)-([0-9]{1,12})")
+"""A tag that an owner replaces to show that it lives: the attempt, and seconds since 1970."""
 COMMIT_ID = re.compile(r"[A-Za-z0-9]{5,128}")
 LARGE_BYTES = 5 << 20
 """The Hub takes at most 10 MB into git itself."""
@@ -227,17 +229,24 @@ class Hub(OnHub):
     def refs(self) -> dict[str, str]:
         """The commits of all tags, of all branches but `main`, and of pull requests.
 
-        By `tags/name`, `heads/name`, `pr/1`.
+        By `tags/name`, `heads/name`, `pr/1`. Not those of tags that only show that an owner lives.
         """
+        refs = self._all_refs()
+        refs.pop(f"heads/{BRANCH}", None)
+        return {name: one for name, one in refs.items() if not ALIVE.fullmatch(_tag_of(name))}
+
+    def alive_tags(self) -> list[str]:
+        """The tags with which owners show that they live. Raises HubUnsupported without tags."""
+        return [_tag_of(name) for name in self._all_refs() if ALIVE.fullmatch(_tag_of(name))]
+
+    def _all_refs(self) -> dict[str, str]:
         with translate_errors(self.repo_id, BRANCH):
             try:
                 found = self._api.list_repo_refs(self.repo_id, include_pull_requests=True)
             except KeyError:  # of a server that has no pull requests
                 found = self._api.list_repo_refs(self.repo_id)
         all_refs = (*found.tags, *found.branches, *found.converts, *(found.pull_requests or ()))
-        refs = {one.ref.removeprefix("refs/"): one.target_commit for one in all_refs}
-        refs.pop(f"heads/{BRANCH}", None)
-        return refs
+        return {one.ref.removeprefix("refs/"): one.target_commit for one in all_refs}
 
     def tag(self, name: str, commit: str, replace: bool) -> None:
         """Give a commit a tag. With `replace`, the tag is there and moves."""
@@ -245,6 +254,11 @@ class Hub(OnHub):
             if replace:
                 self._api.delete_tag(self.repo_id, tag=name)
             self._api.create_tag(self.repo_id, tag=name, revision=commit, exist_ok=True)
+
+    def untag(self, name: str) -> None:
+        """Delete a tag."""
+        with translate_errors(self.repo_id, BRANCH):
+            self._api.delete_tag(self.repo_id, tag=name)
 
     def delete_contents(self, digests: Collection[str]) -> None:
         """Delete large files for good, in all commits, by their SHA-256. The commits stay."""
@@ -293,6 +307,11 @@ def _lfs_file(digest: str) -> huggingface_hub.hf_api.LFSFileInfo:
     return huggingface_hub.hf_api.LFSFileInfo(
         fileOid=digest, filename="", oid=digest, pushedAt=pushed_at, size=0
     )
+
+
+def _tag_of(ref: str) -> str:
+    """The name of a tag, `tags/name`; empty for another ref."""
+    return ref.removeprefix("tags/") if ref.startswith("tags/") else ""
 
 
 def _digest(oid: str) -> str:

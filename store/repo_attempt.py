@@ -47,6 +47,9 @@ class RepoAttempt:
             clock,
         )
         self._pulse, self._clock = Pulse(clock), clock
+        self._owner = target.owner
+        if target.hold is not None and target.known_latest is not None:  # it owns the repo already
+            self._pulse.committed(target.known_latest.silence_seconds, clock())
         self.repo_was_read = target.repo_was_read
         self._best_check = BestCheck(notify)
         self._unneeded: frozenset[str] = frozenset()
@@ -115,12 +118,14 @@ class RepoAttempt:
         # If this commit is squashed, the next attempt must not count the commits before it.
         counted = 0 if self._is_squash_due(commits) else commits
         upload = self._best_check.checked(upload)
-        silence = 0 if upload.is_last else self._pulse.silence_seconds()
+        silence = 0 if upload.ended else self._pulse.silence_seconds()
         latest = latest_for(
-            upload, self._run_id, self._attempt_id, counted, before, silence_seconds=silence
+            upload, self._run_id, self._attempt_id, counted, before, silence, self._owner
         )
         transfer = Transfer()
-        if before is not None and before == self._fence.known and before.run_id == self._run_id:
+        has_snapshot = before is not None and before.has_snapshot
+        is_known = before == self._fence.known and has_snapshot
+        if before is not None and is_known and before.run_id == self._run_id:
             self._upkeep.tag_milestone(before, parent)  # the attempt before may have been killed
         if not latest.is_same_upload(before):
             records, reached = self._new_records(upload.step)
@@ -128,7 +133,7 @@ class RepoAttempt:
                 self._hub,
                 upload,
                 latest,
-                before,
+                before if has_snapshot else None,
                 parent=parent,
                 keep=self._policy.keep,
                 manifests=self._manifests,

@@ -16,6 +16,8 @@ from typing import Protocol, TypeVar
 from snapshot.disk.files import step_of
 from store.errors import HubOffline, HubUnreachable
 from store.latest import Latest
+from store.ownership import Owner
+from store.standby import Hold
 from store.waiting import WaitingTime
 
 BRANCH = "main"
@@ -196,8 +198,8 @@ class Upload:
     card: Card
     best: Best | None = None
     """The snapshot with the lowest held-out loss so far, if that is kept."""
-    is_last: bool = False
-    """Whether the attempt ends with it."""
+    ended: str = ""
+    """How the attempt ends with it, a key of `store.ownership.ENDS`; empty if it does not."""
 
     @property
     def step(self) -> int:
@@ -223,6 +225,10 @@ class UploadTarget:
     """False if the store could not be reached at the start; it may not even exist."""
     said_before: Callable[[str], bool] = lambda text: False
     """Whether an earlier attempt has said this about the server."""
+    owner: Owner | None = None
+    """This attempt, as others see it."""
+    hold: Hold | None = None
+    """Its ownership of the run; None where any attempt may upload to its own part."""
 
 
 class Attempt(Protocol):

@@ -21,6 +21,7 @@ from snapshot.errors import SnapshotError
 from store.errors import HubConflict, HubError, HubRefused, HubUnreachable
 from store.fence import LOOK_SECONDS, Fenced, Held
 from store.kinds import begin_attempt
+from store.ownership import DONE, Owner
 from store.store import Best, Card, Transfer, Upload, UploadTarget
 
 
@@ -128,7 +129,10 @@ class Uploader:
         self._delay = FIRST_DELAY_SECONDS
         self._warned: set[str] = set()
         """Kinds of failures that were reported since the last upload."""
-        self._step = None if target.known_latest is None else target.known_latest.step
+        known = target.known_latest
+        self._step = None if known is None or not known.has_snapshot else known.step
+        self._owner, self._hold = target.owner, target.hold
+        self._end = DONE
         self._queued_at: dict[int, float] = {}
         self._last_commit = -float("inf")
         self._messages: list[str] = []
@@ -147,10 +151,18 @@ class Uploader:
         """
         with self._changed:
             if not self._off:
-                upload = Upload(folder, card, best, is_last)
+                upload = Upload(folder, card, best, self._end if is_last else "")
                 self._waiting = [*filter(self._is_milestone, self._waiting), upload]
                 self._queued_at[upload.step] = time.monotonic()
                 self._changed.notify_all()
+
+    def ends_as(self, end: str) -> None:
+        """How the attempt ends with its last snapshot, a key of `store.ownership.ENDS`."""
+        self._end = end
+
+    def owner(self, is_last: bool) -> Owner | None:
+        """This attempt for a model card that is written now, if it is known."""
+        return None if self._owner is None else self._owner.now(0, self._end if is_last else "")
 
     def pending_folders(self) -> set[Path]:
         """Snapshot folders that must stay until they are uploaded."""
@@ -260,9 +272,11 @@ class Uploader:
         try:
             sent = self._attempt.upload(upload)
         except Fenced as error:
+            self._lose()
             self._stop(str(error))
             return UploadFailure(str(error), "another has the repo"), None
         except Held as error:
+            self._lose()
             with self._changed:
                 self._step = error.step
             self._warn_once("held", f"{error}. {unharmed}.")
@@ -282,9 +296,17 @@ class Uploader:
             return UploadFailure.of(error), REPROBE_SECONDS
         except BaseException as error:  # any error at all (hf_xet can panic): none may end the run
             return self._transient(error, unharmed)
+        if self._hold is not None:
+            self._hold.note(upload.step)
+            if upload.ended:
+                self._hold.release(upload.ended)
         self._note_uploaded(upload, sent)
         self._attempt.tidy(upload.step)
         return None, None
+
+    def _lose(self) -> None:
+        if self._hold is not None:
+            self._hold.lose()
 
     def _transient(
         self, error: BaseException, unharmed: str

@@ -8,6 +8,7 @@ the snapshot that is being written, and the agreement of all processes to stop.
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -26,6 +27,8 @@ from model.sharded import is_sharded
 from snapshot.disk.shards import snapshot_bytes
 from snapshot.disk.state import ONE, SEVERAL, RunState
 from snapshot.start import Start
+from store.ownership import AGAIN, DONE, PERSON
+from store.standby import Hold
 from store.uploader import Uploader
 from training import shared_matrices
 from training.distributed.accelerator import (
@@ -68,6 +71,7 @@ from training.run.records import begin_records
 from training.run.run_dir import RunLock
 from training.run.saving import SnapshotWriter
 from training.run.signals import LAST_WORDS_SECONDS, Phase, Signals, exit_code_of
+from training.run.standby import own_run
 from training.run.start import (
     agree_on_start,
     lock_run_dir,
@@ -116,6 +120,7 @@ class Session:
         self.signals = Signals(config.run.grace_seconds, self._end_by_signal, launcher())
         self._lock = lock
         self._uploads: Uploader | None = None
+        self._hold: Hold | None = None
         self._writer: SnapshotWriter | None = None
         self._due = Due()
         self.finished = self._waited_for_snapshot = self._last = self._stopping = False
@@ -146,9 +151,13 @@ class Session:
     def choose_start(self) -> None:
         """Choose the snapshot to resume from, and find the model, the same on all processes.
 
-        Raises SnapshotError for the snapshot of another run, as far as the configuration tells.
+        With `hub.standby`, first waits while another attempt owns the run; raises NothingToDo if
+        the run ends meanwhile. Raises SnapshotError for the snapshot of another run, as far as the
+        configuration tells.
         """
         accelerator, config = self.accelerator, self.config
+        share_newest(accelerator, config, self._lock)
+        self._hold = own_run(accelerator, config, self.signals)
         self.start: Start = agree_on_start(accelerator, config, self._lock)
         self.pretrained = find_pretrained(accelerator, config, self.start)
 
@@ -165,10 +174,11 @@ class Session:
         if pretrained is not None and start.folder is not None:
             pretrained.base = replace(pretrained.base, folder=start.folder)
         base = None if pretrained is None else pretrained.base
+        owner = None if self._hold is None else self._hold.owner
 
         def state() -> dict[str, Any]:
             machine = computed_on(accelerator, config.run)
-            return asdict(state_at(start, config, corpus, machine, base))
+            return asdict(state_at(start, config, corpus, machine, base, owner))
 
         self.state = RunState(**decided_by_main(accelerator, state))  # with one id on all
         self._generation = generation(pretrained, corpus)
@@ -208,7 +218,7 @@ class Session:
             console, accelerator, config, self.corpus, model, start, state, is_untied
         )
         self._uploads = run_on_main(
-            accelerator, lambda: begin_uploads(console, config, start, state)
+            accelerator, lambda: begin_uploads(console, config, start, state, self._hold)
         )
         self._pending = evaluation_is_pending(accelerator, console, config, start, state)
         self._last = state.step >= config.train.max_steps
@@ -325,6 +335,8 @@ class Session:
         self._last, self._stopping = step == self.config.train.max_steps, self._stop.agreed()
         if self._last or self._stopping:  # before the snapshot, whose upload has the events
             self.console.note("end" if self._last else "stop", step, self._stop.reason)
+            if self._uploads is not None:
+                self._uploads.ends_as(self._ends_as())
         self._due = due_after(step, self.config, self._last, self._stopping)
         if any(self._due) or step % self.config.train.log_every == 0:
             self.report.write(self.accelerator)
@@ -361,6 +373,7 @@ class Session:
         self.signals.phase = Phase.UPLOADING
         if self.finished:
             summary.print_finished(self.console, self.state.step)
+            self.release(DONE)
             self._finish_uploads(self.start.folder)
             return EXIT_DONE
         assert self._writer is not None
@@ -398,6 +411,11 @@ class Session:
             self.report.write_alone(self.accelerator, self._agreed_loss)
             self._writer.rescue(self.state)
 
+    def release(self, end: str) -> None:
+        """Say in the store that this attempt no longer owns the run, if it does."""
+        if self._hold is not None:
+            self._hold.release(end)
+
     def finish_writing(self, seconds: float | None = None) -> None:
         """Wait at most this long, after an error, for a snapshot that began before it."""
         if self._writer is not None:
@@ -407,6 +425,12 @@ class Session:
         """Wait at most this long, after an error, for the uploads."""
         if self._uploads is not None:
             self._uploads.flush(seconds)
+
+    def _ends_as(self) -> str:
+        """How this attempt ends, for others who see the store."""
+        if self._last:
+            return DONE
+        return PERSON if self.signals.cause == signal.SIGINT else AGAIN
 
     def _before_update(self, *_: object) -> None:
         """Called by the optimizer: the update must not change what a pending snapshot holds."""

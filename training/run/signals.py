@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from training.distributed.environment import Launcher  # imports torch, which no signal needs
 
 TAKEN = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-LAUNCHER_GONE, WORKER_GONE, TIME_IS_OVER, PREEMPTED, MEMBERSHIP = 101, 102, 103, 104, 105
+LAUNCHER_GONE, WORKER_GONE, TIME_IS_OVER, PREEMPTED = 101, 102, 103, 104
+MEMBERSHIP, OTHER_OWNER = 105, 106
 """Causes of an end that are not signals. No signal has these numbers."""
 NAMES = {
     signal.SIGINT: "Ctrl-C",
@@ -37,6 +38,7 @@ NAMES = {
     TIME_IS_OVER: "run.max_minutes",
     PREEMPTED: "a preemption notice",
     MEMBERSHIP: "a machine that joins or leaves",
+    OTHER_OWNER: "another attempt, which owns the run now",
 }
 EXIT_CODES = {
     signal.SIGUSR1: EXIT_AGAIN,
@@ -46,6 +48,7 @@ EXIT_CODES = {
     TIME_IS_OVER: EXIT_AGAIN,
     PREEMPTED: EXIT_AGAIN,
     MEMBERSHIP: EXIT_AGAIN,
+    OTHER_OWNER: EXIT_AGAIN,
     LAUNCHER_GONE: EXIT_AGAIN,
     WORKER_GONE: EXIT_FAILED,
 }

@@ -43,6 +43,7 @@ from snapshot.start import (
     move_aside,
 )
 from store.fetch import PARTIAL, fetch, fetch_small, is_small, remove_partial
+from store.ownership import Owner
 from store.records import EVENTS
 from training.distributed.agreement import (
     decided_by_main,
@@ -54,7 +55,6 @@ from training.distributed.environment import is_elastic, restarted_by_launcher
 from training.exits import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER_MISTAKE
 from training.reporting.events import read_events
 from training.reporting.metrics import MetricsFile, has_step
-from training.run.neighbours import share_newest
 from training.run.pretrained import with_settled_rate
 from training.run.run_dir import CONFIG_FILE, RunLock, config_in, not_writable, refuse_foreign
 from training.run.same_run import refuse_other_run
@@ -112,7 +112,6 @@ def agree_on_start(accelerator: Accelerator, config: Config, lock: RunLock) -> S
     be used or is another run's by the configuration, and where another machine can neither see nor
     download the one that the main process chose.
     """
-    share_newest(accelerator, config, lock)
     refuse = partial(refuse_other_run, config=as_plain(config))
     return _agree(accelerator, config, partial(_choose, config, lock, refuse, fetch_small))
 
@@ -343,17 +342,25 @@ def open_run(config: Config, start: Start, lock: RunLock) -> MetricsFile | None:
 
 
 def state_at(
-    start: Start, config: Config, corpus: Corpus, computed_on: str, base: Base | None
+    start: Start,
+    config: Config,
+    corpus: Corpus,
+    computed_on: str,
+    base: Base | None,
+    owner: Owner | None = None,
 ) -> RunState:
-    """The run's state at the start of this attempt, with its configuration and machine."""
-    attempt = uuid.uuid4().hex
+    """The run's state at the start of this attempt, with its configuration and machine.
+
+    `owner` is this attempt, if it owns its store already.
+    """
+    attempt = uuid.uuid4().hex if owner is None else owner.attempt_id
     plain, facts = as_plain(config), data_facts(corpus)
     if start.state is not None:
         return replace(
             start.state, attempt_id=attempt, config=plain, data=facts, computed_on=computed_on
         )
     return RunState(
-        run_id=uuid.uuid4().hex,
+        run_id=uuid.uuid4().hex if owner is None else owner.run_id,
         attempt_id=attempt,
         step=0,
         epoch=0,

@@ -5,6 +5,7 @@ No error leaves `store.uploader`, so a run continues without the Hub.
 
 from __future__ import annotations
 
+import platform
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,9 +18,12 @@ from snapshot.run_store import RunStore
 from snapshot.start import Start
 from store.card import card_text
 from store.errors import HubError
+from store.fence import USUAL_SILENCE_SECONDS
 from store.fetch import read_repo
 from store.kinds import open_store
+from store.ownership import Owner, machine_name, utc
 from store.records import EVENTS
+from store.standby import Hold
 from store.store import PREFIX, Best, Card, Policy, Store, UploadTarget
 from store.uploader import Uploader
 from training.reporting.console import Console
@@ -49,11 +53,11 @@ def _store_at(url: str, config: Config) -> RunStore:
 
 
 def begin_uploads(
-    console: Console, config: Config, start: Start, state: RunState
+    console: Console, config: Config, start: Start, state: RunState, hold: Hold | None = None
 ) -> Uploader | None:
     """Begin the uploads of this attempt; None without a repo, and where HF_HUB_OFFLINE is set.
 
-    Only the main process calls this.
+    Only the main process calls this. `hold` is its ownership of the run, with hub.standby.
 
     Snapshots that an earlier attempt did not upload go first: the newest one, and milestones.
     """
@@ -67,11 +71,13 @@ def begin_uploads(
             policy,
             state.run_id,
             state.attempt_id,
-            start.known_latest,
+            start.known_owner,
             record_attempt(Path(config.run.dir), state.attempt_id),
             records_for_upload(config),
             start.repo is not None,
             lambda text: console.events is not None and console.events.has_warning(text),
+            _as_owner(state) if hold is None else hold.owner,
+            hold,
         )
     )
     root = snapshots_in(Path(config.run.dir))
@@ -83,6 +89,12 @@ def begin_uploads(
             if folder == start.folder or (waits and step_of(folder) < state.step):
                 hand_over(console, uploads, config, folder)
     return uploads
+
+
+def _as_owner(state: RunState) -> Owner:
+    """This attempt, as others see it in the store."""
+    machine = machine_name(platform.node())
+    return Owner(state.run_id, state.attempt_id, USUAL_SILENCE_SECONDS, machine, since=utc())
 
 
 def _policy(config: Config) -> Policy:
@@ -131,6 +143,7 @@ def hand_over(
             best=best,
             speed=console.speed_in_words(),
             proof=None if proof is None else in_words(proof),
+            owner=uploads.owner(is_last),
         )
     except Exception as error:  # it was removed or damaged meanwhile; a run matters more
         console.warn(f"{snapshot} is not uploaded: {error}.")

@@ -37,8 +37,16 @@ ARROWS = {
         "snapshot/config_values",
     },
     "store": {"model", "data", "snapshot/disk", "snapshot/errors", "snapshot/config_values"},
-    # Its command makes the page and an audit, too.
-    "snapshot": {"model", "data", "snapshot/disk", "store", "browser/space", "proving/audit"},
+    # Its command makes the page and an audit, and says who trains a run.
+    "snapshot": {
+        "model",
+        "data",
+        "snapshot/disk",
+        "store",
+        "browser/space",
+        "proving/audit",
+        "training/run/status",
+    },
     "browser": {"model", "data", "snapshot", "store"},
     # The errors of other rooms decide the exit code that all processes agree on.
     "training/distributed": {

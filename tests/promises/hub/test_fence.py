@@ -23,6 +23,7 @@ from snapshot.disk.writing import atomic_snapshot
 from store.errors import HubConflict
 from store.fence import Fenced, Held
 from store.fetch import read_repo
+from store.ownership import DONE
 from store.repo import Hub
 from store.repo_attempt import RepoAttempt
 from store.store import Policy, Upload, UploadTarget
@@ -61,7 +62,9 @@ class Trainer:
 
     def snapshot(self, is_last: bool = False) -> None:
         self.step += 10
-        self.pending = Upload(tiny(self.root, self.step), hubs.Card("# card\n"), None, is_last)
+        self.pending = Upload(
+            tiny(self.root, self.step), hubs.Card("# card\n"), None, DONE if is_last else ""
+        )
         self.upload()
 
     def upload(self) -> None:

@@ -1,0 +1,127 @@
+"""`python -m snapshot status`: who trains a run now, by its directory or by its store."""
+
+from __future__ import annotations
+
+import re
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from filelock import Timeout
+
+from data.printable import printable
+from data.shared_files import acquire, file_lock
+from snapshot.disk.files import snapshot_folders, snapshots_in
+from snapshot.disk.state import read_state
+from snapshot.errors import SnapshotError
+from snapshot.start import METRICS
+from store.kinds import named_store, ownership_of
+from store.ownership import AGAIN, DONE, ENDS, PERSON, duration, in_words, seconds_since, utc
+from store.records import EVENTS
+from store.store import BRANCH, Store, with_retries
+from training.exits import (
+    EXIT_AGAIN,
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_TERMINATED,
+    EXIT_USER_MISTAKE,
+)
+from training.reporting.events import newest_lines, read_events
+from training.run.run_dir import EXIT_CODE, LOCK, exit_code_in, holds_run
+
+CODES = {
+    EXIT_DONE: ENDS[DONE],
+    EXIT_FAILED: "ended with an error",
+    EXIT_USER_MISTAKE: "refused: a mistake in the input",
+    EXIT_AGAIN: ENDS[AGAIN],
+    EXIT_INTERRUPTED: ENDS[PERSON],
+    EXIT_TERMINATED: "stopped by SIGTERM or SIGHUP",
+}
+STEP = re.compile(rb'"step": (\d{1,13})[,}]')
+Facts = list[tuple[str, str]]
+"""Lines of the command: what each is about, and the text."""
+
+
+def print_status(source: str) -> int:
+    """Print the status of a run. Raises SnapshotError and HubError if there is none to be found."""
+    path, remote = Path(source), named_store(source)
+    if remote is None and not path.exists():
+        raise SnapshotError(f"{source} is neither a folder nor the name of a repo. Check it.")
+    facts = of_folder(path) if remote is None else of_store(*remote)
+    for name, text in facts:
+        print(printable(f"{name:<10}{text}"))
+    return 0
+
+
+def of_store(store: Store, revision: str = BRANCH) -> Facts:
+    """The status of the run in a store. Other figures of a run belong here, too."""
+    if revision != BRANCH:
+        raise SnapshotError(f"status is that of now: leave out @{revision}.")
+    owner = with_retries(store, ownership_of(store).look)
+    if owner is None:
+        raise SnapshotError(f"{store.name} holds no run. Check the name.")
+    now = time.time()
+    return [
+        ("run", f"{owner.run_id[:8] or 'unknown'} in {store.name}"),
+        ("owner", owner.as_words()),
+        ("since", in_words(owner.since)),
+        ("seen", _seen(owner.seen, now)),
+        ("step", f"{owner.step:,} is the newest there" if owner.step else "no snapshot yet"),
+        ("state", owner.state(now)),
+    ]
+
+
+def of_folder(run_dir: Path) -> Facts:
+    """The status of the run in a directory of this machine, by its files alone."""
+    if not holds_run(run_dir):
+        raise SnapshotError(f"{run_dir} holds no run. Name a run's folder, its repo or its bucket.")
+    events = read_events(run_dir / EVENTS)
+    starts = [event for event in events if event["event"] == "start"]
+    machines = [event["text"] for event in events if event["event"] == "machine"]
+    attempt = starts[-1]["attempt"] if starts else "unknown"
+    since = starts[-1]["time"] if starts else ""
+    seen, step = "", None
+    with suppress(OSError):
+        seen = utc((run_dir / METRICS).stat().st_mtime)
+    if found := STEP.findall(newest_lines(run_dir / METRICS)[-10_000:]):
+        step = int(found[-1])
+    return [
+        ("run", _run_id(run_dir)),
+        ("owner", f"attempt {attempt} on this disk, {machines[-1] if machines else 'unknown'}"),
+        ("since", in_words(since)),
+        ("seen", _seen(seen, time.time())),
+        ("step", "no step yet" if step is None else f"{step:,} is the newest"),
+        ("state", _state_of(run_dir)),
+    ]
+
+
+def _run_id(run_dir: Path) -> str:
+    for folder in snapshot_folders(snapshots_in(run_dir)):
+        with suppress(SnapshotError):
+            return f"{read_state(folder).run_id[:8]} in {run_dir}"
+    return f"{run_dir}, without a snapshot"
+
+
+def _state_of(run_dir: Path) -> str:
+    """Whether a process has the directory's lock, else how the last one ended."""
+    lock = file_lock(run_dir / LOCK)
+    try:
+        if (run_dir / LOCK).exists():
+            acquire(lock, 0)
+    except Timeout:
+        return "training"
+    except OSError:
+        pass  # a read-only disk
+    else:
+        lock.release()
+    code = exit_code_in(run_dir / EXIT_CODE)
+    if code is None:
+        return "silent: no process of this machine trains here, and the last one left no exit code"
+    return f"{CODES.get(code, 'ended')} (exit code {code})"
+
+
+def _seen(text: str, now: float) -> str:
+    """The last sign of life, by the clock of its machine."""
+    age = seconds_since(text, now)
+    return "unknown" if age is None else f"{in_words(text)}, {duration(max(0.0, age))} ago"
