@@ -108,6 +108,22 @@ def test_of_several_that_want_a_run_at_once_one_owns_it(url):
         assert not owners or look(url).attempt_id == owners[0]
 
 
+def test_a_commit_between_the_look_and_the_claim_refuses_the_claim(near_hub):
+    """The Hub compares the parent, so no pause of an attempt makes a second owner."""
+
+    class Late(Hub):
+        def commit(self, *arguments) -> str:
+            near_hub.commit_files(hubs.REPO, {"note.txt": b"by somebody else"})
+            return super().commit(*arguments)
+
+    repo = near_hub.create(hubs.REPO)
+    ownership = ownership_of(Late(hubs.REPO, 5.0))
+    ownership.look()
+    assert ownership.take(attempt(FIRST)) is None
+    assert look(f"hf://{hubs.REPO}") is None
+    assert not repo.tags
+
+
 def test_an_owner_s_signs_of_life_and_its_end_are_seen(url, capsys, snapshot_of):
     assert look(url) is None
     hold, _ = owned_by(url, FIRST)
