@@ -19,7 +19,6 @@ from config.other_models import settle_rate
 from config.schema import (
     Config,
     ConfigError,
-    accumulation_steps,
     gpt_config,
     lora_of,
     other_model,
@@ -28,6 +27,7 @@ from config.schema import (
 )
 from data.columns import PACKED
 from data.command import EXIT_USER_MISTAKE, exit_code_of, say_error
+from data.split import Split
 from data.tokenizer import bpe_size
 from model.causal_lm import quiet_transformers
 from model.families import build_model
@@ -111,7 +111,7 @@ def plan(options: argparse.Namespace) -> int:
         choose_residual_dtype(counted, config.run.residual_dtype)
         settle_rate(config, layout_for(model).size_without_output)
         of = fits_of_meshes if options.count else fits_of_strategies
-        fits, micro = of(options, config, counted, shape, memory)
+        fits, split = of(options, config, counted, shape, memory)
     except (ConfigError, SnapshotError, HubError) as error:
         say_error(str(error))
         return EXIT_USER_MISTAKE
@@ -120,22 +120,23 @@ def plan(options: argparse.Namespace) -> int:
         fits = within_machine(fits, here, int(GIB * options.host_memory))
     elif options.memory is None:  # the plan is for this machine
         fits = within_machine(fits, here, available_memory())
-    sequences = config.train.global_batch_size // fits[0].strategy.shape.parts
-    chosen, requested = None if micro == sequences else micro, config.train.micro_batch_size
+    chosen = None if split.accumulation == 1 else split.micro_batch
+    requested = config.train.micro_batch_size
     advice, code = advise(fits, model, requested, chosen, here, options.overrides)
     parameters = parameter_count(counted)
     trained = sum(entry.numel() for entry in counted.parameters() if entry.requires_grad)
     if options.json:
+        micro = split.micro_batch
         content = {"parameters": parameters, "micro_batch_size": micro, "advice": advice}
         print(json.dumps({**content, "fits": [asdict(row) for row in fits]}, indent=2))
         return code
-    print_plan(config, model, parameters, trained, options, fits, micro)
+    print_plan(config, model, parameters, trained, options, fits, split)
     print(f"\n{advice}")
     return code
 
 
-Found = tuple[list[Fit], int]
-"""The memory of each way to distribute a run, and the micro-batch of the first that fits."""
+Found = tuple[list[Fit], Split]
+"""The memory of each way to distribute a run, and the division of a step by the first that fits."""
 
 
 def fits_of_strategies(
@@ -144,11 +145,14 @@ def fits_of_strategies(
     """The strategies for the processes, from the fastest to the one with the lowest memory."""
     staging = config.snapshot.staging_bytes
     strategies = candidates(model.config, shape, options.machines, staging)
-    sequences = config.train.global_batch_size // shape.parts  # of a step, for each
-    micro = config.train.micro_batch_size or micro_batch_that_fits(strategies, sequences, memory)
-    if micro < sequences:
+    sequences, micro = config.train.global_batch_size, config.train.micro_batch_size
+    if micro is None:
+        of_each = Split.of(sequences, None, shape.parts).micro_batch
+        micro = micro_batch_that_fits(strategies, of_each, memory)
+    split = Split.of(sequences, micro, shape.parts)
+    if split.accumulation > 1:
         strategies = sent_once(strategies, staging, not config.run.sync_each_micro_batch)
-    return [one.fit(memory, micro, sequences // micro) for one in strategies], micro
+    return [one.fit(memory, split.micro_batch, split.accumulation) for one in strategies], split
 
 
 def fits_of_meshes(
@@ -181,7 +185,7 @@ def count_processes(options: argparse.Namespace) -> None:
 
 
 def check_processes(options: argparse.Namespace, config: Config) -> None:
-    """Raise ConfigError if machines, batches or sequences cannot be divided among processes."""
+    """Raise ConfigError if machines or sequences cannot be divided among processes."""
     processes, shared = options.processes, options.context * options.tensor
     if processes % options.machines:
         name = "processes" if options.count is None else "count"
@@ -208,8 +212,6 @@ def check_processes(options: argparse.Namespace, config: Config) -> None:
             "kernels. Leave it out."
         )
     refuse_uneven_chunks(config, options.context)
-    if options.count is None:
-        accumulation_steps(config.train, processes // shared)
 
 
 def check_sharing(options: argparse.Namespace, config: Config, model: LanguageModel) -> None:
@@ -268,7 +270,7 @@ def print_plan(
     trained: int,
     options: argparse.Namespace,
     fits: list[Fit],
-    micro: int,
+    split: Split,
 ) -> None:
     """Print the table of strategies, with the model above and notes below.
 
@@ -292,13 +294,13 @@ def print_plan(
         print(f"frozen    {parameters - trained:,} of them, by {key}={value}, kept in {kind}")
     print(f"optimizer {config.optim.name}, learning rate {config.optim.learning_rate:g}")
     print(f"machine   {where}, {options.precision}{checkpointing}")
-    batch = config.train.global_batch_size
-    parts, who = fits[0].strategy.shape.parts, f"{options.processes} processes"
+    parts, who = split.parts, f"{options.processes} processes"
     if parts < options.processes:
         who = f"{parts} groups of {options.processes // parts} processes"
+    padding = f", {split.padding} of {split.rows} rows padding" if split.padding else ""
     print(
-        f"step      {batch} sequences: {micro} in a micro-batch x {who} x "
-        f"{batch // (micro * parts)} accumulated"
+        f"step      {split.sequences} sequences: {split.micro_batch} in a micro-batch x {who} x "
+        f"{split.accumulation} accumulated{padding}"
     )
     print(f"\n{_table(fits)}\n")
     counted = (

@@ -17,6 +17,7 @@ from training.distributed.accelerator import (
     accelerator_options,
     configure_wrapping,
     grads_in_buckets,
+    split_of,
 )
 from training.evaluation import held_out_loss, sample_text
 from training.run.command import run_command
@@ -31,8 +32,8 @@ def main(config: Config, session: Session) -> int:
     # Processes, devices, precision: from the accelerate config file. Accumulation is derived.
     accelerator = Accelerator(**accelerator_options(config))
     session.begin(accelerator)
-    accumulation = accelerator.gradient_accumulation_steps
-    global_micro_batch_size = train.global_batch_size // accumulation  # over all processes
+    split = split_of(accelerator, train)  # of a step's sequences among processes and micro-batches
+    accumulation = split.accumulation
 
     # The snapshot that this attempt resumes from, and the text at the revisions that it names.
     session.choose_start()
@@ -56,13 +57,13 @@ def main(config: Config, session: Session) -> int:
     pinned = accelerator.device.type == "cuda"
     train_loader = window_loader(
         windows,
-        StepBatches(order, train.global_batch_size, global_micro_batch_size, session.next_step),
+        StepBatches(order, split, session.next_step),
         data.num_workers,
         pinned,
     )
     at_most = None if train.eval_batches is None else train.eval_batches * train.global_batch_size
     held_out = windows_of(corpus.held_out, data.block_size, IGNORED, session.packs(model))
-    held_out_batches = HeldOutBatches(held_out, at_most, global_micro_batch_size)
+    held_out_batches = HeldOutBatches(held_out, at_most, split.global_micro_batch)
     held_out_loader = window_loader(held_out, held_out_batches, pinned=pinned)
 
     configure_wrapping(accelerator, model, config.run)

@@ -69,6 +69,7 @@ def load(source: str, cache: str) -> dict:
     from data.corpus import prepare_corpus
     from data.loader import StepBatches, Windows, window_loader
     from data.order import BlockOrder
+    from data.split import Split
 
     corpus = prepare_corpus(
         source, text_column="text", val_fraction=0.1, block_size=BLOCK, cache_dir=Path(cache)
@@ -78,7 +79,7 @@ def load(source: str, cache: str) -> dict:
 
     def first_batch_seconds(step: int) -> float:
         started_at = time.perf_counter()
-        batches = StepBatches(order, BATCH, BATCH, first_step=step)
+        batches = StepBatches(order, Split(BATCH), first_step=step)
         next(iter(window_loader(Windows(corpus.train, BLOCK, -100), batches)))
         return time.perf_counter() - started_at
 
@@ -87,7 +88,7 @@ def load(source: str, cache: str) -> dict:
     ratios = sorted(late / early for early, late in pairs)
 
     def tokens_per_second(workers: int) -> float:
-        chosen = StepBatches(order, BATCH, BATCH, first_step=1)
+        chosen = StepBatches(order, Split(BATCH), first_step=1)
         batches = iter(window_loader(Windows(corpus.train, BLOCK, -100), chosen, workers))
         next(batches)
         started_at = time.perf_counter()

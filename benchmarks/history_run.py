@@ -72,12 +72,13 @@ class Run:
     def first_batch(self) -> None:
         """Start the loader at the next step."""
         from data.loader import StepBatches, window_loader, windows_of
+        from data.split import Split
         from model.head import IGNORED
 
         data, batch = self.config.data, self.config.train.global_batch_size
         windows = windows_of(self.stream, data.block_size, IGNORED, False)
         order = windows.order(self.config.train.seed, batch)
-        loader = window_loader(windows, StepBatches(order, batch, batch, self.steps + 1))
+        loader = window_loader(windows, StepBatches(order, Split(batch), self.steps + 1))
         self.batches = iter(loader)
         self.newest = next(self.batches)
 

@@ -93,10 +93,11 @@ def ours(folder: Path, workers: int) -> Any:
     """The batches of a run."""
     text = our_stream(folder)
     from data.loader import StepBatches, window_loader
+    from data.split import Split
 
     blocks = text.sequences(BLOCK - 1)
     order = blocks.order(1, BATCH)
-    return window_loader(blocks, StepBatches(order, BATCH, BATCH, first_step=1), workers)
+    return window_loader(blocks, StepBatches(order, Split(BATCH), first_step=1), workers)
 
 
 def datasets(folder: Path, workers: int) -> Any:

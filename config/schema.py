@@ -133,7 +133,7 @@ class TrainConfig:
     global_batch_size: int = 12
     """Sequences of one step, over all processes and accumulation."""
     micro_batch_size: int | None = None
-    """Sequences per process in one forward pass; null: its whole share of the global batch."""
+    """Most sequences per process in one forward pass; null: its whole share of the global batch."""
     eval_every: int = 250
     """Steps between evaluations; there is always one at the end."""
     eval_batches: int | None = 75
@@ -331,37 +331,3 @@ def refuse_uneven_chunks(config: Config, processes: int) -> None:
             f"share a sequence (parallelism_config_cp_size), each takes two of {chunks} equal "
             f"chunks. Use {f'{below} or ' * (below > 0)}{below + chunks}."
         )
-
-
-def accumulation_steps(train: TrainConfig, processes: int) -> int:
-    """The number of micro-batches of each process in a step.
-
-    Raises ConfigError, with the nearest sizes that work, if the global batch cannot be divided.
-    """
-    size, micro = train.global_batch_size, train.micro_batch_size
-    if micro is None:
-        if size % processes:
-            near = " or ".join(str(n) for n in _nearest_multiples(size, processes))
-            raise ConfigError(
-                f"train.global_batch_size={size} cannot be shared equally by {processes} "
-                f"processes. The nearest is {near}."
-            )
-        return 1
-    global_micro = micro * processes  # sequences of a micro-batch, over all processes
-    if size % global_micro:
-        near = " or ".join(str(n) for n in _nearest_multiples(size, global_micro))
-        dividing = [m for m in range(1, size + 1) if size % (m * processes) == 0]
-        below, above = [m for m in dividing if m < micro], [m for m in dividing if m > micro]
-        around = " or ".join(str(m) for m in [*below[-1:], *above[:1]])
-        instead = f", or for this global batch train.micro_batch_size={around}" if around else ""
-        raise ConfigError(
-            f"train.global_batch_size={size} is not a multiple of {global_micro}, "
-            f"train.micro_batch_size={micro} x {processes} process{'es' if processes > 1 else ''}. "
-            f"The nearest is {near}{instead}."
-        )
-    return size // global_micro
-
-
-def _nearest_multiples(size: int, of: int) -> list[int]:
-    below = size // of * of
-    return [n for n in (below, below + of) if n > 0]

@@ -15,11 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from data.order import RowOrder
+from data.order import NO_ROW, RowOrder
 from data.token_file import TokenStream
-
-NO_ROW = (-1, 1.0)
-"""Pads a batch of the evaluation: a row whose targets do not count."""
 
 
 @dataclass(frozen=True)

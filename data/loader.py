@@ -13,6 +13,7 @@ import atexit
 import multiprocessing
 import signal
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Protocol, cast, overload
 
 import numpy as np
@@ -22,7 +23,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from data.documents import DocumentRows, Documents
 from data.errors import DataError
-from data.order import BlockOrder
+from data.order import NO_WINDOW, BlockOrder
+from data.split import Split
 from data.token_file import TokenStream
 
 SEQUENCES_AHEAD = 512
@@ -31,8 +33,6 @@ CANNOT_MASK = (
     "data.documents=masked needs a model that keeps documents in a row apart, which this one does "
     "not (docs/conversations.md lists those that do). Use separate, or packed."
 )
-NO_WINDOW = -1
-"""Pads a batch of the evaluation: a row whose targets do not count."""
 
 
 class Windows(Dataset):
@@ -64,8 +64,8 @@ class Windows(Dataset):
     def __getitems__(self, starts: list[int]) -> tuple[tuple[Tensor, ...], float]:
         """Inputs and targets, each int64 (B, T), of the windows that begin at `starts`.
 
-        Those of a masked stream have positions, too. Their share is 1: in training every window has
-        the same number of targets.
+        Those of a masked stream have positions, too. Their share is that of the rows that are no
+        padding: in training every window has the same number of targets.
         """
         tokens = len(self.tokens)
         inputs = np.zeros((len(starts), self.block_size), dtype=np.int64)
@@ -82,7 +82,8 @@ class Windows(Dataset):
             if masks:
                 positions[row, :length] = self.tokens.positions(start, length)
         batch = (inputs, targets, positions) if masks else (inputs, targets)
-        return tuple(map(torch.from_numpy, batch)), 1.0
+        share = sum(start != NO_WINDOW for start in starts) / len(starts)
+        return tuple(map(torch.from_numpy, batch)), share
 
 
 @overload
@@ -111,7 +112,7 @@ def windows_of(
         raise DataError(CANNOT_MASK)
     if isinstance(text, TokenStream):
         return Windows(text, block_size, ignored)
-    return text.sequences(block_size)
+    return text.sequences(block_size, ignored)
 
 
 class StepBatches:
@@ -120,33 +121,29 @@ class StepBatches:
     Step s, counted from 1, takes sequences (s-1)*G .. s*G of the order, G being the global batch.
     """
 
-    def __init__(
-        self,
-        order: Order,
-        global_batch_size: int,
-        batch_size: int,
-        first_step: int,
-    ) -> None:
-        assert global_batch_size % batch_size == 0
-        self.order = order
-        self.global_batch_size = global_batch_size
-        self.batch_size = batch_size  # accelerate reads it to split batches
-        self.first_sequence = (first_step - 1) * global_batch_size
+    def __init__(self, order: Order, split: Split, first_step: int) -> None:
+        self.order, self.split = order, split
+        self.batch_size = split.global_micro_batch  # accelerate reads it to split batches
+        self.factor = split.factor
+        self.first_sequence = (first_step - 1) * split.sequences
 
     def __iter__(self) -> Iterator[list[Any]]:
         # Many positions at once cost little more than one.
-        steps = max(1, SEQUENCES_AHEAD // self.global_batch_size)
-        ahead = steps * self.global_batch_size
+        size = self.split.sequences
+        ahead = max(1, SEQUENCES_AHEAD // size) * size
         sequence = self.first_sequence
         while True:
             items = self.order.items(sequence, ahead)
-            for first in range(0, ahead, self.batch_size):
-                yield items[first : first + self.batch_size]
+            for first in range(0, ahead, size):
+                yield from self.split.micro_batches(items[first : first + size], self.order.nothing)
             sequence += ahead
 
 
 class HeldOutBatches:
     """Each window or row once, or `at_most` of them; the last batch is padded with `nothing`."""
+
+    factor = 1.0
+    """An evaluation counts targets and does without shares."""
 
     def __init__(
         self, windows: Windows | DocumentRows, at_most: int | None, batch_size: int
@@ -190,7 +187,7 @@ def window_loader(
     return DataLoader(
         cast(Dataset, windows),
         batch_sampler=batches,
-        collate_fn=_unchanged,
+        collate_fn=partial(_weighed, factor=batches.factor),
         num_workers=workers,
         pin_memory=pinned,
         # Its own generator: a new iterator would advance the global one, which dropout uses.
@@ -223,12 +220,17 @@ def _end_workers() -> None:
             child.kill()
 
 
-def _unchanged(batch: Any) -> Any:  # torch types it as a list of rows
-    return batch
+def _weighed(batch: Any, factor: float) -> Any:  # torch types it as a list of rows
+    """A batch with its share of the step, of which padding is no part."""
+    rows, share = batch
+    return rows, share * factor
 
 
 class Order(Protocol):
     """Which item of a loader each training sequence of a run is; they count from 0."""
+
+    nothing: Any
+    """The item of a row whose targets do not count."""
 
     def items(self, first: int, count: int) -> list[Any]:
         """The items for sequences first..first+count, which are whole steps."""
@@ -250,8 +252,8 @@ class Sequences(Protocol):
 class EndlessText(Protocol):
     """A text that is read while it is trained on."""
 
-    def sequences(self, block_size: int) -> Sequences:
-        """What a loader reads: blocks of so many tokens."""
+    def sequences(self, block_size: int, ignored: int) -> Sequences:
+        """What a loader reads: blocks of so many tokens. `ignored` is the target of padding."""
 
     @property
     def masks(self) -> bool:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from model.context import Context
-from model.head import IGNORED
+from model.head import IGNORED, target_count
 from model.layout import ModelError
 
 NAME = "load_balancing_loss"
@@ -89,7 +89,7 @@ class Balance:
         positions = (counts * places).amax(1).clamp(min=1) * self._calls
         chosen, probabilities = sums / positions[:, None]  # (B, E) each
         by_row = sums.size(2) * (chosen * probabilities).sum(1)
-        return (by_row * counts.sum(1)).sum() / counts.sum()
+        return (by_row * counts.sum(1)).sum() / target_count(targets)
 
     def _summed(self, logits: Tensor, counted: Tensor) -> Tensor:
         """How often each expert is chosen, and the sum of its probabilities: (2, B, E)."""

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.documents import SIXTEEN_BITS, Seen, begins_of, seen_by, varlen_attention
-from model.head import IGNORED
+from model.head import IGNORED, target_count
 from model.tensor import TensorGroup
 
 
@@ -61,9 +61,7 @@ class Context:
             if targets is None:
                 return compute(ids, None, positions, cache)
             own = self.own(targets)
-            total, count = (targets != IGNORED).sum(), (own != IGNORED).sum()
-            # The mean over no targets is not a number, and over any one it counts 0 times below.
-            own[0, 0] = torch.where(count == 0, 0, own[0, 0])
+            count = (own != IGNORED).sum()
             places = positions
             if places is None:
                 places = torch.arange(ids.size(1), device=ids.device)[None]
@@ -72,7 +70,7 @@ class Context:
                 mean = compute(self.own(ids), own, self.own(places))
             finally:
                 self.rows = self.targets = None
-            return mean * (self.size * count / total)
+            return mean * (self.size * count / target_count(targets))
 
         return forward
 

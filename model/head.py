@@ -41,7 +41,7 @@ class Head(nn.Linear):
     def forward(self, hidden: Tensor, targets: Tensor | None = None) -> Tensor:
         """Hidden (B, T, C) to logits (B, T, V), or with targets (B, T) to their mean loss.
 
-        The logits are those before `steps`.
+        That is 0 if no target counts. The logits are those before `steps`.
         """
         if targets is None:
             return self.logits(hidden)
@@ -54,7 +54,7 @@ class Head(nn.Linear):
         summed: Tensor = _SummedLoss.apply(
             hidden, weight, bias, targets, self.steps, self.vocabulary
         )
-        return summed / (targets != IGNORED).sum()
+        return summed / target_count(targets)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden (..., C) to logits (..., V)."""
@@ -120,12 +120,22 @@ def is_unaligned(hidden: Tensor, outputs: int) -> bool:
 
 
 def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """The loss of logits (N, V) and targets (N), in float32.
+    """The loss of logits (N, V) and targets (N), in float32; 0 if no target counts.
 
     torch's cross_entropy computes its logarithms in 16 bits under autocast on CUDA.
     """
     logarithms = F.log_softmax(logits, dim=-1, dtype=torch.float32)
-    return F.nll_loss(logarithms, targets, ignore_index=IGNORED)
+    summed = F.nll_loss(logarithms, targets, ignore_index=IGNORED, reduction="sum")
+    return summed / target_count(targets)
+
+
+def target_count(targets: Tensor) -> Tensor:
+    """How many targets count, by which their summed loss is divided; 1 if none does.
+
+    A micro-batch may have padding alone. Its loss is then 0 and has gradients of 0, where a mean
+    would be 0/0, which no weight makes finite again.
+    """
+    return (targets != IGNORED).sum().clamp(min=1)
 
 
 @torch.no_grad()
@@ -144,8 +154,7 @@ def summed_loss(
     for batch, _ in batches:
         count = (batch[1] != IGNORED).sum().to(total.dtype)
         mean = model(*batch).to(total.dtype)
-        # A batch that has only padding rows has a mean of 0/0.
-        total += torch.stack((torch.where(count > 0, mean * count, 0.0), count))
+        total += torch.stack((mean * count, count))
     return total
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from config.schema import ConfigError, equal_chunks
+from config.schema import equal_chunks
+from data.split import Split
 from model.family import LanguageModel
 from planning.estimate import MemoryEstimate
 from planning.fake_trace import Shape
@@ -31,11 +32,17 @@ class Limits:
     """Whether processes can share sequences."""
     tensor: bool
     """Whether processes can share matrices."""
+    padding: bool = False
+    """Whether rows of padding may fill up a step."""
+
+    def split(self, shape: Shape) -> Split:
+        """How a step's sequences are divided."""
+        return Split.of(self.sequences, self.micro_batch_size, shape.parts)
 
     def allow(self, shape: Shape, model: LanguageModel) -> bool:
         """Whether a run can have this shape."""
         return (
-            self.sequences % (shape.parts * (self.micro_batch_size or 1)) == 0
+            (self.padding or not self.split(shape).padding)
             and (self.context or shape.context == 1)
             and (self.tensor or shape.tensor == 1)
             and not any(heads % shape.sharing_heads for heads in model.config.head_counts)
@@ -71,15 +78,16 @@ def smallest_that_fits(
     limits: Limits,
     memory: float,
     staging_bytes: int,
-) -> tuple[list[Fit], int]:
+) -> tuple[list[Fit], Split]:
     """The meshes in which as few processes as possible share the work of a sequence.
 
     Those that fit come first: by the processes of a copy, then by the bytes that a process sends in
     a step. All that were tried before follow. Each has the largest micro-batch that fits and
-    divides its batch; the first one's is returned. Raises ConfigError if no mesh is possible.
+    divides its batch; the first one's split is returned. Only if no mesh divides the global batch,
+    a step is filled up with padding.
     """
-    fitting: list[tuple[Fit, int]] = []
-    others: list[tuple[Fit, int]] = []
+    fitting: list[tuple[Fit, Split]] = []
+    others: list[tuple[Fit, Split]] = []
     for shapes in meshes(shape, shape.processes // machines):
         too_large: set[int] = set()
         for one in shapes:
@@ -88,21 +96,19 @@ def smallest_that_fits(
             strategy = mesh_strategy(one, machines)
             estimate = MemoryEstimate(model.config, one)
             candidate = Candidate(strategy, model.config, estimate, staging_bytes)
-            sequences = limits.sequences // one.parts
-            most = limits.micro_batch_size or candidate.largest(memory) or 1
-            micro = largest_divisor(sequences, most)
-            fit = candidate.fit(memory, micro, sequences // micro)
-            (fitting if fit.fits else others).append((fit, micro))
+            split = limits.split(one)
+            if limits.micro_batch_size is None:
+                micro = largest_divisor(split.micro_batch, candidate.largest(memory) or 1)
+                split = Split.of(limits.sequences, micro, one.parts)
+            fit = candidate.fit(memory, split.micro_batch, split.accumulation)
+            (fitting if fit.fits else others).append((fit, split))
             if not fit.fits:
                 too_large.add(one.tensor)
         if fitting:
             break
     if not fitting and not others:
-        raise ConfigError(
-            f"--count {shape.processes}: no mesh of so many processes divides "
-            f"train.global_batch_size={limits.sequences}. Use a multiple of {shape.processes}, or "
-            "fewer GPUs."
-        )
+        limits = replace(limits, padding=True)
+        return smallest_that_fits(model, shape, machines, limits, memory, staging_bytes)
     rows = [*sorted(fitting, key=lambda row: _order(row[0])), *others]
     return [fit for fit, _ in rows], rows[0][1]
 

@@ -101,8 +101,7 @@ class Proof:
 
     def fewer_sequences(self, whole: Outcome) -> tuple[dict[str, Any], str]:
         """Keys for a smaller global batch, if one process takes too long, and what to say of it."""
-        facts, batch = whole.facts, self.config.train.global_batch_size
-        parts = batch // (facts["micro_batch"] * facts["accumulation"])
+        parts, batch = whole.facts["parts"], self.config.train.global_batch_size
         few = 2 * parts
         if costs.seconds_a_step(whole) * parts * FEW <= LONG_SECONDS or few >= batch:
             return {}, ""
@@ -119,7 +118,7 @@ class Proof:
         changes = {**changes, "train.micro_batch_size": other}
         found = self.launch.run(Task("split", "split", FEW, changes, in_float32=True))
         if found.code == EXIT_DONE:
-            words = f"micro-batches of {other}, not {size}{now}"
+            words = f"micro-batches of {found.facts['micro_batch']}, not {size}{now}"
             yield from shapes.same_steps(name, here, found, words)
         else:
             yield failed(f"loss, {name}", found)

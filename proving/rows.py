@@ -10,8 +10,11 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from model.head import IGNORED
 from training.distributed.accelerator import data_parallel_size
 
+PADDING = -1
+"""In place of the digest of a row that only pads a batch: each process has as many."""
 SHOWN = 4
 """Rows that are kept to be shown and checked."""
 
@@ -46,18 +49,23 @@ class Rows:
     def of_all(self, accelerator: Accelerator) -> dict[int, list[str]]:
         """By step, the sorted digests of the rows of all processes. Every process must call this.
 
-        Processes that share sequences or matrices have the same rows, which count once.
+        Padding, whose targets do not count, is left out. Processes that share sequences or matrices
+        have the same rows, which count once.
         """
         shared = accelerator.num_processes // data_parallel_size(accelerator)
         found = {}
         for step, mine in self._by_step.items():
             gathered: Tensor = accelerator.gather(torch.tensor(mine, device=accelerator.device))
-            found[step] = sorted(f"{one:016x}" for one in gathered.tolist())[::shared]
+            rows = [one for one in gathered.tolist() if one != PADDING]
+            found[step] = sorted(f"{one:016x}" for one in rows)[::shared]
         return found
 
     def _record(self, inputs: Tensor, targets: Tensor) -> None:
         inputs, targets = inputs.cpu(), targets.cpu()
         for row, aim in zip(inputs, targets, strict=True):
+            if not (aim != IGNORED).any():
+                self._present.append(PADDING)
+                continue
             both = torch.cat([row, aim]).numpy().tobytes()
             digest = hashlib.blake2b(both, digest_size=7).digest()  # fits a signed 64-bit number
             self._present.append(int.from_bytes(digest))

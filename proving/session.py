@@ -43,7 +43,7 @@ from store.errors import HubUnreachable
 from store.store import Transfer, Upload
 from tracing.page import Result
 from tracing.session import NEVER, track_kinds
-from training.distributed.accelerator import micro_batch_shape, unwrapped
+from training.distributed.accelerator import split_of, unwrapped
 from training.distributed.environment import is_main_process, restarted_by_launcher
 from training.reporting.machine import computed_on
 from training.run.run_dir import RunLock
@@ -194,9 +194,10 @@ class ProvenSession(Session):
             self._describe_run()
         if self.task.counts_memory:
             return self._end_of_count()
-        shape = micro_batch_shape(self.accelerator, self.config)
-        self._facts["micro_batch"] = shape[0]
-        self._facts["accumulation"] = self.accelerator.gradient_accumulation_steps
+        split = split_of(self.accelerator, self.config.train)
+        self._facts["micro_batch"] = split.micro_batch
+        self._facts["accumulation"] = split.accumulation
+        self._facts["parts"] = split.parts
         self._facts["machine"] = computed_on(self.accelerator, self.config.run)
         self._facts["precision"] = self.accelerator.mixed_precision
         code = super().end()

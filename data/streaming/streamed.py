@@ -85,9 +85,9 @@ class StreamedText:
         """Whether the blocks say by positions where documents begin."""
         return self.sources[0].definition.masks
 
-    def sequences(self, block_size: int) -> StreamedBlocks:
-        """What a loader reads: blocks of so many tokens."""
-        return StreamedBlocks(self, block_size)
+    def sequences(self, block_size: int, ignored: int) -> StreamedBlocks:
+        """What a loader reads: blocks of so many tokens. `ignored` is the target of padding."""
+        return StreamedBlocks(self, block_size, ignored)
 
     def order(self, block_size: int, global_batch_size: int) -> StreamOrder:
         """The order of the blocks, from where the run begins."""
@@ -142,8 +142,8 @@ class StreamedBlocks(Dataset):
     """Blocks, each a list of parts of files in the cache. A process that has none of them open
     opens them by name, so workers of any kind can read them."""
 
-    def __init__(self, text: StreamedText, block_size: int) -> None:
-        self.block_size = block_size
+    def __init__(self, text: StreamedText, block_size: int, ignored: int) -> None:
+        self.block_size, self._ignored = block_size, ignored
         self._text: StreamedText | None = text
         self._cache = text.sources[0].cache
         self._dtype = text.sources[0].definition.tokenizer.dtype
@@ -161,8 +161,11 @@ class StreamedBlocks(Dataset):
         return self._text.order(self.block_size, global_batch_size)
 
     def __getitems__(self, blocks: list[Block]) -> tuple[tuple[Tensor, ...], float]:
-        """Inputs, targets and of masked text positions, each int64 (B, T); their share, 1."""
-        tokens = np.empty((len(blocks), self.block_size + 1), dtype=self._dtype)
+        """Inputs, targets and of masked text positions, each int64 (B, T), and their share.
+
+        That is the share of the rows that are no padding.
+        """
+        tokens = np.zeros((len(blocks), self.block_size + 1), dtype=self._dtype)
         files = self._read(part for parts in blocks for part in parts)
         for row, parts in zip(tokens, blocks, strict=True):
             place = 0
@@ -173,13 +176,15 @@ class StreamedBlocks(Dataset):
         # One storage, which a worker sends at once.
         batch = np.empty((2 + self._masks, len(blocks), self.block_size), dtype=np.int64)
         batch[0], batch[1] = tokens[:, :-1], tokens[:, 1:]
+        padding = [not parts for parts in blocks]
+        batch[1, padding] = self._ignored
         if self._masks:
             batch[2] = [self._positions(block) for block in blocks]
-        return tuple(torch.from_numpy(batch)), 1.0
+        return tuple(torch.from_numpy(batch)), 1 - sum(padding) / len(blocks)
 
     def _positions(self, block: Block) -> NDArray[np.int64]:
         """The positions of a block (T,): a file begins with a document."""
-        firsts, place = [], 0
+        firsts, place = [NO_NUMBERS], 0
         for name, first, count in block:
             firsts += [np.array([place] if place else [], dtype=np.int64)]
             firsts += [ends_within(self._opened(name).ends, first, count) + place]

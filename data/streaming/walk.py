@@ -26,7 +26,8 @@ from data.streaming.windows import StreamSource
 Span = tuple[str, int, int]
 """Tokens in the cache: file name, first token, count."""
 Block = tuple[Span, ...]
-"""An item of the loader: the spans with the tokens of a block and the one after it."""
+"""An item of the loader: the spans with the tokens of a block and the one after it. Without any it
+pads a batch: a row whose targets do not count."""
 WindowId = tuple[int, int]
 """Epoch, and window in the epoch."""
 
@@ -161,6 +162,8 @@ class StreamOrder:
 
     The loader asks for blocks some steps ahead, so the cursors of these steps are remembered.
     """
+
+    nothing: Block = ()
 
     def __init__(
         self, walks: Sequence[Walk], mix: Mix, block_size: int, global_batch_size: int

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,10 @@ import plan as plan_script
 from config.checks import CHOICES, RANGES, value_of
 from config.compose import all_keys, load_config
 from config.hints import ALIASES, EXPANDED, OTHER_VALUES, SWEEP_HINT, unknown_key, unknown_option
-from config.schema import Config, ConfigError, accumulation_steps
+from config.schema import ConfigError
+from data.split import Split
 from snapshot.config_values import as_argument
-from training.reporting.summary import twice_as_long
+from training.reporting.summary import padding_in_words, twice_as_long
 from training.step import learning_rate_at
 
 STREAMED = ["data.streaming=true", "data.source=me/texts", "data.tokenizer=gpt2"]
@@ -137,20 +137,17 @@ def test_each_choice_that_is_listed_is_accepted(key):
         assert str(value).lower() == choice  # false and true are choices, too
 
 
-def test_the_batches_that_are_named_can_be_divided():
-    train = replace(Config().train, global_batch_size=12, micro_batch_size=5)
-    with pytest.raises(ConfigError) as caught:
-        accumulation_steps(train, 1)
-    sizes, micros = re.findall(r"(?:is |size=)(\d+) or (\d+)", str(caught.value))
-    for size in map(int, sizes):
-        accumulation_steps(replace(train, global_batch_size=size), 1)
-    for micro in map(int, micros):
-        accumulation_steps(replace(train, micro_batch_size=micro), 1)
-    train = replace(Config().train, global_batch_size=7)
-    with pytest.raises(ConfigError) as caught:
-        accumulation_steps(train, 2)
-    for size in map(int, re.findall(r"\d+", str(caught.value).partition("nearest")[2])):
-        accumulation_steps(replace(train, global_batch_size=size), 2)
+@pytest.mark.parametrize(("size", "micro", "parts"), [(12, None, 5), (3, None, 4), (14, 4, 2)])
+def test_the_batches_that_are_named_need_no_padding(size, micro, parts):
+    split = Split.of(size, micro, parts)
+    assert split.padding
+    said = padding_in_words(split, micro).partition("none with")[2]
+    sizes, _, micros = said.partition("micro")
+    assert re.findall(r"\d+", sizes)
+    for named in map(int, re.findall(r"\d+", sizes)):
+        assert not Split.of(named, micro, parts).padding
+    for named in map(int, re.findall(r"\d+", micros)):
+        assert not Split.of(size, named, parts).padding
 
 
 def test_the_least_time_is_in_the_unit_of_its_key():
@@ -254,7 +251,8 @@ def test_the_command_of_a_plan_starts_what_was_planned(case, capsys):
     assert started.training_script == "train.py"
     config = load_config(started.training_script_args)
     assert config.data.source == load_config(planned.overrides).data.source
-    assert accumulation_steps(config.train, planned.processes) >= 1
+    train = config.train
+    assert not Split.of(train.global_batch_size, train.micro_batch_size, planned.processes).padding
 
 
 def launched(said: str):

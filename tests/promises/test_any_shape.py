@@ -54,6 +54,32 @@ SHAPES = [
         2,
         "2 sequences x 2 groups of 2 processes x 2 accumulated",
     ),
+    # Shares of 8 sequences that differ by one, filled up with padding; also fewer than processes.
+    ("ddp_cpu.yaml", 3, {}, 4, "3 sequences x 3 processes x 1 accumulated, 1 of them padding;"),
+    ("ddp_cpu.yaml", 9, {}, 1, "1 sequences x 9 processes x 1 accumulated, 1 of them padding;"),
+    ("fsdp_cpu.yaml", 3, {}, 2, "1 sequences x 3 processes x 3 accumulated, 1 of them padding;"),
+    ("fsdp_cpu.yaml", 5, {}, 1, "1 sequences x 5 processes x 2 accumulated, 2 of them padding;"),
+    (
+        "fsdp_hybrid.yaml",
+        6,
+        {"parallelism_config_dp_shard_size": 3},
+        1,
+        "1 sequences x 6 processes x 2 accumulated, 4 of them padding;",
+    ),
+    (
+        "cp_cpu.yaml",
+        6,
+        {"parallelism_config_dp_shard_size": 3},
+        3,
+        "3 sequences x 3 groups of 2 processes x 1 accumulated, 1 of them padding;",
+    ),
+    (
+        "fsdp_tp_cpu.yaml",
+        6,
+        {"parallelism_config_dp_shard_size": 3},
+        3,
+        "3 sequences x 3 groups of 2 processes x 1 accumulated, 1 of them padding;",
+    ),
     # What `accelerate config` writes for the same, by a user's own answers.
     (
         "fsdp_cpu.yaml",
@@ -72,6 +98,8 @@ SHAPES = [
 
 # The others show the same, a piece each.
 SLOW = ["fsdp.yaml-2-0", "fsdp_multinode.yaml-2-0"]
+SLOW += ["ddp_cpu.yaml-4-0", "ddp_cpu.yaml-1-0", "fsdp_cpu.yaml-2-0", "fsdp_cpu.yaml-1-0"]
+SLOW += ["fsdp_hybrid.yaml-1-1", "cp_cpu.yaml-3-1", "fsdp_tp_cpu.yaml-3-1"]
 THOROUGH = ["fsdp_hybrid.yaml-2-1", "fsdp_offload.yaml-4-0"]
 THOROUGH += ["fsdp_cpu.yaml-4-4", "fsdp_cpu.yaml-4-0", "cp_cpu.yaml-2-1"]
 NAMES = [f"{config}-{micro}-{len(changes)}" for config, _, changes, micro, _ in SHAPES]
@@ -127,15 +155,16 @@ def test_a_mixture_is_balanced_alike_recomputed_and_compiled(small, tmp_path):
     last, held_out = runs.metrics(one)[-1], runs.metrics(one, "eval")[-1]
     assert held_out["loss"] < last["loss"] - 0.9 * 0.5 * last["load_balancing_loss"]
     compiled = {"dynamo_backend": "AOT_EAGER", "dynamo_use_regional_compilation": True}
-    for config, changes, more in (
-        ("fsdp_cpu.yaml", compiled, ["model.activation_checkpointing=true"]),
-        ("cp_cpu.yaml", {}, ["model.activation_checkpointing=selective"]),
+    for config, processes, changes, more in (
+        ("fsdp_cpu.yaml", 2, compiled, ["model.activation_checkpointing=true"]),
+        ("cp_cpu.yaml", 2, {}, ["model.activation_checkpointing=selective"]),
+        ("ddp_cpu.yaml", 3, {}, ["train.micro_batch_size=1"]),  # with padding
     ):
         several = tmp_path / config
-        file = runs.rehearsal(config, tmp_path, 2, **changes)
+        file = runs.rehearsal(config, tmp_path, processes, **changes)
         result = runs.launch(file, *words, *more, f"run.dir={several}")
         assert result.returncode == 0, result.stderr
-        assert "2 processes," in result.stdout
+        assert f"{processes} processes," in result.stdout
         assert ("compiled by block" in result.stdout) == bool(changes)
         for name in ("loss", "grad_norm", "load_balancing_loss"):
             found = [[r[name] for r in runs.metrics(d)] for d in (one, several)]

@@ -114,17 +114,6 @@ def test_a_mistake_in_a_shell_gets_the_same(broken_texts, tmp_path, name):
     assert code_of(mistake, broken_texts, tmp_path / "run", forked=False) == 2
 
 
-@pytest.mark.thorough
-def test_a_batch_that_does_not_divide_names_the_nearest(small, tmp_path):
-    result = runs.launch(
-        "ddp_cpu.yaml", *small, f"run.dir={tmp_path / 'run'}", "train.global_batch_size=7"
-    )
-    assert result.returncode != 0
-    sentence = "train.global_batch_size=7 cannot be shared equally by 2 processes"
-    assert result.stderr.count(sentence) == 1
-    assert "6 or 8" in result.stderr
-
-
 def test_two_processes_cannot_train_in_one_directory(tmp_path, monkeypatch):
     """With less time for the other one to end."""
     monkeypatch.setattr("training.run.run_dir.NOTICE_SECONDS", 0.1)

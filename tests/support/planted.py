@@ -126,8 +126,8 @@ FAULTS = [
     Fault(
         "data that begins anew after a resume",
         LOOP,
-        "global_micro_batch_size, session.next_step)",
-        "global_micro_batch_size, 1)",
+        "StepBatches(order, split, session.next_step)",
+        "StepBatches(order, split, 1)",
         SAME,
     ),
     Fault(

@@ -35,9 +35,10 @@ from config.schema import (
     Config,
     ConfigError,
     RunConfig,
-    accumulation_steps,
+    TrainConfig,
     refuse_uneven_chunks,
 )
+from data.split import Split
 from model.context import Context
 from model.family import LanguageModel
 from model.fp8 import Fp8Error
@@ -296,20 +297,24 @@ def choose_residual_dtype(model: LanguageModel, residual_dtype: str) -> None:
 
 def micro_batch_shape(accelerator: Accelerator, config: Config) -> tuple[int, int]:
     """The shape (B, T) of the micro-batch of one process."""
-    parts = accelerator.gradient_accumulation_steps * data_parallel_size(accelerator)
-    return config.train.global_batch_size // parts, config.data.block_size
+    return split_of(accelerator, config.train).micro_batch, config.data.block_size
+
+
+def split_of(accelerator: accelerate.Accelerator, train: TrainConfig) -> Split:
+    """How the sequences of a step are divided among processes and micro-batches."""
+    parts = data_parallel_size(accelerator)
+    return Split.of(train.global_batch_size, train.micro_batch_size, parts)
 
 
 def set_accumulation(accelerator: Accelerator, config: Config) -> None:
     """Derive gradient accumulation from the batch sizes and the data-parallel size.
 
-    Raises ConfigError where the launch is broken, the global batch or a sequence cannot be divided,
-    or gradients cannot be reduced as `config.run` says.
+    Raises ConfigError where the launch is broken, a sequence cannot be divided, or gradients cannot
+    be reduced as `config.run` says.
     """
     refuse_broken_launch(accelerator)
     refuse_uneven_chunks(config, context_size(accelerator))
-    steps = accumulation_steps(config.train, data_parallel_size(accelerator))
-    accelerator.gradient_accumulation_steps = steps
+    accelerator.gradient_accumulation_steps = split_of(accelerator, config.train).accumulation
     if refusal := _why_not_reduced(accelerator, config.run):
         raise ConfigError(refusal)
 

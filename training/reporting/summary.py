@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import shlex
 import statistics
@@ -14,6 +15,7 @@ from config.schema import Config, OptimConfig
 from config.stored import as_plain
 from data.corpus import Corpus
 from data.documents import Documents
+from data.split import Split
 from data.token_file import TokenStream
 from model.attention import KERNELS
 from model.cpu.layers import KERNEL, PRODUCTS
@@ -23,10 +25,7 @@ from model.nf4 import full_parameters
 from snapshot.config_values import changed_values
 from snapshot.disk.state import RunState
 from snapshot.start import Start
-from training.distributed.accelerator import (
-    data_parallel_size,
-    why_not_compiled,
-)
+from training.distributed.accelerator import split_of, why_not_compiled
 from training.distributed.environment import shutdown_timeout
 from training.reporting.console import Console
 from training.reporting.machine import computed_on, counted, machine_hints, machine_line
@@ -60,13 +59,12 @@ def print_header(
     """
     info, train = corpus.info, config.train
     batch = train.global_batch_size
-    accumulation = accelerator.gradient_accumulation_steps
-    parts = data_parallel_size(accelerator)
-    shared = accelerator.num_processes // parts
-    micro = batch // (parts * accumulation)
-    who = counted(parts, "process")
+    split = split_of(accelerator, train)
+    shared = accelerator.num_processes // split.parts
+    who = counted(split.parts, "process")
     if shared > 1:  # which have the same sequences
-        who = f"{counted(parts, 'group')} of {shared} processes"
+        who = f"{counted(split.parts, 'group')} of {shared} processes"
+    padding = f", {split.padding} of them padding" if split.padding else ""
     block = config.data.block_size
     steps = f"{train.max_steps:,} steps"
     if isinstance(corpus.train, TokenStream):
@@ -84,8 +82,8 @@ def print_header(
         console.say(f"kernels   attention by {kernel}")
     console.say(f"cost      {console.speed.as_words()}")
     console.say(
-        f"step      {batch * block:,} tokens: {micro} sequences x "
-        f"{who} x {accumulation} accumulated; {steps}"
+        f"step      {batch * block:,} tokens: {split.micro_batch} sequences x "
+        f"{who} x {split.accumulation} accumulated{padding}; {steps}"
     )
     _print_evaluation(console, config, corpus)
     console.say(f"run       {config.run.dir}, from {start.reason}")
@@ -97,6 +95,8 @@ def print_header(
         _print_changes(console, start.state, config, computed_on(accelerator, config.run))
     elif high := rate_too_high(config, parameter_count(model)):
         console.say(f"hint      {high}")
+    if split.padding:
+        console.say(f"hint      {padding_in_words(split, train.micro_batch_size)}")
     if short := never_falls(config):
         console.say(f"hint      {short}")
     for hint in machine_hints(accelerator, config.run):
@@ -111,6 +111,29 @@ def print_header(
             f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={config.run.grace_seconds + 5:.0f} in its environment."
         )
     console.say()
+
+
+def padding_in_words(split: Split, micro_batch_size: int | None) -> str:
+    """What the padding of a step costs, and the nearest batch sizes that need none."""
+    parts, share = split.parts, split.sequences // split.parts
+
+    def divides(of_each: int) -> bool:
+        return not Split.of(of_each * parts, micro_batch_size, parts).padding
+
+    near = [*itertools.islice(filter(divides, range(share, 0, -1)), 1)]
+    near += itertools.islice(filter(divides, itertools.count(share + 1)), 1)
+    named = f"train.global_batch_size={' or '.join(str(one * parts) for one in near)}"
+    if split.sequences % parts == 0:
+        dividing = [one for one in range(1, share + 1) if share % one == 0]
+        below = [one for one in dividing if one < split.micro_batch]
+        above = [one for one in dividing if one > split.micro_batch]
+        sizes = " or ".join(str(one) for one in [*below[-1:], *above[:1]])
+        named += f", or with train.micro_batch_size={sizes}"
+    return (
+        f"{split.sequences} sequences are not shared equally: {split.padding} of {split.rows} rows "
+        f"of a step are padding, {100 * split.padding / split.rows:.1f}% of its work. There is "
+        f"none with {named}."
+    )
 
 
 def attention_in_words(name: str | None, device: str) -> str | None:

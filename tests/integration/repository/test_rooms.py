@@ -54,6 +54,7 @@ ARROWS = {
         "config",
         "training/exits",
         "data/errors",
+        "data/split",
         "snapshot/errors",
         "store/errors",
     },
@@ -85,7 +86,7 @@ ARROWS = {
         "training/distributed",
         "training/reporting",
     },
-    "planning": {"model", "optim", "config", "snapshot", "training"},
+    "planning": {"model", "optim", "config", "snapshot", "training", "data/split"},
     "tracing": {"model", "data", "config", "planning", "training"},
     "proving": {
         "model",

@@ -271,10 +271,10 @@ def test_a_process_that_a_library_aborts_leaves_a_code_and_a_cause(words, tmp_pa
 @pytest.mark.thorough
 def test_what_a_restart_cannot_mend_is_not_started_again(words, tmp_path):
     (tmp_path / "run").mkdir()
-    words = [*words, "train.global_batch_size=7"]
+    words = [*words, "run.tf32=true"]
     result = runs.launch("ddp_cpu.yaml", *words, options=("--max_restarts=5",))
     assert result.returncode == 1
-    assert result.stderr.count("error: train.global_batch_size=7 cannot be shared") == 1
+    assert result.stderr.count("error: run.tf32=true needs an NVIDIA GPU") == 1
     assert exit_code(tmp_path / "run") == 2
 
 

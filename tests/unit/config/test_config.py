@@ -23,8 +23,6 @@ from config.schema import (
     TEXT_KEYS,
     Config,
     ConfigError,
-    TrainConfig,
-    accumulation_steps,
     gpt_config,
 )
 from config.stored import as_plain, as_yaml
@@ -295,33 +293,6 @@ def test_every_key_has_a_meaning():
     rows = key_rows()
     assert [key for key, _, _ in rows] == list(all_keys())
     assert all(meaning.endswith(".") for _, _, meaning in rows)
-
-
-@pytest.mark.parametrize(
-    ("size", "micro", "processes", "steps"),
-    [(12, None, 1, 1), (12, None, 4, 1), (12, 3, 2, 2), (12, 1, 12, 1), (480, 12, 4, 10)],
-)
-def test_accumulation_is_what_is_left_of_the_global_batch(size, micro, processes, steps):
-    train = TrainConfig(global_batch_size=size, micro_batch_size=micro)
-    assert accumulation_steps(train, processes) == steps
-
-
-@pytest.mark.parametrize(
-    ("size", "micro", "processes", "parts"),
-    [
-        (12, None, 5, ["10 or 15", "5 processes"]),
-        (3, None, 4, ["The nearest is 4."]),
-        (12, 5, 1, ["10 or 15", "train.micro_batch_size=4 or 6"]),
-        (12, 4, 2, ["8 or 16", "train.micro_batch_size=3 or 6"]),
-        (7, 2, 2, ["4 or 8"]),
-    ],
-)
-def test_a_batch_that_does_not_divide_names_the_nearest_sizes(size, micro, processes, parts):
-    train = TrainConfig(global_batch_size=size, micro_batch_size=micro)
-    with pytest.raises(ConfigError) as caught:
-        accumulation_steps(train, processes)
-    for part in parts:
-        assert part in str(caught.value)
 
 
 def test_every_whole_number_has_an_upper_bound():

@@ -29,6 +29,7 @@ from data.loader import (
     window_loader,
 )
 from data.order import BlockOrder
+from data.split import Split
 from data.token_file import TokenStream
 from training.run.signals import TAKEN
 
@@ -204,7 +205,7 @@ def test_an_evaluation_spreads_its_blocks_evenly():
 def loader_of(kind, workers=0):
     windows = Windows(counting_stream(200), 8, IGNORED)
     if kind == "training":
-        batches = StepBatches(BlockOrder(200, 8, seed=1), 4, 2, first_step=3)
+        batches = StepBatches(BlockOrder(200, 8, seed=1), Split(4, 1, 2), first_step=3)
     else:
         batches = HeldOutBatches(windows, None, 2)
     return window_loader(windows, batches, workers)

@@ -15,6 +15,7 @@ from data.columns import MASKED, PACKED
 from data.corpus import prepare_corpus
 from data.errors import DataError
 from data.loader import HeldOutBatches, StepBatches, window_loader, windows_of
+from data.split import Split
 from data.token_file import TokenStream
 from model.head import IGNORED
 
@@ -65,7 +66,7 @@ def test_a_prepared_text_has_the_same_windows_with_positions(tmp_path, workers):
             documents=documents,
         )
         windows = windows_of(corpus.train, BLOCK, IGNORED, pack=True)
-        batches = StepBatches(windows.order(1, BATCH), BATCH, BATCH, first_step=1)
+        batches = StepBatches(windows.order(1, BATCH), Split(BATCH), first_step=1)
         held_out = windows_of(corpus.held_out, BLOCK, IGNORED, pack=True)
         loaders = (
             window_loader(windows, batches, workers),
@@ -94,7 +95,7 @@ def test_blocks_of_a_stream_say_where_rows_begin(tmp_path, workers):
     end, found = corpora[0].tokenizer.end_of_text, []
     for corpus in corpora:
         windows = windows_of(corpus.train, BLOCK, IGNORED, pack=True)
-        batches = StepBatches(windows.order(0, BATCH), BATCH, BATCH, first_step=1)
+        batches = StepBatches(windows.order(0, BATCH), Split(BATCH), first_step=1)
         loader = iter(window_loader(windows, batches, workers))
         found.append([next(loader)[0] for _ in range(60)])  # across windows and epochs
     for packed, masked in zip(*found, strict=True):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from data.loader import StepBatches
 from data.order import ROUNDS, BlockOrder, permuted
+from data.split import Split
 
 SIZES = [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 63, 64, 65, 255, 256, 257, 1000, 4096, 4097, 10007]
 
@@ -129,7 +130,7 @@ def test_starting_late_costs_what_starting_at_once_costs():
 
     def seconds(first_step, steps=100):
         began = time.perf_counter()
-        batches = iter(StepBatches(order, batch, batch, first_step))
+        batches = iter(StepBatches(order, Split(batch), first_step))
         for _ in range(steps):
             next(batches)
         return time.perf_counter() - began
@@ -152,7 +153,7 @@ def test_a_step_takes_the_same_sequences_however_it_is_split(processes, micro_ba
     shards = [
         iter(
             BatchSamplerShard(
-                StepBatches(order, global_batch, batch, first_step),
+                StepBatches(order, Split(global_batch, processes, micro_batches), first_step),
                 num_processes=processes,
                 process_index=rank,
                 split_batches=True,

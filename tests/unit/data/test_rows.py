@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import families
 from data.documents import DocumentRows, Documents, best_fit
 from data.loader import HeldOutBatches, StepBatches, window_loader
+from data.split import Split
 from data.token_file import TokenStream
 from model.causal_lm import PACKING
 from model.families import build_model
@@ -116,7 +117,7 @@ def test_an_evaluation_takes_each_row_once():
 def test_every_target_of_a_step_weighs_the_same(pack, parts):
     """However the batch is divided: the loss is the number of the target itself."""
     rows = DocumentRows(conversations(CONVERSATIONS * 9), 12, IGNORED, pack)
-    batches = StepBatches(rows.order(1, 8), 8, 8, first_step=5)
+    batches = StepBatches(rows.order(1, 8), Split(8), first_step=5)
     items = next(iter(batches))
     (_, targets, *_), share = rows.__getitems__(items)
     assert share == pytest.approx(1.0)

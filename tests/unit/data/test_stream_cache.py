@@ -26,6 +26,7 @@ from data.reading.groups import DataFile, Group, GroupText, Listing
 from data.reading.listing import list_source
 from data.reading.rows import read_group
 from data.shared_files import acquire, file_lock
+from data.split import Split
 from data.streaming.cache import EncodedRows, TokenCache
 from data.streaming.streamed import fixed_tokenizer
 from data.tokenizer import OF_BYTES
@@ -58,7 +59,7 @@ def bytes_in(folder: Path) -> int:
 def steps_of(corpus, first: int = 1, block_size: int = 16):
     """The steps of a run, endlessly."""
     windows = windows_of(corpus.train, block_size, -100, False)
-    batches = window_loader(windows, StepBatches(windows.order(0, BATCH), BATCH, BATCH, first))
+    batches = window_loader(windows, StepBatches(windows.order(0, BATCH), Split(BATCH), first))
     for step, (batch, _) in enumerate(batches, start=first):
         corpus.train.finish(step)
         yield batch

@@ -16,6 +16,7 @@ from data.errors import DataError
 from data.loader import StepBatches, window_loader, windows_of
 from data.order import GROUPS, WHOLE, Mix, random_words, shares_of
 from data.reading.groups import DataFile, Group, Listing
+from data.split import Split
 from data.streaming.windows import epoch_windows, held_out_rows
 
 BLOCK, BATCH = 16, 4
@@ -39,7 +40,7 @@ def steps_of(corpus, first=1, count=1, workers=0):
     """The batches of steps, each with what a snapshot after it stores."""
     windows = windows_of(corpus.train, BLOCK, -100, False)
     order = windows.order(0, BATCH)
-    batches = iter(window_loader(windows, StepBatches(order, BATCH, BATCH, first), workers))
+    batches = iter(window_loader(windows, StepBatches(order, Split(BATCH), first), workers))
     return [(next(batches)[0], corpus.train.finish(step)) for step in range(first, first + count)]
 
 
@@ -127,7 +128,9 @@ def test_processes_and_micro_batches_change_no_step(sources, tmp_path, processes
     def items(rank: int, parts: int, size: int):
         corpus = streams.corpus(tmp_path, *sources, weights=WEIGHTS, turn=(rank, parts))
         order = windows_of(corpus.train, BLOCK, -100, False).order(0, BATCH)
-        shard = BatchSamplerShard(StepBatches(order, BATCH, size, 1), parts, rank, True)
+        shard = BatchSamplerShard(
+            StepBatches(order, Split(BATCH, parts, BATCH // size), 1), parts, rank, True
+        )
         return iter(shard)
 
     whole = items(0, 1, BATCH)

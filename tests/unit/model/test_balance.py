@@ -105,6 +105,10 @@ def test_padding_and_evaluations_do_not_count():
     padded = torch.cat((ids, ids.flip(1)), 1), torch.cat((targets, targets * 0 + IGNORED), 1)
     assert model(*padded).item() == pytest.approx(loss.item(), rel=1e-6)
     assert part_of(model) == pytest.approx(metric, rel=1e-6)
+    nothing = model(ids, torch.full_like(targets, IGNORED))  # as of a process without a sequence
+    assert nothing.item() == 0
+    assert all(one.eq(0).all() for one in gradients(model, nothing).values())
+    assert model.loss_parts.pop(NAME).eq(0).all()
     held_out = model.eval()(ids, targets)
     assert held_out.item() == pytest.approx(loss.item() - 0.5 * metric, rel=1e-5)
     assert held_out.item() == built(output_router_logits=False).eval()(ids, targets).item()

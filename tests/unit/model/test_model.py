@@ -109,6 +109,17 @@ def test_logits_and_loss_are_those_of_transformers(n_head, activation, on_cpu):
     torch.testing.assert_close(loss, theirs.loss, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("vocabulary", [V, 8])
+def test_the_loss_of_padding_alone_is_0_and_so_are_its_gradients(vocabulary):
+    """Of all logits at once, or in pieces: a process without a sequence computes both."""
+    model = random_model(vocab_size=vocabulary)
+    ids = random_ids() % vocabulary
+    loss, gradients = loss_and_gradients(model, ids, torch.full_like(ids, IGNORED))
+    assert loss.item() == 0
+    assert gradients.keys() == dict(model.named_parameters()).keys()
+    assert not any(gradient.any() for gradient in gradients.values())
+
+
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_the_loss_in_pieces_is_the_one_of_all_logits(precision, monkeypatch):
     model, ids = random_model(), random_ids()
