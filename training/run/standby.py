@@ -174,7 +174,12 @@ class Standby:
             return WAITS, 0
         record_attempt(self._run_dir, self._attempt_id)
         self.hold = Hold(self._ownership, owner, lambda: self._signals.stop(OTHER_OWNER)).begin()
-        if found is not None:
+        if found is None:
+            self._say(
+                f"standby   owns {self._store.hub.name}: another start waits, and takes over after "
+                f"{duration(owner.silence_seconds)} without a sign of life"
+            )
+        else:
             why = "it was this disk's" if found.attempt_id in self._over else _gone(found)
             self._say(f"standby   takes over from {found.as_words()} at step {found.step:,}: {why}")
         return OWNS, 0

@@ -6,6 +6,7 @@ The repo is that of a loopback Hub; the others are all kinds of stores of files.
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,13 @@ RUN, FIRST, SECOND = "1" * 32, "a" * 32, "b" * 32
 POLICY = Policy(keep=3, min_interval=0.0, squash_every=None, private=True, takeover=False)
 
 
-@pytest.fixture(params=["a repo", *stores.cases(stores.KINDS)])
+KINDS = [
+    pytest.param(kind, marks=() if kind == "a folder" else pytest.mark.slow)
+    for kind in stores.KINDS
+]
+
+
+@pytest.fixture(params=["a repo", *KINDS])
 def url(request, tmp_path, monkeypatch):
     """The URL of a new store, to which this process is led."""
     monkeypatch.setattr("store.files_ownership.SETTLE_SECONDS", 2.0)
@@ -150,6 +157,31 @@ def test_an_owner_s_signs_of_life_and_its_end_are_seen(url, capsys, snapshot_of)
     assert "owner     attempt aaaaaaaa on laptop" in said
     assert "step      20 is the newest there" in said
     assert "state     stopped, to be started again" in said
+
+
+def test_the_status_of_an_attempt_without_a_standby(url, capsys, snapshot_of):
+    store = open_store(url, 5.0)
+    uploads = Uploader(UploadTarget(store, POLICY, RUN, FIRST, owner=attempt(FIRST)))
+    uploads.offer(snapshot_of(10), Card("# card\n"))
+    assert uploads.flush(30), uploads.status()
+    assert main(["status", url]) == 0
+    said = capsys.readouterr().out
+    assert "owner     attempt aaaaaaaa on laptop" in said
+    assert "state     training" in said
+
+
+@pytest.mark.parametrize("words", [["status", "nothing/here/at/all"], ["status"], ["status", "."]])
+def test_a_status_of_nothing_is_a_mistake(words, capsys):
+    with pytest.raises(SystemExit) if len(words) == 1 else nullcontext():
+        assert main(words) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_the_status_of_a_run_s_folder(finished_run, capsys):
+    assert main(["status", str(finished_run)]) == 0
+    said = capsys.readouterr().out
+    assert "step      30 is the newest" in said
+    assert "state     ended: all steps are done (exit code 0)" in said
 
 
 def test_an_owner_that_comes_back_is_fenced(url, snapshot_of):

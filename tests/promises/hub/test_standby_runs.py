@@ -235,6 +235,43 @@ def test_an_owner_that_was_paused_finds_itself_replaced(machines, hub):
     assert len(attempts_in_order(hub)) == 2
 
 
+@pytest.mark.parametrize("key", ["hub.url", "hub.bucket"])
+def test_the_same_in_a_store_of_files(small, hub, tmp_path, key):
+    """A shared folder, and a bucket of the Hub. The one that took over ends well."""
+    place = {"hub.url": f"file://{tmp_path}/shared", "hub.bucket": "me/files"}[key]
+    words = overrides(small, Path("{run_dir}"), f"{key}={place}", "hub.repo_id=null")
+    words = [*words, "train.max_steps=400"]
+    script = "tests/support/slow_steps.py"
+
+    def manifests() -> list[str]:
+        if key == "hub.bucket":
+            paths = [] if hub.bucket(place) is None else [*hub.bucket(place).files]
+        else:
+            found = (tmp_path / "shared").rglob("*")
+            paths = [path.relative_to(tmp_path / "shared").as_posix() for path in found]
+        return [path for path in paths if path.endswith("manifest.json")]
+
+    with ExitStack() as stack:
+        machines = Machines(stack, hub, runs.command("0.15", *words, script=script), tmp_path)
+        owner = machines.start()
+        runs.wait_until(manifests, owner.process)
+        standby = machines.start()
+        standby.wait_for("standby   ")
+        owner.process.send_signal(signal.SIGSTOP)
+        standby.wait_for(TAKES)
+        before = manifests()
+        first = {path.split("/")[1] for path in before}
+        assert len(first) == 1
+        owner.process.send_signal(signal.SIGCONT)
+        assert owner.ends() == 75, owner.said
+        third = machines.start()
+        third.wait_for("standby   ")
+        assert standby.ends() == 0, standby.said
+        assert third.ends() == 0, third.said
+    assert {path for path in manifests() if path.split("/")[1] in first} <= {*before}
+    assert any("step-00000400" in path for path in manifests())
+
+
 def test_signals_end_a_standby_at_once_with_their_codes(machines, hub):
     owner = machines.start()
     hub.wait_for(lambda: hubs.step_of(hub) >= 20)

@@ -90,6 +90,17 @@ def test_a_standby_says_once_who_owns_the_run_and_takes_over_within_the_bound(sc
     assert attempts_in(scene.tmp_path) == {standby.hold.owner.attempt_id}
 
 
+def test_the_first_start_owns_the_run_at_once(scene):
+    scene.store.owner = None
+    standby = scene.make()
+    assert standby.step(10.0) == (OWNS, 0)
+    assert standby.hold.owner.silence_seconds == 120
+    assert scene.said == [
+        "standby   owns me/run: another start waits, and takes over after 2:00 without a sign of "
+        "life"
+    ]
+
+
 def test_a_restart_on_the_same_disk_does_not_wait(scene):
     (scene.tmp_path / "attempts.txt").write_text(f"{OWNER.attempt_id}\n")
     assert scene.make().step(10.0) == (OWNS, 0)
