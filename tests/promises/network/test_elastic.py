@@ -38,7 +38,7 @@ def words_of(small: list[str]) -> list[str]:
     return [
         *small,
         "train.max_steps=2000",
-        "train.global_batch_size=12",
+        "train.global_batch_size=16",  # which three processes fill up
         "train.log_every=1",
         "train.eval_every=1000",
         "snapshot.every=100",
@@ -55,8 +55,10 @@ def test_a_run_whose_machines_come_and_go_has_an_undisturbed_curve(name, small, 
     begin, changes = CHANGES[name]
     words = words_of(small)
     with machines(4, "ddp_elastic.yaml", tmp_path, *words) as run:
+        begun = time.monotonic()
         run.join(*begin)
         run.go_on()
+        print(f"start: {time.monotonic() - begun:.1f} s")
         lost = [changed(run, *change) for change in changes]
         run.stop()
         last = run.newest_step()
