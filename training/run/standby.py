@@ -89,6 +89,7 @@ class Standby:
         self._say, self._clock, self._sleep = say, clock, sleep
         self._run_dir = Path(config.run.dir)
         self._over = attempts_in(self._run_dir)
+        self._local_run = run_id_in(self._run_dir)
         self._ownership = ownership_of(store.hub)
         self._watch = Watch(self._over, config.train.max_steps, clock)
         self._attempt_id = uuid.uuid4().hex
@@ -131,6 +132,8 @@ class Standby:
     def _look(self) -> tuple[str, int]:
         try:
             found = self._ownership.look()
+            if self._has_other_run(found):
+                return OWNS, 0  # which the start refuses
             verdict = self._watch.judge(found)
             if self._trouble is not None:
                 self._say(f"standby   {self._store.hub.name} can be read again")
@@ -150,6 +153,12 @@ class Standby:
         wait = max(self._watch.seconds_between_looks(), self._pause)
         self._next_look = self._clock() + with_jitter(wait, self._chance)
         return WAITS, 0
+
+    def _has_other_run(self, found: Owner | None) -> bool:
+        """Whether this disk has a snapshot of another run than the store."""
+        if found is None or not found.step or self._local_run is None:
+            return False
+        return found.run_id != self._local_run
 
     def _take(self, found: Owner | None) -> tuple[str, int]:
         """Own the run, unless another standby was first."""
@@ -188,10 +197,7 @@ class Standby:
         """The run: the owner's, that of this disk, or a new one."""
         if found is not None and found.run_id:
             return found.run_id
-        for folder in snapshot_folders(snapshots_in(self._run_dir)):
-            with suppress(SnapshotError):
-                return read_state(folder).run_id
-        return uuid.uuid4().hex
+        return self._local_run or uuid.uuid4().hex
 
     def _end(self, found: Owner | None, verdict: Verdict) -> tuple[str, int]:
         """The run ended while this standby waited for its owner."""
@@ -237,6 +243,14 @@ class Standby:
         self._trouble = reason
         asked = error.retry_after if isinstance(error, HubUnreachable) else None
         self._pause = min(max(1.0, 2 * self._pause, asked or 0.0), LONGEST_PAUSE_SECONDS)
+
+
+def run_id_in(run_dir: Path) -> str | None:
+    """The run of the newest snapshot in a directory; None if none can be read."""
+    for folder in snapshot_folders(snapshots_in(run_dir)):
+        with suppress(SnapshotError):
+            return read_state(folder).run_id
+    return None
 
 
 def _gone(found: Owner) -> str:

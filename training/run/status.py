@@ -11,8 +11,6 @@ from filelock import Timeout
 
 from data.printable import printable
 from data.shared_files import acquire, file_lock
-from snapshot.disk.files import snapshot_folders, snapshots_in
-from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.start import METRICS
 from store.kinds import named_store, ownership_of
@@ -29,6 +27,7 @@ from training.exits import (
 )
 from training.reporting.events import newest_lines, read_events
 from training.run.run_dir import EXIT_CODE, LOCK, exit_code_in, holds_run
+from training.run.standby import run_id_in
 
 CODES = {
     EXIT_DONE: ENDS[DONE],
@@ -87,20 +86,13 @@ def of_folder(run_dir: Path) -> Facts:
     if found := STEP.findall(newest_lines(run_dir / METRICS)[-10_000:]):
         step = int(found[-1])
     return [
-        ("run", _run_id(run_dir)),
+        ("run", f"{(run_id_in(run_dir) or 'unknown')[:8]} in {run_dir}"),
         ("owner", f"attempt {attempt} on this disk, {machines[-1] if machines else 'unknown'}"),
         ("since", in_words(since)),
         ("seen", _seen(seen, time.time())),
         ("step", "no step yet" if step is None else f"{step:,} is the newest"),
         ("state", _state_of(run_dir)),
     ]
-
-
-def _run_id(run_dir: Path) -> str:
-    for folder in snapshot_folders(snapshots_in(run_dir)):
-        with suppress(SnapshotError):
-            return f"{read_state(folder).run_id[:8]} in {run_dir}"
-    return f"{run_dir}, without a snapshot"
 
 
 def _state_of(run_dir: Path) -> str:

@@ -106,6 +106,17 @@ def test_a_restart_on_the_same_disk_does_not_wait(scene):
     assert scene.make().step(10.0) == (OWNS, 0)
 
 
+def test_another_run_on_this_disk_is_left_to_the_start_which_refuses_it(scene, monkeypatch):
+    monkeypatch.setattr(file, "run_id_in", lambda _: "2" * 32)
+    standby = scene.make()
+    assert standby.step(10.0) == (OWNS, 0)
+    assert (standby.hold, scene.store.owner) == (None, OWNER)
+    scene.store.owner = replace(OWNER, step=0, ended=AGAIN)
+    standby = scene.make()
+    assert standby.step(10.0) == (OWNS, 0)
+    assert standby.hold is not None
+
+
 def test_of_two_standbys_the_slower_one_waits_for_the_other(scene):
     standby = scene.make()
     scene.store.is_slower = True
