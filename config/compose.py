@@ -33,7 +33,7 @@ from config.hints import (
 )
 from config.other_models import recipe_of
 from config.problems import is_storable, shortened, why_not_storable
-from config.schema import TEXT_KEYS, Config, ConfigError, other_model
+from config.schema import AUTO_SAVING, TEXT_KEYS, Config, ConfigError, other_model
 from data.tokenizer import CHARACTERS
 from model.families import FAMILIES
 
@@ -107,6 +107,7 @@ def load_config(arguments: Sequence[str]) -> Config:
         _expand_home, (config.run.dir, config.data.cache_dir)
     )
     mistakes += problems(config) + list(_unused_sizes(arguments, config))
+    mistakes += _unused_interval(arguments, config)
     if config.data.tokenizer is None:
         other = other_model(config.model)
         config.data.tokenizer = CHARACTERS if other is None else other[1]
@@ -128,6 +129,15 @@ def _unused_sizes(arguments: Sequence[str], config: Config) -> Iterator[str]:
             if key not in known:
                 named = f"model.family={config.model.family}"
                 yield f"{argument} has no effect with {named}. Leave it out."
+
+
+def _unused_interval(arguments: Sequence[str], config: Config) -> list[str]:
+    """A sentence for a number of steps that `snapshot.every_minutes` replaces."""
+    given = [one for one in arguments if one.startswith("snapshot.every=")]
+    if config.snapshot.every_minutes is None or not given or config.snapshot.every == AUTO_SAVING:
+        return []
+    named = f"snapshot.every_minutes={config.snapshot.every_minutes:g}"
+    return [f"{given[-1]} has no effect with {named}. Leave one of them out."]
 
 
 def run_dir_of(arguments: Sequence[str]) -> Path | None:
@@ -268,7 +278,8 @@ def _unknown_option(group: str, value: str) -> str | None:
 
 def _type_mistake(key: str, value: str, error: Exception) -> str:
     reason = _sentence(error)
-    is_type = "could not be converted" in reason or "is not a valid" in reason
+    types = ("could not be converted", "is not a valid", "is incompatible with type hint")
+    is_type = any(words in reason for words in types)
     if is_type or isinstance(error, ArithmeticError):
         return _wrong_type(key, value)
     return f"{key}={value} must be {_wanted(key)}: {reason}"
@@ -289,6 +300,7 @@ def _wanted(key: str) -> str:
         "bool": "true or false",
         "str": "a text",
         "bool | None": "true, false or null",
+        "int | str": "a whole number or auto",
         "bool | str": "true, false or a text that --help names",
         "list[MixPart]": "a list such as [{source:a,weight:0.7},{source:b,weight:0.3}]",
         "int | None": "a whole number or null",

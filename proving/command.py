@@ -64,8 +64,7 @@ def as_main(
     options: argparse.Namespace, words: Sequence[str], config: Config, launch: Launch
 ) -> int:
     """What the main process does, to the exit code."""
-    options_of_proof = (options.price_per_hour, options.interruptions_per_day, options.faults)
-    proof = Proof(launch, config, *options_of_proof)
+    proof = Proof(launch, config, options.faults)
     proof.remove()
     launch.folder.mkdir(parents=True, exist_ok=True)
     begun, lines, count = time.monotonic(), [], launch.processes
@@ -107,14 +106,6 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(
         prog="prove.py",
         description="Check a run before it costs money. Further words are those of train.py.",
-    )
-    parser.add_argument("--price-per-hour", type=float, metavar="P", help="of all machines")
-    parser.add_argument(
-        "--interruptions-per-day",
-        type=float,
-        default=1.0,
-        metavar="N",
-        help="how often a machine is lost, for the best snapshot.every (default: 1)",
     )
     parser.add_argument("--stop-at-red", action="store_true", help="end with the first red line")
     parser.add_argument(

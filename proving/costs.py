@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from statistics import median
 
 from config.schema import Config
 from proving.lines import GREEN, Line, unchecked, within
 from proving.task import Outcome
+from snapshot.interval import USUAL_PER_DAY, Costs, choose_interval, in_words
+from training.distributed.environment import machines
 
 MEMORY = 0.02
 """Bound of the relative difference of counted and planned memory."""
 FIRST = 2
 """Steps before which a process has not reached its speed."""
-DAY = 86_400.0
 
 
 def memory(counted: Outcome) -> Line:
@@ -33,7 +33,7 @@ def seconds_a_step(whole: Outcome) -> float:
     return median(later or steps.values())
 
 
-def speed(whole: Outcome, config: Config, price: float | None, per_day: float) -> Iterator[Line]:
+def speed(whole: Outcome, config: Config) -> Iterator[Line]:
     """Seconds a step, waits, MFU, the time of the run, and how often to save."""
     step, facts = seconds_a_step(whole), whole.facts
     tokens = config.train.global_batch_size * config.data.block_size
@@ -44,44 +44,30 @@ def speed(whole: Outcome, config: Config, price: float | None, per_day: float) -
     training = sum(facts["clock"][phase] for phase in ("data", "forward and backward", "update"))
     waits = facts["clock"]["data"] / training
     yield Line("speed", GREEN, f"{said}; {waits:.1%} of it waiting for data")
-    stall = median(facts["stalls"])
+    stall, durable = median(facts["stalls"]), median(facts["durable"])
     yield Line(
         "saving",
         GREEN,
-        f"a snapshot stalls training for {stall:,.3f} s and is on disk after "
-        f"{median(facts['durable']):,.2f} s",
+        f"a snapshot stalls training for {stall:,.3f} s and is on disk after {durable:,.2f} s",
     )
-    seconds = config.train.max_steps * step
-    seconds += config.train.max_steps / config.snapshot.every * stall
-    said = f"{config.train.max_steps:,} steps: {in_words(seconds)} without evaluations"
-    if price is not None:
-        said += f", {seconds / 3600 * price:,.2f} at {price:g} per hour"
+    run, last = config.run, config.train.max_steps
+    per_day = run.interruptions_per_day or USUAL_PER_DAY
+    source = "run.interruptions_per_day" * (run.interruptions_per_day is not None)
+    best = choose_interval(Costs(step, stall, durable), per_day, source or "assumed", last)
+    every, named = _interval(config, step, best.steps)
+    seconds = last * step + last / every * stall
+    said = f"{last:,} steps: {in_words(seconds)} without evaluations"
+    if (price := run.price_per_hour) is not None:
+        cost = seconds / 3600 * price * machines()
+        said += f", {cost:,.2f} at {price:g} an hour for each of {machines()} machine"
+        said += "s" * (machines() != 1)
     yield Line("whole run", GREEN, said)
-    every = best_interval(max(stall, 1e-3), DAY / per_day) / step
-    steps = max(1, min(config.train.max_steps, round(every)))
-    yield Line(
-        "snapshot.every",
-        GREEN,
-        f"{steps:,} loses least with {per_day:g} interruption{'s' * (per_day != 1)} a day; it is "
-        f"{config.snapshot.every:,}",
-    )
+    yield Line("snapshot.every", GREEN, f"it is {named}; auto: {best.reason}")
 
 
-def best_interval(save_seconds: float, seconds_between: float) -> float:
-    """Seconds between snapshots that lose the least time: Young (1974), refined by Daly (2006).
-
-    `save_seconds` is what one costs, `seconds_between` the mean time between interruptions.
-    """
-    if save_seconds >= 2 * seconds_between:
-        return seconds_between
-    ratio = save_seconds / (2 * seconds_between)
-    root = math.sqrt(2 * save_seconds * seconds_between)
-    return root * (1 + math.sqrt(ratio) / 3 + ratio / 9) - save_seconds
-
-
-def in_words(seconds: float) -> str:
-    """'3.2 minutes', '5.0 hours', '2.1 days'."""
-    for size, unit in ((DAY, "days"), (3600.0, "hours"), (60.0, "minutes")):
-        if seconds >= 1.5 * size:
-            return f"{seconds / size:,.1f} {unit}"
-    return f"{seconds:,.0f} seconds"
+def _interval(config: Config, step: float, best: int) -> tuple[float, str]:
+    """The steps between snapshots of a run whose steps take `step` seconds, and how it says so."""
+    every, minutes = config.snapshot.every, config.snapshot.every_minutes
+    if minutes is not None:
+        return max(1.0, 60 * minutes / step), f"every {minutes:g} minutes"
+    return (every, f"{every:,}") if isinstance(every, int) else (best, every)

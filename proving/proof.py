@@ -50,10 +50,6 @@ class Proof:
     launch: Launch
     config: Config
     """That of the real run."""
-    price: float | None = None
-    """Of an hour."""
-    interruptions: float = 1.0
-    """A day."""
     with_faults: bool = False
     first_rows: list[Any] = field(default_factory=list)
     """Of the training text, in pieces."""
@@ -81,7 +77,7 @@ class Proof:
             yield from faults(self.launch, self.config, whole, STEPS)
         counted = self.launch.run(Task("memory", "memory", FEW, counts_memory=True))
         yield costs.memory(counted)
-        yield from costs.speed(whole, self.config, self.price, self.interruptions)
+        yield from costs.speed(whole, self.config)
 
     def any_shape(self, whole: Outcome) -> Iterator[Line]:
         """One run, any shape."""

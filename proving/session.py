@@ -71,9 +71,10 @@ def as_attempt(config: Config, task: Task, folder: Path) -> Config:
     config.run.dir = str(folder / task.run)
     config.run.tracker, config.hub.repo_id, config.hub.bucket, config.hub.url = (None,) * 4
     config.snapshot.resume, config.snapshot.every, config.snapshot.keep = "auto", 1, 1
-    config.snapshot.keep_best = False
+    config.snapshot.keep_best, config.snapshot.every_minutes = False, None
     config.train.eval_every, config.train.sample_every, config.train.log_every = NEVER, 0, 1
-    config.run.preemption_notice, config.run.max_minutes = "none", None
+    config.run.preemption_notice = "none"
+    config.run.max_minutes = config.run.max_cost = None
     config.run.adapt_threads = False  # the last bits of sums depend on the number of threads
     if task.in_float32:
         config.model.dropout, config.run.tf32 = 0.0, False
@@ -91,9 +92,9 @@ class StopAfter(Stop):
         super().__init__(*arguments)
         self._session = session
 
-    def agreed(self) -> bool:
+    def agreed(self, step: int) -> bool:
         """Whether this attempt ends with this step. Every process must call this, each step."""
-        stops = super().agreed()
+        stops = super().agreed(step)
         if not stops and self._session.state.step >= self._session.task.until:
             self.reason = END_OF_TASK
         return bool(self.reason)
@@ -145,6 +146,10 @@ class ProvenSession(Session):
             attempt = self._uploads._attempt
             attempt.upload = _gone_for_a_while(attempt.upload)  # type: ignore
 
+    def _stop_of_run(self) -> Stop:
+        arguments = (self.accelerator, self.config.run, self.signals, self._saves, self._spent_at)
+        return StopAfter(self, *arguments)
+
     def restore(
         self, model: nn.Module, optimizer: AcceleratedOptimizer, held_out_loader: DataLoaderShard
     ) -> None:
@@ -153,7 +158,6 @@ class ProvenSession(Session):
         self._optimizer = optimizer.optimizer
         if self.task.describes_run:
             self._before = self._sums()
-        self._stop = StopAfter(self, self.accelerator, self.config.run, self.signals)
         self.report.clock.timed = self._rows.recorded(self.report.clock.timed)  # type: ignore
         assert self._writer is not None
         if self.task.dies_in == IN_SNAPSHOT and is_main_process():

@@ -62,6 +62,8 @@ class UploadStatus:
     """Whether the repo has been read at least once."""
     sent: Transfer = field(default_factory=Transfer)
     """What the uploads of this attempt have sent."""
+    upload_seconds: float | None = None
+    """How long the newest upload took; None before the first."""
     offered: int | None = None
     """The newest step of this attempt; None if it has offered none."""
 
@@ -135,6 +137,7 @@ class Uploader:
         self._end = DONE
         self._queued_at: dict[int, float] = {}
         self._last_commit = -float("inf")
+        self._upload_seconds: float | None = None
         self._messages: list[str] = []
         self._sent = self._all_sent = Transfer()
         self._attempt = begin_attempt(target, self._notify)
@@ -183,6 +186,7 @@ class Uploader:
                 off=self._off,
                 repo_was_read=self._attempt.repo_was_read,
                 sent=self._all_sent,
+                upload_seconds=self._upload_seconds,
                 offered=max(self._queued_at, default=None),
             )
 
@@ -269,6 +273,7 @@ class Uploader:
     def _try(self, upload: Upload) -> tuple[UploadFailure | None, float | None]:
         """Upload a snapshot. The failure, if any, and the seconds until the next try, if any."""
         unharmed = f"Training continues; snapshots stay in {upload.folder.parent}"
+        begun = time.monotonic()
         try:
             sent = self._attempt.upload(upload)
         except Fenced as error:
@@ -300,7 +305,7 @@ class Uploader:
             self._hold.note(upload.step)
             if upload.ended:
                 self._hold.release(upload.ended)
-        self._note_uploaded(upload, sent)
+        self._note_uploaded(upload, sent, time.monotonic() - begun)
         self._attempt.tidy(upload.step)
         return None, None
 
@@ -321,8 +326,9 @@ class Uploader:
         pause = max(self._longer_delay(), retry_after or 0.0)
         return failure, min(pause, LONGEST_DELAY_SECONDS)
 
-    def _note_uploaded(self, upload: Upload, sent: Transfer) -> None:
+    def _note_uploaded(self, upload: Upload, sent: Transfer, seconds: float) -> None:
         with self._changed:
+            self._upload_seconds = seconds
             self._sent += sent
             self._all_sent += sent
             self._warned.clear()

@@ -14,7 +14,8 @@ from data.public_names import public_config, public_name, public_resume
 from snapshot.config_values import changed_values
 from snapshot.disk.state import read_state
 from snapshot.named_model import find_model
-from training.reporting.events import Events, read_events
+from store.events import read_events
+from training.reporting.events import Events
 from training.run.same_run import refuse_other_run
 
 SECRET = "Zebra Clinic"

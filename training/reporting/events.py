@@ -13,19 +13,21 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path, PurePath
 from threading import Lock
-from typing import Any
 
 from data.printable import printable, redact_urls
 from snapshot.disk.files import write_whole
+from store.events import (
+    KINDS,
+    LONGEST_TEXT,
+    MOST_EVENTS,
+    Event,
+    as_text,
+    newest_lines,
+    parse_events,
+    read_events,
+)
+from store.goodput import CLOCK, Reading, readings_in
 
-MOST_BYTES = 4 << 20
-"""Enough for thousands of events or samples."""
-Event = dict[str, Any]
-KINDS = ("start", "machine", "changed", "warning", "stop", "end")
-MOST_EVENTS = 4_000
-LONGEST_TEXT = 400
-TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
-ATTEMPT = re.compile("[0-9a-f]{8}")
 FOLDERS = re.compile(r"\S*/")
 SAMPLES = "samples.jsonl"
 
@@ -42,15 +44,25 @@ class Events:
     def add(self, event: str, step: int, text: str = "") -> None:
         """Add an event, one of `KINDS`."""
         assert event in KINDS, event
-        line = {
+        line = self._event(event, step, self._shown(text))
+        with self._lock, suppress(OSError), open(self.path, "a", encoding="utf-8") as opened:
+            opened.write(f"{json.dumps(line)}\n")
+
+    def read_clock(self, reading: Reading) -> None:
+        """Keep a reading of an attempt's clock, in the place of the one before."""
+        line = self._event(CLOCK, reading.step, reading.as_text()) | {"attempt": reading.attempt}
+        with self._lock, suppress(OSError):
+            kept = [event for event in read_events(self.path) if not _is_clock_of(event, line)]
+            write_whole(self.path, as_text([*kept, line]))
+
+    def _event(self, event: str, step: int, text: str) -> Event:
+        return {
             "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "attempt": self._attempt,
             "event": event,
             "step": step,
-            "text": self._shown(text),
+            "text": text,
         }
-        with self._lock, suppress(OSError), open(self.path, "a", encoding="utf-8") as opened:
-            opened.write(f"{json.dumps(line)}\n")
 
     def has_warning(self, text: str) -> bool:
         """Whether the newest events have a warning with this text, of any attempt."""
@@ -69,42 +81,24 @@ class Events:
     def merge(self, fetched: bytes) -> None:
         """Add the events of other machines, in the order of their times. Raises OSError."""
         with self._lock:
-            events = [*parse_events(fetched), *read_events(self.path)]
+            events = _newest_clocks([*parse_events(fetched), *read_events(self.path)])
             lines = {json.dumps(event) for event in events}
             ordered = sorted(map(json.loads, lines), key=_time_and_place)
             write_whole(self.path, as_text(ordered[-MOST_EVENTS:]))
 
 
-def read_events(path: Path) -> list[Event]:
-    """The newest events of a file; none where it cannot be read."""
-    return parse_events(newest_lines(path))
+def _is_clock_of(event: Event, other: Event) -> bool:
+    return event["event"] == CLOCK and event["attempt"] == other["attempt"]
 
 
-def parse_events(content: bytes) -> list[Event]:
-    """The newest events among the lines of untrusted content."""
-    events = map(_event_in, content.splitlines()[-MOST_EVENTS:])
-    return [event for event in events if event is not None]
-
-
-def as_text(events: list[Event]) -> str:
-    """Events as the lines of a file."""
-    return "".join(f"{json.dumps(event)}\n" for event in events)
-
-
-def _event_in(line: bytes) -> Event | None:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    names = ("time", "attempt", "event", "step", "text")
-    if not isinstance(found, dict) or set(found) != set(names) or type(found["step"]) is not int:
-        return None
-    if any(type(found[name]) is not str for name in names if name != "step"):
-        return None
-    known = found["event"] in KINDS and 0 <= found["step"] < 10**13
-    if not known or not (TIME.fullmatch(found["time"]) and ATTEMPT.fullmatch(found["attempt"])):
-        return None
-    return {name: found[name] for name in names} | {"text": printable(found["text"])[:LONGEST_TEXT]}
+def _newest_clocks(events: list[Event]) -> list[Event]:
+    """The events, with only the last reading of each attempt's clock."""
+    last = {reading.attempt: reading.as_text() for reading in readings_in(events)}
+    return [
+        event
+        for event in events
+        if event["event"] != CLOCK or event["text"] == last.get(event["attempt"])
+    ]
 
 
 def _time_and_place(event: Event) -> tuple[str, str, int, int]:
@@ -135,17 +129,3 @@ def read_samples(run_dir: Path) -> dict[int, str]:
             entry = json.loads(line)
             found[int(entry["step"])] = str(entry["text"])
     return found
-
-
-def newest_lines(path: Path) -> bytes:
-    """The last `MOST_BYTES` of a file, in whole lines; nothing if it cannot be read.
-
-    The file grows with its run, and reading its end costs the same at any length.
-    """
-    with suppress(OSError), open(path, "rb") as opened:
-        begin = max(0, opened.seek(0, 2) - MOST_BYTES)
-        opened.seek(max(0, begin - 1))
-        if begin:
-            opened.readline(MOST_BYTES)  # the line that begins before
-        return opened.read(MOST_BYTES)
-    return b""

@@ -68,8 +68,7 @@ def sample_metrics(path: Path, eval_every: int) -> list[Record]:
         size = os.fstat(opened.fileno()).st_size
         if size <= MOST_PLACES * PLACE_BYTES:
             return list(_records(opened, 0, size, figures_at))
-        tail = _records(opened, _line_after(opened, size - PLACE_BYTES)[0], size, figures_at)
-        last = max((record["step"] for record in tail), default=0)
+        last = _newest_step(opened, size)
         records: list[Record] = []
         before = 0
         for step in _places(last, eval_every):
@@ -77,6 +76,19 @@ def sample_metrics(path: Path, eval_every: int) -> list[Record]:
             records += [record for record in around if before < record["step"] <= step]
             before = step
         return records
+
+
+def newest_step(path: Path) -> int:
+    """The step of the last lines of a metrics file; 0 without. Raises as `read_metrics` does."""
+    if not path.exists():
+        return 0
+    with open(path, "rb") as opened:
+        return _newest_step(opened, os.fstat(opened.fileno()).st_size)
+
+
+def _newest_step(opened: BinaryIO, size: int) -> int:
+    begin = _line_after(opened, max(0, size - PLACE_BYTES))[0]
+    return max((one["step"] for one in _records(opened, begin, size, figures_at)), default=0)
 
 
 def _lines_around(opened: BinaryIO, step: int, size: int, step_bytes: float) -> Iterator[Record]:

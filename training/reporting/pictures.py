@@ -18,9 +18,10 @@ import numpy as np
 from config.schema import Config
 from data.printable import printable
 from snapshot.disk.files import snapshot_folders, snapshots_in, step_of, write_whole
+from store.events import history_of, read_events
 from store.records import EVENTS
 from training.reporting.console import Console
-from training.reporting.events import read_events, read_samples
+from training.reporting.events import read_samples
 from training.reporting.metrics import Record, sample_metrics
 
 MOST_POINTS = 500
@@ -251,7 +252,7 @@ def _samples(run_dir: Path) -> str:
 
 
 def _events(run_dir: Path) -> str:
-    found = read_events(run_dir / EVENTS)
+    found = history_of(read_events(run_dir / EVENTS))
     attempts = len({event["attempt"] for event in found})
     rows = [
         (event["time"][:16].replace("T", " "), f"{event['step']:,}", event["event"], event["text"])

@@ -21,13 +21,14 @@ from config.schema import ConfigError
 from data.prepared import CorpusInfo
 from model.cpu.threads import Threads
 from model.sharded import gather_full
+from store.goodput import EVALUATION, PASSES, SNAPSHOT
 from store.uploader import Uploader
 from training.distributed.agreement import equal_on_all
 from training.distributed.environment import seconds_since_start
 from training.exits import TrainingStopped
 from training.reporting.console import Console
 from training.reporting.metrics import MetricsFile
-from training.reporting.timing import EVALUATION, PASSES, SNAPSHOT, PhaseClock, Watchdog
+from training.reporting.timing import PhaseClock, Watchdog
 
 OWN_NAMES = re.compile(r"event|epoch|tokens_per_second|mfu|skipped|hub_\w+|blocks_of_source_\d+")
 """Names in a line of metrics.jsonl, besides the arguments of `Session.finish_step`."""
@@ -84,6 +85,8 @@ class Report:
         """Seconds that each snapshot stalled the steps."""
         self.durable_seconds: list[float] = []
         """Seconds until each snapshot was on disk."""
+        self.check_seconds = 0.0
+        """How long the newest check of weights before a snapshot took."""
         self.clock = PhaseClock(seconds_since_start(psutil.Process()))
         self.skipped_in_a_row = 0
         self.collected: list[Collected] = []

@@ -17,12 +17,9 @@ from typing import TypeVar
 from config.schema import Config
 from snapshot.disk.files import TEMPORARY_PREFIX, snapshot_folders, snapshots_in, step_of
 from snapshot.errors import SnapshotError
+from store.goodput import DATA, PASSES, PHASES, START
 from training.reporting.console import Console
 
-START, DATA, PASSES, UPDATE = "start", "data", "forward and backward", "update"
-SNAPSHOT, EVALUATION, UPLOAD, END = "snapshot", "evaluation and sample", "upload", "end"
-PHASES = (START, DATA, PASSES, UPDATE, SNAPSHOT, EVALUATION, UPLOAD, END)
-"""The phase of the upload is the wait for the last one; others run in the background."""
 Item = TypeVar("Item")
 LOOK_SECONDS = 1.0
 REMEMBERED = 50
@@ -51,6 +48,12 @@ class PhaseClock:
         now = time.perf_counter()
         self.seconds[self._phase] += now - self._since
         self._phase, self._since = phase, now
+
+    def so_far(self) -> dict[str, float]:
+        """The seconds of each phase until now. Any thread may call this."""
+        phase, seconds = self._phase, dict(self.seconds)
+        seconds[phase] += max(0.0, time.perf_counter() - self._since)
+        return seconds
 
     @contextmanager
     def within(self, phase: str) -> Iterator[None]:
@@ -212,10 +215,12 @@ class Watchdog:
             self._warned_full = False
         elif not self._warned_full:
             self._warned_full = True
-            step = min((self._step // every + 1) * every, last)
+            at = ""
+            if isinstance(every, int) and self._config.snapshot.every_minutes is None:
+                at = f", at step {min((self._step // every + 1) * every, last)},"
             self._console.warn(
-                f"the disk of {self._root} has {free / 1e6:,.1f} MB left and the next snapshot, "
-                f"at step {step}, takes {needed / 1e6:,.1f} MB. Free some space for it."
+                f"the disk of {self._root} has {free / 1e6:,.1f} MB left and the next "
+                f"snapshot{at} takes {needed / 1e6:,.1f} MB. Free some space for it."
             )
 
 

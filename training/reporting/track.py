@@ -35,11 +35,12 @@ from snapshot.disk.files import snapshot_folders, snapshots_in, write_whole
 from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.start import METRICS
+from store.events import Event, history_of, read_events
 from store.records import EVENTS
 from training.distributed.accelerator import check_installed
 from training.distributed.environment import without_launcher
 from training.reporting.console import Console
-from training.reporting.events import Event, read_events, read_samples
+from training.reporting.events import read_samples
 from training.reporting.metrics import Record, read_after
 
 FOLDER = "trackers"
@@ -218,7 +219,8 @@ class Rows:
             records, at_end = read_after(self._run_dir / METRICS, self.step, MOST_BYTES)
             steps = [(step, list(of_it)) for step, of_it in groupby(records, itemgetter("step"))]
             known = steps if complete and at_end else steps[:-1]
-            samples, events = read_samples(self._run_dir), read_events(self._run_dir / EVENTS)
+            samples = read_samples(self._run_dir)
+            events = history_of(read_events(self._run_dir / EVENTS))
             for step, found in known:
                 row = figures_of(found)
                 if step in samples:

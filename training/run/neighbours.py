@@ -36,6 +36,7 @@ from snapshot.disk.state import read_state
 from snapshot.disk.writing import atomic_folder
 from snapshot.errors import SnapshotError
 from snapshot.start import METRICS
+from store.events import as_text, read_events
 from store.records import EVENTS
 from training.distributed.agreement import (
     broadcast_text,
@@ -44,7 +45,7 @@ from training.distributed.agreement import (
     run_on_all,
 )
 from training.distributed.environment import processes_here, started_processes
-from training.reporting.events import Events, as_text, read_events
+from training.reporting.events import Events
 from training.reporting.metrics import has_step, place_after
 from training.run.run_dir import RunLock, attempts_in, record_attempt
 

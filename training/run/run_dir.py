@@ -25,11 +25,12 @@ from snapshot.disk.files import TEMPORARY_PREFIX, manifest_entries, snapshot_fol
 from snapshot.disk.pruning import remove_leftovers
 from snapshot.errors import SnapshotError
 from snapshot.start import METRICS, has_steps
+from store.events import parse_events
 from store.fetch import PARTIAL
 from store.records import EVENTS
 from training.distributed.environment import is_local_main_process
 from training.reporting.console import say_error
-from training.reporting.events import SAMPLES, parse_events
+from training.reporting.events import SAMPLES
 from training.reporting.pictures import PAGE
 from training.reporting.track import FOLDER as TRACKERS
 from training.run.evaluations import BEST

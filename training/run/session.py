@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -27,7 +28,10 @@ from model.sharded import is_sharded
 from snapshot.disk.shards import snapshot_bytes
 from snapshot.disk.state import ONE, SEVERAL, RunState
 from snapshot.start import Start
+from store.events import read_events
+from store.goodput import END, UPDATE, UPLOAD, Reading, interruptions_in
 from store.ownership import AGAIN, DONE, PERSON
+from store.records import EVENTS
 from store.standby import Hold
 from store.uploader import Uploader
 from training import shared_matrices
@@ -54,8 +58,9 @@ from training.reporting import summary
 from training.reporting.console import Console, write_now
 from training.reporting.machine import computed_on, speed_of
 from training.reporting.report import Report
-from training.reporting.timing import END, UPDATE, UPLOAD, Watchdog
+from training.reporting.timing import Watchdog
 from training.reporting.track import Trackers
+from training.run.cost import begin_reading, refuse_spent, seconds_to_spend
 from training.run.crash import watch_for_crash
 from training.run.evaluations import BestSnapshot, evaluation_is_pending
 from training.run.neighbours import share_newest, share_records
@@ -69,6 +74,7 @@ from training.run.pretrained import (
 )
 from training.run.records import begin_records
 from training.run.run_dir import RunLock
+from training.run.save_steps import SaveSteps
 from training.run.saving import SnapshotWriter
 from training.run.signals import LAST_WORDS_SECONDS, Phase, Signals, exit_code_of
 from training.run.standby import own_run
@@ -95,11 +101,11 @@ class Due(NamedTuple):
     sample: bool = False
 
 
-def due_after(step: int, config: Config, last: bool, stopping: bool) -> Due:
-    """What is due after `step`: the run's `last`, or one at which it is `stopping`, or any."""
-    train, snapshot = config.train, config.snapshot
+def due_after(step: int, config: Config, last: bool, save: bool) -> Due:
+    """What is due after `step`, which may be the run's `last`. `save`: whether a snapshot is."""
+    train = config.train
     return Due(
-        save=last or stopping or step % snapshot.every == 0,
+        save=last or save,
         evaluate=last or step % train.eval_every == 0,
         sample=train.sample_every > 0 and (last or step % train.sample_every == 0),
     )
@@ -128,6 +134,10 @@ class Session:
         self._agreed_loss = float("nan")
         self._sample: str | None = None
         self._held_out = float("nan")
+        self._reading: Reading | None = None
+        """What the readings of this attempt's clock have in common; None where nobody reads it."""
+        self._spent_at = float("inf")
+        """When `run.max_cost` is spent, on the monotonic clock."""
 
     def begin(self, accelerator: Accelerator) -> None:
         """Derive accumulation, lock the run's directory, and set this process up.
@@ -159,6 +169,8 @@ class Session:
         share_newest(accelerator, config, self._lock)
         self._hold = own_run(accelerator, config, self.signals)
         self.start: Start = agree_on_start(accelerator, config, self._lock)
+        step = 0 if self.start.state is None else self.start.state.step
+        run_on_main(accelerator, lambda: refuse_spent(config, step))  # before it downloads weights
         self.pretrained = find_pretrained(accelerator, config, self.start)
 
     def accept(self, corpus: Corpus) -> None:
@@ -223,6 +235,22 @@ class Session:
         self._pending = evaluation_is_pending(accelerator, console, config, start, state)
         self._last = state.step >= config.train.max_steps
         self.finished = self._last and not self._pending
+        if not self.finished:
+            run_on_main(accelerator, self._begin_clock)
+
+    def _begin_clock(self) -> None:
+        """Read this attempt's clock for the first time, and find out what the run has cost."""
+        config, state = self.config, self.state
+        self._reading = begin_reading(config, state)
+        self.console.read_clock(self._reading)
+        self._spent_at = time.monotonic() + seconds_to_spend(config)
+
+    def _read_clock(self) -> None:
+        """Keep how this attempt has spent its time so far. Any thread may call this."""
+        if self._reading is not None:
+            step, seconds = self.console.step, self.report.clock.so_far()
+            reading = replace(self._reading, step=step, read_at=step, seconds=seconds)
+            self.console.read_clock(reading)
 
     def restore(
         self, model: nn.Module, optimizer: AcceleratedOptimizer, held_out_loader: DataLoaderShard
@@ -266,6 +294,7 @@ class Session:
             best=self._best,
             base=None if self.pretrained is None else self.pretrained.reference,
             generation=self._generation,
+            saved=self._read_clock,
         )
         optimizer.optimizer.register_step_pre_hook(self._before_update)
         # Where each process has the whole state, those that are left can save it. With GPUs, NCCL's
@@ -273,7 +302,8 @@ class Session:
         several = accelerator.num_processes > 1 and accelerator.device.type == "cpu"
         self._can_rescue = several and not any(map(is_sharded, bare_model.parameters()))
         self._timeouts = ProcessGroupTimeouts(accelerator, config.run)
-        self._stop = Stop(accelerator, config.run, self.signals)
+        self._saves = self._save_steps(size)
+        self._stop = self._stop_of_run()
         model.train()
         shape = micro_batch_shape(accelerator, config)
         build_gradient_buckets(accelerator, model, optimizer, shape)
@@ -284,6 +314,15 @@ class Session:
             self.report_evaluation(held_out_loss(accelerator, model, held_out_loader))
             if config.train.sample_every:
                 self._sample = sample_text(accelerator, model, corpus, state.step).text
+
+    def _save_steps(self, size: int) -> SaveSteps:
+        seen = (0, 0.0)
+        if self.accelerator.is_main_process:
+            seen = interruptions_in(read_events(Path(self.config.run.dir) / EVENTS))
+        return SaveSteps(self.config, self.report, self.accelerator.is_main_process, size, seen)
+
+    def _stop_of_run(self) -> Stop:
+        return Stop(self.accelerator, self.config.run, self.signals, self._saves, self._spent_at)
 
     def steps(self) -> Iterator[int]:
         """Yield the steps that are left, counted from 1; the loop computes one update for each.
@@ -332,12 +371,15 @@ class Session:
         if isinstance(self.corpus.train, StreamedText):
             self.state.stream = self.corpus.train.finish(step)
         self.report.add(step, learning_rate, loss, grad_norm, metrics, self._loss_parts)
-        self._last, self._stopping = step == self.config.train.max_steps, self._stop.agreed()
+        self._last, self._stopping = step == self.config.train.max_steps, self._stop.agreed(step)
         if self._last or self._stopping:  # before the snapshot, whose upload has the events
             self.console.note("end" if self._last else "stop", step, self._stop.reason)
             if self._uploads is not None:
                 self._uploads.ends_as(self._ends_as())
-        self._due = due_after(step, self.config, self._last, self._stopping)
+        save = self._last or self._stopping or self._saves.is_due(step)
+        self._due = due_after(step, self.config, self._last, save)
+        if save:
+            self._saves.saved(step)
         if any(self._due) or step % self.config.train.log_every == 0:
             self.report.write(self.accelerator)
         elif self._can_rescue:
@@ -347,7 +389,9 @@ class Session:
             self.report.pause_clock()
             self._timeouts.relax()
             # The metrics above are of the weights before this update. These are about to be saved.
+            begun = time.perf_counter()
             loss_after = held_out_loss(self.accelerator, self._model, [self._first_held_out])
+            self.report.check_seconds = time.perf_counter() - begun
             self.report.refuse_broken(step, loss_after)
         return self._due
 
@@ -382,11 +426,13 @@ class Session:
             self._writer.publish(self._sample, self.state.best_loss, ends=True)
             summary.print_end(self.console, self.config, self.corpus, self._held_out, self.report)
         else:
-            summary.print_stop(self.console, self.config, self.report, self._stop.reason)
+            reason, change = self._stop.reason, self._stop.needed_change
+            summary.print_stop(self.console, self.config, self.report, reason, change)
             if is_elastic():  # the machine that has written it may leave
                 share_newest(self.accelerator, self.config, self._lock)
         with self.report.clock.within(UPLOAD):
             self._finish_uploads(self.report.last_snapshot if self._last else None)
+        self._read_clock()
         self._writer.prune(self.state.step)  # what an upload needed until now
         self._trackers.end(self.signals.seconds_left() - LAST_WORDS_SECONDS)
         summary.print_times(self.console, self.report.clock)
@@ -420,6 +466,7 @@ class Session:
         """Wait at most this long, after an error, for a snapshot that began before it."""
         if self._writer is not None:
             self._writer.end(seconds)
+            self._read_clock()
 
     def flush_uploads(self, seconds: float) -> None:
         """Wait at most this long, after an error, for the uploads."""

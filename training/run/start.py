@@ -42,8 +42,10 @@ from snapshot.start import (
     folder_for_step,
     move_aside,
 )
+from store.events import read_events
 from store.fetch import PARTIAL, fetch, fetch_small, is_small, remove_partial
 from store.ownership import Owner
+from store.publish import CURVES
 from store.records import EVENTS
 from training.distributed.agreement import (
     decided_by_main,
@@ -53,7 +55,6 @@ from training.distributed.agreement import (
 )
 from training.distributed.environment import is_elastic, restarted_by_launcher
 from training.exits import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER_MISTAKE
-from training.reporting.events import read_events
 from training.reporting.metrics import MetricsFile, has_step
 from training.run.pretrained import with_settled_rate
 from training.run.run_dir import CONFIG_FILE, RunLock, config_in, not_writable, refuse_foreign
@@ -308,9 +309,13 @@ def is_restart(state: RunState | None, config: Config, code_before: int | None) 
 
 def _config_without_snapshot(run_dir: Path, config: Config) -> dict[str, Any] | None:
     """The configuration of a run that has not reached its first snapshot; None for any other."""
+    every = config.snapshot.every
     with suppress(ConfigError, OSError):
-        if not has_step(run_dir / METRICS, config.snapshot.every):
-            return config_in(run_dir)
+        if isinstance(every, int) and config.snapshot.every_minutes is None:
+            has_saved = has_step(run_dir / METRICS, every)
+        else:
+            has_saved = (run_dir / CURVES).exists()  # drawn after each snapshot
+        return None if has_saved else config_in(run_dir)
     return None
 
 

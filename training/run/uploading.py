@@ -18,6 +18,7 @@ from snapshot.run_store import RunStore
 from snapshot.start import Start
 from store.card import card_text
 from store.errors import HubError
+from store.events import history_of, read_events
 from store.fence import USUAL_SILENCE_SECONDS
 from store.fetch import read_repo
 from store.kinds import open_store
@@ -27,7 +28,6 @@ from store.standby import Hold
 from store.store import PREFIX, Best, Card, Policy, Store, UploadTarget
 from store.uploader import Uploader
 from training.reporting.console import Console
-from training.reporting.events import read_events
 from training.reporting.proof import in_words, read_proof
 from training.run.records import records_for_upload
 from training.run.run_dir import record_attempt
@@ -139,7 +139,7 @@ def hand_over(
             versions(),
             sample=sample,
             has_curves=picture is not None,
-            events=read_events(Path(config.run.dir) / EVENTS),
+            events=history_of(read_events(Path(config.run.dir) / EVENTS)),
             best=best,
             speed=console.speed_in_words(),
             proof=None if proof is None else in_words(proof),

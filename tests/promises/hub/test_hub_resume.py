@@ -14,7 +14,7 @@ import torch
 import hubs
 import runs
 from loopback_deviations import ALL, Deviations
-from training.reporting.events import read_events
+from store.events import read_events
 
 AT_ANY_SERVER = pytest.mark.parametrize(
     "hub", [Deviations(), ALL], ids=["huggingface.co", "another server"], indirect=True

@@ -43,8 +43,8 @@ def test_another_split_of_a_step_is_found(size, accumulation, other):
 
 
 def test_words_of_train_and_options_of_the_proof_are_told_apart():
-    options, words = parse(["--price-per-hour", "2", "model=baby", "--faults", "run.name=x"])
-    assert (options.price_per_hour, options.faults) == (2.0, True)
+    options, words = parse(["--stop-at-red", "model=baby", "--faults", "run.name=x"])
+    assert (options.stop_at_red, options.faults) == (True, True)
     assert words == ["model=baby", "run.name=x"]
 
 

@@ -18,12 +18,13 @@ from snapshot.disk.state import read_state
 from snapshot.errors import SnapshotError
 from snapshot.start import Start, choose_start, newest_of_disk_and_repo
 from store.errors import HubError, HubUnreachable
+from store.events import read_events
 from store.fetch import fetch, fetch_for_sampling, newest_whole, read_repo
 from store.kinds import open_store
 from store.repo import Hub
 from store.store import Card
 from training.reporting.console import Console
-from training.reporting.events import Events, read_events
+from training.reporting.events import Events
 from training.run.uploading import begin_uploads
 
 pytestmark = pytest.mark.filterwarnings(

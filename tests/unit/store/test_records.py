@@ -15,18 +15,11 @@ import hubs
 import runs
 from config.compose import load_config
 from snapshot.errors import SnapshotError
+from store.events import LONGEST_TEXT, MOST_EVENTS, parse_events, read_events
 from store.fetch import read_repo
 from store.latest import Latest
 from store.records import EVENTS, SEGMENT_STEPS, fetch_records, replaced_segments
-from training.reporting.events import (
-    LONGEST_TEXT,
-    MOST_EVENTS,
-    SAMPLES,
-    Events,
-    parse_events,
-    read_events,
-    read_samples,
-)
+from training.reporting.events import SAMPLES, Events, read_samples
 from training.reporting.metrics import read_metrics
 from training.reporting.segments import MOST_SEGMENTS, merge_metrics, segments
 from training.run.records import fetch_missing

@@ -179,6 +179,10 @@ def test_from_the_start_every_group_has_the_long_patience(monkeypatch):
     assert waited == [dict.fromkeys(("all", "shards"), timedelta(seconds=940.5))]
 
 
+SAVES = SimpleNamespace(ahead=lambda step: 0.0, agree=lambda step, ahead: None)
+"""A run that saves at no step."""
+
+
 @pytest.mark.parametrize(("elastic", "reason"), [(True, "a machine that"), (False, "SIGTERM")])
 def test_a_signal_to_one_machine_that_comes_and_goes_only_ends_the_attempt_of_others(
     monkeypatch, elastic, reason
@@ -186,13 +190,13 @@ def test_a_signal_to_one_machine_that_comes_and_goes_only_ends_the_attempt_of_ot
     other = SimpleNamespace(
         num_processes=2,
         device=torch.device("cpu"),
-        gather=lambda mine: torch.cat([mine, torch.tensor([[float(signal.SIGTERM), 0.0]])]),
+        gather=lambda mine: torch.cat([mine, torch.tensor([[float(signal.SIGTERM), 0.0, 0.0]])]),
     )
     signals = SimpleNamespace(cause=None)
     signals.stop = lambda number: setattr(signals, "cause", number)
     monkeypatch.setattr(stop, "is_elastic", lambda: elastic)
-    stopping = stop.Stop(other, load_config([]).run, signals)
-    assert stopping.agreed()
+    stopping = stop.Stop(other, load_config([]).run, signals, SAVES)
+    assert stopping.agreed(1)
     assert stopping.reason.startswith(reason)
     assert stopping.exit_code == (EXIT_AGAIN if elastic else EXIT_TERMINATED)
 
@@ -209,10 +213,10 @@ def test_processes_do_not_trust_the_pace_of_the_first_steps(monkeypatch):
 
     monkeypatch.setattr(stop.time, "monotonic", iter(i * 1e-3 for i in range(10**6)).__next__)
     two = Two()
-    stopping = stop.Stop(two, load_config([]).run, SimpleNamespace(cause=None))
+    stopping = stop.Stop(two, load_config([]).run, SimpleNamespace(cause=None), SAVES)
     asked = []
     for step in range(1, 64):
         before = two.gathers
-        assert not stopping.agreed()
+        assert not stopping.agreed(step)
         asked += [step] if two.gathers > before else []
     assert asked == [1, 3, 7, 15, 31, 63]

@@ -78,7 +78,7 @@ def test_a_sample_that_takes_too_long_ends_and_says_so(drawn, monkeypatch, capsy
 def test_with_sample_every_zero_there_is_none():
     for arguments, due in (["train.sample_every=0"], False), ([], True):
         config = load_config(arguments)
-        assert due_after(config.train.max_steps, config, last=True, stopping=False).sample is due
+        assert due_after(config.train.max_steps, config, last=True, save=False).sample is due
 
 
 def test_a_chat_model_stops_elsewhere_where_its_template_does(tmp_path):

@@ -15,12 +15,12 @@ import torch
 from config.schema import ConfigError, OptimConfig
 from data.prepared import CorpusInfo
 from model.gpt import GPT, GPTConfig
+from store.goodput import PASSES, UPDATE
 from training.distributed.accelerator import Accelerator
 from training.reporting.console import Console
 from training.reporting.metrics import MetricsFile, read_metrics
 from training.reporting.pictures import draw_curves
 from training.reporting.report import Report, TrainingStopped
-from training.reporting.timing import PASSES, UPDATE
 from training.reporting.track import figures_of
 from training.run.session import Session
 from training.step import learning_rate_at, make_optimizer, reseed

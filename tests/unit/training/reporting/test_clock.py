@@ -8,16 +8,8 @@ import time
 import pytest
 
 import runs
-from training.reporting.timing import (
-    DATA,
-    EVALUATION,
-    PASSES,
-    PHASES,
-    SNAPSHOT,
-    START,
-    UPDATE,
-    PhaseClock,
-)
+from store.goodput import DATA, EVALUATION, PASSES, PHASES, SNAPSHOT, START, UPDATE
+from training.reporting.timing import PhaseClock
 
 
 @pytest.fixture

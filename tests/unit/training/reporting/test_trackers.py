@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import runs
-from training.reporting.events import add_sample, read_events, read_samples
+from store.events import read_events
+from training.reporting.events import add_sample, read_samples
 from training.reporting.track import Cursor, Rows, figures_of
 
 STEPS = 40
