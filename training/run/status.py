@@ -13,6 +13,7 @@ from data.printable import printable
 from data.shared_files import acquire, file_lock
 from snapshot.errors import SnapshotError
 from snapshot.start import METRICS
+from store.events import newest_lines, read_events
 from store.kinds import named_store, ownership_of
 from store.ownership import AGAIN, DONE, ENDS, PERSON, duration, in_words, seconds_since, utc
 from store.records import EVENTS
@@ -25,7 +26,6 @@ from training.exits import (
     EXIT_TERMINATED,
     EXIT_USER_MISTAKE,
 )
-from training.reporting.events import newest_lines, read_events
 from training.run.run_dir import EXIT_CODE, LOCK, exit_code_in, holds_run
 from training.run.standby import run_id_in
 
