@@ -26,6 +26,8 @@ from training.distributed.environment import (
     on_cpu,
     processes_here,
     requested_precision,
+    restarted_by_launcher,
+    restarts_left,
     started_processes,
 )
 
@@ -159,6 +161,11 @@ def _elastic_refusals() -> list[str]:
         found.append(
             f"{named}. With torch's shared store, one that joins waits in vain for the address of "
             "the first: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on all of them."
+        )
+    if restarts_left() <= 0 and not restarted_by_launcher():
+        found.append(
+            f"{named}, and a launcher without restarts takes all others along when its processes "
+            "end: give --max_restarts 1000."
         )
     if is_on("ACCELERATE_USE_PARALLELISM_CONFIG"):
         found.append(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -47,13 +47,26 @@ from training.distributed.agreement import (
 from training.distributed.environment import processes_here, started_processes
 from training.reporting.events import Events
 from training.reporting.metrics import has_step, place_after
-from training.run.run_dir import RunLock, attempts_in, record_attempt
+from training.run.run_dir import RunLock, attempts_in, not_writable, record_attempt
 
 PART_BYTES = 32 << 20
 """Bytes of one message."""
-NO_SNAPSHOT = (-1, 0, 0)
 Files = list[tuple[str, int]]
 """Names and sizes."""
+
+
+class Newest(NamedTuple):
+    """The newest snapshot of a machine, in numbers that a tensor holds."""
+
+    step: int = -1
+    """-1 if there is none."""
+    manifest: int = 0
+    run: int = 0
+    written: int = 0
+    """When, in seconds since 1970."""
+
+
+NONE = (None, Newest())
 
 
 def share_newest(accelerator: Accelerator, config: Config, lock: RunLock) -> None:
@@ -67,24 +80,30 @@ def share_newest(accelerator: Accelerator, config: Config, lock: RunLock) -> Non
     run_dir, damaged = Path(config.run.dir), set[Path]()
     root = snapshots_in(run_dir)
     while True:
-        folder, mine = None, NO_SNAPSHOT
-        if accelerator.is_local_main_process:
-            folder, mine = _newest(root, damaged)
-        rows = _gathered(accelerator, mine)
-        newest = max(rows, key=lambda row: row[0])  # of several, the main process's
-        step, giver = newest[0], rows.index(newest)
-        if step < 0:
+        folder, mine = run_on_all(
+            accelerator,
+            lambda: _newest(root, damaged) if accelerator.is_local_main_process else NONE,
+        )
+        rows = [Newest(*row) for row in _gathered(accelerator, mine)]
+        trained_last = max(rows, key=lambda row: row.written)
+        if trained_last.step < 0:
             return
-        run_on_all(accelerator, partial(_refuse_other_run, run_dir, mine, rows))
-        lacks = lock.is_held and list(mine[:2]) != newest[:2]
+        run_on_all(accelerator, partial(_refuse_other_run, run_dir, mine, trained_last))
+        newest = max(rows, key=lambda row: row.step)  # of several, the main process's
+        giver = rows.index(newest)
+        lacks = lock.is_held and (mine.step, mine.manifest) != (newest.step, newest.manifest)
         if not _any(accelerator, lacks):
             break
         if (files := _files_of(accelerator, giver, folder, damaged)) is not None:
             parts = _sent(accelerator, giver, folder, files)
-            write = partial(_write_snapshot, root, step, config.snapshot.keep, parts)
-            _received(accelerator, parts, write, lacks)
+            write = partial(_write_snapshot, root, newest.step, config.snapshot.keep, parts)
+            _received(accelerator, run_dir, parts, write, lacks)
             break
-    _share_metrics(accelerator, run_dir, step, lock.is_held)
+    _share_metrics(accelerator, run_dir, newest.step, lock.is_held)
+    mine_before = json.dumps(sorted(attempts_in(run_dir)))
+    for attempt in json.loads(broadcast_text(accelerator, mine_before, giver)):
+        if lock.is_held:  # whoever takes over from them knows that they are over
+            record_attempt(run_dir, attempt)
 
 
 def share_records(accelerator: Accelerator, config: Config, lock: RunLock) -> None:
@@ -111,27 +130,26 @@ def _is_one_machine() -> bool:
     return started_processes() == processes_here()
 
 
-def _newest(root: Path, damaged: set[Path]) -> tuple[Path | None, tuple[int, int, int]]:
-    """The newest snapshot that can be read, and its step, manifest and run as numbers."""
+def _newest(root: Path, damaged: set[Path]) -> tuple[Path | None, Newest]:
+    """The newest snapshot that can be read. Raises SnapshotError if the folder cannot be read."""
     for folder in snapshot_folders(root):
         if folder not in damaged:
-            try:
+            with suppress(SnapshotError, OSError):
                 state, manifest = read_state(folder), manifest_sha256(folder)
-            except (SnapshotError, OSError):
-                continue
-            run = hashlib.sha256(state.run_id.encode()).hexdigest()
-            return folder, (state.step, digest_number(manifest), digest_number(run))
-    return None, NO_SNAPSHOT
+                run = hashlib.sha256(state.run_id.encode()).hexdigest()
+                written = int((folder / MANIFEST).stat().st_mtime)
+                numbers = (state.step, digest_number(manifest), digest_number(run), written)
+                return folder, Newest(*numbers)
+    return NONE
 
 
-def _refuse_other_run(run_dir: Path, mine: tuple[int, int, int], rows: list[list[int]]) -> None:
-    """Raise SnapshotError if this machine's run is not that of the first machine that has one."""
-    first = next(row for row in rows if row[0] >= 0)
-    if mine[0] >= 0 and mine[2] != first[2]:
+def _refuse_other_run(run_dir: Path, mine: Newest, trained_last: Newest) -> None:
+    """Raise SnapshotError if this machine has another run than the one that was trained last."""
+    if mine.step >= 0 and mine.run != trained_last.run:
         raise SnapshotError(
-            f"run.dir={run_dir} holds another run on this machine than on the first that has one. "
-            "Move it away here, or give the run another run.name (and run.dir, if that is set) on "
-            "all machines."
+            f"run.dir={run_dir} holds another run on this machine than on the machine that trained "
+            "last. Move it away here, or give the run another run.name (and run.dir, if that is "
+            "set) on all machines."
         )
 
 
@@ -159,20 +177,20 @@ def _sent(
 ) -> Iterator[tuple[str, bytes]]:
     """The giver's files in parts, by their names, on all processes. Each must take all of them."""
     for name, size in files:
-        opened = None
-        if accelerator.process_index == giver and folder is not None:
-            opened = open(folder / name, "rb")  # noqa: SIM115
+        gives = accelerator.process_index == giver and folder is not None
         for begin in range(0, size, PART_BYTES):
-            count = min(PART_BYTES, size - begin)
-            content = bytearray(count) if opened is None else bytearray(opened.read(count))
+            content = bytearray(min(PART_BYTES, size - begin))
+            if gives and folder is not None:
+                with suppress(OSError), open(folder / name, "rb") as opened:
+                    opened.seek(begin)
+                    opened.readinto(content)  # what cannot be read fails the check of its hash
             part = torch.frombuffer(content, dtype=torch.uint8).to(accelerator.device)
             yield name, broadcast(part, giver).cpu().numpy().tobytes()
-        if opened is not None:
-            opened.close()
 
 
 def _received(
     accelerator: Accelerator,
+    run_dir: Path,
     parts: Iterator[tuple[str, bytes]],
     write: Callable[[], None],
     lacks: bool,
@@ -184,10 +202,7 @@ def _received(
             if lacks:
                 write()
         except OSError as error:
-            raise SnapshotError(
-                "what another machine has of the run cannot be written here: "
-                f"{error.strerror} ({error.filename}). Free some space."
-            ) from error
+            raise not_writable(run_dir, error) from error
         finally:
             for _ in parts:  # the others wait for each of them
                 pass
@@ -200,7 +215,9 @@ def _write_snapshot(root: Path, step: int, keep: int, parts: Iterator[tuple[str,
     with atomic_folder(root, folder_name(step), make_way) as building:
         for name, content in parts:
             if name != MANIFEST and FILE_NAME.fullmatch(name) is None:
-                raise SnapshotError(f"another machine sends a file that no snapshot has: {name!r}")
+                raise SnapshotError(
+                    f"another machine's manifest lists {name!r}: no snapshot has that"
+                )
             with open(building / name, "ab") as opened:
                 opened.write(content)
         verify(building)
@@ -209,10 +226,15 @@ def _write_snapshot(root: Path, step: int, keep: int, parts: Iterator[tuple[str,
 
 def _share_metrics(accelerator: Accelerator, run_dir: Path, step: int, takes: bool) -> None:
     """Send metrics.jsonl up to a step to the machines without that step's lines."""
-    path, size = run_dir / METRICS, 0
-    if accelerator.is_local_main_process and has_step(path, step):
-        with open(path, "rb") as opened:
-            size = place_after(opened, step)
+    path = run_dir / METRICS
+
+    def bytes_of_steps() -> int:
+        if accelerator.is_local_main_process and has_step(path, step):
+            with open(path, "rb") as opened:
+                return place_after(opened, step)
+        return 0
+
+    size = run_on_all(accelerator, bytes_of_steps)
     lacks = takes and not size
     sizes = [row[0] for row in _gathered(accelerator, (size,))]
     if not _any(accelerator, lacks) or not any(sizes):
@@ -227,7 +249,7 @@ def _share_metrics(accelerator: Accelerator, run_dir: Path, step: int, takes: bo
                 opened.write(content)
         partial.replace(path)
 
-    _received(accelerator, parts, write, lacks)
+    _received(accelerator, run_dir, parts, write, lacks)
 
 
 def _gathered(accelerator: Accelerator, numbers: tuple[int, ...]) -> list[list[int]]:

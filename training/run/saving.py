@@ -18,7 +18,7 @@ from config.schema import Config
 from data.tokenizer import Tokenizer
 from data.tokenizer_files import GENERATION
 from model.sharded import is_sharded, reshard, writes_shard
-from snapshot.disk.files import TEMPORARY_PREFIX, snapshots_in, write_json
+from snapshot.disk.files import TEMPORARY_PREFIX, folder_name, snapshots_in, write_json
 from snapshot.disk.model import BaseReference
 from snapshot.disk.peers import Peers
 from snapshot.disk.pruning import prune
@@ -78,10 +78,13 @@ class SnapshotWriter:
         base: BaseReference | None = None,
         generation: dict[str, Any] | None = None,
         saved: Callable[[], object] = lambda: None,
+        keeps_copies: bool = False,
     ) -> None:
         """`generation` is the content of generation_config.json, if snapshots have one.
 
-        `saved` is called when a snapshot is on disk, before its upload.
+        With `keeps_copies` a process writes what it has whole, beside the main process: the first
+        of a machine whose disk may be the only one that is left. `saved` is called when a snapshot
+        is on disk, before its upload.
         """
         self.pending = False
         """Whether a snapshot has begun that the next update must wait for."""
@@ -96,11 +99,13 @@ class SnapshotWriter:
         seconds = max(config.run.start_timeout_seconds, config.run.collective_timeout_seconds)
         bare_model = unwrapped(accelerator, model)
         self._peers = find_peers(accelerator, bare_model, self._root, seconds, report.console)
+        sharded = any(map(is_sharded, bare_model.parameters()))
+        self._writes_all = accelerator.is_main_process or (keeps_copies and not sharded)
         pinned = accelerator.device.type == "cuda"
         self._destination = Destination(
             self._root,
             config.snapshot.piece_bytes,
-            accelerator.is_main_process,
+            self._writes_all,
             self._peers,
             StagingBuffer(config.snapshot.staging_bytes, _room_for_copies, pinned),
         )
@@ -171,8 +176,7 @@ class SnapshotWriter:
         Only where every process has the whole state may this be called. The first that calls it on
         a disk writes, in a thread that `end` waits for.
         """
-        name = f"{TEMPORARY_PREFIX}rescue-{state.step}"
-        if self._report.saved_step >= state.step or self._is_taken(self._root / name):
+        if self._is_taken(self._root / f"{TEMPORARY_PREFIX}rescue-{state.step}"):
             return
         if self._accelerator.scaler is not None:
             state.loss_scaler = self._accelerator.scaler.state_dict()
@@ -183,6 +187,8 @@ class SnapshotWriter:
         def write() -> None:
             if before is not None:
                 before.join()  # it is a good one
+            if (self._root / folder_name(state.step)).exists():
+                return
             try:
                 snapshot = begin_snapshot(
                     alone,
@@ -248,7 +254,7 @@ class SnapshotWriter:
 
     def prune(self, newest: int) -> None:
         """Remove the snapshots up to step `newest` that neither the run nor an upload needs."""
-        if not self._accelerator.is_main_process:
+        if not self._writes_all:
             return
         report, uploads = self._report, self._report.uploads
         try:
@@ -271,7 +277,7 @@ class SnapshotWriter:
     @property
     def _writes(self) -> bool:
         """Whether this process writes, alone or as one of several."""
-        return self._accelerator.is_main_process or (self._peers is not None and self._peers.writes)
+        return self._writes_all or (self._peers is not None and self._peers.writes)
 
     def _join(self, seconds: float | None = None) -> None:
         if self._thread is not None:

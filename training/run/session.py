@@ -25,6 +25,8 @@ from data.corpus import Corpus
 from data.streaming.streamed import StreamedText
 from model.family import LanguageModel
 from model.sharded import is_sharded
+from snapshot.disk.files import snapshots_in
+from snapshot.disk.pruning import remove_leftovers
 from snapshot.disk.shards import snapshot_bytes
 from snapshot.disk.state import ONE, SEVERAL, RunState
 from snapshot.start import Start
@@ -166,6 +168,8 @@ class Session:
         configuration tells.
         """
         accelerator, config = self.accelerator, self.config
+        if self._lock.is_held:
+            remove_leftovers(snapshots_in(Path(config.run.dir)))  # of transfers that were cut off
         share_newest(accelerator, config, self._lock)
         self._hold = own_run(accelerator, config, self.signals)
         self.start: Start = agree_on_start(accelerator, config, self._lock)
@@ -295,6 +299,7 @@ class Session:
             base=None if self.pretrained is None else self.pretrained.reference,
             generation=self._generation,
             saved=self._read_clock,
+            keeps_copies=is_elastic() and self._lock.is_held,
         )
         optimizer.optimizer.register_step_pre_hook(self._before_update)
         # Where each process has the whole state, those that are left can save it. With GPUs, NCCL's

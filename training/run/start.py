@@ -22,6 +22,7 @@ from snapshot.base import Base
 from snapshot.config_values import changed_values
 from snapshot.disk.checking import check_snapshot
 from snapshot.disk.files import (
+    TEMPORARY_PREFIX,
     manifest_entries,
     manifest_sha256,
     snapshots_in,
@@ -87,8 +88,19 @@ def lock_run_dir(accelerator: Accelerator, config: Config, lock: RunLock) -> Non
         lock.leave_code_in(None)  # the main process's refusal is not this machine's exit code
     run_on_all(accelerator, check)
     run_on_main(accelerator, lambda: lock.acquire(run_dir))
+    # Some shared disks have locks that only count on one machine.
+    seen = decided_by_main(accelerator, lambda: _leave_mark(run_dir))
     if accelerator.is_local_main_process and not accelerator.is_main_process:
-        lock.acquire_on_other_machine(run_dir)
+        if not (run_dir / seen).exists():
+            lock.acquire_on_other_machine(run_dir)
+    run_on_main(accelerator, lambda: (run_dir / seen).unlink(missing_ok=True))
+
+
+def _leave_mark(run_dir: Path) -> str:
+    """Create a file by which another machine knows that it sees the main process's disk."""
+    mark = f"{TEMPORARY_PREFIX}main-{uuid.uuid4().hex[:8]}"
+    (run_dir / mark).touch()
+    return mark
 
 
 def read_by(config: Config) -> Iterator[tuple[str, str]]:
@@ -228,8 +240,8 @@ class Chosen:
         if lacks:
             if self.remote is None:
                 raise SnapshotError(
-                    f"{folder} is missing or differs on this machine: every machine must see the "
-                    "same run.dir. Put it on a shared disk, or give the run a hub.repo_id."
+                    f"{folder} is missing or damaged on this machine. Remove what is left of it "
+                    "here, and start again: another machine sends it."
                 )
             root = snapshots_in(Path(config.run.dir))
             root = root / ORIGIN if ORIGIN in folder.parts else root

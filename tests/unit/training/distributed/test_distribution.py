@@ -330,6 +330,7 @@ def test_what_belongs_to_another_engine_is_refused(
     ("config", "changes", "variables", "words"),
     [
         ("ddp_cpu.yaml", {}, {"TORCHELASTIC_USE_AGENT_STORE": "True"}, "RDZV_TCP_STORE=1"),
+        ("ddp_cpu.yaml", {}, {"TORCHELASTIC_MAX_RESTARTS": "0"}, "give --max_restarts 1000"),
         ("fsdp_cpu.yaml", {}, {"LOCAL_WORLD_SIZE": "1"}, "begin the range with 2"),
         ("fsdp_cpu.yaml", {"parallelism_config_cp_size": 2}, {}, "fixes the number of processes"),
     ],
@@ -338,7 +339,8 @@ def test_what_would_work_until_a_machine_joins_is_refused(
     launched, states, monkeypatch, tmp_path, config, changes, variables, words
 ):
     launched(runs.rehearsal(config, tmp_path, 2, **changes), 2)
-    variables = {"PET_NNODES": "1:4", "LOCAL_WORLD_SIZE": "2"} | variables
+    usual = {"PET_NNODES": "1:4", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_MAX_RESTARTS": "9"}
+    variables = usual | variables
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     (sentence,) = sentences(states)
