@@ -77,6 +77,11 @@ def processes_here() -> int:
     return int(env_var("LOCAL_WORLD_SIZE", "1"))
 
 
+def is_one_machine() -> bool:
+    """Whether all processes of the run are on this machine."""
+    return started_processes() == processes_here()
+
+
 def machine_number() -> int:
     """The number that the launcher gave this machine, counted from 0."""
     return int(env_var("GROUP_RANK", "0"))

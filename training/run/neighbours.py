@@ -44,7 +44,7 @@ from training.distributed.agreement import (
     digest_number,
     run_on_all,
 )
-from training.distributed.environment import processes_here, started_processes
+from training.distributed.environment import is_one_machine
 from training.reporting.events import Events
 from training.reporting.metrics import has_step, place_after
 from training.run.run_dir import RunLock, attempts_in, not_writable, record_attempt
@@ -75,7 +75,7 @@ def share_newest(accelerator: Accelerator, config: Config, lock: RunLock) -> Non
     Every process must call this. A machine that shares the main process's disk lacks nothing.
     Raises SnapshotError where machines hold different runs, or one cannot write the files.
     """
-    if _is_one_machine() or config.snapshot.resume == "never":  # which says to use none
+    if is_one_machine() or config.snapshot.resume == "never":  # which says to use none
         return
     run_dir, damaged = Path(config.run.dir), set[Path]()
     root = snapshots_in(run_dir)
@@ -111,7 +111,7 @@ def share_records(accelerator: Accelerator, config: Config, lock: RunLock) -> No
 
     Every process must call this. Another machine may have the main process next time.
     """
-    if _is_one_machine():
+    if is_one_machine():
         return
     run_dir = Path(config.run.dir)
 
@@ -124,10 +124,6 @@ def share_records(accelerator: Accelerator, config: Config, lock: RunLock) -> No
             Events(run_dir / EVENTS, "").merge(events.encode())
         for attempt in attempts:
             record_attempt(run_dir, attempt)
-
-
-def _is_one_machine() -> bool:
-    return started_processes() == processes_here()
 
 
 def _newest(root: Path, damaged: set[Path]) -> tuple[Path | None, Newest]:

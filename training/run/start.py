@@ -54,7 +54,7 @@ from training.distributed.agreement import (
     run_on_all,
     run_on_main,
 )
-from training.distributed.environment import is_elastic, restarted_by_launcher
+from training.distributed.environment import is_elastic, is_one_machine, restarted_by_launcher
 from training.exits import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER_MISTAKE
 from training.reporting.metrics import MetricsFile, has_step
 from training.run.pretrained import with_settled_rate
@@ -88,12 +88,16 @@ def lock_run_dir(accelerator: Accelerator, config: Config, lock: RunLock) -> Non
         lock.leave_code_in(None)  # the main process's refusal is not this machine's exit code
     run_on_all(accelerator, check)
     run_on_main(accelerator, lambda: lock.acquire(run_dir))
+    if is_one_machine():
+        return
     # Some shared disks have locks that only count on one machine.
-    seen = decided_by_main(accelerator, lambda: _leave_mark(run_dir))
-    if accelerator.is_local_main_process and not accelerator.is_main_process:
-        if not (run_dir / seen).exists():
-            lock.acquire_on_other_machine(run_dir)
-    run_on_main(accelerator, lambda: (run_dir / seen).unlink(missing_ok=True))
+    mark = run_dir / decided_by_main(accelerator, lambda: _leave_mark(run_dir))
+    first = accelerator.is_local_main_process and not accelerator.is_main_process
+    run_on_all(
+        accelerator,
+        lambda: first and not mark.exists() and lock.acquire_on_other_machine(run_dir),
+    )
+    run_on_main(accelerator, lambda: mark.unlink(missing_ok=True))
 
 
 def _leave_mark(run_dir: Path) -> str:
