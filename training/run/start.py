@@ -92,11 +92,13 @@ def lock_run_dir(accelerator: Accelerator, config: Config, lock: RunLock) -> Non
         return
     # Some shared disks have locks that only count on one machine.
     mark = run_dir / decided_by_main(accelerator, lambda: _leave_mark(run_dir))
-    first = accelerator.is_local_main_process and not accelerator.is_main_process
-    run_on_all(
-        accelerator,
-        lambda: first and not mark.exists() and lock.acquire_on_other_machine(run_dir),
-    )
+
+    def acquire() -> None:
+        first = accelerator.is_local_main_process and not accelerator.is_main_process
+        if first and not mark.exists():
+            lock.acquire_on_other_machine(run_dir)
+
+    run_on_all(accelerator, acquire)
     run_on_main(accelerator, lambda: mark.unlink(missing_ok=True))
 
 
