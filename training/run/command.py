@@ -148,7 +148,7 @@ def _print(error: Exception, stopping: bool, session: Session | None) -> bool:
     if isinstance(error, FailedElsewhere):
         # When a process ends, the launcher ends all: the one that reports must be the first.
         time.sleep(REPORTING_SECONDS)
-        return error.for_good and prints and not is_elastic()  # the others go on without it
+        return error.for_good and prints and not is_elastic()  # the others continue without it
     if isinstance(error, (*USER_MISTAKES, TrainingStopped)):
         if not prints:
             time.sleep(REPORTING_SECONDS)

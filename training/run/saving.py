@@ -82,9 +82,9 @@ class SnapshotWriter:
     ) -> None:
         """`generation` is the content of generation_config.json, if snapshots have one.
 
-        With `keeps_copies` a process writes what it has whole, beside the main process: the first
-        of a machine whose disk may be the only one that is left. `saved` is called when a snapshot
-        is on disk, before its upload.
+        With `keeps_copies` this process writes whatever it has whole, as the main process does: it
+        is the first of a machine whose disk may be the only one that is left. `saved` is called
+        when a snapshot is on disk, before its upload.
         """
         self.pending = False
         """Whether a snapshot has begun that the next update must wait for."""
