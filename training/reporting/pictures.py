@@ -18,7 +18,8 @@ import numpy as np
 from config.schema import Config
 from data.printable import printable
 from snapshot.disk.files import snapshot_folders, snapshots_in, step_of, write_whole
-from store.events import history_of, read_events
+from store.events import Event, history_of, read_events
+from store.goodput import goodput_of
 from store.records import EVENTS
 from training.reporting.console import Console
 from training.reporting.events import read_samples
@@ -172,7 +173,7 @@ def write_page(config: Config, records: Sequence[Record], unit: str) -> None:
             [(r["step"], r["tokens_per_second"]) for r in train if "tokens_per_second" in r],
         ),
         _samples(run_dir),
-        _events(run_dir),
+        *_times_and_events(read_events(run_dir / EVENTS)),
         _snapshots(run_dir),
         _in_the_store(config, train),
     ]
@@ -251,15 +252,25 @@ def _samples(run_dir: Path) -> str:
     return "<h2>Samples</h2>\n" + "\n".join(entries)
 
 
-def _events(run_dir: Path) -> str:
-    found = history_of(read_events(run_dir / EVENTS))
+def _times_and_events(events: list[Event]) -> list[str]:
+    """Where the time of the run went, over all attempts, and what happened to it."""
+    found, spent = history_of(events), goodput_of(events)
+    time = []
+    if spent is not None:
+        shares = [
+            (kind, f"{seconds:,.1f}", f"{seconds / (spent.total or 1):.1%}")
+            for kind, seconds in spent.seconds.items()
+        ]
+        heads = ("", "machine-seconds", "share")
+        time = [f"<h2>Time</h2>\n<p>Goodput: {escape(spent.in_words())}.</p>"]
+        time.append(table("Time", heads, shares))
     attempts = len({event["attempt"] for event in found})
     rows = [
         (event["time"][:16].replace("T", " "), f"{event['step']:,}", event["event"], event["text"])
         for event in found[-MOST_EVENTS:]
     ]
     head = f"<h2>Events</h2>\n<p>Attempts so far: {attempts}.</p>"
-    return f"{head}\n{table('Events', ('UTC', 'step', 'event', ''), rows)}"
+    return [*time, f"{head}\n{table('Events', ('UTC', 'step', 'event', ''), rows)}"]
 
 
 def _snapshots(run_dir: Path) -> str:

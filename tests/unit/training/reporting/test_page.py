@@ -11,6 +11,7 @@ import pytest
 
 import web_browser
 from config.schema import Config, HubConfig
+from store.goodput import Reading
 from training.reporting.events import Events, add_sample
 from training.reporting.pictures import round_ticks, write_page
 
@@ -76,6 +77,20 @@ def test_a_page_shows_the_run(tmp_path):
     pictures = [attributes for tag, attributes in page.found if tag == "svg"]
     assert [one["role"] for one in pictures] == ["img", "img"]
     assert pictures[0]["aria-label"].startswith("Loss in nats per character over steps; at step 5")
+
+
+def test_a_page_shows_where_the_time_of_all_attempts_went(tmp_path):
+    events = Events(tmp_path / "events.jsonl", "0" * 32)
+    for number, name in enumerate(("a" * 8, "b" * 8)):  # the second one resumes step 3 of 5
+        seconds = {"start": 5.0, "forward and backward": 90.0, "data": 5.0}
+        at = 1.7e9 + 1_000 * number
+        events.read_clock(Reading(name, 3 * number, 5, 5, 1, at, 0.0, seconds))
+    page = page_of(tmp_path, records=steps(5))
+    text = "\n".join(page.texts)
+    assert "Goodput: 72.0% of 0.06 machine-hours in 2 attempts; 1 interruption, 2 steps" in text
+    for shown in ("steps in the model", "steps lost and redone", "36.0", "18.0%"):
+        assert shown in text
+    assert "clock" not in text, "readings are for programs"
 
 
 def test_nothing_in_a_run_is_markup(tmp_path):
