@@ -102,6 +102,7 @@ class Hold:
         self._changed = threading.Condition()
         self._asking = threading.Lock()
         self._is_over = False
+        self._last_word: threading.Thread | None = None
 
     def begin(self) -> Hold:
         """Begin to give signs of life; returns itself."""
@@ -113,17 +114,22 @@ class Hold:
         with self._changed:
             self.owner = replace(self.owner, step=step)
 
-    def release(self, ended: str) -> None:
-        """End the ownership with a last word, for which others do not wait longer than seconds."""
+    def release(self, ended: str, seconds: float = RELEASE_SECONDS) -> None:
+        """End the ownership with a last word, and wait at most so long until the store has it.
+
+        A second call only waits.
+        """
         with self._changed:
-            if self._is_over:
-                return
-            self._is_over = True
-            self.owner = replace(self.owner, ended=ended)
-            self._changed.notify_all()
-        words = threading.Thread(target=self._say_last, name="last word", daemon=True)
-        words.start()
-        words.join(RELEASE_SECONDS)
+            if not self._is_over:
+                self._is_over = True
+                self.owner = replace(self.owner, ended=ended)
+                self._changed.notify_all()
+                word = threading.Thread(target=self._say_last, name="last word", daemon=True)
+                word.start()
+                self._last_word = word
+            last_word = self._last_word
+        if last_word is not None:
+            last_word.join(max(0.0, seconds))
 
     def lose(self) -> None:
         """Another attempt owns the run: give no more signs of life."""

@@ -34,7 +34,7 @@ from store.events import read_events
 from store.goodput import END, UPDATE, UPLOAD, Reading, interruptions_in
 from store.ownership import AGAIN, DONE, PERSON
 from store.records import EVENTS
-from store.standby import Hold
+from store.standby import RELEASE_SECONDS, Hold
 from store.uploader import Uploader
 from training import shared_matrices
 from training.distributed.accelerator import (
@@ -78,7 +78,15 @@ from training.run.records import begin_records
 from training.run.run_dir import RunLock
 from training.run.save_steps import SaveSteps
 from training.run.saving import SnapshotWriter
-from training.run.signals import LAST_WORDS_SECONDS, Phase, Signals, exit_code_of
+from training.run.signals import (
+    LAST_WORDS_SECONDS,
+    MONEY_IS_SPENT,
+    TIME_IS_OVER,
+    WORKER_GONE,
+    Phase,
+    Signals,
+    exit_code_of,
+)
 from training.run.standby import own_run
 from training.run.start import (
     agree_on_start,
@@ -93,6 +101,9 @@ from training.run.text import blocks_of
 from training.run.tuning import is_exact, tuning_for
 from training.run.uploading import begin_uploads, finish_uploads, longest_finish_seconds
 from training.step import build_gradient_buckets, compute_reproducibly, one_pass
+
+ENDS_ALL = (TIME_IS_OVER, MONEY_IS_SPENT)
+"""Causes that end all machines of a run, also where they come and go."""
 
 
 class Due(NamedTuple):
@@ -380,7 +391,7 @@ class Session:
         if self._last or self._stopping:  # before the snapshot, whose upload has the events
             self.console.note("end" if self._last else "stop", step, self._stop.reason)
             if self._uploads is not None:
-                self._uploads.ends_as(self._ends_as())
+                self._uploads.ends_as(self._ends_as(self.signals.cause))
         save = self._last or self._stopping or self._saves.is_due(step)
         self._due = due_after(step, self.config, self._last, save)
         if save:
@@ -422,8 +433,8 @@ class Session:
         self.signals.phase = Phase.UPLOADING
         if self.finished:
             summary.print_finished(self.console, self.state.step)
-            self.release(DONE)
             self._finish_uploads(self.start.folder)
+            self._release_after_uploads(self.signals.cause, self._seconds_to_release())
             return EXIT_DONE
         assert self._writer is not None
         self.report.clock.enter(END)
@@ -437,6 +448,7 @@ class Session:
                 share_newest(self.accelerator, self.config, self._lock)
         with self.report.clock.within(UPLOAD):
             self._finish_uploads(self.report.last_snapshot if self._last else None)
+            self._release_after_uploads(self.signals.cause, self._seconds_to_release())
         self._read_clock()
         self._writer.prune(self.state.step)  # what an upload needed until now
         self._trackers.end(self.signals.seconds_left() - LAST_WORDS_SECONDS)
@@ -462,10 +474,10 @@ class Session:
             self.report.write_alone(self.accelerator, self._agreed_loss)
             self._writer.rescue(self.state)
 
-    def release(self, end: str) -> None:
-        """Say in the store that this attempt no longer owns the run, if it does."""
+    def release(self, end: str, seconds: float = RELEASE_SECONDS) -> None:
+        """Say in the store that this attempt no longer owns the run, if it does, within seconds."""
         if self._hold is not None:
-            self._hold.release(end)
+            self._hold.release(end, seconds)
 
     def finish_writing(self, seconds: float | None = None) -> None:
         """Wait at most this long, after an error, for a snapshot that began before it."""
@@ -478,11 +490,28 @@ class Session:
         if self._uploads is not None:
             self._uploads.flush(seconds)
 
-    def _ends_as(self) -> str:
-        """How this attempt ends, for others who see the store."""
+    def _ends_as(self, cause: int | None) -> str:
+        """How this attempt ends, for others who see the store; empty if it only falls silent.
+
+        Then the next attempt of its launchers owns the run without a wait, and standbys wait.
+        """
         if self._last:
             return DONE
-        return PERSON if self.signals.cause == signal.SIGINT else AGAIN
+        if cause == WORKER_GONE or (is_elastic() and cause not in ENDS_ALL):
+            return ""
+        return PERSON if cause == signal.SIGINT else AGAIN
+
+    def _release_after_uploads(self, cause: int | None, seconds: float) -> None:
+        """Say how the attempt ends, unless its last upload has said so."""
+        if cause == signal.SIGINT and not is_elastic():
+            # Where all steps are done, the store lacks the last: a standby would compute it again.
+            self.release(PERSON, seconds)
+        elif end := self._ends_as(cause):
+            self.release(end, seconds)
+
+    def _seconds_to_release(self) -> float:
+        """How long `end` may wait for that: it needs the rest of the grace time itself."""
+        return min(RELEASE_SECONDS, self.signals.seconds_left() - LAST_WORDS_SECONDS / 4)
 
     def _before_update(self, *_: object) -> None:
         """Called by the optimizer: the update must not change what a pending snapshot holds."""
@@ -512,5 +541,7 @@ class Session:
                 write_now(f"\nstopped by {why}. {RESUME}\n", LAST_WORDS_SECONDS)
             if not why:  # an error ended the run before, perhaps while it writes a snapshot
                 self.finish_writing(WRITING_SECONDS)
+            if self.signals.phase is not Phase.FAILED:
+                self._release_after_uploads(cause, LAST_WORDS_SECONDS)
         finally:
             os._exit(code)

@@ -7,12 +7,13 @@ import random
 import signal
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 
 from config.schema import Config
 from config.stored import as_plain
@@ -20,7 +21,14 @@ from snapshot.disk.files import snapshot_folders, snapshots_in
 from snapshot.disk.state import read_state
 from snapshot.errors import OtherRun, SnapshotError
 from snapshot.run_store import RunStore, newest_state, open_repo
-from store.errors import HubError, HubOffline, HubUnreachable
+from store.errors import (
+    HubError,
+    HubNoFile,
+    HubNoRevision,
+    HubOffline,
+    HubRefused,
+    HubUnreachable,
+)
 from store.kinds import ownership_of
 from store.ownership import DONE, ENDS, Owner, duration, in_words, machine_name, utc
 from store.standby import (
@@ -51,13 +59,18 @@ def own_run(accelerator: Accelerator, config: Config, signals: Signals) -> Hold 
     None without `hub.standby` or a store, on the other processes, and for a run that is done. Every
     process must call this. The main process alone asks the store, and all agree every few seconds,
     so no collective times out. Raises NothingToDo if the run ended meanwhile, the errors of
-    `open_repo`, and OtherRun for the run of another configuration.
+    `open_repo` and of a store that cannot be read or refuses, and OtherRun for the run of another
+    configuration.
     """
     store = store_of(config)
     if not config.hub.standby or store is None:
         return None
     slice_seconds = min(SLICE_SECONDS, config.run.start_timeout_seconds / 4)
-    standby = Standby(config, store, signals) if accelerator.is_main_process else None
+    # A machine that has just joined may have the main process, and know none of them.
+    over = gather_object([*attempts_in(Path(config.run.dir))])
+    standby = None
+    if accelerator.is_main_process:
+        standby = Standby(config, store, signals, over=over)
 
     def step() -> list[Any]:
         assert standby is not None
@@ -82,13 +95,15 @@ class Standby:
         say: Callable[[str], None] = lambda text: print(shown(text), flush=True),
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        over: Collection[str] = (),
     ) -> None:
+        """`over` are attempts that other machines know to be over."""
         self.hold: Hold | None = None
         """The ownership, once this attempt has it."""
         self._config, self._store, self._signals = config, store, signals
         self._say, self._clock, self._sleep = say, clock, sleep
         self._run_dir = Path(config.run.dir)
-        self._over = attempts_in(self._run_dir)
+        self._over = attempts_in(self._run_dir).union(over)
         self._local_run = run_id_in(self._run_dir)
         self._ownership = ownership_of(store.hub)
         self._watch = Watch(self._over, config.train.max_steps, clock)
@@ -189,7 +204,8 @@ class Standby:
                 f"{duration(owner.silence_seconds)} without a sign of life"
             )
         else:
-            why = "it was this disk's" if found.attempt_id in self._over else _gone(found)
+            is_over = found.attempt_id in self._over
+            why = "it was an attempt of this start's machines" if is_over else _gone(found)
             self._say(f"standby   takes over from {found.as_words()} at step {found.step:,}: {why}")
         return OWNS, 0
 
@@ -233,7 +249,10 @@ class Standby:
     def _note_trouble(self, error: Exception) -> None:
         """Say once that the store cannot be read, and look again after longer and longer pauses."""
         reason = str(error).rstrip(".")
-        if self._told is None and isinstance(error, HubUnreachable):
+        # A commit, or a file of it, may be gone between two requests.
+        passes = isinstance(error, (HubNoRevision, HubNoFile))
+        refuses = isinstance(error, (HubRefused, SnapshotError)) and not passes
+        if self._told is None and (refuses or isinstance(error, HubUnreachable)):
             raise error  # nothing is known yet: a start that cannot ask must not train
         if self._trouble is None:
             self._say(

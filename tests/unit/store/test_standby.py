@@ -165,6 +165,20 @@ def test_an_owner_gives_signs_until_its_last_word():
     assert (len(meeting.signs), lost) == (count, [])
 
 
+def test_a_last_word_is_waited_for_again_by_who_asks_again():
+    """The end of a run waits for it shortly; the handler of signals then waits on."""
+    meeting, may_answer = Meeting(), threading.Event()
+    word = meeting.release
+    meeting.release = lambda mine: may_answer.wait(20) and word(mine)
+    hold = Hold(meeting, OWNER, lambda: None)
+    hold.release(PERSON, 0.01)
+    hold.release(AGAIN, -1.0)
+    assert meeting.released == []
+    may_answer.set()
+    hold.release(AGAIN, 20.0)
+    assert [one.ended for one in meeting.released] == [PERSON]
+
+
 def test_an_owner_that_was_replaced_gives_no_sign_and_says_so_once():
     meeting, lost = Meeting(), threading.Semaphore(0)
     meeting.owner = replace(OWNER, attempt_id="b" * 32)

@@ -9,7 +9,8 @@ import pytest
 
 from config.compose import load_config
 from config.schema import ConfigError
-from store.errors import HubRefused, HubUnreachable
+from snapshot.errors import SnapshotError
+from store.errors import HubNoRevision, HubRefused, HubUnreachable
 from store.ownership import AGAIN, DONE, PERSON, Owner
 from training.run import standby as file
 from training.run.run_dir import attempts_in
@@ -25,6 +26,7 @@ class Store:
     def __init__(self) -> None:
         self.owner: Owner | None = OWNER
         self.error: Exception | None = None
+        self.refusal: Exception | None = None
         self.looks = 0
         self.is_slower = False
         """Whether another standby takes the run first."""
@@ -36,6 +38,8 @@ class Store:
         return self.owner
 
     def take(self, mine: Owner) -> Owner | None:
+        if self.refusal is not None:
+            raise self.refusal
         if self.is_slower:
             self.owner = replace(OWNER, attempt_id="c" * 32)
             return None
@@ -60,9 +64,9 @@ def scene(tmp_path, monkeypatch):
     def sleep(seconds: float) -> None:
         clock[0] += seconds
 
-    def make() -> Standby:
+    def make(over=()) -> Standby:
         hub = SimpleNamespace(hub=SimpleNamespace(name="me/run"))
-        return Standby(config, hub, signals, said.append, lambda: clock[0], sleep)
+        return Standby(config, hub, signals, said.append, lambda: clock[0], sleep, over)
 
     def wait(standby: Standby, seconds: float) -> tuple[str, int]:
         end, found = clock[0] + seconds, (WAITS, 0)
@@ -104,6 +108,24 @@ def test_the_first_start_owns_the_run_at_once(scene):
 def test_a_restart_on_the_same_disk_does_not_wait(scene):
     (scene.tmp_path / "attempts.txt").write_text(f"{OWNER.attempt_id}\n")
     assert scene.make().step(10.0) == (OWNS, 0)
+
+
+def test_an_attempt_that_another_machine_of_the_group_knows_to_be_over_is_not_waited_for(
+    scene, monkeypatch
+):
+    """A machine that joins may become the main process, without the attempts on its disk."""
+
+    def decided(_, decide):
+        decision = decide()
+        assert decision[0] == OWNS
+        return decision
+
+    store = SimpleNamespace(hub=SimpleNamespace(name="me/run"))
+    monkeypatch.setattr(file, "store_of", lambda _: store)
+    monkeypatch.setattr(file, "decided_by_main", decided)
+    monkeypatch.setattr(file, "gather_object", lambda mine: [*mine, OWNER.attempt_id])
+    hold = file.own_run(SimpleNamespace(is_main_process=True), scene.config, scene.signals)
+    assert hold.owner == scene.store.owner != OWNER
 
 
 def test_another_run_on_this_disk_is_left_to_the_start_which_refuses_it(scene, monkeypatch):
@@ -154,15 +176,37 @@ def test_a_store_that_cannot_be_read_is_reported_once_and_asked_less_often(scene
     assert any("can be read again" in one for one in scene.said)
 
 
-@pytest.mark.parametrize("error", [HubUnreachable("down"), HubRefused("no token")])
+ERRORS = [HubUnreachable("down"), HubRefused("no token"), SnapshotError("damaged")]
+
+
+@pytest.mark.parametrize("error", ERRORS)
 def test_a_start_that_cannot_ask_does_not_train(scene, error):
     scene.store.error = error
+    with pytest.raises(type(error)):
+        scene.make().step(10.0)
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_start_that_may_not_own_the_run_does_not_train(scene, error):
+    scene.store.owner, scene.store.refusal = None, error
+    with pytest.raises(type(error)):
+        scene.make().step(10.0)
+
+
+def test_a_commit_that_goes_between_two_requests_is_read_anew(scene):
+    scene.store.error = HubNoRevision("squashed")
     standby = scene.make()
-    if isinstance(error, HubUnreachable):
-        with pytest.raises(HubUnreachable):
-            standby.step(10.0)
-    else:
-        assert scene.wait(standby, 500) == (WAITS, 0)
+    assert standby.step(10.0) == (WAITS, 0)
+    scene.store.error = scene.store.owner = None
+    assert scene.wait(standby, 60) == (OWNS, 0)
+
+
+@pytest.mark.parametrize("error", ERRORS[1:])
+def test_a_standby_that_waits_is_not_ended_by_a_refusal(scene, error):
+    standby = scene.make()
+    scene.wait(standby, 60)
+    scene.store.error = error
+    assert scene.wait(standby, 500) == (WAITS, 0)
 
 
 def test_a_notice_and_the_time_budget_end_the_wait(scene):
