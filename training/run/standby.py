@@ -7,13 +7,12 @@ import random
 import signal
 import time
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
-from accelerate.utils import gather_object
 
 from config.schema import Config
 from config.stored import as_plain
@@ -66,11 +65,9 @@ def own_run(accelerator: Accelerator, config: Config, signals: Signals) -> Hold 
     if not config.hub.standby or store is None:
         return None
     slice_seconds = min(SLICE_SECONDS, config.run.start_timeout_seconds / 4)
-    # A machine that has just joined may have the main process, and know none of them.
-    over = gather_object([*attempts_in(Path(config.run.dir))])
     standby = None
     if accelerator.is_main_process:
-        standby = Standby(config, store, signals, over=over)
+        standby = Standby(config, store, signals)
 
     def step() -> list[Any]:
         assert standby is not None
@@ -95,15 +92,13 @@ class Standby:
         say: Callable[[str], None] = lambda text: print(shown(text), flush=True),
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
-        over: Collection[str] = (),
     ) -> None:
-        """`over` are attempts that other machines know to be over."""
         self.hold: Hold | None = None
         """The ownership, once this attempt has it."""
         self._config, self._store, self._signals = config, store, signals
         self._say, self._clock, self._sleep = say, clock, sleep
         self._run_dir = Path(config.run.dir)
-        self._over = attempts_in(self._run_dir).union(over)
+        self._over = attempts_in(self._run_dir)  # those that other machines know, too
         self._local_run = run_id_in(self._run_dir)
         self._ownership = ownership_of(store.hub)
         self._watch = Watch(self._over, config.train.max_steps, clock)

@@ -64,9 +64,9 @@ def scene(tmp_path, monkeypatch):
     def sleep(seconds: float) -> None:
         clock[0] += seconds
 
-    def make(over=()) -> Standby:
+    def make() -> Standby:
         hub = SimpleNamespace(hub=SimpleNamespace(name="me/run"))
-        return Standby(config, hub, signals, said.append, lambda: clock[0], sleep, over)
+        return Standby(config, hub, signals, said.append, lambda: clock[0], sleep)
 
     def wait(standby: Standby, seconds: float) -> tuple[str, int]:
         end, found = clock[0] + seconds, (WAITS, 0)
@@ -108,24 +108,6 @@ def test_the_first_start_owns_the_run_at_once(scene):
 def test_a_restart_on_the_same_disk_does_not_wait(scene):
     (scene.tmp_path / "attempts.txt").write_text(f"{OWNER.attempt_id}\n")
     assert scene.make().step(10.0) == (OWNS, 0)
-
-
-def test_an_attempt_that_another_machine_of_the_group_knows_to_be_over_is_not_waited_for(
-    scene, monkeypatch
-):
-    """A machine that joins may become the main process, without the attempts on its disk."""
-
-    def decided(_, decide):
-        decision = decide()
-        assert decision[0] == OWNS
-        return decision
-
-    store = SimpleNamespace(hub=SimpleNamespace(name="me/run"))
-    monkeypatch.setattr(file, "store_of", lambda _: store)
-    monkeypatch.setattr(file, "decided_by_main", decided)
-    monkeypatch.setattr(file, "gather_object", lambda mine: [*mine, OWNER.attempt_id])
-    hold = file.own_run(SimpleNamespace(is_main_process=True), scene.config, scene.signals)
-    assert hold.owner == scene.store.owner != OWNER
 
 
 def test_another_run_on_this_disk_is_left_to_the_start_which_refuses_it(scene, monkeypatch):
