@@ -100,10 +100,8 @@ def share_newest(accelerator: Accelerator, config: Config, lock: RunLock) -> Non
             _received(accelerator, run_dir, parts, write, lacks)
             break
     _share_metrics(accelerator, run_dir, newest.step, lock.is_held)
-    mine_before = json.dumps(sorted(attempts_in(run_dir)))
-    for attempt in json.loads(broadcast_text(accelerator, mine_before, giver)):
-        if lock.is_held:  # whoever takes over from them knows that they are over
-            record_attempt(run_dir, attempt)
+    attempts = json.dumps(sorted(attempts_in(run_dir)))
+    _record_attempts(run_dir, json.loads(broadcast_text(accelerator, attempts, giver)), lock)
 
 
 def share_records(accelerator: Accelerator, config: Config, lock: RunLock) -> None:
@@ -122,8 +120,13 @@ def share_records(accelerator: Accelerator, config: Config, lock: RunLock) -> No
     if lock.is_held and not accelerator.is_main_process:
         with suppress(OSError):  # a full disk costs them, not the run
             Events(run_dir / EVENTS, "").merge(events.encode())
-        for attempt in attempts:
-            record_attempt(run_dir, attempt)
+        _record_attempts(run_dir, attempts, lock)
+
+
+def _record_attempts(run_dir: Path, attempts: list[str], lock: RunLock) -> None:
+    """Whoever takes over from these attempts then knows that they are over."""
+    for attempt in attempts if lock.is_held else ():
+        record_attempt(run_dir, attempt)
 
 
 def _newest(root: Path, damaged: set[Path]) -> tuple[Path | None, Newest]:
@@ -172,12 +175,12 @@ def _sent(
     accelerator: Accelerator, giver: int, folder: Path | None, files: Files
 ) -> Iterator[tuple[str, bytes]]:
     """The giver's files in parts, by their names, on all processes. Each must take all of them."""
+    source = folder if accelerator.process_index == giver else None
     for name, size in files:
-        gives = accelerator.process_index == giver and folder is not None
         for begin in range(0, size, PART_BYTES):
             content = bytearray(min(PART_BYTES, size - begin))
-            if gives and folder is not None:
-                with suppress(OSError), open(folder / name, "rb") as opened:
+            if source is not None:
+                with suppress(OSError), open(source / name, "rb") as opened:
                     opened.seek(begin)
                     opened.readinto(content)  # what cannot be read fails the check of its hash
             part = torch.frombuffer(content, dtype=torch.uint8).to(accelerator.device)

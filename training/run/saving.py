@@ -99,8 +99,9 @@ class SnapshotWriter:
         seconds = max(config.run.start_timeout_seconds, config.run.collective_timeout_seconds)
         bare_model = unwrapped(accelerator, model)
         self._peers = find_peers(accelerator, bare_model, self._root, seconds, report.console)
-        sharded = any(map(is_sharded, bare_model.parameters()))
-        self._writes_all = accelerator.is_main_process or (keeps_copies and not sharded)
+        self.has_all = not any(map(is_sharded, bare_model.parameters()))
+        """Whether each process has the whole state, so that any of them can save it."""
+        self._writes_all = accelerator.is_main_process or (keeps_copies and self.has_all)
         pinned = accelerator.device.type == "cuda"
         self._destination = Destination(
             self._root,

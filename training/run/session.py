@@ -24,7 +24,6 @@ from config.schema import Config
 from data.corpus import Corpus
 from data.streaming.streamed import StreamedText
 from model.family import LanguageModel
-from model.sharded import is_sharded
 from snapshot.disk.files import snapshots_in
 from snapshot.disk.pruning import remove_leftovers
 from snapshot.disk.shards import snapshot_bytes
@@ -313,10 +312,10 @@ class Session:
             keeps_copies=is_elastic() and self._lock.is_held,
         )
         optimizer.optimizer.register_step_pre_hook(self._before_update)
-        # Where each process has the whole state, those that are left can save it. With GPUs, NCCL's
-        # watchdog ends them, and exchanging each step's figures would cost a wait.
+        # With GPUs, NCCL's watchdog ends the processes that are left when one is lost, and exchanging
+        # each step's figures would cost a wait.
         several = accelerator.num_processes > 1 and accelerator.device.type == "cpu"
-        self._can_rescue = several and not any(map(is_sharded, bare_model.parameters()))
+        self._can_rescue = several and self._writer.has_all
         self._timeouts = ProcessGroupTimeouts(accelerator, config.run)
         self._saves = self._save_steps(size)
         self._stop = self._stop_of_run()
