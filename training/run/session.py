@@ -312,8 +312,8 @@ class Session:
             keeps_copies=is_elastic() and self._lock.is_held,
         )
         optimizer.optimizer.register_step_pre_hook(self._before_update)
-        # With GPUs, NCCL's watchdog ends the processes that are left when one is lost, and exchanging
-        # each step's figures would cost a wait.
+        # With GPUs, NCCL's watchdog ends the processes that are left when one is lost, and an
+        # exchange of each step's figures would cost a wait.
         several = accelerator.num_processes > 1 and accelerator.device.type == "cpu"
         self._can_rescue = several and self._writer.has_all
         self._timeouts = ProcessGroupTimeouts(accelerator, config.run)
