@@ -132,6 +132,6 @@ def in_words(text: str) -> str:
 
 def duration(seconds: float) -> str:
     """'0:12', '2:05:00'."""
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, rest = divmod(int(seconds + 0.5), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from data.printable import printable, redact_urls
 from store.goodput import Reading
+from store.ownership import duration
 from training.reporting.events import Events, add_sample
 from training.reporting.machine import Speed
 
@@ -169,7 +170,7 @@ class Console:
             self.bar.set_postfix_str(shown(self._fit([first, speed, *faults], others)), False)
             self.bar.update(step - self.bar.n)
         if self.bar is None or not sys.stdout.isatty():
-            self.say(f"step {step}/{self.max_steps}, {figures}, {_duration(seconds_left)} left")
+            self.say(f"step {step}/{self.max_steps}, {figures}, {duration(seconds_left)} left")
 
     def _fit(self, figures: list[str], others: list[str]) -> str:
         """The figures, and as many of the others as fit into a line of the terminal."""
@@ -203,9 +204,3 @@ def _short(number: float) -> str:
         if number >= size:
             return f"{number / size:.3g}{letter}"
     return f"{number:.0f}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(int(seconds + 0.5), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
