@@ -62,6 +62,12 @@ def prove(root, folder, words, launch=None, changes=MappingProxyType({})):
     return result, content, {line["name"]: line for line in content["checks"]}
 
 
+@pytest.mark.parametrize("fault", planted.FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_can_still_be_planted(fault):
+    """A change of its line is seen here, and not only where the proofs of all faults run."""
+    compile(planted.with_fault(fault), fault.file, "exec")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", planted.FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_found(small, tmp_path, fault):

@@ -219,7 +219,7 @@ FAULTS = [
     Fault(
         "a preemption notice that nobody reads",
         "training/run/command.py",
-        '            if config.run.preemption_notice != "none":',
+        '            if config.run.preemption_notice != "none" and is_local_main_process():',
         "            if False:",
         ("preemption notice",),
         ("run.preemption_notice=aws",),
@@ -274,6 +274,13 @@ FAULTS = [
 ]
 
 
+def with_fault(fault: Fault) -> str:
+    """The content of the file with the fault in it. Fails where the line has changed."""
+    content = (ROOT / fault.file).read_text(encoding="utf-8")
+    assert content.count(fault.line) == 1, f"{fault.name}: the line of {fault.file} has changed"
+    return content.replace(fault.line, fault.becomes)
+
+
 def copy_with(fault: Fault, folder: Path) -> Path:
     """A copy of this project with a fault in it."""
     files = subprocess.run(
@@ -287,8 +294,5 @@ def copy_with(fault: Fault, folder: Path) -> Path:
         if name and not name.startswith(("tests/", "docs/", "benchmarks/")):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
-    path = folder / fault.file
-    content = path.read_text(encoding="utf-8")
-    assert content.count(fault.line) == 1, f"{fault.name}: the line of {fault.file} has changed"
-    path.write_text(content.replace(fault.line, fault.becomes), encoding="utf-8")
+    (folder / fault.file).write_text(with_fault(fault), encoding="utf-8")
     return folder
