@@ -20,7 +20,7 @@ from config.compose import load_config
 from config.schema import Config
 from data.corpus import Corpus
 from model.family import LanguageModel
-from model.sharded import gather_full, is_sharded, local_part
+from model.sharded import cut_like, gather_full, is_sharded, local_part
 from planning.allocation_log import LiveBytes
 from planning.fake_trace import CUDA_GRANULE
 from proving.rows import Rows
@@ -293,7 +293,7 @@ class ProvenSession(Session):
         """The norm of each gradient of the whole model. Every process must call this."""
         layout = unwrapped(self.accelerator, self._model).layout()
         return {
-            name: None if one.grad is None else float(gather_full(one.grad).double().norm())
+            name: None if one.grad is None else float(_whole_gradient(one).double().norm())
             for name, one in layout.trained().items()
         }
 
@@ -356,3 +356,9 @@ def _gone_for_a_while(upload: Callable[[Upload], Transfer]) -> Callable[[Upload]
         return upload(one)
 
     return find_none
+
+
+def _whole_gradient(parameter: nn.Parameter) -> Tensor:
+    """All processes' gradient of a parameter, which alone says how they are cut."""
+    assert parameter.grad is not None
+    return gather_full(cut_like(parameter.grad, parameter))
