@@ -205,7 +205,8 @@ def trainer(options: argparse.Namespace) -> None:
         found.append(str(Path(here, "last-checkpoint")))
     newest = max(found, key=step_of, default=None)
     training.train(resume_from_checkpoint=newest if step_of(newest) >= 0 else None)
-    finish(options)
+    if training.state.global_step >= options.steps:  # else it returns after a SIGTERM
+        finish(options)
 
 
 def step_of(folder: str | None) -> int:
