@@ -27,7 +27,6 @@ from training.distributed.environment import (
     is_local_main_process,
     launched,
     launcher,
-    processes_here,
     restarts_left,
 )
 from training.distributed.processes import is_lost_peer
@@ -160,7 +159,7 @@ def _print(error: Exception, stopping: bool, session: Session | None) -> bool:
             session.flush_uploads(STOPPED_FLUSH_SECONDS)
         return is_lasting(error)
     if is_lost_peer(error):
-        if not stopping and processes_here() > 1:  # it may have been of this machine
+        if not stopping:
             time.sleep(ECHO_SECONDS)
             started_by = launcher()
             if prints and started_by is not None and started_by.lost_a_worker():
