@@ -160,7 +160,8 @@ def trainer(options: argparse.Namespace) -> None:
     from transformers import Trainer, TrainerCallback, TrainingArguments
     from transformers.trainer_utils import get_last_checkpoint
 
-    log, rows, world = Log(options, world_size()), Rows(), world_size()
+    world = world_size()
+    log, rows = Log(options, world), Rows()
     output = options.disk / "trainer"
 
     class Logged(Trainer):
@@ -302,7 +303,7 @@ def torchft(options: argparse.Namespace) -> None:
         lighthouse_addr=options.lighthouse,
     )
     if kept.exists():
-        there = torch.load(kept, weights_only=False)
+        there = torch.load(kept)
         load(there["all"])
         manager.load_state_dict(there["manager"])
     wrapped, optimizer = ft.DistributedDataParallel(manager, model), ft.Optimizer(manager, inner)
