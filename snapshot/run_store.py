@@ -21,6 +21,7 @@ from store.fetch import Fetched, RepoContents, fetch, fetch_state, newest_whole,
 from store.kinds import open_store
 from store.latest import remote_step
 from store.store import Store, with_retries
+from store.waiting import at_once, limit_to
 
 Fetch = Callable[[RepoContents, str, Path], Path]
 """Downloads a snapshot to a folder: `fetch` all of it, `fetch_small` what describes it."""
@@ -58,8 +59,10 @@ class RemoteSnapshot:
         """The snapshot in a folder of a repo."""
         return cls(repo.hub.url, repo.commit, folder, repo.hub.timeout)
 
-    def fetch_to(self, root: Path, fetch: Fetch = fetch) -> Path:
-        """Download it to `root`. Raises SnapshotError and HubError."""
+    def fetch_to(self, root: Path, fetch: Fetch = fetch, known: RepoContents | None = None) -> Path:
+        """Download it to `root`; `known` is perhaps its repo. Raises SnapshotError and HubError."""
+        if known is not None and (known.hub.url, known.commit) == (self.url, self.commit):
+            return with_retries(known.hub, lambda: fetch(known, self.folder, root))
         hub = open_store(self.url, self.timeout)
         files = with_retries(hub, lambda: hub.files(self.commit))
         return fetch(RepoContents(hub, self.commit, True, files, None), self.folder, root)
@@ -109,10 +112,8 @@ def open_repo(
 
 def _read_or_create(store: RunStore) -> RepoContents:
     store.hub.require_token()
-    try:
-        found = read_repo(store.hub)
-    except HubMissing:
-        _check_token(store)
+    found, _ = at_once([lambda: _read(store), lambda: _check_token(store)])
+    if found is None:
         store.hub.create(store.private)
         found = read_repo(store.hub)
         if store.private and not found.private:
@@ -120,10 +121,15 @@ def _read_or_create(store: RunStore) -> RepoContents:
                 f"{store.key}: the server has created a public repo, although a private one was "
                 "requested (hub.private=true). Nothing was uploaded. Make it private there, or "
                 "allow a public one with hub.private=false."
-            ) from None
-        return found
-    _check_token(store)
+            )
     return found
+
+
+def _read(store: RunStore) -> RepoContents | None:
+    """The contents of the repo; None if there is none."""
+    with suppress(HubMissing):
+        return read_repo(store.hub)
+    return None
 
 
 def _check_token(store: RunStore) -> None:
@@ -131,7 +137,7 @@ def _check_token(store: RunStore) -> None:
 
     A start does not need the answer, and some servers give none.
     """
-    with suppress(HubUnreachable, HubUnsupported), store.hub.waiting.limit_to(1 / 4):
+    with suppress(HubUnreachable, HubUnsupported), limit_to(1 / 4):
         store.hub.check_token()
 
 

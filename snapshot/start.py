@@ -102,7 +102,6 @@ def choose_start(
     run_dir: Path,
     resume: str,
     store: RunStore | None = None,
-    use_local: bool = True,
     timeout: float = 60.0,
     is_restart: Callable[[RunState | None], bool] = lambda state: False,
     refuse: StateCheck = lambda state: None,
@@ -110,12 +109,11 @@ def choose_start(
 ) -> Start:
     """The start that `snapshot.resume` (auto, never, a folder or a repo) means for this run.
 
-    `store` is the run's own repo. With `use_local` false, snapshots on this disk are ignored.
-    `timeout` is that of requests to a named repo, in seconds. `never` starts over once: if the same
-    command began the run of a state, and that run has not ended (`is_restart`), it resumes; one
-    without a state begins again. What lies in `run_dir` stays there until `move_aside`.
-    `refuse` raises OtherRun for a state before its snapshot is downloaded by `fetch`: all of it, or
-    first what describes it.
+    `store` is the run's own repo. `timeout` is that of requests to a named repo, in seconds.
+    `never` starts over once: if the same command began the run of a state, and that run has not
+    ended (`is_restart`), it resumes; one without a state begins again. What lies in `run_dir` stays
+    there until `move_aside`. `refuse` raises OtherRun for a state before its snapshot is downloaded
+    by `fetch`: all of it, or first what describes it.
 
     Only the process that writes to `run_dir` may call this: it removes what a killed process left.
 
@@ -127,17 +125,17 @@ def choose_start(
     remove_leftovers(root)
     fetch = checked(fetch, refuse)
     if resume == "never":
-        state = _newest_state(root, store, use_local)
+        state = _newest_state(root, store)
         again = is_restart(state)
         if state is None or not again:
             return _start_over(run_dir, store, again)
         try:
-            own = _own_newest(root, store, use_local, fetch)
+            own = _own_newest(root, store, fetch)
         except SnapshotError:  # no snapshot is whole, so a resume would also start from scratch
             return _start_over(run_dir, store)
         start = replace(own, warnings=(RESUMES_INSTEAD.format(run_dir=run_dir), *own.warnings))
     else:
-        start = _own_newest(root, store, use_local, fetch)
+        start = _own_newest(root, store, fetch)
         # If an earlier attempt of this command began there, the named snapshot may be gone.
         if resume != "auto" and _began_from(start.state) != public_resume(resume):
             named = _named_snapshot(resume, root, timeout, store, fetch)
@@ -147,12 +145,32 @@ def choose_start(
     return start
 
 
-def _newest_state(root: Path, store: RunStore | None, use_local: bool) -> RunState | None:
+def complete(start: Start, run_dir: Path) -> Start | None:
+    """The same start with all of its snapshot, of which `fetch_small` has downloaded some.
+
+    None if that fails: the snapshot may be pruned by now, and `choose_start` finds another one.
+    Raises DiskFault.
+    """
+    if start.folder is None or start.remote is None:
+        return None
+    root = snapshots_in(run_dir)
+    root = root / ORIGIN if ORIGIN in start.folder.parts else root
+    try:
+        folder = start.remote.fetch_to(root, fetch, start.repo)
+    except DiskFault:
+        raise
+    except (SnapshotError, HubError):
+        return None
+    reason = start.reason.replace(str(start.folder), str(folder))
+    return replace(start, folder=folder, reason=reason)
+
+
+def _newest_state(root: Path, store: RunStore | None) -> RunState | None:
     """The state of this run's newest snapshot on this disk, else in its repo; None without.
 
     Only `state.json` is read: the rest of the snapshot is neither fetched nor verified.
     """
-    local = snapshot_folders(root) if use_local else []
+    local = snapshot_folders(root)
     for folder in local:
         with suppress(SnapshotError):
             return read_state(folder)
@@ -224,9 +242,9 @@ def has_steps(run_dir: Path) -> bool:
     return False
 
 
-def _own_newest(root: Path, store: RunStore | None, use_local: bool, fetch: Fetch) -> Start:
+def _own_newest(root: Path, store: RunStore | None, fetch: Fetch) -> Start:
     """The newest whole snapshot of this run, on this disk or in its repo."""
-    newest, faults = newest_verified(root, check_snapshot) if use_local else (None, [])
+    newest, faults = newest_verified(root, check_snapshot)
     state = None if newest is None else read_state(newest)
     if store is None:
         start = Start(newest, state, f"{newest}, the newest of this run", skipped(faults))
@@ -240,7 +258,7 @@ def _own_newest(root: Path, store: RunStore | None, use_local: bool, fetch: Fetc
             "Restore one from a copy, or start over with snapshot.resume=never (the existing run "
             "is moved aside, not deleted)."
         )
-    if use_local and has_steps(root.parent):
+    if has_steps(root.parent):
         start = replace(start, warnings=(*start.warnings, _without_snapshots(root)))
     return replace(start, reason="the beginning: no snapshot yet")
 

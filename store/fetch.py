@@ -31,6 +31,7 @@ from store.errors import HubNoFile, HubNoRevision
 from store.latest import Latest, remote_step
 from store.pruning import LARGEST_MANIFEST_BYTES
 from store.store import BRANCH, RemoteFile, Store, with_retries
+from store.waiting import at_once
 
 PARTIAL = ".download"
 """The folder of an unfinished download, below the snapshots."""
@@ -196,8 +197,9 @@ def fetch_state(repo: RepoContents, folder: str) -> RunState:
     Raises SnapshotError and HubError, and of a bucket OSError if there is no temporary folder.
     """
     name = f"{folder} of {repo.name}"
-    manifest = parse_json(_read_json(repo, f"{folder}/{MANIFEST}"), f"{MANIFEST} in {name}")
-    content = _read_json(repo, f"{folder}/{STATE}")
+    files = (MANIFEST, STATE)
+    listed, content = at_once([partial(_read_json, repo, f"{folder}/{one}") for one in files])
+    manifest = parse_json(listed, f"{MANIFEST} in {name}")
     _, digest = entries_in(manifest, f"{MANIFEST} in {name}").get(STATE, (0, ""))
     if hashlib.sha256(content).hexdigest() != digest:
         raise SnapshotError(f"{name} is damaged: {STATE} is not as its manifest says")

@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from store.errors import HubMissing, HubNoFile, HubNoRevision, HubRefused, trans
 from store.http import OnHub
 from store.latest import BEST, LATEST, Latest, folders_in, read_latest
 from store.store import BRANCH, RemoteFile, Transfer
+from store.waiting import at_once
 from store.xet import NoXet, is_available
 
 MOST_FILES = 100_000
@@ -152,15 +154,15 @@ class Hub(OnHub):
     def download_all(
         self, commit: str, files: Mapping[str, RemoteFile], folder: Path | None, again: bool = False
     ) -> None:
-        """`download` of several files, those in Xet storage all at once. Raises OSError, too."""
-        at_once: set[str] = set()
+        """`download` of several files at the same time. Raises OSError, too."""
+        in_xet: set[str] = set()
         if folder is not None and is_available():
             try:
-                at_once = self._xet.download_to(folder, files, commit)
+                in_xet = self._xet.download_to(folder, files, commit)
             except NoXet:
                 constants.HF_HUB_DISABLE_XET = True  # or the client tries the same
-        for path in sorted(set(files) - at_once):
-            self.download(commit, path, folder, again)
+        left = sorted(set(files) - in_xet)
+        at_once([partial(self.download, commit, path, folder, again) for path in left])
 
     def upload_contents(self, additions: Sequence[huggingface_hub.CommitOperationAdd]) -> Transfer:
         """Upload the large files that the Hub does not have yet, without a commit.

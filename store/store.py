@@ -147,7 +147,7 @@ class Store(ABC):
     def download_all(
         self, commit: str, files: Mapping[str, RemoteFile], folder: Path | None, again: bool = False
     ) -> None:
-        """`download` of several files, those in Xet storage all at once. Raises OSError, too."""
+        """`download` of several files, in a store of the Hub at once. Raises OSError, too."""
 
     def note(self, text: str) -> None:
         """Add a sentence about what the server lacks."""

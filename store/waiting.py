@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TypeVar
 
 import httpx2
 
 from store.errors import HubSilent
 
 SHORTEST_TIMEOUT_SECONDS = 0.1
+MOST_AT_ONCE = 8
+"""Requests at the same time, as many as the Hub client's own downloads of a repo make."""
+Result = TypeVar("Result")
 
 
 class WaitingTime:
@@ -41,15 +46,13 @@ class WaitingTime:
             CURRENT.reset(outer)
             self.stop()
 
-    @contextmanager
-    def limit_to(self, share: float) -> Iterator[None]:
-        """`limit` for a question that a start can do without: a share of the time that is left."""
-        part = WaitingTime(max(0.0, share * self._left))
-        try:
-            with part.limit():
-                yield
-        finally:
-            self._left -= part._seconds - part._left
+    def part(self, share: float = 1.0) -> WaitingTime:
+        """A share of the time that is left, for a thread of its own or for a question to spare."""
+        return WaitingTime(max(0.0, share * self._left))
+
+    def spend(self, parts: Sequence[WaitingTime]) -> None:
+        """Count what parts have used that ran at the same time: the longest of them."""
+        self._left -= max(part._seconds - part._left for part in parts)
 
     def begin(self) -> float:
         """A request begins; the seconds that are left for it. Raises HubSilent if there are none.
@@ -112,6 +115,44 @@ class _Watched(httpx2.SyncByteStream):
     def close(self) -> None:
         self._waiting.stop()  # before the end of the body only if that was cut off
         self._stream.close()
+
+
+@contextmanager
+def limit_to(share: float) -> Iterator[None]:
+    """A limit for a question that a start can do without: a share of the time that is left."""
+    outer = CURRENT.get()
+    if outer is None:
+        yield
+        return
+    part = outer.part(share)
+    try:
+        with part.limit():
+            yield
+    finally:
+        outer.spend([part])
+
+
+def at_once(works: Sequence[Callable[[], Result]]) -> list[Result]:
+    """Do what makes requests at the same time, under the limit of this thread; the results.
+
+    Raises the error of the first in the list that fails, after all have come to an end.
+    """
+    if len(works) < 2:
+        return [work() for work in works]
+    outer = CURRENT.get()
+    parts = [None if outer is None else outer.part() for _ in works]
+
+    def do(work: Callable[[], Result], part: WaitingTime | None) -> Result:
+        if part is None:
+            return work()
+        with part.limit():
+            return work()
+
+    with ThreadPoolExecutor(MOST_AT_ONCE, "requests") as threads:
+        futures = [threads.submit(do, *one) for one in zip(works, parts, strict=True)]
+    if outer is not None:
+        outer.spend([part for part in parts if part is not None])
+    return [future.result() for future in futures]
 
 
 @contextmanager

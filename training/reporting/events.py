@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
+from operator import itemgetter
 from pathlib import Path, PurePath
 from threading import Lock
 
@@ -79,11 +80,14 @@ class Events:
         return FOLDERS.sub("", text)
 
     def merge(self, fetched: bytes) -> None:
-        """Add the events of other machines, in the order of their times. Raises OSError."""
+        """Add the events of other machines, in the order of their times. Raises OSError.
+
+        Of the same second, theirs come first: they were uploaded before this attempt began.
+        """
         with self._lock:
             events = _newest_clocks([*parse_events(fetched), *read_events(self.path)])
-            lines = {json.dumps(event) for event in events}
-            ordered = sorted(map(json.loads, lines), key=_time_and_place)
+            lines = dict.fromkeys(json.dumps(event) for event in events)
+            ordered = sorted(map(json.loads, lines), key=itemgetter("time"))
             write_whole(self.path, as_text(ordered[-MOST_EVENTS:]))
 
 
@@ -99,10 +103,6 @@ def _newest_clocks(events: list[Event]) -> list[Event]:
         for event in events
         if event["event"] != CLOCK or event["text"] == last.get(event["attempt"])
     ]
-
-
-def _time_and_place(event: Event) -> tuple[str, str, int, int]:
-    return event["time"], event["attempt"], event["step"], KINDS.index(event["event"])
 
 
 def _folders_of(places: Iterable[str]) -> list[str]:

@@ -40,6 +40,7 @@ from snapshot.start import (
     check_can_move_aside,
     check_model_repo,
     choose_start,
+    complete,
     folder_for_step,
     move_aside,
 )
@@ -156,9 +157,9 @@ def take_start(
     missing = torch.tensor([int(not start.is_whole)], device=accelerator.device)
     if accelerator.gather(missing).any():
 
-        def choose(use_local: bool) -> Start:
-            is_here = start.is_whole and use_local
-            return start if is_here else _choose(config, lock, refuse, fetch, use_local)
+        def choose() -> Start:
+            whole = start if start.is_whole else complete(start, Path(config.run.dir))
+            return whole or _choose(config, lock, refuse, fetch)
 
         start = _agree(accelerator, config, choose)
         begin_stream(corpus, config, start.state)  # of an older snapshot if the newest is damaged
@@ -179,22 +180,16 @@ def start_over(accelerator: Accelerator, config: Config, lock: RunLock, start: S
     return run_on_main(accelerator, over) or start
 
 
-def _agree(accelerator: Accelerator, config: Config, choose: Callable[[bool], Start]) -> Start:
-    """The start that the main process chooses, with or without this disk, on all machines."""
-
-    def propose(choose: Callable[[], Start]) -> tuple[Start | None, Chosen | None, bool]:
-        """The main process's start, None on the others; what they find; whether this lacks it."""
-        start = run_on_main(accelerator, choose)
-        facts = decided_by_main(accelerator, lambda: _facts_of(start, config))
-        chosen = None if facts is None else Chosen(**facts)
-        # The main process has verified its own.
-        looks = accelerator.is_local_main_process and not accelerator.is_main_process
-        lacks = run_on_all(
-            accelerator, lambda: looks and chosen is not None and not chosen.is_here(config)
-        )
-        return start, chosen, lacks
-
-    start, chosen, lacks = propose(lambda: choose(True))
+def _agree(accelerator: Accelerator, config: Config, choose: Callable[[], Start]) -> Start:
+    """The start that the main process chooses, on all machines."""
+    start = run_on_main(accelerator, choose)
+    facts = decided_by_main(accelerator, lambda: _facts_of(start, config))
+    chosen = None if facts is None else Chosen(**facts)
+    # The main process has verified its own.
+    looks = accelerator.is_local_main_process and not accelerator.is_main_process
+    lacks = run_on_all(
+        accelerator, lambda: looks and chosen is not None and not chosen.is_here(config)
+    )
     theirs = local_main_first(
         accelerator,
         lambda: Start(None, None, "") if chosen is None else chosen.start(config, lacks),
@@ -287,13 +282,11 @@ def _choose(
     lock: RunLock,
     refuse: StateCheck = lambda state: None,
     fetch: Fetch = fetch,
-    use_local: bool = True,
 ) -> Start:
     start = choose_start(
         Path(config.run.dir),
         config.snapshot.resume,
         store_of(config),
-        use_local=use_local,
         timeout=config.hub.timeout_seconds,
         is_restart=lambda state: is_restart(state, config, lock.code_before),
         refuse=refuse,
