@@ -295,6 +295,11 @@ def _check_hub_and_run(found: Problems) -> None:
     need(0 < hub.timeout_seconds < 1e6, "hub.timeout_seconds", "must be above 0 and below 1000000")
     need(1 <= run.grace_seconds < 1e6, "run.grace_seconds", "must be at least 1 and below 1000000")
     need(
+        run.notice_seconds == 0 or run.grace_seconds <= run.notice_seconds < 1e6,
+        "run.notice_seconds",
+        f"must be 0, or at least run.grace_seconds={run.grace_seconds:g}, which a stop may take",
+    )
+    need(
         run.metadata_address is None or run.metadata_address.startswith("http://"),
         "run.metadata_address",
         "must begin with http://",

@@ -108,11 +108,14 @@ def print_header(
     reason = why_not_compiled(config)
     if reason is not None:
         console.say(f"hint      not compiled, although the accelerate config file asks: {reason}.")
-    if config.run.grace_seconds > shutdown_timeout():
+    key, longest = "run.grace_seconds", config.run.grace_seconds
+    if config.run.notice_seconds:
+        key, longest = "run.notice_seconds", config.run.notice_seconds
+    if longest > shutdown_timeout():
         console.warn(
-            f"run.grace_seconds={config.run.grace_seconds:g}, but the launcher kills its processes "
-            f"{shutdown_timeout():g} seconds after a signal. Set "
-            f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={config.run.grace_seconds + 5:.0f} in its environment."
+            f"{key}={longest:g}, but the launcher kills its processes {shutdown_timeout():g} "
+            f"seconds after a signal. Set TORCH_ELASTIC_SHUTDOWN_TIMEOUT={longest + 5:.0f} in its "
+            "environment."
         )
     console.say()
 

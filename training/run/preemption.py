@@ -99,7 +99,7 @@ def _watch(run: RunConfig, signals: Signals) -> None:
         say_error(f"run.preemption_notice={name}: no cloud has answered. Notices are not watched.")
     while cloud is not None and signals.cause is None:
         if _has_notice(cloud, run.metadata_address):
-            signals.stop(PREEMPTED)
+            signals.notice(PREEMPTED)
         time.sleep(EVERY_SECONDS)
 
 

@@ -135,7 +135,14 @@ class Session:
 
     def __init__(self, config: Config, lock: RunLock) -> None:
         self.config = config
-        self.signals = Signals(config.run.grace_seconds, self._end_by_signal, launcher())
+        run = config.run
+        self.signals = Signals(
+            run.grace_seconds,
+            self._end_by_signal,
+            launcher(),
+            max(0.0, run.notice_seconds - run.grace_seconds),
+            self._say_now,
+        )
         self._lock = lock
         self._uploads: Uploader | None = None
         self._hold: Hold | None = None
@@ -531,13 +538,18 @@ class Session:
     def _finish_uploads(self, last: Path | None) -> None:
         finish_uploads(self.console, self.config, self._uploads, self.signals, last)
 
+    def _say_now(self, text: str) -> None:
+        """Tell the user, from any thread."""
+        if is_local_main_process():
+            write_now(f"\n{text}\n", LAST_WORDS_SECONDS)
+
     def _end_by_signal(self, cause: int, why: str) -> None:
         """End the process from the thread that handles signals, whatever the others wait for."""
         code = exit_code_of(cause)
         try:
             code = self.note_exit(code)
-            if why and is_local_main_process():
-                write_now(f"\nstopped by {why}. {RESUME}\n", LAST_WORDS_SECONDS)
+            if why:
+                self._say_now(f"stopped by {why}. {RESUME}")
             if not why:  # an error ended the run before, perhaps while it writes a snapshot
                 self.finish_writing(WRITING_SECONDS)
             if self.signals.phase is not Phase.FAILED:

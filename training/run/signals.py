@@ -55,6 +55,8 @@ EXIT_CODES = {
     LAUNCHER_GONE: EXIT_AGAIN,
     WORKER_GONE: EXIT_FAILED,
 }
+NOTICES = (signal.SIGTERM, signal.SIGUSR1, PREEMPTED)
+"""Causes that come some time before the machine goes, of which `run.notice_seconds` tells."""
 PARENT_SECONDS = 1.0
 """How often to check that the launcher is alive."""
 LAST_WORDS_SECONDS = 2.0
@@ -78,8 +80,13 @@ class Signals:
         grace_seconds: float,
         leave: Callable[[int, str], object],
         launcher: Launcher | None = None,
+        trains_on_seconds: float = 0.0,
+        say: Callable[[str], object] = lambda text: None,
     ) -> None:
         """Handle SIGTERM, SIGUSR1, SIGINT and, unless nohup has it ignored, SIGHUP.
+
+        After one of `NOTICES`, the user is told (`say`), and steps go on for `trains_on_seconds`
+        unless another signal comes.
 
         `leave(cause, why)` ends the process. Another thread calls it when a signal requires that or
         the grace time is over. The death of a launcher that does not forward SIGTERM counts as a
@@ -89,6 +96,9 @@ class Signals:
         """
         self.phase = Phase.NOTHING_BEGUN
         self._grace, self._leave, self._launcher = grace_seconds, leave, launcher
+        self._trains_on, self._say = trains_on_seconds, say
+        self._notice: tuple[int, float] | None = None
+        """A cause that stops this run soon, and when."""
         self._watched = launcher is not None  # until it is seen to have ended
         self.cause: int | None = None
         """The signal, or other cause, that stops this run; None while there is none."""
@@ -111,6 +121,17 @@ class Signals:
             self.cause, self._until = number, time.monotonic() + self._grace
             os.write(self._writing, bytes([0]))  # the thread begins to count the seconds
 
+    def notice(self, number: int) -> None:
+        """Stop the run when a notice requires it, one of `NOTICES`. Any thread may call this."""
+        if self._notice is None:
+            self._notice = number, time.monotonic() + self._trains_on
+            os.write(self._writing, bytes([0]))
+            if self._trains_on > 0:
+                self._say(
+                    f"{name_of(number)}: the run trains on for {self._trains_on:g} s, as "
+                    "run.notice_seconds allows. Ctrl-C stops it now."
+                )
+
     def _watch(self) -> None:
         while True:
             try:
@@ -121,6 +142,8 @@ class Signals:
     def _look(self) -> None:
         """Wait for a signal, the end of the launcher or of the grace time, and act on it."""
         times = [self.seconds_left()] if self.cause is not None else []
+        if self._notice is not None and self.cause is None:
+            times.append(self._notice[1] - time.monotonic())
         if self._watched:
             times.append(PARENT_SECONDS)
         ready, _, _ = select.select(
@@ -133,6 +156,8 @@ class Signals:
             self._watched = False
             if self.cause is None:  # the same Ctrl-C may end the launcher
                 self._take(LAUNCHER_GONE if self._launcher.forwards_sigterm else signal.SIGTERM)
+        if self._notice is not None and self._notice[1] <= time.monotonic():
+            self.stop(self._notice[0])
         if self.cause is not None and self.seconds_left() <= 0:
             self._leave(self.cause, f"{name_of(self.cause)}, and its grace time is over")
 
@@ -145,6 +170,10 @@ class Signals:
             self._leave(number, "" if silent else f"{name_of(number)} before the first step")
         elif self.phase is Phase.FAILED:
             self._leave(number, "")
+        elif self.cause is None and self._notice is not None and self._notice[0] == number:
+            pass  # once more, from a launcher that was told as well
+        elif self._notice is None and number in NOTICES and self.phase is Phase.TRAINING:
+            self.notice(number)
         elif self.cause is None:
             hurry = self.phase is Phase.UPLOADING and number == signal.SIGINT
             self._until = time.monotonic() + (LAST_WORDS_SECONDS if hurry else self._grace)

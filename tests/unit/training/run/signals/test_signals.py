@@ -16,7 +16,7 @@ import pytest
 import runs
 from training.run import session, signals
 from training.run.session import Session
-from training.run.signals import LAUNCHER_GONE, WORKER_GONE, Phase, Signals, exit_code_of
+from training.run.signals import LAUNCHER_GONE, PREEMPTED, WORKER_GONE, Phase, Signals, exit_code_of
 
 # Without torch it is there in a tenth of a second.
 PROCESS = """
@@ -74,8 +74,9 @@ def test_a_hangup_ignored_at_the_start_stays_ignored():
 class Handler(Signals):
     """One without a thread and without handlers: what it is told, it is told here."""
 
-    def __init__(self, phase: Phase, launcher: object = None) -> None:
-        self.phase, self.left = phase, []
+    def __init__(self, phase: Phase, launcher: object = None, trains_on: float = 0.0) -> None:
+        self.phase, self.left, self.said = phase, [], []
+        self._trains_on, self._say, self._notice = trains_on, self.said.append, None
         self._grace, self._launcher, self.cause = 5.0, launcher, None
         self._watched = launcher is not None
         self._leave = lambda number, why: self.left.append((number, why))
@@ -100,6 +101,36 @@ def test_sigterm_after_a_worker_s_death_is_a_failure(phase, lost, code):
     cause = handler.left[0][0] if phase is Phase.NOTHING_BEGUN else handler.cause
     assert exit_code_of(cause) == code
     assert (cause == WORKER_GONE) == lost
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_after_a_notice_the_run_trains_on(number, monkeypatch):
+    """It stops when no more than the grace time is left; a launcher may tell it twice."""
+    now = [100.0]
+    monkeypatch.setattr(signals.time, "monotonic", lambda: now[0])
+    handler = Handler(Phase.TRAINING, trains_on=95.0)
+    handler.tell(number, number)
+    assert handler.cause is None
+    assert "the run trains on for 95 s" in handler.said[0]
+    now[0] += 94.9
+    handler.tell(number)
+    assert handler.cause is None
+    now[0] += 0.2
+    handler._look()
+    assert handler.cause == number
+    assert handler.seconds_left() == handler._grace
+    assert len(handler.said) == 1
+
+
+@pytest.mark.parametrize("other", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_another_signal_after_a_notice_stops_the_run_at_once(other):
+    """As where a machine goes sooner than its notice said."""
+    handler = Handler(Phase.TRAINING, trains_on=95.0)
+    handler.notice(PREEMPTED)
+    handler.tell(0)
+    assert handler.cause is None
+    handler.tell(other)
+    assert handler.cause == other
 
 
 def test_a_worker_that_dies_after_the_stop_changes_nothing():
@@ -157,7 +188,7 @@ class Ending:
     """A session, as far as the end by a signal needs one."""
 
     note_exit = staticmethod(lambda code: code)
-    end = Session._end_by_signal
+    end, _say_now = Session._end_by_signal, Session._say_now
     signals = SimpleNamespace(phase=Phase.TRAINING)
     finish_writing = _release_after_uploads = staticmethod(lambda *_: None)
 
