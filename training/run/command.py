@@ -27,6 +27,7 @@ from training.distributed.environment import (
     is_local_main_process,
     launched,
     launcher,
+    processes_here,
     restarts_left,
 )
 from training.distributed.processes import is_lost_peer
@@ -159,7 +160,8 @@ def _print(error: Exception, stopping: bool, session: Session | None) -> bool:
             session.flush_uploads(STOPPED_FLUSH_SECONDS)
         return is_lasting(error)
     if is_lost_peer(error):
-        if not stopping:
+        # With the others on other machines, no launcher here has lost one, and all begin anew.
+        if not stopping and not (is_elastic() and processes_here() == 1):
             time.sleep(ECHO_SECONDS)
             started_by = launcher()
             if prints and started_by is not None and started_by.lost_a_worker():
