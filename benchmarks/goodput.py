@@ -1,20 +1,24 @@
 """How much of the machines' time ends up in the model, where they are interrupted at random times.
 
-    python benchmarks/goodput.py [--trainers ours trainer bare torchft] [--machines 2]
-        [--mean 30 120] [--steps 960] [--seconds 0.5] [--every 20] [--seed 1] [--torchft FOLDER]
+    python benchmarks/goodput.py [--trainers ours auto trainer bare torchft] [--machines 2]
+        [--mean 30 120] [--notice 0.5] [--empty 0.5] [--steps 960] [--seconds 0.5] [--every 20]
+        [--seed 1] [--torchft FOLDER]
 
 Each trainer runs the same steps of a small model: first undisturbed and as fast as it can, then
-paced, while machines go after exponential times: half of them with a notice (SIGTERM, 8 s before),
-the others by kill -9; most come back, half of those with an empty disk (goodput_schedule.py). A
-machine is a network namespace with a folder for its disk. A step takes `--seconds` on one machine,
-half as long on two, whatever the processor does.
+paced, while machines go after exponential times: some with a notice (SIGTERM, 8 s before), the
+others by kill -9; most come back, some of those with an empty disk (goodput_schedule.py). A machine
+is a network namespace with a folder for its disk. A step takes `--seconds` on one machine, half as
+long on two, whatever the processor does.
 
 One machine starts the process itself, several the command of docs/several-machines.md (torch
 elastic by accelerate), and again half a second after it has ended. `ours` is train.py with
 ddp_elastic.yaml and hub.repo_id, `trainer` is transformers' Trainer with hub_strategy=checkpoint
-and enable_jit_checkpoint, both with a loopback Hub of 200 ms a request and 20 MB/s. `bare` is a
-loop with accelerate's save_state on a disk that all machines share and none loses. `torchft`
-(`pip install --target FOLDER torchft`) has its own membership and writes to the machine's disk.
+and enable_jit_checkpoint, both with a loopback Hub of 200 ms a request and 20 MB/s. `auto` is
+`ours` as for machines that are interrupted: it does not save every `--every` steps, but with
+snapshot.every=auto, and is told how often machines go (run.interruptions_per_day) and how long
+before the end a notice comes (run.notice_seconds). `bare` is a loop with accelerate's save_state on
+a disk that all machines share and none loses. `torchft` (`pip install --target FOLDER torchft`) has
+its own membership and writes to the machine's disk.
 
 Goodput is the time of the steps that are in the final model, times their machines, divided by the
 seconds that machines were up, start-up included. Needs root, for the namespaces.
@@ -48,7 +52,7 @@ import hosts
 import runs
 from loopback_hub import LoopbackHub
 
-TRAINERS = ("ours", "trainer", "bare", "torchft")
+TRAINERS = ("ours", "auto", "trainer", "bare", "torchft")
 LATENCY_SECONDS, BYTES_PER_SECOND = 0.2, 20e6
 AGAIN_SECONDS, POLL_SECONDS = 0.5, 0.02
 RENDEZVOUS = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=1"
@@ -142,14 +146,15 @@ def run(
     found: Sequence[hosts.Host],
     folder: Path,
     due: list[Event],
-    seconds: float,
+    mean: float | None,
 ) -> Machines:
-    """Run a trainer to its end, paced by so many seconds a step. TimeoutError: it hangs."""
+    """Run a trainer to its end, or to the deadline. Without `mean`, it is not paced."""
     machines = Machines(found, folder)
     words = [name, "--folder", str(folder), "--machine", "{}", "--machines", str(len(found))]
     for key in ("steps", "every"):
         words += [f"--{key}", str(getattr(options, key))]
-    words += ["--seconds", str(seconds)]
+    words += ["--seconds", "0" if mean is None else str(options.seconds)]
+    words += [] if mean is None else ["--mean", str(mean)]
     with ExitStack() as stack:
         stack.callback(machines.close)
         outside = found[0].outside
@@ -181,9 +186,8 @@ def run(
             environment["PYTHONPATH"] = str(options.torchft)
         begun, due = time.monotonic(), list(due)
         machines.count()
-        while not (folder / "finished").exists():
-            if time.monotonic() > begun + options.deadline:
-                raise TimeoutError(f"{name} did not finish within {options.deadline:g} s")
+        deadline = begun + options.deadline
+        while not (folder / "finished").exists() and time.monotonic() < deadline:
             while due and due[0].at <= time.monotonic() - begun:
                 machines.apply(due.pop(0))
             machines.start(command, environment)
@@ -209,10 +213,12 @@ def measure(options: argparse.Namespace, name: str, count: int, folder: Path) ->
         for mean in (None, *options.mean):
             place, due = folder / f"{name}-{count}-{mean}", []
             if mean is not None:
-                how = Interruptions(mean, options.notice, returns=options.returns)
+                how = Interruptions(
+                    mean, options.notice, returns=options.returns, empty=options.empty
+                )
                 due = events(options.seed, count, how, options.deadline)
             begun = time.monotonic()
-            machines = run(options, name, found, place, due, options.seconds if mean else 0.0)
+            machines = run(options, name, found, place, due, mean)
             seconds = time.monotonic() - begun
             work = work_of(read_logs(place))
             if mean is None:
@@ -222,6 +228,11 @@ def measure(options: argparse.Namespace, name: str, count: int, folder: Path) ->
                 "trainer": name,
                 "machines": count,
                 "mean": mean,
+                "finished": (place / "finished").exists(),
+                "notice": options.notice,
+                "empty": options.empty,
+                "every": options.every,
+                "seed": options.seed,
                 "gone": sum(one.kind == "gone" and one.at < seconds for one in due),
                 "seconds": seconds,
                 "machine_seconds": machines.seconds,
@@ -240,9 +251,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trainers", nargs="+", choices=TRAINERS, default=list(TRAINERS))
     parser.add_argument("--machines", nargs="+", type=int, default=[2])
-    parser.add_argument("--mean", nargs="+", type=float, default=[30.0, 120.0], metavar="SECONDS")
+    parser.add_argument(
+        "--mean", nargs="+", type=positive, default=[30.0, 120.0], metavar="SECONDS"
+    )
     parser.add_argument("--notice", type=float, default=0.5, help="share of interruptions")
     parser.add_argument("--returns", type=float, default=0.8, help="share of machines")
+    parser.add_argument("--empty", type=float, default=0.5, help="share of disks")
     parser.add_argument("--steps", type=int, default=960)
     parser.add_argument("--seconds", type=float, default=0.5, help="of a step on one machine")
     parser.add_argument("--every", type=int, default=20, help="steps between checkpoints")
@@ -272,10 +286,19 @@ def main() -> None:
     save("goodput", figures)
 
 
+def positive(text: str) -> float:
+    """A number above 0. Raises ValueError."""
+    if (number := float(text)) <= 0:
+        raise ValueError
+    return number
+
+
 def cells(one: dict[str, Any]) -> list[object]:
     """A row of the table."""
     lost = one["machine_seconds"] * (1 - one["goodput"])
     row = [one["trainer"], one["machines"], f"{one['mean']:g}", one["gone"]]
+    if not one["finished"]:
+        return [*row, f"not finished in {one['seconds']:.0f} s", *[""] * 5]
     row += [f"{one['goodput']:.1%}", f"{lost:.0f}", one["steps_lost"], one["rows_twice"]]
     return [*row, one["rows_never"], f"{one['last_loss']:.5f}, {one['from_calm']:+.1e}"]
 

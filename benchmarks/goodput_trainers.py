@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT)  # instead of benchmarks/, whose data.py is not the room of that name
 T, WIDTH, LAYERS, HEADS, RATE, SEED = 32, 64, 2, 2, 1e-3, 7
 BATCH = 12
+NOTICE_SECONDS, GRACE_SECONDS = 8, 5
 GONE_SECONDS = 10
 """After which a process that is silent is given up, in all trainers."""
 
@@ -142,12 +143,20 @@ def ours(options: argparse.Namespace) -> None:
         f"train.eval_every={options.steps}",
         "train.eval_batches=1",
         "train.sample_every=0",
-        f"snapshot.every={options.every}",
         f"run.dir={options.disk}/run",
         f"run.collective_timeout_seconds={GONE_SECONDS}",
         "hub.repo_id=me/run",
         "hub.min_interval_seconds=0",
     ]
+    if options.name == "ours" or options.mean is None:
+        sys.argv.append(f"snapshot.every={options.every}")
+    else:
+        sys.argv += [
+            "snapshot.every=auto",
+            f"run.interruptions_per_day={86_400 / options.mean}",
+            f"run.notice_seconds={NOTICE_SECONDS}",
+            f"run.grace_seconds={GRACE_SECONDS}",
+        ]
     command.run_command(train.main, session_of=Logged)
 
 
@@ -344,19 +353,20 @@ def finish(options: argparse.Namespace) -> None:
 def main() -> None:
     """Run what the command line says."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", choices=("ours", "trainer", "bare", "torchft"))
+    parser.add_argument("name", choices=("ours", "auto", "trainer", "bare", "torchft"))
     parser.add_argument("--folder", type=Path, required=True, help="for logs; no machine has it")
     parser.add_argument("--machine", type=int, required=True, help="its number")
     parser.add_argument("--machines", type=int, required=True, help="how many there are at most")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--every", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True, help="of a step on one machine")
+    parser.add_argument("--mean", type=float, default=None, help="seconds to an interruption")
     parser.add_argument("--lighthouse", default=None)
     options = parser.parse_args()
     options.disk = options.folder / f"disk-{options.machine}"
     torch.set_num_threads(1)
-    run = {"ours": ours, "trainer": trainer, "bare": bare, "torchft": torchft}[options.name]
-    run(options)
+    peers = {"trainer": trainer, "bare": bare, "torchft": torchft}
+    peers.get(options.name, ours)(options)
 
 
 if __name__ == "__main__":
