@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT)  # instead of benchmarks/, whose data.py is not the room of that name
 T, WIDTH, LAYERS, HEADS, RATE, SEED = 32, 64, 2, 2, 1e-3, 7
 BATCH = 12
-NOTICE_SECONDS, GRACE_SECONDS = 8, 5
+NOTICE_SECONDS, GRACE_SECONDS = 8, 7
 GONE_SECONDS = 10
 """After which a process that is silent is given up, in all trainers."""
 
