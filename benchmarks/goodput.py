@@ -15,10 +15,10 @@ elastic by accelerate), and again half a second after it has ended. `ours` is tr
 ddp_elastic.yaml and hub.repo_id, `trainer` is transformers' Trainer with hub_strategy=checkpoint
 and enable_jit_checkpoint, both with a loopback Hub of 200 ms a request and 20 MB/s. `auto` is
 `ours` as for machines that are interrupted: it does not save every `--every` steps, but with
-snapshot.every=auto, and is told how often machines go (run.interruptions_per_day) and how long
-before the end a notice comes (run.notice_seconds). `bare` is a loop with accelerate's save_state on
-a disk that all machines share and none loses. `torchft` (`pip install --target FOLDER torchft`) has
-its own membership and writes to the machine's disk.
+snapshot.every=auto, and is told how often machines go without a notice (run.interruptions_per_day)
+and how long before the end a notice comes (run.notice_seconds). `bare` is a loop with accelerate's
+save_state on a disk that all machines share and none loses. `torchft` (`pip install --target FOLDER
+torchft`) has its own membership and writes to the machine's disk.
 
 Goodput is the time of the steps that are in the final model, times their machines, divided by the
 seconds that machines were up, start-up included. Needs root, for the namespaces.
@@ -43,7 +43,7 @@ from typing import Any
 
 from common import ROOT, as_words, launch, machine, print_table, save
 from goodput_schedule import Event, Interruptions, events
-from goodput_score import read_logs, work_of
+from goodput_score import Work, read_logs, work_of
 from torch.distributed import TCPStore
 
 sys.path.insert(0, str(ROOT))  # before benchmarks/, whose data.py is not the room of that name
@@ -154,7 +154,10 @@ def run(
     for key in ("steps", "every"):
         words += [f"--{key}", str(getattr(options, key))]
     words += ["--seconds", "0" if mean is None else str(options.seconds)]
-    words += [] if mean is None else ["--mean", str(mean)]
+    if mean is not None:
+        unannounced = 86_400 / mean * (1 - options.notice)
+        words += ["--per-day", str(max(1.0, unannounced))]
+        words += ["--notice-seconds", str(Interruptions.notice_seconds)]
     with ExitStack() as stack:
         stack.callback(machines.close)
         outside = found[0].outside
@@ -220,30 +223,42 @@ def measure(options: argparse.Namespace, name: str, count: int, folder: Path) ->
             begun = time.monotonic()
             machines = run(options, name, found, place, due, mean)
             seconds = time.monotonic() - begun
-            work = work_of(read_logs(place))
+            computed = read_logs(place)
+            work = work_of(computed) if computed else None
+            finished = (place / "finished").exists()
             if mean is None:
+                if work is None or not finished:
+                    raise SystemExit(f"{name} does not finish undisturbed; see {place}/output-0")
                 calm = work
                 continue
             yield {
                 "trainer": name,
                 "machines": count,
                 "mean": mean,
-                "finished": (place / "finished").exists(),
+                "finished": finished,
                 "notice": options.notice,
                 "empty": options.empty,
+                "steps": options.steps,
                 "every": options.every,
                 "seed": options.seed,
                 "gone": sum(one.kind == "gone" and one.at < seconds for one in due),
                 "seconds": seconds,
                 "machine_seconds": machines.seconds,
-                "goodput": work.useful_seconds / machines.seconds,
                 "starts": machines.starts,
-                "steps_lost": work.steps_lost,
-                "rows_twice": (work.rows - calm.rows).total(),
-                "rows_never": (calm.rows - work.rows).total(),
-                "last_loss": work.last_loss,
-                "from_calm": work.last_loss / calm.last_loss - 1,
+                **({} if work is None or not finished else compared(work, calm, machines.seconds)),
             }
+
+
+def compared(work: Work, calm: Work, machine_seconds: float) -> dict[str, float]:
+    """The figures of a run's work, beside those of the undisturbed one."""
+    return {
+        "goodput": work.useful_seconds / machine_seconds,
+        "steps_lost": work.steps_lost,
+        "rows_twice": (work.rows - calm.rows).total(),
+        "rows_never": (calm.rows - work.rows).total(),
+        "last_loss": work.last_loss,
+        "from_calm": work.last_loss / calm.last_loss - 1,
+    }
 
 
 def main() -> None:
@@ -295,10 +310,10 @@ def positive(text: str) -> float:
 
 def cells(one: dict[str, Any]) -> list[object]:
     """A row of the table."""
-    lost = one["machine_seconds"] * (1 - one["goodput"])
     row = [one["trainer"], one["machines"], f"{one['mean']:g}", one["gone"]]
     if not one["finished"]:
         return [*row, f"not finished in {one['seconds']:.0f} s", *[""] * 5]
+    lost = one["machine_seconds"] * (1 - one["goodput"])
     row += [f"{one['goodput']:.1%}", f"{lost:.0f}", one["steps_lost"], one["rows_twice"]]
     return [*row, one["rows_never"], f"{one['last_loss']:.5f}, {one['from_calm']:+.1e}"]
 

@@ -27,7 +27,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT)  # instead of benchmarks/, whose data.py is not the room of that name
 T, WIDTH, LAYERS, HEADS, RATE, SEED = 32, 64, 2, 2, 1e-3, 7
 BATCH = 12
-NOTICE_SECONDS, GRACE_SECONDS = 8, 7
+GRACE_SECONDS = 7
+"""A stop of `auto` waits for the upload before its own."""
 GONE_SECONDS = 10
 """After which a process that is silent is given up, in all trainers."""
 
@@ -148,13 +149,13 @@ def ours(options: argparse.Namespace) -> None:
         "hub.repo_id=me/run",
         "hub.min_interval_seconds=0",
     ]
-    if options.name == "ours" or options.mean is None:
+    if options.name == "ours" or options.per_day is None:
         sys.argv.append(f"snapshot.every={options.every}")
     else:
         sys.argv += [
             "snapshot.every=auto",
-            f"run.interruptions_per_day={86_400 / options.mean}",
-            f"run.notice_seconds={NOTICE_SECONDS}",
+            f"run.interruptions_per_day={options.per_day}",
+            f"run.notice_seconds={options.notice_seconds}",
             f"run.grace_seconds={GRACE_SECONDS}",
         ]
     command.run_command(train.main, session_of=Logged)
@@ -360,7 +361,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--every", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True, help="of a step on one machine")
-    parser.add_argument("--mean", type=float, default=None, help="seconds to an interruption")
+    parser.add_argument("--per-day", type=float, default=None, help="losses without a notice")
+    parser.add_argument("--notice-seconds", type=float, default=0.0)
     parser.add_argument("--lighthouse", default=None)
     options = parser.parse_args()
     options.disk = options.folder / f"disk-{options.machine}"

@@ -297,7 +297,7 @@ def _check_hub_and_run(found: Problems) -> None:
     need(
         run.notice_seconds == 0 or run.grace_seconds <= run.notice_seconds < 1e6,
         "run.notice_seconds",
-        f"must be 0, or at least run.grace_seconds={run.grace_seconds:g}, which a stop may take",
+        f"must be 0, or at least run.grace_seconds={run.grace_seconds:g}, the time for the stop",
     )
     need(
         run.metadata_address is None or run.metadata_address.startswith("http://"),

@@ -249,7 +249,7 @@ class RunConfig:
     grace_seconds: float = 25.0
     """Time that a stop may take: to finish the step, save it and upload it."""
     notice_seconds: float = 0.0
-    """Time from a SIGTERM, SIGUSR1 or notice to the machine's end, to train on; 0: stop at once."""
+    """Seconds from SIGTERM, SIGUSR1 or a cloud's notice to the machine's end; 0: stop at once."""
     collective_timeout_seconds: int = 180
     """Process-group timeout within a step; an unreachable process then ends the run."""
     start_timeout_seconds: int = 3600

@@ -73,7 +73,7 @@ def as_attempt(config: Config, task: Task, folder: Path) -> Config:
     config.snapshot.resume, config.snapshot.every, config.snapshot.keep = "auto", 1, 1
     config.snapshot.keep_best, config.snapshot.every_minutes = False, None
     config.train.eval_every, config.train.sample_every, config.train.log_every = NEVER, 0, 1
-    config.run.preemption_notice = "none"
+    config.run.preemption_notice, config.run.notice_seconds = "none", 0.0
     config.run.max_minutes = config.run.max_cost = None
     config.run.adapt_threads = False  # the last bits of sums depend on the number of threads
     if task.in_float32:

@@ -36,6 +36,8 @@ class RunStore:
     hub: Store
     private: bool
     takeover: bool
+    known: RepoContents | None = None
+    """Its contents as this start has read them before."""
 
     @property
     def key(self) -> str:
@@ -59,10 +61,8 @@ class RemoteSnapshot:
         """The snapshot in a folder of a repo."""
         return cls(repo.hub.url, repo.commit, folder, repo.hub.timeout)
 
-    def fetch_to(self, root: Path, fetch: Fetch = fetch, known: RepoContents | None = None) -> Path:
-        """Download it to `root`; `known` is perhaps its repo. Raises SnapshotError and HubError."""
-        if known is not None and (known.hub.url, known.commit) == (self.url, self.commit):
-            return with_retries(known.hub, lambda: fetch(known, self.folder, root))
+    def fetch_to(self, root: Path, fetch: Fetch = fetch) -> Path:
+        """Download it to `root`. Raises SnapshotError and HubError."""
         hub = open_store(self.url, self.timeout)
         files = with_retries(hub, lambda: hub.files(self.commit))
         return fetch(RepoContents(hub, self.commit, True, files, None), self.folder, root)
@@ -111,6 +111,9 @@ def open_repo(
 
 
 def _read_or_create(store: RunStore) -> RepoContents:
+    if store.known is not None and store.known.commit:  # a bucket has no commits
+        commit, _ = store.hub.head()
+        return store.known if commit == store.known.commit else read_repo(store.hub)
     store.hub.require_token()
     found, _ = at_once([lambda: _read(store), lambda: _check_token(store)])
     if found is None:

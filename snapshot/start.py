@@ -145,26 +145,6 @@ def choose_start(
     return start
 
 
-def complete(start: Start, run_dir: Path) -> Start | None:
-    """The same start with all of its snapshot, of which `fetch_small` has downloaded some.
-
-    None if that fails: the snapshot may be pruned by now, and `choose_start` finds another one.
-    Raises DiskFault.
-    """
-    if start.folder is None or start.remote is None:
-        return None
-    root = snapshots_in(run_dir)
-    root = root / ORIGIN if ORIGIN in start.folder.parts else root
-    try:
-        folder = start.remote.fetch_to(root, fetch, start.repo)
-    except DiskFault:
-        raise
-    except (SnapshotError, HubError):
-        return None
-    reason = start.reason.replace(str(start.folder), str(folder))
-    return replace(start, folder=folder, reason=reason)
-
-
 def _newest_state(root: Path, store: RunStore | None) -> RunState | None:
     """The state of this run's newest snapshot on this disk, else in its repo; None without.
 

@@ -31,7 +31,6 @@ from store.errors import HubNoFile, HubNoRevision
 from store.latest import Latest, remote_step
 from store.pruning import LARGEST_MANIFEST_BYTES
 from store.store import BRANCH, RemoteFile, Store, with_retries
-from store.waiting import at_once
 
 PARTIAL = ".download"
 """The folder of an unfinished download, below the snapshots."""
@@ -197,8 +196,7 @@ def fetch_state(repo: RepoContents, folder: str) -> RunState:
     Raises SnapshotError and HubError, and of a bucket OSError if there is no temporary folder.
     """
     name = f"{folder} of {repo.name}"
-    files = (MANIFEST, STATE)
-    listed, content = at_once([partial(_read_json, repo, f"{folder}/{one}") for one in files])
+    listed, content = _read_json(repo, f"{folder}/{MANIFEST}", f"{folder}/{STATE}")
     manifest = parse_json(listed, f"{MANIFEST} in {name}")
     _, digest = entries_in(manifest, f"{MANIFEST} in {name}").get(STATE, (0, ""))
     if hashlib.sha256(content).hexdigest() != digest:
@@ -209,10 +207,11 @@ def fetch_state(repo: RepoContents, folder: str) -> RunState:
     return state
 
 
-def _read_json(repo: RepoContents, path: str) -> bytes:
-    if path not in repo.files or repo.files[path].size > LARGEST_JSON_BYTES:
-        raise SnapshotError(f"{repo.name} has no {path} of a valid size")
-    return repo.hub.read(repo.commit, path, LARGEST_JSON_BYTES)
+def _read_json(repo: RepoContents, *paths: str) -> list[bytes]:
+    for path in paths:
+        if path not in repo.files or repo.files[path].size > LARGEST_JSON_BYTES:
+            raise SnapshotError(f"{repo.name} has no {path} of a valid size")
+    return repo.hub.read_all(repo.commit, paths, LARGEST_JSON_BYTES)
 
 
 def is_for_sampling(name: str) -> bool:

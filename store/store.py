@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -135,6 +135,10 @@ class Store(ABC):
     @abstractmethod
     def read(self, commit: str, path: str, most: int) -> bytes:
         """A small file, of which at most `most` bytes are read. May raise OSError, too."""
+
+    def read_all(self, commit: str, paths: Sequence[str], most: int) -> list[bytes]:
+        """`read` of several files."""
+        return [self.read(commit, path, most) for path in paths]
 
     @abstractmethod
     def download(self, commit: str, path: str, folder: Path | None, again: bool = False) -> Path:

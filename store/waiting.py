@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
+from threading import Lock, Thread
 from typing import TypeVar
 
 import httpx2
@@ -47,12 +48,12 @@ class WaitingTime:
             self.stop()
 
     def part(self, share: float = 1.0) -> WaitingTime:
-        """A share of the time that is left, for a thread of its own or for a question to spare."""
+        """A share of the time that is left, for another thread or for an optional request."""
         return WaitingTime(max(0.0, share * self._left))
 
     def spend(self, parts: Sequence[WaitingTime]) -> None:
         """Count what parts have used that ran at the same time: the longest of them."""
-        self._left -= max(part._seconds - part._left for part in parts)
+        self._left -= max((part._seconds - part._left for part in parts), default=0.0)
 
     def begin(self) -> float:
         """A request begins; the seconds that are left for it. Raises HubSilent if there are none.
@@ -135,24 +136,40 @@ def limit_to(share: float) -> Iterator[None]:
 def at_once(works: Sequence[Callable[[], Result]]) -> list[Result]:
     """Do what makes requests at the same time, under the limit of this thread; the results.
 
-    Raises the error of the first in the list that fails, after all have come to an end.
+    After an error no more of them begin, and it is raised when those that had begun have ended; of
+    several, the first in the list. Ctrl-C ends the wait at once.
     """
-    if len(works) < 2:
-        return [work() for work in works]
-    outer = CURRENT.get()
-    parts = [None if outer is None else outer.part() for _ in works]
+    outer, left, lock = CURRENT.get(), deque(enumerate(works)), Lock()
+    results: dict[int, Result] = {}
+    errors: dict[int, BaseException] = {}
 
-    def do(work: Callable[[], Result], part: WaitingTime | None) -> Result:
-        if part is None:
-            return work()
-        with part.limit():
-            return work()
+    def work_off(part: WaitingTime | None) -> None:
+        CURRENT.set(part)  # a thread has a context of its own
+        while not errors:
+            with lock:
+                if not left:
+                    break
+                number, work = left.popleft()
+            try:
+                results[number] = work()
+            except BaseException as error:
+                errors[number] = error
+        if part is not None:
+            part.stop()
 
-    with ThreadPoolExecutor(MOST_AT_ONCE, "requests") as threads:
-        futures = [threads.submit(do, *one) for one in zip(works, parts, strict=True)]
+    parts = [outer and outer.part() for _ in works[:MOST_AT_ONCE]]
+    threads = [
+        Thread(target=work_off, args=(part,), name="requests", daemon=True) for part in parts
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     if outer is not None:
         outer.spend([part for part in parts if part is not None])
-    return [future.result() for future in futures]
+    if errors:
+        raise errors[min(errors)]
+    return [results[number] for number in range(len(works))]
 
 
 @contextmanager

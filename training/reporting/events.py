@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
-from operator import itemgetter
 from pathlib import Path, PurePath
 from threading import Lock
 
@@ -82,12 +81,18 @@ class Events:
     def merge(self, fetched: bytes) -> None:
         """Add the events of other machines, in the order of their times. Raises OSError.
 
-        Of the same second, theirs come first: they were uploaded before this attempt began.
+        Of one second, those of the attempt that began first come first, then theirs.
         """
         with self._lock:
             events = _newest_clocks([*parse_events(fetched), *read_events(self.path)])
+            begun: dict[str, str] = {}
+            for event in events:
+                attempt = event["attempt"]
+                begun[attempt] = min(event["time"], begun.get(attempt, event["time"]))
             lines = dict.fromkeys(json.dumps(event) for event in events)
-            ordered = sorted(map(json.loads, lines), key=itemgetter("time"))
+            ordered = sorted(
+                map(json.loads, lines), key=lambda one: (one["time"], begun[one["attempt"]])
+            )
             write_whole(self.path, as_text(ordered[-MOST_EVENTS:]))
 
 

@@ -160,7 +160,7 @@ def _print(error: Exception, stopping: bool, session: Session | None) -> bool:
             session.flush_uploads(STOPPED_FLUSH_SECONDS)
         return is_lasting(error)
     if is_lost_peer(error):
-        # With the others on other machines, no launcher here has lost one, and all begin anew.
+        # With one process on each machine, no launcher here has lost one: nothing to wait for.
         if not stopping and not (is_elastic() and processes_here() == 1):
             time.sleep(ECHO_SECONDS)
             started_by = launcher()

@@ -97,9 +97,12 @@ def _watch(run: RunConfig, signals: Signals) -> None:
     cloud = _find_cloud(run.metadata_address) if name == "auto" else CLOUDS[name]
     if cloud is None:
         say_error(f"run.preemption_notice={name}: no cloud has answered. Notices are not watched.")
+    stop = signals.stop  # for a notice from before this attempt, nobody knows how old it is
     while cloud is not None and signals.cause is None:
         if _has_notice(cloud, run.metadata_address):
-            signals.notice(PREEMPTED)
+            stop(PREEMPTED)
+            return
+        stop = signals.notice
         time.sleep(EVERY_SECONDS)
 
 

@@ -50,7 +50,12 @@ from training.distributed.accelerator import (
     unwrapped,
 )
 from training.distributed.agreement import decided_by_main, run_on_all, run_on_main
-from training.distributed.environment import is_elastic, is_local_main_process, launcher
+from training.distributed.environment import (
+    is_elastic,
+    is_local_main_process,
+    is_one_machine,
+    launcher,
+)
 from training.distributed.processes import ProcessGroupTimeouts
 from training.evaluation import Sample, first_window, held_out_loss, sample_text
 from training.exits import EXIT_DONE, RESUME, WRITING_SECONDS, TrainingStopped
@@ -79,7 +84,9 @@ from training.run.save_steps import SaveSteps
 from training.run.saving import SnapshotWriter
 from training.run.signals import (
     LAST_WORDS_SECONDS,
+    MACHINE_NOTICES,
     MONEY_IS_SPENT,
+    NOTICES,
     TIME_IS_OVER,
     WORKER_GONE,
     Phase,
@@ -141,6 +148,8 @@ class Session:
             self._end_by_signal,
             launcher(),
             max(0.0, run.notice_seconds - run.grace_seconds),
+            # On several machines torch's launcher also sends SIGTERM, to restart a process.
+            NOTICES if is_one_machine() and not is_elastic() else MACHINE_NOTICES,
             self._say_now,
         )
         self._lock = lock

@@ -13,7 +13,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from training.exits import (
@@ -55,8 +55,11 @@ EXIT_CODES = {
     LAUNCHER_GONE: EXIT_AGAIN,
     WORKER_GONE: EXIT_FAILED,
 }
-NOTICES = (signal.SIGTERM, signal.SIGUSR1, PREEMPTED)
-"""Causes that come some time before the machine goes, of which `run.notice_seconds` tells."""
+MACHINE_NOTICES = (signal.SIGUSR1, PREEMPTED)
+NOTICES = (*MACHINE_NOTICES, signal.SIGTERM)
+"""Causes that precede the end of the machine by `run.notice_seconds`."""
+DECIDES = (signal.SIGINT, WORKER_GONE)
+"""Causes that also decide the exit code of a run that trains on after a notice."""
 PARENT_SECONDS = 1.0
 """How often to check that the launcher is alive."""
 LAST_WORDS_SECONDS = 2.0
@@ -81,12 +84,13 @@ class Signals:
         leave: Callable[[int, str], object],
         launcher: Launcher | None = None,
         trains_on_seconds: float = 0.0,
+        notices: Collection[int] = NOTICES,
         say: Callable[[str], object] = lambda text: None,
     ) -> None:
         """Handle SIGTERM, SIGUSR1, SIGINT and, unless nohup has it ignored, SIGHUP.
 
-        After one of `NOTICES`, the user is told (`say`), and steps go on for `trains_on_seconds`
-        unless another signal comes.
+        After one of `notices`, the user is told (`say`), and steps go on for `trains_on_seconds`,
+        or until another signal comes or the launcher is gone.
 
         `leave(cause, why)` ends the process. Another thread calls it when a signal requires that or
         the grace time is over. The death of a launcher that does not forward SIGTERM counts as a
@@ -96,7 +100,7 @@ class Signals:
         """
         self.phase = Phase.NOTHING_BEGUN
         self._grace, self._leave, self._launcher = grace_seconds, leave, launcher
-        self._trains_on, self._say = trains_on_seconds, say
+        self._trains_on, self._notices, self._say = trains_on_seconds, notices, say
         self._notice: tuple[int, float] | None = None
         """A cause that stops this run soon, and when."""
         self._watched = launcher is not None  # until it is seen to have ended
@@ -122,15 +126,16 @@ class Signals:
             os.write(self._writing, bytes([0]))  # the thread begins to count the seconds
 
     def notice(self, number: int) -> None:
-        """Stop the run when a notice requires it, one of `NOTICES`. Any thread may call this."""
-        if self._notice is None:
+        """Stop the run in time for the end of this machine. Any thread may call this."""
+        if self.phase is not Phase.TRAINING or self._trains_on <= 0:
+            self.stop(number)
+        elif self._notice is None:
             self._notice = number, time.monotonic() + self._trains_on
             os.write(self._writing, bytes([0]))
-            if self._trains_on > 0:
-                self._say(
-                    f"{name_of(number)}: the run trains on for {self._trains_on:g} s, as "
-                    "run.notice_seconds allows. Ctrl-C stops it now."
-                )
+            self._say(
+                f"{name_of(number)}: the run trains on for {self._trains_on:g} s, as "
+                "run.notice_seconds allows. SIGHUP or Ctrl-C stops it now."
+            )
 
     def _watch(self) -> None:
         while True:
@@ -155,13 +160,15 @@ class Signals:
         if self._launcher is not None and self._watched and not self._launcher.is_alive():
             self._watched = False
             if self.cause is None:  # the same Ctrl-C may end the launcher
-                self._take(LAUNCHER_GONE if self._launcher.forwards_sigterm else signal.SIGTERM)
+                number = LAUNCHER_GONE if self._launcher.forwards_sigterm else signal.SIGTERM
+                self._take(number, sent=False)
         if self._notice is not None and self._notice[1] <= time.monotonic():
             self.stop(self._notice[0])
         if self.cause is not None and self.seconds_left() <= 0:
             self._leave(self.cause, f"{name_of(self.cause)}, and its grace time is over")
 
-    def _take(self, number: int) -> None:
+    def _take(self, number: int, sent: bool = True) -> None:
+        """Act on a signal, `sent` to this process or taken from the death of its launcher."""
         if number == signal.SIGTERM and self.cause is None and self._launcher is not None:
             number = WORKER_GONE if self._launcher.lost_a_worker() else number
         if self.phase is Phase.NOTHING_BEGUN:
@@ -170,9 +177,10 @@ class Signals:
             self._leave(number, "" if silent else f"{name_of(number)} before the first step")
         elif self.phase is Phase.FAILED:
             self._leave(number, "")
-        elif self.cause is None and self._notice is not None and self._notice[0] == number:
-            pass  # once more, from a launcher that was told as well
-        elif self._notice is None and number in NOTICES and self.phase is Phase.TRAINING:
+        elif self.cause is None and self._notice is not None and number not in DECIDES:
+            if number != self._notice[0] or not sent:  # a launcher repeats what it also gets
+                self.stop(self._notice[0])
+        elif self.cause is None and sent and number in self._notices and self._trains_on > 0:
             self.notice(number)
         elif self.cause is None:
             hurry = self.phase is Phase.UPLOADING and number == signal.SIGINT

@@ -40,12 +40,11 @@ from snapshot.start import (
     check_can_move_aside,
     check_model_repo,
     choose_start,
-    complete,
     folder_for_step,
     move_aside,
 )
 from store.events import read_events
-from store.fetch import PARTIAL, fetch, fetch_small, is_small, remove_partial
+from store.fetch import PARTIAL, RepoContents, fetch, fetch_small, is_small, remove_partial
 from store.ownership import Owner
 from store.publish import CURVES
 from store.records import EVENTS
@@ -158,8 +157,7 @@ def take_start(
     if accelerator.gather(missing).any():
 
         def choose() -> Start:
-            whole = start if start.is_whole else complete(start, Path(config.run.dir))
-            return whole or _choose(config, lock, refuse, fetch)
+            return start if start.is_whole else _choose(config, lock, refuse, fetch, start.repo)
 
         start = _agree(accelerator, config, choose)
         begin_stream(corpus, config, start.state)  # of an older snapshot if the newest is damaged
@@ -282,11 +280,15 @@ def _choose(
     lock: RunLock,
     refuse: StateCheck = lambda state: None,
     fetch: Fetch = fetch,
+    known: RepoContents | None = None,
 ) -> Start:
+    store = store_of(config)
+    if store is not None and known is not None:  # what it has waited for counts, too
+        store = replace(store, hub=known.hub, known=known)
     start = choose_start(
         Path(config.run.dir),
         config.snapshot.resume,
-        store_of(config),
+        store,
         timeout=config.hub.timeout_seconds,
         is_restart=lambda state: is_restart(state, config, lock.code_before),
         refuse=refuse,

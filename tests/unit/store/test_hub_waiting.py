@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ import runs
 from config.compose import load_config
 from snapshot.start import choose_start
 from store.errors import HubSilent, HubUnreachable
+from store.fetch import fetch_small
 from store.repo import Hub
 from training.reporting.events import Events
 from training.run.records import fetch_missing
@@ -98,3 +100,22 @@ def test_only_silence_counts(near_hub, finished_run, tmp_path):
         with pytest.raises(HubSilent, match=r"has not answered for 0\.3 seconds"):
             hub.head()
     hub.head()  # the limit is that of the start
+
+
+def test_the_second_look_of_a_start_asks_for_the_head_alone(near_hub, finished_run, tmp_path):
+    """It finds what came meanwhile, and waits no longer than the first has left."""
+    hubs.seed(near_hub, runs.snapshot(finished_run, 10))
+    own = hubs.store(TIMEOUT_SECONDS)
+    first = choose_start(tmp_path / "run", "auto", own, fetch=fetch_small)
+    assert (first.state.step, first.is_whole) == (10, False)
+    again = replace(own, hub=first.repo.hub, known=first.repo)
+    listings = near_hub.count("tree")
+    whole = choose_start(tmp_path / "run", "auto", again)
+    assert (whole.state.step, whole.is_whole, near_hub.count("tree")) == (10, True, listings)
+    shutil.rmtree(whole.folder)
+    hubs.put(near_hub, runs.snapshot(finished_run, 30), 30, run=first.state.run_id)
+    assert choose_start(tmp_path / "run", "auto", again).state.step == 30
+    own.hub.waiting._left = 0.0
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(HubUnreachable):
+        choose_start(tmp_path / "run", "auto", again)

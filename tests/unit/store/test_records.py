@@ -15,7 +15,7 @@ import hubs
 import runs
 from config.compose import load_config
 from snapshot.errors import SnapshotError
-from store.events import LONGEST_TEXT, MOST_EVENTS, Event, parse_events, read_events
+from store.events import LONGEST_TEXT, MOST_EVENTS, Event, as_text, parse_events, read_events
 from store.fetch import read_repo
 from store.latest import Latest
 from store.records import EVENTS, SEGMENT_STEPS, fetch_records, replaced_segments
@@ -156,6 +156,25 @@ def test_events_of_two_machines_are_one_history(tmp_path):
         ("a", 20),
         ("b", 30),
     ]
+
+
+@pytest.mark.parametrize("is_ours_older", [True, False])
+def test_of_events_in_one_second_the_older_attempt_s_come_first(tmp_path, is_ours_older):
+    """Its stop comes before the start of the next one, wherever that was written."""
+    old = [event(0, "start", "01"), event(20, "stop", "05")]
+    new = [event(20, "start", "05"), event(30, "stop", "05")]
+    here, there = (old, new) if is_ours_older else (new, old)
+    for one in old:
+        one["attempt"] = "f" * 8
+    events = Events(tmp_path / EVENTS, "a" * 32)
+    events.path.write_text(as_text(here))
+    events.merge(as_text(there).encode())
+    assert read_events(events.path) == [*old, *new]
+
+
+def event(step: int, kind: str, second: str) -> Event:
+    time = f"2026-11-27T10:00:{second}Z"
+    return {"time": time, "attempt": "a" * 8, "event": kind, "step": step, "text": ""}
 
 
 def test_fetched_events_are_untrusted_input(tmp_path):

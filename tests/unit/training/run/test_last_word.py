@@ -27,7 +27,7 @@ class Ending:
     _ends_as = Session._ends_as
     _release_after_uploads = Session._release_after_uploads
     _seconds_to_release = Session._seconds_to_release
-    end, end_by_signal = Session.end, Session._end_by_signal
+    end, end_by_signal, _say_now = Session.end, Session._end_by_signal, Session._say_now
     note_exit = staticmethod(lambda code: code)
     console = start = SimpleNamespace(folder=None)
     state = SimpleNamespace(step=40)

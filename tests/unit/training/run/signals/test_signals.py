@@ -76,7 +76,8 @@ class Handler(Signals):
 
     def __init__(self, phase: Phase, launcher: object = None, trains_on: float = 0.0) -> None:
         self.phase, self.left, self.said = phase, [], []
-        self._trains_on, self._say, self._notice = trains_on, self.said.append, None
+        self._trains_on, self._notices, self._notice = trains_on, signals.NOTICES, None
+        self._say = self.said.append
         self._grace, self._launcher, self.cause = 5.0, launcher, None
         self._watched = launcher is not None
         self._leave = lambda number, why: self.left.append((number, why))
@@ -122,15 +123,45 @@ def test_after_a_notice_the_run_trains_on(number, monkeypatch):
     assert len(handler.said) == 1
 
 
-@pytest.mark.parametrize("other", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_another_signal_after_a_notice_stops_the_run_at_once(other):
-    """As where a machine goes sooner than its notice said."""
-    handler = Handler(Phase.TRAINING, trains_on=95.0)
+@pytest.mark.parametrize(
+    ("other", "cause"),
+    [
+        (signal.SIGTERM, PREEMPTED),
+        (signal.SIGHUP, PREEMPTED),
+        (signal.SIGINT, signal.SIGINT),
+        (None, PREEMPTED),
+    ],
+)
+def test_another_signal_after_a_notice_stops_the_run_at_once(other, cause):
+    """As where a machine goes sooner than its notice said. The first cause decides the code."""
+    handler = Handler(Phase.TRAINING, parent(), trains_on=95.0)
     handler.notice(PREEMPTED)
     handler.tell(0)
     assert handler.cause is None
-    handler.tell(other)
-    assert handler.cause == other
+    if other is None:
+        handler._launcher = parent(lives=False, forwards=False)
+    handler.tell(other or 0)
+    assert handler.cause == cause
+
+
+def test_a_launcher_s_death_is_no_notice():
+    handler = Handler(Phase.TRAINING, parent(lives=False, forwards=False), trains_on=95.0)
+    handler.tell(0)
+    assert handler.cause == signal.SIGTERM
+
+
+def test_a_notice_before_the_first_step_stops_the_run_at_once():
+    """So that a standby does not take over a run on a machine that goes."""
+    handler = Handler(Phase.NOTHING_BEGUN, trains_on=95.0)
+    handler.notice(PREEMPTED)
+    assert handler.cause == PREEMPTED
+
+
+def test_where_a_launcher_restarts_processes_its_sigterm_is_no_notice():
+    handler = Handler(Phase.TRAINING, parent(), trains_on=95.0)
+    handler._notices = signals.MACHINE_NOTICES
+    handler.tell(signal.SIGTERM)
+    assert handler.cause == signal.SIGTERM
 
 
 def test_a_worker_that_dies_after_the_stop_changes_nothing():
