@@ -228,7 +228,9 @@ def measure(options: argparse.Namespace, name: str, count: int, folder: Path) ->
             finished = (place / "finished").exists()
             if mean is None:
                 if work is None or not finished:
-                    raise SystemExit(f"{name} does not finish undisturbed; see {place}/output-0")
+                    print(machines.output(0).read_text(errors="replace")[-2000:])
+                    print(f"{name} does not finish undisturbed on {count}", flush=True)
+                    return
                 calm = work
                 continue
             yield {

@@ -27,7 +27,7 @@ class WaitingTime:
     """
 
     def __init__(self, seconds: float) -> None:
-        self._seconds = self._left = seconds
+        self._seconds = self._left = self._limit = seconds
         self._since: float | None = None
         """When the last byte came; None if no request waits."""
 
@@ -49,7 +49,9 @@ class WaitingTime:
 
     def part(self, share: float = 1.0) -> WaitingTime:
         """A share of the time that is left, for another thread or for an optional request."""
-        return WaitingTime(max(0.0, share * self._left))
+        part = WaitingTime(max(0.0, share * self._left))
+        part._limit = self._limit  # for messages
+        return part
 
     def spend(self, parts: Sequence[WaitingTime]) -> None:
         """Count what parts have used that ran at the same time: the longest of them."""
@@ -62,7 +64,7 @@ class WaitingTime:
         """
         self.stop()
         if self.is_over:
-            raise HubSilent(f"the Hub has not answered for {self._seconds:g} seconds")
+            raise HubSilent(f"the Hub has not answered for {self._limit:g} seconds")
         self._since = time.monotonic()
         return max(self._left, SHORTEST_TIMEOUT_SECONDS)
 
@@ -134,7 +136,7 @@ def limit_to(share: float) -> Iterator[None]:
 
 
 def at_once(works: Sequence[Callable[[], Result]]) -> list[Result]:
-    """Do what makes requests at the same time, under the limit of this thread; the results.
+    """Run the callables in threads that share this thread's limit; their results, in order.
 
     After an error no more of them begin, and it is raised when those that had begun have ended; of
     several, the first in the list. Ctrl-C ends the wait at once.

@@ -122,6 +122,11 @@ def is_elastic() -> bool:
     return bool(most) and least != most
 
 
+def sigterm_restarts() -> bool:
+    """Whether SIGTERM may come from a launcher that restarts its processes for other machines."""
+    return is_elastic() or not is_one_machine()
+
+
 def asked_machines() -> str:
     """torchrun's `--nnodes`, which accelerate takes from PET_NNODES only: '4', '1:4', or empty."""
     found = launcher()

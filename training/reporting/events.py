@@ -81,7 +81,7 @@ class Events:
     def merge(self, fetched: bytes) -> None:
         """Add the events of other machines, in the order of their times. Raises OSError.
 
-        Of one second, those of the attempt that began first come first, then theirs.
+        Of one second, those of the attempt that began first come first.
         """
         with self._lock:
             events = _newest_clocks([*parse_events(fetched), *read_events(self.path)])

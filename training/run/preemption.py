@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
 from config.schema import RunConfig
@@ -99,10 +100,12 @@ def _watch(run: RunConfig, signals: Signals) -> None:
         say_error(f"run.preemption_notice={name}: no cloud has answered. Notices are not watched.")
     stop = signals.stop  # for a notice from before this attempt, nobody knows how old it is
     while cloud is not None and signals.cause is None:
-        if _has_notice(cloud, run.metadata_address):
+        answer = _has_notice(cloud, run.metadata_address)
+        if answer:
             stop(PREEMPTED)
             return
-        stop = signals.notice
+        if answer is False:
+            stop = signals.notice
         time.sleep(EVERY_SECONDS)
 
 
@@ -118,12 +121,15 @@ def _find_cloud(address: str | None) -> Cloud | None:
     return None
 
 
-def _has_notice(cloud: Cloud, address: str | None) -> bool:
-    """Whether the cloud announces a preemption. An answer that cannot be read is no notice."""
-    with suppress(OSError, HTTPException, ValueError, KeyError, TypeError, AttributeError):
+def _has_notice(cloud: Cloud, address: str | None) -> bool | None:
+    """Whether the cloud announces a preemption; None without an answer that can be read."""
+    try:
         machine = _ask(cloud, address, cloud.known_by)
         return cloud.is_notice(_ask(cloud, address, cloud.path), machine)
-    return False
+    except HTTPError:  # 404, mostly
+        return False
+    except (OSError, HTTPException, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def _ask(cloud: Cloud, address: str | None, path: str) -> str:

@@ -53,8 +53,8 @@ from training.distributed.agreement import decided_by_main, run_on_all, run_on_m
 from training.distributed.environment import (
     is_elastic,
     is_local_main_process,
-    is_one_machine,
     launcher,
+    sigterm_restarts,
 )
 from training.distributed.processes import ProcessGroupTimeouts
 from training.evaluation import Sample, first_window, held_out_loss, sample_text
@@ -149,8 +149,7 @@ class Session:
             self._end_by_signal,
             launcher(),
             max(0.0, run.notice_seconds - run.grace_seconds),
-            # On several machines torch's launcher also sends SIGTERM, to restart a process.
-            NOTICES if is_one_machine() and not is_elastic() else MACHINE_NOTICES,
+            MACHINE_NOTICES if sigterm_restarts() else NOTICES,
             self._say_now,
         )
         self._lock = lock

@@ -115,6 +115,11 @@ class Signals:
                 signal.signal(number, _nothing)  # or the default would end the process
         threading.Thread(target=self._watch, name="signals", daemon=True).start()
 
+    @property
+    def own_cause(self) -> int:
+        """What stops this process now, or soon after a notice; 0 while there is nothing."""
+        return self.cause or (0 if self._notice is None else self._notice[0])
+
     def seconds_left(self) -> float:
         """What is left of the grace time; infinite while nothing stops the run."""
         return self._until - time.monotonic()
@@ -129,7 +134,10 @@ class Signals:
         """Stop the run in time for the end of this machine. Any thread may call this."""
         if self.phase is not Phase.TRAINING or self._trains_on <= 0:
             self.stop(number)
-        elif self._notice is None:
+        elif self._notice is not None:
+            if number != self._notice[0]:
+                self.stop(self._notice[0])
+        else:
             self._notice = number, time.monotonic() + self._trains_on
             os.write(self._writing, bytes([0]))
             self._say(

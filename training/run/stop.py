@@ -76,7 +76,8 @@ class Stop:
         soon = now + 2 * pace * self._every + self._reserve
         if not number and soon > min(self._ends, self._spent_at):
             number = TIME_IS_OVER if self._ends <= self._spent_at else MONEY_IS_SPENT
-        mine = number  # is zero where another machine's limit or signal ends the attempt
+        # Zero where another machine's limit or signal ends the attempt.
+        mine = number or self.signals.own_cause
         ahead = self._saves.ahead(step)
         if self.accelerator.num_processes > 1:
             step, number, pace, ahead = self._largest_of_all(step, number, pace, ahead)
@@ -88,8 +89,8 @@ class Stop:
             self._every = 1
         if not number:
             return False
-        if self._elastic and not mine and number != MONEY_IS_SPENT:
-            number = MEMBERSHIP  # what ends another machine does not end this one
+        if self._elastic and number != MONEY_IS_SPENT:
+            number = mine or MEMBERSHIP  # what ends another machine does not end this one
         self.reason = self._limits.get(number) or name_of(number)
         self.signals.stop(number)
         return True
