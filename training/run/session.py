@@ -85,7 +85,6 @@ from training.run.saving import SnapshotWriter
 from training.run.signals import (
     LAST_WORDS_SECONDS,
     MACHINE_NOTICES,
-    MEMBERSHIP,
     MONEY_IS_SPENT,
     NOTICES,
     TIME_IS_OVER,
@@ -545,8 +544,6 @@ class Session:
         writer.finish()
 
     def _finish_uploads(self, last: Path | None) -> None:
-        if last is None and self.signals.cause == MEMBERSHIP:
-            return  # this machine stays, and its next attempt uploads
         finish_uploads(self.console, self.config, self._uploads, self.signals, last)
 
     def _say_now(self, text: str) -> None:

@@ -88,25 +88,6 @@ def test_ctrl_c_while_the_last_step_is_uploaded_is_a_person_s_stop(elastic):
     assert ending.happened == [(PERSON, 5.0)]
 
 
-@pytest.mark.parametrize(
-    ("cause", "last", "waits"),
-    [
-        (MEMBERSHIP, None, False),
-        (MEMBERSHIP, "step-00000040", True),
-        (signal.SIGTERM, None, True),
-        (None, "step-00000040", True),
-    ],
-)
-def test_a_machine_that_stays_does_not_wait_for_its_uploads(monkeypatch, cause, last, waits):
-    """The others would wait with it, and the next attempt uploads what the store lacks."""
-    waited = []
-    monkeypatch.setattr(session, "finish_uploads", lambda *words: waited.append(words))
-    ending = Ending(cause=cause)
-    ending.config = ending._uploads = None
-    Session._finish_uploads(ending, last)
-    assert len(waited) == waits
-
-
 def test_a_finished_run_is_uploaded_before_it_is_called_done(elastic, monkeypatch):
     monkeypatch.setattr(session.summary, "print_finished", lambda *_: None)
     ending = Ending(last=True, left=3.5)
