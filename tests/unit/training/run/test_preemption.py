@@ -7,15 +7,18 @@ import threading
 import time
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 
 import hubs
 import runs
+from config.schema import RunConfig
 from snapshot.disk.files import step_of
 from stopping import ENDLESS, exit_code, only_snapshot, wait_for_steps
 from training.run import preemption
 from training.run.preemption import CLOUDS, _find_cloud, _has_notice
+from training.run.signals import PREEMPTED
 
 QUIET = {"aws": None, "gcp": "FALSE", "azure": json.dumps({"Events": []})}
 """What each address answers without a notice; None is 404."""
@@ -99,6 +102,24 @@ def test_an_unknown_cloud_or_a_hanging_address_is_no_notice(monkeypatch):
     with Metadata("gcp") as server:
         server.shutdown()  # it listens, and never answers
         assert not _has_notice(CLOUDS["gcp"], server.address)
+
+
+@pytest.mark.parametrize(
+    ("answers", "told"),
+    [([True], "stop"), ([None, True], "stop"), ([False, None, True], "notice")],
+)
+def test_a_notice_is_new_only_after_an_answer_without_one(monkeypatch, answers, told):
+    """An attempt that begins within a notice does not know how much of it is left."""
+    left, happened = list(answers), []
+    monkeypatch.setattr(preemption, "EVERY_SECONDS", 0)
+    monkeypatch.setattr(preemption, "_has_notice", lambda *_: left.pop(0))
+    signals = SimpleNamespace(
+        cause=None,
+        stop=lambda cause: happened.append(("stop", cause)),
+        notice=lambda cause: happened.append(("notice", cause)),
+    )
+    preemption._watch(RunConfig(preemption_notice="aws"), signals)
+    assert (happened, left) == ([(told, PREEMPTED)], [])
 
 
 @pytest.mark.thorough

@@ -44,7 +44,7 @@ class Run:
             SaveSteps(self.config, self.report, rank == 0, 10_000, seen)
             for rank in range(processes)
         ]
-        self.signals = SimpleNamespace(cause=None, stop=self.stop)
+        self.signals = SimpleNamespace(cause=None, own_cause=0, stop=self.stop)
         self.saved = []
 
     def stop(self, number):

@@ -137,11 +137,18 @@ def test_another_signal_after_a_notice_stops_the_run_at_once(other, cause):
     handler = Handler(Phase.TRAINING, parent(), trains_on=95.0)
     handler.notice(PREEMPTED)
     handler.tell(0)
-    assert handler.cause is None
+    assert (handler.cause, handler.own_cause) == (None, PREEMPTED)
     if other is None:
         handler._launcher = parent(lives=False, forwards=False)
     handler.tell(other or 0)
     assert handler.cause == cause
+
+
+def test_two_notices_are_one_that_stops_the_run_at_once():
+    handler = Handler(Phase.TRAINING, trains_on=95.0)
+    handler.tell(signal.SIGUSR1)
+    handler.notice(PREEMPTED)
+    assert handler.cause == signal.SIGUSR1
 
 
 def test_a_launcher_s_death_is_no_notice():
