@@ -11,14 +11,14 @@ is a network namespace with a folder for its disk. A step takes `--seconds` on o
 long on two, whatever the processor does.
 
 One machine starts the process itself, several the command of docs/several-machines.md (torch
-elastic by accelerate), and again half a second after it has ended. `ours` is train.py with
-ddp_elastic.yaml and hub.repo_id, `trainer` is transformers' Trainer with hub_strategy=checkpoint
-and enable_jit_checkpoint, both with a loopback Hub of 200 ms a request and 20 MB/s. `auto` is
-`ours` as for machines that are interrupted: it does not save every `--every` steps, but with
-snapshot.every=auto, and is told how often machines go without a notice (run.interruptions_per_day)
-and how long before the end a notice comes (run.notice_seconds). `bare` is a loop with accelerate's
-save_state on a disk that all machines share and none loses. `torchft` (`pip install --target FOLDER
-torchft`) has its own membership and writes to the machine's disk.
+elastic by accelerate; no trainer compiles), and again half a second after it has ended. `ours` is
+train.py with ddp_elastic.yaml and hub.repo_id, `trainer` is transformers' Trainer with
+hub_strategy=checkpoint and enable_jit_checkpoint, both with a loopback Hub of 200 ms a request and
+20 MB/s. `auto` is `ours` as for machines that are interrupted: it does not save every `--every`
+steps, but with snapshot.every=auto, and is told how often machines go without a notice
+(run.interruptions_per_day) and how long before the end a notice comes (run.notice_seconds). `bare`
+is a loop with accelerate's save_state on a disk that all machines share and none loses. `torchft`
+(`pip install --target FOLDER torchft`) has its own membership and writes to the machine's disk.
 
 Goodput is the time of the steps that are in the final model, times their machines, divided by the
 seconds that machines were up, start-up included. Needs root, for the namespaces.
@@ -176,7 +176,7 @@ def run(
                 "PET_RDZV_ID": "run",
                 "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             }
-            there = {"main_process_port": 0, "gpu_ids": "-1,-1"}
+            there = {"main_process_port": 0, "gpu_ids": "-1,-1", "dynamo_backend": "NO"}
             command = launch(
                 str(runs.rehearsal("ddp_elastic.yaml", folder, 1, **there)),
                 "benchmarks/goodput_trainers.py",
