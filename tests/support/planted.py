@@ -266,7 +266,7 @@ FAULTS = [
     Fault(
         "a resume that never asks the store",
         "training/run/start.py",
-        "        config.snapshot.resume,\n        store_of(config),",
+        "        config.snapshot.resume,\n        store,",
         "        config.snapshot.resume,\n        None,",
         ("resumed from the store",),
         setting=STORE,

@@ -89,8 +89,8 @@ class Signals:
     ) -> None:
         """Handle SIGTERM, SIGUSR1, SIGINT and, unless nohup has it ignored, SIGHUP.
 
-        After one of `notices`, the user is told (`say`), and steps go on for `trains_on_seconds`,
-        or until another signal comes or the launcher is gone.
+        After one of `notices`, the user is told (`say`), and the run trains on for
+        `trains_on_seconds`, or until another signal comes or the launcher has ended.
 
         `leave(cause, why)` ends the process. Another thread calls it when a signal requires that or
         the grace time is over. The death of a launcher that does not forward SIGTERM counts as a

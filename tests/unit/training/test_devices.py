@@ -192,7 +192,7 @@ def test_a_signal_to_one_machine_that_comes_and_goes_only_ends_the_attempt_of_ot
         device=torch.device("cpu"),
         gather=lambda mine: torch.cat([mine, torch.tensor([[float(signal.SIGTERM), 0.0, 0.0]])]),
     )
-    signals = SimpleNamespace(cause=None)
+    signals = SimpleNamespace(cause=None, own_cause=0)
     signals.stop = lambda number: setattr(signals, "cause", number)
     monkeypatch.setattr(stop, "is_elastic", lambda: elastic)
     stopping = stop.Stop(other, load_config([]).run, signals, SAVES)
@@ -213,7 +213,7 @@ def test_processes_do_not_trust_the_pace_of_the_first_steps(monkeypatch):
 
     monkeypatch.setattr(stop.time, "monotonic", iter(i * 1e-3 for i in range(10**6)).__next__)
     two = Two()
-    stopping = stop.Stop(two, load_config([]).run, SimpleNamespace(cause=None), SAVES)
+    stopping = stop.Stop(two, load_config([]).run, SimpleNamespace(cause=None, own_cause=0), SAVES)
     asked = []
     for step in range(1, 64):
         before = two.gathers
