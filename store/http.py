@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from threading import Lock
 
 import httpx2
 import huggingface_hub  # imports HfApi at its first use, which a run without a Hub has not
@@ -19,11 +20,15 @@ from store.xet import XetStorage
 LONGEST_SLEEP_SECONDS = 10.0
 """The longest delay between the Hub client's own retries of a request."""
 
+CHANGE = Lock()
+"""Held while the HTTP client may change."""
+
 
 def hub_api(timeout: float) -> huggingface_hub.HfApi:
     """The Hub client: quiet, and `timeout` is the seconds that a request waits for data."""
     logging.set_verbosity_error()  # its warnings would break our progress line
-    _use_timeout(timeout)
+    with CHANGE:  # lru_cache alone lets two threads in
+        _use_timeout(timeout)
     return huggingface_hub.HfApi()
 
 

@@ -7,7 +7,9 @@ import itertools
 import os
 import random
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 
@@ -17,6 +19,7 @@ from huggingface_hub.utils import get_session
 import hubs
 import runs
 from loopback_hub import LoopbackHub
+from store import http
 from store.bucket import Bucket
 from store.repo import Hub
 from store.store import Best
@@ -128,3 +131,40 @@ def test_no_request_is_cut_off_when_the_store_is_named_again():
     assert client.timeout.read == 5.0
     Hub(hubs.REPO, 6.0)
     assert get_session().timeout.read == 6.0
+
+
+def test_threads_that_open_a_store_at_once_share_one_client(monkeypatch):
+    """A second client would close the first, with the requests that it has in flight."""
+    made, real = [], http.set_client_factory
+
+    def slow(factory):
+        made.append(factory)
+        time.sleep(0.05)  # the other threads arrive meanwhile
+        real(factory)
+
+    monkeypatch.setattr(http, "set_client_factory", slow)
+    barrier = threading.Barrier(8)
+
+    def open_store(_):
+        barrier.wait(10)
+        Hub(hubs.REPO, 7.0)
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(open_store, range(8)))
+    assert len(made) == 1
+
+
+def test_no_upload_begins_that_the_last_snapshot_would_wait_for(
+    near_hub, monkeypatch, finished_run
+):
+    near_hub.create(hubs.REPO)
+    uploads = hubs.uploader()
+    monkeypatch.setattr(uploads, "_upload_seconds", 60.0)
+    uploads.ends_in(50.0)
+    early, last = [runs.snapshot(finished_run, step) for step in (20, 30)]
+    uploads.offer(early, hubs.card(early))
+    with pytest.raises(AssertionError, match="not within"):
+        near_hub.wait_for(lambda: hubs.step_of(near_hub), 0.3)
+    uploads.offer(last, hubs.card(last), is_last=True)
+    assert uploads.flush(30)
+    assert [one["step"] for one in hubs.all_latest(near_hub)] == [30]
