@@ -136,7 +136,9 @@ class Uploader:
         self._owner, self._hold = target.owner, target.hold
         self._end = DONE
         self._queued_at: dict[int, float] = {}
-        self._last_commit = -float("inf")
+        self._last_commit = -math.inf
+        self._last_due = -math.inf
+        """When the attempt offers its last snapshot, as far as it knows."""
         self._upload_seconds: float | None = None
         self._messages: list[str] = []
         self._sent = self._all_sent = Transfer()
@@ -158,6 +160,14 @@ class Uploader:
                 self._waiting = [*filter(self._is_milestone, self._waiting), upload]
                 self._queued_at[upload.step] = time.monotonic()
                 self._changed.notify_all()
+
+    def ends_in(self, seconds: float) -> None:
+        """In how many seconds the attempt offers its last snapshot, at this speed.
+
+        No upload begins that it would have to wait for.
+        """
+        with self._changed:
+            self._last_due = time.monotonic() + seconds
 
     def ends_as(self, end: str) -> None:
         """How the attempt ends with its last snapshot, a key of `store.ownership.ENDS`."""
@@ -359,7 +369,10 @@ class Uploader:
             return math.inf
         if self._flushing:
             return 0.0
-        return self._last_commit + self._policy.min_interval - time.monotonic()
+        now = time.monotonic()
+        wait = self._last_commit + self._policy.min_interval - now
+        left = self._last_due - now
+        return max(wait, left) if left < (self._upload_seconds or 0.0) else wait
 
     def _pause(self, seconds: float) -> None:
         """Wait, but only briefly while the end of the run waits."""

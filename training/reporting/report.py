@@ -235,11 +235,14 @@ class Report:
             self.threads.report_pace(passes / len(reduced))
             self.clock.enter(PASSES)
             self._passes_before = self.clock.seconds[PASSES]  # without what it has measured
+        seconds_left = (self.console.max_steps - newest.of_step.step) * seconds / len(reduced)
+        if self.uploads is not None:
+            self.uploads.ends_in(seconds_left)
         self.console.progress(
             newest.of_step.step,
             newest.loss,
             tokens_per_second=speed,
-            seconds_left=(self.console.max_steps - newest.of_step.step) * seconds / len(reduced),
+            seconds_left=seconds_left,
             rate=newest.of_step.learning_rate,
             norm=newest.norm,
             metrics=newest.metrics,
