@@ -26,7 +26,7 @@ class Costs:
     durable: float
     """From its step until it is on disk. The next snapshot waits for it."""
     upload: float = 0.0
-    """Least time between two uploads; 0 without a store. A lost machine loses what came after."""
+    """Least time between two uploads, where a machine is lost with its disk; else 0."""
 
 
 @dataclass(frozen=True)

@@ -34,10 +34,15 @@ class SaveSteps:
         is_main: bool,
         snapshot_bytes: int,
         interruptions: tuple[int, float] = (0, 0.0),
+        disk_stays: bool = False,
     ) -> None:
-        """Begin an attempt. `interruptions`: how many the run has seen, in so many seconds."""
+        """Begin an attempt. `interruptions`: how many the run has seen, in so many seconds.
+
+        `disk_stays`: the run's disk has outlived an interruption.
+        """
         self._config, self._report, self._is_main = config, report, is_main
         self._bytes, self._interruptions = snapshot_bytes, interruptions
+        self._disk_stays = disk_stays
         self._every = config.snapshot.every
         self._minutes = config.snapshot.every_minutes
         self._is_fixed = self._minutes is None and self._every != AUTO_SAVING
@@ -125,8 +130,9 @@ class SaveSteps:
             guess = self._bytes / COPY_BYTES_A_SECOND
             return Costs(seconds_a_step, guess, guess)
         upload = 0.0
-        if report.uploads is not None and (status := report.uploads.status()).upload_seconds:
-            upload = max(status.upload_seconds, self._config.hub.min_interval_seconds)
+        if report.uploads is not None and not self._disk_stays:
+            seconds = report.uploads.status().upload_seconds
+            upload = max(seconds, self._config.hub.min_interval_seconds) if seconds else 0.0
         return Costs(
             seconds_a_step,
             median(report.stall_seconds) + report.check_seconds,

@@ -349,7 +349,9 @@ class Session:
         seen = (0, 0.0)
         if self.accelerator.is_main_process:
             seen = interruptions_in(read_events(Path(self.config.run.dir) / EVENTS))
-        return SaveSteps(self.config, self.report, self.accelerator.is_main_process, size, seen)
+        stays = self.start.was_on_this_disk(Path(self.config.run.dir))
+        is_main = self.accelerator.is_main_process
+        return SaveSteps(self.config, self.report, is_main, size, seen, disk_stays=stays)
 
     def _stop_of_run(self) -> Stop:
         return Stop(self.accelerator, self.config.run, self.signals, self._saves, self._spent_at)
