@@ -56,15 +56,15 @@ SHAPES = [
     ),
     # Shares of 8 sequences that differ by one, filled up with padding; also fewer than processes.
     ("ddp_cpu.yaml", 3, {}, 4, "3 sequences x 3 processes x 1 accumulated, 1 of them padding;"),
-    ("ddp_cpu.yaml", 9, {}, 1, "1 sequences x 9 processes x 1 accumulated, 1 of them padding;"),
-    ("fsdp_cpu.yaml", 3, {}, 2, "1 sequences x 3 processes x 3 accumulated, 1 of them padding;"),
-    ("fsdp_cpu.yaml", 5, {}, 1, "1 sequences x 5 processes x 2 accumulated, 2 of them padding;"),
+    ("ddp_cpu.yaml", 9, {}, 1, "1 sequence x 9 processes x 1 accumulated, 1 of them padding;"),
+    ("fsdp_cpu.yaml", 3, {}, 2, "1 sequence x 3 processes x 3 accumulated, 1 of them padding;"),
+    ("fsdp_cpu.yaml", 5, {}, 1, "1 sequence x 5 processes x 2 accumulated, 2 of them padding;"),
     (
         "fsdp_hybrid.yaml",
         6,
         {"parallelism_config_dp_shard_size": 3},
         1,
-        "1 sequences x 6 processes x 2 accumulated, 4 of them padding;",
+        "1 sequence x 6 processes x 2 accumulated, 4 of them padding;",
     ),
     (
         "cp_cpu.yaml",

@@ -84,7 +84,7 @@ def print_header(
         console.say(f"kernels   attention by {kernel}")
     console.say(f"cost      {console.speed.as_words()}")
     console.say(
-        f"step      {batch * block:,} tokens: {split.micro_batch} sequences x "
+        f"step      {batch * block:,} tokens: {counted(split.micro_batch, 'sequence')} x "
         f"{who} x {split.accumulation} accumulated{padding}; {steps}"
     )
     _print_evaluation(console, config, corpus)
