@@ -346,11 +346,10 @@ class Session:
                 self._sample = sample_text(accelerator, model, corpus, state.step).text
 
     def _save_steps(self, size: int) -> SaveSteps:
-        seen = (0, 0.0)
-        if self.accelerator.is_main_process:
+        is_main, seen = self.accelerator.is_main_process, (0, 0.0)
+        if is_main:
             seen = interruptions_in(read_events(Path(self.config.run.dir) / EVENTS))
         stays = self.start.was_on_this_disk(Path(self.config.run.dir))
-        is_main = self.accelerator.is_main_process
         return SaveSteps(self.config, self.report, is_main, size, seen, disk_stays=stays)
 
     def _stop_of_run(self) -> Stop:
