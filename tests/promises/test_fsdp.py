@@ -153,8 +153,16 @@ def test_a_finished_run_started_again_does_nothing(launch, large_run):
 
 def samples(result: subprocess.CompletedProcess) -> list[tuple[str, str]]:
     """The step and the text of each."""
-    found = r"----- sample at step (\d+) -----\n(.*?)\n-----\n"
+    found = r"----- sample at step (\d+)(?:, \d+ of .*?)? -----\n(.*?)\n-----\n"
     return re.findall(found, result.stdout, re.DOTALL)
+
+
+def assert_same_samples(several: subprocess.CompletedProcess, one: subprocess.CompletedProcess):
+    """Of several processes and of one, which may be shortened on a slow machine."""
+    for (step, text), (other, whole) in zip(samples(several), samples(one), strict=True):
+        assert step == other
+        assert len(text) > 50
+        assert whole.startswith(text)
 
 
 @pytest.mark.thorough
@@ -165,7 +173,7 @@ def test_samples_of_two_that_share_a_model_are_those_of_one(launch, small, tmp_p
     one = runs.train(*small, *words, f"run.dir={tmp_path / 'one'}")
     assert one.returncode == 0, one.stderr
     assert [(step, len(text) > 300) for step, text in samples(one)] == [("2", True)]
-    assert samples(two) == samples(one)
+    assert_same_samples(two, one)
 
 
 @pytest.mark.thorough
@@ -184,7 +192,7 @@ def test_samples_and_held_out_losses_of_three_are_those_of_one(launch, small, tm
     assert -(-(characters - 1) // 16) % 3 != 0  # windows that three cannot share equally
     assert [step for step, _ in samples(one)] == ["3", "6"]
     assert all(len(text) > 300 for _, text in samples(one))
-    assert samples(three) == samples(one)
+    assert_same_samples(three, one)
     held_out = [runs.metrics(tmp_path / name, "eval") for name in ("one", "three")]
     assert [record["step"] for record in held_out[1]] == [2, 4, 6]
     for expected, found in zip(*held_out, strict=True):

@@ -19,8 +19,8 @@ from store.repo import Hub
 from training.reporting.events import Events
 from training.run.records import fetch_missing
 
-TIMEOUT_SECONDS = 3.0
-SLACK_SECONDS = 2.9
+TIMEOUT_SECONDS = 5.0
+SLACK_SECONDS = 4.9
 """Less than a second limit would add. The client waits a second before its own retry."""
 
 

@@ -9,6 +9,9 @@ from model.cpu.layers import LEAST_FEATURES, linear, tune
 from model.family import Part
 from model.gpt import GPT, GPTConfig
 
+pytestmark = pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN needs AVX-512 for bf16"
+)
 SHAPE = {"vocab_size": 64, "block_size": 16, "n_layer": 2, "n_head": 6, "n_embd": LEAST_FEATURES}
 
 
