@@ -5,8 +5,9 @@ import torch
 import torch.nn.functional as F
 
 import model.cpu.layers
-from model.cpu.layers import LEAST_FEATURES, linear, tune
+from model.cpu.layers import LEAST_FEATURES, FrozenAmxLinear, linear, tune
 from model.family import Part
+from model.frozen import FrozenLinear
 from model.gpt import GPT, GPTConfig
 
 pytestmark = pytest.mark.skipif(
@@ -98,3 +99,13 @@ def test_it_is_for_training_of_large_layers_in_bf16_alone(calls):
         assert not calls
         layer(x)
     assert len(calls) == 1
+
+
+def test_frozen_weights_are_multiplied_so_too():
+    layer = FrozenLinear(4, 8)
+    layer.weight = torch.nn.Parameter(layer.weight.detach().bfloat16(), requires_grad=False)
+    expected = layer(torch.ones(2, 4))
+    layer.__class__ = FrozenAmxLinear
+    assert layer(torch.ones(2, 4)).equal(expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        layer(torch.ones(2, 4, requires_grad=True)).sum().backward()
