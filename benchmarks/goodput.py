@@ -1,6 +1,6 @@
 """How much of the machines' time ends up in the model, where they are interrupted at random times.
 
-    python benchmarks/goodput.py [--trainers ours auto trainer bare torchft] [--machines 2]
+    python benchmarks/goodput.py [--trainers ours auto trainer bare light torchft] [--machines 2]
         [--mean 30 120] [--notice 0.5] [--empty 0.5] [--steps 960] [--seconds 0.5] [--every 20]
         [--seed 1] [--torchft FOLDER]
 
@@ -17,8 +17,10 @@ hub_strategy=checkpoint and enable_jit_checkpoint, both with a loopback Hub of 2
 20 MB/s. `auto` is `ours` as for machines that are interrupted: it does not save every `--every`
 steps, but with snapshot.every=auto, and is told how often machines go without a notice
 (run.interruptions_per_day) and how long before the end a notice comes (run.notice_seconds). `bare`
-is a loop with accelerate's save_state on a disk that all machines share and none loses. `torchft`
-(`pip install --target FOLDER torchft`) has its own membership and writes to the machine's disk.
+is a loop with accelerate's save_state on a disk that all machines share and none loses. Its model
+is transformers' GPT-2, whose import takes longer than torch's; that of `light`, the same loop,
+needs only torch. `torchft` (`pip install --target FOLDER torchft`) has its own membership and
+writes to the machine's disk.
 
 Goodput is the time of the steps that are in the final model, times their machines, divided by the
 seconds that machines were up, start-up included. Needs root, for the namespaces.
@@ -52,7 +54,7 @@ import hosts
 import runs
 from loopback_hub import LoopbackHub
 
-TRAINERS = ("ours", "auto", "trainer", "bare", "torchft")
+TRAINERS = ("ours", "auto", "trainer", "bare", "light", "torchft")
 LATENCY_SECONDS, BYTES_PER_SECOND = 0.2, 20e6
 AGAIN_SECONDS, POLL_SECONDS = 0.5, 0.02
 RENDEZVOUS = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=1"

@@ -17,10 +17,11 @@ from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from pydoc_data.topics import topics
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -90,6 +91,22 @@ def new_model(vocabulary: int) -> Any:
     sizes = {"n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "n_positions": T + 1}
     dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     return GPT2LMHeadModel(GPT2Config(vocab_size=vocabulary, **sizes, **dropout))
+
+
+def light_model(vocabulary: int) -> nn.Module:
+    """A model of the same size that needs no package but torch."""
+    from model.gpt import GPT, GPTConfig
+
+    class WithLoss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gpt = GPT(GPTConfig(vocabulary, T, LAYERS, HEADS, WIDTH))
+
+        def forward(self, input_ids: Tensor, labels: Tensor) -> SimpleNamespace:
+            return SimpleNamespace(loss=self.gpt(input_ids[:, :-1], labels[:, 1:]))
+
+    torch.manual_seed(SEED)
+    return WithLoss()
 
 
 def ours(options: argparse.Namespace) -> None:
@@ -228,7 +245,10 @@ def step_of(folder: str | None) -> int:
 
 
 def bare(options: argparse.Namespace) -> None:
-    """A loop with accelerate's `save_state` on a disk that all machines share and none loses."""
+    """A loop with accelerate's `save_state` on a disk that all machines share and none loses.
+
+    For `light`, its model is not of transformers.
+    """
     from accelerate import Accelerator
     from accelerate.utils import DataLoaderConfiguration, InitProcessGroupKwargs
 
@@ -240,7 +260,7 @@ def bare(options: argparse.Namespace) -> None:
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=GONE_SECONDS))],
     )
     log, rows = Log(options, accelerator.num_processes), Rows()
-    model = new_model(rows.vocabulary)
+    model = (light_model if options.name == "light" else new_model)(rows.vocabulary)
     optimizer = torch.optim.AdamW(model.parameters(), RATE)
     loader = DataLoader(rows, BATCH, shuffle=True, drop_last=True)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
@@ -353,7 +373,7 @@ def finish(options: argparse.Namespace) -> None:
 def main() -> None:
     """Run what the command line says."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", choices=("ours", "auto", "trainer", "bare", "torchft"))
+    parser.add_argument("name", choices=("ours", "auto", "trainer", "bare", "light", "torchft"))
     parser.add_argument("--folder", type=Path, required=True, help="for logs; no machine has it")
     parser.add_argument("--machine", type=int, required=True, help="its number")
     parser.add_argument("--machines", type=int, required=True, help="how many there are at most")
@@ -366,7 +386,7 @@ def main() -> None:
     options = parser.parse_args()
     options.disk = options.folder / f"disk-{options.machine}"
     torch.set_num_threads(1)
-    peers = {"trainer": trainer, "bare": bare, "torchft": torchft}
+    peers = {"trainer": trainer, "bare": bare, "light": bare, "torchft": torchft}
     peers.get(options.name, ours)(options)
 
 
