@@ -180,18 +180,17 @@ def test_killed_at_ten_moments_the_standby_trains_and_nobody_else_writes(
     assert whole.returncode == 0, whole.stderr
     owner, owned, trained, killed = machines.start(), {}, {}, 0
     runs.wait_until(owner.trains, owner.process)  # or the other one might be the first
-    names = [*MOMENTS]
+    names, reached = [*MOMENTS], None
     for name, later in itertools.zip_longest(names, names[1:]):
         standby = machines.start()
         standby.wait_for(WAITS)
-        runs.wait_until(MOMENTS[name](hub, owner), owner.process)
+        runs.wait_until(reached or MOMENTS[name](hub, owner), owner.process)
         runs.kill_all(owner.process)
-        begun = time.monotonic()
+        begun, reached = time.monotonic(), None
         hub.clear_faults()
         killed += 1
         if later is not None and MOMENTS[later] is in_its_download:
-            owner = standby
-            continue
+            reached = in_its_download(hub, standby)  # the next one waits for it while it hangs
         standby.wait_for(TAKES)
         owned[name] = time.monotonic() - begun
         if later is None or MOMENTS[later] not in EARLY:
