@@ -372,8 +372,9 @@ def finish(options: argparse.Namespace) -> None:
 
 def main() -> None:
     """Run what the command line says."""
+    peers = {"trainer": trainer, "bare": bare, "light": bare, "torchft": torchft}
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", choices=("ours", "auto", "trainer", "bare", "light", "torchft"))
+    parser.add_argument("name", choices=("ours", "auto", *peers))
     parser.add_argument("--folder", type=Path, required=True, help="for logs; no machine has it")
     parser.add_argument("--machine", type=int, required=True, help="its number")
     parser.add_argument("--machines", type=int, required=True, help="how many there are at most")
@@ -386,7 +387,6 @@ def main() -> None:
     options = parser.parse_args()
     options.disk = options.folder / f"disk-{options.machine}"
     torch.set_num_threads(1)
-    peers = {"trainer": trainer, "bare": bare, "light": bare, "torchft": torchft}
     peers.get(options.name, ours)(options)
 
 
