@@ -194,6 +194,11 @@ class Signals:
             hurry = self.phase is Phase.UPLOADING and number == signal.SIGINT
             self._until = time.monotonic() + (LAST_WORDS_SECONDS if hurry else self._grace)
             self.cause = number
+            if number == signal.SIGINT and self.phase is Phase.TRAINING:  # a person waits
+                self._say(
+                    "Ctrl-C: the run finishes this step and writes a snapshot, within "
+                    f"{self._grace:g} s. Ctrl-C again ends it at once, without a snapshot."
+                )
         elif self.cause == signal.SIGINT and number in (signal.SIGINT, signal.SIGTERM):
             # torch elastic forwards a second Ctrl-C as SIGTERM
             self._leave(signal.SIGINT, "Ctrl-C again")

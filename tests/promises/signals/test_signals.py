@@ -59,6 +59,7 @@ def test_one_process_stops_with_a_snapshot_and_a_code(words, tmp_path, number):
     name = "Ctrl-C" if number == signal.SIGINT else number.name
     step = runs.newest_step(run_dir)
     assert f"stopped   by {name} at step {step} of 100,000" in output
+    assert errors.count("Ctrl-C again ends it at once") == (number == signal.SIGINT)
     only_snapshot(run_dir)
     if number == signal.SIGTERM:
         assert_goes_on_bit_by_bit(words, run_dir, tmp_path, runs.train)

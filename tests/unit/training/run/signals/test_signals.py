@@ -171,6 +171,22 @@ def test_where_a_launcher_restarts_processes_its_sigterm_is_no_notice():
     assert handler.cause == signal.SIGTERM
 
 
+@pytest.mark.parametrize(
+    ("phase", "number", "told"),
+    [
+        (Phase.TRAINING, signal.SIGINT, 1),
+        (Phase.TRAINING, signal.SIGTERM, 0),
+        (Phase.UPLOADING, signal.SIGINT, 0),
+    ],
+)
+def test_a_person_is_told_at_once_what_ctrl_c_does(phase, number, told):
+    """A step may take minutes."""
+    handler = Handler(phase)
+    handler.tell(number)
+    assert len(handler.said) == told
+    assert all("within 5 s. Ctrl-C again ends it at once" in text for text in handler.said)
+
+
 def test_a_worker_that_dies_after_the_stop_changes_nothing():
     handler = Handler(Phase.TRAINING, parent(lost=True))
     handler.tell(signal.SIGINT)
