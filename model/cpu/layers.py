@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import math
 import sys
-import time
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -31,9 +29,6 @@ MATMUL_ATTENTION_LENGTH = 512
 weights for the backward pass."""
 QUERY_CHUNK_BYTES = 512
 """Divided by the bytes of a number, the queries of one matrix product: 128 in float32."""
-ROUNDS, LEAST_ROUNDS, MOST_SECONDS = 20, 5, 0.5
-CLEARLY = 1.15
-"""So many times as fast must the way be that is usually slower."""
 LEVELS = 2**16
 """The probabilities of dropout on a CPU are multiples of 1 / LEVELS."""
 LEAST_FEATURES = 384
@@ -209,34 +204,3 @@ def _is_faster(layer: nn.Module, attention: str | None) -> bool:
     if isinstance(layer, nn.Dropout):
         return layer.p > 0
     return attention != KERNEL
-
-
-FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
-    PRODUCTS: matmul_attention,
-    KERNEL: F.scaled_dot_product_attention,
-}
-
-
-def faster_of(seconds: dict[str, float]) -> str:
-    """The way to choose by the seconds of each."""
-    return KERNEL if CLEARLY * seconds[KERNEL] < seconds[PRODUCTS] else PRODUCTS
-
-
-def measure(queries: torch.Tensor, dropout: float) -> dict[str, float]:
-    """The least seconds of each way, in turns, with one thread: other programs disturb it least."""
-    query, key, value = (queries.clone().requires_grad_() for _ in range(3))
-    found: dict[str, list[float]] = {name: [] for name in FUNCTIONS}
-    begun, threads = time.perf_counter(), torch.get_num_threads()
-    torch.set_num_threads(1)
-    with torch.random.fork_rng(devices=[]):  # dropout
-        for done in range(ROUNDS + 1):
-            for name, attend in FUNCTIONS.items():
-                started = time.perf_counter()
-                mixed = attend(query, key, value, dropout_p=dropout, is_causal=True)
-                mixed.backward(queries)
-                if done:  # the first pass prepares kernels
-                    found[name].append(time.perf_counter() - started)
-            if done >= LEAST_ROUNDS and time.perf_counter() - begun > MOST_SECONDS:
-                break
-    torch.set_num_threads(threads)
-    return {name: min(times) for name, times in found.items()}

@@ -47,8 +47,7 @@ def test_recomputed_blocks_drop_what_they_dropped_before(launch, tmp_path):
         "selective": ("fsdp_cpu.yaml", "selective"),
     }
     for name, (config, recompute) in ways.items():
-        # Each way of attention draws its masks differently, and the faster one is measured.
-        words = ("model.dropout=0.1", "run.attention=products", "train.max_steps=10")
+        words = ("model.dropout=0.1", "train.max_steps=10")
         recomputed = f"model.activation_checkpointing={recompute}"
         launch(config, 2, *words, recomputed, f"run.dir={tmp_path / name}")
     kept, ddp, fsdp, selective = (runs.snapshot(tmp_path / name, 10) for name in ways)

@@ -1,18 +1,15 @@
 """What a run does because of the device that computes it: the one way from a run into model/cpu/.
 
 The last bits of a step depend on the kernel of attention, so it is the same on all processes and
-kept in every snapshot. On a CPU it is products or torch's kernel, whichever is faster for the
-shapes of the run. That is measured once and cached with the prepared texts: a second run of these
-shapes on this machine makes the same choice. On CUDA documents in a row have a kernel of their own.
+kept in every snapshot. On a CPU it is products or torch's kernel, by a rule and not by measurement:
+two new runs of one configuration have the same bits. On CUDA documents in a row have a kernel of
+their own.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
-from pathlib import Path
+from contextlib import ExitStack
 
 import torch
 from accelerate import Accelerator
@@ -20,22 +17,17 @@ from torch import nn
 
 from config.schema import Config, ConfigError
 from data.columns import PACKED
-from data.shared_files import temporary_name
 from model.attention import KERNELS, VARLEN
-from model.cpu.layers import MATMUL_ATTENTION_LENGTH, WAYS, faster_of, measure, tune
+from model.cpu.layers import KERNEL, MATMUL_ATTENTION_LENGTH, PRODUCTS, WAYS, tune
 from model.cpu.malloc import keep_freed_memory, use_one_heap
 from model.cpu.threads import Threads, limit_threads
 from model.family import Attend, LanguageModel
 from snapshot.disk.state import ONE, RunState
-from training.distributed.accelerator import is_compiled, micro_batch_shape
+from training.distributed.accelerator import cpu_has_bf16, is_compiled
 from training.distributed.agreement import decided_by_main, run_on_all
 from training.distributed.environment import on_cpu, processes_here
-from training.reporting.machine import computed_on
 
 AUTO = "auto"
-MOST_SCORES = 1 << 20
-"""Queries times keys of a measurement. A larger batch is measured in part: such a pass takes only
-milliseconds, so that several fit between two pauses of the host of a virtual machine."""
 
 
 class Tuning:
@@ -167,38 +159,18 @@ def choose_attention(
         return
     if config.run.attention != AUTO:
         state.attention = config.run.attention
-    elif state.attention is None and state.step == 0:
-        queries = _queries(accelerator, config)
-        if 1 < queries.size(2) <= MATMUL_ATTENTION_LENGTH:
-            state.attention = decided_by_main(
-                accelerator, lambda: _faster(accelerator, config, queries)
-            )
+    elif (
+        state.attention is None
+        and state.step == 0
+        and config.data.block_size <= MATMUL_ATTENTION_LENGTH
+    ):
+        # Of machines with different processors the main process's decides.
+        state.attention = decided_by_main(
+            accelerator, lambda: usually_faster(accelerator.mixed_precision)
+        )
 
 
-def _queries(accelerator: Accelerator, config: Config) -> torch.Tensor:
-    """Random queries (B, H, T, D) of a micro-batch, or of a part of a large one."""
-    (batch, time), model = micro_batch_shape(accelerator, config), config.model
-    batch = max(1, min(batch, MOST_SCORES // (model.n_head * time * time)))
-    kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
-    generator = torch.Generator().manual_seed(0)  # the global one is the training's
-    shape = (batch, model.n_head, time, model.n_embd // model.n_head)
-    return torch.randn(shape, generator=generator).to(kind or torch.float32)
-
-
-def _faster(accelerator: Accelerator, config: Config, queries: torch.Tensor) -> str:
-    """The faster method for these shapes on this machine, from the cache or measured."""
-    facts = [computed_on(accelerator, config.run), list(queries.shape), config.model.dropout]
-    key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
-    path = Path(config.data.cache_dir) / f"attention-{key}.json"
-    with suppress(OSError, ValueError, TypeError, KeyError):  # absent or damaged: measure
-        known = json.loads(path.read_text(encoding="utf-8"))["way"]
-        if known in WAYS:
-            return str(known)
-    seconds = measure(queries, config.model.dropout)
-    faster = faster_of(seconds)
-    with suppress(OSError):  # without it, the next run measures as well
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = temporary_name(path)
-        temporary.write_text(json.dumps({"facts": facts, "seconds": seconds, "way": faster}) + "\n")
-        temporary.rename(path)
-    return faster
+def usually_faster(precision: str) -> str:
+    """Products, except in bf16 on a CPU that emulates it, where the kernel is 1.6 to 6.6 times as
+    fast (RESULTS.md, "Attention without AVX-512")."""
+    return KERNEL if precision == "bf16" and not cpu_has_bf16() else PRODUCTS
