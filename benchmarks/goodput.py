@@ -267,7 +267,8 @@ def compared(work: Work, calm: Work, machine_seconds: float) -> dict[str, float]
 
 def main() -> None:
     """Measure, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    as_written = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=as_written)
     parser.add_argument("--trainers", nargs="+", choices=TRAINERS, default=list(TRAINERS))
     parser.add_argument("--machines", nargs="+", type=int, default=[2])
     parser.add_argument(
