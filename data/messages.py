@@ -120,9 +120,17 @@ def conversation_of(values: Sequence[Any], extras: Mapping[str, Any]) -> Convers
 
 def _turns(prompt: Any, completion: Any) -> list[Message]:
     """A prompt and its completion as messages; either may already be a list of messages."""
+    both = [("user", prompt), (ASSISTANT, completion)]
     if isinstance(prompt, list) and isinstance(completion, list):
         return prompt + completion
-    return [{"role": "user", "content": prompt}, {"role": ASSISTANT, "content": completion}]
+    return [message for role, side in both for message in _messages_of(role, side)]
+
+
+def _messages_of(role: str, side: Any) -> list[Any]:
+    """The messages of a prompt or a completion; what is none is the content of one."""
+    if isinstance(side, list) and any(isinstance(one, dict) and "role" in one for one in side):
+        return side
+    return [{"role": role, "content": side}]
 
 
 def _message(message: Any) -> Message:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import lzma
 import re
 import shlex
@@ -15,16 +16,61 @@ from typing import IO, Any, NamedTuple
 from data.errors import BrokenText
 
 
-def _open_zstd(file: Any, mode: str) -> Any:
+def _open_zstd(file: Any) -> Any:
     import pyarrow as pa  # a second of a start that reads no such file
 
     return pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd")
 
 
+class _Streams(io.RawIOBase):
+    """Streams of bzip2 or xz in a file, one after another, with NUL bytes between them or not.
+
+    What else follows a stream is damaged and raises an error: `bz2.open` and `lzma.open` take it
+    for the end of the file, so that the rest of a text would be missing without a word.
+    """
+
+    def __init__(self, file: Any, decoder: Callable[[], Any]) -> None:
+        self._file, self._decoder_of, self._decoder = file, decoder, decoder()
+        self._next = b""
+        """What has been read of the next stream."""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._decoder.eof or self._begins_another():
+            block = b""
+            if self._decoder.needs_input:
+                block, self._next = self._next or self._file.read(BLOCK_BYTES), b""
+                if not block:
+                    raise EOFError("it ends in the middle of a compressed stream")
+            if found := self._decoder.decompress(block, len(buffer)):
+                buffer[: len(found)] = found
+                return len(found)
+        return 0
+
+    def _begins_another(self) -> bool:
+        """Whether another stream follows, which is read from now on."""
+        rest = self._decoder.unused_data or self._file.read(BLOCK_BYTES)
+        while rest and not (begin := rest.lstrip(b"\0")):
+            rest = self._file.read(BLOCK_BYTES)
+        if rest:
+            self._decoder, self._next = self._decoder_of(), begin
+        return bool(rest)
+
+
+def _open_bz2(file: Any) -> Any:
+    return io.BufferedReader(_Streams(file, bz2.BZ2Decompressor))
+
+
+def _open_xz(file: Any) -> Any:
+    return io.BufferedReader(_Streams(file, lzma.LZMADecompressor))
+
+
 class Compression(NamedTuple):
     """How a compressed file is read."""
 
-    open: Callable[[Any, str], Any]
+    open: Callable[[Any], Any]
     """Wraps an open binary file."""
     magic: bytes
     """Pattern of the first bytes of such a file."""
@@ -34,8 +80,8 @@ class Compression(NamedTuple):
 
 COMPRESSIONS = {
     ".gz": Compression(gzip.open, rb"\x1f\x8b", "gzip -dc <"),
-    ".bz2": Compression(bz2.open, rb"BZh", "bzip2 -dc <"),
-    ".xz": Compression(lzma.open, rb"\xfd7zXZ|\x5d\x00\x00", "xz -dc <"),
+    ".bz2": Compression(_open_bz2, rb"BZh", "bzip2 -dc <"),
+    ".xz": Compression(_open_xz, rb"\xfd7zXZ|\x5d\x00\x00", "xz -dc <"),
     ".zst": Compression(_open_zstd, rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18", "zstd -dc"),
 }
 """Keys are file extensions."""
@@ -44,6 +90,7 @@ PACKED_NAMES = (*COMPRESSIONS, ".bz", ".lz4", ".z", ".zip", ".zstd")
 BROKEN_COMPRESSION = (OSError, EOFError, lzma.LZMAError, zlib.error)
 """Raised by reading a broken compressed file."""
 HEAD_BYTES = 512
+BLOCK_BYTES = 1 << 16
 UNPACK = "Unpack it first: "
 OTHER_FORMATS = (
     (0, b"PK\x03\x04", "a ZIP archive", UNPACK + "unzip {file}"),
@@ -88,7 +135,7 @@ def suffixes(path: str) -> tuple[str, str]:
 def decompressed(name: str, file: Any) -> IO[bytes]:
     """An open file of bytes, decompressed according to its name."""
     compression = suffixes(name)[1]
-    return COMPRESSIONS[compression].open(file, "rb") if compression else file
+    return COMPRESSIONS[compression].open(file) if compression else file
 
 
 def refuse_uncompressed(source: str, file: str, head: bytes) -> None:

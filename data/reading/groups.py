@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +31,11 @@ class DataFile:
     def is_remote(self) -> bool:
         """Whether it is read over a network."""
         return URL.match(self.url) is not None
+
+    @property
+    def content_of(self) -> str:
+        """What holds its bytes: the same for a file and a link to it."""
+        return self.url if self.is_remote else os.path.realpath(self.url)
 
     @property
     def is_compressed(self) -> bool:

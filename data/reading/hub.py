@@ -14,7 +14,8 @@ import errno
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import fields
 from functools import partial
@@ -30,6 +31,7 @@ from datasets import (
     DownloadManager,
     IterableDataset,
 )
+from datasets.exceptions import DatasetGenerationError
 from datasets.packaged_modules.cache.cache import Cache
 from datasets.packaged_modules.csv.csv import Csv
 from datasets.packaged_modules.json.json import Json
@@ -57,6 +59,8 @@ HF = re.compile(
     r"(@(?P<revision>refs/(pr|convert)/[\w.-]+|[\w.-]+))?(/(?P<path>.*))?"
 )
 """Some files of a data set, by path or pattern, in the notation of `huggingface_hub`."""
+SNIFFED = (",", ";", "\t")
+"""Separators that a stream finds by itself."""
 CACHE_ERRORS = (*NO_LOCKS, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 """Disk errors that keep `datasets` from caching its downloads."""
 
@@ -152,14 +156,14 @@ def _paths_of_split(access: Access, source: str, name: str, commit: str, split: 
 
     def load() -> Any:
         try:
-            return datasets.load_dataset_builder(name, revision=commit).config.data_files
+            return datasets.load_dataset_builder(name, revision=commit)
         except Exception as error:
             if (response := getattr(error, "response", None)) is not None:
                 check_transient(response.status_code, response.headers)
             raise
 
     try:
-        files = access.ask(source, _api(name), load)
+        builder = access.ask(source, _api(name), load)
     except TextUnreachable:
         raise
     except Exception as error:  # many unrelated types: of the Hub, the network, the builder
@@ -168,14 +172,21 @@ def _paths_of_split(access: Access, source: str, name: str, commit: str, split: 
             f"{reason_of(error)}. Name its files instead, for example "
             f"data.source=hf://datasets/{name}/folder/*.parquet. {LOG_IN}"
         ) from error
-    if split not in (files or {}):
+    files = builder.config.data_files or {}
+    if split not in files:
         remedy = (
             f"Name its files instead, for example data.source=hf://datasets/{name}/test*.parquet."
         )
         raise DataError(
             f"data.source={source} has no split {split!r}. Its splits: "
-            f"{', '.join(map(str, files or {}))}. "
+            f"{', '.join(map(str, files))}. "
             + (remedy if split == TRAIN else "Set data.held_out_split to one of them, or to null.")
+        )
+    if options := _options_of(builder, SNIFFED):
+        raise DataError(
+            f"data.source={source} cannot be streamed: its card reads the files with "
+            f"{', '.join(options)}, which a stream does not. Set data.streaming=false, or stream "
+            "a copy that needs no options."
         )
     prefix = f"hf://datasets/{name}@{commit}/"
     return [str(url).removeprefix(prefix) for url in files[split]]
@@ -202,12 +213,20 @@ def hub_pieces(
             return _record_files(record, _texts_of(builder, name, column))
         if tables := _tables_of(builder, name):
             return _record_files(record, tables)
-        builder.download_and_prepare()
+        with warnings.catch_warnings():
+            # With `index_col` pandas drops a field too many, with a ParserWarning.
+            warnings.filterwarnings("error", "Length of header or names does not match")
+            builder.download_and_prepare()
         rows = builder.as_dataset(split="train").to_iterable_dataset()
     except DataError:
         raise
     except Exception as error:  # many unrelated types: of the Hub, the network, the builder
         reason = reason_of(error)
+        if isinstance(error, DatasetGenerationError) and isinstance(error.__cause__, Exception):
+            raise _kind_of(error.__cause__)(
+                f"data.source={name} is not read by `datasets`: {reason_of(error.__cause__)}. "
+                "Correct its files, or convert them to JSON lines, and give their path."
+            ) from error
         if isinstance(error, OSError) and error.errno in CACHE_ERRORS:
             raise DataError(
                 f"data.source={name} cannot be cached in {datasets.config.HF_DATASETS_CACHE}: "
@@ -257,6 +276,8 @@ def _builder(name: str, column: TextColumn) -> DatasetBuilder:
     """The builder of a data set, or of its cached rows if the Hub cannot be reached."""
     # By default pandas drops texts such as "NA" and turns "007" into 7.
     options = {"keep_default_na": False, "converters": dict.fromkeys(column.texts, str)}
+    # In rows with a field too many, it makes the first one an index, and shifts the others.
+    options["index_col"] = False
     try:
         builder = datasets.load_dataset_builder(name)
     except Exception:
@@ -321,22 +342,29 @@ def _tables_of(builder: DatasetBuilder, name: str) -> list[DataFile]:
 
 def _tables_are_plain(builder: DatasetBuilder) -> bool:
     """Whether the `train` split has tables of one format that need no options."""
-    config = builder.config
-    files = (config.data_files or {}).get("train", ())
+    files = (builder.config.data_files or {}).get("train", ())
     has_tables = all(is_table(str(url)) for url in files)
     if not isinstance(builder, (Csv, Json, Parquet)) or not has_tables:
         return False
-    if len({format_of(str(url)) for url in files}) != 1:
-        return False
-    usual = type(config)()
-    may_differ = {field.name for field in fields(BuilderConfig)} | {"features"}
+    return len({format_of(str(url)) for url in files}) == 1 and not _options_of(builder)
+
+
+def _options_of(builder: DatasetBuilder, but: Collection[str] = ()) -> list[str]:
+    """What a card says of how to read its tables, except separators in `but`: `comment='#'`."""
+    if not isinstance(builder, (Csv, Json, Parquet)):
+        return []
+    config, usual = builder.config, type(builder.config)()
+    files = (config.data_files or {}).get("train", ())
     if all(suffixes(str(url))[0] == ".tsv" for url in files):
-        may_differ |= {"sep"}
-    return all(
-        getattr(config, field.name) == getattr(usual, field.name)
+        but = {*but, "\t"}
+    general = {field.name for field in fields(BuilderConfig)} | {"features"}
+    return [
+        f"{field.name}={value!r}"
         for field in fields(config)
-        if field.name not in may_differ
-    )
+        if (value := getattr(config, field.name)) != getattr(usual, field.name)
+        and field.name not in general
+        and not (field.name in ("sep", "delimiter") and value in but)
+    ]
 
 
 def _kind_of(error: Exception) -> type[DataError]:

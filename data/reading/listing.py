@@ -220,7 +220,8 @@ def matching_files(source: str) -> list[Path]:
     fixed = [part for part in path.parents if not glob.has_magic(str(part))]
     if fixed and fixed[0].is_dir():
         os.scandir(fixed[0]).close()  # raises for an unreadable folder, where glob finds no files
-    files = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
+    # With two ** glob finds a file twice.
+    files = [Path(name) for name in sorted({*glob.glob(str(path), recursive=True)})]
     files = [file for file in files if not file.is_dir()]
     if not files:
         raise DataError(
@@ -232,8 +233,15 @@ def matching_files(source: str) -> list[Path]:
 def local_files(source: str, paths: Sequence[Path]) -> list[DataFile]:
     """Files of this machine, named relative to the deepest folder that contains all of them.
 
-    Raises DataError if one is not a regular file.
+    Raises DataError if one is not a regular file, or is another one by another name.
     """
+    paths_of: dict[str, Path] = {}
+    for path in paths:
+        if (other := paths_of.setdefault(os.path.realpath(path), path)) is not path:
+            raise DataError(
+                f"data.source={source} has one file twice, as {other} and {path}: its held-out "
+                "rows would be trained on. Use a pattern or a folder without one of the two."
+            )
     names = names_in_folder([path.absolute().as_posix() for path in paths])
     return [local_file(source, path, name) for path, name in zip(paths, names, strict=True)]
 

@@ -23,8 +23,9 @@ def groups(table: Table) -> list[Group]:
 
 
 def rows(table: Table, group: Group, on_broken: OnBroken) -> Iterator[Row]:
-    """One row, whatever the column is called."""
-    yield Row(0, 1, {table.column.name: "".join(_decoded(table))})
+    """One row, whatever the column is called; none of an empty file."""
+    if text := "".join(_decoded(table)):
+        yield Row(0, 1, {table.column.name: text})
 
 
 def columns(table: Table) -> dict[str, str]:
@@ -35,8 +36,8 @@ def columns(table: Table) -> dict[str, str]:
 def text_pieces(tables: list[Table], say: Callable[[str], None]) -> Iterator[Piece]:
     """Files, each a document, decoded as UTF-8 in pieces. Byte order marks are removed.
 
-    Every document ends with a newline, but a single file is not changed. `say` prints a line about
-    a file that seems to be a table.
+    Every document ends with a newline, but a single file is not changed. Of several, an empty one
+    is no document. `say` prints a line about a file that seems to be a table.
     """
     for table in tables:
         last = ""
@@ -50,6 +51,8 @@ def text_pieces(tables: list[Table], say: Callable[[str], None]) -> Iterator[Pie
                 yield {"text": last, "ends": []}
             last = text
         if len(tables) > 1:
+            if not last:
+                continue
             last = with_final_newline(last)
         yield {"text": last, "ends": [len(last)]}
 

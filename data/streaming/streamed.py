@@ -279,11 +279,10 @@ def refuse_two_names(listings: Sequence[Listing]) -> None:
     """
     names: dict[str, str] = {}
     for file in (file for listing in listings for file in listing.files):
-        if names.setdefault(file.url, file.name) != file.name:
+        if (name := names.setdefault(file.content_of, file.name)) != file.name:
             raise DataError(
-                f"data.mix has {file.name} in two sources, whose files have different folders in "
-                "common: rows that one of them holds out would be trained on. Name each file in "
-                "one source."
+                f"data.mix has one file in two sources, as {name} and {file.name}: rows that one "
+                "of them holds out would be trained on. Name each file in one source."
             )
 
 

@@ -263,7 +263,7 @@ def shares_of_groups(listings: Sequence[Listing], share: float) -> list[float]:
 
     A file of two sources has the same held-out rows in both: then all groups have some.
     """
-    files = [file.url for listing in listings for file in listing.files]
+    files = [file.content_of for listing in listings for file in listing.files]
     if share == 0 or len(set(files)) < len(files):
         return [1.0] * len(listings)
     groups = [len(listing.groups) for listing in listings]

@@ -224,17 +224,24 @@ def rows_of(kind: str, path):
     if kind == "messages":
         return chats.write(path, FEW)
     pairs = [{"prompt": one[:-1], "completion": one[-1:]} for one in FEW]
-    if kind == "texts":
+    if kind != "prompt and completion":
         pairs = [{"prompt": one[0]["content"], "completion": one[1]["content"]} for one in FEW]
+    if kind == "messages and a text":
+        pairs = [pair | {"prompt": one[:1]} for pair, one in zip(pairs, FEW, strict=True)]
+    if kind == "a text and messages":
+        pairs = [pair | {"completion": one[1:2]} for pair, one in zip(pairs, FEW, strict=True)]
     path.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     return path
 
 
-@pytest.mark.parametrize("kind", ["messages", "prompt and completion", "texts"])
+@pytest.mark.parametrize(
+    "kind",
+    ["messages", "prompt and completion", "texts", "messages and a text", "a text and messages"],
+)
 def test_a_prepared_conversation_is_what_its_template_encodes(prepare, tmp_path, kind):
     corpus = prepare(rows_of(kind, tmp_path / "chat.jsonl"))
     template = ChatTemplate(corpus.tokenizer, "here")
-    messages = [one[:2] if kind == "texts" else one for one in FEW]
+    messages = [one[:2] if "text" in kind else one for one in FEW]
     expected = template.encode(list(map(Conversation, messages)), 65)
     found = []
     for part in (corpus.train, corpus.held_out):

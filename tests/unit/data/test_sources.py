@@ -340,6 +340,26 @@ def test_files_of_several_formats_are_refused(complaint, tmp_path):
     assert "mixes formats (.jsonl, .txt)" in complaint(tmp_path / "*.*")
 
 
+@pytest.mark.parametrize("kind", COMPRESS)
+def test_a_file_of_several_streams_is_read_to_its_end(tmp_path, text_of, kind):
+    """As pbzip2, pigz and `cat` write them; xz and gzip may have NUL bytes between or after."""
+    padding = bytes(8) if kind in ("bz2", "xz") else b""
+    path = tmp_path / f"a.txt.{kind}"
+    parts = [COMPRESS[kind](line.encode()) for line in TEXT.splitlines(keepends=True)]
+    path.write_bytes(padding.join((*parts, b"")))
+    assert text_of(path) == TEXT
+
+
+@pytest.mark.parametrize("kind", COMPRESS)
+@pytest.mark.parametrize("fault", ["another beginning", "truncated", "followed by text"])
+def test_damage_in_a_later_stream_is_not_the_end_of_the_text(tmp_path, complaint, kind, fault):
+    path = tmp_path / f"a.txt.{kind}"
+    one, other = (COMPRESS[kind](TEXT.encode() * many) for many in (1, 100))
+    end = {"truncated": other[:-9], "followed by text": other + b"plain"}
+    path.write_bytes(one + end.get(fault, b"?" + other[1:]))
+    assert "cannot be read" in complaint(path)
+
+
 @pytest.mark.parametrize("ending", COMPRESS)
 @pytest.mark.parametrize("fault", ["truncated", "not compressed"])
 def test_a_broken_compressed_text_is_told(complaint, tmp_path, ending, fault):

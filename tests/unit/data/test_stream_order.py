@@ -15,7 +15,9 @@ import streams
 from data.errors import DataError
 from data.loader import StepBatches, window_loader, windows_of
 from data.order import GROUPS, WHOLE, Mix, random_words, shares_of
+from data.reading.access import Access
 from data.reading.groups import DataFile, Group, Listing
+from data.reading.listing import list_source
 from data.split import Split
 from data.streaming.windows import epoch_windows, held_out_rows
 
@@ -231,9 +233,21 @@ def test_a_file_that_two_sources_name_differently_is_refused(tmp_path):
     """Its name decides which of its rows are held out."""
     whole = streams.lines_folder(tmp_path / "data", "a")
     part = streams.lines_folder(tmp_path / "data/code", "b")
-    with pytest.raises(DataError, match=r"data\.mix has part-0\.jsonl in two sources"):
-        streams.corpus(tmp_path / "cache", whole, part, weights=(0.7, 0.3))
+    (tmp_path / "links").mkdir()
+    (link := tmp_path / "links/best.jsonl").symlink_to(part / "part-0.jsonl")
+    for one, other in ((whole, part), (part, link)):
+        with pytest.raises(DataError, match=r"data\.mix has one file in two sources, as .*part-0"):
+            streams.corpus(tmp_path / "cache", one, other, weights=(0.7, 0.3))
     streams.corpus(tmp_path / "cache", part, part, weights=(0.7, 0.3))
+
+
+@pytest.mark.parametrize("pattern", ["data", "data/*.jsonl"])
+def test_a_file_and_a_link_to_it_in_one_source_are_refused(tmp_path, pattern):
+    folder = streams.lines_folder(tmp_path / "data", "a")
+    assert list_source(f"{folder}/**/**/*.jsonl", "text", Access(tmp_path)).files  # each once
+    (folder / "latest.jsonl").symlink_to("part-0.jsonl")
+    with pytest.raises(DataError, match=r"has one file twice, as .*latest"):
+        streams.corpus(tmp_path / "cache", tmp_path / pattern)
 
 
 def test_a_text_with_only_held_out_rows_is_refused(tmp_path):

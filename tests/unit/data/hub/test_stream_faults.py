@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import threading
 import time
 from contextlib import closing
@@ -92,6 +93,23 @@ def test_the_default_train_files_are_those_of_datasets(dataset_hub, access):
     before = len(dataset_hub.requests)
     assert list_source(DATASET, "text", access, listing.revision) == listing
     assert len(dataset_hub.requests) == before
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [("comment: '#'", "comment='#'"), ("skiprows: [1, 2]", "skiprows=[1, 2]"), ("sep: ;", None)],
+)
+def test_a_card_whose_options_a_stream_does_not_follow_is_refused(
+    dataset_hub, access, option, reason
+):
+    config = f"- config_name: a\n  default: true\n  data_files: t.csv\n  {option}\n"
+    card = f"---\nconfigs:\n{config}---\n"
+    publish_dataset(dataset_hub, {"README.md": card.encode(), "t.csv": b"text;l\n#no;0\na;1\n"})
+    if reason is None:
+        assert texts_of(list_source(DATASET, "text", access), access) == ["#no\n", "a\n"]
+    else:
+        with pytest.raises(DataError, match=re.escape(f"reads the files with {reason}, which")):
+            list_source(DATASET, "text", access)
 
 
 @pytest.mark.parametrize("folder", ["", "/", "/data", "/data/"])

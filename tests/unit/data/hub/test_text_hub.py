@@ -127,6 +127,18 @@ def test_a_table_with_options_is_read_by_datasets(hub_dataset, repository):
     gc.collect()  # datasets 5.2 leaves every .csv that it reads open
 
 
+@pytest.mark.filterwarnings("ignore:unclosed file .*[.]csv:ResourceWarning")
+@pytest.mark.parametrize("rows", ["hello|1|x\nyou|2|y\n", "hello|1\nyou|2|y\n", "a|1|\nb|2|\n"])
+def test_a_field_too_many_moves_no_text(hub_dataset, repository, rows):
+    """pandas would make the first column an index, and read the second as the first."""
+    card = "---\nconfigs:\n- config_name: default\n  data_files: '*.csv'\n  sep: '|'\n---\n"
+    folder = repository(train_csv=f"text|l\n{rows}", README_md=card)
+
+    with pytest.raises(DataError, match=r"is not read by `datasets`: .*(Length|Expected 2)"):
+        text_of(hub_dataset(folder, "text"))
+    gc.collect()  # datasets 5.2 leaves every .csv that it reads open
+
+
 def test_a_cache_of_data_sets_that_cannot_be_used_is_named(
     hub_dataset, repository, tmp_path, monkeypatch
 ):
