@@ -21,7 +21,7 @@ from data.tokenizer import Tokenizer
 
 FORMAT = 1
 """Part of every fingerprint, which snapshots store."""
-CACHE_FORMAT = 5
+CACHE_FORMAT = 6
 """Part of every cache key; increase it when the format changes."""
 ALL_HELD_OUT = 1.0
 """The `val_fraction` of a text that is only evaluated: no token is trained on."""

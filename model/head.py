@@ -122,7 +122,8 @@ def is_unaligned(hidden: Tensor, outputs: int) -> bool:
 def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """The loss of logits (N, V) and targets (N), in float32; 0 if no target counts.
 
-    torch's cross_entropy computes its logarithms in 16 bits under autocast on CUDA.
+    torch's cross_entropy computes its logarithms in 16 bits under autocast on CUDA. Of more logits
+    than channels `_SummedLoss` computes the same in chunks: a change belongs there as well.
     """
     logarithms = F.log_softmax(logits, dim=-1, dtype=torch.float32)
     summed = F.nll_loss(logarithms, targets, ignore_index=IGNORED, reduction="sum")

@@ -30,7 +30,7 @@ from data.tokenizer import Tokenizer
 FORMAT = 1
 """Version in a text's fingerprint. Increase it when the rows of a data set or their order change.
 """
-CACHE_FORMAT = 5
+CACHE_FORMAT = 6
 """Part of the names of files in the cache; increase it when they would hold something else."""
 READS_AT_ONCE = 8
 """Groups of a window, each a request or several: a network answers them in parallel."""

@@ -18,7 +18,14 @@ from torch import nn
 from config.schema import Config, ConfigError
 from data.columns import PACKED
 from model.attention import KERNELS, VARLEN
-from model.cpu.layers import KERNEL, MATMUL_ATTENTION_LENGTH, PRODUCTS, WAYS, tune
+from model.cpu.layers import (
+    KERNEL,
+    MATMUL_ATTENTION_LENGTH,
+    PRODUCTS,
+    WAYS,
+    attends_as_torch,
+    tune,
+)
 from model.cpu.malloc import keep_freed_memory, use_one_heap
 from model.cpu.threads import Threads, limit_threads
 from model.family import Attend, LanguageModel
@@ -168,9 +175,18 @@ def choose_attention(
         state.attention = decided_by_main(
             accelerator, lambda: usually_faster(accelerator.mixed_precision)
         )
+    if state.attention == PRODUCTS and not attends_as_torch():
+        raise ConfigError(
+            "run.attention=products cannot be used, or the run began with it: Attend in "
+            "model/family.py no longer computes torch's attention, as products do. Set "
+            "run.attention=kernel."
+        )
 
 
 def usually_faster(precision: str) -> str:
-    """Products, except in bf16 on a CPU that emulates it, where the kernel is 1.6 to 6.6 times as
-    fast (RESULTS.md, "Attention without AVX-512")."""
-    return KERNEL if precision == "bf16" and not cpu_has_bf16() else PRODUCTS
+    """Products, except where `Attend` was changed, and in bf16 on a CPU that emulates it.
+
+    There the kernel is 1.6 to 6.6 times as fast (RESULTS.md, "Attention without AVX-512").
+    """
+    is_emulated = precision == "bf16" and not cpu_has_bf16()
+    return KERNEL if is_emulated or not attends_as_torch() else PRODUCTS

@@ -7,13 +7,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch.nn.functional as F
 from accelerate import Accelerator
 
 import runs
 import training.run.tuning
 from config.compose import load_config
-from config.schema import gpt_config
-from model.cpu.layers import KERNEL, PRODUCTS
+from config.schema import ConfigError, gpt_config
+from model.cpu.layers import KERNEL, PRODUCTS, ProductAttend, attends_as_torch, tune
+from model.family import Attend
 from model.gpt import GPT
 from snapshot.disk.files import read_json
 from training.run.tuning import choose_attention, usually_faster
@@ -59,6 +61,27 @@ def test_a_new_run_chooses_and_a_resumed_one_keeps_its_choice(choice):
     assert choice(step=10, before=KERNEL) == KERNEL
     assert choice(step=10, before=None) is None  # a snapshot of an older version
     assert choice("run.attention=kernel", step=10, before=PRODUCTS) == KERNEL
+
+
+def test_a_changed_attention_is_computed_as_it_says(choice, monkeypatch):
+    """Products would leave the change out without a word."""
+
+    def uniform(self, query, key, value, rows=None, **options):
+        return F.scaled_dot_product_attention(0 * query, key, value, **options)
+
+    monkeypatch.setattr(Attend, "forward", uniform)
+    attends_as_torch.cache_clear()
+    try:
+        assert choice() == KERNEL
+        model = GPT(gpt_config(load_config([]), 31))
+        tune(model)
+        assert not any(isinstance(part, ProductAttend) for part in model.modules())
+        with pytest.raises(
+            ConfigError, match=r"Attend .* run\.attention=kernel"
+        ):
+            choice(step=10, before=PRODUCTS)
+    finally:
+        attends_as_torch.cache_clear()
 
 
 def test_long_sequences_are_left_to_torchs_kernel(choice):
