@@ -76,9 +76,7 @@ def test_a_changed_attention_is_computed_as_it_says(choice, monkeypatch):
         model = GPT(gpt_config(load_config([]), 31))
         tune(model)
         assert not any(isinstance(part, ProductAttend) for part in model.modules())
-        with pytest.raises(
-            ConfigError, match=r"Attend .* run\.attention=kernel"
-        ):
+        with pytest.raises(ConfigError, match=r"Attend .* run\.attention=kernel"):
             choice(step=10, before=PRODUCTS)
     finally:
         attends_as_torch.cache_clear()
