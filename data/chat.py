@@ -7,9 +7,9 @@ a message spells out is encoded as text, so that no message can end a turn.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import date
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -88,7 +88,6 @@ class ChatTemplate:
         self.tokenizer = tokenizer
         self.templates = templates
         self.today = today
-        self._marks = any_of(tokenizer.marks)
         self._conversations = self._characters = 0  # that were encoded
         self._ends: frozenset[str] | None = None
 
@@ -106,15 +105,50 @@ class ChatTemplate:
 
         They are the end-of-text token and the first mark that the template writes after a reply.
         """
-        marks = self.tokenizer.marks
+        marks, added = self.tokenizer.marks, self.tokenizer.added_tokens
         turns = [{"role": "user", "content": "a"}, {"role": ASSISTANT, "content": PROBE}]
         try:
             after = self.render(conversation.and_then(turns)).rpartition(PROBE)[2]
         except ChatError:  # a template that asks for more than that
             after = ""
         ids = self.tokenizer.encode_marked([after])[0].ids
-        written = [token for token in ids if token in marks.values()]
+        others = {added[text] for text in self._unwritable}
+        written = [i for i in ids if i in marks.values()] or [i for i in ids if i in others]
         return frozenset({marks[self.tokenizer.special_tokens["eos_token"]], *written[:1]})
+
+    @cached_property
+    def _unwritable(self) -> set[str]:
+        """The tokens that no message may write: special ones, and those between messages.
+
+        Some models' marks of roles are added tokens that are not special.
+        """
+        turns = [{"role": role, "content": PROBE} for role in ("user", ASSISTANT, "user")]
+        try:
+            # Before the first message is perhaps a system prompt, which may explain <think>.
+            between = self.render(EMPTY.and_then(turns)).split(PROBE)[1:]
+        except ChatError:  # a template that asks for more than that
+            return self._spelled_out.union(self.tokenizer.marks)
+        found = {i for part in self.tokenizer.encode_marked(between) for i in part.ids}
+        words = self.tokenizer.added_tokens.items()
+        return {text for text, i in words if i in found and text.strip()}.union(
+            self.tokenizer.marks
+        )
+
+    @cached_property
+    def _spelled_out(self) -> set[str]:
+        """The added tokens that the templates spell out, special or not."""
+        texts = list(map(_literals, self.templates.values()))
+        # Gemma has tokens for line ends, which are no marks.
+        words = (text for text in self.tokenizer.added_tokens if text.strip())
+        return {word for word in words if any(word in text for text in texts)}
+
+    @cached_property
+    def _marks(self) -> re.Pattern[str]:
+        return any_of(self._unwritable | self._spelled_out)
+
+    @cached_property
+    def _no_text(self) -> re.Pattern[str]:
+        return any_of(self._unwritable)
 
     @property
     def no_tokens(self) -> NDArray:
@@ -155,9 +189,11 @@ class ChatTemplate:
     ) -> tuple[Conversation, Fences | None]:
         if self._ends is None:
             ends = self.stops()
-            self._ends = frozenset(text for text, i in self.tokenizer.marks.items() if i in ends)
+            added = self.tokenizer.added_tokens.items()
+            self._ends = frozenset(text for text, i in added if i in ends)
         template, render = self.template_for(conversation), partial(self.render, reply=reply)
-        return fenced(conversation, self._marks, self._ends, template, render)
+        writable = self._spelled_out - self._unwritable
+        return fenced(conversation, self._marks, self._ends, writable, template, render)
 
     def with_spans(self, conversation: Conversation) -> Rendered:
         """The text of a conversation, and where it is the assistant's.
@@ -275,7 +311,7 @@ class ChatTemplate:
         for begin, end in rendered.spans:
             trained[(begins < end) & (ends > begin)] = 1
             for part in self._parts(rendered, rendered.text[begin:end]):
-                text = part.text if part.as_text else self._marks.sub("", part.text)
+                text = part.text if part.as_text else self._no_text.sub("", part.text)
                 text_bytes += utf8_bytes(text)
         trained[:1] = 0  # nothing predicts the first token
         ids = np.array(tokens.ids, dtype=self.tokenizer.dtype)
@@ -288,6 +324,18 @@ class ChatTemplate:
             return RoundTrip()
         plain = rendered.fences.without(text) if rendered.fences else text
         return round_trip(plain, self.tokenizer.decode(tokens.ids), may_add=True)
+
+
+@lru_cache
+def _literals(template: str) -> str:
+    """The text that a template writes as it is; none if it cannot be parsed."""
+    from transformers.utils import chat_template_utils
+
+    found: Callable[[str], str] = chat_template_utils._get_template_literal_text
+    try:
+        return found(template)
+    except Exception:  # rendering it raises the error, too, and names the conversation
+        return ""
 
 
 @lru_cache

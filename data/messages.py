@@ -237,15 +237,17 @@ def unused_fences(conversation: Conversation, template: str) -> Fences:
 def fenced(
     conversation: Conversation,
     marks: re.Pattern[str],
-    ends: Iterable[str],
+    ends: Collection[str],
+    writable: Collection[str],
     template: str,
     render: Callable[[Conversation], str],
 ) -> tuple[Conversation, Fences | None]:
     """A conversation with fences around the special tokens that it spells out, if there are any.
 
     Some templates look for a special token in a reply, such as `</think>`. That token gets no
-    fences, unless it is in `ends`, which end a turn. Raises ChatError if the text without fences
-    differs from the template's own.
+    fences, unless it is in `ends`, which end a turn. `writable` tokens, such as `<tool_call>`, get
+    none in replies, and elsewhere none if the template looks for them. Raises ChatError if the text
+    without fences differs from the template's own.
     """
     strings = strings_in([*conversation.messages, conversation.extras])
     spelled = {mark for text in strings for mark in marks.findall(text)}
@@ -259,10 +261,17 @@ def fenced(
         except ChatError:
             return False
 
-    if is_alike(found := fences.around(conversation, spelled, spelled)):
+    in_replies = spelled.difference(writable)
+    if is_alike(found := fences.around(conversation, in_replies, spelled)):
         return found, fences
-    read = {mark for mark in spelled if not is_alike(fences.around(conversation, [mark], []))}
-    found = fences.around(conversation, spelled - read, spelled)
+
+    def looked_for(marks: Iterable[str], in_reply: bool) -> set[str]:
+        around = ((one, [one] * in_reply, [one] * (not in_reply)) for one in marks)
+        return {one for one, *where in around if not is_alike(fences.around(conversation, *where))}
+
+    read = looked_for(in_replies, in_reply=True)
+    elsewhere = spelled - looked_for(spelled.intersection(writable), in_reply=False)
+    found = fences.around(conversation, in_replies - read, elsewhere)
     if read.isdisjoint(ends) and is_alike(found):
         return found, fences
     raise ChatError(

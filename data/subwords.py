@@ -26,6 +26,15 @@ from data.errors import DataError
 from data.pieces import Chunk
 from data.round_trip import unknown_id
 from data.seams import NEUTRAL, Seams, Tokens, first_token_bytes, tokens_after
+from data.special_tokens import (
+    LISTED,
+    NAME_END,
+    apply_settings,
+    make_special,
+    named_tokens,
+    refuse_unknown,
+    special_ids,
+)
 from data.tokenizer import (
     FIXED_SETTINGS,
     TOKENIZER_FILES,
@@ -35,10 +44,9 @@ from data.tokenizer import (
     smallest_unsigned,
 )
 from data.tokenizer_files import (
-    CHAT_TEMPLATE,
-    SPECIAL_TOKENS,
     added_before,
     beyond_embedding,
+    chat_template,
     end_token,
     has_subwords,
     kept_settings,
@@ -82,6 +90,10 @@ class SubwordTokenizer(Tokenizer):
             self._rust.no_truncation()
             self._rust.no_padding()
             self._content = self._rust.to_str(pretty=False).encode() + b"\n"
+        settings = dict(settings)
+        self._listed, self._named = settings.pop(LISTED, {}), named_tokens(settings).values()
+        applied = apply_settings(self._rust, self._listed, self._named)
+        self._changed = applied.changed
         # A text that contains "<|endoftext|>" has these characters, and no document ends there.
         self._rust.encode_special_tokens = True
         numbers = self._rust.get_vocab(with_added_tokens=True).values()
@@ -90,8 +102,8 @@ class SubwordTokenizer(Tokenizer):
         self._settings = {
             name: value
             for name, value in settings.items()
-            if name not in SPECIAL_TOKENS or self._rust.token_to_id(value) is not None
-        }
+            if not name.endswith(NAME_END) or self._rust.token_to_id(value) is not None
+        } | ({LISTED: applied.kept} if applied.kept else {})
         if "eos_token" not in self._settings:
             raise DataError(
                 f"{where} has no end-of-text token, which separates documents: its "
@@ -112,15 +124,18 @@ class SubwordTokenizer(Tokenizer):
     @property
     def special_tokens(self) -> dict[str, str]:
         """The texts of the special tokens by name, as a chat template uses them."""
-        return {name: self._settings[name] for name in SPECIAL_TOKENS if name in self._settings}
+        return named_tokens(self._settings)
 
     @property
     def marks(self) -> dict[str, int]:
         """The special tokens by text, those of tokenizer.json as well."""
+        return special_ids(self._rust)
+
+    @property
+    def added_tokens(self) -> dict[str, int]:
+        """The tokens that are read as a whole, by text: those of `marks` and others."""
         added = self._rust.get_added_tokens_decoder()
-        special = {token.content: number for number, token in added.items() if token.special}
-        assert self.end_of_text is not None
-        return special | {self._settings["eos_token"]: self.end_of_text}
+        return {token.content: number for number, token in added.items()}
 
     @property
     def chat_templates(self) -> dict[str, str]:
@@ -132,7 +147,9 @@ class SubwordTokenizer(Tokenizer):
 
     @property
     def identity(self) -> bytes:
-        return f"subwords\0{self.end_of_text}\0".encode() + hashlib.sha256(self._content).digest()
+        digest = hashlib.sha256(self._content).digest()
+        changed = json.dumps(self._changed, sort_keys=True) if self._changed else ""
+        return f"subwords\0{self.end_of_text}\0".encode() + digest + changed.encode()
 
     @property
     def beginning(self) -> str:
@@ -190,11 +207,11 @@ class SubwordTokenizer(Tokenizer):
         return [Tokens(one.ids, one.offsets) for one in encoded]
 
     def encode_after(self, before: str, text: str, as_text: bool) -> Tokens:
-        """The tokens of a text that follows another one; special tokens in it may be only text.
+        """The tokens of a text that follows another one; added tokens in it may be only text.
 
         Raises DataError if it has no encoding.
         """
-        rust = self._rust if as_text else self._reading_marks
+        rust = self._reading_text if as_text else self._reading_marks
         with self._refusing():
             return tokens_after(
                 lambda text: rust.encode(text, add_special_tokens=False),
@@ -204,8 +221,19 @@ class SubwordTokenizer(Tokenizer):
 
     @cached_property
     def _reading_marks(self) -> RustTokenizer:
+        return self._parsed_again()
+
+    @cached_property
+    def _reading_text(self) -> RustTokenizer:
+        """The tokenizer with no added tokens at all: special ones can be encoded as text."""
+        rust = self._parsed_again()
+        make_special(rust, self.added_tokens)
+        rust.encode_special_tokens = True
+        return rust
+
+    def _parsed_again(self) -> RustTokenizer:
         rust = _parsed(self._content, self._where)
-        rust.encode_special_tokens = False
+        apply_settings(rust, self._listed, self._named)
         return rust
 
     def first_token_bytes(self, text: str) -> int:
@@ -237,7 +265,7 @@ class SubwordTokenizer(Tokenizer):
         settings = read_json(path)
         if any(settings.pop(name, None) != value for name, value in FIXED_SETTINGS.items()):
             raise DataError(f"{path} has entries that no tokenizer here has")
-        kept = kept_settings(settings)
+        kept = kept_settings(settings, str(path))
         loaded = cls(read(folder / TOKENIZER_FILES[0]), kept, str(folder))
         if kept != settings or loaded._settings != kept:
             raise DataError(f"{path} lacks entries of its tokenizer, or has others")
@@ -249,11 +277,11 @@ class SubwordTokenizer(Tokenizer):
         found: dict[str, Any] = {}
         for name in reversed(TOKENIZER_FILES[1:]):
             found |= read_json(folder / name) if (folder / name).exists() else {}
-        if (folder / CHAT_TEMPLATE).exists():
-            found["chat_template"] = read(folder / CHAT_TEMPLATE).decode("utf-8", "replace")
+        found |= chat_template(folder)
         refuse_without_file(folder)
         where, content = f"data.tokenizer={folder}", read(folder / TOKENIZER_FILES[0])
-        kept, rust = kept_settings(found), _parsed(content, where)
+        kept, rust = kept_settings(found, where), _parsed(content, where)
+        refuse_unknown(kept.get(LISTED, {}), rust, folder)
         if beyond := beyond_embedding(folder, rust):
             content = without_tokens(content, beyond)
             rust = _parsed(content, where)

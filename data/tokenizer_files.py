@@ -20,21 +20,21 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from data.errors import DataError
+from data.special_tokens import LISTED, listed_tokens, named_tokens
 from data.tokenizer import TOKENIZER_FILES
 
-SPECIAL_TOKENS = ("eos_token", "bos_token", "unk_token", "pad_token")
 CONFIG, GENERATION = "config.json", "generation_config.json"
 END_ID = "eos_token_id"
 
 
-def kept_settings(found: dict[str, Any]) -> dict[str, Any]:
-    """The special tokens, as texts, and the chat template of a tokenizer_config.json."""
-    kept: dict[str, Any] = {}
-    for name in SPECIAL_TOKENS:
-        token = found.get(name)
-        token = token.get("content") if isinstance(token, dict) else token
-        if isinstance(token, str) and token:
-            kept[name] = token
+def kept_settings(found: dict[str, Any], where: str) -> dict[str, Any]:
+    """The special tokens and the chat templates of a tokenizer_config.json.
+
+    Raises DataError for a list of added tokens that cannot be read.
+    """
+    kept: dict[str, Any] = {**named_tokens(found)}
+    if listed := listed_tokens(found, where):
+        kept[LISTED] = listed
     template = found.get("chat_template")
     if isinstance(template, str) or (
         isinstance(template, list) and all(map(_is_named_template, template))
@@ -130,6 +130,29 @@ def without_tokens(content: bytes, tokens: set[str]) -> bytes:
 
 
 CHAT_TEMPLATE = "chat_template.jinja"
+MORE_TEMPLATES = "additional_chat_templates"
+"""The folder of templates with other names, such as tool_use.jinja."""
+
+
+def template_files(folder: Path) -> dict[str, Path]:
+    """The files of chat templates in a folder, by the name of the template."""
+    default = folder / CHAT_TEMPLATE
+    found = {"default": default} if default.exists() else {}
+    more = sorted((folder / MORE_TEMPLATES).glob("*.jinja"))
+    return found | {path.stem: path for path in more}
+
+
+def chat_template(folder: Path) -> dict[str, Any]:
+    """The chat_template entry that the files of chat templates stand for; nothing without any.
+
+    transformers prefers it to the entry of tokenizer_config.json.
+    """
+    texts = {
+        name: read(path).decode("utf-8", "replace") for name, path in template_files(folder).items()
+    }
+    if not texts.keys() - {"default"}:
+        return {"chat_template": texts["default"]} if texts else {}
+    return {"chat_template": [{"name": name, "template": text} for name, text in texts.items()]}
 
 
 def has_subwords(folder: Path) -> bool:
@@ -140,9 +163,11 @@ def has_subwords(folder: Path) -> bool:
 def folder_key(folder: Path) -> str:
     """A digest of a tokenizer's folder; it changes whenever its tokenizer may have changed."""
     digest = hashlib.sha256()
-    for name in (*TOKENIZER_FILES, CHAT_TEMPLATE):
-        if name == TOKENIZER_FILES[0] or (folder / name).exists():
-            digest.update(f"{name}\0".encode() + hashlib.sha256(read(folder / name)).digest())
+    first, *others = (folder / name for name in TOKENIZER_FILES)
+    others = [path for path in others if path.exists()]
+    for path in (first, *others, *template_files(folder).values()):
+        name = path.relative_to(folder).as_posix()
+        digest.update(f"{name}\0".encode() + hashlib.sha256(read(path)).digest())
     if not (folder / TOKENIZER_FILES[1]).exists() or not has_subwords(folder):
         digest.update(repr(end_ids(folder)).encode())
     return digest.hexdigest()

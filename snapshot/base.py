@@ -20,7 +20,7 @@ from typing import Any
 
 from data.public_names import public_name
 from data.tokenizer import TOKENIZER_FILES, lacks_file
-from data.tokenizer_files import GENERATION
+from data.tokenizer_files import CHAT_TEMPLATE, GENERATION, MORE_TEMPLATES
 from model.family import ModelConfig
 from model.lora import Lora
 from snapshot.disk.files import (
@@ -57,9 +57,10 @@ SMALL_FILES = (
     BASE,
     ADAPTER_CONFIG,
     *TOKENIZER_FILES,
-    "chat_template.jinja",
+    CHAT_TEMPLATE,
     GENERATION,
 )
+TEMPLATE_FILE = re.compile(rf"{MORE_TEMPLATES}/[^/]+\.jinja")
 OLD_WEIGHTS = re.compile(r"pytorch_model.*\.bin|.*\.(bin|pt|pth|ckpt|h5|msgpack|gguf)")
 GGUF = ".gguf"
 WITHOUT_OWNER = re.compile(rf"(?:{PREFIX})?([A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
@@ -232,11 +233,13 @@ def _fetch_small(
         if needed == TOKENIZER_FILES[0]:
             raise SnapshotError(lacks_file(named, hub.repo_id, files))
         raise SnapshotError(f"{named} has no {needed}.")
-    for name in SMALL_FILES:
-        if name in files and files[name].size > LARGEST_SMALL_BYTES:
+    templates = sorted(filter(TEMPLATE_FILE.fullmatch, files))
+    names = [*(name for name in SMALL_FILES if name in files), *templates]
+    for name in names:
+        if files[name].size > LARGEST_SMALL_BYTES:
             size = f"{files[name].size:,} bytes, over the limit of {LARGEST_SMALL_BYTES:,}"
             raise SnapshotError(f"{named}: {name} has {size}.")
-    paths = [hub.download(commit, name, None) for name in SMALL_FILES if name in files]
+    paths = [hub.download(commit, name, None) for name in names]
     return paths[0].parent
 
 
@@ -352,31 +355,36 @@ def keep_base(base: Base, run_dir: Path) -> Base:
         return base
     if own.is_symlink():  # the folder behind it is somebody else's
         raise SnapshotError(f"{own} is a link, and {base.name} would be kept there. {ELSEWHERE}")
-    wanted = [path for path in base.folder.iterdir() if _is_of_model(path.name)]
-    missing = [path for path in wanted if not _is_kept(path, own / path.name)]
+    found = [*base.folder.iterdir(), *base.folder.glob(f"{MORE_TEMPLATES}/*")]
+    names = [path.relative_to(base.folder).as_posix() for path in found]
+    missing = [
+        name for name in filter(_is_of_model, names) if not _is_kept(base.folder / name, own / name)
+    ]
     is_new = not own.exists()
     own.mkdir(parents=True, exist_ok=True)
     made: list[Path] = []
-    for path in missing:
+    for name in missing:
+        path, kept = base.folder / name, own / name
+        kept.parent.mkdir(exist_ok=True)
         try:
-            os.link(path.resolve(), own / path.name)
+            os.link(path.resolve(), kept)
         except OSError:
             if SNAPSHOT_NAME.fullmatch(base.folder.name) is None:
                 for one in made:
                     one.unlink()
                 if is_new:
-                    own.rmdir()
+                    shutil.rmtree(own)
                 return base
             copy = own / f"{TEMPORARY_PREFIX}{path.name}"  # a kill must not leave half a model
             copy.unlink(missing_ok=True)
             shutil.copyfile(path, copy)
-            copy.rename(own / path.name)
-        made.append(own / path.name)
+            copy.rename(kept)
+        made.append(kept)
     return replace(base, folder=own)
 
 
 def _is_of_model(name: str) -> bool:
-    return WEIGHTS.fullmatch(name) is not None or name in SMALL_FILES
+    return name in SMALL_FILES or any(one.fullmatch(name) for one in (WEIGHTS, TEMPLATE_FILE))
 
 
 def _is_kept(path: Path, kept: Path) -> bool:
