@@ -238,6 +238,7 @@ def test_a_template_for_tools_is_read_from_its_file_and_kept(tmp_path):
 
 def test_a_template_for_tools_is_downloaded_and_kept_with_the_base(tmp_path, hub, monkeypatch):
     hubs.lead_here(hub, monkeypatch)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     folder = with_templates(tmp_path / "theirs")
     paths = [path for path in folder.rglob("*") if path.is_file()]
     hub.create("me/chat")
