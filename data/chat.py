@@ -7,7 +7,7 @@ a message spells out is encoded as text, so that no message can end a turn.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import date
 from functools import cached_property, lru_cache, partial
 from importlib.util import find_spec
@@ -137,7 +137,7 @@ class ChatTemplate:
     @cached_property
     def _spelled_out(self) -> set[str]:
         """The added tokens that the templates spell out, special or not."""
-        texts = list(map(_literals, self.templates.values()))
+        texts = self.templates.values()
         # Gemma has tokens for line ends, which are no marks.
         words = (text for text in self.tokenizer.added_tokens if text.strip())
         return {word for word in words if any(word in text for text in texts)}
@@ -324,18 +324,6 @@ class ChatTemplate:
             return RoundTrip()
         plain = rendered.fences.without(text) if rendered.fences else text
         return round_trip(plain, self.tokenizer.decode(tokens.ids), may_add=True)
-
-
-@lru_cache
-def _literals(template: str) -> str:
-    """The text that a template writes as it is; none if it cannot be parsed."""
-    from transformers.utils import chat_template_utils
-
-    found: Callable[[str], str] = chat_template_utils._get_template_literal_text
-    try:
-        return found(template)
-    except Exception:  # rendering it raises the error, too, and names the conversation
-        return ""
 
 
 @lru_cache
