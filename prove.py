@@ -1,6 +1,6 @@
 """Does this set-up keep the promises? A few minutes of the real run, before it costs money.
 
-accelerate launch --config_file accelerate_configs/ddp_cpu.yaml prove.py [the words of train.py]
+accelerate launch --config_file accelerate_configs/ddp_cpu.yaml prove.py [arguments of train.py]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What does a step do? Three steps of train.py under torch's profiler, as a page.
+"""What does a step do? Three steps of train.py are profiled: <run.dir>-trace/trace.html.
 
-accelerate launch --config_file accelerate_configs/ddp_cpu.yaml trace.py [the words of train.py]
+accelerate launch --config_file accelerate_configs/ddp_cpu.yaml trace.py [arguments of train.py]
 """
 
 from __future__ import annotations
@@ -10,4 +10,4 @@ from train import main
 from training.run.command import run_command
 
 if __name__ == "__main__":
-    run_command(main, load_traced_config, TracedSession)
+    run_command(main, load_traced_config, TracedSession, f"{__doc__}\n")

@@ -183,11 +183,15 @@ def _check_data_and_model(found: Problems) -> None:
     need(0 <= model.dropout < 1, "model.dropout", "must be at least 0 and below 1")
     if model.n_head >= 1 and 1 <= model.n_embd <= RANGES["model.n_embd"][1]:
         near = sorted({max(1, model.n_embd // model.n_head), model.n_embd // model.n_head + 1})
+        heads = [count for count in range(1, model.n_embd + 1) if model.n_embd % count == 0]
+        few = max(count for count in heads if count <= model.n_head or count == 1)
+        many = min(count for count in heads if count >= model.n_head or count == model.n_embd)
         need(
             model.n_embd % model.n_head == 0,
             "model.n_embd",
             f"is not a multiple of model.n_head={model.n_head}. "
-            f"The nearest: {' or '.join(str(count * model.n_head) for count in near)}",
+            f"The nearest: {' or '.join(str(count * model.n_head) for count in near)}; or "
+            f"model.n_head={few} or {many}",
         )
     is_valid = data.block_size >= 1 and not any("model." in one for one in found.sentences)
     if other_model(model) is None and is_valid:

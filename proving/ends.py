@@ -61,7 +61,7 @@ def resumed(launch: Launch, config: Config, whole: Outcome, steps: int) -> Itera
 
 
 def same_losses(name: str, whole: Outcome, found: Outcome, said: str) -> Line:
-    """Whether two attempts have the same losses, bit by bit, in each step of both."""
+    """Whether two attempts have the same losses, bit for bit, in each step of both."""
     every = whole.losses.keys() == found.losses.keys()
     difference = largest_difference(whole.losses, found.losses) if every else float("inf")
     return within(name, difference, 0.0, said)

@@ -59,7 +59,10 @@ def main(arguments: list[str]) -> int:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Parse the command line; argparse exits with 2 and a usage line for a mistake."""
-    parser = argparse.ArgumentParser(prog="python -m snapshot", description=__doc__.splitlines()[0])
+    as_written = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="python -m snapshot", description=__doc__, formatter_class=as_written
+    )
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument(
         "source",
@@ -157,7 +160,7 @@ def _describe(folder: Path, place: str) -> bool:
     best = state.best_loss
     loss = "nothing held out was evaluated before it"
     if best is not None:
-        loss = f"{loss_in_words(state.data, best)}, the best held out so far"
+        loss = f"{loss_in_words(state.data, best)}, the best that was held out before it"
     name = value_of(state.config, "run.name")
     _show(f"snapshot  {place}: whole, {len(entries)} files, {size:,} bytes, every hash right")
     _show(f"run       {name}, {state.run_id[:8]}, attempt {state.attempt_id[:8]}")

@@ -1,7 +1,7 @@
 """What a step depends on besides its batch: seeds, learning rate, optimizer, kernels.
 
 Seeds and rate are pure functions of the step, and kernels and sums keep one order. So nothing of
-them is saved, and a resumed run equals, bit by bit, one that was not interrupted.
+them is saved, and a resumed run equals, bit for bit, one that was not interrupted.
 """
 
 from __future__ import annotations

@@ -110,6 +110,9 @@ OTHER_FORMATS = (
     (0, bytes(HEAD_BYTES), "full of NUL bytes", "Copy it again: it is incomplete."),
 )
 """Offset, the bytes there, the format that they indicate, and how to convert it."""
+DOCUMENTS = (".docx", ".epub", ".odt")
+"""Extensions of ZIP archives that hold one text."""
+PANDOC = "Convert it first: pandoc -t plain -o text.txt {file}"
 BYTE_ORDER_MARKS = (
     (b"\xff\xfe\x00\x00", "UTF-32"),
     (b"\x00\x00\xfe\xff", "UTF-32"),
@@ -156,6 +159,8 @@ def refuse_content(file: str, head: bytes) -> None:
     """
     for offset, magic, what, remedy in OTHER_FORMATS:
         if head[offset : offset + len(magic)] == magic:
+            if PurePosixPath(file).suffix.lower() in DOCUMENTS:
+                what, remedy = "a document of an office program", PANDOC
             remedy = remedy.format(file=shlex.quote(file), bare=shlex.quote(_unpacked(file)))
             raise BrokenText(f"data.source: {file} is {what}, not a text. {remedy}")
     encoding = _wide_encoding(head)

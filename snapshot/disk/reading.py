@@ -243,7 +243,7 @@ def _are_equal(reader: TensorReader, one: str, other: str) -> bool:
 
 @torch.no_grad()
 def restore(folder: Path, model: LanguageModel, optimizer: Optimizer) -> None:
-    """Load the weights and the state of the same optimizer of a verified snapshot, bit by bit.
+    """Load the weights and the state of the same optimizer of a verified snapshot, bit for bit.
 
     Every process must call this; it reads only its own slices, without a collective. A snapshot
     with a base needs a model that has the weights of the base. Raises SnapshotError if a tensor is

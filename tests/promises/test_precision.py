@@ -230,7 +230,7 @@ def test_an_overflow_skips_the_update_and_is_counted(overflowed, shape):
     for record in records:
         assert (record["grad_norm"] is None) == (record["step"] in skipped)
         assert record["loss"] > 0
-    # Five skipped updates leave weights and optimizer as they were, bit by bit.
+    # Five skipped updates leave weights and optimizer as they were, bit for bit.
     runs.assert_same_bits(runs.snapshot(run_dir, 10), runs.snapshot(run_dir, 15))
     for step in (15, 20, 25, STEPS):
         state = state_of(run_dir, step)

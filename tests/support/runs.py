@@ -243,7 +243,7 @@ def tensors(folder: Path) -> dict:
 
 
 def assert_same_bits(one: Path, other: Path) -> None:
-    """Two snapshots hold the same tensors, bit by bit."""
+    """Two snapshots hold the same tensors, bit for bit."""
     first, second = tensors(one), tensors(other)
     assert first.keys() == second.keys()
     differing = [name for name in first if not first[name].equal(second[name])]

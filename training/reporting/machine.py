@@ -150,7 +150,7 @@ def machine_hints(accelerator: Accelerator, run: RunConfig) -> list[str]:
     if torch.__version__.split("+")[0] != TESTED_TORCH:
         hints.append(
             f"torch {torch.__version__} is installed; the tested version is {TESTED_TORCH} "
-            "(requirements.txt). A run resumes bit by bit only within one version."
+            "(requirements.txt). A run resumes bit for bit only within one version."
         )
     if accelerator.device.type == "cuda" and (gpus := idle_gpus()) is not None:
         here, machines = processes_here(), accelerator.num_processes // processes_here()

@@ -61,8 +61,11 @@ def run_command(
     main: Callable[[Config, Session], int],
     load: Callable[[list[str]], Config] = load_config,
     session_of: Callable[[Config, RunLock], Session] = Session,
+    about: str = "",
 ) -> NoReturn:
     """Run `main` with the configuration of the command line, and end the process.
+
+    `about` is what `--help` says before the help of train.py.
 
     Exit codes: see `training.exits`. `accelerate launch` turns every code but 0 into 1, so the
     first process of each machine also leaves it in the run's directory.
@@ -70,7 +73,7 @@ def run_command(
     make_output_lossy()
     arguments = sys.argv[1:]
     if any(argument in ("-h", "--help") for argument in arguments):
-        print(help_text())
+        print(about + help_text())
         sys.exit(0)
     lock, session = RunLock(), None
     launcher()  # while it is alive

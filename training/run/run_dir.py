@@ -308,7 +308,7 @@ def _acquired(lock: FileLock, run_dir: Path) -> bool:
     try:
         return acquire(lock, NOTICE_SECONDS)
     except Timeout:
-        say_error(f"waiting for another process to end, which uses {run_dir}")
+        say_error(f"{run_dir} is in use by another process: waiting up to {WAIT_SECONDS:.0f} s")
         return acquire(lock, WAIT_SECONDS - NOTICE_SECONDS)
 
 

@@ -1,7 +1,7 @@
 """The job scripts in slurm/, on a real Slurm: what they start, and what brings a job back.
 
 What the scripts do is tried with a launcher that only says how it was started and ends as told.
-That the run behind them goes on bit by bit is tried with training, one process on each of two
+That the run behind them goes on bit for bit is tried with training, one process on each of two
 machines.
 """
 

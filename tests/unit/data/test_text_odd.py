@@ -134,6 +134,7 @@ CONTENTS = {
     "txt": (gzip.compress(TEXT.encode()), "gzip", "gzip -dc < {file}"),
     "bz2.txt": (bz2.compress(TEXT.encode()), "bzip2", "bzip2 -dc < {file}"),
     "xz.txt": (lzma.compress(TEXT.encode()), "xz", "xz -dc < {file}"),
+    "docx": (archive("zip"), "a document", "pandoc -t plain -o text.txt {file}"),
     "pdf": (b"%PDF-1.7\n%\xe2\xe3", "a PDF", "pdftotext {file}"),
     "arrow": (b"ARROW1" + bytes(99), "an Arrow table", "to Parquet"),
     "md": (b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer", "git lfs pull"),

@@ -1,4 +1,4 @@
-"""Frozen weights in 16 bits: losses and gradients are those of float32 weights, bit by bit."""
+"""Frozen weights in 16 bits: losses and gradients are those of float32 weights, bit for bit."""
 
 from __future__ import annotations
 
