@@ -224,7 +224,7 @@ class MetricsFile:
         try:
             # "a" creates the file again where somebody removed it, and continues a truncated one.
             with open(self.path, "ab") as opened:
-                if opened.tell() > self.size:
+                if self.waiting and opened.tell() > self.size:
                     opened.truncate(self.size)  # half a line, where the last write failed
                 self.size = min(self.size, opened.tell())
                 opened.write(self.waiting)

@@ -27,7 +27,7 @@ from training.distributed.agreement import equal_on_all
 from training.distributed.environment import seconds_since_start
 from training.exits import TrainingStopped
 from training.reporting.console import Console
-from training.reporting.metrics import MetricsFile
+from training.reporting.metrics import MetricsFile, has_step
 from training.reporting.timing import PhaseClock, Watchdog
 
 OWN_NAMES = re.compile(r"event|epoch|tokens_per_second|mfu|skipped|hub_\w+|blocks_of_source_\d+")
@@ -179,6 +179,17 @@ class Report:
         """
         self.reduce(accelerator)
         self._write_reduced(accelerator)
+
+    def take_over_metrics(self, path: Path, begin: int) -> None:
+        """Continue metrics.jsonl in the place of another process, which is lost or may be.
+
+        The attempt began after step `begin`. Raises TrainingStopped where lines are missing that
+        only the other process had.
+        """
+        written = self.console.step - len(self.reduced) - len(self.collected)
+        if written > begin and not has_step(path, written):
+            raise TrainingStopped(f"{path} has no lines of step {written}.")
+        self.metrics = MetricsFile(path, written)
 
     def write_alone(self, accelerator: Accelerator, loss: float) -> None:
         """Write the lines when another process is lost; `loss` is that of the newest step.

@@ -171,14 +171,20 @@ class SnapshotWriter:
             stopped = TrainingStopped(f"{failure} {remedy}") if failure else None
             raise_if_any_failed(accelerator, stopped)
 
+    def is_rescue_taken(self) -> bool:
+        """Whether another process rescues the run on this disk; if not, this one has to."""
+        try:
+            (self._root / f"{TEMPORARY_PREFIX}rescue").mkdir()
+        except OSError:
+            return True
+        return False
+
     def rescue(self, state: RunState) -> None:
         """Begin a snapshot of what this process has, without the others: one of them is gone.
 
-        Only where every process has the whole state may this be called. The first that calls it on
-        a disk writes, in a thread that `end` waits for.
+        Only where every process has the whole state may this be called, and on each disk only by
+        the first to find that `is_rescue_taken` is false. A thread writes, which `end` waits for.
         """
-        if self._is_taken(self._root / f"{TEMPORARY_PREFIX}rescue-{state.step}"):
-            return
         if self._accelerator.scaler is not None:
             state.loss_scaler = self._accelerator.scaler.state_dict()
         state.skipped_steps = self._report.skipped
@@ -206,14 +212,6 @@ class SnapshotWriter:
 
         self._thread = Thread(target=write, name="snapshot")
         self._thread.start()
-
-    def _is_taken(self, folder: Path) -> bool:
-        """Whether another process rescues the run on this disk: its newest state is the same."""
-        try:
-            folder.mkdir()
-        except OSError:
-            return True
-        return False
 
     def finish(self) -> None:
         """Wait until an update may change what the pending snapshot holds. All call this.

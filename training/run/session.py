@@ -20,7 +20,7 @@ from accelerate.data_loader import DataLoaderShard
 from accelerate.optimizer import AcceleratedOptimizer
 from torch import Tensor, nn
 
-from config.schema import Config
+from config.schema import Config, ConfigError
 from data.corpus import Corpus
 from data.streaming.streamed import StreamedText
 from model.family import LanguageModel
@@ -28,7 +28,7 @@ from snapshot.disk.files import snapshots_in
 from snapshot.disk.pruning import remove_leftovers
 from snapshot.disk.shards import snapshot_bytes
 from snapshot.disk.state import ONE, SEVERAL, RunState
-from snapshot.start import Start
+from snapshot.start import METRICS, Start
 from store.events import read_events
 from store.goodput import END, UPDATE, UPLOAD, Reading, interruptions_in
 from store.ownership import AGAIN, DONE, PERSON
@@ -480,14 +480,19 @@ class Session:
     def rescue(self) -> None:
         """Begin a snapshot of the newest step, after the loss of another process.
 
-        What no process has alone is not saved: a sharded model, half an update, numbers that are
-        not finite.
+        The first process of a disk that calls this writes the lines of metrics, too: the one that
+        has written them until now may be gone. What no process has alone is not saved: a sharded
+        model, half an update, numbers that are not finite.
         """
-        if self._writer is None or not self._can_rescue or self._updating:
+        writer = self._writer
+        if writer is None or not self._can_rescue or self._updating or writer.is_rescue_taken():
             return
-        with suppress(TrainingStopped):
+        with suppress(TrainingStopped, ConfigError, OSError):  # resume from the last snapshot then
+            if self.report.metrics is None:
+                begin = 0 if self.start.state is None else self.start.state.step
+                self.report.take_over_metrics(Path(self.config.run.dir) / METRICS, begin)
             self.report.write_alone(self.accelerator, self._agreed_loss)
-            self._writer.rescue(self.state)
+            writer.rescue(self.state)
 
     def release(self, end: str, seconds: float = RELEASE_SECONDS) -> None:
         """Say in the store that this attempt no longer owns the run, if it does, within seconds."""
