@@ -132,11 +132,11 @@ def choose_start(
         state = _newest_state(root, store)
         again = is_restart(state)
         if state is None or not again:
-            return _start_over(run_dir, store, again)
+            return from_scratch(run_dir, store, again)
         try:
             own = _own_newest(root, store, fetch)
         except SnapshotError:  # no snapshot is whole, so a resume would also start from scratch
-            return _start_over(run_dir, store)
+            return from_scratch(run_dir, store)
         start = replace(own, warnings=(RESUMES_INSTEAD.format(run_dir=run_dir), *own.warnings))
     else:
         start = _own_newest(root, store, fetch)
@@ -161,8 +161,8 @@ def _newest_state(root: Path, store: RunStore | None) -> RunState | None:
     return None if store is None or local else newest_state(store)
 
 
-def _start_over(run_dir: Path, store: RunStore | None, again: bool = False) -> Start:
-    """A start from scratch, for which a run in the directory is moved aside.
+def from_scratch(run_dir: Path, store: RunStore | None, again: bool = False) -> Start:
+    """A start from scratch, for which a run in the directory is to be moved aside.
 
     It stays if this command starts `again` what it began itself and has no snapshot of.
     Raises SnapshotError if the run's own repo holds a run.

@@ -48,6 +48,7 @@ from training.distributed.environment import is_one_machine
 from training.reporting.events import Events
 from training.reporting.metrics import has_step, place_after
 from training.run.run_dir import RunLock, attempts_in, not_writable, record_attempt
+from training.run.start import is_restart
 
 PART_BYTES = 32 << 20
 """Bytes of one message."""
@@ -72,10 +73,11 @@ NONE = (None, Newest())
 def share_newest(accelerator: Accelerator, config: Config, lock: RunLock) -> None:
     """Send the newest whole snapshot of any machine, and its run's metrics, to all that lack them.
 
-    Every process must call this. A machine that shares the main process's disk lacks nothing.
-    Raises SnapshotError where machines hold different runs, or one cannot write the files.
+    Every process must call this. A machine that shares the main process's disk lacks nothing, and
+    a start over (`snapshot.resume=never`) needs nothing. Raises SnapshotError where machines hold
+    different runs, or one cannot write the files.
     """
-    if is_one_machine() or config.snapshot.resume == "never":  # which says to use none
+    if is_one_machine() or _starts_over(accelerator, config, lock):
         return
     run_dir, damaged = Path(config.run.dir), set[Path]()
     root = snapshots_in(run_dir)
@@ -102,6 +104,24 @@ def share_newest(accelerator: Accelerator, config: Config, lock: RunLock) -> Non
     _share_metrics(accelerator, run_dir, newest.step, lock.is_held)
     attempts = json.dumps(sorted(attempts_in(run_dir)))
     _record_attempts(run_dir, json.loads(broadcast_text(accelerator, attempts, giver)), lock)
+
+
+def _starts_over(accelerator: Accelerator, config: Config, lock: RunLock) -> bool:
+    """Whether `snapshot.resume=never` means to use no snapshot. Every process must call this.
+
+    That depends on the main process's newest, as `snapshot.start.choose_start` sees it; without
+    one, the run resumes if any other machine has one that this command began.
+    """
+    if config.snapshot.resume != "never":
+        return False
+
+    def resumes() -> int:
+        root = snapshots_in(Path(config.run.dir))
+        folder = _newest(root, set())[0] if lock.is_held else None
+        return -1 if folder is None else is_restart(read_state(folder), config, lock.code_before)
+
+    answers = [row[0] for row in _gathered(accelerator, (run_on_all(accelerator, resumes),))]
+    return 1 not in (answers if answers[0] < 0 else answers[:1])
 
 
 def share_records(accelerator: Accelerator, config: Config, lock: RunLock) -> None:

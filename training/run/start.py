@@ -41,6 +41,7 @@ from snapshot.start import (
     check_model_repo,
     choose_start,
     folder_for_step,
+    from_scratch,
     move_aside,
 )
 from store.events import read_events
@@ -167,15 +168,25 @@ def take_start(
 def start_over(accelerator: Accelerator, config: Config, lock: RunLock, start: Start) -> Start:
     """Move aside what `snapshot.resume=never` starts over, when nothing else is wrong.
 
-    Every process must call this. Raises SnapshotError if it cannot be moved.
+    Each machine with a disk of its own does. Every process must call this. Raises SnapshotError if
+    it cannot be moved.
     """
+    run_dir = Path(config.run.dir)
+    here = torch.tensor([int(start.moves_aside)], device=accelerator.device)
+    main_moves = bool(accelerator.gather(here).any())
 
     def over() -> Start:
-        moved = move_aside(start, Path(config.run.dir))
-        _hold(lock, config)
+        mine, is_new = start, config.snapshot.resume == "never" and start.folder is None
+        if is_new and lock.is_held and not accelerator.is_main_process:
+            # This disk may have another run than the main process's, or a part of that one.
+            again = not main_moves and is_restart(None, config, lock.code_before)
+            mine = from_scratch(run_dir, None, again)
+        moved = move_aside(mine, run_dir)
+        if lock.is_held:
+            _hold(lock, config)
         return moved
 
-    return run_on_main(accelerator, over) or start
+    return run_on_all(accelerator, over)
 
 
 def _agree(accelerator: Accelerator, config: Config, choose: Callable[[], Start]) -> Start:

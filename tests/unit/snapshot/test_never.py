@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -189,6 +191,74 @@ def test_of_a_run_behind_a_link_the_target_is_moved(tmp_path):
     RunLock().acquire(link)
     assert link.is_symlink()
     assert list((tmp_path / "disk" / "target" / "snapshots").iterdir()) == []
+
+
+OTHER = SimpleNamespace(**vars(runs.ALONE) | {"is_main_process": False, "process_index": 1})
+"""The first process of another machine."""
+
+
+@pytest.mark.parametrize("has_snapshot", [True, False])
+def test_a_machine_with_a_disk_of_its_own_moves_its_run_aside_as_well(tmp_path, has_snapshot):
+    config = config_of(tmp_path / "run", "snapshot.every=4")
+    if has_snapshot:
+        ended(config, 7, 0)
+    else:  # under DDP only the main process writes them
+        without_snapshot(tmp_path / "run", config, 7)
+    old = sorted(path.name for path in (tmp_path / "run").iterdir())
+    lock = RunLock()
+    lock.acquire_on_other_machine(tmp_path / "run")
+    start.start_over(OTHER, config, lock, Start(None, None, ""))
+    assert set(old) - {"exit_code"} <= {path.name for path in (tmp_path / "run.old-1").iterdir()}
+    assert lock.is_in(tmp_path / "run")
+    assert list((tmp_path / "run" / "snapshots").iterdir()) == []
+
+
+def test_a_machine_with_the_main_process_disk_moves_nothing(tmp_path):
+    config = config_of(tmp_path / "run")
+    ended(config, 7, 0)
+    start.start_over(OTHER, config, RunLock(), Start(None, None, ""))
+    assert not (tmp_path / "run.old-1").exists()
+
+
+@pytest.mark.slow  # three starts of two launchers, 40 s
+def test_two_machines_start_over_once(small, tmp_path):
+    """Two launchers, a process and a disk each. The one without snapshots gets them at a resume."""
+    disks = [tmp_path / "first" / "run", tmp_path / "second" / "run"]
+
+    @contextlib.contextmanager
+    def machines(*words: str):
+        launch = runs.launch_command("ddp_multinode.yaml")
+        port = next(word for word in launch if word.startswith("--main_process_port"))
+        with contextlib.ExitStack() as stack:
+            started = []
+            for rank, disk in enumerate(disks):
+                file = runs.rehearsal(
+                    "ddp_cpu.yaml", tmp_path, 2, num_machines=2, machine_rank=rank
+                )
+                file = file.rename(tmp_path / f"rank-{rank}.yaml")
+                options = ("--main_process_ip=127.0.0.1", "--same_network", port)
+                command = runs.launch_command(
+                    file, *small, *words, f"run.dir={disk}", options=options
+                )
+                into = tmp_path / f"said-{rank}"
+                started.append(stack.enter_context(runs.started(command, into=into)))
+            yield started
+
+    never = ["snapshot.resume=never", "train.max_steps=1000", "train.eval_every=1000"]
+    with machines() as both:
+        assert [one.wait(timeout=runs.DEADLINE_SECONDS) for one in both] == [0, 0]
+    with machines(*never) as both:
+        runs.wait_until(lambda: (disks[0].parent / "run.old-1").exists(), both[0])
+        runs.wait_until(lambda: runs.newest_step(disks[0]) > 20, both[0])
+    for disk in disks:
+        assert len(runs.losses(disk.parent / "run.old-1")) == 30
+    with machines(*never) as both:
+        resumed = "To start over instead"
+        runs.wait_until(lambda: resumed in (tmp_path / "said-0").read_text(), both[0])
+        reached = runs.newest_step(disks[0])
+        runs.wait_until(lambda: runs.newest_step(disks[0]) > reached, both[0])
+    assert [len(list(disk.parent.iterdir())) for disk in disks] == [2, 2]
+    assert list((disks[1] / "snapshots").glob("step-*"))
 
 
 def test_what_holds_more_than_a_run_is_not_moved(tmp_path, monkeypatch):
