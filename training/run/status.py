@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import re
 import time
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from filelock import Timeout
-
 from data.printable import printable
-from data.shared_files import acquire, file_lock
 from snapshot.errors import SnapshotError
 from snapshot.start import METRICS
 from store.errors import HubError
@@ -118,20 +116,28 @@ def of_folder(run_dir: Path) -> Facts:
 
 def _state_of(run_dir: Path) -> str:
     """Whether a process has the directory's lock, else how the last one ended."""
-    lock = file_lock(run_dir / LOCK)
+    left = "and the last one left no exit code"
     try:
-        if (run_dir / LOCK).exists():
-            acquire(lock, 0)
-    except Timeout:
-        return "training"
-    except OSError:
-        pass  # a read-only disk
-    else:
-        lock.release()
+        if _is_locked(run_dir / LOCK):
+            return "training"
+        unknown = f"silent: no process of this machine trains here, {left}"
+    except OSError as error:
+        unknown = f"unknown: {run_dir / LOCK} cannot be read ({error.strerror}), {left}"
     code = exit_code_in(run_dir / EXIT_CODE)
     if code is None:
-        return "silent: no process of this machine trains here, and the last one left no exit code"
+        return unknown
     return f"{CODES.get(code, 'ended')} (exit code {code})"
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a process of this machine has a lock. Raises OSError where that cannot be told."""
+    try:
+        # Not by filelock, which opens the file for writing: the run may be another user's.
+        with open(path, "rb") as opened:
+            fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (FileNotFoundError, BlockingIOError) as error:
+        return isinstance(error, BlockingIOError)
+    return False
 
 
 def _seen(text: str, now: float) -> str:

@@ -14,6 +14,7 @@ import pytest
 import hubs
 import runs
 import stores
+from disks import as_anybody
 from loopback_hub import LoopbackHub
 from many_snapshots import copied
 from snapshot.__main__ import main
@@ -26,6 +27,8 @@ from store.repo import Hub
 from store.standby import Hold
 from store.store import Card, Policy, UploadTarget
 from store.uploader import Uploader
+from training.reporting.metrics import as_line
+from training.run.run_dir import RunLock
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Use 'content=:DeprecationWarning"  # huggingface_hub 2.4 calls httpx2 so
@@ -182,6 +185,24 @@ def test_the_status_of_a_run_s_folder(finished_run, capsys):
     said = capsys.readouterr().out
     assert "step      30 is the newest" in said
     assert "state     ended: all steps are done (exit code 0)" in said
+
+
+@pytest.mark.parametrize(
+    ("mode", "state"), [(0o444, "training"), (0o000, "unknown: RUN/.lock cannot be read (Perm")]
+)
+def test_the_status_of_another_user_s_run(tmp_path, capsys, mode, state):
+    run_dir, lock = tmp_path / "run", RunLock()
+    lock.acquire(run_dir)
+    (run_dir / "metrics.jsonl").write_bytes(as_line({"event": "train", "step": 1, "loss": 1.0}))
+    (run_dir / ".lock").chmod(mode)
+    with as_anybody():
+        assert main(["status", str(run_dir)]) == 0
+    assert f"state     {state.replace('RUN', str(run_dir))}" in capsys.readouterr().out
+    (run_dir / ".lock").chmod(0o444)
+    lock.release()
+    with as_anybody():
+        assert main(["status", str(run_dir)]) == 0
+    assert "state     silent: no process of this machine trains here" in capsys.readouterr().out
 
 
 def test_an_owner_that_comes_back_is_fenced(url, snapshot_of):
