@@ -127,9 +127,10 @@ def hand_over(
     """
     if uploads is None or snapshot is None or uploads.status().off:
         return
-    curves = Path(config.run.dir) / "curves.png"
+    picture = None
+    with suppress(OSError):  # not drawn yet, or not readable: a snapshot matters more
+        picture = (Path(config.run.dir) / "curves.png").read_bytes()
     try:
-        picture = curves.read_bytes() if curves.exists() else None
         state, proof = read_state(snapshot), read_proof(config.run.dir)
         if best_loss is not None:
             state.update_best_loss(best_loss)

@@ -6,12 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 
+import runs
+from config.compose import load_config
 from config.schema import HubConfig
 from data.columns import TextColumn
 from data.errors import DataError
 from data.reading.hub import hub_pieces
 from store.uploader import UploadFailure, UploadStatus
-from training.run.uploading import finish_uploads
+from training.reporting.console import Console
+from training.run.uploading import finish_uploads, hand_over
 
 HTTP_503 = UploadFailure("the Hub answers HTTP 503: maintenance", "HTTP 503")
 HELD = UploadFailure("another attempt has uploaded it", "another attempt uploads", is_held=True)
@@ -82,6 +85,22 @@ def said_at_the_end(tmp_path, status: UploadStatus) -> str:
 def test_what_is_known_of_the_hub_is_said_and_no_more(tmp_path, status, words, at_the_end):
     assert status.as_words() == words
     assert at_the_end in said_at_the_end(tmp_path, status)
+
+
+def test_curves_that_cannot_be_read_cost_only_the_picture(finished_run, tmp_path):
+    (tmp_path / "curves.png").mkdir()
+    offered = []
+    uploads = SimpleNamespace(
+        status=lambda: UploadStatus(None, None, None, off=False),
+        owner=lambda is_last: None,
+        offer=lambda *of: offered.append(of),
+    )
+    config = load_config([f"run.dir={tmp_path}", "hub.repo_id=me/run"])
+    folder = runs.snapshot(finished_run, 30)
+    hand_over(Console(True, 30, 30), uploads, config, folder)
+    ((snapshot, card, *_),) = offered
+    assert (snapshot, card.curves) == (folder, None)
+    assert "curves.png" not in card.text
 
 
 def test_a_data_set_that_may_not_be_seen_names_the_login(monkeypatch, tmp_path):
