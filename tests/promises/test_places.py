@@ -7,15 +7,18 @@ import shutil
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 import hubs
 import runs
+from config.compose import load_config
 from data.public_names import public_config, public_name, public_resume
 from snapshot.config_values import changed_values
 from snapshot.disk.state import read_state
 from snapshot.named_model import find_model
 from store.events import read_events
 from training.reporting.events import Events
+from training.run.records import _places
 from training.run.same_run import refuse_other_run
 
 SECRET = "Zebra Clinic"
@@ -137,3 +140,31 @@ def test_events_name_no_folder_with_a_space(tmp_path):
         "metrics.jsonl cannot be written, nor other x",
         "my.txt is gone; see hub.md",
     ]
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "shown"),
+    [
+        ("hub.url", "file://PLACE/my run has no room left: 'PLACE/my run/.part'", "my run has no "),
+        ("snapshot.resume", "file://PLACE/my run cannot be reached", "my run cannot be reached"),
+        ("data.source", "PLACE/my run is gone", "my run is gone"),
+        ("HF_HOME", "Permission denied: 'PLACE/my run/models--me'", "denied: 'models--me'"),
+        ("HF_HUB_CACHE", "Permission denied: 'PLACE/my run/models--me'", "denied: 'models--me'"),
+        ("HF_XET_CACHE", "no room in PLACE/my run/x", "no room in x"),
+        ("HF_TOKEN_PATH", "PLACE/my run cannot be read", "my run cannot be read"),
+    ],
+)
+def test_events_name_no_folder_of_a_store_or_of_the_hub_client(
+    tmp_path, monkeypatch, key, text, shown
+):
+    place = tmp_path / SECRET
+    words = [f"run.dir={tmp_path / 'run'}"]
+    if key.startswith("HF_"):
+        monkeypatch.setattr(constants, key, str(place / "my run"))
+    else:
+        words.append(f'{key}="file://{place}/my run"')
+    events = Events(tmp_path / "events.jsonl", "0" * 32, _places(load_config(words)))
+    events.add("warning", 1, text.replace("PLACE", str(place)))
+    (event,) = read_events(events.path)
+    assert shown in event["text"]
+    assert not any(word in event["text"] for word in SECRET.split())

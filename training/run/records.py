@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
+from huggingface_hub import constants
+
 from config.schema import Config, ConfigError
 from config.stored import as_plain
 from data.public_names import public_name
@@ -68,8 +70,11 @@ def _places(config: Config) -> list[str]:
     """Paths of this machine that messages may hold."""
     named = [config.data.source, *(part.source for part in config.data.mix)]
     named += [config.data.tokenizer or "", config.model.pretrained or ""]
-    named += [config.model.architecture or "", config.snapshot.resume]
-    paths = [one for one in named if public_name(one) != one and "://" not in one]
+    named += [config.model.architecture or "", config.snapshot.resume, config.hub.url or ""]
+    local = [one.removeprefix("file://") for one in named]
+    paths = [one for one in local if public_name(one) != one and "://" not in one]
+    paths += [constants.HF_HOME, constants.HF_HUB_CACHE, constants.HF_XET_CACHE]
+    paths.append(constants.HF_TOKEN_PATH)
     with suppress(OSError, RuntimeError):  # a user without a home, no usable temporary folder
         paths += [gettempdir(), str(Path.home())]
     return [config.run.dir, config.data.cache_dir, *paths, str(Path.cwd() / "file")]
