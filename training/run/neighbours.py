@@ -98,7 +98,9 @@ def share_newest(accelerator: Accelerator, config: Config, lock: RunLock) -> Non
             break
         if (files := _files_of(accelerator, giver, folder, damaged)) is not None:
             parts = _sent(accelerator, giver, folder, files)
-            write = partial(_write_snapshot, root, newest.step, config.snapshot.keep, parts)
+            # The main process prunes later, when it knows what uploads and best.json need.
+            keep = None if accelerator.is_main_process else config.snapshot.keep
+            write = partial(_write_snapshot, root, newest.step, keep, parts)
             _received(accelerator, run_dir, parts, write, lacks)
             break
     _share_metrics(accelerator, run_dir, newest.step, lock.is_held)
@@ -229,8 +231,13 @@ def _received(
     run_on_all(accelerator, take)
 
 
-def _write_snapshot(root: Path, step: int, keep: int, parts: Iterator[tuple[str, bytes]]) -> None:
-    """Write a snapshot that is whole, or none. Raises SnapshotError and OSError."""
+def _write_snapshot(
+    root: Path, step: int, keep: int | None, parts: Iterator[tuple[str, bytes]]
+) -> None:
+    """Write a snapshot that is whole, or none, and `keep` the newest of all that are there.
+
+    Raises SnapshotError and OSError.
+    """
     with atomic_folder(root, folder_name(step), make_way) as building:
         for name, content in parts:
             if name != MANIFEST and FILE_NAME.fullmatch(name) is None:
@@ -240,7 +247,8 @@ def _write_snapshot(root: Path, step: int, keep: int, parts: Iterator[tuple[str,
             with open(building / name, "ab") as opened:
                 opened.write(content)
         verify(building)
-    prune(root, keep, step)
+    if keep is not None:
+        prune(root, keep, step)
 
 
 def _share_metrics(accelerator: Accelerator, run_dir: Path, step: int, takes: bool) -> None:
