@@ -11,7 +11,7 @@ EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 WRITING_SECONDS = 25
 """Seconds for a snapshot that began before an error; the launcher waits a little longer."""
-RESUME = "The same command resumes from the newest snapshot."
+RESUME = "The same command resumes from the newest snapshot; without one it starts at step 1."
 
 
 class TrainingStopped(Exception):
