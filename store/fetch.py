@@ -16,6 +16,7 @@ from snapshot.disk.checking import check_model, check_snapshot
 from snapshot.disk.files import (
     LARGEST_JSON_BYTES,
     MANIFEST,
+    SYSTEM_FILES,
     check_file,
     entries_in,
     folder_name,
@@ -77,8 +78,8 @@ class RepoContents:
             )
         if foreign := self.hub.foreign_file(self.files):
             return (
-                f"{self.hub.key} holds {foreign}, which no run of this project uploaded. Name "
-                "one that is new or empty."
+                f"{self.hub.key} holds {foreign}, which no run of this project uploaded. Move "
+                "it away, or name one that is new or empty."
             )
         return None
 
@@ -235,7 +236,7 @@ def _download(
     listed = {
         path.removeprefix(inside): file
         for path, file in repo.files.items()
-        if path.startswith(inside)
+        if path.startswith(inside) and SYSTEM_FILES.fullmatch(path.removeprefix(inside)) is None
     }
     manifest = listed.pop(MANIFEST, None)
     if manifest is None or manifest.size > LARGEST_MANIFEST_BYTES:

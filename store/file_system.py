@@ -11,8 +11,10 @@ import hashlib
 import json
 import os
 import re
+import stat
 import threading
 import time
+import uuid
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
@@ -25,6 +27,7 @@ from tqdm import tqdm
 
 from data.printable import redact_urls
 from snapshot.errors import SnapshotError
+from store.disk import files_below, give_name, make_folders
 from store.errors import (
     HubError,
     HubMissing,
@@ -43,8 +46,6 @@ BLOCK_BYTES = 8 << 20
 """What one request of a long transfer carries. It must be done within the timeout."""
 MOST_BLOCKS = 9_000
 """S3 takes 10,000 parts of a file."""
-NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-"""Errors of a disk that has no hard links."""
 NO_CREDENTIALS = re.compile("Credential|ClientAuthentication|ProfileNotFound|TokenRetrieval")
 """In the names of errors of the libraries for S3, GCS and Azure."""
 PRECONDITION = re.compile("PreconditionFailed|pre-?conditions|HTTP Status code: 412", re.IGNORECASE)
@@ -111,12 +112,23 @@ class FileSystem(Files):
 
     def head(self, revision: str = BRANCH) -> tuple[str, bool]:
         """An empty text, because there are no commits; who can see it, only its owner knows."""
-        if self._is_local and not self._ask(partial(self._fs.isdir, self._root)):
-            raise HubMissing(f"there is no folder {self._root}")
+        if self._is_local:
+            try:
+                is_folder = stat.S_ISDIR(self._ask(partial(os.stat, self._root)).st_mode)
+            except HubNoFile:
+                is_folder = False
+            if not is_folder:
+                raise self._no_folder()
         return "", True
 
     def files(self, commit: str = "") -> dict[str, RemoteFile]:
         """The present files by path."""
+        if self._is_local:
+            try:
+                sizes = self._ask(partial(files_below, Path(self._root)))
+            except HubNoFile as error:
+                raise self._no_folder() from error
+            return {path: RemoteFile(size) for path, size in sorted(sizes.items())}
         self._fs.invalidate_cache()
         try:
             found = self._ask(partial(self._fs.find, self._root, detail=True))
@@ -170,6 +182,11 @@ class FileSystem(Files):
         size = sum(file.size for file in sent.values())
         return sent, Transfer(size, time.monotonic() - started)
 
+    def put(self, files: Mapping[str, bytes]) -> None:
+        """Write small files, which may exist. This machine's disk is not needed."""
+        for path, content in files.items():
+            self._write(path, BytesIO(content), replaces=True)
+
     def delete(self, paths: Collection[str]) -> None:
         """Delete files, and on a disk the folders that are empty then."""
         for path in paths:
@@ -200,6 +217,11 @@ class FileSystem(Files):
         except HubExists:
             return False
         return True
+
+    def _no_folder(self) -> HubMissing:
+        return HubMissing(
+            f"there is no folder {self._root}. Mount that disk, or check {self.key}.", "no folder"
+        )
 
     def _at(self, path: str) -> str:
         return f"{self._root}/{path}"
@@ -255,27 +277,33 @@ class FileSystem(Files):
 
     def _write_to_disk(self, path: str, source: BinaryIO, replaces: bool) -> RemoteFile:
         """A file appears under its name when all of it is on the disk."""
+        self.head()  # an unmounted disk is an error, and never a new folder
         target, digest, size = Path(self._at(path)), hashlib.sha256(), 0
-        is_claim = "/" not in path  # which has no folder for a part, and is small
-        # An attempt writes its signs of life from another thread than the rest.
-        partial_name = f"{PARTIAL}-alive" if target.name == ALIVE else PARTIAL
-        beside = "/".join((*path.split("/")[:2], partial_name))
-        part = target if is_claim else Path(self._at(beside))
-        self._ask(partial(target.parent.mkdir, parents=True, exist_ok=True))
-        if not is_claim:
+        is_claim = "/" not in path
+        if is_claim:  # several attempts may write it at once
+            part = target.with_name(f"{PARTIAL}-{uuid.uuid4().hex[:8]}")
+        else:
+            # An attempt writes its signs of life from another thread than the rest.
+            partial_name = f"{PARTIAL}-alive" if target.name == ALIVE else PARTIAL
+            part = Path(self._at("/".join((*path.split("/")[:2], partial_name))))
+            self._ask(partial(make_folders, Path(self._root), target.parent))
             self._ask(partial(part.unlink, missing_ok=True))
-        mode = "wb" if is_claim and replaces else "xb"
-        opened = cast(BinaryIO, self._ask(partial(open, part, mode)))
         try:
-            while block := source.read(BLOCK_BYTES):
-                digest.update(block)
-                size += self._ask(partial(opened.write, block))
-            self._ask(opened.flush)
-            self._ask(partial(os.fsync, opened.fileno()))
-        finally:
-            self._ask(opened.close)
-        if not is_claim:
-            self._ask(partial(_give_name, part, target, replaces))
+            opened = cast(BinaryIO, self._ask(partial(open, part, "xb")))
+            try:
+                while block := source.read(BLOCK_BYTES):
+                    digest.update(block)
+                    size += self._ask(partial(opened.write, block))
+                self._ask(opened.flush)
+                self._ask(partial(os.fsync, opened.fileno()))
+            finally:
+                self._ask(opened.close)
+            self._ask(partial(give_name, part, target, replaces, is_claim))
+        except BaseException:
+            if is_claim:  # other parts are written again under the same name
+                with suppress(HubError):
+                    self._ask(partial(part.unlink, missing_ok=True))
+            raise
         return RemoteFile(size, digest.hexdigest())
 
     def _ask(self, request: Callable[[], Answer]) -> Answer:
@@ -339,18 +367,3 @@ def _file_system(protocol: str, name: str) -> Any:
     except ImportError as error:
         package = known_implementations[protocol]["class"].partition(".")[0]
         raise SnapshotError(f"{name} needs a package: pip install {package}") from error
-
-
-def _give_name(part: Path, target: Path, replaces: bool) -> None:
-    """Rename a file. Raises FileExistsError if there is one, unless it `replaces` that."""
-    if not replaces:
-        try:
-            os.link(part, target)
-            part.unlink()
-            return
-        except OSError as error:
-            if error.errno not in NO_LINKS:
-                raise
-            if target.exists():
-                raise FileExistsError(errno.EEXIST, "File exists", str(target)) from None
-    part.replace(target)

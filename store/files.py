@@ -21,6 +21,7 @@ from tempfile import TemporaryDirectory
 from snapshot.disk.files import (
     LARGEST_STEP,
     MANIFEST,
+    SYSTEM_FILES,
     manifest_entries,
     manifest_sha256,
     read_json,
@@ -42,6 +43,8 @@ RECORDS = re.compile(
     r"\.partial(?:-alive)?)"
 )
 OWNER = "owner.json"
+CLAIM_PART = re.compile(r"\.partial-[0-9a-f]{8}")
+"""On a disk, a claim that an attempt was killed while writing."""
 CLAIM = re.compile(r"owner-([0-9]{8})(?:-[0-9a-f]{8})?\.json")
 """The claim of an attempt that owns the run; of the numbers, the highest counts."""
 LARGEST_JSON_BYTES = 4 << 20
@@ -66,6 +69,16 @@ class Files(Store):
 
         Only `replaced` paths may exist. It may be applied in part.
         """
+
+    def put(self, files: Mapping[str, bytes]) -> None:
+        """Write small files, which may exist."""
+        with TemporaryDirectory() as folder:
+            paths = {}
+            for path, content in files.items():
+                paths[path] = Path(folder) / path
+                paths[path].parent.mkdir(parents=True, exist_ok=True)
+                paths[path].write_bytes(content)
+            self.send(paths, replaced=files.keys())
 
     @abstractmethod
     def delete(self, paths: Collection[str]) -> None:
@@ -94,9 +107,13 @@ class Files(Store):
         return [folder for folder in found if latest is None or run_of(folder) == latest.run_id]
 
     def foreign_file(self, files: Iterable[str]) -> str | None:
-        """A file that no run uploaded."""
-        others = (path for path in sorted(files) if path != OWNER and not CLAIM.fullmatch(path))
-        return next((p for p in others if not (FOLDER.fullmatch(p) or RECORDS.fullmatch(p))), None)
+        """A file that no run uploaded, and no file manager created."""
+        known = (FOLDER, RECORDS, CLAIM, CLAIM_PART)
+        for path in sorted(files):
+            is_known = path == OWNER or any(pattern.fullmatch(path) for pattern in known)
+            if not (is_known or SYSTEM_FILES.fullmatch(path.rpartition("/")[2])):
+                return path
+        return None
 
     def latest(self, commit: str, files: Mapping[str, RemoteFile]) -> Latest | None:
         """The newest whole snapshot, as `latest.json` of a repo names it.

@@ -5,7 +5,9 @@ What only a bucket of the Hub can do wrong is in test_buckets.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 import shutil
 from dataclasses import replace
@@ -196,6 +198,33 @@ def test_a_store_with_files_of_somebody_else_is_refused(place, tmp_path, path):
     assert late.status().off
     assert place.paths() == [path]
     assert place.read(path) == b"mine"
+
+
+def test_files_of_file_managers_are_ignored_and_stay(place, snapshot_of, tmp_path):
+    upload(uploader(place, run_id := read_state(snapshot_of(3)).run_id), snapshot_of(3))
+    names = (".DS_Store", "Thumbs.db", "._owner.json")
+    folders = ("", f"{run_id}/{FIRST}/", f"{run_id}/{FIRST}/step-00000003/")
+    files = {folder + name for folder in folders for name in names}
+    for path in files:
+        place.put(path, b"desktop")
+    assert started(place, tmp_path / "run").state.step == 3
+    assert files <= set(place.paths())
+
+
+def test_a_store_that_cannot_be_listed_is_not_a_new_one(folder, snapshot_of, tmp_path, monkeypatch):
+    """Also where only the newest attempt cannot: the run would go on from an older step."""
+    upload(uploader(folder), snapshot_of(1))
+    upload(uploader(folder, attempt_id=SECOND, was_read=True), snapshot_of(2))
+    real = os.scandir
+
+    def scandir(path="."):
+        if str(path).endswith(SECOND):
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(HubUnreachable, match="it is unknown whether file:"):
+        started(folder, tmp_path / "run")
 
 
 def test_another_run_needs_a_takeover_and_then_replaces_all(place, snapshot_of, finished_run):
