@@ -16,8 +16,6 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from snapshot.errors import SnapshotError
@@ -45,7 +43,11 @@ class FilesOwnership:
         """A file that was read last: its path, as it was listed, and its content."""
 
     def look(self) -> Owner | None:
-        """The owner: by the highest claim; without one, the attempt with the newest snapshot."""
+        """The owner: by the highest claim; without one, the attempt with the newest snapshot.
+
+        That one counts as well where the claim's attempt has ended before it uploaded that: an
+        attempt without hub.standby makes no claim. Raises HubMissing if there is no store.
+        """
         self._looked_at = time.monotonic()
         listed = self._store.files("")
         claims = claims_in(listed)
@@ -63,8 +65,13 @@ class FilesOwnership:
         if not (IDS.fullmatch(run) and IDS.fullmatch(attempt)):
             # Of an attempt that was killed while it wrote this. Nobody else knows it.
             return Owner("", "unknown", USUAL_SILENCE_SECONDS, turn=self._turn)
-        path = f"{run}/{attempt}/{ALIVE}"
-        alive = self._json(path, listed) if path in listed else {}
+        alive = self._alive(run, attempt, listed)
+        last = alive.get("step")
+        if claims and alive.get("ended") and isinstance(last, int):
+            later = [one for one in whole[:1] if run_of(one) == run and remote_step(one) > last]
+            if later and (other := later[0].split("/")[1]) != attempt:
+                claim, attempt = {}, other
+                alive = self._alive(run, attempt, listed)
         steps = [remote_step(folder) for folder in whole if run_of(folder) == run]
         texts = {name: str(alive.get(name, claim.get(name, ""))) for name in TEXTS}
         known = Owner(
@@ -110,6 +117,11 @@ class FilesOwnership:
         """Write the end to alive.json."""
         self.sign(mine)
 
+    def _alive(self, run: str, attempt: str, listed: Mapping[str, RemoteFile]) -> Any:
+        """The last sign of life of an attempt; empty if it has given none."""
+        path = f"{run}/{attempt}/{ALIVE}"
+        return self._json(path, listed) if path in listed else {}
+
     def _winner(self, paths: list[str], listed: Mapping[str, RemoteFile]) -> str:
         """The claim that counts, of several with one number: one that has given a sign of life."""
         if len(paths) > 1:
@@ -134,13 +146,7 @@ class FilesOwnership:
         return content
 
     def _write(self, files: Mapping[str, Mapping[str, Any]]) -> None:
-        with TemporaryDirectory() as folder:
-            paths = {}
-            for path, content in files.items():
-                paths[path] = Path(folder) / path
-                paths[path].parent.mkdir(parents=True, exist_ok=True)
-                paths[path].write_text(json.dumps(content))
-            self._store.send(paths, replaced=set(files))
+        self._store.put({path: json.dumps(content).encode() for path, content in files.items()})
 
 
 TEXTS = ("machine", "since", "seen", "ended")

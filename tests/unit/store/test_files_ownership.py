@@ -12,7 +12,7 @@ import pytest
 
 from store.files import Files
 from store.files_ownership import FilesOwnership, claim_path
-from store.ownership import DONE, Owner, utc
+from store.ownership import AGAIN, DONE, Owner, utc
 from store.store import RemoteFile, Transfer
 
 RUN, SETTLE = "1" * 32, 0.1
@@ -155,6 +155,30 @@ def test_what_a_sign_of_life_says_is_untrusted(silence):
     found = FilesOwnership(store).look()
     assert found.silence_seconds in (3600, 1)
     assert (found.seen, found.since, found.ended, found.machine) == ("", "", "", "x-y-")
+
+
+@pytest.mark.parametrize(
+    ("step", "ended", "counts"), [(50, AGAIN, True), (50, "", False), (40, AGAIN, False)]
+)
+def test_an_attempt_without_a_claim_counts_once_it_has_uploaded_after_the_owner_s_end(
+    step, ended, counts
+):
+    """A start without hub.standby makes none. What the owner found there is not after its end."""
+    store = Memory()
+    ownership = FilesOwnership(store)
+    ownership.look()
+    owner = ownership.take(attempt("a"))
+    ownership.release(owner.now(40, ended))
+    folder = f"{RUN}/{'b' * 32}"
+    store.content[f"{folder}/step-{step:08d}/manifest.json"] = b"{}"
+    store.content[f"{folder}/alive.json"] = b'{"silence_seconds": 600, "signs": 3}'
+    found = FilesOwnership(store).look()
+    assert (found.attempt_id[0], found.turn) == ("b" if counts else "a", 1)
+    if counts:
+        assert (found.step, found.silence_seconds, found.ended) == (50, 600, "")
+        assert FilesOwnership(store).look().sign == found.sign
+        store.content[f"{folder}/alive.json"] = b'{"silence_seconds": 600, "signs": 4}'
+        assert FilesOwnership(store).look().sign != found.sign
 
 
 def test_signs_and_the_end_of_an_owner_are_in_its_own_folder():
