@@ -142,6 +142,8 @@ class FilesAttempt:
         newest = max(claims_in(listed), default=0)
         if self._turn is None:
             self._turn = newest
+        if newest < self._turn:  # another disk is mounted there, or none
+            raise HubUnreachable(f"{self._store.title} lacks this attempt's claim", "no claim")
         if newest > self._turn:
             steps = map(remote_step, whole_snapshots(listed))
             raise Held(

@@ -115,10 +115,19 @@ class RepoOwnership:
             self._untag()
 
     def _read(self) -> tuple[str, Latest | None, bool]:
-        """The head, its latest.json, and whether it has a card; read again if the head moved."""
+        """The head, its latest.json, and whether it has a card; read again if the head moved.
+
+        Raises HubRefused if it holds other files and no latest.json: nobody may own it then.
+        """
         head, _ = self._hub.head()
         if self._seen is None or self._seen[0] != head:
             files = self._hub.files(head)
+            if LATEST not in files and (found := self._hub.foreign_file(files)):
+                raise HubRefused(
+                    f"{self._hub.key} holds {found} and no {LATEST}, so its owner is unknown. If "
+                    "it is the repo of a run, restore that file from an earlier commit.",
+                    f"no {LATEST}",
+                )
             self._seen = head, self._hub.latest(head, files), CARD in files
         return self._seen
 

@@ -12,8 +12,10 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from data.printable import printable
+from store.errors import HubUnreachable
 from store.fence import Clock
-from store.ownership import DONE, PERSON, Owner, Ownership
+from store.ownership import DONE, PERSON, Owner, Ownership, duration
 
 SIGNS = 4
 """Signs of life that an owner gives within its announced silence: some may be late or fail."""
@@ -24,6 +26,8 @@ JITTER = 0.25
 LONGEST_PAUSE_SECONDS = 300.0
 """Between two looks at a store that cannot be reached."""
 RELEASE_SECONDS = 10.0
+EMPTIED = "the store is empty, and it held this run before"
+"""Its disk is not mounted, or somebody has deleted its files."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,9 @@ class Hold:
         self._asking = threading.Lock()
         self._is_over = False
         self._last_word: threading.Thread | None = None
+        self._failed = 0
+        """How many signs of life in a row have failed."""
+        self._messages: list[str] = []
 
     def begin(self) -> Hold:
         """Begin to give signs of life; returns itself."""
@@ -113,6 +120,12 @@ class Hold:
         """The store has a newer step."""
         with self._changed:
             self.owner = replace(self.owner, step=step)
+
+    def messages(self) -> list[str]:
+        """Sentences for the user since the last call."""
+        with self._changed:
+            messages, self._messages = self._messages, []
+            return messages
 
     def release(self, ended: str, seconds: float = RELEASE_SECONDS) -> None:
         """End the ownership with a last word, and wait at most so long until the store has it.
@@ -150,9 +163,10 @@ class Hold:
             try:
                 with self._asking:
                     is_owner = self._sign()
-                pause = self.owner.silence_seconds / SIGNS
-            except Exception:  # the Hub's, the disk's, a library's: the next sign may succeed
+                self._failed, pause = 0, self.owner.silence_seconds / SIGNS
+            except Exception as error:  # the Hub's, the disk's, a library's: the next may succeed
                 pause = self.owner.silence_seconds / SIGNS / 2
+                self._note_failure(error)
                 continue
             if not is_owner:
                 self.lose()
@@ -160,11 +174,25 @@ class Hold:
     def _sign(self) -> bool:
         """Give a sign of life, if this attempt still owns the run; whether it does."""
         found = self._ownership.look()
-        if found is None or found.attempt_id != self.owner.attempt_id:
+        if found is None:  # nobody took the run: its disk is not mounted, or its files are deleted
+            raise HubUnreachable(EMPTIED)
+        if found.attempt_id != self.owner.attempt_id:
             return False
         if not self._is_over:
             self._ownership.sign(self.owner)
         return True
+
+    def _note_failure(self, error: Exception) -> None:
+        """Report the second failure in a row: one passes often."""
+        self._failed += 1
+        if self._failed == 2:
+            reason = printable(str(error) or type(error).__name__).rstrip(".")
+            with self._changed:
+                self._messages.append(
+                    f"signs of life to standbys fail: {reason}. Training continues; a standby that "
+                    "can read the store takes over after "
+                    f"{duration(self.owner.silence_seconds)} without one."
+                )
 
     def _wait(self, seconds: float) -> bool:
         """Wait; whether the ownership is over."""

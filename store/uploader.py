@@ -201,10 +201,10 @@ class Uploader:
             )
 
     def messages(self) -> list[str]:
-        """Sentences for the user since the last call."""
+        """Sentences for the user since the last call, also about signs of life."""
         with self._changed:
             messages, self._messages = self._messages, []
-            return messages
+        return messages if self._hold is None else [*messages, *self._hold.messages()]
 
     def sent(self) -> Transfer:
         """What the uploads have sent that ended since the last call."""

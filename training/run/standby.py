@@ -31,6 +31,7 @@ from store.errors import (
 from store.kinds import ownership_of
 from store.ownership import DONE, ENDS, Owner, duration, in_words, machine_name, utc
 from store.standby import (
+    EMPTIED,
     LONGEST_PAUSE_SECONDS,
     Hold,
     Verdict,
@@ -42,7 +43,7 @@ from training.distributed.agreement import decided_by_main
 from training.distributed.environment import seconds_since_launch
 from training.exits import EXIT_DONE, NothingToDo
 from training.reporting.console import shown
-from training.run.run_dir import attempts_in, record_attempt
+from training.run.run_dir import ATTEMPTS, attempts_in, record_attempt
 from training.run.same_run import refuse_other_run
 from training.run.signals import OTHER_OWNER, TIME_IS_OVER, Signals, exit_code_of, name_of
 from training.run.uploading import store_of
@@ -109,6 +110,8 @@ class Standby:
         """The owner that the user knows of."""
         self._trouble: str | None = None
         """Why the store could not be read, as the user knows."""
+        self._has_seen = False
+        """Whether an owner was found."""
         self._pause = 0.0
         self._begun = False
         self._ends = float("inf")
@@ -144,7 +147,12 @@ class Standby:
             found = self._ownership.look()
             if self._has_other_run(found):
                 return OWNS, 0  # which the start refuses
-            verdict = self._watch.judge(found)
+            if found is None and self._has_seen:
+                raise HubUnreachable(f"{self._store.hub.name} cannot be used: {EMPTIED}")
+            self._has_seen = found is not None
+            # This attempt took it before, and the answer was lost: there is no one to wait for.
+            is_own = found is not None and found.attempt_id == self._attempt_id
+            verdict = Verdict(is_free=True) if is_own else self._watch.judge(found)
             if self._trouble is not None:
                 self._say(f"standby   {self._store.hub.name} can be read again")
             self._trouble, self._pause = None, 0.0
@@ -173,12 +181,19 @@ class Standby:
     def _take(self, found: Owner | None) -> tuple[str, int]:
         """Own the run, unless another standby was first."""
         if found is not None and found.attempt_id == self._attempt_id:
-            owner: Owner | None = found  # taken before, and the answer was lost
+            owner: Owner | None = found
         elif (
             found is not None and found.ended == DONE and found.step >= self._config.train.max_steps
         ):
             return OWNS, 0  # nothing is left to own: the start sees that the run is finished
         else:
+            if found is None and self._over and self._local_run is None:
+                # It has claimed a store, which would name an owner.
+                raise HubUnreachable(
+                    f"{self._store.hub.name} is empty, and this run has used a store: "
+                    f"{self._run_dir / ATTEMPTS} names its attempts. Mount its disk, or check the "
+                    "name. To begin in an empty store, delete that file"
+                )
             owner = self._ownership.take(
                 Owner(
                     self._run_id(found),
@@ -193,7 +208,7 @@ class Standby:
             return WAITS, 0
         record_attempt(self._run_dir, self._attempt_id)
         self.hold = Hold(self._ownership, owner, lambda: self._signals.stop(OTHER_OWNER)).begin()
-        if found is None:
+        if found is None or found is owner:
             self._say(
                 f"standby   owns {self._store.hub.name}: another start waits, and takes over after "
                 f"{duration(owner.silence_seconds)} without a sign of life"

@@ -20,6 +20,7 @@ from many_snapshots import copied
 from snapshot.__main__ import main
 from snapshot.run_store import RunStore
 from snapshot.start import choose_start
+from store.errors import HubRefused, HubUnreachable
 from store.fetch import read_repo
 from store.kinds import open_store, ownership_of
 from store.ownership import AGAIN, DONE, Owner, utc
@@ -130,7 +131,8 @@ def test_a_commit_between_the_look_and_the_claim_refuses_the_claim(near_hub):
     ownership = ownership_of(Late(hubs.REPO, 5.0))
     ownership.look()
     assert ownership.take(attempt(FIRST)) is None
-    assert look(f"hf://{hubs.REPO}") is None
+    with pytest.raises(HubRefused, match=r"holds note\.txt and no latest\.json"):
+        look(f"hf://{hubs.REPO}")
     assert not repo.tags
 
 
@@ -256,6 +258,43 @@ def test_without_tags_an_owner_announces_the_silence_of_commits(near_hub):
     hold, _ = owned_by(f"hf://{hubs.REPO}", FIRST)
     hold._ownership.sign(hold.owner)
     assert look(f"hf://{hubs.REPO}").silence_seconds == 3600
+
+
+def test_a_repo_whose_latest_json_is_deleted_is_neither_free_nor_lost(near_hub, snapshot_of):
+    near_hub.create(hubs.REPO)
+    url = f"hf://{hubs.REPO}"
+    hold, lost = owned_by(url, FIRST)
+    uploads = uploads_of(url, hold)
+    uploads.offer(snapshot_of(10), Card("# card\n"))
+    assert uploads.flush(30), uploads.status()
+    near_hub.commit_files(hubs.REPO, {}, delete=["latest.json"])
+    for ask in (hold._sign, ownership_of(open_store(url, 5.0)).look):
+        with pytest.raises(HubRefused, match=r"and no latest\.json, so its owner is unknown"):
+            ask()
+    assert lost == []
+
+
+def test_an_owner_does_not_upload_to_a_store_that_lacks_its_claim(
+    tmp_path, monkeypatch, snapshot_of
+):
+    """The folder is there, and the disk is not."""
+    with stores.place("a folder", tmp_path, monkeypatch) as place:
+        place.open().create(private=True)
+        hold, lost = owned_by(place.url, FIRST)
+        uploads = uploads_of(place.url, hold)
+        place.folder.rename(tmp_path / "unmounted")
+        place.folder.mkdir()
+        uploads.offer(snapshot_of(10), Card(""))
+        stores.wait_for(lambda: uploads.status().failure)
+        assert "lacks this attempt's claim" in uploads.status().failure_text
+        assert (place.paths(), lost) == ([], [])
+        for _ in range(2):
+            hold._note_failure(HubUnreachable("down"))
+        assert "signs of life to standbys fail: down" in "".join(uploads.messages())
+        place.folder.rmdir()
+        (tmp_path / "unmounted").rename(place.folder)
+        assert uploads.flush(30), uploads.status()
+        assert place.steps() == [10]
 
 
 def test_a_look_is_two_requests_while_nothing_changes(near_hub):

@@ -179,6 +179,34 @@ def test_a_last_word_is_waited_for_again_by_who_asks_again():
     assert [one.ended for one in meeting.released] == [PERSON]
 
 
+def test_an_owner_whose_store_is_empty_has_not_lost_its_run():
+    """Its disk is not mounted, or somebody deleted a file: no other attempt trains."""
+    meeting, lost = Meeting(), []
+    meeting.owner = None
+    hold = Hold(meeting, replace(OWNER, silence_seconds=0.04), lambda: lost.append(1)).begin()
+    wait_for(lambda: hold._failed > 2)
+    assert (meeting.signs, lost) == ([], [])
+    meeting.owner = OWNER
+    wait_for(lambda: meeting.signs)
+    hold.release(DONE)
+
+
+def test_signs_of_life_that_fail_are_reported_once_until_one_succeeds():
+    meeting, said = Meeting(), []
+    hold = Hold(meeting, replace(OWNER, silence_seconds=0.04), lambda: None)
+    meeting.faults = 1
+    hold.begin()
+    wait_for(lambda: meeting.signs)
+    assert hold.messages() == []  # one that fails is usual
+    for _ in range(2):
+        meeting.faults, before = 5, len(meeting.signs)
+        wait_for(lambda before=before: len(meeting.signs) > before + 1)
+        said += hold.messages()
+    hold.release(DONE)
+    assert len(said) == 2
+    assert "signs of life to standbys fail: down. Training continues" in said[0]
+
+
 def test_an_owner_that_was_replaced_gives_no_sign_and_says_so_once():
     meeting, lost = Meeting(), threading.Semaphore(0)
     meeting.owner = replace(OWNER, attempt_id="b" * 32)

@@ -158,6 +158,42 @@ def test_a_store_that_cannot_be_read_is_reported_once_and_asked_less_often(scene
     assert any("can be read again" in one for one in scene.said)
 
 
+def test_a_store_that_is_empty_after_an_owner_was_seen_is_neither_free_nor_silent(scene):
+    """Its disk is not mounted: a run that began there would be another one."""
+    standby = scene.make()
+    scene.wait(standby, 60)
+    scene.store.owner = None
+    assert scene.wait(standby, 3600) == (WAITS, 0)
+    assert sum("the store is empty, and it held this run before" in one for one in scene.said) == 1
+    scene.store.owner = OWNER
+    assert scene.wait(standby, 400) == (OWNS, 0)
+    assert "no time counts as silence" in scene.said[1]
+
+
+def test_a_claim_whose_answer_was_lost_is_not_waited_for(scene):
+    standby = scene.make()
+    scene.store.owner = None
+
+    def lost(mine: Owner) -> None:
+        scene.store.owner = mine
+
+    scene.store.take = lost
+    assert scene.wait(standby, 20) == (OWNS, 0)
+    assert scene.clock[0] < 5
+    assert standby.hold.owner.attempt_id == standby._attempt_id
+    assert "owns me/run" in scene.said[-1]
+
+
+def test_an_empty_store_is_refused_where_this_run_has_used_one(scene, monkeypatch):
+    """Also the folder of an unmounted disk is empty. Another machine's start has no such file."""
+    scene.store.owner = None
+    (scene.tmp_path / "attempts.txt").write_text(f"{OWNER.attempt_id}\n")
+    with pytest.raises(HubUnreachable, match=r"is empty, and this run has used a store"):
+        scene.make().step(10.0)
+    monkeypatch.setattr(file, "run_id_in", lambda _: "2" * 32)  # it continues its own snapshot
+    assert scene.make().step(10.0) == (OWNS, 0)
+
+
 ERRORS = [HubUnreachable("down"), HubRefused("no token"), SnapshotError("damaged")]
 
 
