@@ -188,7 +188,7 @@ class Standby:
             return OWNS, 0  # nothing is left to own: the start sees that the run is finished
         else:
             if found is None and self._over and self._local_run is None:
-                # It has claimed a store, which would name an owner.
+                # A store that an attempt has owned names an owner.
                 raise HubUnreachable(
                     f"{self._store.hub.name} is empty, and this run has used a store: "
                     f"{self._run_dir / ATTEMPTS} names its attempts. Mount its disk, or check the "
