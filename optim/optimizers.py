@@ -6,6 +6,8 @@ there; the snapshots and the planner ask the optimizer itself what it keeps (`ke
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -113,6 +115,9 @@ TINY = (2, 3, 4, 5)
 KINDS = ((1, 2), (0, 2), (0, 1), (0, 3))
 """The kinds of parameters that models have: matrices of a block, other matrices, vectors, experts.
 By kind, how many matrices one joins, and its dimensions."""
+UPDATES = 7
+"""Updates of a tiny parameter that must be the same after a resume: more than the usual period of
+slow weights."""
 
 
 def kept_by(name: Any, parts: Parts, settings: Settings = USUAL) -> dict[nn.Parameter, Kept]:
@@ -131,18 +136,71 @@ def kept_by(name: Any, parts: Parts, settings: Settings = USUAL) -> dict[nn.Para
     }
 
 
-def _kept_of_kind(name: Any, joined: int, dimensions: int, settings: Settings) -> dict[str, bool]:
-    """What is kept, by name: True for one number per weight, False for one per parameter."""
-    if not isinstance(name, str) or name not in OPTIMIZERS:
-        raise OptimizerError(f"is not {' or '.join(OPTIMIZERS)}")
+def _tiny(
+    name: str, joined: int, dimensions: int, settings: Settings
+) -> tuple[nn.Parameter, Optimizer]:
+    """A parameter of a kind, of ones, and its optimizer, which is built before there are any.
+
+    Raises OptimizerError for one that needs the values of the weights when it is built.
+    """
     shape = torch.Size((TINY[0] * max(1, joined), *TINY[1:])[:dimensions])
-    parameter = nn.Parameter(torch.ones(shape, device=CPU))
-    parameter.grad = torch.ones_like(parameter)
-    optimizer = OPTIMIZERS[name]({parameter: joined}, settings, Work(CPU))
+    parameter = nn.Parameter(torch.full(shape, math.nan, device=CPU))
+    try:
+        optimizer = OPTIMIZERS[name]({parameter: joined}, settings, Work(CPU))
+    except AttributeError as error:
+        if error.obj is not settings:
+            raise
+        raise OptimizerError(
+            f"reads the setting {error.name!r}, which {type(settings).__name__} lacks: add it to "
+            "OptimConfig in config/schema.py, and to Settings and UsualSettings in "
+            "optim/optimizers.py"
+        ) from error
+    for key, value in optimizer.state.get(parameter, {}).items():
+        if isinstance(value, Tensor) and value.isnan().any():
+            raise OptimizerError(
+                f"keeps {key!r} from the weights when it is built, when they have no values yet: "
+                "make it in its first update"
+            )
+    parameter.data.fill_(1.0)
+    return parameter, optimizer
+
+
+def _update(optimizer: Optimizer) -> None:
+    """An update. Raises OptimizerError where it fails."""
     try:
         optimizer.step()
     except Exception as error:  # each optimizer raises its own types
         raise OptimizerError(f"cannot update a parameter: {error}") from error
+
+
+def _group_values(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """The entries of each group but its parameters, and its rate, which the run sets."""
+    out = ("params", "lr")
+    return [{k: v for k, v in group.items() if k not in out} for group in optimizer.param_groups]
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    return type(one) is type(other) and bool(one == other)
+
+
+def _kept_of_kind(name: Any, joined: int, dimensions: int, settings: Settings) -> dict[str, bool]:
+    """What is kept, by name: True for one number per weight, False for one per parameter."""
+    if not isinstance(name, str) or name not in OPTIMIZERS:
+        raise OptimizerError(f"is not {' or '.join(OPTIMIZERS)}")
+    parameter, optimizer = _tiny(name, joined, dimensions, settings)
+    shape = parameter.shape
+    parameter.grad = torch.ones_like(parameter)
+    before = copy.deepcopy(_group_values(optimizer))
+    _update(optimizer)
+    for old, new in zip(before, _group_values(optimizer), strict=True):
+        for key, value in new.items():
+            if key not in old or not _same(old[key], value):
+                raise OptimizerError(
+                    f"keeps {key!r} in its groups, which no snapshot holds: keep it as a float32 "
+                    "tensor of each parameter"
+                )
     found = {}
     for key, value in optimizer.state[parameter].items():
         if not isinstance(value, Tensor) or value.dtype != torch.float32:
@@ -157,6 +215,46 @@ def _kept_of_kind(name: Any, joined: int, dimensions: int, settings: Settings) -
             )
         found[key] = value.shape == shape and key != STEP
     return found
+
+
+def _refuse_lost_state(name: str, joined: int, dimensions: int, settings: Settings) -> None:
+    """Raise OptimizerError unless a run that resumes makes the updates of an undisturbed one.
+
+    One optimizer updates a tiny parameter; another is built anew before each update, as a resume
+    does it, and has nothing but the weights and what was kept of the parameter.
+    """
+    of_kind = name, joined, dimensions, settings
+    generator, drawn = torch.Generator().manual_seed(0), torch.get_rng_state()
+    (whole, optimizer), (weights, resumed) = _tiny(*of_kind), _tiny(*of_kind)
+    first: set[str] = set()
+    try:
+        for number in range(1, UPDATES + 1):
+            gradient = torch.randn(whole.shape, generator=generator)
+            for parameter, its in ((whole, optimizer), (weights, resumed)):
+                torch.default_generator.manual_seed(number)  # as the run does before each step
+                parameter.grad = gradient.clone()
+                for group in its.param_groups:
+                    group["lr"] = number * 1e-3
+                _update(its)
+            kept = resumed.state[weights]
+            first = first or {*kept}
+            if later := sorted({*optimizer.state[whole]} ^ first):
+                raise OptimizerError(
+                    f"keeps {later[0]!r} of a parameter after some of its updates only, but "
+                    "snapshots hold what it keeps after the first: make it there, and keep it"
+                )
+            if not whole.view(torch.int32).equal(weights.view(torch.int32)):
+                raise OptimizerError(
+                    f"computes another update {number} after a resume, which brings back weights "
+                    "and state alone: keep what it needs, such as a count of updates, as a float32 "
+                    "tensor of each parameter in its state"
+                )
+            before = weights
+            weights, resumed = _tiny(*of_kind)
+            weights.data.copy_(before)
+            resumed.state[weights] = {key: value.clone() for key, value in kept.items()}
+    finally:
+        torch.set_rng_state(drawn)
 
 
 def updates_parts(name: str, settings: Settings) -> bool:
@@ -191,6 +289,11 @@ def refusal(name: str, settings: Settings) -> str | None:
                 f"keeps {keeps} of a parameter with these optim.* values, but resuming from a "
                 f"snapshot expects {reads}"
             )
+    try:
+        for kind in KINDS[:2]:  # Muon and the like treat them apart
+            _refuse_lost_state(name, *kind, settings)
+    except OptimizerError as error:
+        return str(error)
     return None
 
 
