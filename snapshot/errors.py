@@ -11,6 +11,14 @@ class DiskFault(SnapshotError):
     """A disk of this machine refuses a download; the snapshot itself may be whole."""
 
 
+class NumberFault(SnapshotError):
+    """A number in the tensors of a snapshot is out of bounds, or not finite."""
+
+
+class Unresumable(SnapshotError):
+    """Training does what no snapshot can resume from: each later one would fail alike."""
+
+
 class OtherRun(SnapshotError):
     """A snapshot of another run than the one that starts, whatever else holds of it."""
 

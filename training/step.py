@@ -6,6 +6,7 @@ them is saved, and a resumed run equals, bit for bit, one that was not interrupt
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 import numpy as np
@@ -27,7 +28,7 @@ KEY = "optim.freeze"
 
 
 def reseed(seed: int, step: int, process: int) -> None:
-    """Seed the global generators of every device from (seed, step, process).
+    """Seed the global generators, of devices, Python and NumPy, from (seed, step, process).
 
     The loop calls this at the start of each step, so that dropout does not depend on restarts.
     Step 0 of process 0 seeds the initial weights.
@@ -38,6 +39,8 @@ def reseed(seed: int, step: int, process: int) -> None:
         torch.manual_seed(number)
     else:  # manual_seed would also record a stack trace for each absent device
         torch.default_generator.manual_seed(number)
+    random.seed(number)
+    np.random.seed(number % 2**32)
 
 
 def schedule_of(optim: OptimConfig) -> Schedule:
@@ -72,9 +75,9 @@ def last_full_step(optim: OptimConfig, max_steps: int) -> int:
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
-    """Use `rate` for the next update, in all groups."""
+    """Use `rate` for the next update, in all groups; times `lr_scale`, in a group that has one."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group.get("lr_scale", 1.0)
 
 
 def compute_reproducibly(attention_too: bool = True, compiled: bool = False) -> None:
@@ -130,38 +133,53 @@ def make_optimizer(
 
     `precision` is the name that accelerate gives it. Muon orthogonalizes in bf16 if that is bf16,
     otherwise in float32, because rounding would change the losses with the number of processes.
-    The first update raises ConfigError for a parameter that has no gradient.
+    Raises ConfigError for a group with a rate of its own. So does an update with a parameter that
+    has no gradient, or is another one than at first.
     """
     layout = model.layout()
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     optimizer = build(optim.name, layout.parts(), optim, Work(device, dtype, all_processes()))
+    for group in optimizer.param_groups:
+        if group["lr"] != optim.learning_rate:
+            raise ConfigError(
+                f"optim.name={optim.name} gives a group the rate {group['lr']}, but each step sets "
+                "the rates of all groups, up to optim.learning_rate. Give the group a factor "
+                "instead, as its entry lr_scale."
+            )
     name_of = {parameter: name for name, parameter in layout.trained().items()}
     names = [[name_of[entry] for entry in group["params"]] for group in optimizer.param_groups]
 
-    checked = False
-
-    def check_first_update(*_: object) -> None:
-        nonlocal checked
-        if not checked:
-            _refuse_without_gradient(optimizer, names)
-            checked = True
-
-    optimizer.register_step_pre_hook(check_first_update)
+    optimizer.register_step_pre_hook(lambda *_: _refuse_other_parameters(optimizer, names))
     return optimizer
 
 
-def _refuse_without_gradient(optimizer: Optimizer, names: list[list[str]]) -> None:
-    """Raise ConfigError for a parameter that the loss does not depend on.
+def _refuse_other_parameters(optimizer: Optimizer, names: list[list[str]]) -> None:
+    """Raise ConfigError unless an update is of all parameters that the optimizer was made for.
 
-    An optimizer keeps nothing of it, so no snapshot would be whole. FSDP replaces the parameters:
-    they are recognised by their places in the groups.
+    Of the others it would keep nothing, or count fewer updates, so no snapshot would be whole. FSDP
+    replaces the parameters: they are recognised by their places in the groups.
     """
-    for group, of_group in zip(optimizer.param_groups, names, strict=True):
-        for parameter, name in zip(group["params"], of_group, strict=True):
+    groups = [group["params"] for group in optimizer.param_groups]
+    if [*map(len, groups)] != [*map(len, names)]:
+        raise ConfigError(
+            "train.py changes which parameters the optimizer has (add_param_group), and snapshots "
+            "hold those of the model alone. Make a new parameter one of the model, before "
+            "make_optimizer."
+        )
+    for group, of_group in zip(groups, names, strict=True):
+        for parameter, name in zip(group, of_group, strict=True):
+            if not parameter.requires_grad:
+                raise ConfigError(
+                    f"{name} was trained when the optimizer was made, and has requires_grad=False "
+                    "now. A run trains the same parameters from its first step to its last: "
+                    f"freeze it from the start, {KEY}=['{name}']; or continue in another run, "
+                    "with model.pretrained=<a snapshot>."
+                )
             if parameter.grad is None:
                 raise ConfigError(
-                    f"{name} has no gradient: the loss does not depend on it. Use it in the "
-                    f"forward pass, or freeze it: {KEY}=['{name}']."
+                    f"{name} has no gradient: the loss of this step does not depend on it. Use it "
+                    "in every forward pass, where a layer is left out as x + 0 * layer(x); or "
+                    f"freeze it: {KEY}=['{name}']."
                 )
 
 

@@ -1,20 +1,28 @@
 """Checks of the numbers in a snapshot's tensors, made while their files are read for the hash.
 
+What the optimizer has counted is also checked before a snapshot is written.
+
 A snapshot with correct hashes and shapes can still be useless: one weight that is NaN makes every
 loss NaN.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from math import prod
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch.optim import Optimizer
 
+from model.layout import Layout
+from model.sharded import local_part
+from optim.state_dtype import STEP
 from snapshot.disk.files import sha256_of
 from snapshot.disk.reading import read_header
-from snapshot.errors import SnapshotError
+from snapshot.errors import SnapshotError, Unresumable
 
 LARGEST = 1e18
 """The largest weight or mean gradient. A layer norm or an attention score sums as many squares as
@@ -47,14 +55,38 @@ class NumberChecks:
 
         The `skipped` steps, which fp16's loss scaler skipped, need not be among them.
         """
-        least, most = min(step - skipped, LARGEST_COUNT), min(step, LARGEST_COUNT)
-        for counted in sorted(self.updates):
-            if not least <= counted <= most:
-                raise SnapshotError(
-                    f"{folder} is of step {step}, but its optimizer has counted {counted:g} updates"
-                )
+        for counted in wrong_counts(self.updates, step, skipped):
+            raise SnapshotError(
+                f"{folder} is of step {step}, but its optimizer has counted {counted:g} updates"
+            )
         if len(self.updates) > 1:
             raise SnapshotError(f"{folder}: not all weights have the same number of updates")
+
+
+def wrong_counts(updates: Iterable[float], step: int, skipped: int) -> list[float]:
+    """Which numbers of updates are not those of `step` steps (see `NumberChecks`)."""
+    least, most = min(step - skipped, LARGEST_COUNT), min(step, LARGEST_COUNT)
+    return [counted for counted in sorted(updates) if not least <= counted <= most]
+
+
+def refuse_other_counts(layout: Layout, optimizer: Optimizer, step: int, skipped: int) -> None:
+    """Raise Unresumable unless the optimizer has counted an update of all parameters a step.
+
+    fp16's loss scaler has skipped `skipped` of them. This waits for the device.
+    """
+    states = [optimizer.state.get(one, {}) for one in layout.trained().values()]
+    counts = [local_part(state[STEP]).float() for state in states if STEP in state]
+    if not counts:
+        return
+    updates = {*torch.stack(counts).tolist()}
+    if wrong_counts(updates, step, skipped) or len(updates) > 1:
+        found = " or ".join(f"{counted:g}" for counted in sorted(updates))
+        raise Unresumable(
+            f"the optimizer has counted {found} updates in {step} steps, so no snapshot could be "
+            "resumed from. Call optimizer.step() once in each step, also where the update is to "
+            "be left out: set its learning rate to 0, or its gradients to zero. A layer that a "
+            "step leaves out needs a gradient of zero: x + 0 * layer(x)"
+        )
 
 
 class FileNumberCheck:

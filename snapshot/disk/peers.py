@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from snapshot.disk.files import TEMPORARY_PREFIX
-from snapshot.errors import SnapshotError
+from snapshot.errors import NumberFault, SnapshotError
 
 PROGRESS = "ranks"
 """The folder with a file for each process."""
@@ -178,7 +178,7 @@ class Progress:
         except FileNotFoundError:
             raise OSError(f"process {peer.rank} could not write its part") from None
         if content["stage"] == FAILED:
-            raise (SnapshotError if content["unsound"] else OSError)(content["error"])
+            raise (NumberFault if content["unsound"] else OSError)(content["error"])
         if is_gone and content["stage"] != HASHED:
             raise OSError(f"process {peer.rank} is gone")
         return content

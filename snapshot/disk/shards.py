@@ -29,7 +29,12 @@ from optim.optimizers import Kept, OptimizerError, kept_by
 from optim.state_dtype import LARGEST, expanded, kept_keys
 from snapshot.disk.model import ADAPTERS, TRAINED
 from snapshot.disk.tensor_files import Slices, TensorFiles
-from snapshot.errors import SnapshotError
+from snapshot.errors import SnapshotError, Unresumable
+
+SAME_PARAMETERS = (
+    "a run trains the same parameters from its first step to its last. Name what is frozen in "
+    "optim.freeze; to change it, begin another run with model.pretrained=<a snapshot>"
+)
 
 
 @dataclass(frozen=True)
@@ -146,14 +151,23 @@ def snapshot_bytes(layout: Layout, optimizer: str, only_trained: bool) -> int:
 def shards_of_moments(layout: Layout, optimizer: Optimizer, optimizer_name: Any) -> list[Shard]:
     """What the optimizer of this optim.name keeps of all that is trained, in the file's order.
 
-    Raises SnapshotError before the first update, which fp16's loss scaler may have skipped.
+    Raises SnapshotError before the first update, which fp16's loss scaler may have skipped, and
+    Unresumable where the optimizer has other parameters, or keeps something else, than at first.
     """
-    shards, kept = [], kept_in(layout, optimizer_name)
-    for name, parameter in layout.trained().items():
+    shards, kept, trained = [], kept_in(layout, optimizer_name), layout.trained()
+    _refuse_other_parameters(layout, optimizer)
+    for name, parameter in trained.items():
         state = optimizer.state.get(parameter, {})
         keys = kept_keys(state)
         if {*keys} != kept[name].keys():
-            raise SnapshotError(f"the optimizer has not updated {name} yet")
+            if not keys:
+                raise SnapshotError(f"the optimizer has not updated {name} yet")
+            now, first = (", ".join(sorted(one)) or "nothing" for one in (keys, kept[name]))
+            raise Unresumable(
+                f"optim.name={optimizer_name!s:.80} keeps {now} of {name}, but after its first "
+                f"update {first}, which is what a snapshot holds: make all of it in the first "
+                "update, and keep it"
+            )
         for key in sorted(keys):
             parts = {one: state[one] for one in (key, key + LARGEST) if one in state}
             if shape := kept[name][key]:
@@ -162,6 +176,23 @@ def shards_of_moments(layout: Layout, optimizer: Optimizer, optimizer_name: Any)
             shapes = {f"{name}.{key}": shape[:: -1 if transposed else 1]}
             shards.append(Shard(parts, shapes, None, partial(expanded, key=key), transposed))
     return shards
+
+
+def _refuse_other_parameters(layout: Layout, optimizer: Optimizer) -> None:
+    """Raise Unresumable unless what is trained is what the optimizer was made for."""
+    trained = layout.trained()
+    updated = {one for group in optimizer.param_groups for one in group["params"]}
+    for name, parameter in trained.items():
+        if parameter not in updated:
+            raise Unresumable(
+                f"{name} has requires_grad=True, but was frozen when the optimizer was made, which "
+                f"does not update it: {SAME_PARAMETERS}"
+            )
+    for name, parameter in {**layout.parameters(), **layout.adapters()}.items():
+        if parameter in updated and name not in trained:
+            raise Unresumable(
+                f"{name} was trained at first and has requires_grad=False now: {SAME_PARAMETERS}"
+            )
 
 
 def shapes_of(shards: Iterable[Shard]) -> dict[str, Shape]:

@@ -41,7 +41,7 @@ from snapshot.disk.shards import (
 )
 from snapshot.disk.state import FORMAT_VERSION, STATE, RunState, versions
 from snapshot.disk.tensor_files import TensorFile, TensorFiles, create_files, plan_files
-from snapshot.errors import SnapshotError
+from snapshot.errors import NumberFault
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,9 @@ def begin_snapshot(
     run in a background thread during the next steps. Neither weights nor optimizer may change
     before `shards.release()` of what it returns.
 
-    Both raise OSError if the disk rejects the files, and SnapshotError if numbers are out of bounds
-    (see `snapshot.disk.numbers`) or if there was no update yet. Earlier snapshots then remain.
+    Both raise OSError if the disk rejects the files, NumberFault if numbers are out of bounds (see
+    `snapshot.disk.numbers`), SnapshotError if there was no update yet, and Unresumable where the
+    optimizer keeps something else than a reader expects. Earlier snapshots then remain.
     """
     reshard(model)
     layout, prefix = model.layout(), prefix_of(base)
@@ -264,10 +265,10 @@ def atomic_folder(
 
 
 def _sound_sha256(path: Path, read: ReadFile) -> str:
-    """The hash of a file. Raises SnapshotError if `read` finds a fault in it, and OSError."""
+    """The hash of a file. Raises NumberFault if `read` finds a fault in it, and OSError."""
     digest, fault = read(path)
     if fault is not None:
-        raise SnapshotError(fault)
+        raise NumberFault(fault)
     return digest
 
 

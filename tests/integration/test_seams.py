@@ -25,13 +25,14 @@ from snapshot.comparison import compare_logits
 from snapshot.disk.checking import check_model, check_snapshot
 from snapshot.disk.files import read_json
 from snapshot.disk.model import BaseReference, model_config
+from snapshot.disk.numbers import refuse_other_counts
 from snapshot.disk.reading import restore
 from snapshot.disk.shards import snapshot_bytes
 from snapshot.disk.state import RunState
 from snapshot.disk.writing import Destination, begin_snapshot
-from snapshot.errors import SnapshotError
+from snapshot.errors import SnapshotError, Unresumable
 from training.run.pretrained import refuse_undescribed
-from training.step import last_full_step, learning_rate_at, make_optimizer
+from training.step import last_full_step, learning_rate_at, make_optimizer, set_learning_rate
 
 CPU = torch.device("cpu")
 SIZES = GPTConfig(vocab_size=12, block_size=8, n_layer=2, n_head=2, n_embd=8)
@@ -146,6 +147,170 @@ def test_settings_that_change_what_is_kept_are_refused(monkeypatch):
     assert refusal("momentum", OptimConfig()) is None
     with pytest.raises(ConfigError, match="keeps nothing of a parameter with these optim"):
         load_config(["optim.name=momentum", "optim.betas=[0,0.9]"])
+
+
+class CountsInGroups(torch.optim.SGD):
+    """As timm's Lamb, Adan and Prodigy."""
+
+    def step(self, closure=None) -> None:
+        super().step()
+        for group in self.param_groups:
+            group["count"] = group.get("count", 0) + 1
+
+
+class CountsInItself(torch.optim.SGD):
+    count = 0
+
+    def step(self, closure=None) -> None:
+        self.count += 1
+        for group in self.param_groups:
+            group["lr"] /= self.count
+        super().step()
+
+
+class Anchored(torch.optim.SGD):
+    """L2-SP: decays towards the first weights."""
+
+    def __init__(self, *args, **options) -> None:
+        super().__init__(*args, **options)
+        for group in self.param_groups:
+            for one in group["params"]:
+                self.state[one]["anchor"] = one.detach().clone()
+
+
+class Lookahead(torch.optim.SGD):
+    """Keeps slow weights from its 5th update on, which it counts as a snapshot can hold it."""
+
+    period = 5
+
+    def step(self, closure=None) -> None:
+        super().step()
+        for group in self.param_groups:
+            for one in group["params"]:
+                count = self.state[one].setdefault("step", torch.zeros(()))
+                count += 1
+                if count % self.period == 0:
+                    self.state[one].setdefault("slow", one.detach().clone())
+
+
+UNRESUMABLE = {
+    CountsInGroups: "keeps 'count' in its groups, which no snapshot holds: keep it as a float32",
+    CountsInItself: "computes another update 2 after a resume",
+    Anchored: "keeps 'anchor' from the weights when it is built, when they have no values yet",
+    Lookahead: "keeps 'slow' of a parameter after some of its updates only",
+}
+"""Optimizers that lose something at a resume, and what is said of each at the start."""
+
+
+def add_kind(monkeypatch, kind: type[torch.optim.Optimizer]) -> None:
+    def build(parts, settings, work):
+        return kind(decayed_groups(parts, 0.0), lr=settings.learning_rate, momentum=0.9)
+
+    monkeypatch.setitem(OPTIMIZERS, "own", build)
+
+
+@pytest.mark.parametrize("kind", UNRESUMABLE)
+def test_an_optimizer_that_loses_something_at_a_resume_is_refused(monkeypatch, kind):
+    add_kind(monkeypatch, kind)
+    drawn = torch.get_rng_state()
+    with pytest.raises(ConfigError) as raised:
+        load_config(["optim.name=own"])
+    assert f"optim.name=own cannot be used: it {UNRESUMABLE[kind]}" in str(raised.value)
+    assert torch.get_rng_state().equal(drawn)
+
+
+def test_what_an_optimizer_keeps_only_later_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(Lookahead, "period", 9)
+    add_kind(monkeypatch, Lookahead)
+    load_config(["optim.name=own"])
+    model, optimizer = attempt("own")
+    for step in range(1, 10):
+        update(model, optimizer, step)
+    with pytest.raises(Unresumable, match=r"keeps momentum_buffer, slow, step of transformer\.wte"):
+        save(tmp_path, "own", model, optimizer, 9)
+
+
+def test_a_setting_that_the_reader_lacks_gets_a_sentence(monkeypatch):
+    def build(parts, settings, work):
+        return torch.optim.SGD(decayed_groups(parts, 0.0), momentum=settings.friction)
+
+    monkeypatch.setitem(OPTIMIZERS, "own", build)
+    with pytest.raises(ConfigError, match=r"reads the setting 'friction'.* UsualSettings in optim"):
+        load_config(["optim.name=own"])
+
+
+def test_a_rate_of_a_group_is_refused_and_a_factor_is_used(monkeypatch):
+    entry = {"lr": 0.1}
+
+    def build(parts, settings, work):
+        groups = decayed_groups(parts, 0.0)
+        groups[0] |= entry
+        return torch.optim.SGD(groups, lr=settings.learning_rate)
+
+    monkeypatch.setitem(OPTIMIZERS, "own", build)
+    with pytest.raises(ConfigError, match=r"a group the rate 0\.1, .* as its entry lr_scale\."):
+        attempt("own")
+    entry = {"lr_scale": 0.5}
+    _, optimizer = attempt("own")
+    set_learning_rate(optimizer, 0.2)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.2]
+
+
+def frozen_now(model: GPT, optimizer: torch.optim.Optimizer) -> None:
+    model.transformer.wpe.weight.requires_grad_(False)
+
+
+def left_out(model: GPT, optimizer: torch.optim.Optimizer) -> None:
+    model.transformer.wpe.weight.grad = None
+
+
+def added(model: GPT, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(()))]})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            frozen_now,
+            r"wpe\.weight was trained when .* optim\.freeze=\['transformer\.wpe\.weight'\]",
+        ),
+        (left_out, r"wpe\.weight has no gradient: the loss of this step .* x \+ 0 \* layer\(x\)"),
+        (added, r"train\.py changes which parameters the optimizer has \(add_param_group\)"),
+    ],
+)
+def test_an_update_of_other_parameters_is_refused(change, words):
+    model, optimizer = attempt("adamw")
+    update(model, optimizer, 1)
+    change(model, optimizer)
+    with pytest.raises(ConfigError, match=words):
+        optimizer.step()
+
+
+def test_a_snapshot_of_other_parameters_than_at_first_is_refused(tmp_path):
+    model, optimizer = attempt("adamw")
+    update(model, optimizer, 1)
+    model.transformer.wpe.weight.requires_grad_(False)
+    with pytest.raises(Unresumable, match=r"wpe\.weight was trained at first"):
+        save(tmp_path, "adamw", model, optimizer, 1)
+    model.transformer.wpe.weight.requires_grad_(True)
+    model.transformer.extra = torch.nn.Parameter(torch.ones(()))
+    with pytest.raises(Unresumable, match=r"extra has requires_grad=True, but was frozen"):
+        save(tmp_path, "adamw", model, optimizer, 1)
+
+
+def test_a_snapshot_is_refused_after_other_numbers_of_updates_than_steps():
+    model, optimizer = attempt("adamw")
+    update(model, optimizer, 1)
+    update(model, optimizer, 2)
+    layout = model.layout()
+    refuse_other_counts(layout, optimizer, 2, 0)
+    refuse_other_counts(layout, optimizer, 3, skipped=1)
+    with pytest.raises(Unresumable, match=r"counted 2 updates in 3 steps.* rate to 0"):
+        refuse_other_counts(layout, optimizer, 3, 0)
+    optimizer.state[model.transformer.wpe.weight]["step"] -= 1
+    with pytest.raises(Unresumable, match=r"counted 1 or 2 updates in 2 steps.* 0 \* layer"):
+        refuse_other_counts(layout, optimizer, 2, 1)
 
 
 def test_a_snapshot_of_an_unknown_optimizer_is_refused(monkeypatch, tmp_path):

@@ -14,18 +14,19 @@ from accelerate import Accelerator
 from torch import nn
 from torch.optim import Optimizer
 
-from config.schema import Config
+from config.schema import Config, ConfigError
 from data.tokenizer import Tokenizer
 from data.tokenizer_files import GENERATION
 from model.sharded import is_sharded, reshard, writes_shard
 from snapshot.disk.files import TEMPORARY_PREFIX, folder_name, snapshots_in, write_json
 from snapshot.disk.model import BaseReference
+from snapshot.disk.numbers import refuse_other_counts
 from snapshot.disk.peers import Peers
 from snapshot.disk.pruning import prune
 from snapshot.disk.shards import StagingBuffer
 from snapshot.disk.state import RunState, token_unit
 from snapshot.disk.writing import Destination, PendingSnapshot, begin_snapshot
-from snapshot.errors import SnapshotError
+from snapshot.errors import NumberFault, SnapshotError, Unresumable
 from store.goodput import EVALUATION, SNAPSHOT
 from training.distributed.accelerator import unwrapped
 from training.distributed.agreement import broadcast_text, raise_if_any_failed
@@ -125,7 +126,8 @@ class SnapshotWriter:
 
         Every process must call this, and `finish` before the next update. The snapshot of the
         `last` step, or of a run that is `stopping`, is finished here; raises TrainingStopped when
-        it cannot be written. `publish` uploads that of the last step.
+        it cannot be written. `publish` uploads that of the last step. Raises ConfigError for a
+        training that no snapshot resumes.
         """
         accelerator, begun = self._accelerator, time.perf_counter()
         self._report.clock.enter(SNAPSHOT)
@@ -141,15 +143,9 @@ class SnapshotWriter:
         state.computed_on = computed_on(accelerator, self._config.run)
         self._written.clear()
         try:
-            self._snapshot = begin_snapshot(
-                self._destination,
-                state,
-                unwrapped(accelerator, self._model),
-                self._optimizer,
-                self._save_rest,
-                self._base,
-                self._tokenizer.end_of_text,
-            )
+            self._snapshot = self._begin(self._destination, state)
+        except Unresumable as error:
+            raise ConfigError(f"the snapshot of step {state.step}: {error}.") from error
         except (OSError, SnapshotError) as error:
             self._error = error
             self._written.set()
@@ -166,9 +162,10 @@ class SnapshotWriter:
         self.pending = not (last or stopping)
         self.unfinished = True
         if not self.pending:
-            remedy = NO_NUMBERS if isinstance(self._error, SnapshotError) else NO_ROOM
+            remedy = NO_NUMBERS if isinstance(self._error, NumberFault) else ""
+            remedy = NO_ROOM if isinstance(self._error, OSError) else remedy
             failure = self._failure()
-            stopped = TrainingStopped(f"{failure} {remedy}") if failure else None
+            stopped = TrainingStopped(f"{failure} {remedy}".rstrip()) if failure else None
             raise_if_any_failed(accelerator, stopped)
 
     def is_rescue_taken(self) -> bool:
@@ -197,21 +194,25 @@ class SnapshotWriter:
             if (self._root / folder_name(state.step)).exists():
                 return
             try:
-                snapshot = begin_snapshot(
-                    alone,
-                    state,
-                    unwrapped(self._accelerator, self._model),
-                    self._optimizer,
-                    self._save_rest,
-                    self._base,
-                    self._tokenizer.end_of_text,
-                )
-                self._report.last_snapshot = snapshot.write()
+                self._report.last_snapshot = self._begin(alone, state).write()
             except BaseException as error:
                 self._error = error
 
         self._thread = Thread(target=write, name="snapshot")
         self._thread.start()
+
+    def _begin(self, to: Destination, state: RunState) -> PendingSnapshot:
+        model = unwrapped(self._accelerator, self._model)
+        refuse_other_counts(model.layout(), self._optimizer, state.step, state.skipped_steps)
+        return begin_snapshot(
+            to,
+            state,
+            model,
+            self._optimizer,
+            self._save_rest,
+            self._base,
+            self._tokenizer.end_of_text,
+        )
 
     def finish(self) -> None:
         """Wait until an update may change what the pending snapshot holds. All call this.
