@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,11 +53,34 @@ from training.distributed.agreement import (
 IN_FILES = {"BF16": "bf16", "F16": "fp16"}
 """`model.frozen_dtype` by safetensors' name of a dtype that it holds without loss."""
 
+OF_TRAINING = ("dropout", "activation_checkpointing", "lora")
+"""Fields of a model's sizes that whoever loads a snapshot decides anew."""
+
 
 def refuse_undescribed(config: Config) -> None:
-    """Raise SnapshotError where a model of our own is not what snapshots would say."""
-    if other_model(config.model) is None:
-        check_described(layout_for(gpt_config(config, vocab_size=1)))
+    """Raise an error where a model of our own is not what its snapshots' config.json would say.
+
+    A SnapshotError for other tensors, a ConfigError for a size that sample.py would not know.
+    """
+    if other_model(config.model) is not None:
+        return
+    sizes = gpt_config(config, vocab_size=1)
+    check_described(layout_for(sizes))
+    kind = type(sizes)
+    if (found := kind.read(sizes.config_json())) is None:
+        raise ConfigError(
+            f"{kind.__name__}.read does not know what its config_json writes, so sample.py could "
+            "not load a snapshot. Have it accept model_type, and every entry."
+        )
+    for one in fields(sizes):
+        value, read = getattr(sizes, one.name), getattr(found, one.name)
+        # A size that is None follows from the others, and config.json has its value.
+        if one.name not in OF_TRAINING and value not in (None, read):
+            raise ConfigError(
+                f"{kind.__name__}.{one.name}={value!r} is not in its config_json: sample.py and "
+                f"evaluate.py would use {read!r}. Write it there, and have {kind.__name__}.read "
+                "take it."
+            )
 
 
 def find_pretrained(
