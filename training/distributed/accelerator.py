@@ -40,6 +40,7 @@ from config.schema import (
 )
 from data.split import Split
 from model.context import Context
+from model.families import FAMILIES
 from model.family import LanguageModel
 from model.fp8 import Fp8Error
 from model.frozen import gather_in_16_bits
@@ -120,12 +121,30 @@ class Sizes(ParallelismConfig):
         return self.dp_shard_size > 1 or not self.cp_enabled
 
 
+CHECKED_STEPS = 3
+"""The steps, with the pass that orders DDP's buckets, in which buffers are compared. The update of
+the first may change them."""
+HELD = (
+    "session.save writes the snapshots, which hold weights, optimizer state and RunState "
+    "(snapshot/disk/state.py). Keep what has to last in one of these: as a parameter of the model, "
+    "a float32 tensor of the optimizer's state, or a field of RunState."
+)
+METRIC = (
+    "Give session.finish_step a metric, name=value: it goes to metrics.jsonl, the console and the "
+    "tracker."
+)
+
+
 class Accelerator(accelerate.Accelerator):
     """accelerate's Accelerator, which starts half a second faster without FSDP.
 
     accelerate 1.15 looks for sharded tensors in every run, and imports their module for that.
     """
 
+    _buffers: dict[str, Tensor]
+    """Copies of the buffers of a model of our own, before the first forward pass."""
+    _checked = 0
+    """How many times the buffers have been compared with them."""
     step_loss: Tensor | None = None
     """This process's mean loss over the step, as far as it is computed; None before the first."""
     _step_is_over = True
@@ -151,7 +170,28 @@ class Accelerator(accelerate.Accelerator):
         if tensor_size(self) > 1:
             for model in self._models:
                 unwrapped(self, model).mark_cuts()
+        self._buffers = {name: one.clone() for name, one in self._own_buffers()}
         return prepared
+
+    def _own_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """The buffers of a model of our own, by name."""
+        for model in self._models:
+            bare = unwrapped(self, model)
+            # Some of transformers' models have buffers that follow the length.
+            if type(getattr(bare, "config", None)) in FAMILIES.values():
+                yield from bare.named_buffers()
+
+    def _refuse_changed_buffers(self) -> None:
+        """Raise ConfigError for a buffer that training changes."""
+        self._checked += 1
+        for name, one in self._own_buffers():
+            before = self._buffers.setdefault(name, one.clone())  # or a cache that is just made
+            if not torch.equal(one, before.to(one.device)):
+                raise ConfigError(
+                    f"training changes the buffer {name} of the model, and snapshots hold its "
+                    "parameters alone: a run that resumes would begin with another one. Compute "
+                    "it from the batch, or make it a parameter that is trained."
+                )
 
     def backward(self, loss: Tensor, **options: Any) -> None:
         """Like accelerate's method; processes that share matrices also add up parts of gradients.
@@ -162,6 +202,8 @@ class Accelerator(accelerate.Accelerator):
         begins = self._step_is_over or self.step_loss is None
         self.step_loss = share if begins else self.step_loss + share
         self._step_is_over = self.sync_gradients
+        if begins and self._checked < CHECKED_STEPS:
+            self._refuse_changed_buffers()
         super().backward(loss, **options)
         if tensor_size(self) == 1 or not self.sync_gradients:
             return
@@ -169,6 +211,28 @@ class Accelerator(accelerate.Accelerator):
             group = unwrapped(self, model).tensors
             assert group is not None, "configure_wrapping has shared the matrices"
             group.sum_gradients([one for one in model.parameters() if one.cut.summed])
+
+    def register_for_checkpointing(self, *objects: Any) -> None:
+        """Refused, as are the next methods: raises ConfigError with what to do instead."""
+        raise ConfigError(f"accelerator.register_for_checkpointing has no effect here. {HELD}")
+
+    def save_state(self, *args: Any, **options: Any) -> str:
+        """Raises ConfigError."""
+        raise ConfigError(f"accelerator.save_state saves nothing that a run resumes from. {HELD}")
+
+    def load_state(self, *args: Any, **options: Any) -> None:
+        """Raises ConfigError."""
+        raise ConfigError(f"accelerator.load_state would undo what a run resumes from. {HELD}")
+
+    def log(self, *args: Any, **options: Any) -> None:
+        """Raises ConfigError."""
+        raise ConfigError(f"accelerator.log has no tracker here. {METRIC}")
+
+    def init_trackers(self, *args: Any, **options: Any) -> None:
+        """Raises ConfigError."""
+        raise ConfigError(
+            f"accelerator.init_trackers has no effect here: set run.tracker. {METRIC}"
+        )
 
     @property
     def seed_index(self) -> int:
