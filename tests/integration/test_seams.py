@@ -31,6 +31,7 @@ from snapshot.disk.shards import snapshot_bytes
 from snapshot.disk.state import RunState
 from snapshot.disk.writing import Destination, begin_snapshot
 from snapshot.errors import SnapshotError, Unresumable
+from training.distributed.accelerator import Accelerator
 from training.run.pretrained import refuse_undescribed
 from training.step import last_full_step, learning_rate_at, make_optimizer, set_learning_rate
 
@@ -420,6 +421,72 @@ def test_a_model_unlike_its_config_json_is_refused(monkeypatch, change):
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_is_what_its_config_json_says(preset):
     refuse_undescribed(load_config([f"model={preset}"]))
+
+
+def test_a_size_that_config_json_lacks_is_refused(monkeypatch):
+    config = load_config([*SMALL, "model.activation_function=gelu", "model.dropout=0.1"])
+    refuse_undescribed(config)
+    written = GPTConfig.config_json
+
+    def without(self, end_of_text=None):
+        return {k: v for k, v in written(self).items() if k != "activation_function"}
+
+    monkeypatch.setattr(GPTConfig, "config_json", without)
+    words = r"GPTConfig\.activation_function='gelu' is not in .* would use 'gelu_new'\. Write it"
+    with pytest.raises(ConfigError, match=words):
+        refuse_undescribed(config)
+    monkeypatch.setattr(GPTConfig, "read", classmethod(lambda cls, content: None))
+    with pytest.raises(ConfigError, match=r"GPTConfig\.read does not know what its config_json"):
+        refuse_undescribed(config)
+
+
+def begun(changes) -> tuple[Accelerator, GPT, torch.optim.Optimizer]:
+    """A model with a buffer, prepared, whose forward pass `changes` it."""
+    model, optimizer = attempt("adamw")
+    model.register_buffer("mean", torch.zeros(8))
+    model.register_forward_pre_hook(changes)
+    accelerator = Accelerator(cpu=True)
+    return accelerator, *accelerator.prepare(model, optimizer)
+
+
+def averages(model: GPT, _: object) -> None:
+    model.mean += 1
+
+
+def caches(model: GPT, _: object) -> None:
+    model.register_buffer("cache", torch.ones(2))
+
+
+def compute(accelerator: Accelerator, model: GPT) -> None:
+    ids = torch.zeros(1, 4, dtype=torch.int64)
+    accelerator.backward(model(ids, ids))
+
+
+def test_a_buffer_that_training_changes_is_refused():
+    """In a forward pass, or between two steps; one that a forward pass makes and keeps is none."""
+    words = "training changes the buffer mean of the model, and snapshots hold its parameters alone"
+    with pytest.raises(ConfigError, match=words):
+        compute(*begun(averages)[:2])
+    accelerator, model, _ = begun(caches)
+    compute(accelerator, model)
+    model.mean += 1
+    with pytest.raises(ConfigError, match=words):
+        compute(accelerator, model)
+
+
+@pytest.mark.parametrize(
+    ("method", "remedy"),
+    [
+        ("register_for_checkpointing", "weights, optimizer state and RunState"),
+        ("save_state", "weights, optimizer state and RunState"),
+        ("load_state", "weights, optimizer state and RunState"),
+        ("log", r"Give session\.finish_step a metric, name=value"),
+        ("init_trackers", r"set run\.tracker"),
+    ],
+)
+def test_what_accelerate_would_keep_or_log_is_refused_with_a_remedy(method, remedy):
+    with pytest.raises(ConfigError, match=rf"accelerator\.{method} .*{remedy}"):
+        getattr(Accelerator(cpu=True), method)("something")
 
 
 def test_a_changed_model_with_its_own_name_is_trained(monkeypatch, tmp_path):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 import time
 from contextlib import nullcontext
 from importlib.machinery import FileFinder
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -65,14 +67,15 @@ def test_matrices_decay_and_vectors_do_not():
 
 
 def test_draws_depend_on_seed_step_and_process_and_nothing_else():
-    def draw(*place: int) -> float:
+    def draw(*place: int) -> tuple[float, ...]:
         reseed(*place)
-        return torch.rand(()).item()
+        return torch.rand(()).item(), random.random(), np.random.rand()
 
-    torch.rand(17)
+    torch.rand(17), random.random(), np.random.rand()
     assert draw(1, 2, 3) == draw(1, 2, 3)
     places = [(1, 2, 3), (1, 3, 2), (2, 1, 3), (1, 2, 4), (0, 0, 0), (2**32 - 1, 10**8, 10**4)]
-    assert len({draw(*place) for place in places}) == len(places)
+    for draws in zip(*(draw(*place) for place in places), strict=True):  # of each generator
+        assert len({*draws}) == len(places)
 
 
 def lines(*steps: int) -> list[dict]:
