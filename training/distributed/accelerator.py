@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -135,6 +135,15 @@ METRIC = (
 )
 
 
+def _refused(why: str, remedy: str) -> Callable[..., Any]:
+    """A method of accelerate's Accelerator that has no use in a run: it raises ConfigError."""
+
+    def refuse(*_: Any, **options: Any) -> None:
+        raise ConfigError(f"accelerator.{why}. {remedy}")
+
+    return refuse
+
+
 class Accelerator(accelerate.Accelerator):
     """accelerate's Accelerator, which starts half a second faster without FSDP.
 
@@ -212,27 +221,11 @@ class Accelerator(accelerate.Accelerator):
             assert group is not None, "configure_wrapping has shared the matrices"
             group.sum_gradients([one for one in model.parameters() if one.cut.summed])
 
-    def register_for_checkpointing(self, *objects: Any) -> None:
-        """Refused, as are the next methods: raises ConfigError with what to do instead."""
-        raise ConfigError(f"accelerator.register_for_checkpointing has no effect here. {HELD}")
-
-    def save_state(self, *args: Any, **options: Any) -> str:
-        """Raises ConfigError."""
-        raise ConfigError(f"accelerator.save_state saves nothing that a run resumes from. {HELD}")
-
-    def load_state(self, *args: Any, **options: Any) -> None:
-        """Raises ConfigError."""
-        raise ConfigError(f"accelerator.load_state would undo what a run resumes from. {HELD}")
-
-    def log(self, *args: Any, **options: Any) -> None:
-        """Raises ConfigError."""
-        raise ConfigError(f"accelerator.log has no tracker here. {METRIC}")
-
-    def init_trackers(self, *args: Any, **options: Any) -> None:
-        """Raises ConfigError."""
-        raise ConfigError(
-            f"accelerator.init_trackers has no effect here: set run.tracker. {METRIC}"
-        )
+    register_for_checkpointing = _refused("register_for_checkpointing has no effect here", HELD)
+    save_state = _refused("save_state saves nothing that a run resumes from", HELD)
+    load_state = _refused("load_state would undo what a run resumes from", HELD)
+    log = _refused("log has no tracker here", METRIC)
+    init_trackers = _refused("init_trackers has no effect here: set run.tracker", METRIC)
 
     @property
     def seed_index(self) -> int:
