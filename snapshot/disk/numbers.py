@@ -78,7 +78,7 @@ def refuse_other_counts(layout: Layout, optimizer: Optimizer, step: int, skipped
     counts = [local_part(state[STEP]).float() for state in states if STEP in state]
     if not counts:
         return
-    updates = {*torch.stack(counts).tolist()}
+    updates = {*torch.stack([one.to(counts[0].device) for one in counts]).tolist()}
     if wrong_counts(updates, step, skipped) or len(updates) > 1:
         found = " or ".join(f"{counted:g}" for counted in sorted(updates))
         raise Unresumable(
