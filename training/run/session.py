@@ -394,9 +394,7 @@ class Session:
         metrics.jsonl, the console and the trackers. Raises TrainingStopped when a loss or a norm is
         not finite, ConfigError when a metric is no number.
         """
-        assert self._writer is not None
-        if self._writer.unfinished:  # fp16's loss scaler may have skipped the update
-            self._finish_snapshot(self._writer)
+        self.release_weights()  # fp16's loss scaler may have skipped the update
         self.state.step, self.state.epoch = step, epoch
         self._updating = False
         if isinstance(self.corpus.train, StreamedText):
@@ -540,10 +538,17 @@ class Session:
             # Before the weights change: from then on, this step is not computed again.
             self._agreed_loss = float(self.accelerator.reduce(loss.float(), "mean"))
         self._updating = True
-        if self._writer is not None and self._writer.unfinished:
-            self._finish_snapshot(self._writer)
+        self.release_weights()
 
-    def _finish_snapshot(self, writer: SnapshotWriter) -> None:
+    def release_weights(self) -> None:
+        """Return when weights may change: a pending snapshot is written, or has copies of them.
+
+        Every process must call this before train.py itself changes weights, as for an evaluation
+        with averaged ones. An update calls it.
+        """
+        writer = self._writer
+        if writer is None or not writer.unfinished:
+            return
         if writer.pending:
             self._timeouts.relax()  # the other processes wait for the one that writes
             self._waited_for_snapshot = True

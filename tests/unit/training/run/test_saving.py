@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -18,6 +20,7 @@ from config.schema import ConfigError
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT, GPTConfig
 from snapshot.disk.files import verify
+from snapshot.disk.shards import Shard
 from snapshot.disk.state import RunState
 from snapshot.start import Start
 from store.store import Best
@@ -28,6 +31,7 @@ from training.reporting.report import Report
 from training.run import saving
 from training.run.evaluations import BestSnapshot
 from training.run.saving import SnapshotWriter
+from training.run.session import Session
 from training.step import make_optimizer
 
 
@@ -131,6 +135,27 @@ def test_after_a_snapshot_a_failed_one_holds_nothing_up(tmp_path, capsys):
     trained.begin()
     trained.finish()
     assert "the snapshot of step 3 could not be written: [Errno 17]" in capsys.readouterr().out
+
+
+def test_released_weights_may_be_exchanged_while_a_snapshot_is_written(tmp_path, monkeypatch):
+    """As for an evaluation with averaged ones."""
+    trained, is_released = Trained(tmp_path, CharTokenizer("abcdefg").save), threading.Event()
+    write, weight = Shard.write, trained.saving._model.transformer.wte.weight
+    before = weight.detach().clone()
+
+    def write_late(shard: Shard, files: object) -> None:
+        assert is_released.wait(20)
+        write(shard, files)
+
+    monkeypatch.setattr(Shard, "write", write_late)
+    session = Session.__new__(Session)
+    session._writer = trained.saving
+    session._timeouts = SimpleNamespace(relax=is_released.set)
+    trained.begin()
+    session.release_weights()
+    weight.data.zero_()
+    trained.finish()
+    assert runs.tensors(runs.snapshot(tmp_path, 3))["transformer.wte.weight"].equal(before)
 
 
 def test_a_mistake_in_the_writing_is_not_taken_for_a_full_disk(tmp_path):
