@@ -11,7 +11,7 @@ import torch
 import data.command
 from data.command import EXIT_USER_MISTAKE, say_error
 from data.errors import DataError
-from model.cpu.layers import tune
+from model.cpu.layers import KERNEL, attends_as_torch, tune
 from model.cpu.threads import limit_threads
 from model.family import LanguageModel
 from model.generate import BrokenModel
@@ -84,5 +84,5 @@ def usable_device(name: str) -> torch.device:
 def place(model: LanguageModel, device: torch.device) -> LanguageModel:
     """Move a model to a device; on a CPU its layers become those of `model.cpu`."""
     if device.type == "cpu":
-        tune(model)
+        tune(model, None if attends_as_torch() else KERNEL)
     return model.to(device)

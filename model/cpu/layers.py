@@ -212,4 +212,4 @@ def _is_faster(layer: nn.Module, attention: str | None) -> bool:
         return layer.bias is not None and is_wide and has_amx()
     if isinstance(layer, nn.Dropout):
         return layer.p > 0
-    return attention != KERNEL and attends_as_torch()
+    return attention != KERNEL

@@ -175,12 +175,14 @@ def choose_attention(
         state.attention = decided_by_main(
             accelerator, lambda: usually_faster(accelerator.mixed_precision)
         )
-    if state.attention == PRODUCTS and not attends_as_torch():
-        raise ConfigError(
-            "run.attention=products cannot be used, or the run began with it: Attend in "
-            "model/family.py no longer computes torch's attention, as products do. Set "
-            "run.attention=kernel."
-        )
+    if not attends_as_torch():
+        if state.attention == PRODUCTS:
+            raise ConfigError(
+                "run.attention=products cannot be used, or the run began with it: Attend in "
+                "model/family.py no longer computes torch's attention, as products do. Set "
+                "run.attention=kernel."
+            )
+        state.attention = KERNEL
 
 
 def usually_faster(precision: str) -> str:
