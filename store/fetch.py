@@ -78,8 +78,8 @@ class RepoContents:
             )
         if foreign := self.hub.foreign_file(self.files):
             return (
-                f"{self.hub.key} holds {foreign}, which no run of this project uploaded. Move "
-                "it away, or name one that is new or empty."
+                f"{self.hub.key} holds {foreign}, which no run of this project uploaded. Name "
+                "one that is new or empty, or move that file away."
             )
         return None
 
