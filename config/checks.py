@@ -8,7 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from config.problems import Problems, is_storable, value_of, why_not_storable
-from config.schema import AUTO_SAVING, TEXT_KEYS, Config, gpt_config, other_model
+from config.schema import AUTO_SAVING, TEXT_KEYS, Config, ModelConfig, gpt_config, other_model
 from data.columns import CONVERSATIONS, DOCUMENT_MODES, MASKED, PACKED
 from data.order import WHOLE, shares_of
 from data.printable import printable, redact_urls
@@ -182,23 +182,28 @@ def _check_data_and_model(found: Problems) -> None:
         )
     need(0 <= model.dropout < 1, "model.dropout", "must be at least 0 and below 1")
     if model.n_head >= 1 and 1 <= model.n_embd <= RANGES["model.n_embd"][1]:
-        near = sorted({max(1, model.n_embd // model.n_head), model.n_embd // model.n_head + 1})
-        heads = [count for count in range(1, model.n_embd + 1) if model.n_embd % count == 0]
-        few = max(count for count in heads if count <= model.n_head or count == 1)
-        many = min(count for count in heads if count >= model.n_head or count == model.n_embd)
-        need(
-            model.n_embd % model.n_head == 0,
-            "model.n_embd",
-            f"is not a multiple of model.n_head={model.n_head}. "
-            f"The nearest: {' or '.join(str(count * model.n_head) for count in near)}; or "
-            f"model.n_head={few} or {many}",
-        )
+        is_multiple = model.n_embd % model.n_head == 0
+        need(is_multiple, "model.n_embd", "" if is_multiple else _nearest_heads(model))
     is_valid = data.block_size >= 1 and not any("model." in one for one in found.sentences)
     if other_model(model) is None and is_valid:
         try:
             gpt_config(found.config, vocab_size=1)
         except ValueError as error:
             need(False, "model.family", f"cannot have these sizes: {error}")
+
+
+def _nearest_heads(model: ModelConfig) -> str:
+    """The problem of a width that is no multiple of the heads, and what would be."""
+    width, heads = model.n_embd, model.n_head
+    near = sorted({max(1, width // heads), width // heads + 1})
+    divisors = [count for count in range(1, width + 1) if width % count == 0]
+    few = max(count for count in divisors if count <= heads or count == 1)
+    many = min(count for count in divisors if count >= heads or count == width)
+    return (
+        f"is not a multiple of model.n_head={heads}. "
+        f"The nearest: {' or '.join(str(count * heads) for count in near)}; or "
+        f"model.n_head={few} or {many}"
+    )
 
 
 def _check_what_is_trained(found: Problems) -> None:

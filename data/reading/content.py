@@ -10,6 +10,7 @@ import re
 import shlex
 import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
@@ -59,12 +60,8 @@ class _Streams(io.RawIOBase):
         return bool(rest)
 
 
-def _open_bz2(file: Any) -> Any:
-    return io.BufferedReader(_Streams(file, bz2.BZ2Decompressor))
-
-
-def _open_xz(file: Any) -> Any:
-    return io.BufferedReader(_Streams(file, lzma.LZMADecompressor))
+def _open_streams(decoder: Callable[[], Any], file: Any) -> Any:
+    return io.BufferedReader(_Streams(file, decoder))
 
 
 class Compression(NamedTuple):
@@ -80,8 +77,10 @@ class Compression(NamedTuple):
 
 COMPRESSIONS = {
     ".gz": Compression(gzip.open, rb"\x1f\x8b", "gzip -dc <"),
-    ".bz2": Compression(_open_bz2, rb"BZh", "bzip2 -dc <"),
-    ".xz": Compression(_open_xz, rb"\xfd7zXZ|\x5d\x00\x00", "xz -dc <"),
+    ".bz2": Compression(partial(_open_streams, bz2.BZ2Decompressor), rb"BZh", "bzip2 -dc <"),
+    ".xz": Compression(
+        partial(_open_streams, lzma.LZMADecompressor), rb"\xfd7zXZ|\x5d\x00\x00", "xz -dc <"
+    ),
     ".zst": Compression(_open_zstd, rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18", "zstd -dc"),
 }
 """Keys are file extensions."""

@@ -44,6 +44,7 @@ from data.errors import BadRow, DataError, TextUnreachable
 from data.pieces import Piece, pieces_of
 from data.reading.access import Access, local_file
 from data.reading.content import suffixes
+from data.reading.csv import DELIMITERS
 from data.reading.formats import format_of, is_table
 from data.reading.groups import TRAIN, DataFile, names_in_folder
 from data.reading.http import LOG_IN, OID, check_transient
@@ -59,8 +60,6 @@ HF = re.compile(
     r"(@(?P<revision>refs/(pr|convert)/[\w.-]+|[\w.-]+))?(/(?P<path>.*))?"
 )
 """Some files of a data set, by path or pattern, in the notation of `huggingface_hub`."""
-SNIFFED = (",", ";", "\t")
-"""Separators that a stream finds by itself."""
 CACHE_ERRORS = (*NO_LOCKS, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 """Disk errors that keep `datasets` from caching its downloads."""
 
@@ -182,7 +181,7 @@ def _paths_of_split(access: Access, source: str, name: str, commit: str, split: 
             f"{', '.join(map(str, files))}. "
             + (remedy if split == TRAIN else "Set data.held_out_split to one of them, or to null.")
         )
-    if options := _options_of(builder, SNIFFED):
+    if options := _options_of(builder, DELIMITERS[".csv"]):
         raise DataError(
             f"data.source={source} cannot be streamed: its card reads the files with "
             f"{', '.join(options)}, which a stream does not. Set data.streaming=false, or stream "
@@ -349,21 +348,24 @@ def _tables_are_plain(builder: DatasetBuilder) -> bool:
     return len({format_of(str(url)) for url in files}) == 1 and not _options_of(builder)
 
 
-def _options_of(builder: DatasetBuilder, but: Collection[str] = ()) -> list[str]:
-    """What a card says of how to read its tables, except separators in `but`: `comment='#'`."""
+def _options_of(builder: DatasetBuilder, of_csv: Collection[str] = ()) -> list[str]:
+    """What a card says of how to read its tables: `comment='#'`.
+
+    A usual separator is left out: of CSV those in `of_csv`, of TSV the tab.
+    """
     if not isinstance(builder, (Csv, Json, Parquet)):
         return []
     config, usual = builder.config, type(builder.config)()
     files = (config.data_files or {}).get("train", ())
     if all(suffixes(str(url))[0] == ".tsv" for url in files):
-        but = {*but, "\t"}
+        of_csv = DELIMITERS[".tsv"]
     general = {field.name for field in fields(BuilderConfig)} | {"features"}
     return [
         f"{field.name}={value!r}"
         for field in fields(config)
         if (value := getattr(config, field.name)) != getattr(usual, field.name)
         and field.name not in general
-        and not (field.name in ("sep", "delimiter") and value in but)
+        and not (field.name in ("sep", "delimiter") and value in of_csv)
     ]
 
 
