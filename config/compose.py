@@ -33,6 +33,7 @@ from config.hints import (
 )
 from config.other_models import recipe_of
 from config.problems import is_storable, shortened, why_not_storable
+from config.removed import removed
 from config.schema import AUTO_SAVING, TEXT_KEYS, Config, ConfigError, other_model
 from data.tokenizer import CHARACTERS
 from model.families import FAMILIES
@@ -211,6 +212,8 @@ def _valid(
 def _mistake_in_form(argument: str) -> str | None:
     """A mistake in the form of an argument, but not in its value; None if there is none."""
     keys = list(all_keys())
+    if sentence := removed(*argument.lstrip("-+~").partition("=")[::2]):
+        return sentence
     if argument.startswith("-"):
         return unknown_option(argument, [*keys, "model", "experiment"])
     key, _, text = argument.partition("=")

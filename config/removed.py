@@ -1,0 +1,25 @@
+"""What earlier versions had and this one lacks, by the name that a user types.
+
+The only place that knows. A key, a value of a key (`key=value`), or an option or a subcommand of a
+program (`prove.py --faults`), each with what to do instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+REMOVED: dict[str, str] = {}
+
+
+def removed(name: str, value: str = "") -> str | None:
+    """The sentence for a key, or for a value of a key, that is gone; None for any other."""
+    for gone in (f"{name}={value}", name):
+        if gone in REMOVED:
+            return f"{gone} was removed in 0.2.0: {REMOVED[gone]}."
+    return None
+
+
+def removed_option(program: str, arguments: Sequence[str]) -> str | None:
+    """The sentence for an option or a subcommand of a program that is gone, if there is one."""
+    names = (f"{program} {argument.partition('=')[0]}" for argument in arguments)
+    return next((sentence for name in names if (sentence := removed(name))), None)

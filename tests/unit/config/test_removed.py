@@ -1,0 +1,47 @@
+"""What is gone answers with what to do instead."""
+
+from __future__ import annotations
+
+import pytest
+
+from config import removed
+from config.compose import all_keys, load_config
+from config.schema import ConfigError
+
+KEYS = [name for name in removed.REMOVED if " " not in name]
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_a_key_that_is_gone_says_what_to_do_instead(name: str) -> None:
+    argument = name if "=" in name else f"{name}=1"
+    with pytest.raises(ConfigError) as mistake:
+        load_config([argument])
+    assert f"{name} was removed in 0.2.0: {removed.REMOVED[name]}." in str(mistake.value)
+
+
+def test_no_key_of_the_schema_is_in_the_table() -> None:
+    assert not set(all_keys()) & set(KEYS)
+    assert {name.partition("=")[0] for name in KEYS if "=" in name} <= set(all_keys())
+
+
+def test_a_sentence_is_the_rest_of_one() -> None:
+    for name, sentence in removed.REMOVED.items():
+        assert not sentence.endswith((".", " ")), name
+        assert sentence[:1] == sentence[:1].strip(), name
+
+
+def test_an_option_that_is_gone_is_found_with_and_without_a_value(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(removed.REMOVED, "prove.py --old", "use --new")
+    sentence = "prove.py --old was removed in 0.2.0: use --new."
+    assert removed.removed_option("prove.py", ["--x", "--old"]) == sentence
+    assert removed.removed_option("prove.py", ["--old=3"]) == sentence
+    assert removed.removed_option("plan.py", ["--old"]) is None
+
+
+def test_a_value_that_is_gone_leaves_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(removed.REMOVED, "snapshot.every=sometimes", "give a number of steps")
+    with pytest.raises(ConfigError, match=r"snapshot\.every=sometimes was removed"):
+        load_config(["snapshot.every=sometimes"])
+    assert load_config(["snapshot.every=7"]).snapshot.every == 7
