@@ -55,16 +55,12 @@ def main(config: Config, session: Session) -> int:
     windows = windows_of(corpus.train, data.block_size, IGNORED, session.packs(model))
     order = windows.order(train.seed, train.global_batch_size)
     pinned = accelerator.device.type == "cuda"
-    train_loader = window_loader(
-        windows,
-        StepBatches(order, split, session.next_step),
-        data.num_workers,
-        pinned,
-    )
+    train_batches = StepBatches(order, split, session.next_step)
+    train_loader = window_loader(windows, train_batches, pinned)
     at_most = None if train.eval_batches is None else train.eval_batches * train.global_batch_size
     held_out = windows_of(corpus.held_out, data.block_size, IGNORED, session.packs(model))
     held_out_batches = HeldOutBatches(held_out, at_most, split.global_micro_batch)
-    held_out_loader = window_loader(held_out, held_out_batches, pinned=pinned)
+    held_out_loader = window_loader(held_out, held_out_batches, pinned)
 
     configure_wrapping(accelerator, model, config.run)
     model, optimizer, train_loader, held_out_loader = accelerator.prepare(

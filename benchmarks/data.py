@@ -3,8 +3,7 @@
     OMP_NUM_THREADS=1 python benchmarks/data.py --megabytes 10 100 1000 4000
 
 Writes a generated text of each size to a temporary folder and measures its preparation in new
-processes, with one thread and with several. Then another new process reads 2,000 batches of it,
-without and with two worker processes (`data.num_workers`).
+processes, with one thread and with several. Then another new process reads 2,000 batches of it.
 """
 
 from __future__ import annotations
@@ -87,21 +86,17 @@ def load(source: str, cache: str) -> dict:
     pairs = [(first_batch_seconds(1), first_batch_seconds(1_000_000)) for _ in range(300)]
     ratios = sorted(late / early for early, late in pairs)
 
-    def tokens_per_second(workers: int) -> float:
-        chosen = StepBatches(order, Split(BATCH), first_step=1)
-        batches = iter(window_loader(Windows(corpus.train, BLOCK, -100), chosen, workers))
+    chosen = StepBatches(order, Split(BATCH), first_step=1)
+    batches = iter(window_loader(Windows(corpus.train, BLOCK, -100), chosen))
+    next(batches)
+    started_at = time.perf_counter()
+    for _ in range(BATCHES):
         next(batches)
-        started_at = time.perf_counter()
-        for _ in range(BATCHES):
-            next(batches)
-        return BATCHES * BATCH * BLOCK / (time.perf_counter() - started_at)
-
-    without_workers = tokens_per_second(0)
+    seconds = time.perf_counter() - started_at
     return {
         "start_ratio": ratios[len(ratios) // 2],
-        "loader_tokens_per_second": without_workers,
+        "loader_tokens_per_second": BATCHES * BATCH * BLOCK / seconds,
         "own_memory_growth_mb": anonymous_mb() - anonymous,
-        "loader_tokens_per_second_two_workers": tokens_per_second(2),
     }
 
 
@@ -155,7 +150,6 @@ def main() -> None:
                 *(f"{found['peak_mb']:.0f}" for found in prepared.values()),
                 f"{prepared[options.threads[0]]['imports_mb']:.0f}",
                 f"{loading['loader_tokens_per_second']:,.0f}",
-                f"{loading['loader_tokens_per_second_two_workers']:,.0f}",
                 f"{loading['start_ratio']:.2f}",
                 f"{loading['own_memory_growth_mb']:.1f}",
             )
@@ -167,7 +161,6 @@ def main() -> None:
             *(f"peak MB, threads: {threads}" for threads in options.threads),
             "of which imports",
             "loader tokens/s",
-            "two workers",
             "start at step 1,000,000 / 1",
             "own memory of 2,000 batches, MB",
         ),

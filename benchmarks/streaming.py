@@ -49,11 +49,11 @@ def write_text(folder: Path, megabytes: int) -> None:
     train_bpe(8000, chunks_of(texts, sys.maxsize), 2000 * ROW_BYTES).save(folder)
 
 
-def in_new_process(python: str, name: str, folder: Path, workers: int, tokens: int) -> Any:
+def in_new_process(python: str, name: str, folder: Path, tokens: int) -> Any:
     # -P: MosaicML's package has the name of this file.
     script = str(Path(__file__).with_name("streaming_loaders.py"))
     result = subprocess.run(
-        [python, "-P", script, name, str(folder), str(workers), str(tokens)],
+        [python, "-P", script, name, str(folder), str(tokens)],
         capture_output=True,
         text=True,
         check=False,
@@ -64,26 +64,25 @@ def in_new_process(python: str, name: str, folder: Path, workers: int, tokens: i
 
 
 def loader(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Each loader cold, with its preparation, and then warm, in turns, with 0 and 2 workers."""
+    """Each loader cold, with its preparation, and then warm, in turns."""
     names = ["ours", "datasets", *(["litdata", "mosaicml"] if options.peers else [])]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         write_text(folder, options.megabytes)
 
-        def timed(name: str, workers: int = 0, tokens: int = options.tokens) -> Any:
+        def timed(name: str, tokens: int = options.tokens) -> Any:
             python = sys.executable if name in ("ours", "datasets") else options.peers
-            found = in_new_process(python, name, folder, workers, tokens)
-            print(name, workers, json.dumps(found), file=sys.stderr, flush=True)
+            found = in_new_process(python, name, folder, tokens)
+            print(name, json.dumps(found), file=sys.stderr, flush=True)
             return found
 
         cold = {name: timed(name) for name in names}
         timed("ours", tokens=0)  # fills the cache, of which a pass needs less than four epochs
-        warm: dict[tuple[str, int], list[Any]] = {}
+        warm: dict[str, list[Any]] = {name: [] for name in names}
         for _ in range(options.repeats):
-            for workers in (0, 2):
-                for name in names:
-                    warm.setdefault((name, workers), []).append(timed(name, workers))
-    found = [figures_of(name, cold[name], warm) for name in names]
+            for name in names:
+                warm[name].append(timed(name))
+    found = [figures_of(name, cold[name], warm[name]) for name in names]
     rows = []
     for one in found:
         _, *values = one.values()
@@ -92,21 +91,17 @@ def loader(options: argparse.Namespace) -> list[dict[str, Any]]:
     return found
 
 
-def figures_of(name: str, cold: Any, warm: dict[tuple[str, int], list[Any]]) -> dict[str, Any]:
+def figures_of(name: str, cold: Any, warm: list[Any]) -> dict[str, Any]:
     """The figures of a loader: of several passes the median, and of the speeds both ends."""
-    speeds = {
-        workers: sorted(one["tokens"] / one["read"] for one in warm[name, workers])
-        for workers in (0, 2)
-    }
-    firsts = [one["prepare"] + one["first"] for one in warm[name, 0]]
+    speeds = sorted(one["tokens"] / one["read"] for one in warm)
+    firsts = [one["prepare"] + one["first"] for one in warm]
     return {
         "loader": name,
         "cold, tokens/s": cold["tokens"] / (cold["prepare"] + cold["read"]),
-        "warm, tokens/s": statistics.median(speeds[0]),
-        "lowest": speeds[0][0],
-        "highest": speeds[0][-1],
-        "warm, 2 workers": statistics.median(speeds[2]),
-        "warm, median stretch": statistics.median(one["steady"] for one in warm[name, 0]),
+        "warm, tokens/s": statistics.median(speeds),
+        "lowest": speeds[0],
+        "highest": speeds[-1],
+        "warm, median stretch": statistics.median(one["steady"] for one in warm),
         "first batch, cold, s": cold["prepare"] + cold["first"],
         "first batch, warm, s": statistics.median(firsts),
     }

@@ -1,6 +1,6 @@
 """A loader of benchmarks/streaming.py, in a process of its own, whose Python has its package.
 
-    python benchmarks/streaming_loaders.py datasets FOLDER WORKERS TOKENS
+    python benchmarks/streaming_loaders.py datasets FOLDER TOKENS
 
 Reads FOLDER/data/*.parquet, encodes with FOLDER/tokenizer.json, and yields batches of 16 blocks of
 1,024 tokens and one. Prints seconds and tokens as JSON; `prepare` is the time of a preparation,
@@ -26,7 +26,6 @@ import numpy as np
 BATCH, BLOCK = 16, 1025
 SHUFFLED_ROWS = 16_000
 """As many as a window of ours has, of 2 KB each."""
-BATCHES_AHEAD = 64
 STRETCH = 64
 """Batches of which the median speed is also given: a pause of the machine counts in one stretch."""
 EPOCHS = 4
@@ -89,7 +88,7 @@ def fill(folder: Path) -> None:
             source.prepare(epoch, window)
 
 
-def ours(folder: Path, workers: int) -> Any:
+def ours(folder: Path) -> Any:
     """The batches of a run."""
     text = our_stream(folder)
     from data.loader import StepBatches, window_loader
@@ -97,10 +96,10 @@ def ours(folder: Path, workers: int) -> Any:
 
     blocks = text.sequences(BLOCK - 1)
     order = blocks.order(1, BATCH)
-    return window_loader(blocks, StepBatches(order, Split(BATCH), first_step=1), workers)
+    return window_loader(blocks, StepBatches(order, Split(BATCH), first_step=1))
 
 
-def datasets(folder: Path, workers: int) -> Any:
+def datasets(folder: Path) -> Any:
     """`datasets` streaming, with a shuffle buffer."""
     import torch
     from datasets import load_dataset
@@ -121,10 +120,7 @@ def datasets(folder: Path, workers: int) -> Any:
             )
             return blocks_of(encoded, end)
 
-    ahead = {"prefetch_factor": BATCHES_AHEAD} if workers else {}
-    return torch.utils.data.DataLoader(
-        Blocks(), BATCH, num_workers=workers, drop_last=True, **ahead
-    )
+    return torch.utils.data.DataLoader(Blocks(), BATCH, drop_last=True)
 
 
 def tokens_of(path: str, folder: str) -> Iterator[Any]:
@@ -139,7 +135,7 @@ def tokens_of(path: str, folder: str) -> Iterator[Any]:
             yield torch.tensor([*one.ids, end], dtype=torch.int32)
 
 
-def litdata(folder: Path, workers: int) -> Any:
+def litdata(folder: Path) -> Any:
     """litdata's chunks of tokens, prepared before."""
     from functools import partial
 
@@ -158,10 +154,10 @@ def litdata(folder: Path, workers: int) -> Any:
     rows = lit.StreamingDataset(
         str(target), item_loader=loader(BLOCK), shuffle=True, seed=1, drop_last=True
     )
-    return lit.StreamingDataLoader(rows, batch_size=BATCH, num_workers=workers)
+    return lit.StreamingDataLoader(rows, batch_size=BATCH)
 
 
-def mosaicml(folder: Path, workers: int) -> Any:
+def mosaicml(folder: Path) -> Any:
     """MosaicML's shards of blocks, prepared before."""
     import torch
 
@@ -178,11 +174,11 @@ def mosaicml(folder: Path, workers: int) -> Any:
     data = streaming.StreamingDataset(
         local=str(target), shuffle=True, shuffle_seed=1, batch_size=BATCH
     )
-    return torch.utils.data.DataLoader(data, BATCH, num_workers=workers, drop_last=True)
+    return torch.utils.data.DataLoader(data, BATCH, drop_last=True)
 
 
 def main() -> None:
-    name, folder, workers, wanted = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    name, folder, wanted = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
     import torch  # noqa: F401 - not measured
 
     make = {"ours": ours, "datasets": datasets, "litdata": litdata, "mosaicml": mosaicml}[name]
@@ -191,7 +187,7 @@ def main() -> None:
         print("{}", flush=True)
         return
     begun = time.perf_counter()
-    loader = make(folder, workers)
+    loader = make(folder)
     made = time.perf_counter()
     tokens, first, times = 0, 0.0, []
     for batch in loader:

@@ -29,7 +29,6 @@ from optim.state_dtype import STATE_DTYPES
 MOST = 1_000_000_000
 RANGES = {
     "data.block_size": (1, 1_000_000),
-    "data.num_workers": (0, 1_000),
     "data.window_bytes": (1_000, 10**12),
     "data.prefetch_bytes": (1_000, 10**12),
     "data.stream_cache_bytes": (1_000, 10**15),

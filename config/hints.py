@@ -39,7 +39,6 @@ ALIASES = {
     "data.source": "data dataset dataset_name data_path data_dir text file train_file input",
     "data.block_size": "context context_length seq_len seq_length sequence_length max_seq_len"
     " max_length n_ctx n_positions",
-    "data.num_workers": "workers dataloader_num_workers",
     "data.tokenizer": "tokenizer_name tokenizer_path vocab vocab_size bpe",
     "data.cache_dir": "cache",
     "data.documents": "packing pack sft chat conversations",

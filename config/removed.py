@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-REMOVED: dict[str, str] = {}
+REMOVED: dict[str, str] = {
+    "data.num_workers": "leave it out, because the training process reads its batches itself",
+}
 
 
 def removed(name: str, value: str = "") -> str | None:

@@ -50,8 +50,6 @@ class DataConfig:
     """Context length, in tokens."""
     cache_dir: str = "out/data"
     """The folder for prepared texts."""
-    num_workers: int = 0
-    """Worker processes that read batches; 0 reads in the training process."""
     streaming: bool | None = None
     """Read the text during training; null: with data.mix, and for files of more than 5 GB."""
     mix: list[MixPart] = field(default_factory=list)

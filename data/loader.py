@@ -9,9 +9,6 @@ depend on the number of processes.
 
 from __future__ import annotations
 
-import atexit
-import multiprocessing
-import signal
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, Protocol, cast, overload
@@ -171,10 +168,7 @@ def held_out_starts(tokens: int, block_size: int, at_most: int | None) -> list[i
 
 
 def window_loader(
-    windows: Sequences,
-    batches: StepBatches | HeldOutBatches,
-    workers: int = 0,
-    pinned: bool = False,
+    windows: Sequences, batches: StepBatches | HeldOutBatches, pinned: bool = False
 ) -> DataLoader:
     """A loader of pairs: inputs, targets and perhaps positions, each int64 (B, T), and their share.
 
@@ -182,42 +176,14 @@ def window_loader(
     over all targets of its step. The loader does not use the global generator. `pinned` puts the
     batches into page-locked memory, for asynchronous copies to a GPU.
     """
-    if workers:
-        atexit.register(_end_workers)
     return DataLoader(
         cast(Dataset, windows),
         batch_sampler=batches,
         collate_fn=partial(_weighed, factor=batches.factor),
-        num_workers=workers,
         pin_memory=pinned,
         # Its own generator: a new iterator would advance the global one, which dropout uses.
         generator=torch.Generator(),
-        worker_init_fn=_ignore_signals,
     )
-
-
-def _ignore_signals(worker: int) -> None:
-    """Make a worker ignore signals: the main process ends its workers.
-
-    Ctrl-C, a scheduler's signals and a closed terminal reach every process; the run then finishes
-    its step, for which it needs its workers. Forked workers would also write to the wake-up pipe
-    of the run.
-    """
-    signal.set_wakeup_fd(-1)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-
-
-def _end_workers() -> None:
-    """Kill the workers of a process that is about to exit.
-
-    The traceback of an error may still reference their loader. Python would then send them SIGTERM,
-    which they ignore, and wait for them forever.
-    """
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler treats their end as an error
-    for child in multiprocessing.active_children():
-        if child.daemon:
-            child.kill()
 
 
 def _weighed(batch: Any, factor: float) -> Any:  # torch types it as a list of rows

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -230,8 +230,7 @@ class TokenStream:
     """Tokens start..stop of consecutive arrays, read window by window.
 
     The arrays are parts of a token file and stay on the disk, so a stream needs no memory of its
-    own. A process that receives a pickled stream (a loader's worker) gets the path and the bounds,
-    and opens the file itself.
+    own.
     """
 
     def __init__(
@@ -239,8 +238,6 @@ class TokenStream:
         chunks: Sequence[NDArray | TokensInFile],
         start: int = 0,
         stop: int | None = None,
-        path: Path | None = None,
-        column: str = "tokens",
         ends: NDArray[np.int64] | None = None,
     ) -> None:
         """`ends`, from the beginning of the arrays, are where documents end, if windows say so."""
@@ -248,20 +245,13 @@ class TokenStream:
         self.bounds = np.cumsum([0, *(len(chunk) for chunk in chunks)])
         self.start = start
         self.stop = int(self.bounds[-1]) if stop is None else stop
-        self.path = path
-        self.column = column
         self.ends = ends
         assert 0 <= self.start <= self.stop <= self.bounds[-1]
 
     @classmethod
     def from_arrow(cls, path: Path, column: str = "tokens") -> TokenStream:
         """All lists of a column, joined. Raises OSError, or ValueError if the file is damaged."""
-        return cls(TokenFile(path).lists(column), path=path, column=column)
-
-    def __reduce__(self) -> tuple[Callable, tuple[Any, ...]]:
-        if self.path is None:
-            return TokenStream, (self.chunks, self.start, self.stop, None, self.column, self.ends)
-        return _reopened, (self.path, self.column, self.start, self.stop, self.ends)
+        return cls(TokenFile(path).lists(column))
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -274,11 +264,11 @@ class TokenStream:
     def part(self, start: int, stop: int) -> TokenStream:
         """The stream of tokens start..stop of this one; it shares the arrays."""
         first, last = self.start + start, self.start + stop
-        return TokenStream(self.chunks, first, last, self.path, self.column, self.ends)
+        return TokenStream(self.chunks, first, last, self.ends)
 
     def masked(self, ends: NDArray[np.int64]) -> TokenStream:
         """The same tokens, in whose windows positions begin again after each of `ends`."""
-        return TokenStream(self.chunks, self.start, self.stop, self.path, self.column, ends)
+        return TokenStream(self.chunks, self.start, self.stop, ends)
 
     def positions(self, start: int, length: int) -> NDArray[np.int64]:
         """Positions (length,) of tokens start..start+length of a masked stream."""
@@ -305,9 +295,3 @@ class TokenStream:
         """All of its tokens, piece by piece."""
         for start in range(0, len(self), PIECE_TOKENS):
             yield self.window(start, min(PIECE_TOKENS, len(self) - start))
-
-
-def _reopened(
-    path: Path, column: str, start: int, stop: int, ends: NDArray[np.int64] | None
-) -> TokenStream:
-    return TokenStream(TokenFile(path).lists(column), start, stop, path, column, ends)

@@ -26,7 +26,7 @@ Answer = TypeVar("Answer")
 
 
 class Access:
-    """Reads ranges of bytes. Any thread may call it, and a forked process as well."""
+    """Reads ranges of bytes. Any thread may call it."""
 
     def __init__(self, cache_dir: Path, say: Callable[[str], None] | None = None) -> None:
         """`say` prints a line for the user, for example about a wait."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 from collections import Counter
@@ -41,29 +40,29 @@ class Refused(Exception):
 
 
 class HttpFiles:
-    """A pool of connections; a forked process gets its own."""
+    """A pool of connections."""
 
     def __init__(self) -> None:
-        self._clients: dict[int, httpx2.Client] = {}
-        """Clients by process."""
+        self._client: httpx2.Client | None = None
         self._with_ranges: set[str] = set()
         """Servers that have sent a range."""
         self._without_range: Counter[str] = Counter()
         """By server, how many range requests it has answered with whole files."""
         self._lock = threading.Lock()
 
-    def _client(self) -> httpx2.Client:
+    def _opened(self) -> httpx2.Client:
         with self._lock:
-            if os.getpid() not in self._clients:
+            if self._client is None:
                 limits = httpx2.Limits(max_connections=64, max_keepalive_connections=64)
-                self._clients[os.getpid()] = httpx2.Client(
+                self._client = httpx2.Client(
                     timeout=TIMEOUT_SECONDS, follow_redirects=True, limits=limits
                 )
-            return self._clients[os.getpid()]
+            return self._client
 
     def close(self) -> None:
-        """End the connections of this process."""
-        if client := self._clients.pop(os.getpid(), None):
+        """End the connections."""
+        client, self._client = self._client, None
+        if client is not None:
             client.close()
 
     def get_from_hub(self, url: str) -> tuple[Any, str | None]:
@@ -130,7 +129,7 @@ class HttpFiles:
         token = token_headers(url) if of_hub else {}
         asked = {"Accept-Encoding": "identity", **headers, **token}
         try:
-            with self._client().stream("GET", url, headers=asked) as response:
+            with self._opened().stream("GET", url, headers=asked) as response:
                 unauthorized = response.status_code == HTTPStatus.UNAUTHORIZED
                 if unauthorized and of_hub and token_headers(url) != token:
                     raise Unanswered("the token was replaced")

@@ -113,7 +113,6 @@ class HeldFile:
 
     def release(self) -> None:
         """Let the file be removed."""
-        # Closing it would not suffice: workers that were forked hold the same lock.
         with suppress(OSError):
             fcntl.flock(self._file.descriptor, fcntl.LOCK_UN)
 

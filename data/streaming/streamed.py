@@ -139,25 +139,19 @@ class Opened(NamedTuple):
 
 
 class StreamedBlocks(Dataset):
-    """Blocks, each a list of parts of files in the cache. A process that has none of them open
-    opens them by name, so workers of any kind can read them."""
+    """Blocks, each a list of parts of files in the cache, which are opened by name."""
 
     def __init__(self, text: StreamedText, block_size: int, ignored: int) -> None:
         self.block_size, self._ignored = block_size, ignored
-        self._text: StreamedText | None = text
+        self._text = text
         self._cache = text.sources[0].cache
         self._dtype = text.sources[0].definition.tokenizer.dtype
         self._most_open = OPEN_FILES * len(text.sources)
         self._masks = text.masks
         self._open: OrderedDict[str, Opened] = OrderedDict()
 
-    def __getstate__(self) -> dict[str, Any]:
-        """What a worker needs that is not forked: not the text, which has threads."""
-        return {**vars(self), "_text": None, "_open": OrderedDict()}
-
     def order(self, seed: int, global_batch_size: int) -> StreamOrder:
         """The order in which they are trained on; the seed is that of the text."""
-        assert self._text is not None
         return self._text.order(self.block_size, global_batch_size)
 
     def __getitems__(self, blocks: list[Block]) -> tuple[tuple[Tensor, ...], float]:
@@ -173,7 +167,6 @@ class StreamedBlocks(Dataset):
                 begin, content = files[name]
                 row[place : place + count] = content[first - begin : first - begin + count]
                 place += count
-        # One storage, which a worker sends at once.
         batch = np.empty((2 + self._masks, len(blocks), self.block_size), dtype=np.int64)
         batch[0], batch[1] = tokens[:, :-1], tokens[:, 1:]
         padding = [not parts for parts in blocks]

@@ -81,21 +81,6 @@ def test_a_run_trains_on_after_a_notice_of_known_length(words, tmp_path):
     only_snapshot(run_dir)
 
 
-@pytest.mark.thorough
-def test_a_ctrl_c_that_reaches_every_process_finishes_the_step(words, tmp_path):
-    run_dir = tmp_path / "run"
-    # As from a terminal: to the whole group, in which the loader's workers are.
-    with runs.started(runs.command(*words, "data.num_workers=2"), session=True) as process:
-        wait_for_steps(process, run_dir)
-        assert len(psutil.Process(process.pid).children()) >= 2
-        os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
-    assert process.returncode == 130, errors
-    (said,) = errors.split("\n")[1:-1]  # one line, and no traceback of a worker
-    assert said.startswith("Ctrl-C: the run finishes this step and writes a snapshot")
-    only_snapshot(run_dir)
-
-
 @pytest.mark.parametrize(
     ("config", "whom"),
     [

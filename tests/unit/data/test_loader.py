@@ -1,11 +1,7 @@
 """Windows of a stream of tokens, and the batches of training and of evaluation."""
 
 import os
-import signal
-import subprocess
-import sys
 from itertools import pairwise
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import numpy as np
@@ -17,21 +13,18 @@ from datasets.arrow_writer import ArrowWriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import runs
 from data.errors import TextLost
 from data.loader import (
     NO_WINDOW,
     HeldOutBatches,
     StepBatches,
     Windows,
-    _ignore_signals,
     held_out_starts,
     window_loader,
 )
 from data.order import BlockOrder
 from data.split import Split
 from data.token_file import TokenStream
-from training.run.signals import TAKEN
 
 IGNORED = -100
 LENGTHS = [2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 16, 17, 18, 31, 32, 33, 34, 100, 101]
@@ -122,36 +115,6 @@ def test_an_open_stream_outlives_its_file(tmp_path):
     assert stream.window(10, 3).tolist() == [10, 11, 12]
 
 
-@pytest.mark.parametrize("tokens", [1_000, 1_000_000])
-def test_what_a_worker_is_sent_does_not_grow_with_the_corpus(tmp_path, tokens):
-    path = arrow_file(tmp_path / "tokens.arrow", np.split(np.arange(tokens) % 9, 100))
-    windows = Windows(TokenStream.from_arrow(path).part(10, tokens - 10), 8, IGNORED)
-
-    sent = ForkingPickler.dumps(windows)
-    again = ForkingPickler.loads(sent)
-
-    assert len(sent) < 1000
-    assert len(again) == tokens - 20
-    for mine, theirs in zip(
-        windows.__getitems__([0, 700])[0], again.__getitems__([0, 700])[0], strict=True
-    ):
-        assert torch.equal(mine, theirs)
-
-
-def test_a_spawned_worker_loads_the_same_batches(tmp_path):
-    path = arrow_file(tmp_path / "tokens.arrow", [np.arange(200)])
-    windows = Windows(TokenStream.from_arrow(path), 8, IGNORED)
-
-    def batches(workers):
-        loader = window_loader(windows, HeldOutBatches(windows, 6, 2), workers)
-        if workers:
-            loader.multiprocessing_context = "spawn"  # with the start of a process, as forkserver
-        return list(loader)
-
-    for alone, helped in zip(batches(0), batches(1), strict=True):
-        assert all(map(torch.equal, alone[0], helped[0]))
-
-
 def test_targets_are_the_inputs_shifted_by_one():
     (inputs, targets), _ = Windows(counting_stream(50), 8, IGNORED).__getitems__([0, 13, 41])
 
@@ -202,17 +165,17 @@ def test_an_evaluation_spreads_its_blocks_evenly():
     assert held_out_starts(1001, 10, 100) == held_out_starts(1001, 10, 5000) == every
 
 
-def loader_of(kind, workers=0):
+def loader_of(kind):
     windows = Windows(counting_stream(200), 8, IGNORED)
     if kind == "training":
         batches = StepBatches(BlockOrder(200, 8, seed=1), Split(4, 1, 2), first_step=3)
     else:
         batches = HeldOutBatches(windows, None, 2)
-    return window_loader(windows, batches, workers)
+    return window_loader(windows, batches)
 
 
-def first_batches(kind, count, workers=0):
-    iterator = iter(loader_of(kind, workers))
+def first_batches(kind, count):
+    iterator = iter(loader_of(kind))
     return [next(iterator) for _ in range(count)]
 
 
@@ -232,50 +195,3 @@ def test_training_batches_are_the_order_from_the_first_step_on():
     inputs = torch.cat([inputs for (inputs, _), _ in first_batches("training", 6)])
 
     assert inputs[:, 0].tolist() == order.starts(2 * 4, 12).tolist()
-
-
-def test_workers_load_the_same_batches():
-    alone, helped = first_batches("training", 5), first_batches("training", 5, workers=2)
-
-    for ((inputs, targets), _), ((same_inputs, same_targets), _) in zip(alone, helped, strict=True):
-        assert torch.equal(inputs, same_inputs)
-        assert torch.equal(targets, same_targets)
-
-
-def test_a_worker_ignores_every_signal_that_the_run_takes(monkeypatch):
-    ignored = {}
-    monkeypatch.setattr(signal, "signal", ignored.__setitem__)
-    monkeypatch.setattr(signal, "set_wakeup_fd", lambda descriptor: None)
-    _ignore_signals(worker=0)
-
-    assert ignored == dict.fromkeys(TAKEN, signal.SIG_IGN)
-
-
-HELD_AT_THE_END = """
-import numpy as np
-from data.loader import HeldOutBatches, Windows, window_loader
-from data.token_file import TokenStream
-
-def main():
-    windows = Windows(TokenStream([np.arange(250, dtype=np.uint8)]), 8, -100)
-    batches = iter(window_loader(windows, HeldOutBatches(windows, None, 2), workers=2))
-    next(batches)
-    def held():  # as the frames of a traceback hold each other
-        return batches, held
-    raise SystemExit(7)
-
-main()
-"""
-
-
-def test_a_process_does_not_wait_for_its_workers_at_the_end():
-    """They ignore the SIGTERM with which Python would end them."""
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore:This DataLoader will create", "-c", HELD_AT_THE_END],
-        cwd=runs.ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-
-    assert (result.returncode, result.stderr) == (7, "")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -45,12 +43,11 @@ def test_positions_begin_again_after_each_end(lengths, data):
         for place in range(first, first + length)
     ]
     assert stream.positions(first, length).tolist() == expected
-    part = pickle.loads(pickle.dumps(stream.part(first, int(ends[-1]))))  # as a worker gets it
+    part = stream.part(first, int(ends[-1]))
     assert part.positions(0, length).tolist() == expected
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_prepared_text_has_the_same_windows_with_positions(tmp_path, workers):
+def test_a_prepared_text_has_the_same_windows_with_positions(tmp_path):
     source = tmp_path / "rows.jsonl"
     texts = [f'{{"text": "{"ab" * (number % 9)}"}}\n' for number in range(200)]
     source.write_text("".join(texts))
@@ -69,7 +66,7 @@ def test_a_prepared_text_has_the_same_windows_with_positions(tmp_path, workers):
         batches = StepBatches(windows.order(1, BATCH), Split(BATCH), first_step=1)
         held_out = windows_of(corpus.held_out, BLOCK, IGNORED, pack=True)
         loaders = (
-            window_loader(windows, batches, workers),
+            window_loader(windows, batches),
             window_loader(held_out, HeldOutBatches(held_out, None, BATCH)),
         )
         both[documents] = corpus, [next(iter(loader)) for loader in loaders]
@@ -85,8 +82,7 @@ def test_a_prepared_text_has_the_same_windows_with_positions(tmp_path, workers):
     assert corpus.info.fingerprint != both[PACKED][0].info.fingerprint
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_blocks_of_a_stream_say_where_rows_begin(tmp_path, workers):
+def test_blocks_of_a_stream_say_where_rows_begin(tmp_path):
     source = streams.lines_folder(tmp_path / "rows", "a")
     corpora = [
         streams.corpus(tmp_path / "cache", source, masks=masks, window_bytes=1500)
@@ -96,7 +92,7 @@ def test_blocks_of_a_stream_say_where_rows_begin(tmp_path, workers):
     for corpus in corpora:
         windows = windows_of(corpus.train, BLOCK, IGNORED, pack=True)
         batches = StepBatches(windows.order(0, BATCH), Split(BATCH), first_step=1)
-        loader = iter(window_loader(windows, batches, workers))
+        loader = iter(window_loader(windows, batches))
         found.append([next(loader)[0] for _ in range(60)])  # across windows and epochs
     for packed, masked in zip(*found, strict=True):
         assert packed[0].equal(masked[0])

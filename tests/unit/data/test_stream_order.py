@@ -38,11 +38,11 @@ def listing_of(sizes: list[int]) -> Listing:
     return Listing("name", None, "parquet", "text", (file,), groups, "f")
 
 
-def steps_of(corpus, first=1, count=1, workers=0):
+def steps_of(corpus, first=1, count=1):
     """The batches of steps, each with what a snapshot after it stores."""
     windows = windows_of(corpus.train, BLOCK, -100, False)
     order = windows.order(0, BATCH)
-    batches = iter(window_loader(windows, StepBatches(order, Split(BATCH), first), workers))
+    batches = iter(window_loader(windows, StepBatches(order, Split(BATCH), first)))
     return [(next(batches)[0], corpus.train.finish(step)) for step in range(first, first + count)]
 
 
@@ -111,18 +111,6 @@ def test_a_run_continues_after_any_step_as_if_it_had_not_stopped(sources, tmp_pa
             assert batch[0].equal(expected[0])
             assert batch[1].equal(expected[1])
             assert after == there
-
-
-@pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")
-@pytest.mark.parametrize("workers", [2, 4])
-def test_the_number_of_workers_changes_nothing(sources, tmp_path, workers):
-    expected = steps_of(streams.corpus(tmp_path, *sources, weights=WEIGHTS), count=60)
-    corpus = streams.corpus(tmp_path, *sources, weights=WEIGHTS)
-    for (batch, after), (other, there) in zip(
-        steps_of(corpus, count=60, workers=workers), expected, strict=True
-    ):
-        assert batch[0].equal(other[0])
-        assert after == there
 
 
 @pytest.mark.parametrize(("processes", "micro_batches"), [(1, 2), (2, 1), (4, 1), (2, 2)])

@@ -332,30 +332,3 @@ def test_a_batch_is_bounded_in_characters_and_in_chunks(monkeypatch):
         assert len(batch) <= MOST_CHUNKS
         assert sum(len(chunk.text) for chunk in batch) <= 10_000 or len(batch) == 1
         assert len({chunk.held_out for chunk in batch}) == 1
-
-
-FORKING = """
-import os
-from subword_folders import trained
-tokenizer = trained()
-tokens, *_ = tokenizer.encode_chunks(["the run"] * 1000, [True] * 1000)
-child = os.fork()
-if child == 0:
-    again, *_ = tokenizer.encode_chunks(["the run"] * 1000, [True] * 1000)
-    os._exit(0 if (again == tokens).all() else 1)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-
-
-def test_a_process_that_is_forked_afterwards_can_encode():
-    """As workers are that read batches: threads that encode are not in them."""
-    environment = {k: v for k, v in os.environ.items() if k != "TOKENIZERS_PARALLELISM"}
-    result = subprocess.run(
-        [sys.executable, "-c", FORKING],
-        cwd=ROOT,
-        env={**environment, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/support'}"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert (result.stdout, result.stderr) == ("0\n", "")
