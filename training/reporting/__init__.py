@@ -1,1 +1,1 @@
-"""What a person sees of a run: console, metrics, curves, watchdog."""
+"""What a person sees of a run: console, metrics, curves."""

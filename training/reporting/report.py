@@ -28,7 +28,7 @@ from training.distributed.environment import seconds_since_start
 from training.exits import TrainingStopped
 from training.reporting.console import Console
 from training.reporting.metrics import MetricsFile, has_step
-from training.reporting.timing import PhaseClock, Watchdog
+from training.reporting.timing import PhaseClock
 
 OWN_NAMES = re.compile(r"event|epoch|tokens_per_second|mfu|skipped|hub_\w+|blocks_of_source_\d+")
 """Names in a line of metrics.jsonl, besides the arguments of `Session.finish_step`."""
@@ -73,7 +73,6 @@ class Report:
     """Steps of the run so far whose update fp16's loss scaler skipped."""
     max_skipped: int = 0
     uploads: Uploader | None = None
-    watchdog: Watchdog | None = None
     threads: Threads | None = None
     blocks_read: Callable[[int], dict[str, int]] = lambda step: {}
     """By step, how many blocks of each source have been read: more figures of its line."""
@@ -98,30 +97,21 @@ class Report:
         self._since = time.perf_counter()
         self._passes_before = 0.0
         """Seconds of forward and backward until the last call of `write`."""
-        if self.watchdog is not None:
-            self.watchdog.resume()
 
     def resume_clock(self) -> None:
         """Continue to time the steps: their speed does not include evaluation and snapshots."""
         self._since = time.perf_counter()
         self.clock.enter(PASSES)
-        if self.watchdog is not None:
-            self.watchdog.resume()
 
     def pause_clock(self) -> None:
         """Stop timing: what follows is no step."""
         self.clock.enter(EVALUATION)
-        if self.watchdog is not None:
-            self.watchdog.rest()
 
     def wait_for(self, work: Callable[[], object]) -> float:
         """Run `work`, which is not part of the present step, and return its seconds."""
         begun = time.perf_counter()
         with self.clock.within(SNAPSHOT):
-            if self.watchdog is None:
-                work()
-            else:
-                self.watchdog.wait_for(work)
+            work()
         seconds = time.perf_counter() - begun
         self._since += seconds
         return seconds
@@ -149,10 +139,6 @@ class Report:
         if self.console.bar is not None:
             self.console.bar.update(step - self.console.bar.n)
         self.clock.enter(PASSES)
-        if self.watchdog is not None:
-            self.watchdog.queued()
-            if loss.device.type == "cpu":
-                self.watchdog.done(step)  # a GPU runs behind until `write` waits for it
 
     def reduce(self, accelerator: Accelerator) -> None:
         """Exchange the figures of the steps since the last call. Every process must call this.
@@ -218,8 +204,6 @@ class Report:
             fault = self._fault(step, loss, norm, skipped)
             if fault is not None:
                 break
-            if self.watchdog is not None:
-                self.watchdog.gradient(step, norm)
             records.append(
                 {
                     "event": "train",
@@ -235,8 +219,6 @@ class Report:
                     **{name: x if math.isfinite(x) else None for name, x in others.items()},
                 }
             )
-        if self.watchdog is not None and newest.of_step.loss.device.type != "cpu":
-            self.watchdog.done(newest.of_step.step)
         hub_status = self._add_hub_status(records)
         self.record(records)
         if fault is not None:

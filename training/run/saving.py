@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -23,7 +24,7 @@ from snapshot.disk.model import BaseReference
 from snapshot.disk.numbers import refuse_other_counts
 from snapshot.disk.peers import Peers
 from snapshot.disk.pruning import prune
-from snapshot.disk.shards import StagingBuffer
+from snapshot.disk.shards import StagingBuffer, snapshot_bytes
 from snapshot.disk.state import RunState, token_unit
 from snapshot.disk.writing import Destination, PendingSnapshot, begin_snapshot
 from snapshot.errors import NumberFault, SnapshotError, Unresumable
@@ -99,6 +100,9 @@ class SnapshotWriter:
         self._root = snapshots_in(Path(config.run.dir))
         seconds = max(config.run.start_timeout_seconds, config.run.collective_timeout_seconds)
         bare_model = unwrapped(accelerator, model)
+        self._bytes = snapshot_bytes(
+            bare_model.layout(), config.optim.name, config.saves_only_trained
+        )
         self._peers = find_peers(accelerator, bare_model, self._root, seconds, report.console)
         self.has_all = not any(map(is_sharded, bare_model.parameters()))
         """Whether each process has the whole state, so that any of them can save it."""
@@ -134,6 +138,7 @@ class SnapshotWriter:
         self._join()  # the thread of the snapshot before may still draw the curves
         self._report_failure()
         self._best.settle()
+        self._warn_if_too_large()
         self._step = self._report.saved_step = state.step
         self._unit = token_unit(state.data)
         reshard(self._model)  # a wholly compiled model hides the root of FSDP's groups
@@ -167,6 +172,16 @@ class SnapshotWriter:
             failure = self._failure()
             stopped = TrainingStopped(f"{failure} {remedy}".rstrip()) if failure else None
             raise_if_any_failed(accelerator, stopped)
+
+    def _warn_if_too_large(self) -> None:
+        """Warn where the disk has less room than the snapshot that is about to begin takes."""
+        with suppress(OSError):  # a folder that cannot be read for now
+            free = shutil.disk_usage(self._root).free
+            if free < self._bytes:
+                self._report.console.warn(
+                    f"the disk of {self._root} has {free / 1e6:,.1f} MB left and the next snapshot "
+                    f"takes {self._bytes / 1e6:,.1f} MB. Free some space for it."
+                )
 
     def is_rescue_taken(self) -> bool:
         """Whether another process rescues the run on this disk; if not, this one has to."""

@@ -64,7 +64,6 @@ from training.reporting import summary
 from training.reporting.console import Console, write_now
 from training.reporting.machine import computed_on, speed_of
 from training.reporting.report import Report
-from training.reporting.timing import Watchdog
 from training.reporting.track import Trackers
 from training.run.cost import begin_reading, refuse_spent, seconds_to_spend
 from training.run.crash import watch_for_crash
@@ -297,7 +296,6 @@ class Session:
         metrics = run_on_all(accelerator, lambda: open_run(config, start, self._lock))
         self._trackers = Trackers(self.console, config, state.run_id, accelerator.is_main_process)
         size = snapshot_bytes(bare_model.layout(), config.optim.name, config.saves_only_trained)
-        watchdog = Watchdog(self.console, config, size, accelerator.num_processes)
         self._tuning.loaded(self.console.warn)
         tokens = config.train.global_batch_size * config.data.block_size
         self.report = Report(
@@ -308,7 +306,6 @@ class Session:
             skipped=state.skipped_steps,
             max_skipped=config.train.max_skipped_steps,
             uploads=self._uploads,
-            watchdog=watchdog,
             threads=self._tuning.threads,
             blocks_read=blocks_of(corpus, config),
         )

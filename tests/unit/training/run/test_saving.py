@@ -126,6 +126,20 @@ def test_a_disk_that_refuses_is_said_once_and_the_run_goes_on(tmp_path, capsys):
     assert not list((tmp_path / "snapshots").iterdir())
 
 
+def test_a_disk_that_is_too_small_is_said_before_the_snapshot(tmp_path, capsys, monkeypatch):
+    trained = Trained(tmp_path, CharTokenizer("abcdefg").save)
+    (tmp_path / "snapshots").mkdir()
+    parameters = sum(parameter.numel() for parameter in trained.saving._model.parameters())
+    needed = 12 * parameters  # weights and two moments in float32
+    for free, warnings in ((needed, 0), (needed - 1, 1)):
+        usage = SimpleNamespace(free=free)
+        monkeypatch.setattr(saving.shutil, "disk_usage", lambda _, usage=usage: usage)
+        trained.begin()
+        trained.finish()
+        said = capsys.readouterr().out
+        assert said.count("MB left and the next snapshot takes 0.0 MB. Free some") == warnings
+
+
 def test_after_a_snapshot_a_failed_one_holds_nothing_up(tmp_path, capsys):
     trained = Trained(tmp_path, CharTokenizer("abcdefg").save)
     trained.begin()
