@@ -14,21 +14,16 @@ from config.schema import Config
 from data.printable import redact_urls
 from data.public_names import public_config
 
-FOLDERS_OF_TEXT = {"data": ("source", "mix")}
-EVERY_FOLDER = {
-    "data": ("source", "mix", "tokenizer", "cache_dir"),
-    "model": ("pretrained", "architecture"),
-}
-"""Keys whose values may be folders of a machine, by section."""
+FOLDERS_OF_TEXT = ("source", "mix")
+"""Keys of `data` whose values may be folders of a machine."""
 LARGEST_BYTES = 1 << 20
 """The largest config.yaml that is read, in bytes."""
 
 
-def with_folders(stored: dict[str, Any], path: Path, every: bool = False) -> dict[str, Any]:
+def with_folders(stored: dict[str, Any], path: Path) -> dict[str, Any]:
     """The configuration of a snapshot, with the folders of its text added from the file at `path`.
 
-    With `every`, also those of its tokenizer, its model and the prepared texts. That file is
-    config.yaml in the run's directory. It keeps folders, because it is not uploaded.
+    That file is config.yaml in the run's directory. It keeps folders, because it is not uploaded.
     Nothing changes where it names other sources, or does not exist.
     """
     here: Any = {}
@@ -37,14 +32,12 @@ def with_folders(stored: dict[str, Any], path: Path, every: bool = False) -> dic
             here = OmegaConf.to_container(OmegaConf.load(path))
     if not isinstance(here, dict):
         return stored
-    known, before, found = public_config(here), public_config(stored), dict(stored)
-    for section, names in (EVERY_FOLDER if every else FOLDERS_OF_TEXT).items():
-        public, was, own = (one.get(section) for one in (known, before, here))
-        if not (isinstance(public, dict) and isinstance(was, dict) and isinstance(own, dict)):
-            continue
-        same = [one for one in names if one in was and one in public and was[one] == public[one]]
-        found[section] = {**found[section], **{name: own[name] for name in same}}
-    return found
+    parts = (public_config(here), public_config(stored), here)
+    public, was, own = (part.get("data") for part in parts)
+    if not (isinstance(public, dict) and isinstance(was, dict) and isinstance(own, dict)):
+        return stored
+    same = [key for key in FOLDERS_OF_TEXT if key in was and was[key] == public.get(key, ...)]
+    return {**stored, "data": {**stored["data"], **{key: own[key] for key in same}}}
 
 
 def as_yaml(config: Config) -> str:

@@ -12,7 +12,6 @@ import multiprocessing
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -22,25 +21,21 @@ from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import torch
 import torch.distributed as dist
 
-from config.schema import Config
 from proving.session import ProvenSession, load_config_of
 from proving.task import Outcome, Task, read_facts
 from training.distributed.environment import (
     changed_environment,
     for_attempt,
     for_helpers,
-    for_launcher,
     is_local_main_process,
     is_main_process,
     launched,
     machine_number,
     on_cpu,
-    processes_here,
     replace_environment,
     started_processes,
 )
@@ -48,7 +43,6 @@ from training.run.command import run_command
 
 Main = Callable[..., int]
 """train.py's: a loop over a configuration and a session."""
-Load = Callable[[Task, Path, list[str]], Config]
 LOOK_SECONDS = 0.05
 LONGEST_WAIT = timedelta(days=7)
 """How long a process waits for the decision of the main process; a lost one ends the wait."""
@@ -63,15 +57,12 @@ TASK, END = "task {}", "end"
 class Launch:
     """The processes of prove.py. Each starts its part of the attempts that the main one chooses."""
 
-    def __init__(
-        self, main: Main, words: Sequence[str], folder: Path, load: Load = load_config_of
-    ) -> None:
+    def __init__(self, main: Main, words: Sequence[str], folder: Path) -> None:
         """`main` is the loop, `words` are those of train.py; what attempts write is in `folder`.
 
-        `load` makes the configuration of an attempt from its task, that folder and those words.
         Every process must call this, and all but the main one `follow` then.
         """
-        self.main, self.words, self.folder, self.load = main, list(words), folder, load
+        self.main, self.words, self.folder = main, list(words), folder
         self.processes = started_processes()
         self.store: Any = None
         if launched():
@@ -93,29 +84,7 @@ class Launch:
             content = {"task": asdict(task), "port": port}
             self.store.set(TASK.format(number), json.dumps(content))
             self._number += 1
-        return self._outcome(task, self._attempt(task, port, number))
-
-    def run_restarted(self, task: Task) -> Outcome | None:
-        """Run an attempt under a launcher of its own, which starts killed processes again, once.
-
-        Only the main process calls this. None where the launch has several machines.
-        """
-        if self.processes != processes_here():
-            return None
-        order = self.folder / f"{task.name}-order.json"
-        order.write_text(json.dumps(asdict(task)))
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += [f"--nproc-per-node={self.processes}", "--max-restarts=1"]
-        command += [sys.argv[0], f"--attempt={order}", *self.words]
-        with self._log(task).open("wb") as log:
-            environment = for_launcher(for_attempt(_free_port(), False, task.in_float32))
-            environment.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
-            done = subprocess.run(
-                command, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False
-            )
-        return self._outcome(task, done.returncode)
-
-    def _outcome(self, task: Task, code: int) -> Outcome:
+        code = self._attempt(task, port, number)
         return Outcome(code, self.folder / task.run, self._log(task), read_facts(self._facts(task)))
 
     def end(self) -> None:
@@ -144,7 +113,7 @@ class Launch:
             target=_child,
             args=(
                 self.main,
-                partial(self.load, task, self.folder),
+                self.folder,
                 self.words,
                 task,
                 for_attempt(port, task.alone, task.in_float32),
@@ -190,7 +159,7 @@ def _free_port() -> int:
 
 def _child(
     main: Main,
-    load: Callable[[list[str]], Config],
+    folder: Path,
     words: list[str],
     task: Task,
     environment: dict[str, str],
@@ -205,23 +174,6 @@ def _child(
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
         os.dup2(written, stream.fileno())
-    run_task(main, load, words, task, facts)
-
-
-def run_ordered(main: Main, words: Sequence[str], order: Path) -> NoReturn:
-    """The process of an attempt that `run_restarted` has ordered."""
-    task = Task(**json.loads(order.read_text()))
-    facts = order.parent / f"{task.name}.json" if is_main_process() else None
-    run_task(main, partial(load_config_of, task, order.parent), words, task, facts)
-
-
-def run_task(
-    main: Main,
-    load: Callable[[list[str]], Config],
-    words: Sequence[str],
-    task: Task,
-    facts: Path | None,
-) -> NoReturn:
-    """An attempt in this process, which ends with it."""
     sys.argv = ["train.py", *words]
-    run_command(main, load, partial(ProvenSession, task, facts))
+    session = partial(ProvenSession, task, facts)
+    run_command(main, partial(load_config_of, task, folder), session)

@@ -1,4 +1,4 @@
-"""prove.py: from the command line to a table, proof.json, proof.html and an exit code."""
+"""prove.py: from the command line to a table, proof.json and an exit code."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from config.compose import load_config
+from config.removed import removed_option
 from config.schema import Config, ConfigError
 from config.stored import as_plain
 from data.printable import redact_urls
-from proving.attempts import Launch, run_ordered
+from proving.attempts import Launch
 from proving.lines import GREEN, GREY, RED, Line
-from proving.page import write_page
 from proving.proof import Proof
 from snapshot.disk.files import write_whole
 from snapshot.disk.state import versions
@@ -29,19 +29,18 @@ from training.exits import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USER_M
 from training.reporting.console import make_output_lossy, say_error
 from training.reporting.proof import FORMAT_VERSION, PROOF, folder_of_proof
 
-PAGE = "proof.html"
 COLOURS = {GREEN: "\033[32m", RED: "\033[31m", GREY: "\033[90m"}
 NAMES, STATUS = 32, 7
 """Widths of the columns."""
 WIDEST = 110
+LONGEST_ROW = 400
+"""Characters of the first row that are shown."""
 
 
 def prove(main: Callable[..., int]) -> NoReturn:
     """Prove the run of the command line, whose loop is `main`; the exit code is 1 if one is red."""
     make_output_lossy()
     options, words = parse(sys.argv[1:])
-    if options.attempt is not None:
-        run_ordered(main, words, options.attempt)
     try:
         config = load_config(words)
         folder = folder_of(config)
@@ -64,7 +63,7 @@ def as_main(
     options: argparse.Namespace, words: Sequence[str], config: Config, launch: Launch
 ) -> int:
     """What the main process does, to the exit code."""
-    proof = Proof(launch, config, options.faults)
+    proof = Proof(launch, config)
     proof.remove()
     launch.folder.mkdir(parents=True, exist_ok=True)
     begun, lines, count = time.monotonic(), [], launch.processes
@@ -82,7 +81,9 @@ def as_main(
     counts = {status: sum(line.status == status for line in lines) for status in COLOURS}
     seconds = time.monotonic() - begun
     said = ", ".join(f"{number} {status}" for status, number in counts.items())
-    print(f"\n{said}, in {seconds:.0f} s\npage      {launch.folder / PAGE}", flush=True)
+    if proof.first_row:
+        print(f"\nfirst row, with what the model learns to write in »«:\n{marked(proof.first_row)}")
+    print(f"\n{said}, in {seconds:.0f} s\nrecord    {launch.folder / PROOF}", flush=True)
     content = {
         "format_version": FORMAT_VERSION,
         "run": config.run.name,
@@ -96,7 +97,6 @@ def as_main(
         "checks": [asdict(line) for line in lines],
     }
     write_whole(launch.folder / PROOF, json.dumps(content, indent=2) + "\n")
-    write_page(launch.folder / PAGE, content, proof.first_rows)
     proof.remove()
     return EXIT_FAILED if counts[RED] else EXIT_DONE
 
@@ -108,14 +108,9 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         description="Check a run before it costs money. Further words are those of train.py.",
     )
     parser.add_argument("--stop-at-red", action="store_true", help="end with the first red line")
-    parser.add_argument(
-        "--faults",
-        action="store_true",
-        help="also cut off the store, fill the disk, slow a process, kill one under a launcher "
-        "that restarts it",
-    )
-    parser.add_argument("--attempt", type=Path, help=argparse.SUPPRESS)  # a launcher's worker
     options, words = parser.parse_known_args(list(arguments))
+    if sentence := removed_option("prove.py", words):
+        parser.error(sentence)
     for word in words:
         if word.startswith("-"):
             parser.error(f"there is no option {word}")
@@ -145,6 +140,12 @@ def in_columns(line: Line) -> str:
         status = f"{COLOURS[line.status]}{status}\033[0m"
     rows = [f"{status}{line.name.ljust(NAMES)}{wrapped[0]}"]
     return "\n".join([*rows, *(f"{' ' * (NAMES + STATUS)}{row}" for row in wrapped[1:])])
+
+
+def marked(row: Sequence[Sequence[Any]]) -> str:
+    """The beginning of a row of text; what is trained on stands between »«."""
+    text = "".join(f"»{piece}«" if trained else piece for piece, trained in row)
+    return text if len(text) <= LONGEST_ROW else f"{text[:LONGEST_ROW]}..."
 
 
 def leave(code: int) -> NoReturn:

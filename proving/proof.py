@@ -12,7 +12,6 @@ from config.schema import Config
 from proving import costs, folders, shapes
 from proving.attempts import Launch
 from proving.ends import KILLED, resumed
-from proving.faults import faults
 from proving.lines import Line, failed, largest_difference, passed, unchecked, within
 from proving.stores import stored
 from proving.task import STEPS, Outcome, Task
@@ -34,10 +33,6 @@ RUNS = (
     "disturbed",
     "stored",
     "memory",
-    "gone",
-    "full",
-    "slow",
-    "again",
     "architecture",
 )
 """Folders of the runs of attempts."""
@@ -50,9 +45,8 @@ class Proof:
     launch: Launch
     config: Config
     """That of the real run."""
-    with_faults: bool = False
-    first_rows: list[Any] = field(default_factory=list)
-    """Of the training text, in pieces."""
+    first_row: list[list[Any]] = field(default_factory=list)
+    """Of the training text: pieces, each with whether the model learns to write it."""
     machine: str = "an unknown machine"
     """What the first attempt has computed on."""
 
@@ -62,7 +56,7 @@ class Proof:
         if whole.code != EXIT_DONE:
             yield failed("the first steps", whole)
             return
-        self.first_rows, self.machine = whole.facts["text"]["first_rows"], whole.facts["machine"]
+        self.first_row, self.machine = whole.facts["text"]["first_row"], whole.facts["machine"]
         yield from text(whole)
         is_new = self.config.model.pretrained is None
         yield from folders.contents(whole.snapshot(STEPS), is_new)
@@ -73,8 +67,6 @@ class Proof:
         yield from resumed(self.launch, self.config, whole, STEPS)
         self.remove("disturbed")
         yield from stored(self.launch, self.config, whole, STEPS)
-        if self.with_faults:
-            yield from faults(self.launch, self.config, whole, STEPS)
         counted = self.launch.run(Task("memory", "memory", FEW, counts_memory=True))
         yield costs.memory(counted)
         yield from costs.speed(whole, self.config)

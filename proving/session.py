@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,27 +23,14 @@ from model.sharded import cut_like, gather_full, is_sharded, local_part
 from planning.allocation_log import LiveBytes
 from planning.fake_trace import CUDA_GRANULE
 from proving.rows import Rows
-from proving.task import (
-    DISK_FULL,
-    FULL_AT,
-    GONE_SECONDS,
-    HUB_GONE,
-    IN_SNAPSHOT,
-    IN_STEP,
-    IN_UPLOAD,
-    SLOW,
-    STEPS,
-    Task,
-)
+from proving.task import IN_SNAPSHOT, IN_STEP, IN_UPLOAD, STEPS, Task
 from proving.text import facts_of_text
 from snapshot.disk.files import step_of, write_json
 from snapshot.disk.reading import TIE
-from store.errors import HubUnreachable
-from store.store import Transfer, Upload
 from tracing.page import Result
 from tracing.session import NEVER, track_kinds
 from training.distributed.accelerator import split_of, unwrapped
-from training.distributed.environment import is_main_process, restarted_by_launcher
+from training.distributed.environment import is_main_process
 from training.reporting.machine import computed_on
 from training.run.run_dir import RunLock
 from training.run.session import Due, Session
@@ -58,16 +44,11 @@ END_OF_TASK = "the end of this part of the proof"
 def load_config_of(task: Task, folder: Path, arguments: list[str]) -> Config:
     """The configuration of an attempt: that of the words of train.py, with the task's changes.
 
-    Raises ConfigError as `load_config` does.
+    It has a directory of its own, no store, and a snapshot of each step. Raises ConfigError as
+    `load_config` does.
     """
     config = load_config(arguments)
     config.train.max_steps = max(config.train.max_steps, STEPS + 1)
-    return as_attempt(config, task, folder)
-
-
-def as_attempt(config: Config, task: Task, folder: Path) -> Config:
-    """The configuration of a run, changed to that of an attempt: a directory of its own, no store,
-    a snapshot of each step, and what the task says."""
     config.run.dir = str(folder / task.run)
     config.run.tracker, config.hub.repo_id, config.hub.bucket, config.hub.url = (None,) * 4
     config.snapshot.resume, config.snapshot.every, config.snapshot.keep = "auto", 1, 1
@@ -138,13 +119,8 @@ class ProvenSession(Session):
     def open(self, model: LanguageModel) -> None:
         """Open the run as `Session` does, with what the task does to its uploads."""
         super().open(model)
-        if self._uploads is None:
-            return
-        if self.task.dies_in == IN_UPLOAD:
+        if self._uploads is not None and self.task.dies_in == IN_UPLOAD:
             _die_after_contents(self._uploads._hub)
-        if self.task.fault == HUB_GONE:
-            attempt = self._uploads._attempt
-            attempt.upload = _gone_for_a_while(attempt.upload)  # type: ignore
 
     def _stop_of_run(self) -> Stop:
         arguments = (self.accelerator, self.config.run, self.signals, self._saves, self._spent_at)
@@ -162,8 +138,6 @@ class ProvenSession(Session):
         assert self._writer is not None
         if self.task.dies_in == IN_SNAPSHOT and is_main_process():
             self._writer._save_rest = lambda _: _die()  # type: ignore
-        if self.task.fault == DISK_FULL and is_main_process():
-            self._writer._save_rest = self._find_disk_full(self._writer._save_rest)  # type: ignore
 
     def steps(self) -> Iterator[int]:
         """The steps of the attempt; the memory of the last one may be counted."""
@@ -171,8 +145,6 @@ class ProvenSession(Session):
             if self.task.in_float32:
                 self._model.eval()  # without dropout
             begun, self._step = time.perf_counter(), step
-            if self.task.fault == SLOW and self._is_last_process():
-                time.sleep(1)
             if self.task.counts_memory and step == self.task.until:
                 on_gpu = self.accelerator.device.type == "cuda"
                 memory = LiveBytes(CUDA_GRANULE if on_gpu else 1)
@@ -244,7 +216,7 @@ class ProvenSession(Session):
         """After a backward pass, in the step that the task names."""
         if self._step is None or self._step != (self.task.at or self._first):
             return
-        if self.task.dies_in == IN_STEP and is_main_process() and not restarted_by_launcher():
+        if self.task.dies_in == IN_STEP and is_main_process():
             self._await_snapshot()
             _die()
         if self.task.sends_sigterm:
@@ -263,9 +235,6 @@ class ProvenSession(Session):
         step = self.state.step
         return step if found is not None and step_of(found) == step else None
 
-    def _is_last_process(self) -> bool:
-        return self.accelerator.process_index == self.accelerator.num_processes - 1
-
     def _sums(self) -> dict[str, float]:
         """The sum of what this process has of each trained parameter, by name."""
         return {
@@ -280,14 +249,6 @@ class ProvenSession(Session):
         moved = torch.tensor([int(now[name] != self._before[name]) for name in now])
         moved = self.accelerator.reduce(moved.to(self.accelerator.device))
         return [name for name, times in zip(now, moved.tolist(), strict=True) if not times]
-
-    def _find_disk_full(self, save: Callable[[Path], None]) -> Callable[[Path], None]:
-        def find(folder: Path) -> None:
-            if self.state.step == FULL_AT:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
-            save(folder)
-
-        return find
 
     def _gradient_norms(self) -> dict[str, float | None]:
         """The norm of each gradient of the whole model. Every process must call this."""
@@ -342,20 +303,6 @@ def _die_after_contents(store: Any) -> None:
         _die()
 
     setattr(store, name, send_and_die)
-
-
-def _gone_for_a_while(upload: Callable[[Upload], Transfer]) -> Callable[[Upload], Transfer]:
-    """`upload`, which finds no store for a time after its first call."""
-    ends: list[float] = []
-
-    def find_none(one: Upload) -> Transfer:
-        now = time.monotonic()
-        ends.append(now + GONE_SECONDS)
-        if now < ends[0]:
-            raise HubUnreachable("the proof has cut off the store", "cut off")
-        return upload(one)
-
-    return find_none
 
 
 def _whole_gradient(parameter: nn.Parameter) -> Tensor:

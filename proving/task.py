@@ -15,12 +15,6 @@ STEPS = 6
 """Steps of the undisturbed attempt, and of those that are killed and stopped."""
 IN_STEP, IN_SNAPSHOT, IN_UPLOAD = "a step", "a snapshot", "an upload"
 """Where an attempt kills itself, as `kill -9` would."""
-HUB_GONE, DISK_FULL, SLOW = "hub gone", "disk full", "slow process"
-"""Faults that an attempt plants in itself."""
-GONE_SECONDS = 30
-"""How long the store does not answer."""
-FULL_AT = 3
-"""The step whose snapshot finds a full disk."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +40,6 @@ class Task:
     """Record what the text and the weights are, and how long the parts of a step take."""
     counts_memory: bool = False
     """Count the memory of the last step."""
-    fault: str | None = None
     fresh: bool = False
     """Start in a new interpreter, which shares nothing with other attempts, as their hash seed."""
 

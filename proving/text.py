@@ -44,7 +44,7 @@ def facts_of_text(corpus: Corpus, config: Config, rows: Rows) -> dict[str, Any]:
         "misplaced_targets": sum(misplaced(*row) for row in rows.first),
         "unended_replies": unended(rows, corpus.marks),
         "conversations": bool(corpus.marks),
-        "first_rows": [shown(corpus, *row) for row in rows.first],
+        "first_row": shown(corpus, *rows.first[0]),
     }
 
 

@@ -10,7 +10,6 @@ python -m snapshot space PATH_OR_REPO --to FOLDER_OR_SPACE    make a page that c
                                                               in the browser, a static Space
 python -m snapshot status PATH_OR_REPO    say who trains a run now: attempt, machine, since when,
                                           last sign of life, step, state
-python -m snapshot audit A B              train again from A to B, on any machine, and compare
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from collections import Counter
 from pathlib import Path
 
 from browser.space import make_space
+from config.removed import removed_option
 from data.printable import printable
 from model.family import ModelConfig
 from snapshot.command_line import exit_code_of
@@ -49,10 +49,6 @@ def main(arguments: list[str]) -> int:
         from training.run.status import print_status
 
         return exit_code_of(lambda: print_status(arguments[1]))
-    if arguments[:1] == ["audit"]:
-        from proving.audit import audit
-
-        audit(arguments[1:])
     options = parse(arguments)
     return exit_code_of(lambda: _run(options))
 
@@ -63,6 +59,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m snapshot", description=__doc__, formatter_class=as_written
     )
+    if sentence := removed_option("python -m snapshot", arguments[:1]):
+        parser.error(sentence)
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument(
         "source",

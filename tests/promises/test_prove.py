@@ -89,15 +89,14 @@ def words_of_store(request, hub):
 
 @pytest.mark.slow
 def test_a_store_is_proven_and_left_as_it_was(small, tmp_path, hub, words_of_store):
-    """With faults on request. The run's own place is never asked for, nor created."""
-    words = [*small, "--faults", *words_of_store, "hub.timeout_seconds=5"]
+    """The run's own place is never asked for, nor created."""
+    words = [*small, *words_of_store, "hub.timeout_seconds=5"]
     result, content, lines = prove(runs.ROOT, tmp_path, words, changes=hub.environment())
     assert result.returncode == 0, result.stdout
     assert content["counts"]["red"] == 0
     for name in ("rights in the store", "upload", "killed in an upload", "resumed from the store"):
         assert lines[name]["status"] == "green"
-    for name in ("store gone", "disk full", "same bits from the store", "same bits, restarted"):
-        assert lines[name]["status"] == "green"
+    assert lines["same bits from the store"]["status"] == "green"
     assert hub.names() == []
     # The run that follows tells its repo, and its card, what was proven.
     if words_of_store == ["hub.repo_id=me/run"]:
@@ -130,8 +129,7 @@ def test_a_sound_run_is_green_and_untouched(small, tmp_path):
     assert grey == {"loss mask", "resumed on one process", "store"}
     assert lines["same bits after all of that"]["status"] == "green"
     assert not (tmp_path / "run").exists()
-    page = (tmp_path / "run-proof" / "proof.html").read_text()
-    assert "same losses after all of that" in page
+    assert "first row, with what the model learns to write" in result.stdout
     assert sorted(path.name for path in (tmp_path / "run-proof").iterdir() if path.is_dir()) == []
     later = [*words, f"run.dir={tmp_path / 'run'}", "optim.learning_rate=1e-3", "train.max_steps=1"]
     said = runs.train(*later, **on_one_core).stdout
@@ -143,11 +141,11 @@ def test_a_sound_run_is_green_and_untouched(small, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("launch", ["ddp_cpu.yaml", "fsdp_cpu.yaml", "tp_cpu.yaml", "cp_cpu.yaml"])
 def test_a_sound_launch_is_green(small, tmp_path, launch):
-    result, content, lines = prove(runs.ROOT, tmp_path, [*small, "--faults"], launch)
+    result, content, lines = prove(runs.ROOT, tmp_path, small, launch)
     assert result.returncode == 0, result.stdout
     assert content["processes"] == 2
     assert content["counts"]["red"] == 0
-    for name in ("loss, one process", "resumed on one process", "slow process"):
+    for name in ("loss, one process", "resumed on one process"):
         assert lines[name]["status"] == "green"
 
 

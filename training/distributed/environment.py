@@ -199,11 +199,6 @@ def for_attempt(port: int, alone: bool, in_float32: bool) -> dict[str, str]:
     return kept
 
 
-def for_launcher(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment without what a launcher gives its workers: for one that starts others."""
-    return {name: value for name, value in environment.items() if name not in WORKERS_VARIABLES}
-
-
 def for_helpers(root: Path) -> dict[str, str]:
     """Variables for the processes of `multiprocessing` that serve this program in `root`.
 

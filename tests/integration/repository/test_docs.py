@@ -26,7 +26,6 @@ from config.help import PRESETS, markdown
 from data import __main__ as data_command
 from images import CPU_INDEX
 from pages import CONTRIBUTING, DOCS, PAGES, README, Command, inline_code, text_of
-from proving import audit
 from runs import ROOT
 from snapshot import __main__ as snapshot_command
 from tracked import name_of, tracked
@@ -99,9 +98,7 @@ def read_python(command: Command) -> None:
     if words[0] == "-m":
         module = ROOT / words[1].replace(".", "/")
         assert module.with_suffix(".py").exists() or (module / "__main__.py").exists()
-        if words[1:3] == ["snapshot", "audit"]:
-            audit.parse(words[3:] or ["A", "B"])
-        elif words[1] == "snapshot" and words[3:]:
+        if words[1] == "snapshot" and words[3:]:
             snapshot_command.parse(words[2:])
         elif words[1] == "snapshot":
             assert set(words[2:]) <= set(snapshot_command.COMMANDS)

@@ -37,14 +37,13 @@ ARROWS = {
         "snapshot/config_values",
     },
     "store": {"model", "data", "snapshot/disk", "snapshot/errors", "snapshot/config_values"},
-    # Its command makes the page and an audit, and says who trains a run.
+    # Its command makes the page, and says who trains a run.
     "snapshot": {
         "model",
         "data",
         "snapshot/disk",
         "store",
         "browser/space",
-        "proving/audit",
         "training/run/status",
     },
     "browser": {"model", "data", "snapshot", "store"},
@@ -127,7 +126,6 @@ TALKS_TO_TORCH_DISTRIBUTED = {
     "cloud/meet.py",  # the store in which launchers meet
     "planning/fake_trace.py",  # a process group whose other members do not exist
 }
-LOOP = {"proving/audit.py": {ROOT / "train.py"}}  # trains again what the loop has trained
 BENCHMARKS = tracked("benchmarks", ".py")
 
 
@@ -159,7 +157,7 @@ def known_files(path: Path) -> frozenset[Path]:
 @pytest.mark.parametrize("room", ROOMS)
 def test_arrows_point_one_way(room):
     for path in (one for one in tracked(room, ".py") if one.parent == ROOT / room):
-        for file in known_files(path) - LOOP.get(name_of(path), set()):
+        for file in known_files(path):
             place, leaf = name_of(file.parent), name_of(file.with_suffix(""))
             top = place.split("/")[0]
             allowed = {room, *ARROWS[room]}
@@ -169,7 +167,7 @@ def test_arrows_point_one_way(room):
         tops = {name.split(".")[0] for name in imported(path)}
         assert not tops & MAY_NOT_IMPORT.get(room, set()), path
         scripts = {"train", "sample", "evaluate", "plan", "trace", "prove"}
-        assert not tops & scripts or name_of(path) in LOOP, path
+        assert not tops & scripts, path
 
 
 def test_no_file_imports_itself_through_others():
@@ -195,7 +193,7 @@ def test_a_room_tells_its_idea_in_one_line(room):
 def test_nothing_in_a_run_knows_the_planner_or_the_trace():
     for path in SOURCES:
         in_run = name_of(path).startswith(("training/", "snapshot/")) or path.name == "train.py"
-        if in_run and name_of(path) != "snapshot/__main__.py":  # the command has an audit
+        if in_run:
             rooms = {file.parent.name for file in known_files(path)}
             assert not rooms & {"planning", "tracing", "proving"}, path
 

@@ -43,8 +43,8 @@ def test_another_split_of_a_step_is_found(size, accumulation, other):
 
 
 def test_words_of_train_and_options_of_the_proof_are_told_apart():
-    options, words = parse(["--stop-at-red", "model=baby", "--faults", "run.name=x"])
-    assert (options.stop_at_red, options.faults) == (True, True)
+    options, words = parse(["--stop-at-red", "model=baby", "run.name=x"])
+    assert options.stop_at_red
     assert words == ["model=baby", "run.name=x"]
 
 
@@ -52,6 +52,20 @@ def test_an_option_that_does_not_exist_is_refused(capsys):
     with pytest.raises(SystemExit):
         parse(["--fualts", "model=baby"])
     assert "there is no option --fualts" in capsys.readouterr().err
+
+
+def test_an_option_that_is_gone_says_what_to_do_instead(capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(["--faults", "model=baby"])
+    assert ended.value.code == 2
+    assert f"prove.py --faults was removed in 0.2.0: {REMOVED['prove.py --faults']}." in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_row_shows_what_the_model_learns_to_write():
+    assert marked([["user: hi\n", False], ["hello", True]]) == "user: hi\n»hello«"
+    assert marked([["x" * 1000, True]]) == f"»{'x' * (LONGEST_ROW - 1)}..."
 
 
 def test_a_folder_of_somebody_else_is_not_written_to(tmp_path):
