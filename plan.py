@@ -16,6 +16,7 @@ import torch
 
 from config.compose import load_config
 from config.other_models import settle_rate
+from config.removed import removed_option
 from config.schema import (
     Config,
     ConfigError,
@@ -48,7 +49,6 @@ from planning.fits import (
     sent_once,
     within_machine,
 )
-from planning.meshes import PER_MACHINE, Limits, smallest_that_fits
 from snapshot.base import open_base
 from snapshot.command_line import positive_int
 from snapshot.disk.model import check_described, layout_for, read_config
@@ -82,7 +82,6 @@ def plan(options: argparse.Namespace) -> int:
     try:
         config = load_config(options.overrides)
         memory = GIB * memory_of(options)
-        count_processes(options)
         shape = Shape(
             device=options.device,
             precision=options.precision.replace(FP8, "bf16"),
@@ -110,8 +109,7 @@ def plan(options: argparse.Namespace) -> int:
             refuse_bf16_residual(options.precision)
         choose_residual_dtype(counted, config.run.residual_dtype)
         settle_rate(config, layout_for(model).size_without_output)
-        of = fits_of_meshes if options.count else fits_of_strategies
-        fits, split = of(options, config, counted, shape, memory)
+        fits, split = fits_of_strategies(options, config, counted, shape, memory)
     except (ConfigError, SnapshotError, HubError) as error:
         say_error(str(error))
         return EXIT_USER_MISTAKE
@@ -155,42 +153,12 @@ def fits_of_strategies(
     return [one.fit(memory, split.micro_batch, split.accumulation) for one in strategies], split
 
 
-def fits_of_meshes(
-    options: argparse.Namespace, config: Config, model: LanguageModel, shape: Shape, memory: float
-) -> Found:
-    """The smallest meshes of --count processes that fit, and what was tried before."""
-    limits = Limits(
-        config.train.global_batch_size,
-        config.train.micro_batch_size,
-        context=model.can_share_context and config.run.attention == "auto",
-        tensor=bool(model.tensor_plan) and why_not_shared(config, options.precision) is None,
-    )
-    shape = replace(shape, sync_each=config.run.sync_each_micro_batch)
-    staging = config.snapshot.staging_bytes
-    return smallest_that_fits(model, shape, options.machines, limits, memory, staging)
-
-
-def count_processes(options: argparse.Namespace) -> None:
-    """Set the processes, and the machines unless they are given, from --count."""
-    if options.count is None:
-        options.machines = options.machines or 1
-        return
-    if options.processes * options.context * options.tensor > 1:
-        raise ConfigError(
-            f"--count {options.count} chooses what processes share. Leave out --processes, "
-            "--context and --tensor, or --count."
-        )
-    options.processes = options.count
-    options.machines = options.machines or -(-options.count // PER_MACHINE)
-
-
 def check_processes(options: argparse.Namespace, config: Config) -> None:
     """Raise ConfigError if machines or sequences cannot be divided among processes."""
     processes, shared = options.processes, options.context * options.tensor
     if processes % options.machines:
-        name = "processes" if options.count is None else "count"
         raise ConfigError(
-            f"--{name} {processes} is not a multiple of --machines {options.machines}: every "
+            f"--processes {processes} is not a multiple of --machines {options.machines}: every "
             "machine runs the same number."
         )
     if processes % shared:
@@ -200,10 +168,10 @@ def check_processes(options: argparse.Namespace, config: Config) -> None:
             f"--processes {processes} is not a multiple of {named}: so many processes share each "
             f"{'sequence' if options.context > 1 else 'matrix'}."
         )
-    if options.context_strategy == ALLTOALL and options.context == 1 and options.count is None:
+    if options.context_strategy == ALLTOALL and options.context == 1:
         raise ConfigError(
             f"--context-strategy {ALLTOALL} says how processes share a sequence, and none do. Add "
-            "--context or --count, or leave it out."
+            "--context, or leave it out."
         )
     if options.context > 1 and config.run.attention != "auto":
         raise ConfigError(
@@ -409,12 +377,14 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         description="Will it fit? The memory of each process under each strategy. Needs no GPU.",
         epilog="Exit codes: 0 it fits, 1 plan.py failed, 2 a mistake in the input, 3 nothing fits.",
     )
+    if sentence := removed_option("plan.py", arguments):
+        parser.error(sentence)
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="as for train.py: model=gpt2_xl, ..."
     )
     parser.add_argument("--processes", type=positive_int, default=1, help="GPUs, over all machines")
     parser.add_argument(
-        "--machines", type=positive_int, help="that the processes run on; default: 1"
+        "--machines", type=positive_int, default=1, help="that the processes run on; default: 1"
     )
     parser.add_argument(
         "--context",
@@ -435,13 +405,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         default=1,
         metavar="N",
         help="processes that share each matrix: parallelism_config_tp_size",
-    )
-    parser.add_argument(
-        "--count",
-        type=positive_int,
-        metavar="N",
-        help="GPUs to use, instead of --processes: find the smallest mesh that fits; default of "
-        f"--machines then: {PER_MACHINE} GPUs on each",
     )
     memory = parser.add_mutually_exclusive_group()
     memory.add_argument(

@@ -11,6 +11,9 @@ from collections.abc import Sequence
 REMOVED: dict[str, str] = {
     "data.num_workers": "leave it out, because the training process reads its batches itself",
     "prove.py --faults": "leave it out; pytest tests/promises causes these faults",
+    "plan.py --count": (
+        "plan one mesh at a time with --processes, --context and --tensor, and compare the rows"
+    ),
     "python -m snapshot audit": (
         "train again with snapshot.resume=A run.dir=again train.max_steps=<step of B>, and compare "
         "the sha256 of model.safetensors in both manifest.json"

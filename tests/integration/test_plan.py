@@ -9,7 +9,6 @@ from contextlib import nullcontext
 from dataclasses import fields, replace
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -50,7 +49,6 @@ from planning.fits import (
     within_machine,
 )
 from planning.kernels import cuda_kernels
-from planning.meshes import Limits, meshes
 from snapshot.disk.model import layout_for
 from snapshot.disk.state import RunState
 from snapshot.disk.writing import Destination, begin_snapshot
@@ -434,44 +432,6 @@ def test_processes_that_share_matrices_share_all_memory_but_that_of_norms(monkey
     assert shared.sent(8, 1) > 0
 
 
-def test_meshes_have_all_processes_and_share_matrices_inside_a_machine():
-    levels = list(meshes(Shape(processes=16), 8))
-    assert len(levels) == 5
-    for number, level in enumerate(levels):
-        for shape in level:
-            assert shape.context * shape.tensor == 2**number
-            assert shape.tensor <= 8
-            assert shape.copies * shape.shards * shape.tensor == 16
-    sizes = [(one.tensor, one.context, one.shards) for one in levels[0] + levels[1]]
-    assert sizes == [(1, 1, 16), (1, 1, 8), (1, 1, 1), (2, 1, 8), (2, 1, 4), (1, 2, 16), (1, 2, 8)]
-
-
-@pytest.mark.thorough
-def test_the_smallest_mesh_is_that_of_the_batch_and_the_memory(monkeypatch, capsys):
-    """Four GPUs share each of two sequences. Copies are as small as the memory allows."""
-    monkeypatch.setattr("planning.estimate.SIZES", (1,))  # of a micro-batch there is one
-
-    def rows(*words: str) -> list[str]:
-        assert plan_script.main([*words, "--count", "8"]) == 0
-        table = capsys.readouterr().out.partition("GiB per process")[2].split("\n\n")[0]
-        return [" ".join(row.split()) for row in table.splitlines()[1:]]
-
-    small = ["model.n_layer=2", "train.global_batch_size=2", "--memory", "8"]
-    context, tensor = sorted(rows(*small))
-    assert tensor.startswith("shard 2 x tp 4 ")
-    assert context.startswith("shard 2 x cp 4 ")
-    large = ["model.n_layer=2", "model.n_embd=2048", "model.n_head=16"]
-    sharded, whole = rows(*large, "train.global_batch_size=8", "--memory", "2.4")
-    assert sharded.startswith("shard 8 ")
-    assert " fits " in sharded
-    assert whole.startswith("replicate 8 ")
-    assert " no " in whole
-    padded = ["model.n_layer=2", "train.global_batch_size=4", "--memory", "8", "--count", "3"]
-    assert plan_script.main(padded) == 0
-    said = "step      4 sequences: 2 in a micro-batch x 3 processes x 1 accumulated, 2 of 6 rows p"
-    assert said in capsys.readouterr().out
-
-
 def test_the_command_of_a_mesh_has_all_its_sizes():
     shape = Shape("cuda", "bf16", 64, 4, context=2, tensor=2)
     assert mesh_strategy(shape, 8).name == "replicate 8 x shard 2 x cp 2 x tp 2"
@@ -498,12 +458,7 @@ def test_the_memory_of_a_machine_decides_on_offloading(capsys):
 
 @pytest.mark.thorough
 def test_processes_that_exchange_heads_are_planned_as_such(monkeypatch, capsys):
-    """In meshes whose processes have equal numbers of heads, here of four, and in the command."""
-    limits, model = Limits(8, None, context=True, tensor=True), SimpleNamespace(config=TINY)
-    gathers = Shape(processes=8, shards=8, context=8)
-    assert limits.allow(gathers, model)
-    assert not limits.allow(replace(gathers, exchanges_heads=True), model)
-    assert limits.allow(replace(gathers, context=4, exchanges_heads=True), model)
+    """In the name of the strategy, and in the command."""
     monkeypatch.setattr("planning.estimate.SIZES", (1,))
     words = ["model.n_layer=1", "train.global_batch_size=1", "--memory", "8", "--processes", "2"]
     exchange = ["--context", "2", "--context-strategy", "alltoall"]
@@ -609,7 +564,6 @@ def test_nothing_that_fits_is_exit_code_3_with_a_remedy():
             ["--processes", "2", "--tensor", "2", "--memory", "8", "--precision", "fp16"],
             "mixed_precision: fp16 is not supported where processes share matrices",
         ),
-        (["--count", "8", "--tensor", "2", "--memory", "8"], "--count 8 chooses what"),
         (
             ["--processes", "2", "--context", "2", "--memory", "8", "run.attention=varlen"],
             "run.attention=varlen has no effect with --context 2",

@@ -7,6 +7,9 @@ import pytest
 from config import removed
 from config.compose import all_keys, load_config
 from config.schema import ConfigError
+from plan import parse as plan
+from proving.command import parse as prove
+from snapshot.__main__ import parse as snapshot
 
 KEYS = [name for name in removed.REMOVED if " " not in name]
 
@@ -45,3 +48,14 @@ def test_a_value_that_is_gone_leaves_the_key(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ConfigError, match=r"snapshot\.every=sometimes was removed"):
         load_config(["snapshot.every=sometimes"])
     assert load_config(["snapshot.every=7"]).snapshot.every == 7
+
+
+@pytest.mark.parametrize("name", [name for name in removed.REMOVED if " " in name])
+def test_an_option_that_is_gone_says_what_to_do_instead(name, capsys):
+    program, option = name.rsplit(" ", 1)
+    parse = {"prove.py": prove, "plan.py": plan, "python -m snapshot": snapshot}[program]
+    with pytest.raises(SystemExit) as ended:
+        parse([option, "8"])
+    assert ended.value.code == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"{name} was removed in 0.2.0: {removed.REMOVED[name]}." in said

@@ -9,7 +9,7 @@ import pytest
 from config.compose import load_config
 from config.schema import ConfigError
 from proving import schedulers
-from proving.command import folder_of, in_columns, parse
+from proving.command import LONGEST_ROW, folder_of, in_columns, marked, parse
 from proving.lines import GREEN, RED, largest_difference, passed, within
 from proving.proof import other_size
 
@@ -52,15 +52,6 @@ def test_an_option_that_does_not_exist_is_refused(capsys):
     with pytest.raises(SystemExit):
         parse(["--fualts", "model=baby"])
     assert "there is no option --fualts" in capsys.readouterr().err
-
-
-def test_an_option_that_is_gone_says_what_to_do_instead(capsys):
-    with pytest.raises(SystemExit) as ended:
-        parse(["--faults", "model=baby"])
-    assert ended.value.code == 2
-    assert f"prove.py --faults was removed in 0.2.0: {REMOVED['prove.py --faults']}." in (
-        capsys.readouterr().err
-    )
 
 
 def test_a_row_shows_what_the_model_learns_to_write():
