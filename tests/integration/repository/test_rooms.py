@@ -37,13 +37,14 @@ ARROWS = {
         "snapshot/config_values",
     },
     "store": {"model", "data", "snapshot/disk", "snapshot/errors", "snapshot/config_values"},
-    # Its command makes the page, and says who trains a run.
+    # Its command makes the page, and says who trains a run and what is gone.
     "snapshot": {
         "model",
         "data",
         "snapshot/disk",
         "store",
         "browser/space",
+        "config/removed",
         "training/run/status",
     },
     "browser": {"model", "data", "snapshot", "store"},
