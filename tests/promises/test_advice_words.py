@@ -17,8 +17,6 @@ from config.hints import ALIASES, EXPANDED, OTHER_VALUES, SWEEP_HINT, unknown_ke
 from config.schema import ConfigError
 from data.split import Split
 from snapshot.config_values import as_argument
-from training.reporting.summary import padding_in_words, twice_as_long
-from training.step import learning_rate_at
 
 STREAMED = ["data.streaming=true", "data.source=me/texts", "data.tokenizer=gpt2"]
 NAMED = {
@@ -137,19 +135,6 @@ def test_each_choice_that_is_listed_is_accepted(key):
         assert str(value).lower() == choice  # false and true are choices, too
 
 
-@pytest.mark.parametrize(("size", "micro", "parts"), [(12, None, 5), (3, None, 4), (14, 4, 2)])
-def test_the_batches_that_are_named_need_no_padding(size, micro, parts):
-    split = Split.of(size, micro, parts)
-    assert split.padding
-    said = padding_in_words(split, micro).partition("none with")[2]
-    sizes, _, micros = said.partition("micro")
-    assert re.findall(r"\d+", sizes)
-    for named in map(int, re.findall(r"\d+", sizes)):
-        assert not Split.of(named, micro, parts).padding
-    for named in map(int, re.findall(r"\d+", micros)):
-        assert not Split.of(size, named, parts).padding
-
-
 def test_the_least_time_is_in_the_unit_of_its_key():
     (least,) = re.findall(r"more than ([\d.]+\d)", refusal("run.max_minutes=0.1"))
     load_config([f"run.max_minutes={float(least) + 0.01}"])
@@ -208,23 +193,6 @@ def test_the_quoted_mix_and_the_loop_of_a_sweep_work_in_a_shell():
     runs = [load_config(words[place : place + 2]) for place in (0, 2)]
     assert [one.optim.learning_rate for one in runs] == [0.001, 0.003]
     assert len({one.run.dir for one in runs}) == 2
-
-
-@pytest.mark.parametrize("more", [[], ["optim.warmup_steps=500"], ["optim.schedule=wsd"]])
-def test_a_finished_run_continues_with_the_words_that_it_prints(more):
-    words = ["train.max_steps=100", "optim.warmup_steps=10", *more]
-    config = load_config(words)
-    said = twice_as_long(config)
-    (longer,) = re.findall(r"train\.max_steps=\d+", said)
-    continued = load_config([*words, longer])
-    rate = float(re.search(r"(?:begins|continues) at ([\de.-]+),", said)[1])
-    now = learning_rate_at(101, continued.optim, continued.train.max_steps)
-    assert now == pytest.approx(rate, rel=0.05)
-    if kept := re.search(r"(optim\.learning_rate=\S+) as well keeps it", said):
-        continued = load_config([*words, longer, kept[1]])
-        for step in (101, 150, 200):
-            now = learning_rate_at(step, continued.optim, continued.train.max_steps)
-            assert now == pytest.approx(config.optim.min_learning_rate)
 
 
 PLANS = {

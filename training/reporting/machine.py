@@ -14,18 +14,15 @@ from functools import cache
 from pathlib import Path
 from statistics import median
 
-import psutil
 import torch
 from accelerate import Accelerator
 
 from config.schema import Config, RunConfig
-from model.cpu.cores import cores
 from model.family import LanguageModel
 from training.distributed.accelerator import (
     context_size,
     effective_precision,
     exchanges_heads,
-    is_compiled,
     offloads,
     replicas,
     syncs_each_micro_batch,
@@ -138,42 +135,13 @@ def _strategy(accelerator: Accelerator) -> str:
     return name
 
 
-def idle_gpus() -> int | None:
-    """How many GPUs are visible on this machine, if there are more than processes; else None."""
-    gpus = torch.accelerator.device_count()
-    return gpus if gpus > processes_here() else None
-
-
 def machine_hints(accelerator: Accelerator, run: RunConfig) -> list[str]:
-    """What would make the run faster on this machine."""
-    hints = []
+    """What of this machine or its torch the run does not suit."""
+    hints, device = [], accelerator.device
     if torch.__version__.split("+")[0] != TESTED_TORCH:
         hints.append(
             f"torch {torch.__version__} is installed; the tested version is {TESTED_TORCH} "
             "(requirements.txt). A run resumes bit for bit only within one version."
-        )
-    if accelerator.device.type == "cuda" and (gpus := idle_gpus()) is not None:
-        here, machines = processes_here(), accelerator.num_processes // processes_here()
-        config = "--config_file accelerate_configs/ddp.yaml " * (accelerator.num_processes == 1)
-        are = "is" if here == 1 else "are"
-        hints.append(
-            f"{here} of the {gpus} visible GPUs of this machine {are} used. accelerate launch "
-            f"{config}--num_processes {gpus * machines} uses all of them; gpu_ids in the "
-            "accelerate config file, or CUDA_VISIBLE_DEVICES, hides those that it should not use."
-        )
-    device, used = accelerator.device, torch.get_num_threads()
-    share = cores() // processes_here()
-    usable = min(cores(), psutil.cpu_count(logical=False) or cores())  # one thread for each core
-    if device.type == "cpu" and accelerator.num_processes == 1 and used < usable:
-        hints.append(
-            f"{used} of {usable} cores are used. accelerate launch --config_file "
-            f"accelerate_configs/cpu.yaml --num_cpu_threads_per_process {usable} uses all of them."
-        )
-    if device.type != "cpu" and offloads(accelerator) and used < share:
-        hints.append(
-            f"the optimizer is on the CPU, where each process uses {counted(used, 'thread')}. "
-            f"accelerate launch --num_cpu_threads_per_process {share} gives each its share of "
-            f"the {cores()} cores."
         )
     if (
         device.type == "cuda"
@@ -191,16 +159,6 @@ def machine_hints(accelerator: Accelerator, run: RunConfig) -> list[str]:
             "instructions. The run uses float32, several times as fast here; "
             "run.emulate_bf16=true computes in bf16."
         )
-    if fp8_recipe() is not None and device.type == "cpu":
-        hints.append(
-            "a CPU has no fp8: numbers are rounded to it and multiplied in float32, slower than in "
-            "bf16. It shows the losses of a GPU before one is rented."
-        )
-    elif fp8_recipe() is not None and not is_compiled(accelerator):
-        hints.append(
-            "fp8 is slow without compilation, which joins the casts with what is before them. Set "
-            "dynamo_backend: INDUCTOR, as accelerate_configs/ddp.yaml has it."
-        )
     return hints
 
 
@@ -216,23 +174,12 @@ class Speed:
     """FLOP per token; None for a mixture of experts."""
     peak: float | None
     """FLOP/s of all processes; None if it is unknown."""
-    source: str = ""
-    """How the peak is known."""
 
     def share(self, tokens_per_second: float) -> float | None:
         """A speed as a share of the peak (MFU); None if it is unknown."""
         if self.flops_per_token is None or self.peak is None:
             return None
         return tokens_per_second * self.flops_per_token / self.peak
-
-    def as_words(self) -> str:
-        """The line of the header."""
-        cost = "unknown FLOP"
-        if self.flops_per_token is not None:
-            cost = f"{_short(self.flops_per_token)}FLOP"
-        if self.peak is None:
-            return f"{cost} a token"
-        return f"{cost} a token; peak of the machine {_short(self.peak)}FLOP/s, {self.source}"
 
 
 def speed_of(model: LanguageModel, config: Config, accelerator: Accelerator) -> Speed:
@@ -242,16 +189,12 @@ def speed_of(model: LanguageModel, config: Config, accelerator: Accelerator) -> 
     """
     device, precision = accelerator.device, accelerator.mixed_precision
     flops, peak = model.flops_per_token(config.data.block_size), None
-    source = "as published"
     if device.type == "cuda":
         peak = published_peak(torch.cuda.get_device_name(device), precision)
     if config.run.measure_peak:
-        peak, source = measured_peak(device, precision), "a measured matrix product"
-    faster = fp8_gain(model, flops)
-    if faster > 1:
-        source += f" in 16 bits, times {faster:.2f} for the products in fp8"
-    total = None if peak is None else peak * faster * accelerator.num_processes
-    return Speed(flops, total, source)
+        peak = measured_peak(device, precision)
+    total = None if peak is None else peak * fp8_gain(model, flops) * accelerator.num_processes
+    return Speed(flops, total)
 
 
 def fp8_gain(model: LanguageModel, flops_per_token: float | None) -> float:
@@ -288,10 +231,3 @@ def measured_peak(device: torch.device, precision: str) -> float:
             torch.accelerator.synchronize(device)
         seconds.append(time.perf_counter() - begun)
     return 2 * size**3 / median(seconds)
-
-
-def _short(number: float) -> str:
-    for size, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.3g} {letter}"
-    return f"{number:.3g} "

@@ -1,4 +1,4 @@
-"""What prove.py has found out about a run, and what has changed since."""
+"""What prove.py has found out about a run: the card of its repo says it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,6 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-from config.schema import Config
-from config.stored import as_plain
-from snapshot.config_values import changed_values
-from snapshot.disk.state import versions
 
 PROOF = "proof.json"
 FORMAT_VERSION = 1
@@ -28,7 +23,6 @@ def read_proof(run_dir: str | Path) -> dict[str, Any] | None:
         if found["format_version"] != FORMAT_VERSION:
             return None
         in_words(found)
-        changes_since(found, {}, "")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     assert isinstance(found, dict)
@@ -40,27 +34,3 @@ def in_words(proof: Mapping[str, Any]) -> str:
     counts = proof["counts"]
     found = ", ".join(f"{counts[status]} {status}" for status in ("green", "red", "grey"))
     return f"{found}, on {proof['machine']}"
-
-
-def changes_since(proof: Mapping[str, Any], config: Mapping[str, Any], machine: str) -> list[str]:
-    """How a run differs from what was proven: keys, the machine, versions of packages."""
-    before, now = proof["versions"], versions()
-    found = changed_values(proof["config"], dict(config)) if config else []
-    if machine not in ("", proof["machine"]):
-        found.append(f"computed on {machine}")
-    return found + [
-        f"{name} {before[name]} -> {version}"
-        for name, version in now.items()
-        if name in before and before[name] != version
-    ]
-
-
-def proof_lines(config: Config, machine: str) -> list[str]:
-    """What a header says of the proof of its run; nothing without one."""
-    proof = read_proof(config.run.dir)
-    if proof is None:
-        return []
-    changes = changes_since(proof, as_plain(config), machine)
-    lines = [f"proof     {in_words(proof)}"]
-    lines += [f"          since then: {change}" for change in changes]
-    return lines + ["          prove.py proves the run as it is now"] * bool(changes)

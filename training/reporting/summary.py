@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import shlex
 import statistics
@@ -15,10 +14,7 @@ from config.schema import AUTO_SAVING, Config, OptimConfig
 from config.stored import as_plain
 from data.corpus import Corpus
 from data.documents import Documents
-from data.split import Split
 from data.token_file import TokenStream
-from model.attention import KERNELS
-from model.cpu.layers import KERNEL, PRODUCTS
 from model.family import LanguageModel, parameter_count
 from model.lora import experts_of
 from model.nf4 import full_parameters
@@ -31,18 +27,12 @@ from training.distributed.accelerator import split_of, why_not_compiled
 from training.distributed.environment import shutdown_timeout, sigterm_restarts
 from training.reporting.console import Console
 from training.reporting.machine import computed_on, counted, machine_hints, machine_line
-from training.reporting.proof import proof_lines
 from training.reporting.report import Report
 from training.reporting.timing import PhaseClock
-from training.step import last_full_step, learning_rate_at, schedule_of
+from training.step import learning_rate_at
 
-ATTENTION_IN_WORDS = {PRODUCTS: "matrix products", KERNEL: "torch's kernel"}
 STEEP = 1.5
 """A rise of the learning rate by this factor is worth a hint."""
-HIGH = 1e-3
-"""Rates from here up suit random weights. Among pretrained models they suit only those..."""
-SMALL = 20_000_000
-"""...with at most so many parameters."""
 
 
 def print_header(
@@ -79,30 +69,17 @@ def print_header(
     console.say(f"machine   {machine_line(accelerator, config.run)}")
     if model.fp8 is not None:
         console.say(f"fp8       {model.fp8.as_words()}")
-    kernel = attention_in_words(state.attention, accelerator.device.type)
-    if kernel is not None and shared == 1:
-        console.say(f"kernels   attention by {kernel}")
-    console.say(f"cost      {console.speed.as_words()}")
     console.say(
         f"step      {batch * block:,} tokens: {counted(split.micro_batch, 'sequence')} x "
         f"{who} x {split.accumulation} accumulated{padding}; {steps}"
     )
-    _print_evaluation(console, config, corpus)
     console.say(f"run       {config.run.dir}, from {start.reason}")
     for line in _saving_lines(config, console):
-        console.say(line)
-    for line in proof_lines(config, computed_on(accelerator, config.run)):
         console.say(line)
     for warning in start.warnings:
         console.warn(warning)
     if start.state is not None:
         _print_changes(console, start.state, config, computed_on(accelerator, config.run))
-    elif high := rate_too_high(config, parameter_count(model)):
-        console.say(f"hint      {high}")
-    if split.padding:
-        console.say(f"hint      {padding_in_words(split, train.micro_batch_size)}")
-    if short := never_falls(config):
-        console.say(f"hint      {short}")
     for hint in machine_hints(accelerator, config.run):
         console.say(f"hint      {hint}")
     reason = why_not_compiled(config)
@@ -120,39 +97,6 @@ def print_header(
     console.say()
 
 
-def padding_in_words(split: Split, micro_batch_size: int | None) -> str:
-    """What the padding of a step costs, and the nearest batch sizes that need none."""
-    parts, share = split.parts, split.sequences // split.parts
-
-    def divides(of_each: int) -> bool:
-        return not Split.of(of_each * parts, micro_batch_size, parts).padding
-
-    near = [*itertools.islice(filter(divides, range(share, 0, -1)), 1)]
-    near += itertools.islice(filter(divides, itertools.count(share + 1)), 1)
-    named = f"train.global_batch_size={' or '.join(str(one * parts) for one in near)}"
-    if split.sequences % parts == 0:
-        dividing = [one for one in range(1, share + 1) if share % one == 0]
-        below = [one for one in dividing if one < split.micro_batch]
-        above = [one for one in dividing if one > split.micro_batch]
-        sizes = " or ".join(str(one) for one in [*below[-1:], *above[:1]])
-        named += f", or with train.micro_batch_size={sizes}"
-    return (
-        f"{split.sequences} sequences are not shared equally: {split.padding} of {split.rows} rows "
-        f"of a step are padding, {100 * split.padding / split.rows:.1f}% of its work. There is "
-        f"none with {named}."
-    )
-
-
-def attention_in_words(name: str | None, device: str) -> str | None:
-    """What computes attention on a kind of device; None where nothing was chosen for it."""
-    if device == "cpu":
-        return ATTENTION_IN_WORDS.get(name or "")
-    kernel = KERNELS.get(name or "")
-    if kernel is None or kernel.is_exact:
-        return None if kernel is None else kernel.title
-    return f"{kernel.title}, which adds up in any order: a resumed run differs in its last bits"
-
-
 def _print_changes(console: Console, before: RunState, config: Config, now: str) -> None:
     """Print what differs from the snapshot: keys, the machine, the learning rate."""
     for change in changed_values(before.config, as_plain(config)):
@@ -164,15 +108,6 @@ def _print_changes(console: Console, before: RunState, config: Config, now: str)
         )
     if jump := rate_jump(before, config):
         console.say(f"hint      {jump}")
-
-
-def _print_evaluation(console: Console, config: Config, corpus: Corpus) -> None:
-    """Print how often the run evaluates, and on what."""
-    every, batches = config.train.eval_every, config.train.eval_batches
-    bound = "" if batches is None else f" (train.eval_batches={batches})"
-    console.say(
-        f"evaluate  every {every:,} steps and at the end, over {_evaluated(config, corpus)}{bound}"
-    )
 
 
 def _saving_lines(config: Config, console: Console) -> list[str]:
@@ -359,38 +294,7 @@ def print_end(
     console.say()
     command = ["python", "sample.py", config.run.dir, *(["--chat"] if corpus.marks else [])]
     console.say("Generate text:     " + shlex.join(command))
-    console.say(f"Continue training: {twice_as_long(config)}")
-
-
-def rate_too_high(config: Config, parameters: int) -> str | None:
-    """A hint if the rate is so high that a pretrained model forgets what it has learned.
-
-    The rates of the presets, and so the defaults, are for random weights. Adapters also begin with
-    random weights.
-    """
-    model, optim = config.model, config.optim
-    if model.pretrained is None or model.lora_rank is not None or parameters <= SMALL:
-        return None
-    if optim.learning_rate < HIGH:
-        return None
-    return (
-        f"optim.name={optim.name} with optim.learning_rate={optim.learning_rate:g} suits random "
-        f"weights, and undoes much of what {model.pretrained} has learned. Leave both out for "
-        "AdamW with a learning rate that suits the model's size."
-    )
-
-
-def never_falls(config: Config) -> str | None:
-    """A hint if the warm-up is as long as the run."""
-    optim, steps = config.optim, config.train.max_steps
-    if optim.warmup_steps < steps or steps == 1:
-        return None
-    last = learning_rate_at(steps, optim, steps)
-    return (
-        f"optim.warmup_steps={optim.warmup_steps} is as long as the run: the learning rate only "
-        f"rises, to {last:.2g} of {optim.learning_rate:g} at the last step. "
-        f"optim.warmup_steps={steps // 10} suits {steps:,} steps."
-    )
+    console.say(f"Continue training: the same command with train.max_steps={2 * train.max_steps}")
 
 
 def rate_jump(state: RunState, config: Config) -> str | None:
@@ -403,7 +307,6 @@ def rate_jump(state: RunState, config: Config) -> str | None:
         before = OptimConfig(**state.config["optim"])
         steps_before = state.config["train"]["max_steps"]
         last = learning_rate_at(state.step, before, steps_before)
-        stable = last_full_step(before, steps_before)
     except (KeyError, TypeError, ValueError, ArithmeticError):  # a snapshot of another version
         return None
     optim, steps = config.optim, config.train.max_steps
@@ -411,33 +314,10 @@ def rate_jump(state: RunState, config: Config) -> str | None:
     is_as_planned = (before, steps_before) == (optim, steps)  # a schedule may rise by itself
     if is_as_planned or rate <= STEEP * last:
         return None
-    why = f"the {optim.schedule} is over all {steps:,} steps."
-    if schedule_of(optim).is_stable_first:
-        why = f"it falls after step {last_full_step(optim, steps):,} of {steps:,}."
-    if schedule_of(before).is_stable_first and schedule_of(optim).is_stable_first:
-        why += f" Snapshots up to step {stable:,} continue at the stable rate."
     if last == 0:  # no run can be at that rate
-        return f"the learning rate rises from 0 to {rate:.2g}: {why}"
+        return f"the learning rate rises from 0 to {rate:.2g}."
     return (
-        f"the learning rate rises from {last:.2g} to {rate:.2g}, {rate / last:.1f} times: {why} "
+        f"the learning rate rises from {last:.2g} to {rate:.2g}, {rate / last:.1f} times; "
         f"optim.learning_rate={last:g} and "
         f"optim.min_learning_rate={min(last, optim.min_learning_rate):g} keep it."
-    )
-
-
-def twice_as_long(config: Config) -> str:
-    """How a finished run continues, and at which rate: the text after 'Continue training: '."""
-    optim, longer = config.optim, 2 * config.train.max_steps
-    rate = learning_rate_at(config.train.max_steps + 1, optim, longer)
-    if config.train.max_steps < optim.warmup_steps:
-        return (
-            f"the same command with train.max_steps={longer}. Its learning rate continues at "
-            f"{rate:.2g}, in the\n{'':<19}warm-up of optim.warmup_steps={optim.warmup_steps}."
-        )
-    schedule = "schedule" if schedule_of(optim).is_stable_first else optim.schedule
-    least = optim.min_learning_rate
-    kept = f"; optim.learning_rate={least:g} as well keeps it at the last {least:g}" * (least > 0)
-    return (
-        f"the same command with train.max_steps={longer}. Its learning rate begins at {rate:.2g}, "
-        f"in the\n{'':<19}middle of the longer {schedule}{kept}."
     )

@@ -10,7 +10,7 @@ import runs
 from config.compose import load_config
 from config.schema import OptimConfig
 from snapshot.disk.state import RunState
-from training.reporting.summary import never_falls, rate_jump, rate_too_high, twice_as_long
+from training.reporting.summary import rate_jump
 from training.step import learning_rate_at
 
 WSD = OptimConfig(
@@ -60,8 +60,7 @@ def test_an_extended_run_is_one_that_was_longer_from_the_start(small, tmp_path):
     long, extended = tmp_path / "long", tmp_path / "extended"
     result = runs.train(*wsd, "train.max_steps=20", f"run.dir={long}")
     assert result.returncode == 0, result.stderr
-    assert "train.max_steps=40. Its learning rate begins at 0.003, in the" in result.stdout
-    assert "middle of the longer schedule.\n" in result.stdout
+    assert "Continue training: the same command with train.max_steps=40\n" in result.stdout
     # Of 10 steps the last 2 decay: the snapshot of step 5 is of the stable phase.
     assert runs.train(*wsd, "train.max_steps=10", f"run.dir={extended}").returncode == 0
     shutil.rmtree(runs.snapshot(extended, 10))
@@ -84,8 +83,7 @@ def jump(*words: str, steps: int = 2000) -> str | None:
 def test_a_finished_run_jumps_back_to_the_stable_rate():
     words = jump("optim.schedule=wsd")
     assert words is not None
-    assert "rises from 0.0003 to 0.01, 33.3 times: it falls after step 3,200 of 4,000" in words
-    assert "Snapshots up to step 1,600 continue at the stable rate" in words
+    assert "rises from 0.0003 to 0.01, 33.3 times" in words
     assert "optim.learning_rate=0.0003 and optim.min_learning_rate=0.0003 keep it" in words
     assert jump("optim.schedule=wsd", steps=1600) is None
 
@@ -96,23 +94,6 @@ def test_a_rate_that_has_fallen_to_zero_rises_and_cannot_be_kept(schedule):
     assert words is not None
     assert "rises from 0 to" in words
     assert "keep it" not in words
-
-
-@pytest.mark.parametrize(
-    ("steps", "warmup", "hinted"), [(20, 100, True), (100, 100, True), (101, 100, False)]
-)
-def test_a_warm_up_as_long_as_the_run_is_said_before_and_after(steps, warmup, hinted):
-    words = [f"train.max_steps={steps}", f"optim.warmup_steps={warmup}"]
-    config = load_config([*words, "optim.learning_rate=0.001", "optim.min_learning_rate=0"])
-    hint = never_falls(config)
-    assert (hint is not None) == hinted
-    if hint is not None:
-        rate = 0.001 * steps / warmup
-        assert f"rises, to {rate:.2g} of 0.001 at the last step" in hint
-        assert f"optim.warmup_steps={steps // 10} suits {steps} steps" in hint
-    after = twice_as_long(config)
-    assert ("warm-up of optim.warmup_steps=100" in after) == (steps < warmup)
-    assert ("middle of the longer cosine" in after) == (steps >= warmup)
 
 
 @pytest.mark.parametrize(
@@ -130,26 +111,3 @@ def test_a_warm_up_as_long_as_the_run_is_said_before_and_after(steps, warmup, hi
 def test_an_evaluation_takes_a_tenth_of_the_steps_work(words, batches):
     """Counted in batches and not in seconds: the held-out loss is the same on every machine."""
     assert load_config(words).train.eval_batches == batches
-
-
-@pytest.mark.parametrize(
-    ("words", "parameters", "hinted"),
-    [
-        (["model.pretrained=gpt2"], 124_000_000, False),
-        (["model.pretrained=gpt2", "optim.learning_rate=1e-2"], 124_000_000, True),
-        (["model.pretrained=gpt2", "optim.name=adamw", "optim.learning_rate=3e-3"], 3e7, True),
-        (["model.pretrained=gpt2", "optim.name=adamw", "optim.learning_rate=3e-5"], 3e7, False),
-        (["model.pretrained=out/python-docs"], 800_000, False),
-        (["model.pretrained=gpt2", "model.lora_rank=8", "optim.name=adamw"], 3e7, False),
-        (["model.architecture=gpt2"], 124_000_000, False),
-        (["experiment=finetune_gpt2", "data.source=my.txt"], 124_000_000, False),
-    ],
-)
-def test_a_rate_for_random_weights_is_named_for_a_pretrained(words, parameters, hinted):
-    words = [word.replace("=gpt2", "=openai-community/gpt2") for word in words]
-    words = ["optim.min_learning_rate=0", *words]
-    hint = rate_too_high(load_config(words), parameters)
-    assert (hint is not None) == hinted
-    if hint is not None:
-        assert "openai-community/gpt2" in hint
-        assert "Leave both out" in hint

@@ -72,16 +72,14 @@ def test_a_compiled_run_on_a_gpu_does_not_choose_by_time(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("native", "offload", "threads", "hints"),
+    ("native", "offload", "hints"),
     [
-        (True, False, 1, []),
-        (False, False, 1, ["A Tesla has no bf16 instructions and .* mixed_precision: fp16"]),
-        (False, True, 4, ["mixed_precision: no"]),  # fp16 is refused there
-        (True, True, 1, ["uses 1 thread. .* --num_cpu_threads_per_process 4 .* of the 18 cores"]),
-        (True, True, 4, []),
+        (True, False, []),
+        (False, False, ["A Tesla has no bf16 instructions and .* mixed_precision: fp16"]),
+        (False, True, ["mixed_precision: no"]),  # fp16 is refused there
     ],
 )
-def test_what_would_make_gpus_faster_is_said(monkeypatch, native, offload, threads, hints):
+def test_a_gpu_without_bf16_instructions_is_reported(monkeypatch, native, offload, hints):
     plugin = SimpleNamespace(
         cpu_offload=SimpleNamespace(**({"pin_memory": True} if offload else {}))
     )
@@ -92,62 +90,13 @@ def test_what_would_make_gpus_faster_is_said(monkeypatch, native, offload, threa
         is_fsdp2=True,
         state=SimpleNamespace(fsdp_plugin=plugin),
     )
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A Tesla")
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(machine, "cores", lambda: 18)
 
     found = machine.machine_hints(accelerator, RunConfig())
 
     assert len(found) == len(hints)
     assert all(re.search(part, hint) for part, hint in zip(hints, found, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("threads", "logical", "physical", "hints"),
-    [
-        (1, 2, 2, ["1 of 2 cores are used. .*cpu.yaml --num_cpu_threads_per_process 2 uses all"]),
-        (2, 2, 2, []),
-        (1, 2, 1, []),  # two threads of one core: cpu.yaml's own choice is one
-        (1, 2, None, ["1 of 2 cores are used"]),
-        (1, 1, 8, []),  # this process may use one
-    ],
-)
-def test_idle_cores_are_reported_unless_they_are_hyperthreads(
-    monkeypatch, threads, logical, physical, hints
-):
-    accelerator = SimpleNamespace(
-        device=torch.device("cpu"), num_processes=1, mixed_precision="no", is_fsdp2=False
-    )
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(machine, "cores", lambda: logical)
-    monkeypatch.setattr(machine.psutil, "cpu_count", lambda logical: physical)
-
-    found = machine.machine_hints(accelerator, RunConfig())
-
-    assert len(found) == len(hints)
-    assert all(re.search(part, hint) for part, hint in zip(hints, found, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("here", "processes", "gpus", "hint"),
-    [
-        (1, 1, 4, "1 of the 4 visible GPUs .* is used.*ddp.yaml --num_processes 4 uses all"),
-        (2, 4, 8, "2 of the 8 visible GPUs .* are used. accelerate launch --num_processes 16 "),
-        (4, 4, 4, None),
-        (1, 1, 1, None),  # also where gpu_ids or CUDA_VISIBLE_DEVICES hides the others
-    ],
-)
-def test_gpus_without_a_process_are_reported(monkeypatch, here, processes, gpus, hint):
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(here))
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: gpus)
-    accelerator = SimpleNamespace(
-        device=torch.device("cuda"), num_processes=processes, mixed_precision="no", is_fsdp2=False
-    )
-    found = machine.machine_hints(accelerator, RunConfig())
-    assert len(found) == (hint is not None)
-    assert hint is None or re.search(hint, found[0])
 
 
 def test_another_torch_than_the_tested_one_is_reported(monkeypatch):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -53,7 +51,6 @@ def test_frozen_parameters_cost_less_and_a_mixture_is_unknown(gpt):
     mixture = CausalLM(CausalLMConfig.read(dict(families.FAMILIES["mixtral"])))
     assert mixture.flops_per_token(LENGTH) is None
     assert Speed(None, 1e12).share(5.0) is None
-    assert "unknown FLOP a token" in Speed(None, None).as_words()
 
 
 @pytest.mark.parametrize(
@@ -74,20 +71,13 @@ def test_the_peak_of_a_gpu_is_the_published_one(name, precision, peak):
 
 
 def test_a_share_is_that_of_the_peak():
-    speed = Speed(2e9, 1e12, "as published")
-    assert speed.share(100.0) == pytest.approx(0.2)
-    assert speed.as_words() == "2 GFLOP a token; peak of the machine 1 TFLOP/s, as published"
+    assert Speed(2e9, 1e12).share(100.0) == pytest.approx(0.2)
 
 
 def test_a_run_says_its_share_of_the_measured_peak(small, tmp_path):
     run_dir = tmp_path / "run"
     result = runs.train(*small, "run.measure_peak=true", f"run.dir={run_dir}")
     assert result.returncode == 0, result.stderr
-    assert re.search(
-        r"cost      [\d.]+ [kM]FLOP a token; peak of the machine [\d.]+ [GT]FLOP/s, a measured "
-        r"matrix product\n",
-        result.stdout,
-    )
     last = runs.metrics(run_dir)[-1]
     assert 0 < last["mfu"] < 1
     assert f"rate {last['learning_rate']:.2g}, " in result.stdout
